@@ -1,0 +1,228 @@
+"""Count what one rank says to the others: every collective, every send and receive, with its bytes.
+
+    with Traffic() as traffic:
+        loss.backward()                     # DDP's all-reduces are counted too
+    traffic.calls("all_reduce")             # 2
+    traffic.payload("all_reduce")           # bytes of the tensors that were handed over
+    traffic.sent()                          # bytes that this rank puts on the wire
+    print(traffic)                          # the same as a table
+
+How: each collective of PyTorch, whoever starts it, passes PyTorch's dispatcher as an operator of the
+`c10d` family, and a `TorchDispatchMode` sees all operators of its thread; autograd hands the mode on
+to the threads of the backward pass. The mode costs some microseconds for every operator, so count in
+one run and measure time in another.
+
+The bytes sent are those of the bandwidth-optimal ring algorithms (Patarasu and Yuan, "Bandwidth optimal
+all-reduce algorithms for clusters of workstations", 2009; and the table in NVIDIA's nccl-tests,
+doc/PERFORMANCE.md), not those of the backend: gloo's reduce-scatter, for one, sends more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+# The dispatcher's names -> the names of torch.distributed. Both families are here: `c10d` carries the
+# calls of torch.distributed and of DDP, `_c10d_functional` those of DTensor, FSDP2 and torch.compile.
+NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "allgather_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
+    "broadcast_": "broadcast",
+    "broadcast": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "send": "send",
+    "isend": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+    "irecv": "recv",
+    "barrier": "barrier",
+    "monitored_barrier_": "barrier",
+}
+FAMILIES = ("c10d", "_c10d_functional", "_dtensor")
+OPERATIONS = tuple(dict.fromkeys(NAMES.values()))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One collective, send or receive of this rank, at the moment when it was started."""
+
+    op: str  # a name of OPERATIONS
+    payload: int  # bytes of the tensors that this rank handed over (receive: bytes of its buffer)
+    sent: Fraction  # bytes that this rank sends to others, by the ring algorithm
+    group_size: int  # number of ranks that take part
+    asynchronous: bool  # True: the call came back before the result was there
+    peer: int | None = None  # send and receive: the other rank, counted inside the group
+    started: float = field(default=0.0, compare=False)  # time.perf_counter(), seconds
+
+
+class Traffic(TorchDispatchMode):
+    """Counts the collectives and point-to-point messages that this rank starts inside `with`.
+
+    `events` lists them in order. One object may be entered several times; it goes on counting.
+    Only this thread and its backward passes are seen, and only this rank: with `Ranks`, open one on
+    every rank.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        # A wrapper (DTensor, AsyncCollectiveTensor) first unfolds into the operators that it stands
+        # for; those come past here again, its collectives among them.
+        if any(kind is not torch.Tensor and _is_wrapper(kind) for kind in types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        if func.namespace in FAMILIES:
+            self.events += _events(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def calls(self, op: str | None = None) -> int:
+        """Number of calls of one operation, or of all: `traffic.calls("all_reduce")`."""
+        return len(self._of(op))
+
+    def payload(self, op: str | None = None) -> int:
+        """Bytes of the tensors that this rank handed over: its input, before any splitting."""
+        return sum(event.payload for event in self._of(op))
+
+    def sent(self, op: str | None = None) -> int | float:
+        """Bytes that this rank sends by the ring algorithm: an int where they are whole bytes.
+
+        With N ranks and B bytes of payload: all-reduce 2(N-1)/N·B; reduce-scatter, all-to-all and
+        a scatter's root (N-1)/N·B; all-gather (N-1)·B (B is one rank's part); broadcast and reduce
+        B for each rank of the chain except its last; gather B except on the root; send B.
+        """
+        total = sum((event.sent for event in self._of(op)), Fraction(0))
+        return int(total) if total.denominator == 1 else float(total)
+
+    def _of(self, op: str | None) -> list[Event]:
+        if op is not None and op not in OPERATIONS:
+            raise ValueError(f"no operation is called {op!r}: use one of {', '.join(OPERATIONS)}")
+        return [event for event in self.events if op in (None, event.op)]
+
+    def __str__(self) -> str:
+        if not self.events:
+            return "no communication"
+        ops = [op for op in OPERATIONS if self.calls(op)]
+        rows = [(op, self.calls(op), self.payload(op), self.sent(op)) for op in ops]
+        lines = [f"{'operation':<16}{'calls':>7}{'payload bytes':>16}{'bytes sent':>16}"]
+        lines += [f"{op:<16}{n:>7,}{payload:>16,}{sent:>16,.0f}" for op, n, payload, sent in rows]
+        return "\n".join(lines)
+
+
+def _is_wrapper(kind: type) -> bool:
+    """True for a tensor class that stands for other tensors; a plain nn.Parameter is none."""
+    return is_traceable_wrapper_subclass(kind) or getattr(kind, "_is_wrapper", False)
+
+
+def _events(func, args: tuple, kwargs: dict) -> Iterator[Event]:
+    """The events of one operator call, read off its arguments by the names in its schema."""
+    name = func.__name__.split(".")[0]
+    given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+    given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+    given |= kwargs
+    functional = func.namespace != "c10d"
+    now = time.perf_counter()
+
+    if name == "batch_p2p_ops":  # several sends and receives in one operator
+        size = _group(given).size()
+        batch = zip(given["op_list"], given["peer_list"], given["tensors"], strict=True)
+        for kind, peer, tensor in batch:
+            op, payload = NAMES[kind], _bytes(tensor)
+            yield Event(op, payload, Fraction(payload * (op == "send")), size, True, peer, now)
+        return
+    if name not in NAMES:  # a wait, a NaN check: nothing travels
+        return
+
+    op, group = NAMES[name], _group(given)
+    payload = 0 if op == "barrier" else _bytes(_handed_over(given))
+    yield Event(
+        op=op,
+        payload=payload,
+        sent=_ring_bytes(op, payload, group, given),
+        group_size=group.size(),
+        asynchronous=functional or op in ("send", "recv") or bool(given.get("async_op", False)),
+        peer=given.get("dst", given.get("src")) if op in ("send", "recv") else None,
+        started=now,
+    )
+
+
+def _handed_over(given: dict):
+    """This rank's input: what the schemas call input, inputs, tensors, tensor …"""
+    names = ("input_tensors", "input_list", "input_tensor", "inputs", "input", "tensors", "tensor")
+    return next(given[name] for name in names if name in given)
+
+
+def _bytes(tensors) -> int:
+    """Bytes of a tensor, or of all tensors in nested lists."""
+    if isinstance(tensors, torch.Tensor):
+        return tensors.numel() * tensors.element_size()
+    return sum(_bytes(tensor) for tensor in tensors)
+
+
+def _group(given: dict) -> dist.ProcessGroup:
+    group = given.get("process_group", given.get("group_name"))
+    if isinstance(group, str):
+        return _resolve_process_group(group)
+    return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
+
+
+def _ring_bytes(op: str, payload: int, group: dist.ProcessGroup, given: dict) -> Fraction:
+    """Bytes that this rank sends; see `Traffic.sent` for the formulas."""
+    size, rank = group.size(), group.rank()
+    root = given.get("root_rank", given.get("src", 0))
+    if op == "all_reduce":
+        return Fraction(2 * (size - 1) * payload, size)
+    if op == "all_gather":
+        return Fraction((size - 1) * payload)
+    if op == "broadcast":  # along the chain root, root + 1, …: the last rank passes nothing on
+        return Fraction(payload * ((rank + 1) % size != root))
+    if op == "reduce":  # the same chain backwards: it ends at the root
+        return Fraction(payload * (rank != root))
+    if op == "gather":
+        return Fraction(payload * (rank != root))
+    if op == "all_to_all":
+        return _others_part(payload, size, rank, given)
+    if op in ("reduce_scatter", "scatter"):  # a scatter's payload is 0 except on its root
+        return Fraction((size - 1) * payload, size)
+    return Fraction(payload * (op == "send"))
+
+
+def _others_part(payload: int, size: int, rank: int, given: dict) -> Fraction:
+    """All-to-all: the bytes for the other ranks, exact also where the parts differ in size."""
+    if "input_tensors" in given:
+        return Fraction(payload - _bytes(given["input_tensors"][rank]))
+    splits = given.get("input_split_sizes")
+    if not splits or sum(splits) == 0:  # no list: equal parts
+        return Fraction((size - 1) * payload, size)
+    return payload * Fraction(sum(splits) - splits[rank], sum(splits))
