@@ -1,5 +1,7 @@
 """The course's plots: what they refuse, what they write on the page, sizes that never change."""
 
+from itertools import pairwise
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -60,7 +62,7 @@ def test_labels_of_curves_that_end_together_do_not_touch():
     figures.curves({name: [3.0, 1.0] for name in ("1 rank", "2 ranks", "4 ranks")}, y="loss")
     heights = sorted(text.get_position()[1] for text in plt.gca().texts)
     line = 11 / 72 / plt.gcf().get_size_inches()[1]  # the height of the letters, in figure heights
-    assert all(b - a > line for a, b in zip(heights, heights[1:], strict=False))
+    assert all(b - a > line for a, b in pairwise(heights))
 
 
 def test_stack_starts_each_part_where_the_last_one_ended():

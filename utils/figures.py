@@ -15,6 +15,7 @@ import math
 
 import matplotlib
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.patches import FancyBboxPatch
 
 # The colours of Okabe and Ito (2008), made to be told apart by colour-blind readers; their yellow
@@ -34,6 +35,7 @@ COLORS = {
 }
 # fmt: on
 CYCLE = [BLUE, ORANGE, GREEN, PINK, SKY, AMBER, INK, GREY]
+RIGHT = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}  # a label beside a point
 SIZES = {"strip": (8.0, 1.9), "normal": (8.0, 3.6), "tall": (8.0, 5.0)}  # inches
 
 
@@ -55,7 +57,7 @@ def use() -> None:
 
 
 def shade(name: str, index: int = 0) -> str:
-    """The colour of a role, of a rank (`rank 3`) or of that name, else number `index` of the cycle."""
+    """The colour of a role, of a rank (`rank 3`), of that name; else `index` picks one."""
     key = str(name).replace(" ", "").lower()
     if key.startswith("rank") and key[4:].isdigit():
         return CYCLE[int(key[4:]) % len(CYCLE)]
@@ -65,7 +67,7 @@ def shade(name: str, index: int = 0) -> str:
 
 
 def figure(size: str = "normal", columns: int = 1):
-    """A figure of a fixed size (`strip`, `normal`, `tall`) and its Axes (an array if columns > 1)."""
+    """A figure of a fixed size (`strip`, `normal`, `tall`) and its Axes (several: an array)."""
     if size not in SIZES:
         raise ValueError(f"figure size {size!r} is not one of {', '.join(SIZES)}")
     return plt.subplots(1, columns, figsize=SIZES[size])
@@ -104,13 +106,8 @@ def curves(
     for index, (name, points) in enumerate(series.items()):
         xs, ys = points if isinstance(points, tuple) else (range(len(points)), points)
         tint = shade((colors or {}).get(name, name), index)
-        axes.plot(
-            list(xs),
-            list(ys),
-            color=tint,
-            linestyle="--" if name in dashed else "-",
-            marker="o" if markers else None,
-        )
+        style = ("o" if markers else "") + ("--" if name in dashed else "-")
+        axes.plot(list(xs), list(ys), style, color=tint)
         ends.append((name, list(xs)[-1], list(ys)[-1], tint))
     axes.set(xlabel=x, ylabel=y, title=title)
     _plain_ticks(axes)
@@ -160,17 +157,20 @@ def bars(values, *, unit="", title="", colors=None, log=False, ax=None) -> None:
         axes.set_xscale("log")
     for row, name in enumerate(names):
         text = "–" if values[name] is None else f"{number(values[name])} {unit}".rstrip()
-        axes.annotate(
-            text, (heights[row], row), xytext=(5, 0), textcoords="offset points", va="center"
-        )
+        axes.annotate(text, (heights[row], row), **RIGHT)
+    _name_rows(axes, names, title)
+    if ax is None:
+        show()
+
+
+def _name_rows(axes, names, title) -> None:
+    """Rows of horizontal bars: names at the left, the first on top, room for numbers at right."""
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.16)
     axes.set_title(title)
-    if ax is None:
-        show()
 
 
 def prediction(rows, title: str = "", ax=None) -> None:
@@ -196,32 +196,13 @@ def stack(groups, *, unit="", title="", colors=None, ax=None) -> None:
         left = 0.0
         for part, value in group.items():
             tint = shade((colors or {}).get(part, part), parts.index(part))
-            axes.barh(
-                row,
-                value,
-                left=left,
-                color=tint,
-                height=0.62,
-                edgecolor="white",
-                label=part if part not in axes.get_legend_handles_labels()[1] else None,
-            )
+            named = part in axes.get_legend_handles_labels()[1]
+            axes.barh(row, value, 0.62, left, color=tint, edgecolor="white",
+                      label=None if named else part)  # fmt: skip
             left += value
-        axes.annotate(
-            f"{number(left)} {unit}".rstrip(),
-            (left, row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-        )
-    axes.set_yticks(range(len(groups)), list(groups))
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
-    axes.margins(x=0.16)
-    axes.set_title(title)
-    axes.legend(
-        loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=min(len(parts), 5), fontsize=10
-    )
+        axes.annotate(f"{number(left)} {unit}".rstrip(), (left, row), **RIGHT)
+    _name_rows(axes, groups, title)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=5, fontsize=10)
     if ax is None:
         show()
 
@@ -235,23 +216,15 @@ def power_law(xs, ys, *, x="", y="", title="", ax=None) -> tuple[float, float]:
         raise ValueError(
             f"a power law needs two or more positive points, got x = {list(xs)}, y = {list(ys)}"
         )
-    u, v = [math.log(value) for value in xs], [math.log(value) for value in ys]
-    mean_u, mean_v = sum(u) / len(u), sum(v) / len(v)
-    slope = sum((a - mean_u) * (b - mean_v) for a, b in zip(u, v, strict=True))
-    slope /= sum((a - mean_u) ** 2 for a in u)
-    scale = math.exp(mean_v - slope * mean_u)
+    slope, offset = (float(value) for value in np.polyfit(np.log(xs), np.log(ys), deg=1))
+    scale = math.exp(offset)
     axes = figure()[1] if ax is None else ax
     ends = [min(xs) / 1.5, max(xs) * 1.5]
     axes.plot(ends, [scale * end**slope for end in ends], color=GOLD, linestyle="--", zorder=1)
     axes.plot(list(xs), list(ys), "o", color=BLUE, markersize=9)
     axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=title)
-    axes.text(
-        ends[1],
-        scale * ends[1] ** slope,
-        f"  slope {slope:.2f}".replace("-", "−"),
-        color=GOLD,
-        va="center",
-    )
+    text = f"slope {slope:.2f}".replace("-", "−")
+    axes.annotate(text, (ends[1], scale * ends[1] ** slope), color=GOLD, **RIGHT)
     axes.margins(x=0.12, y=0.2)
     _plain_ticks(axes)
     if ax is None:
@@ -285,54 +258,24 @@ class Sketch:
         """A rounded box with its lower left corner at (x, y); `fill=False`: outline only."""
         tint = shade(color)
         self.places[name] = (x, y, width, height)
-        self.axes.add_patch(
-            FancyBboxPatch(
-                (x + 0.04, y + 0.04),
-                width - 0.08,
-                height - 0.08,
-                boxstyle="round,pad=0,rounding_size=0.06",
-                facecolor=tint if fill else "none",
-                edgecolor=tint,
-                linewidth=1.5,
-            )
-        )
+        outline = FancyBboxPatch(
+            (x + 0.04, y + 0.04), width - 0.08, height - 0.08, linewidth=1.5, edgecolor=tint,
+            facecolor=tint if fill else "none", boxstyle="round,pad=0,rounding_size=0.06")  # fmt: skip
+        self.axes.add_patch(outline)
         red, green, blue = matplotlib.colors.to_rgb(tint)
         dark = fill and 0.3 * red + 0.6 * green + 0.1 * blue < 0.6
-        self.axes.text(
-            x + width / 2,
-            y + height / 2,
-            text or name,
-            ha="center",
-            va="center",
-            fontsize=size,
-            color="white" if dark else INK,
-        )
+        ink = "white" if dark else INK
+        self.text(x + width / 2, y + height / 2, text or name, color=ink, size=size)
 
     def arrow(self, start, end, text="", *, color="ink", both=False, bend=0.0) -> None:
         """From one box's edge to another's (both are names), the text beside the middle."""
         (x0, y0), (x1, y1) = self._edge(start, end), self._edge(end, start)
-        tint = shade(color)
-        self.axes.annotate(
-            "",
-            (x1, y1),
-            (x0, y0),
-            arrowprops={
-                "arrowstyle": "<|-|>" if both else "-|>",
-                "color": tint,
-                "linewidth": 1.5,
-                "shrinkA": 1,
-                "shrinkB": 1,
-                "connectionstyle": f"arc3,rad={bend}",
-            },
-        )
+        look = {"arrowstyle": "<|-|>" if both else "-|>", "color": shade(color), "linewidth": 1.5,
+                "shrinkA": 1, "shrinkB": 1, "connectionstyle": f"arc3,rad={bend}"}  # fmt: skip
+        self.axes.annotate("", (x1, y1), (x0, y0), arrowprops=look)
         level = abs(y1 - y0) < abs(x1 - x0)
-        self.text(
-            (x0 + x1) / 2 + (0 if level else 0.08),
-            (y0 + y1) / 2 + (0.13 if level else 0),
-            text,
-            color=color,
-            align="center" if level else "left",
-        )
+        middle = ((x0 + x1) / 2 + (0 if level else 0.08), (y0 + y1) / 2 + (0.13 if level else 0))
+        self.text(*middle, text, color=color, align="center" if level else "left")
 
     def text(self, x, y, text, *, color="ink", size=10, align="center", weight="normal") -> None:
         """Free text at (x, y)."""
