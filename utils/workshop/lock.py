@@ -1,0 +1,101 @@
+"""Resolve requirements.in into requirements.txt: `make lock` (`make lock UPGRADE=1` takes newer).
+
+One lock serves every supported machine. It is resolved for all platforms and then reduced to ours:
+a line that holds nowhere is dropped, a condition that holds everywhere is dropped.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from utils.workshop import ROOT
+
+PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
+PYTHONS = ["3.11.0", "3.11.9", "3.12.0", "3.12.9"]
+
+# What torch brings for CUDA. Torch's own metadata pins these exactly, and its CPU build has none.
+CUDA_PACKAGE = re.compile(r"(nvidia-(?!pytriton)|cuda-|triton$)")
+
+HEADER = """\
+# Made by `make lock` from requirements.in; do not edit.
+#
+# For Python 3.11 and 3.12 on Linux (x86-64, aarch64) and macOS (arm64).
+# Torch's CUDA packages are left out on purpose: torch's own metadata pins each of them exactly,
+# so a machine with an NVIDIA GPU gets them with torch, and a CPU build of torch needs none.
+"""
+
+
+def environments():
+    """Every supported machine, as the variables of an environment marker (PEP 508)."""
+    for system, machine in PLATFORMS:
+        for python in PYTHONS:
+            yield {
+                "sys_platform": system,
+                "platform_system": {"linux": "Linux", "darwin": "Darwin"}[system],
+                "platform_machine": machine,
+                "os_name": "posix",
+                "python_version": python.rpartition(".")[0],
+                "python_full_version": python,
+                "implementation_name": "cpython",
+                "platform_python_implementation": "CPython",
+            }
+
+
+def applies(requirement: Requirement, environment: dict) -> bool:
+    """Whether this line counts on that machine."""
+    return requirement.marker is None or requirement.marker.evaluate(environment)
+
+
+def reduce_to_supported(lines: list[str]) -> list[str]:
+    """Drop CUDA packages, lines that hold on no supported machine, and needless conditions."""
+    kept = []
+    for line in lines:
+        requirement = Requirement(line)
+        holds = [applies(requirement, environment) for environment in environments()]
+        if CUDA_PACKAGE.match(requirement.name) or not any(holds):
+            continue
+        if all(holds):
+            requirement.marker = None
+        text = re.sub(r'python_full_version < "3.1[3-9]" and ', "", str(requirement))
+        assert [applies(Requirement(text), e) for e in environments()] == holds, line
+        kept.append(text.replace("; ", " ; "))
+    return kept
+
+
+def resolve(source: Path, previous: Path, upgrade: bool) -> list[str]:
+    """The pins of all platforms, one a line; those of `previous` are kept unless `upgrade`."""
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "requirements.txt"
+        if previous.exists():
+            shutil.copy(previous, target)
+        command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal"]
+        command += ["--python-version", "3.11", "--no-header", "--no-annotate"]
+        (Path(folder) / "uv.toml").write_text("environments = [\"python_version < '3.13'\"]\n")
+        command += ["--upgrade"] if upgrade else []
+        command += [str(source), "-o", str(target)]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"No lock was found; requirements.txt is unchanged:\n{done.stderr}")
+        return target.read_text().splitlines()
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Resolve requirements.in into requirements.txt.")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    options = parser.parse_args()
+    target = ROOT / "requirements.txt"
+    lines = reduce_to_supported(resolve(ROOT / "requirements.in", target, options.upgrade))
+    beside = target.with_suffix(".txt.tmp")
+    beside.write_text(HEADER + "\n" + "\n".join(lines) + "\n")
+    beside.replace(target)
+    print(f"requirements.txt: {len(lines)} pins.")
+
+
+if __name__ == "__main__":
+    main()
