@@ -76,7 +76,10 @@ def resolve(source: Path, previous: Path, upgrade: bool) -> list[str]:
             shutil.copy(previous, target)
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal"]
         command += ["--python-version", "3.11", "--no-header", "--no-annotate"]
-        (Path(folder) / "uv.toml").write_text("environments = [\"python_version < '3.13'\"]\n")
+        supported = "[tool.uv]
+environments = [\"python_version < '3.13'\"]
+"
+        (Path(folder) / "pyproject.toml").write_text(supported)
         command += ["--upgrade"] if upgrade else []
         command += [str(source), "-o", str(target)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
