@@ -7,13 +7,13 @@
     traffic.sent()                          # bytes that this rank puts on the wire
     print(traffic)                          # the same as a table
 
-How: each collective of PyTorch, whoever starts it, passes PyTorch's dispatcher as an operator of the
-`c10d` family, and a `TorchDispatchMode` sees all operators of its thread; autograd hands the mode on
-to the threads of the backward pass. The mode costs some microseconds for every operator, so count in
-one run and measure time in another.
+How: each collective of PyTorch, whoever starts it, passes PyTorch's dispatcher as an operator of
+the `c10d` family, and a `TorchDispatchMode` sees all operators of its thread; autograd hands the
+mode on to the threads of the backward pass. The mode costs some microseconds for every operator,
+so count in one run and measure time in another.
 
-The bytes sent are those of the bandwidth-optimal ring algorithms (Patarasu and Yuan, "Bandwidth optimal
-all-reduce algorithms for clusters of workstations", 2009; and the table in NVIDIA's nccl-tests,
+The bytes sent are those of the bandwidth-optimal ring algorithms (Patarasu and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", 2009; NVIDIA's nccl-tests,
 doc/PERFORMANCE.md), not those of the backend: gloo's reduce-scatter, for one, sends more.
 """
 
@@ -27,10 +27,10 @@ from fractions import Fraction
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
-# The dispatcher's names -> the names of torch.distributed. Both families are here: `c10d` carries the
-# calls of torch.distributed and of DDP, `_c10d_functional` those of DTensor, FSDP2 and torch.compile.
+# The dispatcher's names -> the names of torch.distributed. Both families are here: `c10d` carries
+# the calls of torch.distributed, DDP and FSDP, `_c10d_functional` those of DTensor and compilers.
 NAMES = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
@@ -100,7 +100,7 @@ class Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         # A wrapper (DTensor, AsyncCollectiveTensor) first unfolds into the operators that it stands
         # for; those come past here again, its collectives among them.
-        if any(kind is not torch.Tensor and _is_wrapper(kind) for kind in types):
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
         if func.namespace in FAMILIES:
@@ -138,11 +138,6 @@ class Traffic(TorchDispatchMode):
         lines = [f"{'operation':<16}{'calls':>7}{'payload bytes':>16}{'bytes sent':>16}"]
         lines += [f"{op:<16}{n:>7,}{payload:>16,}{sent:>16,.0f}" for op, n, payload, sent in rows]
         return "\n".join(lines)
-
-
-def _is_wrapper(kind: type) -> bool:
-    """True for a tensor class that stands for other tensors; a plain nn.Parameter is none."""
-    return is_traceable_wrapper_subclass(kind) or getattr(kind, "_is_wrapper", False)
 
 
 def _events(func, args: tuple, kwargs: dict) -> Iterator[Event]:
