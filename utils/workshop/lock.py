@@ -22,6 +22,12 @@ PYTHONS = ["3.11.0", "3.11.9", "3.12.0", "3.12.9"]
 # What torch brings for CUDA. Torch's own metadata pins these exactly, and its CPU build has none.
 CUDA_PACKAGE = re.compile(r"(nvidia-(?!pytriton)|cuda-|triton$)")
 
+# Narrows what uv resolves for; it reads this from a project's file only.
+SUPPORTED = """\
+[tool.uv]
+environments = ["python_version < '3.13'"]
+"""
+
 HEADER = """\
 # Made by `make lock` from requirements.in; do not edit.
 #
@@ -76,10 +82,7 @@ def resolve(source: Path, previous: Path, upgrade: bool) -> list[str]:
             shutil.copy(previous, target)
         command = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal"]
         command += ["--python-version", "3.11", "--no-header", "--no-annotate"]
-        supported = "[tool.uv]
-environments = [\"python_version < '3.13'\"]
-"
-        (Path(folder) / "pyproject.toml").write_text(supported)
+        (Path(folder) / "pyproject.toml").write_text(SUPPORTED)
         command += ["--upgrade"] if upgrade else []
         command += [str(source), "-o", str(target)]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
