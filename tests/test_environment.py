@@ -99,6 +99,8 @@ def test_reducing_a_lock_to_our_machines():
         "colorama==0.4.6 ; sys_platform == 'win32'",
         "pexpect==4.9.0 ; sys_platform != 'win32'",
         "old==1.0 ; python_full_version < '3.12'",
+        "split==1 ; python_full_version < '3.12' or sys_platform == 'darwin'",
+        "both==1 ; sys_platform == 'darwin' or sys_platform == 'linux'",
         "sh==2.4.0 ; python_full_version < '3.13' and platform_machine == 'x86_64'",
         "brotli[all]==1.0",
     ]
@@ -106,6 +108,8 @@ def test_reducing_a_lock_to_our_machines():
         'nvidia-pytriton==0.7.0 ; sys_platform == "linux"',
         "pexpect==4.9.0",
         'old==1.0 ; python_full_version < "3.12"',
+        'split==1 ; python_full_version < "3.12" or sys_platform == "darwin"',
+        "both==1",
         'sh==2.4.0 ; platform_machine == "x86_64"',
         "brotli[all]==1.0",
     ]

@@ -25,7 +25,7 @@ CUDA_PACKAGE = re.compile(r"(nvidia-(?!pytriton)|cuda-|triton$)")
 # Narrows what uv resolves for; it reads this from a project's file only.
 SUPPORTED = """\
 [tool.uv]
-environments = ["python_version < '3.13'"]
+environments = ["python_version < '3.13' and sys_platform != 'win32'"]
 """
 
 HEADER = """\
@@ -58,20 +58,30 @@ def applies(requirement: Requirement, environment: dict) -> bool:
     return requirement.marker is None or requirement.marker.evaluate(environment)
 
 
+def where(requirement: Requirement) -> list[bool]:
+    """Whether this line counts, for each of `environments()`."""
+    return [applies(requirement, environment) for environment in environments()]
+
+
+def shortest(requirement: Requirement) -> Requirement:
+    """The same line without the conditions that change nothing on our machines."""
+    clauses = str(requirement.marker).split(" and ") if requirement.marker else []
+    name = str(requirement).split(";")[0].strip()
+    if any(" or " in clause for clause in clauses):
+        return Requirement(name) if all(where(requirement)) else requirement
+    for clause in list(clauses):
+        rest = [other for other in clauses if other != clause]
+        shorter = Requirement(f"{name} ; {' and '.join(rest)}" if rest else name)
+        if where(shorter) == where(requirement):
+            clauses, requirement = rest, shorter
+    return requirement
+
+
 def reduce_to_supported(lines: list[str]) -> list[str]:
     """Drop CUDA packages, lines that hold on no supported machine, and needless conditions."""
-    kept = []
-    for line in lines:
-        requirement = Requirement(line)
-        holds = [applies(requirement, environment) for environment in environments()]
-        if CUDA_PACKAGE.match(requirement.name) or not any(holds):
-            continue
-        if all(holds):
-            requirement.marker = None
-        text = re.sub(r'python_full_version < "3.1[3-9]" and ', "", str(requirement))
-        assert [applies(Requirement(text), e) for e in environments()] == holds, line
-        kept.append(text.replace("; ", " ; "))
-    return kept
+    requirements = [Requirement(line) for line in lines]
+    kept = [r for r in requirements if any(where(r)) and not CUDA_PACKAGE.match(r.name)]
+    return [str(shortest(requirement)).replace("; ", " ; ") for requirement in kept]
 
 
 def resolve(source: Path, previous: Path, upgrade: bool) -> list[str]:
