@@ -260,7 +260,8 @@ class Sketch:
         self.places[name] = (x, y, width, height)
         outline = FancyBboxPatch(
             (x + 0.04, y + 0.04), width - 0.08, height - 0.08, linewidth=1.5, edgecolor=tint,
-            facecolor=tint if fill else "none", boxstyle="round,pad=0,rounding_size=0.06")  # fmt: skip
+            facecolor=tint if fill else "none",
+            boxstyle="round,pad=0,rounding_size=0.06")  # fmt: skip
         self.axes.add_patch(outline)
         red, green, blue = matplotlib.colors.to_rgb(tint)
         dark = fill and 0.3 * red + 0.6 * green + 0.1 * blue < 0.6
