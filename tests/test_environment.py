@@ -61,11 +61,7 @@ def test_pytriton_is_only_for_linux_on_x86_64():
         holds = {
             (e["sys_platform"], e["platform_machine"]): applies(pytriton, e) for e in environments()
         }
-        assert holds == {
-            ("linux", "x86_64"): True,
-            ("linux", "aarch64"): False,
-            ("darwin", "arm64"): False,
-        }
+        assert [where for where, yes in holds.items() if yes] == [("linux", "x86_64")]
 
 
 def test_conda_installs_the_same_lock():

@@ -16,7 +16,8 @@ from packaging.requirements import Requirement
 
 from utils.workshop import ROOT
 
-PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")]
+# An Intel Mac gets no torch (no wheel is made for it), but conditions stay honest about it.
+PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")]
 PYTHONS = ["3.11.0", "3.11.9", "3.12.0", "3.12.9"]
 
 # What torch brings for CUDA. Torch's own metadata pins these exactly, and its CPU build has none.
