@@ -1,6 +1,8 @@
 """The environment check: each problem is named together with its fix, and nothing is made up."""
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -19,7 +21,7 @@ def test_a_problem_is_printed_with_its_fix_and_the_answer_is_no(capsys):
     checks = (lambda: Finding("ok", "fine"), lambda: Finding("fix", "broken", "mend it"))
     assert check_environment(checks) is False
     assert capsys.readouterr().out.splitlines() == [
-        "[ok]   fine ", "[fix]  broken → mend it", "1 to fix before you go on."]  # fmt: skip
+        "[ok]   fine", "[fix]  broken → mend it", "1 to fix before you go on."]  # fmt: skip
 
 
 def test_a_note_alone_does_not_stop_anyone(capsys):
@@ -120,3 +122,11 @@ def test_the_machine_has_cores_and_memory():
 
 def check(name):
     return getattr(environment, f"check_{name}")()
+
+
+def test_a_missing_package_is_named_before_anything_else_runs():
+    code = "import sys; sys.modules['psutil'] = None; import utils.environment"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith("ImportError: the package psutil is missing in")
+    assert "make setup" in run.stderr

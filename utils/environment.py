@@ -16,10 +16,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-from IPython import get_ipython
-from packaging.requirements import Requirement
+try:
+    import psutil
+    import torch
+    import torch.distributed as dist
+    from IPython import get_ipython
+    from packaging.requirements import Requirement
+except ImportError as error:
+    raise ImportError(f"the package {error.name} is missing in {sys.executable}: run `make setup` "
+                      "in a terminal, then restart this kernel") from None
 
 ROOT = Path(__file__).resolve().parent.parent
 GIB = 2**30
@@ -53,8 +58,6 @@ class Machine:
 
 def machine() -> Machine:
     """The machine as this process sees it: inside a container or a batch job, its share of it."""
-    import psutil
-
     memory = psutil.virtual_memory()
     limit = _first_number("/sys/fs/cgroup/memory.max",
                           "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -260,7 +263,7 @@ def check_environment(checks=CHECKS) -> bool:
     """
     findings = [check() for check in checks]
     for finding in findings:
-        print(_paint(finding.state), finding.what, f"→ {finding.fix}" if finding.fix else "")
+        print(_paint(finding.state), finding.what + (finding.fix and f" → {finding.fix}"))
     broken = sum(finding.state == "fix" for finding in findings)
     print("Ready: the lessons run here." if not broken else f"{broken} to fix before you go on.")
     return not broken
