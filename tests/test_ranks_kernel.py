@@ -1,0 +1,115 @@
+"""Ranks inside a real Jupyter kernel: the magic, interrupts, restarts, crashes."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+from tests.test_ranks import gone
+
+OPEN = """
+from utils.ranks import Ranks
+import multiprocessing.forkserver as f
+ranks = Ranks(2, timeout=20)
+print("PIDS", *ranks.pids, f._forkserver._forkserver_pid)
+"""
+
+
+class Kernel:
+    """A kernel and what its cells print."""
+
+    def __init__(self):
+        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=60)
+
+    def execute(self, source):
+        """Runs a cell; returns (text of stdout, the error's text or "")."""
+        return self.wait(self.client.execute(source))
+
+    def wait(self, request):
+        texts, error = [], ""
+        while True:
+            message = self.client.get_iopub_msg(timeout=60)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                texts.append(content["text"])
+            elif kind == "error":
+                error = content["ename"] + "\n" + "\n".join(content["traceback"])
+            elif kind == "status" and content["execution_state"] == "idle":
+                return "".join(texts), error
+
+    def open_ranks(self):
+        text, error = self.execute(OPEN)
+        assert not error, error
+        return [int(pid) for pid in re.search(r"PIDS ([\d ]+)", text)[1].split()]
+
+    def end(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel():
+    kernel = Kernel()
+    yield kernel
+    kernel.end()
+
+
+def test_the_magic_runs_cells_and_says_what_is_missing(kernel):
+    _, error = kernel.execute("import utils.ranks")
+    assert not error
+    _, error = kernel.execute("%%ranks\n1")
+    assert "No ranks are open" in error and "Ranks(4)" in error
+    kernel.open_ranks()
+    text, error = kernel.execute("%%ranks\nt = torch.ones(1) * (rank + 1)\ndist.all_reduce(t)\nt.item()")
+    assert (text, error) == ("all ranks │ 3.0\n", "")
+    text, _ = kernel.execute("%%ranks 1\nrank")
+    assert text == "rank 1 │ 1\n"
+    text, error = kernel.execute("def double(x):\n    return 2 * x\nranks.run(double, 4)")
+    assert not error
+    _, error = kernel.execute("%%ranks\nif rank == 1:\n    raise KeyError('k')")
+    assert "Rank 1 failed" in error and "line 2: raise KeyError('k')" in error
+    assert "Traceback" not in error
+
+
+def test_interrupting_the_kernel_interrupts_the_ranks(kernel):
+    kernel.open_ranks()
+    for source in ("import time\ntime.sleep(60)", "if rank == 0: dist.recv(torch.ones(1), src=1)"):
+        request = kernel.client.execute("%%ranks\nmark = 7\n" + source)
+        time.sleep(1.0)
+        start = time.monotonic()
+        kernel.manager.interrupt_kernel()
+        _, error = kernel.wait(request)
+        assert error.startswith("KeyboardInterrupt")
+        assert time.monotonic() - start < 10
+        text, error = kernel.execute("%%ranks\ndist.barrier()\nmark")
+        assert (text, error) == ("all ranks │ 7\n", "")
+
+
+@pytest.mark.parametrize("how", ["shutdown", "restart", "SIGKILL", "SIGKILL while busy"])
+def test_no_process_outlives_its_kernel(kernel, how):
+    pids = kernel.open_ranks()
+    if how == "SIGKILL while busy":
+        kernel.client.execute("%%ranks\nwhile True:\n    pass")
+        time.sleep(0.5)
+    if how == "shutdown":
+        kernel.manager.shutdown_kernel(now=False)
+    elif how == "restart":
+        kernel.manager.restart_kernel(now=False)
+    else:
+        os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
+    assert gone(pids), "ranks are still there"
+
+
+def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(kernel):
+    pids = kernel.open_ranks()
+    _, error = kernel.execute("with Ranks(2) as two:\n    others = two.pids\n    1 / 0")
+    assert "ZeroDivisionError" in error
+    text, _ = kernel.execute("print(*others)")
+    assert gone([int(pid) for pid in text.split()])
+    text, _ = kernel.execute("print(*ranks.pids)")
+    assert [int(pid) for pid in text.split()] == pids[:2]
