@@ -127,6 +127,14 @@ def share(rows, rank, world_size):
     return start, start + base + (rank < extra)
 
 
+def share_of_batch(batch, rank, world_size):
+    """`share` of a batch, in which every rank must have at least one row."""
+    if batch < world_size:
+        raise ValueError(f"batch {batch} leaves some of {world_size} ranks without a row: "
+                         f"raise the batch to {world_size} or more")
+    return share(batch, rank, world_size)
+
+
 def batch(tokens, step, batch=32, seq=128, seed=0, rank=0, world_size=1):
     """Rank's rows of global batch number `step`: (x, y), both int64 of shape (batch_local, seq).
 
@@ -134,11 +142,8 @@ def batch(tokens, step, batch=32, seq=128, seed=0, rank=0, world_size=1):
     every (seed, step), the same on every rank, before each rank keeps its share.
     """
     check_length(tokens, seq)
-    if batch < world_size:
-        raise ValueError(f"batch {batch} leaves some of {world_size} ranks without a row: "
-                         f"raise the batch to {world_size} or more")
+    first, last = share_of_batch(batch, rank, world_size)
     starts = np.random.default_rng([seed, step]).integers(0, len(tokens) - seq, size=batch)
-    first, last = share(batch, rank, world_size)
     return _windows(tokens, starts[first:last], seq)
 
 

@@ -7,7 +7,7 @@
 """
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 
 ROPE_KINDS = {  # rope_type -> the keys that it needs besides
     "default": (),
@@ -143,7 +143,6 @@ class GPTConfig:
     def from_hf(cls, hf):
         """A GPTConfig from config.json's dictionary. Raises ValueError for what is not Llama."""
         _refuse_other_models(hf)
-        known = {field.name for field in fields(cls)}
         values = {ours: hf[theirs] for theirs, ours in HF_NAMES.items() if theirs in hf}
         values.setdefault("max_positions", 2048)  # Hugging Face's defaults differ from ours
         values.setdefault("norm_eps", 1e-6)
@@ -161,7 +160,19 @@ class GPTConfig:
         if rope.pop("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError("partial_rotary_factor is not supported: all of a head is rotated")
         values["rope_scaling"] = None if rope["rope_type"] == "default" else rope
-        return cls(**{name: value for name, value in values.items() if name in known})
+        return cls(**values)._with_defaults_as_none()
+
+    def _with_defaults_as_none(self):
+        """The same sizes, with None wherever None means them: equal to the config that was saved."""
+        config = self
+        for name in ("kv_heads", "head_dim", "intermediate_size"):
+            try:
+                shorter = replace(config, **{name: None})
+            except ValueError:  # an odd hidden_size / heads is fine beside a head_dim of its own
+                continue
+            if shorter.to_hf() == self.to_hf():
+                config = shorter
+        return config
 
 
 HF_NAMES = {  # config.json's name -> ours, where the value is the same

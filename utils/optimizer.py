@@ -1,0 +1,103 @@
+"""Optimizers of a training run, stepped as one.
+
+`adamw` is AdamW on everything. `muon` is Muon on the matrices inside the blocks, and AdamW on the
+rest (embedding, lm_head, norms, biases). Muon makes every update of a matrix an almost orthogonal
+one, which trains a small model in far fewer steps (Jordan 2024,
+https://kellerjordan.github.io/posts/muon/).
+
+    optimizer = make_optimizer(model, "muon")
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+import torch
+
+LEARNING_RATES = {"muon": 0.02, "adamw": 3e-3}  # good peaks for models of about a million parameters
+STATE = {  # what each optimizer keeps per parameter, besides a tensor of the parameter's own shape
+    torch.optim.Muon: ("momentum_buffer",),
+    torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
+}
+
+
+def make_optimizer(model, kind="muon", lr=None, adamw_lr=6e-3, weight_decay=0.0):
+    """Optimizers for all parameters of a model.
+
+    kind          "muon" or "adamw"
+    lr            peak learning rate of Muon's matrices, or of everything under "adamw"
+    adamw_lr      peak learning rate of what Muon does not take
+    weight_decay  of matrices; norms and biases are never decayed
+    """
+    if kind not in LEARNING_RATES:
+        raise ValueError(f"optimizer {kind!r} is not one of {', '.join(LEARNING_RATES)}")
+    lr = LEARNING_RATES[kind] if lr is None else lr
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    matrices = [parameter for parameter, name in names.items()
+                if parameter.ndim == 2 and ".layers." in f".{name}"]
+    others = [parameter for parameter in names if all(parameter is not m for m in matrices)]
+    if kind == "muon":
+        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay)
+        return Optimizers(kind, [muon, _adamw(others, adamw_lr, 0.0)], names)
+    return Optimizers(kind, [_adamw(matrices + others, lr, weight_decay)], names)
+
+
+def _adamw(parameters, lr, weight_decay):
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+
+
+class Optimizers:
+    """Several torch optimizers over disjoint parameters, stepped as one."""
+
+    def __init__(self, kind, parts, names):
+        self.kind = kind
+        self.parts = parts
+        self.names = names  # {parameter: name}
+        for group in self.param_groups:
+            group["peak_lr"] = group["lr"]
+
+    @property
+    def param_groups(self):
+        return [group for part in self.parts for group in part.param_groups]
+
+    def set_rate(self, scale):
+        """Sets every learning rate to `scale` times its peak."""
+        for group in self.param_groups:
+            group["lr"] = scale * group["peak_lr"]
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self):
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    # ---- state by parameter name, for checkpoints
+
+    def state_shapes(self):
+        """{"<parameter name>/<key>": shape} of the state after the first step."""
+        return {f"{self.names[parameter]}/{key}": () if key == "step" else tuple(parameter.shape)
+                for part, parameter in self._members() for key in STATE[type(part)]}
+
+    def named_state(self):
+        """{"<parameter name>/<key>": tensor}; empty before the first step."""
+        return {f"{self.names[parameter]}/{key}": value
+                for part, parameter in self._members()
+                for key, value in part.state.get(parameter, {}).items()}
+
+    def load_named_state(self, tensors):
+        """Takes what `named_state` gave, as pairs or as a dict."""
+        members = {self.names[parameter]: (part, parameter) for part, parameter in self._members()}
+        for name, tensor in dict(tensors).items():
+            parameter_name, key = name.rsplit("/", 1)
+            part, parameter = members[parameter_name]
+            part.state[parameter][key] = tensor.to(parameter.device)
+
+    def _members(self):
+        return [(part, parameter) for part in self.parts
+                for group in part.param_groups for parameter in group["params"]]
