@@ -1,0 +1,51 @@
+# Every target sets up what is missing first; a second call does no work twice.
+# Set-up needs only this file, git and Python 3.11 or 3.12 (PYTHON=/path/to/python names another).
+
+PORT ?= 8888
+SETUP = python=$$(sh utils/workshop/find_python.sh) && "$$python" utils/workshop/setup.py
+RUN = .venv/bin/python -m
+
+.DEFAULT_GOAL := help
+.SILENT:
+.PHONY: help setup ready lab test course progress refresh labs lock bench lint clean
+
+help:      ## this list
+	awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+setup:     ## make the environment in .venv (once, some minutes)
+	$(SETUP)
+
+ready:
+	$(SETUP) --quiet
+
+lab: ready ## open JupyterLab on the table of lessons (PORT=8888)
+	$(RUN) utils.workshop.lab --port $(PORT)
+
+test: ready ## run all tests, every notebook included (about 10 minutes)
+	$(RUN) pytest
+
+course: ready ## run every notebook without a browser and show seconds and result
+	$(RUN) utils.workshop.course $(NB)
+
+progress: ready ## what you have done so far
+	$(RUN) utils.progress
+
+refresh: ready ## run and store notebooks, outputs included (NB=notebooks/00_start_here.ipynb)
+	$(RUN) utils.workshop.refresh $(NB)
+
+labs: ready ## make the learner's copies of the labs from their solutions (FORCE=1)
+	$(RUN) utils.workshop.labs $(if $(FORCE),--force)
+
+lock: ready ## resolve requirements.in into requirements.txt (UPGRADE=1)
+	$(RUN) utils.workshop.lock $(if $(UPGRADE),--upgrade)
+
+bench: ready ## measure the ranks and the training loop against their peers
+	for bench in tests/bench/bench_*.py; do echo "== $$bench"; .venv/bin/python $$bench || exit 1; done
+
+lint: ready ## ruff over code and notebooks, and the notebooks' hygiene
+	$(RUN) ruff check && $(RUN) ruff format --check
+	$(RUN) pytest -q tests/test_notebooks_static.py
+
+clean:     ## remove what running made (.venv and your own progress stay)
+	rm -rf tests/artifacts build .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -print0 | xargs -0 rm -rf

@@ -1,0 +1,262 @@
+"""Make the workshop's environment in .venv: `make setup`.
+
+Runs with the system's Python and its standard library only. Each step is done once; an interrupted
+set-up goes on where it stopped. Torch comes first and by itself, because its right build depends
+on the machine: on Linux without an NVIDIA GPU the CPU build (0.2 GB), with one the build that
+brings CUDA (3 GB). `TORCH=cpu` and `TORCH=cuda` decide it by hand. A torch of the right version
+that is already in .venv (a ROCm build, say) is kept.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+VENV = os.path.join(ROOT, ".venv")
+sys.path.insert(0, ROOT)
+
+from utils.workshop.pip import Pip, SetupError, say  # noqa: E402
+
+PYTHON = os.path.join(VENV, "bin", "python")
+STAMP = os.path.join(VENV, "kintsugi.json")  # what was set up; empty while set-up is not finished
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+DISK_GB = {"cpu": 4, "cuda": 12, "plain": 4, "installed": 1}
+
+
+# --- what the machine must have -------------------------------------------------------------------
+
+
+def check_machine(version, system, cpu):
+    """Raise SetupError unless the workshop runs on this Python, operating system and processor."""
+    if not (3, 11) <= version < (3, 13):
+        raise SetupError(
+            f"This is Python {version[0]}.{version[1]}, the workshop needs 3.11 or 3.12: install "
+            "one of them, or name it with make PYTHON=/path/to/python3.11."
+        )
+    supported = {("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64")}
+    if (system, cpu) not in supported:
+        raise SetupError(
+            f"{system} on {cpu} is not supported, because torch has no build for it: use Linux "
+            "(x86-64 or ARM) or a Mac with Apple silicon; on Windows use WSL."
+        )
+
+
+def check_disk(folder, needed_gb):
+    """Raise SetupError unless `needed_gb` GB are free where `folder` is."""
+    free = shutil.disk_usage(folder).free / 1e9
+    if free < needed_gb:
+        raise SetupError(
+            f"{free:.1f} GB are free in {folder}, set-up needs {needed_gb}: free some space, or "
+            "clone the workshop to a larger disk."
+        )
+
+
+def check_venv_module():
+    """Raise SetupError unless this Python can make virtual environments with pip in them."""
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        version = "{}.{}".format(*sys.version_info)
+        raise SetupError(
+            f"This Python {version} cannot make virtual environments: install its venv module "
+            f"(Debian, Ubuntu: apt-get install python{version}-venv)."
+        ) from None
+
+
+# --- which torch ----------------------------------------------------------------------------------
+
+
+def has_nvidia_gpu():
+    """Whether an NVIDIA driver with at least one device is there."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20
+        )
+        return done.returncode == 0 and b"GPU" in done.stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def torch_kind():
+    """ "cpu" or "cuda" on Linux, "plain" on macOS, where there is one build only."""
+    wanted = os.environ.get("TORCH", "")
+    if wanted not in ("", "cpu", "cuda"):
+        raise SetupError(f"TORCH={wanted} is unknown: use TORCH=cpu or TORCH=cuda.")
+    if platform.system() != "Linux":
+        return "plain"
+    return wanted or ("cuda" if has_nvidia_gpu() else "cpu")
+
+
+def torch_changes():
+    """Whether TORCH= asks for another build than the one that set-up installed."""
+    wanted = os.environ.get("TORCH", "")
+    return bool(wanted) and read_stamp().get("torch", wanted) not in (wanted, "plain")
+
+
+def reachable(url, seconds=4):
+    """Whether `url` answers in time (a name server that does not answer counts as time)."""
+    import threading  # these two cost 0.1 s, which a set-up with nothing to do need not pay
+    import urllib.request
+
+    answers = []
+
+    def ask():
+        try:
+            request = urllib.request.Request(url, method="HEAD")
+            urllib.request.urlopen(request, timeout=seconds)
+            answers.append(True)
+        except Exception:
+            pass
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return bool(answers)
+
+
+def torch_arguments(kind, pin):
+    """The arguments of `pip install` for torch: `pin` is its line in the lock, torch==2.13.0."""
+    if kind != "cpu":
+        return [pin]
+    if reachable(CPU_INDEX + "/torch/"):
+        return [pin + "+cpu", "--extra-index-url", CPU_INDEX]
+    say("   PyTorch's own index is not in reach; looking for its CPU build in pip's own sources.")
+    return [pin + "+cpu"]
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+
+def fingerprint():
+    """What the environment was made from: changed inputs or a moved folder mean work to do."""
+    digest = hashlib.sha256(ROOT.encode())
+    for name in ("requirements.txt", "pyproject.toml"):
+        with open(os.path.join(ROOT, name), "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()
+
+
+def read_stamp():
+    try:
+        with open(STAMP) as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def write_stamp(**news):
+    """Add `news` to the stamp."""
+    news = {**read_stamp(), **news}
+    with open(STAMP + ".tmp", "w") as file:
+        json.dump(news, file)
+    os.replace(STAMP + ".tmp", STAMP)
+
+
+def ready():
+    """Whether nothing is left to do (fast: nothing is started but .venv's own Python)."""
+    done = read_stamp().get("fingerprint") == fingerprint()
+    return done and not torch_changes() and venv_state() == "good"
+
+
+def venv_state():
+    """ "missing", "broken" (its Python or its pip does not run), "wrong" (version) or "good"."""
+    if not os.path.exists(os.path.join(VENV, "pyvenv.cfg")):
+        return "missing"
+    test = "import sys, importlib.util as u; print(*sys.version_info[:2], bool(u.find_spec('pip')))"
+    try:
+        done = subprocess.run([PYTHON, "-I", "-c", test], stdout=subprocess.PIPE, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return "broken"
+    words = done.stdout.decode().split()
+    if done.returncode or words[2:] != ["True"]:
+        return "broken"
+    return "good" if words[:2] in (["3", "11"], ["3", "12"]) else "wrong"
+
+
+def make_venv(pip):
+    """Make .venv, or make it anew where it is ours and broken or was moved."""
+    state = venv_state()
+    moved = read_stamp().get("root", ROOT) != ROOT
+    if state == "good" and not moved:
+        return
+    ours = os.path.exists(STAMP)
+    if state != "missing" and not ours:
+        raise SetupError(f"{VENV} is {state} and was not made here: remove it (rm -r .venv).")
+    if state != "missing":
+        say("   .venv was moved; making it anew." if moved else "   Mending .venv: making it anew.")
+    check_venv_module()
+    if ours:
+        shutil.rmtree(VENV)
+    os.makedirs(VENV, exist_ok=True)
+    write_stamp(root=ROOT)
+    # Not sys.executable: that may be the .venv that was just removed.
+    pip.run("virtual environment", [sys._base_executable, "-m", "venv", VENV])
+
+
+def torch_pin():
+    """The lock's line for torch."""
+    with open(os.path.join(ROOT, "requirements.txt")) as file:
+        return next(line.strip() for line in file if line.startswith("torch=="))
+
+
+def installed_torch():
+    """The public version of torch in .venv (2.13.0 for 2.13.0+cpu), or None."""
+    code = "import importlib.metadata as m; print(m.version('torch').split('+')[0])"
+    done = subprocess.run(
+        [PYTHON, "-I", "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    return done.stdout.decode().strip() if done.returncode == 0 else None
+
+
+def set_up():
+    """Do what is missing, step by step."""
+    check_machine(sys.version_info[:2], platform.system(), platform.machine())
+    pip = Pip(ROOT, PYTHON, log=os.path.join(VENV, "setup.log"))
+    say("Setting up the workshop in .venv (once, some minutes).")
+    same_torch = venv_state() == "good" and installed_torch() == torch_pin().split("==")[1]
+    anew = same_torch and torch_changes()
+    kind = "installed" if same_torch and not anew else torch_kind()
+    check_disk(ROOT, DISK_GB[kind])
+    make_venv(pip)
+    if kind != "installed":
+        build = {"cpu": "torch (CPU build)", "cuda": "torch (CUDA build)", "plain": "torch"}[kind]
+        pip.install(build, *["--force-reinstall"] * anew, *torch_arguments(kind, torch_pin()))
+        write_stamp(torch=kind)
+    pip.install("packages", "-r", os.path.join(ROOT, "requirements.txt"))
+    pip.install("the workshop itself", "--no-deps", "--no-build-isolation", "-e", ROOT)
+    write_stamp(fingerprint=fingerprint())
+
+
+def main():
+    try:
+        if not ready():
+            folder = os.open(ROOT, os.O_RDONLY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("Another set-up is running here; waiting for it.")
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            if not ready():
+                set_up()
+        if read_stamp().get("torch") == "cpu" and os.path.exists("/dev/nvidiactl"):
+            say("A GPU is here, torch is the CPU build: make setup TORCH=cuda installs the other.")
+        if "--quiet" not in sys.argv:
+            say("The workshop is set up. Next: make lab")
+    except SetupError as error:
+        sys.exit(f"Set-up stopped. {error}")
+    except PermissionError as error:
+        sys.exit(f"Set-up stopped. {error.filename} cannot be written: clone to a folder of yours.")
+    except OSError as error:
+        sys.exit(f"Set-up stopped. {error}: mend that and call again.")
+    except KeyboardInterrupt:
+        sys.exit("\nSet-up was interrupted; the next call goes on where it stopped.")
+
+
+if __name__ == "__main__":
+    main()
