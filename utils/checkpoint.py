@@ -71,7 +71,7 @@ def load(folder, model, optimizer):
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     hf_format.check_shapes(weights, shapes, where=folder)
     if not (folder / OPTIMIZER).exists():
-        raise CheckpointError(f"{folder / OPTIMIZER} is missing: the folder was copied only in part")
+        raise CheckpointError(f"{folder / OPTIMIZER} is missing: the folder was copied in part")
     state = {name: (folder / OPTIMIZER, shape)
              for name, shape in hf_format.file_shapes(folder / OPTIMIZER).items()}
     if state or run["step"] > 0:

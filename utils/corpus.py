@@ -116,7 +116,7 @@ def split(tokens, held_out=HELD_OUT):
 # ---- 2. tokens -> batches
 
 def share(rows, rank, world_size):
-    """(start, stop): rank's contiguous share of `rows` rows; the first ranks take what is left over.
+    """(start, stop): rank's contiguous share of `rows` rows; the first ranks take what is over.
 
     7 rows on 2 ranks are 4 + 3: share(7, 0, 2) = (0, 4) and share(7, 1, 2) = (4, 7).
     """

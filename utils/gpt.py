@@ -24,7 +24,6 @@ from torch.nn import functional as F
 from utils import hf_format
 from utils.gpt_config import GPTConfig
 
-
 # ---- 1. rotary positions
 
 def rotary_frequencies(config):
@@ -60,7 +59,7 @@ def rotary_tables(config, positions, dtype):
 
 
 def rotate(x, cos, sin):
-    """Turns each pair (x[i], x[i + D/2]) of every head by its position's angle; x is (B, T, H, D)."""
+    """Turns each pair (x[i], x[i + D/2]) of a head by its position's angle; x is (B, T, H, D)."""
     half = x.shape[-1] // 2
     return x * cos + x.roll(half, dims=-1) * sin
 
@@ -243,7 +242,8 @@ class GPT(nn.Module):
         """Writes the same files into a folder that is already there."""
         tensors = dict(self.named_parameters())  # a tied lm_head is not stored twice
         dtype = str(self.lm_head.weight.dtype).removeprefix("torch.")
-        hf_format.write_json(f"{folder}/{hf_format.CONFIG}", {**self.config.to_hf(), "dtype": dtype})
+        config = {**self.config.to_hf(), "dtype": dtype}
+        hf_format.write_json(f"{folder}/{hf_format.CONFIG}", config)
         hf_format.write_weights(folder, tensors, max_shard_bytes)
 
 

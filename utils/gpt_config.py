@@ -45,7 +45,7 @@ class GPTConfig:
                      "intermediate_size", "max_positions"):
             value = getattr(self, name)
             optional = name in ("kv_heads", "head_dim", "intermediate_size")
-            if not (type(value) is int and value > 0 or optional and value is None):
+            if not ((type(value) is int and value > 0) or (optional and value is None)):
                 raise ValueError(f"{name} {value!r} is not a whole number of at least 1")
         if self.hidden_size % self.heads:
             raise ValueError(f"heads {self.heads} does not divide hidden_size {self.hidden_size}")
@@ -163,7 +163,7 @@ class GPTConfig:
         return cls(**values)._with_defaults_as_none()
 
     def _with_defaults_as_none(self):
-        """The same sizes, with None wherever None means them: equal to the config that was saved."""
+        """The same sizes, with None wherever None means them: what was saved comes back equal."""
         config = self
         for name in ("kv_heads", "head_dim", "intermediate_size"):
             try:

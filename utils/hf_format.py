@@ -127,7 +127,7 @@ def read_tensors(headers, names=None):
 def file_shapes(file):
     """{name: shape} of one safetensors file, read from its header."""
     with _open(file) as data:
-        return {name: tuple(data.get_slice(name).get_shape()) for name in data.keys()}
+        return {name: tuple(data.get_slice(name).get_shape()) for name in data.keys()}  # noqa: SIM118 (no dict)
 
 
 @contextmanager

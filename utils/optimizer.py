@@ -13,7 +13,7 @@ https://kellerjordan.github.io/posts/muon/).
 
 import torch
 
-LEARNING_RATES = {"muon": 0.02, "adamw": 3e-3}  # good peaks for models of about a million parameters
+LEARNING_RATES = {"muon": 0.02, "adamw": 3e-3}  # good peaks for about a million parameters
 STATE = {  # what each optimizer keeps per parameter, besides a tensor of the parameter's own shape
     torch.optim.Muon: ("momentum_buffer",),
     torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),

@@ -32,8 +32,9 @@ from tqdm import tqdm
 from utils import checkpoint, corpus, hf_format
 from utils.gpt import GPT, cross_entropy
 from utils.optimizer import make_optimizer
-from utils.train_config import TrainConfig, flag, parse, resumed  # noqa: F401  (this module's face)
+from utils.train_config import TrainConfig, flag, parse, resumed  # noqa: F401
 
+FULL_PRECISION = nullcontext()  # instead of autocast
 
 # ---- 1. small parts
 
@@ -47,7 +48,7 @@ def schedule(progress, warmup=0.02, cooldown=0.5):
     return max(0.0, min(1.0, rising, falling))
 
 
-def backward(model, x, y, global_tokens, world_size=1, autocast=nullcontext()):
+def backward(model, x, y, global_tokens, world_size=1, autocast=FULL_PRECISION):
     """One forward and backward pass of a rank's rows; returns the sum of their losses, in nats.
 
     DDP averages gradients over ranks. A rank with fewer rows must count less, so each rank hands
@@ -62,7 +63,7 @@ def backward(model, x, y, global_tokens, world_size=1, autocast=nullcontext()):
 
 
 @torch.no_grad()
-def evaluate(model, tokens, seq, rank=0, world_size=1, autocast=nullcontext()):
+def evaluate(model, tokens, seq, rank=0, world_size=1, autocast=FULL_PRECISION):
     """The mean loss in nats per token over the held-out tokens, shared out over the ranks."""
     device = next(model.parameters()).device
     total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of losses, tokens
@@ -144,7 +145,7 @@ def metric_lines(target, first_step):
         beside.replace(path)
         file = path.open("a", buffering=1)
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
-        raise ValueError(f"--metrics {target} is not a file of metric lines: name another") from None
+        raise ValueError(f"--metrics {target} does not hold metric lines: name another") from None
     except OSError as error:
         raise ValueError(f"--metrics {target} cannot be written: {error.strerror}") from None
     with file:
@@ -183,7 +184,7 @@ def train(config, *, on_step=None):
                 print("utils.train: the text is not the one that this run began with",
                       file=sys.stderr)
         autocast = (torch.autocast(device.type, torch.bfloat16) if config.precision == "bf16"
-                    else nullcontext())
+                    else FULL_PRECISION)
         parallel = model
         if world_size > 1:
             parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -218,8 +219,9 @@ def train(config, *, on_step=None):
                     "step": step, "tokens": step * global_tokens, "seconds": seconds,
                     "text": fingerprint, "config": options})
 
+        shown = rank == 0 and sys.stderr.isatty()
         bar = tqdm(total=total_steps or total_seconds, initial=step if total_steps else seconds,
-                   disable=rank != 0 or not sys.stderr.isatty(), unit="step" if total_steps else "s",
+                   disable=not shown, unit="step" if total_steps else "s",
                    bar_format="{percentage:3.0f}% {bar} {n:.0f}/{total:.0f} {unit} {postfix}")
         with metric_lines(config.metrics if rank == 0 else None, step) as write, bar:
             began, done = time.perf_counter() - seconds, False
@@ -258,7 +260,7 @@ def train(config, *, on_step=None):
                     on_step(row)
                 bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                 bar.update(min(progress(), 1) * bar.total - bar.n)
-                if config.out and (done or config.save_every and step % config.save_every == 0):
+                if config.out and (done or step % (config.save_every or math.inf) == 0):
                     save()
         return model, history
 

@@ -88,7 +88,7 @@ class TrainConfig:
             return
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind or kind is float and not math.isfinite(value):
+        if type(value) is not kind or (kind is float and not math.isfinite(value)):
             words = {int: "a whole number", float: "a finite number", str: "text",
                      bool: "True or False"}
             raise ValueError(f"{flag(entry.name)} {value!r} is not {words[kind]}")
