@@ -21,7 +21,7 @@ from matplotlib.patches import FancyBboxPatch
 # The colours of Okabe and Ito (2008), made to be told apart by colour-blind readers; their yellow
 # is darkened to kintsugi gold so that it holds on white.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-SKY, AMBER, GOLD, INK = "#56B4E9", "#E69F00", "#C8961E", "#23272E"
+SKY, AMBER, GOLD, INK = "#56B4E9", "#E69F00", "#A87900", "#23272E"
 GREY, PALE = "#8A8F98", "#E9EBEE"
 
 # fmt: off
