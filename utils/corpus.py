@@ -172,4 +172,4 @@ def check_length(tokens, seq, name="the text"):
 def _windows(tokens, starts, seq):
     positions = torch.from_numpy(np.asarray(starts))[:, None] + torch.arange(seq + 1)
     rows = tokens[positions].long()  # (batch_local, seq + 1)
-    return rows[:, :-1], rows[:, 1:]
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
