@@ -69,9 +69,8 @@ def test_the_printed_command_runs_in_a_shell(script, capsys):
     launch(script, ranks=1)
     command = capsys.readouterr().out.splitlines()[0].removeprefix("$ ")
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-    result = subprocess.run(
-        command, shell=True, capture_output=True, text=True, timeout=60, env={**os.environ, "PATH": path}
-    )
+    options = {"capture_output": True, "text": True, "timeout": 60}
+    result = subprocess.run(command, shell=True, env={**os.environ, "PATH": path}, **options)
     assert result.returncode == 0 and '{"step": 2, "sum": 0.0}' in result.stdout
 
 
@@ -126,7 +125,7 @@ def test_a_wrong_target_is_named(target):
 
 
 def test_a_missing_module_is_named():
-    with pytest.raises(LaunchError, match="utils.no_such_module"):
+    with pytest.raises(LaunchError, match=r"utils\.no_such_module"):
         launch("utils.no_such_module", ranks=1)
 
 

@@ -65,7 +65,8 @@ def test_the_magic_runs_cells_and_says_what_is_missing(kernel):
     _, error = kernel.execute("%%ranks\n1")
     assert "No ranks are open" in error and "Ranks(4)" in error
     kernel.open_ranks()
-    text, error = kernel.execute("%%ranks\nt = torch.ones(1) * (rank + 1)\ndist.all_reduce(t)\nt.item()")
+    source = "t = torch.ones(1) * (rank + 1)\ndist.all_reduce(t)\nt.item()"
+    text, error = kernel.execute("%%ranks\n" + source)
     assert (text, error) == ("all ranks │ 3.0\n", "")
     text, _ = kernel.execute("%%ranks 1\nrank")
     assert text == "rank 1 │ 1\n"

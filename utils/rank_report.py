@@ -131,7 +131,8 @@ def failure(pool, on, first, stacks, final, hung):
         elif rank not in first:
             blocks.append((rank, "\n".join(["runs, in no collective", *lines])))
         elif isinstance(reply, Failure):
-            blocks.append((rank, "\n".join([*lines, f"{reply.kind}: {reply.message}".rstrip(": ")])))
+            lines.append(f"{reply.kind}: {reply.message}".rstrip(": "))
+            blocks.append((rank, "\n".join(lines)))
         else:
             blocks.append((rank, "had finished"))
     idle = [rank for rank in range(pool.size) if rank not in on]
@@ -181,7 +182,8 @@ def deaths(pool):
         code = process.exitcode
         if code is None:
             continue
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        killed = code < 0
+        how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with code {code}"
         lines.append(f"Rank {rank} {how}.")
         log = read_new(pool._folder, f"rank{rank}.log", {}).strip().splitlines()[-5:]
         lines += [f"    {line}" for line in log]

@@ -31,6 +31,8 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+device = torch.device("cpu")  # of this process; a rank sets its own, for functions that ask
+
 
 @dataclass(frozen=True)
 class Frame:
@@ -88,10 +90,12 @@ class Interrupt:
 
 def main(setup, connection):
     """Serves requests until the pipe closes."""
+    global device
+    device = torch.device(setup.device)
     interrupt = Interrupt()
     redirect_output(setup)
     die_with_kernel(setup.folder)
-    # the pool's processes are daemons for their kernel; a rank itself may have children (DataLoader)
+    # the kernel treats ranks as daemons, which may have no children; DataLoader's workers are some
     multiprocessing.current_process()._config["daemon"] = False
     namespace = first_namespace(setup)
     while True:
@@ -155,7 +159,7 @@ def first_namespace(setup):
         "dist": dist,
         "rank": setup.rank,
         "world_size": setup.world_size,
-        "device": torch.device(setup.device),
+        "device": device,
     }
 
 
@@ -184,12 +188,13 @@ def describe(error):
 def redirect_output(setup):
     """Prints go to `rank0.out`; what libraries write below Python goes to `rank0.log`."""
     base = f"{setup.folder}/rank{setup.rank}"
-    sys.stdout = sys.stderr = open(f"{base}.out", "a", buffering=1, encoding="utf-8")
+    sys.stdout = sys.stderr = open(f"{base}.out", "a", 1, encoding="utf-8")  # noqa: SIM115
     os.dup2(sys.stdout.fileno(), 1)
     with open(f"{base}.log", "ab", buffering=0) as log:
         os.dup2(log.fileno(), 2)
     # on SIGUSR1 the stack is written even while the rank waits inside a collective's C++ code
-    faulthandler.register(signal.SIGUSR1, file=open(f"{base}.stack", "ab"), all_threads=False)
+    stack = open(f"{base}.stack", "ab")  # noqa: SIM115, faulthandler keeps it open
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
 
 
 def die_with_kernel(folder):

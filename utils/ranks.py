@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import weakref
@@ -147,8 +148,7 @@ class Ranks:
             for rank in on:
                 self._pipes[rank].send_bytes(payload)
             self._collect(waiting_for, replies, until=None, stop_at_failure=True)
-            failed = [rank for rank in on if isinstance(replies.get(rank), rank_worker.Failure)]
-            if failed:
+            if failed(replies):
                 raise self._failure(on, waiting_for, replies)
         except KeyboardInterrupt:
             self._interrupt(waiting_for, replies)
@@ -160,7 +160,7 @@ class Ranks:
         return [replies[rank] for rank in on]
 
     def _collect(self, waiting_for, replies, until, stop_at_failure=False):
-        """Moves ranks from `waiting_for` to `replies`, up to the moment `until` (None: no limit)."""
+        """Moves ranks from `waiting_for` to `replies`, until a moment (None: no limit)."""
         while waiting_for:
             pipes = {self._pipes[rank]: rank for rank in waiting_for}
             ends = [process.sentinel for process in self._processes]
@@ -177,7 +177,7 @@ class Ranks:
                 raise self._dead()
             if not ready:
                 return
-            if stop_at_failure and any(isinstance(r, rank_worker.Failure) for r in replies.values()):
+            if stop_at_failure and failed(replies):
                 return
 
     def _failure(self, on, waiting_for, replies):
@@ -241,7 +241,13 @@ class Ranks:
 
     def _new_output(self, ranks):
         """What each rank has printed since the last call: {rank: text}."""
-        return {rank: report.read_new(self._folder, f"rank{rank}.out", self._seen) for rank in ranks}
+        read = report.read_new
+        return {rank: read(self._folder, f"rank{rank}.out", self._seen) for rank in ranks}
+
+
+def failed(replies):
+    """Whether any of the replies is a failure."""
+    return any(isinstance(reply, rank_worker.Failure) for reply in replies.values())
 
 
 def choose_devices(size, device):
@@ -265,7 +271,7 @@ def start_forkserver():
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "numpy", "utils.rank_worker"])
     before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores: two threads each run slower than one
+    os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores: more threads would be slower
     try:
         forkserver.ensure_running()
     finally:
@@ -289,11 +295,14 @@ def end_processes(processes, pipes, folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def device():
+    """The torch.device of the rank that calls this; in the kernel, the CPU."""
+    return rank_worker.device
+
+
 def register_magic():
     """Makes `%%ranks` known where there is a notebook."""
-    from IPython import get_ipython
-
-    shell = get_ipython()
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         shell.register_magic_function(ranks_magic, "cell", "ranks")
 
@@ -313,7 +322,9 @@ def parse_ranks(line, size):
     if not words:
         return None
     if not all(word.isdigit() and int(word) < size for word in words):
-        raise RankError(f"%%ranks {line.strip()}: give ranks from 0 to {size - 1}, like %%ranks 0,2")
+        raise RankError(
+            f"%%ranks {line.strip()}: give ranks from 0 to {size - 1}, like 0,{size - 1}"
+        )
     return sorted({int(word) for word in words})
 
 

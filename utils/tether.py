@@ -7,6 +7,7 @@ closed the pipe, or has died in whatever way), the command gets SIGTERM, GRACE s
 then it and all that it started get SIGKILL. The exit status is the command's.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -51,10 +52,8 @@ def end(child):
         child.kill()
         child.wait()
     for process in family:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()  # psutil compares start times: never a stranger with a reused pid
-        except psutil.NoSuchProcess:
-            pass
 
 
 def descendants(pid):
