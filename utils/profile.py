@@ -23,6 +23,7 @@ from torch.autograd import DeviceType
 from utils import figures
 
 COMPUTE = ("forward", "backward", "optimizer", "compute")
+NUMBERED = 16  # as many collectives of a trace can be told apart by a number in the figure
 COLLECTIVES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -107,8 +108,8 @@ def hidden(trace: list[Span]) -> float:
 def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
     """Draws traces below one another on one clock: a lane that computes, and lanes of collectives.
 
-    traces: {name: spans}. Collectives are numbered in the order in which they began; those that run
-    at the same time get lanes of their own.
+    traces: {name: spans}. Collectives, if there are few, are numbered in the order in which they
+    began; those that run at the same time get lanes of their own.
     """
     _, axes = figures.figure("tall" if len(traces) > 1 else "normal")
     y, ticks = 0.0, []
@@ -117,11 +118,12 @@ def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
         for span in trace:
             if span.kind in COMPUTE:
                 _bar(axes, y, span)
+        few = len(communication(trace)) <= NUMBERED
         for lane in _lanes(communication(trace)):
             y += 1
             ticks.append((y, "communication"))
             for number, span in lane:
-                _bar(axes, y, span, str(number))
+                _bar(axes, y, span, str(number) if few else "")
         y += 1.5
     axes.set_yticks([y for y, _ in ticks], [name for _, name in ticks])
     axes.invert_yaxis()
