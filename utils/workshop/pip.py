@@ -84,8 +84,9 @@ class Pip:
 
 def newest_line(output):
     """What pip is doing: its last line, shortened."""
-    lines = [line.strip() for line in output[-2000:].splitlines() if line.strip()]
-    return re.sub(r" \(from .*", "", lines[-1])[:90] if lines else ""
+    lines = [line.strip() for line in output.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("WARNING")]
+    return re.sub(r" \(from .*", "", lines[-1])[:80] if lines else ""
 
 
 def explain(title, output, log):

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -233,7 +234,12 @@ def set_up():
     write_stamp(fingerprint=fingerprint())
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def main():
+    signal.signal(signal.SIGTERM, interrupt)  # so that no pip goes on without us
     try:
         if not ready():
             folder = os.open(ROOT, os.O_RDONLY)

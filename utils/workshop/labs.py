@@ -1,0 +1,191 @@
+"""Make the learner's copies of the labs from their solutions: `make labs [FORCE=1]`.
+
+`labs/NN_name/solution/` is written by hand; each file in it gets a copy one folder up, in which
+what the learner writes is left out. Markers stand on lines of their own, in code cells and .py:
+
+    def ring(x):
+        ### BEGIN SOLUTION: send the left half to the next rank
+        ...
+        ### END SOLUTION
+
+becomes
+
+    def ring(x):
+        raise NotImplementedError("send the left half to the next rank")
+
+Where a raise would stop Run All (a block at the left margin), or where the learner should start
+from something, lines `### STUB: answer = None` inside the block stand in the copy instead, below
+the task as a comment. Links are shortened by one folder. A learner's notebook is stored executed.
+
+A copy that was edited (it is neither what git has nor what would be generated) is left as it is
+and named; FORCE=1 overwrites it.
+"""
+
+import argparse
+import copy
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+
+from utils.workshop import ROOT
+from utils.workshop.notebooks import name
+from utils.workshop.refresh import read, refresh
+
+BEGIN = re.compile(r"(\s*)### BEGIN SOLUTION(?::\s*(.*))?$")
+END = re.compile(r"\s*### END SOLUTION\s*$")
+STUB = re.compile(r"(\s*)### STUB: ?(.*)$")
+LINK = re.compile(r"""(\]\(|(?:href|src)=["'])\.\./""")
+
+
+class LabError(Exception):
+    """One sentence that names the file, the line and the fix."""
+
+
+def without_solution(source: str, place: str) -> str:
+    """`source` with every solution block replaced by its stub.
+
+    Args:
+        place: the words with which an error names `source`.
+    Raises:
+        LabError: a block has no task or no end, or would stop Run All.
+    """
+    lines, block, begin = [], [], None
+    for number, line in enumerate(source.split("\n"), start=1):
+        if BEGIN.match(line):
+            if begin:
+                raise LabError(f"{place}, line {number}: a solution begins inside a solution.")
+            begin, block, first = BEGIN.match(line), [], number
+        elif END.match(line):
+            if not begin:
+                raise LabError(f"{place}, line {number}: ### END SOLUTION without a beginning.")
+            lines += stub(begin[1], (begin[2] or "").strip(), block, f"{place}, line {first}")
+            begin = None
+        elif begin:
+            block.append(line)
+        else:
+            lines.append(line)
+    if begin:
+        raise LabError(f"{place}, line {first}: the solution has no ### END SOLUTION.")
+    return "\n".join(lines)
+
+
+def stub(indent: str, task: str, block: list[str], place: str) -> list[str]:
+    """The lines that stand for one solution block."""
+    if not task:
+        raise LabError(f"{place}: say the task, ### BEGIN SOLUTION: what the learner writes.")
+    given = [match[1] + match[2] for match in map(STUB.match, block) if match]
+    if given:
+        return [f"{indent}# {task}", *given]
+    if not indent:
+        raise LabError(
+            f"{place}: a raise at the left margin stops Run All; give the learner a start with "
+            "### STUB: name = None."
+        )
+    line = f'{indent}raise NotImplementedError("{task}")'
+    if len(line) > 100 or '"' in task:
+        raise LabError(f"{place}: the task must be short and without double quotes: {task}")
+    return [line]
+
+
+def learner_notebook(solution, place: str):
+    """The learner's copy of a solution notebook, without outputs."""
+    notebook = copy.deepcopy(solution)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = without_solution(cell.source, f"{place}, cell {cell.id}")
+            cell.outputs, cell.execution_count = [], None
+        else:
+            cell.source = LINK.sub(r"\1", cell.source)
+    return notebook
+
+
+def solutions(root: Path) -> list[tuple[Path, Path]]:
+    """(solution file, learner's copy) for every lab; notebooks last, since they use the scripts."""
+    files = [
+        path
+        for path in sorted(root.glob("labs/*/solution/*"))
+        if path.is_file() and path.suffix != ".tmp" and not path.name.startswith(".")
+    ]
+    files.sort(key=lambda path: (path.parent, path.suffix == ".ipynb", path.name))
+    return [(path, path.parent.parent / path.name) for path in files]
+
+
+def learner_notebooks(root: Path) -> list[Path]:
+    """The learner's notebooks, made from the solutions."""
+    return [target for source, target in solutions(root) if target.suffix == ".ipynb"]
+
+
+def generated(source: Path, root: Path) -> str | nbformat.NotebookNode:
+    """What the learner's copy of `source` should be: text, or a notebook without outputs."""
+    place = name(source, root)
+    if source.suffix == ".ipynb":
+        return learner_notebook(read(source), place)
+    text = source.read_text(encoding="utf-8")
+    return without_solution(text, place) if source.suffix == ".py" else text
+
+
+def essence(content: str | nbformat.NotebookNode):
+    """What tells two versions apart: the text, or the cells of a notebook without outputs."""
+    if isinstance(content, str):
+        return content
+    return [(c.id, c.cell_type, c.source, c.metadata.get("tags", [])) for c in content.cells]
+
+
+def stored(path: Path) -> str | nbformat.NotebookNode | None:
+    """The file as it is, None where there is none."""
+    if not path.exists():
+        return None
+    return read(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+
+
+def committed(path: Path, root: Path) -> str | nbformat.NotebookNode | None:
+    """The file as git has it, None where git does not know it."""
+    command = ["git", "-C", str(root), "show", f"HEAD:{path.relative_to(root).as_posix()}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError:
+        return None
+    if done.returncode:
+        return None
+    if path.suffix != ".ipynb":
+        return done.stdout
+    return nbformat.reads(done.stdout, as_version=4)
+
+
+def make_labs(root: Path = ROOT, *, force: bool = False, again: bool = False) -> int:
+    """Make what is missing or stale (with `again`, run every notebook); returns the failures."""
+    failures = 0
+    for source, target in solutions(root):
+        try:
+            wanted = generated(source, root)
+        except LabError as error:
+            print(error, flush=True)
+            failures += 1
+            continue
+        there = stored(target)
+        fresh = there is not None and essence(there) == essence(wanted)
+        if not fresh and there is not None and not force:
+            git = committed(target, root)
+            if git is None or essence(git) != essence(there):
+                print(f"{name(target, root)} holds work of yours and is left: FORCE=1 overwrites.")
+                continue
+        if target.suffix == ".ipynb":
+            if not fresh or again or force:
+                failures += bool(refresh(target, wanted))
+        elif not fresh:
+            target.write_text(wanted, encoding="utf-8")
+            print(f"{name(target, root)}: made")
+    return failures
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Make the learner's copies of the labs.")
+    parser.add_argument("--force", action="store_true", help="overwrite edited copies")
+    sys.exit(make_labs(ROOT, force=parser.parse_args().force) > 0)
+
+
+if __name__ == "__main__":
+    main()

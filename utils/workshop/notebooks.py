@@ -1,0 +1,169 @@
+"""The workshop's notebooks: which there are, and how one is run, in a kernel of its own."""
+
+import os
+import shutil
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import nbformat
+import psutil
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+from utils.workshop import ROOT
+
+MARK = "KINTSUGI_NOTEBOOK"  # every process that a notebook starts inherits this variable
+
+
+def every_notebook(root: Path = ROOT) -> list[Path]:
+    """Lessons, then each lab's solution and its learner's copy."""
+    lessons = sorted(root.glob("notebooks/*.ipynb"))
+    labs = sorted(root.glob("labs/*/solution/*.ipynb")) + sorted(root.glob("labs/*/*.ipynb"))
+    return lessons + labs
+
+
+def name(path: Path, root: Path = ROOT) -> str:
+    """The path from the root of the repository, or the whole path for one outside."""
+    path = Path(path).resolve()
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
+
+def heading_above(notebook, index: int) -> str:
+    """The nearest heading at or above cell `index`, or ''."""
+    for cell in reversed(notebook.cells[: index + 1]):
+        if cell.cell_type == "markdown":
+            headings = [line for line in cell.source.splitlines() if line.startswith("#")]
+            if headings:
+                return headings[-1].lstrip("# ").strip()
+    return ""
+
+
+def first_line(text: str) -> str:
+    """The first line of an error's message."""
+    return (text.strip().splitlines() or [""])[0]
+
+
+def where(path: Path, notebook, index: int) -> str:
+    """Words that lead a reader to cell `index`: file, cell, id and heading."""
+    cell = notebook.cells[index]
+    count = sum(c.cell_type == "code" for c in notebook.cells[: index + 1])
+    heading = heading_above(notebook, index)
+    place = f" under “{heading}”" if heading else ""
+    return f"{name(path)}, code cell {count} (id {cell.get('id', 'none')}){place}"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a notebook's kernel is started with: its environment and the mark on its processes."""
+
+    environment: dict
+    mark: str
+
+    def leftovers(self, wait: float = 5.0) -> list[psutil.Process]:
+        """Processes the notebook started that still live `wait` seconds after its kernel ended."""
+        deadline = time.monotonic() + wait
+        while (alive := marked(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return alive
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes whose environment carries `mark`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            zombie = process.status() == psutil.STATUS_ZOMBIE
+            if not zombie and process.environ().get(MARK) == mark:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def describe(process: psutil.Process) -> str:
+    """Process id and command line, short."""
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:
+        command = "?"
+    return f"{process.pid} {command[:100]}"
+
+
+@contextmanager
+def surroundings():
+    """The same for every run: set order, no learner's progress, no user's IPython settings.
+
+    Pytest's own variables are left out, because ipykernel stops showing what subprocesses print
+    when it sees them. Whatever the notebook leaves running is killed at the end.
+    """
+    home = tempfile.mkdtemp(prefix="kintsugi-")
+    mark = uuid4().hex
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    environment.pop("MPLBACKEND", None)
+    environment |= {"PYTHONHASHSEED": "0", "KINTSUGI_HOME": home, "IPYTHONDIR": home, MARK: mark}
+    try:
+        yield Surroundings(environment, mark)
+    finally:
+        for process in marked(mark):
+            process.kill()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A notebook after its run: the notebook with its outputs, seconds, what went wrong or ''."""
+
+    notebook: nbformat.NotebookNode
+    seconds: float
+    problem: str
+
+
+def run(path: Path, notebook=None, *, on_cell=None, cell_timeout: float = 600) -> Run:
+    """Run a notebook in its own folder and stop at the first error.
+
+    Args:
+        path: where the notebook lies; its folder is the kernel's working folder.
+        notebook: its content, if that is not to be read from `path`. It is filled with outputs.
+        on_cell: called as on_cell(index) before each cell.
+        cell_timeout: seconds that one cell may take.
+    """
+    notebook = notebook or nbformat.read(path, as_version=4)
+    position = 0
+
+    def started(cell, cell_index):
+        nonlocal position
+        position = cell_index
+        if on_cell:
+            on_cell(cell_index)
+
+    client = NotebookClient(
+        notebook,
+        timeout=cell_timeout,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        on_cell_start=started,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    begin = time.monotonic()
+    with surroundings() as around:
+        try:
+            client.execute(env=around.environment)
+            problem = ""
+        except CellExecutionError as error:
+            problem = (
+                f"{where(path, notebook, position)}: {error.ename}: {first_line(error.evalue)}"
+            )
+        except CellTimeoutError:
+            problem = f"{where(path, notebook, position)}: not done after {cell_timeout:g} s"
+        except DeadKernelError:
+            problem = f"{where(path, notebook, position)}: the kernel died"
+        seconds = time.monotonic() - begin
+        left = around.leftovers()
+        if left and not problem:
+            problem = f"{name(path)} left processes: " + "; ".join(map(describe, left))
+    return Run(notebook, seconds, problem)
