@@ -55,10 +55,12 @@ class Kernel(RunningKernel):
                     raise
 
     def stop(self):
-        """Kill the kernel; asked to end, it would kill its children and hide what was left."""
+        """Kill the kernel alone: a shutdown would end its whole process group and hide the rest."""
         if hasattr(self, "km"):
             self.kc.stop_channels()
-            self.km.shutdown_kernel(now=True)
+            self.km.provisioner.process.kill()
+            self.km.provisioner.process.wait()
+            self.km.cleanup_resources()
             del self.km
 
 
