@@ -148,6 +148,20 @@ def test_a_collective_that_never_completes_ends_with_all_stacks():
         assert ranks.run(total_of_ranks, 1)[0].tolist() == [3.0] * 3
 
 
+def test_a_hang_inside_ddps_backward_is_a_hang():
+    with Ranks(2, timeout=1) as ranks:
+        with pytest.raises(RankError) as error:
+            ranks.cell(
+                "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+                "model = DDP(torch.nn.Linear(4, 4))\n"
+                "if rank == 0:\n    model(torch.ones(1, 4)).sum().backward()"
+            )
+        text = str(error.value)
+        assert "did not complete within 1 s" in text
+        assert "rank 0 │ waits in backward, in a collective\n       │ line 4: model(" in text
+        assert "rank 1 │ had finished" in text
+
+
 def test_a_cell_on_some_ranks_that_waits_for_the_others_says_who_is_absent():
     with Ranks(2, timeout=1) as ranks:
         with pytest.raises(RankError) as error:

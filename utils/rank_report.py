@@ -73,25 +73,33 @@ def remember_source(name, source):
 
 def timed_out(reply):
     """Whether a rank's failure is a collective that ran into its time limit."""
-    return isinstance(reply, Failure) and bool(
-        re.search(r"[Tt]imed out|[Tt]imeout", reply.message) and collective(reply.stack)
-    )
+    return says(reply, r"[Tt]imed out|[Tt]imeout")
 
 
 def consequence(reply):
     """Whether a rank failed only because another had left: its connection was closed."""
+    return says(reply, r"closed by peer|Connection reset|Broken pipe|aborted")
+
+
+def says(reply, pattern):
+    """Whether a rank failed in a collective, with a message like this."""
     return (
         isinstance(reply, Failure)
-        and collective(reply.stack) is not None
-        and bool(re.search(r"closed by peer|Connection reset|Broken pipe|aborted", reply.message))
+        and bool(re.search(pattern, reply.message))
+        and bool(collective(reply.stack) or re.search("gloo|NCCL|ProcessGroup", reply.message))
     )
 
 
 def collective(stack):
     """The name of the collective (or send, recv, barrier …) a stack is in, or None."""
-    inside = [frame for frame in stack if "torch/distributed/" in frame.file.replace(os.sep, "/")]
+    inside = [frame for frame in stack if in_torch(frame, "distributed")]
     inside = [frame for frame in inside if frame.function not in ("wrapper", "__exit__")]
     return inside[0].function if inside else None
+
+
+def in_torch(frame, package):
+    """Whether a frame belongs to a package of torch, such as "distributed"."""
+    return f"torch/{package}/" in frame.file.replace(os.sep, "/")
 
 
 def own(stack):
@@ -123,13 +131,17 @@ def failure(pool, on, first, stacks, final, hung):
         reply = first.get(rank, final.get(rank))
         stack = stacks.get(rank) or (reply.stack if isinstance(reply, Failure) else ())
         lines = [where(frame) for frame in own(stack)]
+        in_backward = any(in_torch(frame, "autograd") for frame in stack)
         waits_in = collective(stack)
+        if timed_out(reply) or consequence(reply):  # DDP starts collectives inside autograd's C++
+            waits_in = waits_in or ("backward, in a collective" if in_backward else "a collective")
         is_victim = rank not in first or consequence(reply) or timed_out(reply)
         if is_victim and waits_in:
             waited.append(rank)
             blocks.append((rank, "\n".join([f"waits in {waits_in}", *lines])))
         elif rank not in first:
-            blocks.append((rank, "\n".join(["runs, in no collective", *lines])))
+            state = "is in backward" if in_backward else "runs, in no collective"
+            blocks.append((rank, "\n".join([state, *lines])))
         elif isinstance(reply, Failure):
             lines.append(f"{reply.kind}: {reply.message}".rstrip(": "))
             blocks.append((rank, "\n".join(lines)))
