@@ -29,7 +29,7 @@ def read(path: Path):
     content["nbformat"], content["nbformat_minor"] = 4, 5
     for index, cell in enumerate(content["cells"]):
         cell.setdefault("id", f"cell-{index:02d}")
-    return nbformat.from_dict(content)
+    return nbformat.reads(json.dumps(content), as_version=4)
 
 
 def local_paths_removed(line: str) -> str:
