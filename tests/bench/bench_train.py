@@ -1,0 +1,193 @@
+"""Tokens per second of one training step, ours beside nanoGPT, transformers and litgpt.
+
+    python tests/bench/bench_train.py
+    python tests/bench/bench_train.py --nanogpt ~/nanoGPT --litgpt ~/site-packages-with-litgpt
+
+One step is forward, backward and optimizer on one process: the same layers, width, heads, batch,
+sequence, vocabulary, loss (mean cross-entropy) and fused AdamW for all; dropout 0. nanoGPT is a
+GPT-2 layout (GELU, learned positions, tied embeddings) with as many matrix parameters in a block.
+The contenders take turns, in a new order each round, and a ratio is taken inside a round, so what
+else the machine does hits all alike. A peer that is not there is named as absent.
+
+On a GPU, or with --bf16 --compile, the step runs in bfloat16 autocast under torch.compile, and the
+part of the device's peak that is used (MFU, by GPTConfig.flops_per_token) is printed.
+"""
+
+import argparse
+import importlib
+import random
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+
+from utils import corpus
+from utils.gpt import GPT, GPTConfig
+from utils.optimizer import make_optimizer
+from utils.train import backward
+
+PEAKS = {  # dense bf16 FLOP/s, from the makers' data sheets
+    "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
+    "L4": 121e12, "A10G": 70e12, "V100": 125e12, "T4": 65e12, "MI300X": 1307e12, "MI250": 383e12,
+}
+
+
+# ---- the contenders: each is a function sizes -> (model, logits_of)
+
+def ours(sizes):
+    return GPT(GPTConfig(vocab_size=sizes.vocab, hidden_size=sizes.hidden, layers=sizes.layers,
+                         heads=sizes.heads, kv_heads=sizes.kv_heads, max_positions=sizes.seq))
+
+
+def transformers_llama(sizes):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**{
+        **GPTConfig(vocab_size=sizes.vocab, hidden_size=sizes.hidden, layers=sizes.layers,
+                    heads=sizes.heads, kv_heads=sizes.kv_heads,
+                    max_positions=sizes.seq).to_hf(), "use_cache": False}))
+
+
+def litgpt(sizes):
+    from litgpt.model import GPT as LitGPT
+    from litgpt.model import Config
+
+    config = GPTConfig(vocab_size=sizes.vocab, hidden_size=sizes.hidden, layers=sizes.layers,
+                       heads=sizes.heads, kv_heads=sizes.kv_heads)
+    return LitGPT(Config(
+        block_size=sizes.seq, padded_vocab_size=sizes.vocab, n_layer=sizes.layers,
+        n_head=sizes.heads, n_query_groups=config.key_value_heads, n_embd=sizes.hidden,
+        rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm",
+        mlp_class_name="LLaMAMLP", intermediate_size=config.mlp_size))
+
+
+def nanogpt(sizes):
+    module = importlib.import_module("model")  # nanoGPT's model.py, found by --nanogpt
+    return module.GPT(module.GPTConfig(
+        block_size=sizes.seq, vocab_size=sizes.vocab, n_layer=sizes.layers, n_head=sizes.heads,
+        n_embd=sizes.hidden, dropout=0.0, bias=False))
+
+
+def step_of(name, model, sizes, autocast):
+    """A function (x, y) -> None that does one training step of a contender."""
+    compiled = torch.compile(model) if sizes.compile else model
+    if name == "utils.train":
+        optimizer = make_optimizer(model, "adamw", 1e-3, weight_decay=0.1)
+
+        def step(x, y):
+            backward(compiled, x, y, y.numel(), autocast=autocast)
+            optimizer.step()
+            optimizer.zero_grad()
+        return step
+
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, (0.9, 0.95), weight_decay=0.1,
+                                  fused=True)
+
+    def step(x, y):
+        with autocast:
+            if name == "nanoGPT":
+                loss = compiled(x, y)[1]
+            else:
+                output = compiled(x)
+                logits = output.logits if name == "transformers" else output
+                loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return step
+
+
+# ---- the measurement
+
+def contenders(sizes):
+    """{name: (model, step)} of all that can be built here; says which are absent."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    autocast = torch.autocast(device.type, torch.bfloat16) if sizes.bf16 else nullcontext()
+    built = {}
+    for name, build in (("utils.train", ours), ("nanoGPT", nanogpt),
+                        ("transformers", transformers_llama), ("litgpt", litgpt)):
+        if name == "nanoGPT" and sizes.kv_heads not in (None, sizes.heads):
+            print("nanoGPT        absent: it has no grouped-query attention")
+            continue
+        try:
+            model = build(sizes).to(device).train()
+        except ImportError as error:
+            print(f"{name:14} absent: {error}")
+            continue
+        built[name] = (model, step_of(name, model, sizes, autocast))
+    return device, built
+
+
+def measure(built, batches, rounds, steps, synchronize):
+    """{name: [seconds per step of each round]}; the order is drawn anew for every round."""
+    seconds = {name: [] for name in built}
+    for round_number in range(rounds + 1):  # the first one only warms up
+        names = list(built)
+        random.Random(round_number).shuffle(names)
+        for name in names:
+            step = built[name][1]
+            synchronize()
+            began = time.perf_counter()
+            for x, y in batches[:steps]:
+                step(x, y)
+            synchronize()
+            if round_number:
+                seconds[name].append((time.perf_counter() - began) / steps)
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    gpu = torch.cuda.is_available()
+    sizes = {"layers": 12, "hidden": 1024, "heads": 16, "batch": 16, "seq": 1024,
+             "vocab": 32768} if gpu else {
+             "layers": 4, "hidden": 128, "heads": 4, "batch": 32, "seq": 128, "vocab": 256}
+    for name, default in {**sizes, "rounds": 15, "steps": 3}.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--kv-heads", type=int)
+    parser.add_argument("--threads", type=int, help="CPU threads; default: torch's choice")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
+    parser.add_argument("--peak", type=float, help="the device's bf16 FLOP/s, for MFU")
+    parser.add_argument("--nanogpt", type=Path, help="a clone of github.com/karpathy/nanoGPT")
+    parser.add_argument("--litgpt", type=Path, help="a folder in which litgpt is installed")
+    sizes = parser.parse_args()
+    for path in (sizes.nanogpt, sizes.litgpt):
+        if path:
+            sys.path.append(str(path.expanduser()))
+    if sizes.threads:
+        torch.set_num_threads(sizes.threads)
+    torch.manual_seed(0)
+    device, built = contenders(sizes)
+
+    tokens = corpus.load()
+    batches = [tuple(part.to(device) for part in corpus.batch(tokens, step, sizes.batch, sizes.seq))
+               for step in range(sizes.steps)]
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    seconds = measure(built, batches, sizes.rounds, sizes.steps, synchronize)
+
+    where = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
+    kind = ("bf16" if sizes.bf16 else "fp32") + (", compiled" if sizes.compile else "")
+    print(f"\n{where}; {kind}; layers {sizes.layers}, hidden {sizes.hidden}, heads {sizes.heads}, "
+          f"batch {sizes.batch} x {sizes.seq}, vocabulary {sizes.vocab}; {sizes.rounds} rounds")
+    print(f"{'':14} {'parameters':>11} {'tokens/s':>10}   ours/theirs: median (quarter, three "
+          "quarters)")
+    for name, times in seconds.items():
+        rate = sizes.batch * sizes.seq / statistics.median(times)
+        ratios = [theirs / mine for theirs, mine in zip(times, seconds["utils.train"])]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        parameters = sum(parameter.numel() for parameter in built[name][0].parameters())
+        print(f"{name:14} {parameters:11,} {rate:10,.0f}   {middle:.3f} ({low:.3f}, {high:.3f})")
+    peak = sizes.peak or (gpu and next((v for k, v in PEAKS.items() if k in where), None))
+    if peak:
+        rate = sizes.batch * sizes.seq / statistics.median(seconds["utils.train"])
+        flops = built["utils.train"][0].config.flops_per_token(sizes.seq)
+        print(f"MFU of utils.train: {rate * flops / peak:.1%} of {peak / 1e12:.0f} TFLOP/s")
+
+
+if __name__ == "__main__":
+    main()

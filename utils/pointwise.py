@@ -1,0 +1,68 @@
+"""Two small operations of the model with their gradients by hand: fewer passes over the memory.
+
+Neither has much to compute; their time is that of reading and writing activations. Written out as
+below, rms_norm takes 40 % and rotate 55 % of the time that autograd's own chain takes on a CPU,
+which makes a whole training step of a small model 5 % faster (tests/bench/bench_train.py).
+
+    rms_norm   forward  y = x r w, r = 1 / sqrt(mean(x²) + eps)    (arXiv:1910.07467)
+               backward dx = r (w dy - x r mean(w dy · x r)), dw = sum(dy · x r)
+    rotate     forward  turns pairs of values by an angle          (arXiv:2104.09864)
+               backward turns the gradient back by the same angle
+"""
+
+import torch
+from torch.nn import functional as F
+
+
+def rms_norm(x, weight, eps):
+    """x (..., C) divided by the root of its mean square over C, times weight (C,)."""
+    # other devices have a fused kernel; below fp32, PyTorch's takes care of the precision
+    if x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype.itemsize >= 4:
+        return _RMSNorm.apply(x, weight, eps)
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (..., 1)
+        r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, r)
+        return (x * r).mul_(weight)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight, r = ctx.saved_tensors
+        normed = x * r
+        product = dy * normed
+        dweight = product.flatten(0, -2).sum(0)  # (C,)
+        mean = (product @ weight).unsqueeze(-1).div_(x.shape[-1])  # (..., 1)
+        dx = (dy * weight).addcmul_(normed, mean, value=-1).mul_(r)
+        return dx, dweight, None
+
+
+def rotate(x, cos, sin):
+    """Turns each pair (x[i], x[i + D/2]) of every head by its position's angle.
+
+    x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated.
+    """
+    # one row per head: long rows multiply twice as fast as rows of D
+    return _Rotate.apply(x, cos.expand(x.shape[1:]).contiguous(),
+                         sin.expand(x.shape[1:]).contiguous())
+
+
+class _Rotate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx, dy):
+        cos, sin = ctx.saved_tensors
+        return _turn(dy, cos, -sin), None, None
+
+
+def _turn(x, cos, sin):
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # each value's partner
+    return swapped.mul_(sin).addcmul_(x, cos)
