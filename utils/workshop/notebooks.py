@@ -50,10 +50,11 @@ def first_line(text: str) -> str:
 def where(path: Path, notebook, index: int) -> str:
     """Words that lead a reader to cell `index`: file, cell, id and heading."""
     cell = notebook.cells[index]
-    count = sum(c.cell_type == "code" for c in notebook.cells[: index + 1])
+    kind = cell.cell_type
+    count = sum(c.cell_type == kind for c in notebook.cells[: index + 1])
     heading = heading_above(notebook, index)
     place = f" under “{heading}”" if heading else ""
-    return f"{name(path)}, code cell {count} (id {cell.get('id', 'none')}){place}"
+    return f"{name(path)}, {kind} cell {count} (id {cell.get('id', 'none')}){place}"
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,14 @@ METADATA = {
 
 
 def read(path: Path):
-    """A notebook in format 4.5; cells without an id get one from their position."""
+    """A notebook in format 4.5; a missing or repeated id is made from the cell's position."""
     content = json.loads(path.read_text(encoding="utf-8"))
     content["nbformat"], content["nbformat_minor"] = 4, 5
+    seen = set()
     for index, cell in enumerate(content["cells"]):
-        cell.setdefault("id", f"cell-{index:02d}")
+        if cell.get("id") in seen | {None}:
+            cell["id"] = f"cell-{index:02d}"
+        seen.add(cell["id"])
     return nbformat.reads(json.dumps(content), as_version=4)
 
 

@@ -1,0 +1,231 @@
+"""What a stored notebook must be like, beyond what nbval can see.
+
+Each rule is a function of a notebook and its path that yields complaints, one sentence each.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+from utils.workshop.notebooks import where
+from utils.workshop.refresh import METADATA, read
+
+TAGS = {"nbval-ignore-output", "raises-exception", "hide-input"}
+MAX_LINES = 25
+# A folder of one machine; /proc and /dev are the same everywhere.
+ABSOLUTE = re.compile(r"(?<![\w.:/~\-<*])/(?:home|root|Users|tmp|opt|usr|var|mnt|work|srv)/[\w.]")
+LINK = re.compile(r"""(!?)\[([^\]\[]*)\]\(\s*<?([^)\s>]+)[^)]*\)""")
+HTML_LINK = re.compile(r"""<(?:a|img)\b[^>]*?\b(?:href|src)\s*=\s*["']([^"']+)["']""")
+HTML_IMAGE = re.compile(r"<img\b[^>]*>")
+
+
+def code_cells(notebook):
+    return [(i, cell) for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+
+
+def markdown(notebook) -> str:
+    return "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+
+
+def tags(cell) -> list[str]:
+    return cell.metadata.get("tags", [])
+
+
+def text_of(output) -> str:
+    """What a reader can read of one output."""
+    plain = output.get("data", {}).get("text/plain", "")
+    return output.get("text", "") + ("" if plain.startswith("<Figure") else plain)
+
+
+def is_figure(output) -> bool:
+    return any(kind.startswith("image/") for kind in output.get("data", {}))
+
+
+# --- rules for every notebook ---------------------------------------------------------------------
+
+
+def executed(notebook, path) -> Iterator[str]:
+    """Every code cell was run once, in order, from a fresh kernel."""
+    for count, (index, cell) in enumerate(code_cells(notebook), start=1):
+        if not cell.source.strip():
+            yield f"{where(path, notebook, index)}: the cell is empty"
+        elif cell.execution_count != count:
+            there = cell.execution_count
+            yield f"{where(path, notebook, index)}: execution count {there}, not {count}"
+    if not code_cells(notebook):
+        yield f"{path.name} has no code cell"
+
+
+def errors(notebook, path) -> Iterator[str]:
+    """Errors are stored where they are announced by a tag, and nowhere else."""
+    for index, cell in code_cells(notebook):
+        raised = [o for o in cell.outputs if o.output_type == "error"]
+        if raised and "raises-exception" not in tags(cell):
+            yield f"{where(path, notebook, index)}: stores the error {raised[0].ename}"
+        if "raises-exception" in tags(cell) and not raised:
+            yield f"{where(path, notebook, index)}: tagged raises-exception but does not raise"
+
+
+def ids(notebook, path) -> Iterator[str]:
+    """Cells have unique ids (that of a cell without one depends on its position)."""
+    seen = [cell.get("id") for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+    for index, cell in enumerate(notebook.cells):
+        if seen[index] != cell.id or seen.count(cell.id) > 1:
+            yield f"{where(path, notebook, index)}: the id is missing or used twice"
+
+
+def metadata(notebook, path) -> Iterator[str]:
+    """Nothing of an editor, a run or a machine is stored: make refresh removes it."""
+    if notebook.metadata != METADATA or (notebook.nbformat, notebook.nbformat_minor) != (4, 5):
+        yield f"{path.name}: metadata or format is not what make refresh stores"
+    for index, cell in enumerate(notebook.cells):
+        allowed = {"tags"} if tags(cell) else set()
+        if "hide-input" in tags(cell):
+            allowed.add("jupyter")
+        if set(cell.metadata) - allowed:
+            yield f"{where(path, notebook, index)}: metadata {dict(cell.metadata)}"
+        if set(tags(cell)) - TAGS:
+            yield f"{where(path, notebook, index)}: unknown tag, {TAGS} are known: {tags(cell)}"
+        for output in cell.get("outputs", []):
+            if output.get("metadata"):
+                yield f"{where(path, notebook, index)}: an output carries {dict(output.metadata)}"
+
+
+def short_cells(notebook, path) -> Iterator[str]:
+    """A cell has one idea."""
+    for index, cell in code_cells(notebook):
+        lines = len(cell.source.splitlines())
+        if lines > MAX_LINES:
+            yield f"{where(path, notebook, index)}: {lines} lines, at most {MAX_LINES}"
+
+
+def findings(notebook, path) -> Iterator[str]:
+    """A figure's finding stands in words after it: in the same output, or in the next cell."""
+    for index, cell in code_cells(notebook):
+        figures = [i for i, output in enumerate(cell.outputs) if is_figure(output)]
+        if not figures or any(text_of(o).strip() for o in cell.outputs[figures[-1] + 1 :]):
+            continue
+        follower = notebook.cells[index + 1] if index + 1 < len(notebook.cells) else None
+        if follower is not None and follower.cell_type == "markdown":
+            words = [li for li in follower.source.splitlines() if li and not li.startswith("#")]
+            if words and not words[0].startswith(("|", "!", "<")):
+                continue
+        yield f"{where(path, notebook, index)}: the figure is not followed by its finding in words"
+
+
+def no_local_paths(notebook, path) -> Iterator[str]:
+    """Neither sources nor outputs name a place of one machine."""
+    for index, cell in enumerate(notebook.cells):
+        texts = [cell.source] + [text_of(output) for output in cell.get("outputs", [])]
+        for output in cell.get("outputs", []):
+            texts += output.get("traceback", []) + [output.get("evalue", "")]
+            texts.append(str(output.get("data", {}).get("text/html", "")))
+        for text in texts:
+            if found := ABSOLUTE.search(text):
+                line = text[found.start() : found.start() + 60].splitlines()[0]
+                yield f"{where(path, notebook, index)}: names the place {line}"
+
+
+def alt_texts(notebook, path) -> Iterator[str]:
+    """A static image says in words what it shows."""
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown":
+            for bang, words, target in LINK.findall(cell.source):
+                if bang and len(words.split()) < 3:
+                    yield f"{where(path, notebook, index)}: {target} has no alt text of three words"
+            for image in HTML_IMAGE.findall(cell.source):
+                if not re.search(r"""\balt\s*=\s*["'][^"']{10,}""", image):
+                    yield f"{where(path, notebook, index)}: {image} has no alt text"
+
+
+def links(notebook, path) -> Iterator[str]:
+    """Relative links lead to a file of the repository, and to a heading that is in it."""
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown":
+            for complaint in broken_links(cell.source, path):
+                yield f"{where(path, notebook, index)}: {complaint}"
+
+
+def checks_pass(notebook, path) -> Iterator[str]:
+    """In a solution every check says [ok], in the learner's copy that nothing was started."""
+    if "labs" not in path.parts:
+        return
+    word = "[ok]" if path.parent.name == "solution" else "[ ]"
+    for index, cell in code_cells(notebook):
+        if re.search(r"^check\(", cell.source, re.MULTILINE):
+            printed = "".join(text_of(output) for output in cell.outputs)
+            if not printed.startswith(word):
+                yield f"{where(path, notebook, index)}: the check does not say {word}"
+
+
+EVERYWHERE = [
+    executed,
+    errors,
+    ids,
+    metadata,
+    short_cells,
+    findings,
+    no_local_paths,
+    alt_texts,
+    links,
+    checks_pass,
+]
+
+
+# --- rules for lessons ----------------------------------------------------------------------------
+
+
+def anatomy(notebook, path) -> Iterator[str]:
+    """A lesson says first how long it takes and on what, and ends in summary and questions."""
+    first = notebook.cells[0]
+    if first.cell_type != "markdown" or not re.match(r"# \S", first.source):
+        yield f"{path.name}: the first cell is not the title"
+    opening = "\n".join(c.source for c in notebook.cells[:3] if c.cell_type == "markdown")
+    if not re.search(r"\d+\s*min", opening):
+        yield f"{path.name}: the first cells do not give the minutes"
+    if not ("CPU" in opening and "GPU" in opening):
+        yield f"{path.name}: the first cells do not say what runs on a CPU and what on a GPU"
+    sections = re.split(r"(?m)^(?=##? )", markdown(notebook))
+    titles = [section.splitlines()[0].lower() for section in sections if section.strip()]
+    for part in ("summary", "questions", "further reading"):
+        if not any(part in title for title in titles):
+            yield f"{path.name}: no section has “{part}” in its heading"
+    for section in sections:
+        if "questions" in section.splitlines()[0].lower() if section.strip() else False:
+            folded = len(re.findall(r"<details>.*?<summary>.*?</details>", section, re.DOTALL))
+            if folded != 3:
+                yield f"{path.name}: {folded} questions with folded answers, not 3"
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return re.sub(r"[^\w\- ]", "", words.strip().lower()).replace(" ", "-")
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a Markdown file or a notebook."""
+    text = markdown(read(path)) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+    text = re.sub(r"(?ms)^```.*?^```", "", text)
+    named = re.findall(r"""<\w+\s[^>]*\b(?:id|name)=["']([^"']+)["']""", text)
+    return set(named) | {slug(line) for line in re.findall(r"(?m)^#{1,6}\s+(.+?)\s*$", text)}
+
+
+def broken_links(text: str, path: Path) -> Iterator[str]:
+    """The relative links in Markdown `text` of the file `path` that lead nowhere."""
+    text = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", text)
+    targets = [target for _, _, target in LINK.findall(text)] + HTML_LINK.findall(text)
+    for target in targets:
+        if re.match(r"[a-z]+:", target):  # https:, mailto:, data:
+            continue
+        file, _, anchor = unquote(target).partition("#")
+        goal = (path.parent / file).resolve() if file else path
+        if file.startswith("/") or not goal.exists():
+            yield f"the link {target} leads nowhere"
+        elif anchor and anchor not in anchors(goal):
+            yield f"the link {target} names a heading that {goal.name} does not have"
