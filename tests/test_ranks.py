@@ -102,7 +102,7 @@ def test_an_exception_frees_those_who_wait_for_that_rank(pool):
         pool.cell("if rank == 1:\n    1 / 0\ndist.all_reduce(torch.ones(1))")
     assert time.monotonic() - start < 10
     assert "Rank 1 failed" in str(error.value)
-    assert "ranks 0, 2, 3 │ waits in all_reduce" in str(error.value)
+    assert "ranks 0, 2, 3 │ waiting in all_reduce" in str(error.value)
     assert "line 3: dist.all_reduce(torch.ones(1))" in str(error.value)
     assert pool.run(total_of_ranks, 1)[3].tolist() == [6.0] * 3
 
@@ -142,10 +142,28 @@ def test_a_collective_that_never_completes_ends_with_all_stacks():
         assert time.monotonic() - start < 10
         assert "did not complete within 1 s" in text
         line = "line 3: dist.all_reduce(torch.ones(1))"
-        assert f"rank 0 │ waits in all_reduce\n       │ {line}" in text
-        assert "rank 1 │ runs, in no collective\n       │ line 5: time.sleep(100)" in text
-        assert "rank 2 │ waits in barrier\n       │ line 7: dist.barrier()" in text
+        assert f"rank 0 │ waiting in all_reduce\n       │ {line}" in text
+        assert "rank 1 │ running, in no collective\n       │ line 5: time.sleep(100)" in text
+        assert "rank 2 │ waiting in barrier\n       │ line 7: dist.barrier()" in text
         assert ranks.run(total_of_ranks, 1)[0].tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "recv(torch.ones(1), src=1)",
+        "barrier()",
+        "all_gather([torch.ones(1)] * 2, torch.ones(1))",
+        "all_reduce(torch.ones(1), group=pair)",
+    ],
+)
+def test_every_kind_of_call_keeps_the_time_limit(call):
+    with Ranks(2, timeout=1) as ranks:
+        ranks.cell("pair = dist.new_group([0, 1])")
+        start = time.monotonic()
+        with pytest.raises(RankError, match="did not complete within 1 s"):
+            ranks.cell(f"if rank == 0: dist.{call}")
+        assert time.monotonic() - start < 10
 
 
 def test_a_hang_inside_ddps_backward_is_a_hang():
@@ -158,7 +176,7 @@ def test_a_hang_inside_ddps_backward_is_a_hang():
             )
         text = str(error.value)
         assert "did not complete within 1 s" in text
-        assert "rank 0 │ waits in backward, in a collective\n       │ line 4: model(" in text
+        assert "rank 0 │ waiting in backward, in a collective\n       │ line 4: model(" in text
         assert "rank 1 │ had finished" in text
 
 

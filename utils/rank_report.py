@@ -138,9 +138,9 @@ def failure(pool, on, first, stacks, final, hung):
         is_victim = rank not in first or consequence(reply) or timed_out(reply)
         if is_victim and waits_in:
             waited.append(rank)
-            blocks.append((rank, "\n".join([f"waits in {waits_in}", *lines])))
+            blocks.append((rank, "\n".join([f"waiting in {waits_in}", *lines])))
         elif rank not in first:
-            state = "is in backward" if in_backward else "runs, in no collective"
+            state = "running backward" if in_backward else "running, in no collective"
             blocks.append((rank, "\n".join([state, *lines])))
         elif isinstance(reply, Failure):
             lines.append(f"{reply.kind}: {reply.message}".rstrip(": "))

@@ -31,6 +31,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+JOIN_TIMEOUT = 30.0  # seconds to meet, on a machine that may be busy: not the learner's time limit
 device = torch.device("cpu")  # of this process; a rank sets its own, for functions that ask
 
 
@@ -137,12 +138,16 @@ def join(setup, generation):
         torch.cuda.set_device(setup.device)
     else:  # a host name that does not resolve, or a VPN, must not matter on one machine
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    store = dist.FileStore(f"{setup.folder}/meeting-{generation}", setup.world_size)
+    store.set_timeout(datetime.timedelta(seconds=JOIN_TIMEOUT))
+    store.set(f"rank {setup.rank} is here", "")
+    store.wait([f"rank {rank} is here" for rank in range(setup.world_size)])
+    limit = datetime.timedelta(seconds=setup.timeout)
+    # groups that a cell makes with new_group take their time limit from here
+    dist.distributed_c10d.default_pg_timeout = limit
+    dist.distributed_c10d.default_pg_nccl_timeout = limit
     dist.init_process_group(
-        setup.backend,
-        init_method=f"file://{setup.folder}/meeting-{generation}",
-        rank=setup.rank,
-        world_size=setup.world_size,
-        timeout=datetime.timedelta(seconds=setup.timeout),
+        setup.backend, store=store, rank=setup.rank, world_size=setup.world_size, timeout=limit
     )
 
 

@@ -220,7 +220,10 @@ class Ranks:
         ranks, replies = set(ranks), {}
         for rank in ranks:
             self._pipes[rank].send_bytes(cloudpickle.dumps(request))
-        self._collect(ranks, replies, time.monotonic() + self.timeout + PATIENCE)
+        self._collect(ranks, replies, time.monotonic() + self.timeout + rank_worker.JOIN_TIMEOUT)
+        if ranks:
+            names = report.label(sorted(ranks), self.size)
+            self._stop(f"{names} did not answer and had to be killed")
 
     def _interrupt(self, waiting_for, replies):
         """The kernel was interrupted: so are its ranks."""
