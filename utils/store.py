@@ -3,7 +3,7 @@
 It is `ledger.json` in the folder that the environment variable KINTSUGI_HOME names, else in
 `.kintsugi/` at the root of the repository (git ignores it):
 
-    {"predictions": {name: {...}}, "checks": {lab: {exercise: true or false}}}
+    {"predictions": {name: {...}}, "checks": {name: true or false}}
 
 Several notebooks may write at once: a change locks, reads, edits and writes the whole file, and the
 new file takes the old one's place in one step, so a reader never sees half of it.
@@ -34,8 +34,9 @@ def read() -> dict:
     path = home() / "ledger.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        parts = [content.setdefault(part, {}) for part in ("predictions", "checks")]
-        if all(isinstance(value, dict) for part in parts for value in part.values()):
+        predictions, checks = (content.setdefault(part, {}) for part in ("predictions", "checks"))
+        entries = [checks, predictions, *predictions.values()]
+        if all(isinstance(entry, dict) for entry in entries):
             return content
     except FileNotFoundError:
         return {"predictions": {}, "checks": {}}

@@ -97,6 +97,11 @@ class Traffic(TorchDispatchMode):
         super().__init__()
         self.events: list[Event] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spares each fresh rank the import of the compiler, 0.9 s, at its first operator."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         # A wrapper (DTensor, AsyncCollectiveTensor) first unfolds into the operators that it stands
         # for; those come past here again, its collectives among them.

@@ -1,0 +1,46 @@
+"""Exercise 01d: an all-reduce with fewer steps: a tree. And when does it beat the ring?"""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+
+def tree_all_reduce(tensor: torch.Tensor) -> None:
+    """Sums `tensor` over all N ranks, in place, with messages of the whole tensor.
+
+    At most 2·⌈log2 N⌉ messages follow one another, for any N: up a tree to rank 0, adding, and
+    down again (or any other way with so few steps). Use `dist.send` and `dist.recv` only.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ### BEGIN SOLUTION: pair ranks at distance 1, 2, 4 … and add; then back, at distance … 4, 2, 1
+    received = torch.empty_like(tensor)
+    distances = [2**step for step in range(math.ceil(math.log2(size)))]
+    for distance in distances:  # up: a rank that has sent is done
+        if rank % (2 * distance) == distance:
+            dist.send(tensor, rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < size:
+            dist.recv(received, rank + distance)
+            tensor += received
+    for distance in reversed(distances):  # down: the same pairs, the other way round
+        if rank % (2 * distance) == distance:
+            dist.recv(tensor, rank - distance)
+        elif rank % (2 * distance) == 0 and rank + distance < size:
+            dist.send(tensor, rank + distance)
+    ### END SOLUTION
+
+
+def crossover_bytes(size: int, alpha: float, beta: float) -> float:
+    """The tensor's size n in bytes from which on the ring beats the tree on `size` ranks.
+
+    A message of n bytes takes α + β·n seconds. The tree: 2·⌈log2 N⌉ messages of n bytes, one after
+    another. The ring of exercise 01b: 2(N-1) exchanges with messages of n/N bytes, and an exchange
+    takes two messages, since a rank that sends does not receive. `math.inf`: the ring never wins.
+    """
+    ### BEGIN SOLUTION: write down both times, set them equal and solve for n
+    tree_messages, ring_messages = 2 * math.ceil(math.log2(size)), 4 * (size - 1)
+    fewer_bytes = tree_messages - ring_messages / size  # that the ring sends, in units of n
+    if fewer_bytes <= 0:
+        return math.inf
+    return alpha * (ring_messages - tree_messages) / (beta * fewer_bytes)
+    ### END SOLUTION
