@@ -24,8 +24,9 @@ def save(folder, model, optimizer, run):
 
     Call it on one rank only: every rank of data parallel training holds the same state.
     """
-    state = {name: tensor.detach().contiguous().cpu()
-             for name, tensor in optimizer.named_state().items()}
+    state = {
+        name: tensor.detach().contiguous().cpu() for name, tensor in optimizer.named_state().items()
+    }
     rng = bytes(torch.get_rng_state().tolist()).hex()
     record = {**run, "format": FORMAT, "optimizer": optimizer.kind, "rng": rng}
     try:
@@ -46,8 +47,10 @@ def read_run(folder):
         raise CheckpointError(f"{folder} has no {TRAINING}: it holds no training run to resume")
     run = hf_format.read_json(folder / TRAINING)
     if run.get("format") != FORMAT:
-        raise CheckpointError(f"{folder / TRAINING} has format {run.get('format')!r}, "
-                              f"but this version reads format {FORMAT}")
+        raise CheckpointError(
+            f"{folder / TRAINING} has format {run.get('format')!r}, "
+            f"but this version reads format {FORMAT}"
+        )
     missing = [key for key in ("step", "optimizer", "rng") if key not in run]
     if missing:
         raise CheckpointError(f"{folder / TRAINING} has no {missing[0]}")
@@ -64,16 +67,20 @@ def load(folder, model, optimizer):
     folder = hf_format.recover(folder)
     _check_same_model(folder, model.config)
     if run["optimizer"] != optimizer.kind:
-        raise CheckpointError(f"{folder} was trained with optimizer {run['optimizer']!r}, "
-                              f"this run asks for {optimizer.kind!r}")
+        raise CheckpointError(
+            f"{folder} was trained with optimizer {run['optimizer']!r}, "
+            f"this run asks for {optimizer.kind!r}"
+        )
     parameters = dict(model.named_parameters())
     weights = hf_format.read_headers(folder)
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     hf_format.check_shapes(weights, shapes, where=folder)
     if not (folder / OPTIMIZER).exists():
         raise CheckpointError(f"{folder / OPTIMIZER} is missing: the folder was copied in part")
-    state = {name: (folder / OPTIMIZER, shape)
-             for name, shape in hf_format.file_shapes(folder / OPTIMIZER).items()}
+    state = {
+        name: (folder / OPTIMIZER, shape)
+        for name, shape in hf_format.file_shapes(folder / OPTIMIZER).items()
+    }
     if state or run["step"] > 0:
         hf_format.check_shapes(state, optimizer.state_shapes(), where=folder / OPTIMIZER)
     with torch.no_grad():
@@ -89,5 +96,6 @@ def _check_same_model(folder, config):
     saved = GPTConfig.from_hf(hf_format.read_config(folder)).to_hf()
     for name, value in config.to_hf().items():
         if saved[name] != value:
-            raise CheckpointError(f"{folder} holds a model with {name} {saved[name]}, "
-                                  f"this run asks for {value}")
+            raise CheckpointError(
+                f"{folder} holds a model with {name} {saved[name]}, this run asks for {value}"
+            )

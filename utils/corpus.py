@@ -23,6 +23,7 @@ HELD_OUT = 0.05  # the last 5 % of a text is never trained on
 
 # ---- 1. text -> tokens
 
+
 def embedded():
     """The Python language reference, as bytes: every topic of `pydoc_data.topics`, sorted by name.
 
@@ -115,6 +116,7 @@ def split(tokens, held_out=HELD_OUT):
 
 # ---- 2. tokens -> batches
 
+
 def share(rows, rank, world_size):
     """(start, stop): rank's contiguous share of `rows` rows; the first ranks take what is over.
 
@@ -130,8 +132,10 @@ def share(rows, rank, world_size):
 def share_of_batch(batch, rank, world_size):
     """`share` of a batch, in which every rank must have at least one row."""
     if batch < world_size:
-        raise ValueError(f"batch {batch} leaves some of {world_size} ranks without a row: "
-                         f"raise the batch to {world_size} or more")
+        raise ValueError(
+            f"batch {batch} leaves some of {world_size} ranks without a row: "
+            f"raise the batch to {world_size} or more"
+        )
     return share(batch, rank, world_size)
 
 
@@ -159,14 +163,16 @@ def held_out_batches(tokens, seq=128, batch=32, limit=256, rank=0, world_size=1)
     first, last = share(len(kept), rank, world_size)
     starts = kept[first:last] * seq
     for row in range(0, len(starts), batch):
-        yield _windows(tokens, starts[row:row + batch], seq)
+        yield _windows(tokens, starts[row : row + batch], seq)
 
 
 def check_length(tokens, seq, name="the text"):
     """Raises ValueError when the tokens do not hold one sequence and the token after it."""
     if len(tokens) < seq + 1:
-        raise ValueError(f"{name} has {len(tokens)} tokens, too short for one sequence of {seq}: "
-                         f"bring at least {seq + 1} tokens or choose shorter sequences")
+        raise ValueError(
+            f"{name} has {len(tokens)} tokens, too short for one sequence of {seq}: "
+            f"bring at least {seq + 1} tokens or choose shorter sequences"
+        )
 
 
 def _windows(tokens, starts, seq):

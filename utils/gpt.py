@@ -27,6 +27,7 @@ from utils.pointwise import rms_norm, rotate
 
 # ---- 1. rotary positions
 
+
 def rotary_frequencies(config):
     """Radians per position for each pair of values of a head, fp32 (D/2,)."""
     exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
@@ -61,6 +62,7 @@ def rotary_tables(config, positions, dtype):
 
 # ---- 2. one block
 
+
 class RMSNorm(nn.RMSNorm):
     """torch's layer, with a gradient that is faster on a CPU."""
 
@@ -89,8 +91,11 @@ class Attention(nn.Module):
         v = self.v_proj(x).view(B, T, -1, self.head_size)  # (B, T, K, D)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         y = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-            is_causal=True, enable_gqa=q.shape[2] != k.shape[2],
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=q.shape[2] != k.shape[2],
         )  # (B, H, T, D)
         return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))  # (B, T, C)
 
@@ -124,6 +129,7 @@ class Block(nn.Module):
 
 
 # ---- 3. the model
+
 
 class Decoder(nn.Module):
     """Tokens -> hidden states: everything but the last matrix."""
@@ -178,8 +184,10 @@ class GPT(nn.Module):
     def forward(self, tokens):
         """Logits (B, T, V) for int64 tokens (B, T), T at most config.max_positions."""
         if tokens.shape[1] > self.config.max_positions:
-            raise ValueError(f"sequence of {tokens.shape[1]} tokens is longer than max_positions "
-                             f"{self.config.max_positions}")
+            raise ValueError(
+                f"sequence of {tokens.shape[1]} tokens is longer than max_positions "
+                f"{self.config.max_positions}"
+            )
         return self.lm_head(self.model(tokens))
 
     def parameter_count(self):
@@ -194,11 +202,12 @@ class GPT(nn.Module):
         whole sequence again, cut to the last max_positions; a server keeps keys and values instead.
         """
         if temperature < 0 or (top_k is not None and top_k < 1):
-            raise ValueError(f"temperature {temperature} must be at least 0 and top_k {top_k} "
-                             "at least 1")
+            raise ValueError(
+                f"temperature {temperature} must be at least 0 and top_k {top_k} at least 1"
+            )
         generator = torch.Generator().manual_seed(seed)
         for _ in range(max_new_tokens):
-            logits = self(tokens[:, -self.config.max_positions:])[:, -1].float().cpu()  # (B, V)
+            logits = self(tokens[:, -self.config.max_positions :])[:, -1].float().cpu()  # (B, V)
             if temperature == 0:
                 drawn = logits.argmax(dim=-1, keepdim=True)
             else:
@@ -225,12 +234,17 @@ class GPT(nn.Module):
             raise hf_format.CheckpointError(f"{folder}: {error}") from None
         with torch.device("meta"):
             model = cls(config)
-        headers = {name: header for name, header in hf_format.read_headers(folder).items()
-                   if not _is_redundant(name, config)}
+        headers = {
+            name: header
+            for name, header in hf_format.read_headers(folder).items()
+            if not _is_redundant(name, config)
+        }
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         hf_format.check_shapes(headers, shapes, where=folder)
-        state = {name: tensor.to(device=device, dtype=dtype)
-                 for name, tensor in hf_format.read_tensors(headers)}
+        state = {
+            name: tensor.to(device=device, dtype=dtype)
+            for name, tensor in hf_format.read_tensors(headers)
+        }
         model.load_state_dict(state, strict=False, assign=True)
         model.tie()
         return model

@@ -1,9 +1,9 @@
 """What a model is: its sizes, checked; its cost, by formula; its Hugging Face config.json.
 
-    config = GPTConfig(hidden_size=128, layers=4, heads=4)
-    config.parameter_count()            # 0.86 million, without building the model
-    config.flops_per_token(seq=128)     # of one training step
-    config.to_hf(), GPTConfig.from_hf(dictionary)
+config = GPTConfig(hidden_size=128, layers=4, heads=4)
+config.parameter_count()            # 0.86 million, without building the model
+config.flops_per_token(seq=128)     # of one training step
+config.to_hf(), GPTConfig.from_hf(dictionary)
 """
 
 import math
@@ -41,8 +41,16 @@ class GPTConfig:
     eos_token_id: int | tuple[int, ...] | None = None
 
     def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "layers", "heads", "kv_heads", "head_dim",
-                     "intermediate_size", "max_positions"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "max_positions",
+        ):
             value = getattr(self, name)
             optional = name in ("kv_heads", "head_dim", "intermediate_size")
             if not ((type(value) is int and value > 0) or (optional and value is None)):
@@ -50,26 +58,33 @@ class GPTConfig:
         if self.hidden_size % self.heads:
             raise ValueError(f"heads {self.heads} does not divide hidden_size {self.hidden_size}")
         if self.heads % self.key_value_heads:
-            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}: each "
-                             "key-value head serves an equal group of query heads")
+            raise ValueError(
+                f"kv_heads {self.kv_heads} does not divide heads {self.heads}: each "
+                "key-value head serves an equal group of query heads"
+            )
         if self.head_size % 2:
-            raise ValueError(f"head size {self.head_size} is odd: rotary positions turn pairs of "
-                             "values, so choose an even hidden_size / heads")
+            raise ValueError(
+                f"head size {self.head_size} is odd: rotary positions turn pairs of "
+                "values, so choose an even hidden_size / heads"
+            )
         if not self.rope_theta > 0 or not self.norm_eps > 0:
-            raise ValueError(f"rope_theta {self.rope_theta} and norm_eps {self.norm_eps} must be "
-                             "above 0")
+            raise ValueError(
+                f"rope_theta {self.rope_theta} and norm_eps {self.norm_eps} must be above 0"
+            )
         self._check_rope_scaling()
 
     def _check_rope_scaling(self):
         scaling = self.rope_scaling or {"rope_type": "default"}
         kind = scaling.get("rope_type")
         if kind not in ROPE_KINDS:
-            raise ValueError(f"rope scaling {kind!r} is not supported: only "
-                             f"{', '.join(ROPE_KINDS)} are")
+            raise ValueError(
+                f"rope scaling {kind!r} is not supported: only {', '.join(ROPE_KINDS)} are"
+            )
         for key in ROPE_KINDS[kind]:
             if not isinstance(scaling.get(key), (int, float)) or scaling[key] <= 0:
-                raise ValueError(f"rope scaling {kind!r} needs a positive {key}, "
-                                 f"not {scaling.get(key)!r}")
+                raise ValueError(
+                    f"rope scaling {kind!r} needs a positive {key}, not {scaling.get(key)!r}"
+                )
 
     @property
     def key_value_heads(self):
@@ -146,8 +161,11 @@ class GPTConfig:
         values = {ours: hf[theirs] for theirs, ours in HF_NAMES.items() if theirs in hf}
         values.setdefault("max_positions", 2048)  # Hugging Face's defaults differ from ours
         values.setdefault("norm_eps", 1e-6)
-        for theirs, ours in (("num_key_value_heads", "kv_heads"), ("head_dim", "head_dim"),
-                             ("intermediate_size", "intermediate_size")):
+        for theirs, ours in (
+            ("num_key_value_heads", "kv_heads"),
+            ("head_dim", "head_dim"),
+            ("intermediate_size", "intermediate_size"),
+        ):
             values[ours] = hf.get(theirs)
         if isinstance(hf.get("eos_token_id"), list):
             values["eos_token_id"] = tuple(hf["eos_token_id"])
@@ -193,8 +211,13 @@ HF_NAMES = {  # config.json's name -> ours, where the value is the same
 def _refuse_other_models(hf):
     if hf.get("model_type") != "llama":
         raise ValueError(f"model_type {hf.get('model_type')!r} is not supported: only 'llama' is")
-    for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-                 "intermediate_size"):
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+    ):
         if hf.get(name) is None:
             raise ValueError(f"config.json has no {name}")
     if hf.get("hidden_act", "silu") not in ("silu", "swish"):
@@ -203,5 +226,7 @@ def _refuse_other_models(hf):
         raise ValueError(f"attention_dropout {hf['attention_dropout']} is not supported: only 0 is")
     if hf.get("quantization_config"):
         method = hf["quantization_config"].get("quant_method")
-        raise ValueError(f"quantization_config {method!r} is not supported: bring the checkpoint "
-                         "in float32, bfloat16 or float16")
+        raise ValueError(
+            f"quantization_config {method!r} is not supported: bring the checkpoint "
+            "in float32, bfloat16 or float16"
+        )

@@ -16,7 +16,7 @@ import json
 import os
 import re
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -27,8 +27,10 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # what a checkpoint folder may hold; anything else belongs to someone and is never replaced
-OURS = re.compile(r"(config|generation_config|training)\.json|model\.safetensors\.index\.json"
-                  r"|(model|optimizer)(-\d+-of-\d+)?\.safetensors")
+OURS = re.compile(
+    r"(config|generation_config|training)\.json|model\.safetensors\.index\.json"
+    r"|(model|optimizer)(-\d+-of-\d+)?\.safetensors"
+)
 
 
 class CheckpointError(ValueError):
@@ -36,6 +38,7 @@ class CheckpointError(ValueError):
 
 
 # ---- 1. reading
+
 
 def read_json(path):
     """The JSON object in a file, as a dict."""
@@ -77,7 +80,8 @@ def read_headers(folder):
         if file.suffix in PICKLES:
             raise CheckpointError(
                 f"{file} is a pickle checkpoint, which can run code when it is read: only "
-                "safetensors are read, so convert it with transformers' save_pretrained first")
+                "safetensors are read, so convert it with transformers' save_pretrained first"
+            )
     raise CheckpointError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
 
 
@@ -85,8 +89,10 @@ def _read_sharded_headers(folder, weight_map):
     shapes = {}
     for shard in sorted(set(map(str, weight_map.values()))):
         if Path(shard).name != shard or not shard.endswith(".safetensors"):
-            raise CheckpointError(f"{folder / INDEX} names {shard!r}, which is not a safetensors "
-                                  "file in the same folder")
+            raise CheckpointError(
+                f"{folder / INDEX} names {shard!r}, which is not a safetensors "
+                "file in the same folder"
+            )
         if not (folder / shard).exists():
             raise CheckpointError(f"{folder / INDEX} names the shard {shard}, which is missing")
         shapes[shard] = file_shapes(folder / shard)
@@ -108,8 +114,10 @@ def check_shapes(headers, expected, where):
         raise CheckpointError(f"{where} holds {_listed(extra)}, which this model does not have")
     for name, shape in expected.items():
         if tuple(headers[name][1]) != tuple(shape):
-            raise CheckpointError(f"{where}: {name} has shape {list(headers[name][1])}, "
-                                  f"but the model needs {list(shape)}")
+            raise CheckpointError(
+                f"{where}: {name} has shape {list(headers[name][1])}, "
+                f"but the model needs {list(shape)}"
+            )
 
 
 def read_tensors(headers, names=None):
@@ -135,8 +143,10 @@ def _open(file):
     try:
         handle = safe_open(str(file), framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is not a readable safetensors file ({error}): it is cut "
-                              "short or damaged, copy it again") from None
+        raise CheckpointError(
+            f"{file} is not a readable safetensors file ({error}): it is cut "
+            "short or damaged, copy it again"
+        ) from None
     with handle as data:
         yield data
 
@@ -147,6 +157,7 @@ def _listed(names):
 
 
 # ---- 2. writing
+
 
 def write_weights(folder, tensors, max_shard_bytes=5 * 10**9):
     """Writes {name: tensor} into an open folder as one file, or as shards with an index."""
@@ -208,8 +219,9 @@ def replacing(folder):
 def recover(folder):
     """The folder as a Path, put back first if a write stopped between its two renames."""
     folder = Path(folder).expanduser().resolve()
-    if not folder.exists() and _beside(folder, "old").exists():
-        _beside(folder, "old").rename(folder)
+    if not folder.exists():
+        with suppress(FileNotFoundError):  # the usual case; or another rank was first
+            _beside(folder, "old").rename(folder)
     return folder
 
 
@@ -220,8 +232,10 @@ def check_replaceable(folder):
         raise CheckpointError(f"{folder} is a file: name a folder")
     for entry in sorted(folder.iterdir()) if folder.exists() else []:
         if not OURS.fullmatch(entry.name):
-            raise CheckpointError(f"{folder} holds {entry.name}, which is not part of a "
-                                  "checkpoint and would be lost: choose another folder")
+            raise CheckpointError(
+                f"{folder} holds {entry.name}, which is not part of a "
+                "checkpoint and would be lost: choose another folder"
+            )
 
 
 def _beside(folder, word):

@@ -32,8 +32,11 @@ def make_optimizer(model, kind="muon", lr=None, adamw_lr=6e-3, weight_decay=0.0)
         raise ValueError(f"optimizer {kind!r} is not one of {', '.join(LEARNING_RATES)}")
     lr = LEARNING_RATES[kind] if lr is None else lr
     names = {parameter: name for name, parameter in model.named_parameters()}
-    matrices = [parameter for parameter, name in names.items()
-                if parameter.ndim == 2 and ".layers." in f".{name}"]
+    matrices = [
+        parameter
+        for parameter, name in names.items()
+        if parameter.ndim == 2 and ".layers." in f".{name}"
+    ]
     others = [parameter for parameter in names if all(parameter is not m for m in matrices)]
     if kind == "muon":
         muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay)
@@ -81,14 +84,19 @@ class Optimizers:
 
     def state_shapes(self):
         """{"<parameter name>/<key>": shape} of the state after the first step."""
-        return {f"{self.names[parameter]}/{key}": () if key == "step" else tuple(parameter.shape)
-                for part, parameter in self._members() for key in STATE[type(part)]}
+        return {
+            f"{self.names[parameter]}/{key}": () if key == "step" else tuple(parameter.shape)
+            for part, parameter in self._members()
+            for key in STATE[type(part)]
+        }
 
     def named_state(self):
         """{"<parameter name>/<key>": tensor}; empty before the first step."""
-        return {f"{self.names[parameter]}/{key}": value
-                for part, parameter in self._members()
-                for key, value in part.state.get(parameter, {}).items()}
+        return {
+            f"{self.names[parameter]}/{key}": value
+            for part, parameter in self._members()
+            for key, value in part.state.get(parameter, {}).items()
+        }
 
     def load_named_state(self, tensors):
         """Takes what `named_state` gave, as pairs or as a dict."""
@@ -99,5 +107,9 @@ class Optimizers:
             part.state[parameter][key] = tensor.to(parameter.device)
 
     def _members(self):
-        return [(part, parameter) for part in self.parts
-                for group in part.param_groups for parameter in group["params"]]
+        return [
+            (part, parameter)
+            for part in self.parts
+            for group in part.param_groups
+            for parameter in group["params"]
+        ]

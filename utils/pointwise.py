@@ -47,8 +47,9 @@ def rotate(x, cos, sin):
     x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated.
     """
     # one row per head: long rows multiply twice as fast as rows of D
-    return _Rotate.apply(x, cos.expand(x.shape[1:]).contiguous(),
-                         sin.expand(x.shape[1:]).contiguous())
+    return _Rotate.apply(
+        x, cos.expand(x.shape[1:]).contiguous(), sin.expand(x.shape[1:]).contiguous()
+    )
 
 
 class _Rotate(torch.autograd.Function):

@@ -31,45 +31,98 @@ from utils.optimizer import make_optimizer
 from utils.train import backward
 
 PEAKS = {  # dense bf16 FLOP/s, from the makers' data sheets
-    "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
-    "L4": 121e12, "A10G": 70e12, "V100": 125e12, "T4": 65e12, "MI300X": 1307e12, "MI250": 383e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10G": 70e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "MI300X": 1307e12,
+    "MI250": 383e12,
 }
 
 
 # ---- the contenders: each is a function sizes -> (model, logits_of)
 
+
 def ours(sizes):
-    return GPT(GPTConfig(vocab_size=sizes.vocab, hidden_size=sizes.hidden, layers=sizes.layers,
-                         heads=sizes.heads, kv_heads=sizes.kv_heads, max_positions=sizes.seq))
+    return GPT(
+        GPTConfig(
+            vocab_size=sizes.vocab,
+            hidden_size=sizes.hidden,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            max_positions=sizes.seq,
+        )
+    )
 
 
 def transformers_llama(sizes):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**{
-        **GPTConfig(vocab_size=sizes.vocab, hidden_size=sizes.hidden, layers=sizes.layers,
-                    heads=sizes.heads, kv_heads=sizes.kv_heads,
-                    max_positions=sizes.seq).to_hf(), "use_cache": False}))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **{
+                **GPTConfig(
+                    vocab_size=sizes.vocab,
+                    hidden_size=sizes.hidden,
+                    layers=sizes.layers,
+                    heads=sizes.heads,
+                    kv_heads=sizes.kv_heads,
+                    max_positions=sizes.seq,
+                ).to_hf(),
+                "use_cache": False,
+            }
+        )
+    )
 
 
 def litgpt(sizes):
     from litgpt.model import GPT as LitGPT
     from litgpt.model import Config
 
-    config = GPTConfig(vocab_size=sizes.vocab, hidden_size=sizes.hidden, layers=sizes.layers,
-                       heads=sizes.heads, kv_heads=sizes.kv_heads)
-    return LitGPT(Config(
-        block_size=sizes.seq, padded_vocab_size=sizes.vocab, n_layer=sizes.layers,
-        n_head=sizes.heads, n_query_groups=config.key_value_heads, n_embd=sizes.hidden,
-        rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm",
-        mlp_class_name="LLaMAMLP", intermediate_size=config.mlp_size))
+    config = GPTConfig(
+        vocab_size=sizes.vocab,
+        hidden_size=sizes.hidden,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+    )
+    return LitGPT(
+        Config(
+            block_size=sizes.seq,
+            padded_vocab_size=sizes.vocab,
+            n_layer=sizes.layers,
+            n_head=sizes.heads,
+            n_query_groups=config.key_value_heads,
+            n_embd=sizes.hidden,
+            rotary_percentage=1.0,
+            parallel_residual=False,
+            bias=False,
+            norm_class_name="RMSNorm",
+            mlp_class_name="LLaMAMLP",
+            intermediate_size=config.mlp_size,
+        )
+    )
 
 
 def nanogpt(sizes):
     module = importlib.import_module("model")  # nanoGPT's model.py, found by --nanogpt
-    return module.GPT(module.GPTConfig(
-        block_size=sizes.seq, vocab_size=sizes.vocab, n_layer=sizes.layers, n_head=sizes.heads,
-        n_embd=sizes.hidden, dropout=0.0, bias=False))
+    return module.GPT(
+        module.GPTConfig(
+            block_size=sizes.seq,
+            vocab_size=sizes.vocab,
+            n_layer=sizes.layers,
+            n_head=sizes.heads,
+            n_embd=sizes.hidden,
+            dropout=0.0,
+            bias=False,
+        )
+    )
 
 
 def step_of(name, model, sizes, autocast):
@@ -82,10 +135,12 @@ def step_of(name, model, sizes, autocast):
             backward(compiled, x, y, y.numel(), autocast=autocast)
             optimizer.step()
             optimizer.zero_grad()
+
         return step
 
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, (0.9, 0.95), weight_decay=0.1,
-                                  fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), 1e-3, (0.9, 0.95), weight_decay=0.1, fused=True
+    )
 
     def step(x, y):
         with autocast:
@@ -98,18 +153,24 @@ def step_of(name, model, sizes, autocast):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
     return step
 
 
 # ---- the measurement
+
 
 def contenders(sizes):
     """{name: (model, step)} of all that can be built here; says which are absent."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     autocast = torch.autocast(device.type, torch.bfloat16) if sizes.bf16 else nullcontext()
     built = {}
-    for name, build in (("utils.train", ours), ("nanoGPT", nanogpt),
-                        ("transformers", transformers_llama), ("litgpt", litgpt)):
+    for name, build in (
+        ("utils.train", ours),
+        ("nanoGPT", nanogpt),
+        ("transformers", transformers_llama),
+        ("litgpt", litgpt),
+    ):
         if name == "nanoGPT" and sizes.kv_heads not in (None, sizes.heads):
             print("nanoGPT        absent: it has no grouped-query attention")
             continue
@@ -143,9 +204,11 @@ def measure(built, batches, rounds, steps, synchronize):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     gpu = torch.cuda.is_available()
-    sizes = {"layers": 12, "hidden": 1024, "heads": 16, "batch": 16, "seq": 1024,
-             "vocab": 32768} if gpu else {
-             "layers": 4, "hidden": 128, "heads": 4, "batch": 32, "seq": 128, "vocab": 256}
+    sizes = (
+        {"layers": 12, "hidden": 1024, "heads": 16, "batch": 16, "seq": 1024, "vocab": 32768}
+        if gpu
+        else {"layers": 4, "hidden": 128, "heads": 4, "batch": 32, "seq": 128, "vocab": 256}
+    )
     for name, default in {**sizes, "rounds": 15, "steps": 3}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kv-heads", type=int)
@@ -165,17 +228,23 @@ def main():
     device, built = contenders(sizes)
 
     tokens = corpus.load()
-    batches = [tuple(part.to(device) for part in corpus.batch(tokens, step, sizes.batch, sizes.seq))
-               for step in range(sizes.steps)]
+    batches = [
+        tuple(part.to(device) for part in corpus.batch(tokens, step, sizes.batch, sizes.seq))
+        for step in range(sizes.steps)
+    ]
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     seconds = measure(built, batches, sizes.rounds, sizes.steps, synchronize)
 
     where = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
     kind = ("bf16" if sizes.bf16 else "fp32") + (", compiled" if sizes.compile else "")
-    print(f"\n{where}; {kind}; layers {sizes.layers}, hidden {sizes.hidden}, heads {sizes.heads}, "
-          f"batch {sizes.batch} x {sizes.seq}, vocabulary {sizes.vocab}; {sizes.rounds} rounds")
-    print(f"{'':14} {'parameters':>11} {'tokens/s':>10}   ours/theirs: median (quarter, three "
-          "quarters)")
+    print(
+        f"\n{where}; {kind}; layers {sizes.layers}, hidden {sizes.hidden}, heads {sizes.heads}, "
+        f"batch {sizes.batch} x {sizes.seq}, vocabulary {sizes.vocab}; {sizes.rounds} rounds"
+    )
+    print(
+        f"{'':14} {'parameters':>11} {'tokens/s':>10}   ours/theirs: median (quarter, three "
+        "quarters)"
+    )
     for name, times in seconds.items():
         rate = sizes.batch * sizes.seq / statistics.median(times)
         ratios = [theirs / mine for theirs, mine in zip(times, seconds["utils.train"])]

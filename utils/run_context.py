@@ -1,0 +1,91 @@
+"""What surrounds a training run: its ranks, the signals that end it, the lines that it writes."""
+
+import json
+import os
+import signal
+import threading
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def world(device="auto"):
+    """Yields (rank, world size, device): of the process group that is open, else of the one that
+    torchrun's environment describes, else 0, 1.
+
+    "auto" takes GPUs where every rank of this machine has one to itself, else the CPU.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "cuda" and not gpus:
+        raise ValueError("--device cuda: torch sees no GPU here; use --device cpu or auto")
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    enough = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= gpus
+    started = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if started:
+        dist.init_process_group("nccl" if enough and device != "cpu" else "gloo")
+    elif dist.is_initialized():
+        enough, local_rank = "nccl" in dist.get_backend(), dist.get_rank() % max(gpus, 1)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if size == 1 and gpus:
+        enough, local_rank = True, torch.cuda.current_device()
+    on_gpu = device == "cuda" or (device == "auto" and enough)
+    where = torch.device("cuda", local_rank % gpus) if on_gpu else torch.device("cpu")
+    try:
+        with torch.cuda.device(where) if on_gpu else nullcontext():
+            yield rank, size, where
+    finally:
+        if started:
+            dist.destroy_process_group()
+
+
+@contextmanager
+def asked_to_stop():
+    """Yields an Event that Ctrl-C (SIGINT) or SIGTERM sets; a second Ctrl-C stops at once.
+
+    Under torchrun a second one changes nothing: torchrun hands every Ctrl-C on to its ranks.
+    """
+    asked, before = threading.Event(), {}
+
+    def ask(number, frame):
+        asked.set()
+        if not dist.is_torchelastic_launched():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def metric_lines(target, first_step):
+    """Yields write(dictionary): one JSON line to standard output ("-"), a file, or nowhere (None).
+
+    A resumed run goes on with its file, after the lines of steps that are now run again are cut.
+    """
+    if target is None:
+        yield lambda row: None
+        return
+    if target == "-":
+        yield lambda row: print(json.dumps(row), flush=True)
+        return
+    path = Path(target)
+    try:
+        lines = path.read_text().splitlines() if first_step and path.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= first_step]
+        beside = path.with_name(path.name + ".partial")
+        beside.write_text("".join(line + "\n" for line in kept))
+        beside.replace(path)
+        file = path.open("a", buffering=1)
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+        raise ValueError(f"--metrics {target} does not hold metric lines: name another") from None
+    except OSError as error:
+        raise ValueError(f"--metrics {target} cannot be written: {error.strerror}") from None
+    with file:
+        yield lambda row: file.write(json.dumps(row) + "\n")
