@@ -93,8 +93,11 @@ def test_every_position_can_be_drawn():
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_held_out_batches_are_shared_and_do_not_overlap(world_size):
     tokens = torch.arange(10 * 7 + 3, dtype=torch.uint8)
-    rows = [x for rank in range(world_size)
-            for x, _ in corpus.held_out_batches(tokens, 7, 4, rank=rank, world_size=world_size)]  # fmt: skip
+    rows = [
+        x
+        for rank in range(world_size)
+        for x, _ in corpus.held_out_batches(tokens, 7, 4, rank=rank, world_size=world_size)
+    ]
     assert torch.cat(rows).flatten().tolist() == list(range(70))
     kept = torch.cat([x for x, _ in corpus.held_out_batches(tokens, 7, 4, limit=3)])
     assert kept[:, 0].tolist() == [0, 28, 63]  # spread over the text
