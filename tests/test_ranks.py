@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 
+import cloudpickle
 import psutil
 import pytest
 import torch
@@ -121,6 +122,21 @@ def test_a_syntax_error_names_the_line(pool):
 def test_a_result_that_cannot_be_sent_is_said(pool):
     with pytest.raises(RankError, match="pickle"):
         pool.run(lambda: threading.Lock())
+
+
+def test_a_notebooks_function_may_drag_a_module_of_torch_along(pool):
+    source = (
+        "import torch\n"
+        "config = 3\n"
+        "def function():\n"
+        "    import torch.distributed as dist\n"
+        "    return dist.get_rank() + torch.tensor(config).item()\n"
+    )
+    namespace = {"__name__": "__main__"}  # as in a notebook: the function travels by value
+    exec(source, namespace)
+    with pytest.raises(TypeError, match="pickle"):  # what the pool's own pickler is for
+        cloudpickle.dumps(namespace["function"])
+    assert pool.run(namespace["function"]) == [3, 4, 5, 6]
 
 
 def test_a_missing_variable_is_named(pool):

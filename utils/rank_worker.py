@@ -15,6 +15,8 @@ reads, so nothing is lost when a rank is killed.
 import ast
 import datetime
 import faulthandler
+import importlib
+import io
 import linecache
 import multiprocessing
 import os
@@ -24,6 +26,7 @@ import signal
 import sys
 import threading
 import traceback
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +92,27 @@ class Interrupt:
         self.armed = False
 
 
+class Pickler(cloudpickle.CloudPickler):
+    """cloudpickle, which carries a notebook's functions, and every module by its name.
+
+    A function that imports `torch.distributed` and has a global named like one of its submodules
+    (`config`) takes that module along; some of torch's are objects that cloudpickle refuses.
+    """
+
+    def reducer_override(self, value):
+        name = value.__name__ if isinstance(value, types.ModuleType) else "__main__"
+        if name != "__main__" and sys.modules.get(name) is value:
+            return importlib.import_module, (name,)
+        return super().reducer_override(value)
+
+
+def dumps(value):
+    """What travels over a pipe, as bytes; `cloudpickle.loads` reads it."""
+    with io.BytesIO() as buffer:
+        Pickler(buffer).dump(value)
+        return buffer.getvalue()
+
+
 def main(setup, connection):
     """Serves requests until the pipe closes."""
     global device
@@ -107,9 +131,9 @@ def main(setup, connection):
         try:
             with interrupt:
                 reply = ("ok", answer(setup, namespace, *cloudpickle.loads(request)))
-                payload = cloudpickle.dumps(reply)
+                payload = dumps(reply)
         except BaseException as error:  # exit() and Ctrl-C in a cell must not end the rank
-            payload = cloudpickle.dumps(("error", describe(error)))
+            payload = dumps(("error", describe(error)))
         sys.stdout.flush()
         connection.send_bytes(payload)
 

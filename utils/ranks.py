@@ -142,7 +142,7 @@ class Ranks:
         if self._stopped:
             raise RankError(f"The ranks are not running: {self._stopped}. Call ranks.restart().")
         on = list(on)
-        payload = cloudpickle.dumps(request)
+        payload = rank_worker.dumps(request)
         replies, waiting_for = {}, set(on)
         try:
             for rank in on:
@@ -219,7 +219,7 @@ class Ranks:
     def _request_all(self, ranks, *request):
         ranks, replies = set(ranks), {}
         for rank in ranks:
-            self._pipes[rank].send_bytes(cloudpickle.dumps(request))
+            self._pipes[rank].send_bytes(rank_worker.dumps(request))
         self._collect(ranks, replies, time.monotonic() + self.timeout + rank_worker.JOIN_TIMEOUT)
         if ranks:
             names = report.label(sorted(ranks), self.size)
