@@ -25,8 +25,8 @@ import cloudpickle
 from utils import store
 from utils.ranks import RankError, Ranks
 
-HANG = 6.0  # seconds until a collective counts as hanging
-TOO_LONG = 20.0  # seconds until an answer that does not communicate counts as an endless loop
+HANG = 5.0  # seconds until a collective counts as hanging
+TOO_LONG = 10.0  # seconds until an answer that does not communicate counts as an endless loop
 
 
 class Wrong(Exception):

@@ -26,16 +26,17 @@ IN_HOOK = (
 
 def bucketed(path: Path) -> str:
     """Judges `make_buckets` and `BucketedAllReduce` in the file."""
-    sizes = [p.numel() * p.element_size() for p in _network().parameters()]
+    parameters = dict(_network().named_parameters())
+    sizes = [p.numel() * p.element_size() for p in parameters.values()]
+    expected = {limit: _expected_buckets(sizes, limit) for limit in BUCKETS}
+    for limit, buckets in zip(BUCKETS, on_ranks(1, path, _buckets)[0]):
+        _right_buckets(buckets, list(parameters), expected[limit], f"for {limit} bytes")
     for size in RANKS:
-        for bucket_bytes in BUCKETS:
-            ranks = on_ranks(size, path, _train, bucket_bytes)
-            expected = _expected_buckets(sizes, bucket_bytes)
+        for limit, ranks in zip(BUCKETS, zip(*on_ranks(size, path, _train_all))):
             for rank, result in enumerate(ranks):
-                case = f"with {size} ranks and buckets of {bucket_bytes} bytes, rank {rank}"
-                _right_buckets(result, expected, case)
+                case = f"with {size} ranks and buckets of {limit} bytes, rank {rank}"
                 _right_gradients(result, size, case)
-                _right_reduces(result, expected, sum(sizes), case)
+                _right_reduces(result, expected[limit], case)
     with tempfile.TemporaryDirectory() as folder:
         _overlap(on_ranks(2, path, _late_partner, folder))
     return (
@@ -63,14 +64,26 @@ def _expected_buckets(sizes: list[int], bucket_bytes: int) -> list[int]:
     return buckets
 
 
+def _buckets(answer) -> list[list[list[int]]]:
+    """On one rank: the answer's buckets for each size, parameters by number."""
+    result = []
+    for limit in BUCKETS:
+        parameters = list(_network().parameters())
+        number_of = {p: index for index, p in enumerate(parameters)}
+        buckets = answer.make_buckets(parameters, limit)
+        result.append([[number_of[p] for p in bucket] for bucket in buckets])
+    return result
+
+
+def _train_all(answer) -> list[dict]:
+    return [_train(answer, limit) for limit in BUCKETS]
+
+
 def _train(answer, bucket_bytes: int) -> dict:
     """On a rank: two steps on its rows; the gradients of one rank for comparison."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model, alone = _network(), _network()
-    names = [name for name, _ in model.named_parameters()]
-    buckets = answer.make_buckets(list(model.parameters()), bucket_bytes)
-    number_of = {p: index for index, p in enumerate(model.parameters())}
-    result = {"buckets": [[number_of[p] for p in bucket] for bucket in buckets], "steps": []}
+    result = {"names": [name for name, _ in model.named_parameters()], "steps": []}
     with Traffic() as traffic:
         at_last = []  # all-reduces that had started when the last gradient was ready
         first = next(model.parameters())
@@ -92,7 +105,6 @@ def _train(answer, bucket_bytes: int) -> dict:
             grads = [p.grad.clone() for p in model.parameters()]
             result["steps"].append(
                 {
-                    "names": names,
                     "grads": grads,
                     "local": local,
                     "whole": whole,
@@ -104,25 +116,23 @@ def _train(answer, bucket_bytes: int) -> dict:
     return result
 
 
-def _right_buckets(result: dict, expected: list[int], case: str) -> None:
-    order = [index for bucket in result["buckets"] for index in bucket]
-    everything = list(range(len(result["steps"][0]["names"])))
-    if sorted(order) != everything:
-        lost = [result["steps"][0]["names"][i] for i in everything if i not in order]
+def _right_buckets(
+    buckets: list[list[int]], names: list[str], expected: list[int], case: str
+) -> None:
+    order = [index for bucket in buckets for index in bucket]
+    lost = [name for index, name in enumerate(names) if index not in order]
+    if lost:
         raise Wrong(
-            f"{case}: make_buckets leaves out {', '.join(lost) or 'nothing, but repeats'}."
-            "\nThe last bucket counts too when it is not full."
+            f"{case}: make_buckets leaves out {', '.join(lost)}.\n"
+            "The last bucket counts too, though it is not full."
         )
-    if order != everything[::-1]:
+    if order != list(range(len(names)))[::-1]:
         raise Wrong(
-            f"{case}: the parameters are in the order {order}; the backward pass makes the "
-            "last layer's gradients first."
+            f"{case}: make_buckets puts the parameters into the order {order};\n"
+            "the backward pass makes the last layer's gradients first."
         )
-    if len(result["buckets"]) != len(expected):
-        raise Wrong(
-            f"{case}: make_buckets makes {len(result['buckets'])} buckets, expected are "
-            f"{len(expected)}."
-        )
+    if len(buckets) != len(expected):
+        raise Wrong(f"{case}: make_buckets makes {len(buckets)} buckets, not {len(expected)}.")
 
 
 def _right_gradients(result: dict, size: int, case: str) -> None:
@@ -133,7 +143,7 @@ def _right_gradients(result: dict, size: int, case: str) -> None:
         ]
         if all(close):
             continue
-        wrong = [name for name, ok in zip(step["names"], close) if not ok]
+        wrong = [name for name, ok in zip(result["names"], close) if not ok]
         pairs = [
             (g, w, x)
             for g, w, x, ok in zip(step["grads"], step["whole"], step["local"], close)
@@ -153,16 +163,19 @@ def _right_gradients(result: dict, size: int, case: str) -> None:
         )
 
 
-def _right_reduces(result: dict, expected: list[int], total: int, case: str) -> None:
-    for step in result["steps"]:
+def _right_reduces(result: dict, expected: list[int], case: str) -> None:
+    for number, step in enumerate(result["steps"]):
         reduces = [payload for op, payload in step["events"] if op == "all_reduce"]
         other = sorted({op for op, _ in step["events"]} - {"all_reduce"})
         if other:
             raise Wrong(f"{case}: a step also calls {', '.join(other)}; all-reduces are enough.")
         if len(reduces) != len(expected):
+            again = f"in step {number + 1} " if number else ""
+            hint = "send each bucket once, as one tensor."
+            if number:
+                hint = "step 1 was right: is everything reset for the next step?"
             raise Wrong(
-                f"{case}: {len(reduces)} all-reduces a step for {len(expected)} buckets: "
-                "send a whole bucket as one tensor."
+                f"{case}: {again}{len(reduces)} all-reduces for {len(expected)} buckets:\n{hint}"
             )
         if sorted(reduces) != sorted(expected):
             raise Wrong(f"{case}: all-reduces of {reduces} bytes, the buckets have {expected}.")

@@ -23,7 +23,13 @@ BLOCKED = (
 
 
 def ring(path: Path) -> str:
-    """Judges `ring_all_reduce` in the file."""
+    """Judges `exchange` and `ring_all_reduce` in the file."""
+    for rank, received in enumerate(on_ranks(2, path, _exchange_once, hang=BLOCKED)):
+        if received != [1.0 - rank] * 3:
+            raise Wrong(
+                f"exchange: with 2 ranks, rank {rank} has {received} in `incoming`; "
+                f"rank {1 - rank} has sent {[1.0 - rank] * 3}."
+            )
     for size in RANKS:
         for shape, ranks in zip(SHAPES, _sums(size, path, "ring_all_reduce")):
             case = f"with {size} rank{'s' * (size > 1)} and a tensor of shape {shape}"
@@ -90,6 +96,13 @@ def _sums(size: int, path: Path, name: str) -> list[list[dict]]:
     return [[results[index] for results in ranks] for index in range(len(SHAPES))]
 
 
+def _exchange_once(answer) -> list[float]:
+    """On a rank: sends three times its own number, returns what it got."""
+    incoming = torch.full((3,), -1.0)
+    answer.exchange(torch.full((3,), float(dist.get_rank())), incoming)
+    return incoming.tolist()
+
+
 def _sum_shapes(answer, name: str, shapes: list) -> list[dict]:
     """On a rank: the answer's all-reduce of each shape, with its messages."""
     results = []
@@ -150,12 +163,12 @@ def _right_sum(ranks: list[dict], size: int, case: str) -> None:
     bad = (got != expected).nonzero().flatten()
     where = f"{case}: rank {rank} has {got[bad[0]]:g} at place {bad[0]}, the sum is "
     where += f"{expected[bad[0]]:g}"
-    if got.equal(mine):
-        hint = f"The tensor on rank {rank} is as it was"
-        hint += ": change it in place, not a copy." if ranks[rank]["returned"] else "."
-    elif len(wrong) < size:
+    if len(wrong) < size:
         right = sorted(set(range(size)) - set(wrong))
         hint = f"Ranks {right} have the sum: who sends it to ranks {wrong}?"
+    elif got.equal(mine):
+        hint = f"The tensor on rank {rank} is as it was"
+        hint += ": change it in place, not a copy." if ranks[rank]["returned"] else "."
     elif len(bad) < len(got) and bool((got[bad] == mine[bad]).all()):
         hint = f"Places {bad.tolist()[:8]} still hold rank {rank}'s own numbers: which part has "
         hint += "them?\nLengths that N does not divide need parts of different lengths."

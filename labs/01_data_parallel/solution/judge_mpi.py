@@ -110,6 +110,7 @@ def _right_broadcast(results: list[dict], size: int) -> None:
                 f"broadcast: with {size} ranks, rank {rank} does not have rank 0's parameters "
                 "afterwards:\neach rank would train another model."
             )
+    for rank, result in enumerate(results):
         _one_call("broadcast", result["calls"], size, rank)
 
 
