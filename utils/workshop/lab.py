@@ -1,0 +1,158 @@
+"""Open JupyterLab on the table of lessons: `make lab [PORT=8888]`.
+
+The server listens on this machine only, asks for a token, and takes the workshop's settings
+(lab_settings/: no news, run times of cells, Markdown shown as pages, a closed notebook stops its
+kernel). Ctrl-C stops it with everything it started.
+"""
+
+import argparse
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import webbrowser
+from pathlib import Path
+
+from utils.workshop import ROOT
+
+LOG = Path(sys.prefix) / "lab.log"  # what the server and its kernels say
+SETTINGS = Path(__file__).with_name("lab_settings")
+HOST = "127.0.0.1"
+
+
+class LabError(Exception):
+    """One sentence that names the problem and its fix."""
+
+
+def check_port(port: int) -> None:
+    """Raise LabError unless JupyterLab can listen on `port`."""
+    if not 1 <= port <= 65535:
+        raise LabError(f"PORT={port} is not a port: choose one from 1024 to 65535.")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except PermissionError:
+            raise LabError(f"Port {port} is for the system: choose one above 1023.") from None
+        except OSError:
+            raise LabError(
+                f"Port {port} is taken (is a lab running already?): make lab PORT={port + 1}"
+            ) from None
+
+
+def environment(token: str, base: dict) -> dict:
+    """`base` with the server's token (in `ps` all could read it) and the lab's settings."""
+    paths = [str(SETTINGS), base.get("JUPYTER_CONFIG_PATH", "")]
+    return {
+        **base,
+        "JUPYTER_TOKEN": token,
+        "JUPYTER_CONFIG_PATH": os.pathsep.join(filter(None, paths)),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), base.get("PATH", "")]),
+    }
+
+
+def command(port: int, root: Path = ROOT, *more: str) -> list[str]:
+    """The command line of the server on folder `root`; `more` are options of JupyterLab."""
+    options = {
+        "--ServerApp.ip": HOST,
+        "--ServerApp.port": port,
+        "--ServerApp.port_retries": 0,
+        "--ServerApp.root_dir": root,
+        "--LabApp.default_url": "/lab/tree/README.md",
+        "--Application.log_level": "ERROR",
+    }
+    named = [f"{name}={value}" for name, value in options.items()]
+    allowed = ["--allow-root"] if os.geteuid() == 0 else []
+    return [sys.executable, "-m", "jupyterlab", "--no-browser", *allowed, *named, *more]
+
+
+def start(command: list[str], environment: dict, log: Path = LOG) -> subprocess.Popen:
+    """Start the server in a session of its own: Ctrl-C comes to us, who stop it in good order."""
+    with log.open("w") as out:
+        return subprocess.Popen(
+            command, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+
+
+def wait_until_ready(server: subprocess.Popen, port: int, token: str, seconds: float = 60) -> None:
+    """Return when the server answers to our token; raise LabError when it ends or is too late."""
+    request = urllib.request.Request(
+        f"http://{HOST}:{port}/api/status", headers={"Authorization": f"token {token}"}
+    )
+    no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise LabError(f"JupyterLab ended by itself; {LOG} says why.")
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            no_proxy.open(request, timeout=2).close()
+            return
+        time.sleep(0.1)
+    raise LabError(f"JupyterLab did not answer within {seconds:.0f} s: is the machine overloaded?")
+
+
+def stop(server: subprocess.Popen) -> None:
+    """Ask the server to stop its kernels and itself; after 15 s kill what is left."""
+    if server.poll() is None:
+        server.terminate()
+        try:
+            server.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def has_display() -> bool:
+    """Whether a browser could show up here."""
+    if sys.platform == "darwin":
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def serve(port: int, browser: bool) -> None:
+    """Run the server until Ctrl-C."""
+    check_port(port)
+    token = secrets.token_hex(16)
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+    server = start(command(port), environment(token, os.environ))
+    try:
+        wait_until_ready(server, port, token)
+        url = f"http://{HOST}:{port}/lab/tree/README.md?token={token}"
+        print(f"JupyterLab runs at\n\n    {url}\n\nStop it with Ctrl-C.", flush=True)
+        if "SSH_CONNECTION" in os.environ:
+            tunnel = f"ssh -L {port}:{HOST}:{port} {socket.gethostname()}"
+            print(f"From another machine, first run there: {tunnel}", flush=True)
+        if browser and has_display():
+            webbrowser.open(url)
+        server.wait()
+        raise LabError(f"JupyterLab ended by itself; {LOG} says why.")
+    except KeyboardInterrupt:
+        print("\nStopping JupyterLab and its kernels …", flush=True)
+    finally:
+        stop(server)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Open JupyterLab on the table of lessons.")
+    parser.add_argument("--port", type=int, default=8888)
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    options = parser.parse_args()
+    try:
+        serve(options.port, not options.no_browser)
+    except LabError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
