@@ -154,8 +154,8 @@ def test_a_failed_save_leaves_the_old_one(saved, monkeypatch):
     assert checkpoint.load(saved, model, optimizer)["step"] == 2
 
 
-def test_a_folder_without_permission_is_named(tmp_path):
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     model, optimizer = pair()
-    with pytest.raises(CheckpointError, match=r"cannot be written to|is a file"):
+    with pytest.raises(CheckpointError, match="file is no folder to write to"):
         checkpoint.save(tmp_path / "file" / "run", model, optimizer, {"step": 1})

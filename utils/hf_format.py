@@ -226,8 +226,12 @@ def recover(folder):
 
 
 def check_replaceable(folder):
-    """Raises CheckpointError when writing `folder` would delete something that is no checkpoint."""
+    """Raises CheckpointError when `folder` cannot be written, or when that would delete something
+    which is not part of a checkpoint."""
     folder = Path(folder)
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{folder} cannot be written: {above} is no folder to write to")
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file: name a folder")
     for entry in sorted(folder.iterdir()) if folder.exists() else []:

@@ -177,9 +177,10 @@ def train(config, *, on_step=None):
             )
             return x.to(device), y.to(device)  # (B_local, T) each
 
-        if config.resume and world_size > 1:
-            # DDP rearranges its buckets after the first backward pass, and so the order in which
-            # gradients are summed; a run that goes on must not start with the first order again
+        if config.compile or (config.resume and world_size > 1):
+            # One pass for nothing. Compiling takes long, which is not the training's time. And DDP
+            # rearranges its buckets after the first backward pass, and so the order in which
+            # gradients are summed: a run that goes on must not start with the first order again.
             backward(parallel, *rows_of(step), tokens_per_step, world_size, autocast)
             optimizer.zero_grad()
 

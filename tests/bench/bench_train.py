@@ -183,7 +183,7 @@ def contenders(sizes):
     return device, built
 
 
-def measure(built, batches, rounds, steps, synchronize):
+def measure(built, batches, rounds, steps, synchronize, clock):
     """{name: [seconds per step of each round]}; the order is drawn anew for every round."""
     seconds = {name: [] for name in built}
     for round_number in range(rounds + 1):  # the first one only warms up
@@ -192,12 +192,12 @@ def measure(built, batches, rounds, steps, synchronize):
         for name in names:
             step = built[name][1]
             synchronize()
-            began = time.perf_counter()
+            began = clock()
             for x, y in batches[:steps]:
                 step(x, y)
             synchronize()
             if round_number:
-                seconds[name].append((time.perf_counter() - began) / steps)
+                seconds[name].append((clock() - began) / steps)
     return seconds
 
 
@@ -213,6 +213,12 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--kv-heads", type=int)
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch's choice")
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the process's CPU seconds, "
+        "not the clock's: for a machine that is busy; use it with --threads 1",
+    )
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=gpu)
     parser.add_argument("--peak", type=float, help="the device's bf16 FLOP/s, for MFU")
@@ -233,7 +239,8 @@ def main():
         for step in range(sizes.steps)
     ]
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    seconds = measure(built, batches, sizes.rounds, sizes.steps, synchronize)
+    clock = time.process_time if sizes.cpu_time else time.perf_counter
+    seconds = measure(built, batches, sizes.rounds, sizes.steps, synchronize, clock)
 
     where = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
     kind = ("bf16" if sizes.bf16 else "fp32") + (", compiled" if sizes.compile else "")
@@ -241,10 +248,7 @@ def main():
         f"\n{where}; {kind}; layers {sizes.layers}, hidden {sizes.hidden}, heads {sizes.heads}, "
         f"batch {sizes.batch} x {sizes.seq}, vocabulary {sizes.vocab}; {sizes.rounds} rounds"
     )
-    print(
-        f"{'':14} {'parameters':>11} {'tokens/s':>10}   ours/theirs: median (quarter, three "
-        "quarters)"
-    )
+    print(f"{'':14} {'parameters':>11} {'tokens/s':>10}   speed of ours/theirs: median (quartiles)")
     for name, times in seconds.items():
         rate = sizes.batch * sizes.seq / statistics.median(times)
         ratios = [theirs / mine for theirs, mine in zip(times, seconds["utils.train"])]
