@@ -155,8 +155,8 @@ def test_messages_are_counted_with_their_peer(ranks):
 
 
 def training_steps(kind: str) -> tuple[dict, list, list, list]:
-    """Three training steps; what Traffic counted, its events, the judge's notes, async flags."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+    """Four training steps; what Traffic counted, its events, the judge's notes, async flags."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
@@ -168,11 +168,18 @@ def training_steps(kind: str) -> tuple[dict, list, list, list]:
                 fully_shard(layer)
             fully_shard(model)
         else:
-            model = DistributedDataParallel(model, bucket_cap_mb=0.002)
+            model = DistributedDataParallel(
+                model, bucket_cap_mb=1 if kind.endswith("powersgd") else 0.002
+            )
         if kind == "ddp with a hook":
             model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-        for step in range(3):
-            skip = kind == "ddp without sync" and step < 2
+        if kind == "ddp with powersgd":
+            state = powerSGD_hook.PowerSGDState(
+                None, 1, start_powerSGD_iter=2, min_compression_rate=1
+            )
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for step in range(4):
+            skip = kind == "ddp without sync" and step < 3
             with model.no_sync() if skip else warnings.catch_warnings():
                 model(torch.ones(3, 16)).sum().backward()
     judge = recorded()[before:]
@@ -180,7 +187,10 @@ def training_steps(kind: str) -> tuple[dict, list, list, list]:
     return counted(traffic), sizes, judge, [e.asynchronous for e in traffic.events]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "ddp with a hook", "ddp without sync", "fsdp2"])
+KINDS = ["ddp", "ddp with a hook", "ddp with powersgd", "ddp without sync", "fsdp2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_missed_and_nothing_counted_twice(ranks, kind):
     # gloo carries out a reduce-scatter as an all-reduce, and its recorder says so
     names = {"all_reduce": "reduce_scatter"} if kind == "fsdp2" else {}
@@ -194,16 +204,16 @@ def test_nothing_is_missed_and_nothing_counted_twice(ranks, kind):
 
 
 def test_ddp_sends_each_gradient_once(ranks):
-    """Three steps: the all-reduces' payload is three times the model, half of it with fp16."""
+    """Four steps: the all-reduces' payload is four times the model, half of it with fp16."""
     model = 6 * (16 * 16 + 16) * FLOAT
     for counts, _, _, asynchronous in ranks.run(training_steps, "ddp"):
         calls, payload, sent = counts["all_reduce"]
-        assert calls > 3  # several buckets
-        assert payload == 3 * model
+        assert calls > 4  # several buckets
+        assert payload == 4 * model
         assert sent == 2 * (ranks.size - 1) * payload / ranks.size
         assert all(asynchronous)
     for counts, *_ in ranks.run(training_steps, "ddp with a hook"):
-        assert counts["all_reduce"][1] == 3 * model // 2
+        assert counts["all_reduce"][1] == 4 * model // 2
     for counts, *_ in ranks.run(training_steps, "ddp without sync"):
         assert counts["all_reduce"][1] == model
 

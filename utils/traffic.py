@@ -9,10 +9,11 @@
 
 How: each collective of PyTorch, whoever starts it, passes PyTorch's dispatcher as an operator of
 the `c10d` family, and a `TorchDispatchMode` sees all operators of its thread; autograd hands the
-mode on to the threads of the backward pass. The mode costs some microseconds for every operator,
-so count in one run and measure time in another.
+mode on to the threads of the backward pass, and callbacks of a collective's future (PowerSGD chains
+its all-reduces so) get one here. The mode costs some microseconds for every operator, so count in
+one run and measure time in another.
 
-The bytes sent are those of the bandwidth-optimal ring algorithms (Patarasu and Yuan, "Bandwidth
+The bytes sent are those of the bandwidth-optimal ring algorithms (Patarasuk and Yuan, "Bandwidth
 optimal all-reduce algorithms for clusters of workstations", 2009; NVIDIA's nccl-tests,
 doc/PERFORMANCE.md), not those of the backend: gloo's reduce-scatter, for one, sends more.
 """
@@ -27,7 +28,11 @@ from fractions import Fraction
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass_type,
+)
 
 # The dispatcher's names -> the names of torch.distributed. Both families are here: `c10d` carries
 # the calls of torch.distributed, DDP and FSDP, `_c10d_functional` those of DTensor and compilers.
@@ -85,17 +90,12 @@ class Event:
     started: float = field(default=0.0, compare=False)  # time.perf_counter(), seconds
 
 
-class Traffic(TorchDispatchMode):
-    """Counts the collectives and point-to-point messages that this rank starts inside `with`.
+class _Counting(TorchDispatchMode):
+    """Appends an event to `events` for each c10d operator of the thread that it is entered on."""
 
-    `events` lists them in order. One object may be entered several times; it goes on counting.
-    Only this thread and its backward passes are seen, and only this rank: with `Ranks`, open one on
-    every rank.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, events: list[Event]) -> None:
         super().__init__()
-        self.events: list[Event] = []
+        self.events = events
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,6 +111,43 @@ class Traffic(TorchDispatchMode):
         if func.namespace in FAMILIES:
             self.events += _events(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def counting_callbacks(self, then):
+        """`Future.then` whose callbacks are counted too, on whichever thread they run."""
+
+        def counting_then(future, callback):
+            def counted(done):
+                modes = _get_current_dispatch_mode_stack()
+                if any(getattr(mode, "events", None) is self.events for mode in modes):
+                    return callback(done)  # it runs on a thread that is counted already
+                with _Counting(self.events):
+                    return callback(done)
+
+            return then(future, counted)
+
+        return counting_then
+
+
+class Traffic(_Counting):
+    """Counts the collectives and point-to-point messages that this rank starts inside `with`.
+
+    `events` lists them in order. One object may be entered several times; it goes on counting.
+    Only this rank is seen: with `Ranks`, open one on every rank. Of its threads this one is seen,
+    with its backward passes and the callbacks of its collectives; not a thread that you start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self._then = []  # what Future.then was outside, for each `with`
+
+    def __enter__(self):
+        self._then.append(torch._C.Future.then)
+        torch._C.Future.then = self.counting_callbacks(self._then[-1])
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        torch._C.Future.then = self._then.pop()
+        return super().__exit__(*exception)
 
     def calls(self, op: str | None = None) -> int:
         """Number of calls of one operation, or of all: `traffic.calls("all_reduce")`."""
