@@ -119,9 +119,9 @@ def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
             if span.kind in COMPUTE:
                 _bar(axes, y, span)
         few = len(communication(trace)) <= NUMBERED
-        for lane in _lanes(communication(trace)):
+        for depth, lane in enumerate(_lanes(communication(trace))):
             y += 1
-            ticks.append((y, "communication"))
+            ticks.append((y, "" if depth else "communication"))
             for number, span in lane:
                 _bar(axes, y, span, str(number) if few else "")
         y += 1.5
