@@ -12,6 +12,7 @@ import torch.distributed as dist
 from paths import longest_path
 
 from utils.checks import Wrong, on_ranks
+from utils.ranks import RankError
 from utils.traffic import Traffic
 
 RANKS = (1, 2, 3, 4)
@@ -78,6 +79,19 @@ def crossover(path: Path) -> str:
                 f"{ring_time:.4g} s.\nThey must be equal there."
             )
     return "at your size, tree and ring take equally long, on 3, 4, 8 and 64 ranks."
+
+
+def show_messages(file: str, function: str, size: int, length: int) -> None:
+    """Prints the messages that each rank sends for a tensor of `length` 8-byte numbers."""
+    try:
+        results = on_ranks(size, Path(file).resolve(), _sum_shapes, function, [(length,)])
+    except (RankError, Wrong, SyntaxError):
+        print(f"There are no messages to show yet: {file} does not run.")
+        return
+    for rank, (result,) in enumerate(results):
+        sends = [(peer, count) for op, peer, count in result["messages"] if op == "send"]
+        listed = ", ".join(f"{count:,} → {peer}" for peer, count in sends) or "none"
+        print(f"rank {rank} sends (bytes → rank): {listed}")
 
 
 def _crossovers(answer, cases: list) -> list[float]:

@@ -50,6 +50,17 @@ def mpirun(ranks: int, *command: str, folder: Path) -> subprocess.CompletedProce
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+def run(ranks: int, file: str) -> None:
+    """Runs your file on MPI ranks, and shows the command and what it prints."""
+    print(f"$ mpirun -n {ranks} python {file}")
+    done = mpirun(ranks, file, folder=Path.cwd())
+    task = re.search(r"NotImplementedError: (.*)", done.stderr)
+    if task:
+        print(f"[ ] not started. Your task: {task[1]}")
+    else:
+        print(done.stdout if done.returncode == 0 else done.stderr[-1500:], end="")
+
+
 def data_parallel(path: Path) -> str:
     """Judges the three functions and the training in the file."""
     with tempfile.TemporaryDirectory() as notes:

@@ -1,6 +1,7 @@
 """Given: lets the ring and the tree run against each other, also over slow links."""
 
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -40,16 +41,27 @@ def race(
 
 
 def crossing(tensor_bytes: list[int], times: dict[str, list[float]]) -> float | None:
-    """Bytes from which on the ring is faster and stays so; None: it is at no size measured."""
-    wins = [ring < tree for ring, tree in zip(times["ring"], times["tree"])]
-    if not wins[-1]:
+    """Bytes from which on the ring is faster and stays so; None: it is at no size measured.
+
+    Between two sizes the point lies on the straight line through the two ratios, both logarithmic.
+    """
+    ratios = [math.log(ring / tree) for ring, tree in zip(times["ring"], times["tree"])]
+    if ratios[-1] >= 0:
         return None
-    first = len(wins)
-    while first and wins[first - 1]:
+    first = len(ratios) - 1  # the first size of those at the end that the ring wins
+    while first and ratios[first - 1] < 0:
         first -= 1
     if first == 0:
         return float(tensor_bytes[0])
-    return (tensor_bytes[first - 1] * tensor_bytes[first]) ** 0.5  # between the two
+    before, after = ratios[first - 1], ratios[first]
+    low, high = tensor_bytes[first - 1], tensor_bytes[first]
+    return low * (high / low) ** (before / (before - after))
+
+
+def theory(size: int, link: Link) -> float:
+    """The crossover in bytes, by the formula in tree_all_reduce.py of this folder."""
+    answer = load_answer(Path.cwd() / "tree_all_reduce.py")
+    return answer.crossover_bytes(size, link.alpha, 1 / link.bandwidth)
 
 
 @contextlib.contextmanager
