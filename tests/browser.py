@@ -20,7 +20,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 from utils.workshop import ROOT, lab
-from utils.workshop.notebooks import surroundings
+from utils.workshop.notebooks import describe, marked, surroundings
 
 CHROMIUM_FLAGS = [
     "--no-sandbox",
@@ -101,7 +101,7 @@ class Browser:
         environment = lab.environment(self.token, self.around.environment)
         environment |= {name: str(folder / name.lower()) for name in FOLDERS}
         command = lab.command(self.port, self.root, "--LabApp.expose_app_in_browser=True")
-        server = lab.start(command, environment, folder / "lab.log")
+        self.server = server = lab.start(command, environment, folder / "lab.log")
         self.resources.callback(lab.stop, server)
         lab.wait_until_ready(server, self.port, self.token)
         playwright = self.resources.enter_context(sync_playwright())
@@ -109,6 +109,15 @@ class Browser:
             executable_path=find_chromium(), headless=True, args=CHROMIUM_FLAGS
         )
         self.resources.callback(self.chromium.close)
+
+    def left_running(self, wait: float = 10) -> list[str]:
+        """What notebooks started and what still runs after `wait` seconds."""
+        deadline = time.monotonic() + wait
+        while True:
+            left = [p for p in marked(self.around.mark) if p.pid != self.server.pid]
+            if not left or time.monotonic() > deadline:
+                return [describe(process) for process in left]
+            time.sleep(0.1)
 
     @contextlib.contextmanager
     def page(self, path: str, mode: str = "doc"):
