@@ -1,0 +1,48 @@
+"""Exercise 01c: all-reduce the gradients in buckets, while the backward pass still runs.
+
+reducer = BucketedAllReduce(model, bucket_bytes=25_000_000)  # once
+loss.backward()        # buckets that are complete start on their way
+reducer.wait()         # now every .grad is the mean over all ranks
+optimizer.step()
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def make_buckets(
+    parameters: list[torch.nn.Parameter], bucket_bytes: int
+) -> list[list[torch.nn.Parameter]]:
+    """Cuts the parameters, last one first, into buckets.
+
+    The backward pass reaches the last layer first, so its gradients are ready first. Fill a bucket
+    until the next parameter would take it over `bucket_bytes`; a parameter that is larger than
+    that gets a bucket of its own. Bytes of one parameter: p.numel() * p.element_size().
+    """
+    raise NotImplementedError("return a list of lists of parameters, in reverse order")
+
+
+class BucketedAllReduce:
+    """Averages the gradients of `model` over all ranks, a bucket at a time."""
+
+    def __init__(self, model: torch.nn.Module, bucket_bytes: int):
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.buckets = make_buckets(parameters, bucket_bytes)
+        self.bucket_of = {p: index for index, bucket in enumerate(self.buckets) for p in bucket}
+        self.missing = [len(bucket) for bucket in self.buckets]  # gradients that are not ready yet
+        self.started = []  # (bucket, its flat gradients, the handle of its all-reduce)
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(self.gradient_ready)
+
+    def gradient_ready(self, parameter: torch.nn.Parameter) -> None:
+        """PyTorch calls this during backward, each time a parameter's .grad is complete."""
+        index = self.bucket_of[parameter]
+        raise NotImplementedError(
+            "count down `missing`; at 0 start the bucket's all-reduce without waiting"
+        )
+
+    def wait(self) -> None:
+        """Waits for all buckets, puts the means into .grad and makes ready for the next step."""
+        raise NotImplementedError(
+            "per started bucket: wait, divide by the ranks, copy back; then reset"
+        )
