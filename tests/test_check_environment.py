@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from utils import environment
+from utils import environment, machine
 from utils.environment import Finding, check_environment
 
 
@@ -109,15 +109,15 @@ def test_no_compiler_is_a_note(monkeypatch):
 
 @pytest.mark.parametrize("content, expected", [("150000 100000", 1.5), ("max 100000", 3), ("", 3)])
 def test_the_containers_share_of_the_cores_counts(monkeypatch, content, expected):
-    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
-    monkeypatch.setattr(environment.Path, "read_text", lambda path: content)
-    assert environment.cores() == expected
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(machine.Path, "read_text", lambda path: content)
+    assert machine.cores() == expected
 
 
 def test_the_machine_has_cores_and_memory():
-    machine = environment.machine()
-    assert machine.cores > 0 and 0 < machine.free_memory <= machine.memory
-    assert f"{machine.cores:g} cores" in str(machine)
+    here = machine.machine()
+    assert here.cores > 0 and 0 < here.free_memory <= here.memory
+    assert f"{here.cores:g} cores" in str(here)
 
 
 def check(name):

@@ -1,4 +1,4 @@
-"""What this machine offers, and whether the workshop can run on it.
+"""Can the workshop run on this machine? Each problem is named together with its fix.
 
     python -m utils.environment      # one line per check; exit status 1: something to fix
 
@@ -8,7 +8,6 @@ A check is a function that returns one `Finding`. To add one, write it and put i
 import importlib.metadata
 import math
 import multiprocessing
-import os
 import platform
 import shutil
 import socket
@@ -17,99 +16,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 try:
-    import psutil
     import torch
     import torch.distributed as dist
     from IPython import get_ipython
     from packaging.requirements import Requirement
+
+    from utils.machine import GIB, cores, machine
 except ImportError as error:
-    raise ImportError(f"the package {error.name} is missing in {sys.executable}: run `make setup` "
-                      "in a terminal, then restart this kernel") from None
+    raise ImportError(
+        f"the package {error.name} is missing in {sys.executable}: run `make setup` "
+        "in a terminal, then restart this kernel"
+    ) from None
 
 ROOT = Path(__file__).resolve().parent.parent
-GIB = 2**30
 OLDEST_TORCH = (2, 11)
 
-
-# ---- 1. what is in this machine
-
-@dataclass(frozen=True)
-class Machine:
-    """What a process here may use. Memory in bytes; cores may be a fraction in a container."""
-
-    processor: str
-    cores: float
-    threads: int  # that torch uses in one process
-    memory: int
-    free_memory: int
-    devices: tuple[str, ...]  # GPUs by name, or ("cpu",)
-    python: str
-    torch: str
-    system: str
-
-    def __str__(self):
-        devices = ", ".join(self.devices)
-        return (
-            f"{self.cores:g} cores ({self.processor}), {self.memory / GIB:.1f} GiB of memory "
-            f"({self.free_memory / GIB:.1f} free), device: {devices}\n"
-            f"Python {self.python}, torch {self.torch} with {self.threads} threads, {self.system}"
-        )
-
-
-def machine() -> Machine:
-    """The machine as this process sees it: inside a container or a batch job, its share of it."""
-    memory = psutil.virtual_memory()
-    limit = _first_number("/sys/fs/cgroup/memory.max",
-                          "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    total = min(memory.total, limit or memory.total)
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return Machine(processor_name(), cores(), torch.get_num_threads(), total,
-                   min(memory.available, total), tuple(names) or ("cpu",),
-                   platform.python_version(), torch.__version__,
-                   f"{platform.system()} {platform.machine()}")
-
-
-def cores() -> float:
-    """CPU cores this process may use: the affinity mask and the container's quota both count."""
-    if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
-    else:
-        count = os.cpu_count() or 1
-    quota, period = _cpu_quota()
-    return min(count, quota / period) if quota else count
-
-
-def processor_name() -> str:
-    """The processor's name where the system tells it, else its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _cpu_quota():
-    """(microseconds of CPU time, per period of microseconds), or (None, 1) without a limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return (None, 1) if quota == "max" else (int(quota), int(period))
-    except (OSError, ValueError):
-        quota = _first_number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
-        return quota, _first_number("/sys/fs/cgroup/cpu/cpu.cfs_period_us") or 1
-
-
-def _first_number(*files):
-    for file in files:
-        try:
-            value = int(Path(file).read_text())
-        except (OSError, ValueError):
-            continue
-        if value > 0:
-            return value
-    return None
-
-
-# ---- 2. checks: each returns one Finding
 
 @dataclass(frozen=True)
 class Finding:
@@ -120,20 +41,36 @@ class Finding:
     fix: str = ""
 
 
+def ok(what: str) -> Finding:
+    return Finding("ok", what)
+
+
+def note(what: str, fix: str) -> Finding:
+    return Finding("note", what, fix)
+
+
+def broken(what: str, fix: str) -> Finding:
+    return Finding("fix", what, fix)
+
+
 def check_python() -> Finding:
     version = platform.python_version()
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        return Finding("fix", f"Python {version} is not 3.11 or 3.12",
-                       "install one of them, delete .venv, run `make setup`")
-    return Finding("ok", f"Python {version}")
+        return broken(
+            f"Python {version} is not 3.11 or 3.12",
+            "install one of them, delete .venv, run `make setup`",
+        )
+    return ok(f"Python {version}")
 
 
 def check_packages() -> Finding:
     """Every package of requirements.txt is installed, in the version that is locked there."""
     lock = ROOT / "requirements.txt"
     if not lock.exists():
-        return Finding("note", "requirements.txt is missing, so versions were not compared",
-                       "get the whole repository: `git checkout requirements.txt`")
+        return note(
+            "requirements.txt is missing, so versions were not compared",
+            "get the whole repository: `git checkout requirements.txt`",
+        )
     wanted = locked(lock.read_text())
     missing, other = [], []
     for name, requirement in wanted.items():
@@ -145,11 +82,13 @@ def check_packages() -> Finding:
         if not requirement.specifier.contains(installed, prereleases=True):
             other.append(f"{name} {installed} (tested with {requirement.specifier})")
     if missing:
-        return Finding("fix", f"missing: {_few(missing)}", "run `make setup`")
+        return broken(f"missing: {_few(missing)}", "run `make setup`")
     if other:
-        return Finding("note", f"other versions than tested: {_few(other)}",
-                       "run `make setup` if a lesson behaves differently")
-    return Finding("ok", f"{len(wanted)} packages, all in the versions that were tested")
+        return note(
+            f"other versions than tested: {_few(other)}",
+            "run `make setup` if a lesson behaves differently",
+        )
+    return ok(f"{len(wanted)} packages, all in the versions that were tested")
 
 
 def locked(text: str) -> dict[str, Requirement]:
@@ -162,62 +101,81 @@ def locked(text: str) -> dict[str, Requirement]:
 def check_torch() -> Finding:
     version = torch.__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
-        return Finding("fix", f"torch {version} is older than 2.11", "run `make setup`")
+        return broken(f"torch {version} is older than 2.11", "run `make setup`")
     if not dist.is_available() or not dist.is_gloo_available():
-        return Finding("fix", f"torch {version} was built without gloo, so ranks cannot talk",
-                       "install the official torch wheel: `make setup`")
+        return broken(
+            f"torch {version} was built without gloo, so ranks cannot talk",
+            "install the official torch wheel: `make setup`",
+        )
     if torch.cuda.is_available() and not dist.is_nccl_available():
-        return Finding("note", f"torch {version} sees a GPU but has no NCCL: ranks use the CPU",
-                       "install the official CUDA wheel of torch")
+        return note(
+            f"torch {version} sees a GPU but has no NCCL: ranks use the CPU",
+            "install the official CUDA wheel of torch",
+        )
     if not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
-        return Finding("note", f"there is an NVIDIA GPU that torch {version} cannot use",
-                       "install a CUDA wheel of torch that suits the driver (see README)")
+        return note(
+            f"there is an NVIDIA GPU that torch {version} cannot use",
+            "install a CUDA wheel of torch that suits the driver (see README)",
+        )
     gpus = torch.cuda.device_count()
     where = f"{gpus} GPU(s), NCCL" if gpus else "CPU, gloo"
-    return Finding("ok", f"torch {version} on {where}")
+    return ok(f"torch {version} on {where}")
 
 
 def check_memory(needed: float = 4 * GIB) -> Finding:
     free = machine().free_memory
     if free < needed:
-        return Finding("note", f"{free / GIB:.1f} GiB of memory are free; four ranks and a kernel "
-                       f"want {needed / GIB:.0f}", "close other programs and other notebooks")
-    return Finding("ok", f"{free / GIB:.1f} GiB of memory free")
+        return note(
+            f"{free / GIB:.1f} GiB of memory are free; four ranks and a kernel "
+            f"want {needed / GIB:.0f}",
+            "close other programs and other notebooks",
+        )
+    return ok(f"{free / GIB:.1f} GiB of memory free")
 
 
 def check_disk(needed: float = 2 * GIB) -> Finding:
     free = shutil.disk_usage(ROOT).free
     if free < needed / 10:
-        return Finding("fix", f"only {free / GIB:.2f} GiB of disk are free under {ROOT}",
-                       "free some space, or move the repository to a larger disk")
+        return broken(
+            f"only {free / GIB:.2f} GiB of disk are free under {ROOT}",
+            "free some space, or move the repository to a larger disk",
+        )
     if free < needed:
-        return Finding("note", f"{free / GIB:.1f} GiB of disk are free under {ROOT}",
-                       f"later lessons write checkpoints: have {needed / GIB:.0f} GiB")
-    return Finding("ok", f"{free / GIB:.0f} GiB of disk free")
+        return note(
+            f"{free / GIB:.1f} GiB of disk are free under {ROOT}",
+            f"later lessons write checkpoints: have {needed / GIB:.0f} GiB",
+        )
+    return ok(f"{free / GIB:.0f} GiB of disk free")
 
 
 def check_shared_memory(needed: float = 2**29) -> Finding:
     if not Path("/dev/shm").is_dir():
-        return Finding("ok", "no /dev/shm on this system, and none is needed")
+        return ok("no /dev/shm on this system, and none is needed")
     size = shutil.disk_usage("/dev/shm").total
     if size < needed:
-        return Finding("note", f"/dev/shm holds {size / 2**20:.0f} MiB; NCCL and Triton want more",
-                       "in a container: `docker run --shm-size=2g …`")
-    return Finding("ok", f"{size / GIB:.1f} GiB in /dev/shm")
+        return note(
+            f"/dev/shm holds {size / 2**20:.0f} MiB; NCCL and Triton want more",
+            "in a container: `docker run --shm-size=2g …`",
+        )
+    return ok(f"{size / GIB:.1f} GiB in /dev/shm")
 
 
 def check_processes() -> Finding:
     """Ranks are started by a fork server and talk to the notebook over pipes."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
-        return Finding("fix", f"{platform.system()} has no fork server, so ranks cannot start",
-                       "on Windows, work inside WSL 2")
+        return broken(
+            f"{platform.system()} has no fork server, so ranks cannot start",
+            "on Windows, work inside WSL 2",
+        )
     import resource
 
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < 512:
-        return Finding("note", f"a process may open only {files} files; 8 ranks want more",
-                       "start JupyterLab after `ulimit -n 4096`")
-    return Finding("ok", "ranks can be started (fork server)")
+        return note(
+            f"a process may open only {files} files; 8 ranks want more",
+            "start JupyterLab after `ulimit -n 4096`",
+        )
+    return ok("ranks can be started (fork server)")
 
 
 def check_network() -> Finding:
@@ -226,34 +184,52 @@ def check_network() -> Finding:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=2).close()
     except OSError as error:
-        return Finding("fix", f"a connection to 127.0.0.1 failed ({error.strerror or error})",
-                       "allow loopback connections in the firewall or sandbox")
+        return broken(
+            f"a connection to 127.0.0.1 failed ({error.strerror or error})",
+            "allow loopback connections in the firewall or sandbox",
+        )
     try:
         socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
-        return Finding("note", f"the machine's own name, {socket.gethostname()}, has no address",
-                       "if ranks cannot meet: `export GLOO_SOCKET_IFNAME=lo` before `make lab`")
-    return Finding("ok", "ranks can meet on 127.0.0.1")
+        return note(
+            f"the machine's own name, {socket.gethostname()}, has no address",
+            "if ranks cannot meet: `export GLOO_SOCKET_IFNAME=lo` before `make lab`",
+        )
+    return ok("ranks can meet on 127.0.0.1")
 
 
 def check_threads() -> Finding:
     """More threads than cores slow every lesson down; the last section of lesson 00 shows it."""
     available, threads = max(1, math.floor(cores())), torch.get_num_threads()
     if threads > available:
-        return Finding("note", f"torch uses {threads} threads on {available} core(s)",
-                       f"`export OMP_NUM_THREADS={available}` before `make lab`")
-    return Finding("ok", f"{threads} thread(s) on {available} core(s)")
+        return note(
+            f"torch uses {threads} threads on {available} core(s)",
+            f"`export OMP_NUM_THREADS={available}` before `make lab`",
+        )
+    return ok(f"{threads} thread(s) on {available} core(s)")
 
 
 def check_compiler() -> Finding:
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        return Finding("note", "no C++ compiler; torch.compile and DeepSpeed's extras want one",
-                       "`apt-get install g++`, or ask your administrator")
-    return Finding("ok", "a C++ compiler, for torch.compile")
+        return note(
+            "no C++ compiler; torch.compile and DeepSpeed's extras want one",
+            "`apt-get install g++`, or ask your administrator",
+        )
+    return ok("a C++ compiler, for torch.compile")
 
 
-CHECKS = (check_python, check_packages, check_torch, check_memory, check_disk, check_shared_memory,
-          check_processes, check_network, check_threads, check_compiler)
+CHECKS = (
+    check_python,
+    check_packages,
+    check_torch,
+    check_memory,
+    check_disk,
+    check_shared_memory,
+    check_processes,
+    check_network,
+    check_threads,
+    check_compiler,
+)
 
 
 def check_environment(checks=CHECKS) -> bool:
@@ -264,9 +240,9 @@ def check_environment(checks=CHECKS) -> bool:
     findings = [check() for check in checks]
     for finding in findings:
         print(_paint(finding.state), finding.what + (finding.fix and f" → {finding.fix}"))
-    broken = sum(finding.state == "fix" for finding in findings)
-    print("Ready: the lessons run here." if not broken else f"{broken} to fix before you go on.")
-    return not broken
+    wrong = sum(finding.state == "fix" for finding in findings)
+    print("Ready: the lessons run here." if not wrong else f"{wrong} to fix before you go on.")
+    return not wrong
 
 
 def _paint(state):

@@ -22,13 +22,25 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from utils.environment import check_environment, machine
+from utils.environment import check_environment
+from utils.machine import machine
 
-__all__ = ["Link", "alpha_beta", "check_environment", "flops", "link", "machine", "matmul_flops",
-           "memory_bandwidth", "saved_bytes", "seconds"]
+__all__ = [
+    "Link",
+    "alpha_beta",
+    "check_environment",
+    "flops",
+    "link",
+    "machine",
+    "matmul_flops",
+    "memory_bandwidth",
+    "saved_bytes",
+    "seconds",
+]
 
 
 # ---- 1. the clock
+
 
 def seconds(function, repeats: int = 5, shortest: float = 0.005) -> float:
     """The median time of a call of `function()`, in seconds, after one call to warm up.
@@ -60,6 +72,7 @@ def _wait_for_gpu():
 
 # ---- 2. what the device can do
 
+
 def matmul_flops(size: int = 1024, dtype=torch.float32, device="cpu", repeats: int = 5) -> float:
     """FLOP/s of a product of two size × size matrices, which takes 2·size³ FLOPs."""
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
@@ -79,6 +92,7 @@ def memory_bandwidth(device="cpu", size: int = 2**27, repeats: int = 5) -> float
 
 
 # ---- 3. what a computation costs, counted
+
 
 def flops(function) -> int:
     """FLOPs of the matrix products and convolutions inside one call of `function()`.
@@ -115,6 +129,7 @@ def saved_bytes(function, besides=()) -> int:
 
 # ---- 4. the link between two ranks
 
+
 @dataclass(frozen=True)
 class Link:
     """A message of n bytes takes alpha + beta·n seconds."""
@@ -139,8 +154,10 @@ def alpha_beta(sizes, times) -> tuple[float, float]:
     """
     sizes, times = np.asarray(sizes, dtype=float), np.asarray(times, dtype=float)
     if len(sizes) < 2 or len(sizes) != len(times) or times.min() <= 0:
-        raise ValueError(f"two or more sizes, each with a time above 0, are needed: got "
-                         f"{len(sizes)} sizes and {len(times)} times")
+        raise ValueError(
+            f"two or more sizes, each with a time above 0, are needed: got "
+            f"{len(sizes)} sizes and {len(times)} times"
+        )
     rows = np.stack([1 / times, sizes / times], axis=1)
     alpha, beta = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)[0]
     if alpha < 0:  # the line through the origin
