@@ -1,6 +1,8 @@
 """utils/profile.py: the events of real ranks, against DDP's own count and a second clock."""
 
+import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -105,6 +107,22 @@ def test_hidden_is_the_covered_share():
     assert profile.hidden([Span("backward", 0, 9), *talk]) == pytest.approx(1.0)
     assert profile.hidden([Span("backward", 8, 9), *talk]) == 0.0
     assert profile.hidden([]) == 0.0
+
+
+@pytest.mark.skipif(profile.loopback_bytes() is None, reason="needs Linux's /proc/net/dev")
+def test_loopback_bytes_counts_what_is_sent_here():
+    receiver, sender = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    receiver.bind(("127.0.0.1", 0))
+    before = profile.loopback_bytes()
+    for _ in range(50):
+        sender.sendto(bytes(20_000), receiver.getsockname())
+    assert profile.loopback_bytes() - before >= 50 * 20_000
+    receiver.close(), sender.close()
+
+
+def test_loopback_bytes_are_unknown_without_the_file(monkeypatch):
+    monkeypatch.setattr(profile, "Path", lambda name: Path("/nowhere") / "dev")
+    assert profile.loopback_bytes() is None
 
 
 def event(name, start, end, device=DeviceType.CUDA, annotation=False):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -103,6 +104,20 @@ def hidden(trace: list[Span]) -> float:
         for work in working
     )
     return both / total if total else 0.0
+
+
+def loopback_bytes() -> int | None:
+    """Bytes that this machine has sent to itself so far, TCP headers included; None if unknown.
+
+    Ranks on one machine that talk over TCP (gloo) use this device; so does any other program. Linux
+    keeps the count in /proc/net/dev.
+    """
+    try:
+        lines = Path("/proc/net/dev").read_text().splitlines()
+    except OSError:
+        return None
+    counts = [line.split(":")[1].split() for line in lines if line.strip().startswith("lo:")]
+    return int(counts[0][8]) if counts else None
 
 
 def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
