@@ -13,6 +13,7 @@ result is remembered for the progress report (`utils/progress.py`).
 
 import contextlib
 import importlib.util
+import linecache
 import re
 import signal
 import sys
@@ -40,6 +41,7 @@ def check(name: str, judge: Callable[[Path], str], file: str | Path) -> None:
     judge: called with the file's path; returns what it has seen, or raises.
     """
     path = Path(file).resolve()
+    linecache.checkcache(str(path))  # an error must show the lines of today
     try:
         compile_answer(path)
         seen = judge(path)
@@ -78,11 +80,12 @@ def on_ranks(size: int, path: Path, scenario: Callable, *args, hang: str = "") -
         try:
             return ranks.run(_run_scenario, str(path), scenario, args)
         except RankError as error:
-            stuck = "did not complete" in str(error) or "TimeLimit" in str(error)
-            if not stuck:
-                raise
-            advice = f"\n{hang}" if hang else ""
-            raise Wrong(f"with {size} ranks: {_of_interest(str(error))}{advice}") from None
+            text = _of_interest(str(error))
+            if "did not complete" in text:
+                raise Wrong(f"with {size} ranks: {text}\n{hang}") from None
+            if "TimeLimit" in text:
+                raise Wrong(f"with {size} ranks: {text}") from None
+            raise
 
 
 def compile_answer(path: Path) -> types.CodeType:
@@ -132,11 +135,16 @@ def _say(mark: str, name: str, text: str) -> None:
 
 
 def _of_interest(text: str) -> str:
-    """A RankError without what only matters to who owns the ranks."""
-    lines = text.splitlines()
-    return "\n".join(
-        line for line in lines if not re.match(r"The (other )?ranks (stay|were)", line)
-    )
+    """A RankError without the judge's own lines, and without what only the ranks' owner needs."""
+    lines, label = [], ""
+    for line in text.splitlines():
+        head, bar, rest = line.partition("│")
+        if bar and re.match(r" (checks|judge\w*)\.py:\d+: ", rest):
+            label = head if head.strip() else label  # of the rank: for the next line
+        elif not re.match(r"The (other )?ranks (stay|were)", line):
+            lines.append(f"{label}{bar}{rest}" if bar and label else line)
+            label = ""
+    return "\n".join(lines)
 
 
 def _line_of(error: Exception, path: Path) -> str:
