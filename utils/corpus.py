@@ -35,7 +35,7 @@ def embedded():
 
 
 def standard_library():
-    """The source code of Python's own standard library, as bytes (about 10 MB): for longer runs."""
+    """The source code of Python's own standard library, as bytes: for longer runs (about 30 MB)."""
     return _read_folder(Path(sysconfig.get_path("stdlib")), "*.py")
 
 
