@@ -30,6 +30,9 @@ from utils import rank_worker
 from utils.rank_report import RankError
 
 GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
+# What the forkserver imports once for all ranks. The first step of any of torch's optimizers imports
+# torch._dynamo: a second of work, which every rank would else do anew.
+PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "utils.rank_worker"]
 PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
 
 _pools = []  # weak references to the open pools, newest last: what %%ranks acts on
@@ -272,7 +275,7 @@ def choose_devices(size, device):
 def start_forkserver():
     """The forkserver with torch imported: 1 to 3 s for the first pool of a kernel, then nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy", "utils.rank_worker"])
+    context.set_forkserver_preload(PRELOAD)
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores: more threads would be slower
     try:
