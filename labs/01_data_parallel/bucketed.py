@@ -1,9 +1,11 @@
 """Exercise 01c: all-reduce the gradients in buckets, while the backward pass still runs.
 
-reducer = BucketedAllReduce(model, bucket_bytes=25_000_000)  # once
-loss.backward()        # buckets that are complete start on their way
-reducer.wait()         # now every .grad is the mean over all ranks
-optimizer.step()
+    reducer = BucketedAllReduce(model, bucket_bytes=25_000_000)  # once
+    loss.backward()        # buckets that are complete start on their way
+    reducer.wait()         # now every .grad is the mean over all ranks
+    optimizer.step()
+
+Write the three pieces below.
 """
 
 import torch

@@ -30,7 +30,7 @@ def bucketed(path: Path) -> str:
     sizes = [p.numel() * p.element_size() for p in parameters.values()]
     expected = {limit: _expected_buckets(sizes, limit) for limit in BUCKETS}
     for limit, buckets in zip(BUCKETS, on_ranks(1, path, _buckets)[0]):
-        _right_buckets(buckets, list(parameters), expected[limit], f"for {limit} bytes")
+        _right_buckets(buckets, list(parameters), expected[limit], f"with bucket_bytes={limit}")
     for size in RANKS:
         for limit, ranks in zip(BUCKETS, zip(*on_ranks(size, path, _train_all))):
             for rank, result in enumerate(ranks):

@@ -66,13 +66,15 @@ def crossover(path: Path) -> str:
     """Judges `crossover_bytes` in the file, against the two times themselves."""
     cases = [(4, 3e-3, 2e-8), (3, 1e-4, 1e-9), (8, 5e-6, 1e-10), (2, 1e-3, 1e-8), (64, 1e-5, 1e-9)]
     for (size, alpha, beta), n in zip(cases, on_ranks(1, path, _crossovers, cases)[0]):
-        tree_time, ring_time = _times(size, alpha, beta, n if math.isfinite(n) else 1e30)
         case = f"{size} ranks, α = {alpha:g} s, β = {beta:g} s/byte"
+        if not isinstance(n, int | float):
+            raise Wrong(f"{case}: crossover_bytes returns {n!r}, which is no number.")
         if size == 2 and not (isinstance(n, float) and n == math.inf):
             raise Wrong(
                 f"{case}: you say {n}. With two ranks the ring sends as many bytes and twice the\n"
                 "messages: it never wins, so the answer is math.inf."
             )
+        tree_time, ring_time = _times(size, alpha, beta, n if math.isfinite(n) else 1e30)
         if size > 2 and not math.isclose(tree_time, ring_time, rel_tol=1e-6):
             raise Wrong(
                 f"{case}: at your {n:g} bytes the tree takes {tree_time:.4g} s and the ring "

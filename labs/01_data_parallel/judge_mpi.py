@@ -66,6 +66,7 @@ def data_parallel(path: Path) -> str:
     with tempfile.TemporaryDirectory() as notes:
         program = str(Path(__file__).with_name("mpi_rank.py"))
         done = mpirun(max(RANKS), program, str(path), notes, folder=path.parent)
+        _show(done.stdout)
         reports = _read(Path(notes), done, path)
     alone = train_alone()
     for size in RANKS:
@@ -79,6 +80,13 @@ def data_parallel(path: Path) -> str:
         "1797 images and 7, 3, 1 or 0 rows are shared out, every row once;\n"
         f"one broadcast, then one all-reduce of {digits.SIZE * 8:,} bytes a step on each rank."
     )
+
+
+def _show(printed: str, most: int = 20) -> None:
+    """What the answer prints, shortened."""
+    lines = printed.splitlines()
+    if lines:
+        print("\n".join([*lines[:most], "…"] if len(lines) > most else lines))
 
 
 def train_alone() -> list[float]:
