@@ -21,6 +21,14 @@ LLAMA3 = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # the models are too small for two
+    yield
+    torch.set_num_threads(before)
+
+
 def random_config(seed):
     """Odd sizes of every kind, the same for the same seed."""
     draw = random.Random(seed)

@@ -259,7 +259,7 @@ def main():
     if peak:
         rate = sizes.batch * sizes.seq / statistics.median(seconds["utils.train"])
         flops = built["utils.train"][0].config.flops_per_token(sizes.seq)
-        print(f"MFU of utils.train: {rate * flops / peak:.1%} of {peak / 1e12:.0f} TFLOP/s")
+        print(f"MFU of utils.train: {rate * flops / peak:.1%} of {peak / 1e12:,.1f} TFLOP/s")
 
 
 if __name__ == "__main__":
