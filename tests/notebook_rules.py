@@ -202,18 +202,36 @@ def anatomy(notebook, path) -> Iterator[str]:
 # --- links ----------------------------------------------------------------------------------------
 
 
+def bare(heading: str) -> str:
+    """A heading without its links and tags."""
+    return re.sub(r"<[^>]+>", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)).strip()
+
+
 def slug(heading: str) -> str:
     """The anchor that GitHub gives a heading."""
-    words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-    return re.sub(r"[^\w\- ]", "", words.strip().lower()).replace(" ", "-")
+    return re.sub(r"[^\w\- ]", "", bare(heading).lower()).replace(" ", "-")
 
 
-def anchors(path: Path) -> set[str]:
-    """The anchors of a Markdown file or a notebook."""
-    text = markdown(read(path)) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+def jupyter_anchor(heading: str) -> str:
+    """The anchor that JupyterLab gives a heading."""
+    return re.sub(r"[`*]", "", bare(heading)).replace(" ", "-")
+
+
+def anchors(path: Path, source: Path) -> set[str]:
+    """The anchors of a Markdown file or a notebook that work in a link from `source`.
+
+    In a notebook they are JupyterLab's (GitHub's view of notebooks has the same). In a Markdown
+    file they are GitHub's; a notebook's link must work in JupyterLab as well.
+    """
+    inside = path.suffix == ".ipynb"
+    text = markdown(read(path)) if inside else path.read_text(encoding="utf-8")
     text = re.sub(r"(?ms)^```.*?^```", "", text)
-    named = re.findall(r"""<\w+\s[^>]*\b(?:id|name)=["']([^"']+)["']""", text)
-    return set(named) | {slug(line) for line in re.findall(r"(?m)^#{1,6}\s+(.+?)\s*$", text)}
+    headings = re.findall(r"(?m)^#{1,6}\s+(.+?)\s*$", text)
+    found = {jupyter_anchor(heading) for heading in headings}
+    if not inside:
+        github = {slug(heading) for heading in headings}
+        found = found & github if source.suffix == ".ipynb" else github
+    return found | set(re.findall(r"""<\w+\s[^>]*\b(?:id|name)=["']([^"']+)["']""", text))
 
 
 def broken_links(text: str, path: Path) -> Iterator[str]:
@@ -227,5 +245,5 @@ def broken_links(text: str, path: Path) -> Iterator[str]:
         goal = (path.parent / file).resolve() if file else path
         if file.startswith("/") or not goal.exists():
             yield f"the link {target} leads nowhere"
-        elif anchor and anchor not in anchors(goal):
+        elif anchor and anchor not in anchors(goal, path):
             yield f"the link {target} names a heading that {goal.name} does not have"

@@ -6,7 +6,7 @@ import json
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tests.notebook_rules import EVERYWHERE, anatomy, broken_links, slug
+from tests.notebook_rules import EVERYWHERE, anatomy, broken_links, jupyter_anchor, slug
 from utils.workshop import ROOT
 from utils.workshop.notebooks import every_notebook, name
 from utils.workshop.refresh import METADATA, read
@@ -58,7 +58,7 @@ def lesson():
     """A lesson in which nothing is wrong."""
     cells = [
         new_markdown_cell("# Sums\n\n5 minutes · CPU; the same on a GPU", id="title"),
-        new_markdown_cell("![three boxes in a row](page.md) and [a word](page.md#a-word)", id="b"),
+        new_markdown_cell("![three boxes in a row](page.md) and [a word](page.md#word)", id="b"),
         new_code_cell("check(1)", id="c", execution_count=1),
         new_code_cell("plot()", id="d", execution_count=2, outputs=[FIGURE]),
         new_markdown_cell("The line rises.", id="e"),
@@ -90,6 +90,8 @@ FLAWS = [
     ("alt_texts", lambda nb: nb.cells[1].update(source='<img src="page.md">')),
     ("links", lambda nb: nb.cells[1].update(source="[gone](gone.md)")),
     ("links", lambda nb: nb.cells[1].update(source="[gone](page.md#no-such-word)")),
+    ("links", lambda nb: nb.cells[1].update(source="[only on GitHub](page.md#αβ-model)")),
+    ("links", lambda nb: nb.cells[1].update(source="[case](#summary)")),
     ("links", lambda nb: nb.cells[1].update(source='<a href="../gone">x</a>')),
     ("checks_pass", lambda nb: nb.cells[2].update(outputs=[WRONG])),
     ("anatomy", lambda nb: nb.cells[0].update(source="# Sums\n\nCPU or GPU")),
@@ -103,7 +105,9 @@ def complaints(notebook, folder):
     """The names of the rules that complain about `notebook`, stored as a solution of a lab."""
     path = folder / "labs" / "01" / "solution" / "lab.ipynb"
     path.parent.mkdir(parents=True, exist_ok=True)
-    (path.parent / "page.md").write_text("# Words\n\n## A word\n")
+    (path.parent / "page.md").write_text(
+        '# Words\n\n### <a id="word"></a>Word\n\n### α–β (model)\n'
+    )
     path.write_text(json.dumps(notebook))  # nbformat would mend some flaws
     return {rule.__name__ for rule in [*EVERYWHERE, anatomy] if list(rule(read(path), path))}
 
@@ -119,6 +123,8 @@ def test_a_rule_sees_its_flaw(rule, flaw, tmp_path):
     assert complaints(flawed, tmp_path) == {rule}
 
 
-def test_anchors_are_those_of_github():
+def test_anchors():
+    assert jupyter_anchor("Exercise a · `ring` all-reduce") == "Exercise-a-·-ring-all-reduce"
     assert slug("All-reduce (ring)") == "all-reduce-ring"
+    assert slug('<a id="mfu"></a>MFU, [utilization](x.md)') == "mfu-utilization"
     assert slug("`bits per byte`, α–β") == "bits-per-byte-αβ"
