@@ -35,7 +35,7 @@ class TrainConfig:
         None,
         "PATH",
     )
-    batch: int = option(32, "sequences per step, over all ranks together")
+    batch: int = option(16, "sequences per step, over all ranks together")
     seq: int = option(128, "tokens per sequence")
     seed: int = option(0, "of the initial weights and of the order of the data")
     # how long
