@@ -27,7 +27,7 @@ from utils import store
 from utils.ranks import RankError, Ranks
 
 HANG = 5.0  # seconds until a collective counts as hanging
-TOO_LONG = 10.0  # seconds until an answer that does not communicate counts as an endless loop
+TOO_LONG = 15.0  # seconds until an answer that does not communicate counts as an endless loop
 
 
 class Wrong(Exception):
@@ -139,7 +139,7 @@ def _of_interest(text: str) -> str:
     lines, label = [], ""
     for line in text.splitlines():
         head, bar, rest = line.partition("│")
-        if bar and re.match(r" (checks|judge\w*)\.py:\d+: ", rest):
+        if bar and re.match(r" (checks|traffic|judge\w*)\.py:\d+: ", rest):
             label = head if head.strip() else label  # of the rank: for the next line
         elif not re.match(r"The (other )?ranks (stay|were)", line):
             lines.append(f"{label}{bar}{rest}" if bar and label else line)

@@ -16,7 +16,7 @@ from utils.ranks import RankError
 from utils.traffic import Traffic
 
 RANKS = (1, 2, 3, 4)
-SHAPES = [(12,), (5,), (1000,), (3, 7), (2,), (), (0,)]
+SHAPES = [(12,), (5,), (100,), (3, 7), (2,), (), (0,)]
 BLOCKED = (
     "dist.send comes back only when the other rank has begun to receive: when all ranks send\n"
     "first, no one ever receives. Let one of two neighbours receive first."
