@@ -1,6 +1,6 @@
 """Draws docs/pictures/cover.svg: a bowl broken into four ranks and joined with gold.
 
-    python docs/draw_cover.py
+python docs/draw_cover.py
 """
 
 from pathlib import Path
@@ -37,7 +37,9 @@ def draw(axes):
     edges = [left, *[list(seam) for seam in SEAMS], [(1.2, 0.3), (1.2, -1.2)]]
     centres = [(-0.66, -0.28), (-0.23, -0.42), (0.25, -0.42), (0.67, -0.28)]
     for rank in range(4):
-        shard = Polygon(edges[rank] + edges[rank + 1][::-1], color=COLORS[f"rank{rank}"], alpha=0.92)
+        shard = Polygon(
+            edges[rank] + edges[rank + 1][::-1], color=COLORS[f"rank{rank}"], alpha=0.92
+        )
         axes.add_patch(shard)
         shard.set_clip_path(clip)
         axes.text(*centres[rank], f"rank\n{rank}", ha="center", va="center", color="white", size=12)

@@ -29,10 +29,10 @@ from utils import rank_report as report
 from utils import rank_worker
 from utils.rank_report import RankError
 
-GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
-# What the forkserver imports once for all ranks. The first step of any of torch's optimizers imports
-# torch._dynamo: a second of work, which every rank would else do anew.
+# What the forkserver imports once for all ranks. torch._dynamo is what the first step of any of
+# torch's optimizers imports: a second of work that every rank would else do anew.
 PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "utils.rank_worker"]
+GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
 PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
 
 _pools = []  # weak references to the open pools, newest last: what %%ranks acts on
