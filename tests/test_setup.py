@@ -144,6 +144,14 @@ def test_a_broken_environment_is_made_anew(workshop):
     assert versions(workshop) == ["2.13.0+cpu", "1.0", "0.1.0"]
 
 
+def test_a_moved_environment_is_made_anew_with_its_own_torch(workshop):
+    moved = workshop.rename(workshop.with_name("moved"))
+    done = make_setup(moved)
+    assert ".venv was moved" in done.stdout and "torch (CPU build)" in done.stdout, done.stderr
+    assert versions(moved) == ["2.13.0+cpu", "1.0", "0.1.0"]
+    moved.rename(workshop)
+
+
 def test_no_build_of_torch_and_no_network_are_told_apart(workshop):
     stamp = workshop / ".venv" / "kintsugi.json"
     python = workshop / ".venv" / "bin" / "python"

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
@@ -153,7 +154,7 @@ def run(path: Path, notebook=None, *, on_cell=None, cell_timeout: float = 600) -
     begin = time.monotonic()
     with surroundings() as around:
         try:
-            client.execute(env=around.environment)
+            client.execute(env=around.environment, stderr=subprocess.DEVNULL)
             problem = ""
         except CellExecutionError as error:
             problem = (

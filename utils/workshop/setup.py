@@ -85,7 +85,7 @@ def has_nvidia_gpu():
 
 
 def torch_kind():
-    """ "cpu" or "cuda" on Linux, "plain" on macOS, where there is one build only."""
+    """What to install: "cpu" or "cuda" on Linux, "plain" on macOS, which has one build only."""
     wanted = os.environ.get("TORCH", "")
     if wanted not in ("", "cpu", "cuda"):
         raise SetupError(f"TORCH={wanted} is unknown: use TORCH=cpu or TORCH=cuda.")
@@ -167,7 +167,7 @@ def ready():
 
 
 def venv_state():
-    """ "missing", "broken" (its Python or its pip does not run), "wrong" (version) or "good"."""
+    """One of "missing", "broken" (Python or pip does not run), "wrong" (version), "good"."""
     if not os.path.exists(os.path.join(VENV, "pyvenv.cfg")):
         return "missing"
     test = "import sys, importlib.util as u; print(*sys.version_info[:2], bool(u.find_spec('pip')))"
@@ -221,11 +221,11 @@ def set_up():
     check_machine(sys.version_info[:2], platform.system(), platform.machine())
     pip = Pip(ROOT, PYTHON, log=os.path.join(VENV, "setup.log"))
     say("Setting up the workshop in .venv (once, some minutes).")
-    same_torch = venv_state() == "good" and installed_torch() == torch_pin().split("==")[1]
+    make_venv(pip)
+    same_torch = installed_torch() == torch_pin().split("==")[1]
     anew = same_torch and torch_changes()
     kind = "installed" if same_torch and not anew else torch_kind()
     check_disk(ROOT, DISK_GB[kind])
-    make_venv(pip)
     if kind != "installed":
         build = {"cpu": "torch (CPU build)", "cuda": "torch (CUDA build)", "plain": "torch"}[kind]
         pip.install(build, *["--force-reinstall"] * anew, *torch_arguments(kind, torch_pin()))
