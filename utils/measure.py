@@ -9,7 +9,7 @@
     measure.saved_bytes(lambda: model(x).sum())  # what the forward pass keeps for the backward
     measure.link(ranks)                          # seconds per message, seconds per byte
 
-Counts are exact and the same everywhere; times are medians, and still noisy on a busy machine.
+Counts are exact and the same everywhere; times are not, above all on a busy machine.
 """
 
 import statistics
@@ -168,7 +168,7 @@ def alpha_beta(sizes, times) -> tuple[float, float]:
 
 
 def link(ranks, sizes=(4, 2**12, 2**16, 2**20, 2**23), repeats: int = 7) -> Link:
-    """Sends messages of `sizes` bytes between ranks 0 and 1 and back, and fits α and β.
+    """Sends messages of `sizes` bytes from rank 0 to 1 and back, and fits α and β to the fastest.
 
     `ranks` is an open `utils.ranks.Ranks` of two or more.
     """
@@ -179,7 +179,7 @@ def link(ranks, sizes=(4, 2**12, 2**16, 2**20, 2**23), repeats: int = 7) -> Link
 
 
 def _ping_pong(sizes, repeats):
-    """Runs on every rank; rank 0 returns the median one-way seconds of each size."""
+    """Runs on every rank; rank 0 returns the one-way seconds of each size."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     times = []
     for size in sizes:
@@ -196,5 +196,5 @@ def _ping_pong(sizes, repeats):
                 dist.send(ball, 0)
             _wait_for_gpu()
             trips.append((time.perf_counter() - start) / 2)
-        times.append(statistics.median(trips[2:]))
+        times.append(min(trips[2:]))  # what the link can do; the rest is waiting for a core
     return times
