@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -170,6 +171,7 @@ def test_no_build_of_torch_and_no_network_are_told_apart(workshop):
         (((3, 13), "Linux", "x86_64"), "Python 3.13, the workshop needs 3.11 or 3.12"),
         (((3, 9), "Darwin", "arm64"), "Python 3.9, the workshop needs"),
         (((3, 11), "Darwin", "x86_64"), "Darwin on x86_64 is not supported"),
+        (((3, 12), "Darwin", "arm64", "13.6"), "macOS 13.6, torch needs 14"),
         (((3, 12), "Windows", "AMD64"), "use WSL"),
     ],
 )
@@ -180,7 +182,19 @@ def test_an_unsuitable_machine_is_named(machine, words):
 
 def test_a_suitable_machine_passes():
     setup.check_machine((3, 11), "Linux", "x86_64")
-    setup.check_machine((3, 12), "Darwin", "arm64")
+    setup.check_machine((3, 12), "Darwin", "arm64", "14.0")
+
+
+def test_an_old_linux_goes_without_the_server(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(setup, "VENV", str(tmp_path))
+    monkeypatch.setattr(setup.platform, "machine", lambda: "x86_64")
+    lock = (ROOT / "requirements.txt").read_text().splitlines()
+    for enough in ("2.35", "2.41", "3.0", ""):
+        assert setup.requirements(enough) == str(ROOT / "requirements.txt")
+    for old in ("2.34", "2.28", "2.5"):
+        shorter = Path(setup.requirements(old)).read_text().splitlines()
+        assert [line.split("==")[0] for line in lock if line not in shorter] == ["nvidia-pytriton"]
+        assert f"this system has {old}" in capsys.readouterr().out
 
 
 def test_a_full_disk_is_named_before_and_after(tmp_path):

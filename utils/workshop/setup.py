@@ -26,13 +26,14 @@ from utils.workshop.pip import Pip, SetupError, say  # noqa: E402
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "kintsugi.json")  # what was set up; empty while set-up is not finished
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+SERVER_LIBC = "2.35"  # what nvidia-pytriton was built for
 DISK_GB = {"cpu": 4, "cuda": 12, "plain": 4, "installed": 1}
 
 
 # --- what the machine must have -------------------------------------------------------------------
 
 
-def check_machine(version, system, cpu):
+def check_machine(version, system, cpu, macos=""):
     """Raise SetupError unless the workshop runs on this Python, operating system and processor."""
     if not (3, 11) <= version < (3, 13):
         raise SetupError(
@@ -45,6 +46,32 @@ def check_machine(version, system, cpu):
             f"{system} on {cpu} is not supported, because torch has no build for it: use Linux "
             "(x86-64 or ARM) or a Mac with Apple silicon; on Windows use WSL."
         )
+    if macos and int(macos.split(".")[0]) < 14:
+        raise SetupError(f"This is macOS {macos}, torch needs 14: update macOS.")
+
+
+def old_libc(found, needed):
+    """Whether this is a Linux with a GNU C library older than `needed`; both are like "2.35"."""
+
+    def numbers(version):
+        return [int(part) for part in version.split(".")[:2]]
+
+    return bool(found) and numbers(found) < numbers(needed)
+
+
+def requirements(libc):
+    """The list to install: the lock, on an old Linux without the server that needs a newer one."""
+    lock = os.path.join(ROOT, "requirements.txt")
+    if platform.machine() != "x86_64" or not old_libc(libc, SERVER_LIBC):
+        return lock
+    say(f"   Without nvidia-pytriton: it needs glibc {SERVER_LIBC}, this system has {libc}.")
+    say("   Nothing but the deploy lesson's own server is missing.")
+    with open(lock) as file:
+        kept = [line for line in file if not line.startswith("nvidia-pytriton==")]
+    shorter = os.path.join(VENV, "requirements.txt")
+    with open(shorter, "w") as file:
+        file.writelines(kept)
+    return shorter
 
 
 def check_disk(folder, needed_gb):
@@ -218,7 +245,8 @@ def installed_torch():
 
 def set_up():
     """Do what is missing, step by step."""
-    check_machine(sys.version_info[:2], platform.system(), platform.machine())
+    system, macos = platform.system(), platform.mac_ver()[0]
+    check_machine(sys.version_info[:2], system, platform.machine(), macos)
     pip = Pip(ROOT, PYTHON, log=os.path.join(VENV, "setup.log"))
     say("Setting up the workshop in .venv (once, some minutes).")
     make_venv(pip)
@@ -230,7 +258,7 @@ def set_up():
         build = {"cpu": "torch (CPU build)", "cuda": "torch (CUDA build)", "plain": "torch"}[kind]
         pip.install(build, *["--force-reinstall"] * anew, *torch_arguments(kind, torch_pin()))
         write_stamp(torch=kind)
-    pip.install("packages", "-r", os.path.join(ROOT, "requirements.txt"))
+    pip.install("packages", "-r", requirements(platform.libc_ver()[1]))
     pip.install("the workshop itself", "--no-deps", "--no-build-isolation", "-e", ROOT)
     write_stamp(fingerprint=fingerprint())
 
