@@ -68,9 +68,12 @@ def workshop(tmp_path_factory):
     return root
 
 
+UNWANTED = ("PIP_", "MAKE", "MFLAGS")  # the user's pip, and the make that runs this test
+
+
 def environment(root, **more):
     """No index but the folder of wheels, and no way to PyTorch's own index."""
-    mine = {name: text for name, text in os.environ.items() if not name.startswith("PIP_")}
+    mine = {name: text for name, text in os.environ.items() if not name.startswith(UNWANTED)}
     nowhere = "http://127.0.0.1:9"
     mine |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_NO_CACHE_DIR": "1"}
     mine |= {"PIP_FIND_LINKS": str(root / "wheels"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

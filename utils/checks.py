@@ -78,7 +78,7 @@ def on_ranks(size: int, path: Path, scenario: Callable, *args, hang: str = "") -
     cloudpickle.register_pickle_by_value(sys.modules[scenario.__module__])
     with Ranks(size, device="cpu", timeout=HANG) as ranks:
         try:
-            return ranks.run(_run_scenario, str(path), scenario, args)
+            return ranks.run(_run_scenario, str(path), scenario, args, TOO_LONG)
         except RankError as error:
             text = _of_interest(str(error))
             if "did not complete" in text:
@@ -108,9 +108,9 @@ class TimeLimit(Exception):
     """The answer ran for too long."""
 
 
-def _run_scenario(path: str, scenario: Callable, args: tuple):
-    """On a rank: load the answer and run the scenario on it."""
-    with _time_limit(TOO_LONG):
+def _run_scenario(path: str, scenario: Callable, args: tuple, seconds: float):
+    """On a rank: load the answer and run the scenario on it, for so many seconds at most."""
+    with _time_limit(seconds):
         return scenario(load_answer(Path(path)), *args)
 
 

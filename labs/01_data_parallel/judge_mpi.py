@@ -22,6 +22,7 @@ from mpi_rank import BATCH, EPOCHS, LR, RANKS, ROWS
 from utils.checks import Wrong
 
 LIMIT = 60.0  # seconds until mpirun is ended
+HANG = 15.0  # seconds until the ranks of a check count as waiting for each other
 
 
 def mpirun(ranks: int, *command: str, folder: Path) -> subprocess.CompletedProcess:
@@ -65,7 +66,7 @@ def data_parallel(path: Path) -> str:
     """Judges the three functions and the training in the file."""
     with tempfile.TemporaryDirectory() as notes:
         program = str(Path(__file__).with_name("mpi_rank.py"))
-        done = mpirun(max(RANKS), program, str(path), notes, folder=path.parent)
+        done = mpirun(max(RANKS), program, str(path), notes, str(HANG), folder=path.parent)
         _show(done.stdout)
         reports = _read(Path(notes), done, path)
     alone = train_alone()

@@ -18,7 +18,6 @@ import numpy as np
 RANKS = (1, 2, 3, 4)
 ROWS = (1797, 200, 197, 7, 3, 1, 0)  # what `shard` is asked to cut
 EPOCHS, BATCH, LR = 2, 200, 0.5
-HANG = 15.0  # seconds until the ranks count as waiting for each other
 QUIET = ("Get_rank", "Get_size", "Barrier", "Abort")  # methods that send no data
 
 
@@ -95,13 +94,16 @@ def load(path: Path):
     return module
 
 
-def main(path: Path, notes: Path) -> None:
-    """On a rank of `mpirun`: observe the answer in groups of 1, 2, 3 and 4 ranks."""
+def main(path: Path, notes: Path, seconds: float) -> None:
+    """On a rank of `mpirun`: observe the answer in groups of 1, 2, 3 and 4 ranks.
+
+    Ranks that are not done after so many seconds count as waiting for each other.
+    """
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     stack = os.open(notes / f"stack{world.rank}", os.O_CREAT | os.O_WRONLY)
-    faulthandler.dump_traceback_later(HANG, exit=True, file=stack)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=stack)
     report = {}
     try:
         answer = load(path)
@@ -124,4 +126,4 @@ def main(path: Path, notes: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
