@@ -39,8 +39,9 @@ labs: ready ## make the learner's copies of the labs from their solutions (FORCE
 lock: ready ## resolve requirements.in into requirements.txt (UPGRADE=1)
 	$(RUN) utils.workshop.lock $(if $(UPGRADE),--upgrade)
 
-bench: ready ## measure the ranks and the training loop against their peers
-	for bench in tests/bench/bench_*.py; do echo "== $$bench"; .venv/bin/python $$bench || exit 1; done
+bench: ready ## measure ranks and training step against their peers (NANOGPT=clone LITGPT=folder)
+	$(RUN) tests.bench.bench_ranks
+	$(RUN) tests.bench.bench_train $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 lint: ready ## ruff over code and notebooks, and the notebooks' hygiene
 	$(RUN) ruff check && $(RUN) ruff format --check
