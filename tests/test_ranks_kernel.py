@@ -59,7 +59,16 @@ def kernel():
     kernel.end()
 
 
-def test_the_magic_runs_cells_and_says_what_is_missing(kernel):
+@pytest.fixture(scope="module")
+def shared_kernel():
+    """For tests that leave the kernel in order."""
+    kernel = Kernel()
+    yield kernel
+    kernel.end()
+
+
+def test_the_magic_runs_cells_and_says_what_is_missing(shared_kernel):
+    kernel = shared_kernel
     _, error = kernel.execute("import utils.ranks")
     assert not error
     _, error = kernel.execute("%%ranks\n1")
@@ -77,7 +86,8 @@ def test_the_magic_runs_cells_and_says_what_is_missing(kernel):
     assert "Traceback" not in error
 
 
-def test_interrupting_the_kernel_interrupts_the_ranks(kernel):
+def test_interrupting_the_kernel_interrupts_the_ranks(shared_kernel):
+    kernel = shared_kernel
     kernel.open_ranks()
     for source in ("import time\ntime.sleep(60)", "if rank == 0: dist.recv(torch.ones(1), src=1)"):
         request = kernel.client.execute("%%ranks\nmark = 7\n" + source)
@@ -106,7 +116,8 @@ def test_no_process_outlives_its_kernel(kernel, how):
     assert gone(pids), "ranks are still there"
 
 
-def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(kernel):
+def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(shared_kernel):
+    kernel = shared_kernel
     pids = kernel.open_ranks()
     _, error = kernel.execute("with Ranks(2) as two:\n    others = two.pids\n    1 / 0")
     assert "ZeroDivisionError" in error

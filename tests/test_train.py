@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from utils import corpus
 from utils.gpt import GPT, cross_entropy
 from utils.ranks import Ranks
+from utils.run_context import freed_memory_kept
 from utils.traffic import Traffic
 from utils.train import TrainConfig, backward, main, resumed, schedule, train
 from utils.train_config import flag, parse
@@ -33,6 +36,20 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only: what it does is there")
+def test_freed_memory_is_used_again():
+    def new_pages():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            tensors = [torch.ones(2**20) for _ in range(4)]  # 4 MiB each, 1024 pages
+            del tensors
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with freed_memory_kept():
+        new_pages()
+        assert new_pages() < 1024
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])

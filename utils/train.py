@@ -29,7 +29,7 @@ from tqdm import tqdm
 from utils import checkpoint, corpus, hf_format
 from utils.gpt import GPT, cross_entropy
 from utils.optimizer import make_optimizer
-from utils.run_context import asked_to_stop, metric_lines, world
+from utils.run_context import asked_to_stop, freed_memory_kept, metric_lines, world
 from utils.train_config import TrainConfig, parse, resumed  # noqa: F401
 
 FULL_PRECISION = nullcontext()  # instead of autocast
@@ -150,6 +150,7 @@ def train(config, *, on_step=None):
     with (
         world(config.device) as (rank, world_size, device),
         asked_to_stop() as asked,
+        freed_memory_kept(),
         torch.random.fork_rng(devices=gpus),
     ):
         _check_out(config)
