@@ -6,8 +6,9 @@
 One step is forward, backward and optimizer on one process: the same layers, width, heads, batch,
 sequence, vocabulary, loss (mean cross-entropy) and fused AdamW for all; dropout 0. nanoGPT is a
 GPT-2 layout (GELU, learned positions, tied embeddings) with as many matrix parameters in a block.
-The contenders take turns, in a new order each round, and a ratio is taken inside a round, so what
-else the machine does hits all alike. A peer that is not there is named as absent.
+Each contender has a process of its own. They take turns, in a new order each round, and a ratio is
+taken inside a round, so what else the machine does hits all alike. A peer that is not there is
+named as absent.
 
 On a GPU, or with --bf16 --compile, the step runs in bfloat16 autocast under torch.compile, and the
 part of the device's peak that is used (MFU, by GPTConfig.flops_per_token) is printed.
@@ -15,6 +16,7 @@ part of the device's peak that is used (MFU, by GPTConfig.flops_per_token) is pr
 
 import argparse
 import importlib
+import multiprocessing
 import random
 import statistics
 import sys
@@ -49,37 +51,25 @@ PEAKS = {  # dense bf16 FLOP/s, from the makers' data sheets
 # ---- the contenders: each is a function sizes -> (model, logits_of)
 
 
-def ours(sizes):
-    return GPT(
-        GPTConfig(
-            vocab_size=sizes.vocab,
-            hidden_size=sizes.hidden,
-            layers=sizes.layers,
-            heads=sizes.heads,
-            kv_heads=sizes.kv_heads,
-            max_positions=sizes.seq,
-        )
+def our_config(sizes):
+    return GPTConfig(
+        vocab_size=sizes.vocab,
+        hidden_size=sizes.hidden,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        max_positions=sizes.seq,
     )
+
+
+def ours(sizes):
+    return GPT(our_config(sizes))
 
 
 def transformers_llama(sizes):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
-        LlamaConfig(
-            **{
-                **GPTConfig(
-                    vocab_size=sizes.vocab,
-                    hidden_size=sizes.hidden,
-                    layers=sizes.layers,
-                    heads=sizes.heads,
-                    kv_heads=sizes.kv_heads,
-                    max_positions=sizes.seq,
-                ).to_hf(),
-                "use_cache": False,
-            }
-        )
-    )
+    return LlamaForCausalLM(LlamaConfig(**{**our_config(sizes).to_hf(), "use_cache": False}))
 
 
 def litgpt(sizes):
@@ -126,6 +116,14 @@ def nanogpt(sizes):
     )
 
 
+BUILDERS = {
+    "utils.train": ours,
+    "nanoGPT": nanogpt,
+    "transformers": transformers_llama,
+    "litgpt": litgpt,
+}
+
+
 def step_of(name, model, sizes, autocast):
     """A function (x, y) -> None that does one training step of a contender."""
     compiled = torch.compile(model) if sizes.compile else model
@@ -161,44 +159,74 @@ def step_of(name, model, sizes, autocast):
 # ---- the measurement
 
 
-def contenders(sizes):
-    """{name: (model, step)} of all that can be built here; says which are absent."""
+def contend(name, sizes, pipe):
+    """The process of one contender: builds its model, then times a round whenever it is asked.
+
+    Sends its number of parameters, or a sentence when it is absent; then seconds per step. Each has
+    a process of its own, as its own program would: how memory is reused is part of the speed.
+    """
+    sys.path += [str(path.expanduser()) for path in (sizes.nanogpt, sizes.litgpt) if path]
+    if sizes.threads:
+        torch.set_num_threads(sizes.threads)
+    torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     autocast = torch.autocast(device.type, torch.bfloat16) if sizes.bf16 else nullcontext()
-    built = {}
-    for name, build in (
-        ("utils.train", ours),
-        ("nanoGPT", nanogpt),
-        ("transformers", transformers_llama),
-        ("litgpt", litgpt),
-    ):
+    try:
+        model = BUILDERS[name](sizes).to(device).train()
+    except ImportError as error:
+        pipe.send(f"absent: {error}")
+        return
+    step = step_of(name, model, sizes, autocast)
+    tokens = corpus.load()
+    batches = [
+        tuple(part.to(device) for part in corpus.batch(tokens, number, sizes.batch, sizes.seq))
+        for number in range(sizes.steps)
+    ]
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    clock = time.process_time if sizes.cpu_time else time.perf_counter
+    pipe.send(sum(parameter.numel() for parameter in model.parameters()))
+    with freed_memory_kept() if name == "utils.train" else nullcontext():  # our loop does this
+        while pipe.recv():
+            synchronize()
+            began = clock()
+            for x, y in batches:
+                step(x, y)
+            synchronize()
+            pipe.send((clock() - began) / sizes.steps)
+
+
+def contenders(sizes):
+    """{name: (pipe, parameters)} of all that can be built here; says which are absent."""
+    started, context = {}, multiprocessing.get_context("spawn")
+    for name in BUILDERS:
         if name == "nanoGPT" and sizes.kv_heads not in (None, sizes.heads):
             print("nanoGPT        absent: it has no grouped-query attention")
             continue
-        try:
-            model = build(sizes).to(device).train()
-        except ImportError as error:
-            print(f"{name:14} absent: {error}")
-            continue
-        built[name] = (model, step_of(name, model, sizes, autocast))
-    return device, built
+        pipe, its_end = context.Pipe()
+        context.Process(target=contend, args=(name, sizes, its_end), daemon=True).start()
+        its_end.close()
+        answer = pipe.recv()
+        if isinstance(answer, str):
+            print(f"{name:14} {answer}")
+        else:
+            started[name] = (pipe, answer)
+    return started
 
 
-def measure(built, batches, rounds, steps, synchronize, clock):
+def measure(started, rounds):
     """{name: [seconds per step of each round]}; the order is drawn anew for every round."""
-    seconds = {name: [] for name in built}
+    seconds = {name: [] for name in started}
     for round_number in range(rounds + 1):  # the first one only warms up
-        names = list(built)
+        names = list(started)
         random.Random(round_number).shuffle(names)
         for name in names:
-            step = built[name][1]
-            synchronize()
-            began = clock()
-            for x, y in batches[:steps]:
-                step(x, y)
-            synchronize()
+            pipe = started[name][0]
+            pipe.send(True)
+            time_of_step = pipe.recv()
             if round_number:
-                seconds[name].append((clock() - began) / steps)
+                seconds[name].append(time_of_step)
+    for pipe, _ in started.values():
+        pipe.send(False)
     return seconds
 
 
@@ -226,25 +254,11 @@ def main():
     parser.add_argument("--nanogpt", type=Path, help="a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--litgpt", type=Path, help="a folder in which litgpt is installed")
     sizes = parser.parse_args()
-    for path in (sizes.nanogpt, sizes.litgpt):
-        if path:
-            sys.path.append(str(path.expanduser()))
-    if sizes.threads:
-        torch.set_num_threads(sizes.threads)
-    torch.manual_seed(0)
-    device, built = contenders(sizes)
+    started = contenders(sizes)
+    seconds = measure(started, sizes.rounds)
 
-    tokens = corpus.load()
-    batches = [
-        tuple(part.to(device) for part in corpus.batch(tokens, step, sizes.batch, sizes.seq))
-        for step in range(sizes.steps)
-    ]
-    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    clock = time.process_time if sizes.cpu_time else time.perf_counter
-    with freed_memory_kept():  # as in our loop, and for all alike: what is compared is the step
-        seconds = measure(built, batches, sizes.rounds, sizes.steps, synchronize, clock)
-
-    where = torch.cuda.get_device_name() if gpu else f"CPU, {torch.get_num_threads()} threads"
+    threads = sizes.threads or torch.get_num_threads()
+    where = torch.cuda.get_device_name() if gpu else f"CPU, {threads} threads"
     kind = ("bf16" if sizes.bf16 else "fp32") + (", compiled" if sizes.compile else "")
     print(
         f"\n{where}; {kind}; layers {sizes.layers}, hidden {sizes.hidden}, heads {sizes.heads}, "
@@ -255,12 +269,12 @@ def main():
         rate = sizes.batch * sizes.seq / statistics.median(times)
         ratios = [theirs / mine for theirs, mine in zip(times, seconds["utils.train"])]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        parameters = sum(parameter.numel() for parameter in built[name][0].parameters())
+        parameters = started[name][1]
         print(f"{name:14} {parameters:11,} {rate:10,.0f}   {middle:.3f} ({low:.3f}, {high:.3f})")
     peak = sizes.peak or (gpu and next((v for k, v in PEAKS.items() if k in where), None))
     if peak:
         rate = sizes.batch * sizes.seq / statistics.median(seconds["utils.train"])
-        flops = built["utils.train"][0].config.flops_per_token(sizes.seq)
+        flops = our_config(sizes).flops_per_token(sizes.seq)
         print(f"MFU of utils.train: {rate * flops / peak:.1%} of {peak / 1e12:,.1f} TFLOP/s")
 
 
