@@ -7,8 +7,9 @@ One step is forward, backward and optimizer on one process: the same layers, wid
 sequence, vocabulary, loss (mean cross-entropy) and fused AdamW for all; dropout 0. nanoGPT is a
 GPT-2 layout (GELU, learned positions, tied embeddings) with as many matrix parameters in a block.
 Each contender has a process of its own. They take turns, in a new order each round, and a ratio is
-taken inside a round, so what else the machine does hits all alike. A peer that is not there is
-named as absent.
+taken inside a round, so what else the machine does hits all alike. Our
+training loop keeps freed memory (utils.run_context), which the peers' processes do not: on a CPU
+this is a part of our figure. A peer that is not there is named as absent.
 
 On a GPU, or with --bf16 --compile, the step runs in bfloat16 autocast under torch.compile, and the
 part of the device's peak that is used (MFU, by GPTConfig.flops_per_token) is printed.
