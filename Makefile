@@ -4,6 +4,7 @@
 PORT ?= 8888
 SETUP = python=$$(sh utils/workshop/find_python.sh) && "$$python" utils/workshop/setup.py
 RUN = .venv/bin/python -m
+PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
@@ -21,8 +22,8 @@ ready:
 lab: ready ## open JupyterLab on the table of lessons (PORT=8888)
 	$(RUN) utils.workshop.lab --port $(PORT)
 
-test: ready ## run all tests, every notebook included (about 10 minutes)
-	$(RUN) pytest
+test: ready ## run all tests, every notebook included (about 26 minutes)
+	$(RUN) pytest -n 2
 
 course: ready ## run every notebook without a browser and show seconds and result
 	$(RUN) utils.workshop.course $(NB)
@@ -39,9 +40,12 @@ labs: ready ## make the learner's copies of the labs from their solutions (FORCE
 lock: ready ## resolve requirements.in into requirements.txt (UPGRADE=1)
 	$(RUN) utils.workshop.lock $(if $(UPGRADE),--upgrade)
 
-bench: ready ## measure ranks and training step against their peers (NANOGPT=clone LITGPT=folder)
+bench: ready ## measure ranks, training step, memory and mixes against their peers (NANOGPT=clone LITGPT=folder)
 	$(RUN) tests.bench.bench_ranks
-	$(RUN) tests.bench.bench_train $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
+	$(RUN) tests.bench.bench_train $(PEERS)
+	$(RUN) tests.bench.bench_memory
+	$(RUN) tests.bench.bench_parallel
+	$(RUN) tests.bench.bench_planner
 
 lint: ready ## ruff over code and notebooks, and the notebooks' hygiene
 	$(RUN) ruff check && $(RUN) ruff format --check

@@ -32,7 +32,8 @@ CHROMIUM_FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
-VIEW = {"width": 1280, "height": 1600}
+VIEW = {"width": 1280, "height": 4000}  # tall: a long notebook is photographed in few pieces
+RUNNING = {"width": 1280, "height": 400}  # while cells run: every change in view is drawn anew
 FOLDERS = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"]
 FOLDERS += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"]
 
@@ -156,6 +157,7 @@ def run_all(page, seconds: float = 600) -> list[dict]:
     Raises:
         TimeoutError: names the cell that was not done after `seconds`.
     """
+    page.set_viewport_size(RUNNING)
     execute = "name => { window.jupyterapp.commands.execute(name); }"
     page.evaluate(execute, "notebook:clear-all-cell-outputs")
     page.wait_for_function(READY)
@@ -166,6 +168,7 @@ def run_all(page, seconds: float = 600) -> list[dict]:
             waiting = [c for c in page.evaluate(CELLS) if c.get("execution_count", 0) is None]
             raise TimeoutError(f"cell {waiting[0]['id']} was not done after {seconds:.0f} s")
         time.sleep(0.5)
+    page.set_viewport_size(VIEW)
     return page.evaluate(CELLS)
 
 

@@ -47,7 +47,10 @@ def test_sizes_that_do_not_fit_are_named(changes, sentence):
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not supported: only 'llama' is"),
+        (
+            {"model_type": "gpt2"},
+            "model_type 'gpt2' is not supported: only 'llama' and 'mixtral' are",
+        ),
         ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"attention_dropout": 0.1}, "attention_dropout 0.1 is not supported"),

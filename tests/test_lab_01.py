@@ -4,93 +4,70 @@ A wrong answer (labs/01_data_parallel/wrong/EXERCISE/*.py) holds only what it do
 answer is the solution followed by it. Its docstring names the words that the hint must contain.
 """
 
-import ast
-import importlib
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
-from utils import checks, store
+from tests.lab_cases import ROOT, Lab, fixture, hint, selected
 from utils.checks import check
 from utils.workshop import labs
 
-ROOT = Path(__file__).resolve().parents[1]
-LAB = ROOT / "labs" / "01_data_parallel"
-SOLUTION = LAB / "solution"
-EXERCISES = {  # name of the folder in wrong/: (judge, its function, the file)
-    "data_parallel": ("judge_mpi", "data_parallel", "data_parallel.py"),
-    "ring": ("judge_messages", "ring", "ring.py"),
-    "bucketed": ("judge_buckets", "bucketed", "bucketed.py"),
-    "tree_all_reduce": ("judge_messages", "tree", "tree_all_reduce.py"),
-    "crossover": ("judge_messages", "crossover", "tree_all_reduce.py"),
-}
-WRONG = sorted(LAB.glob("wrong/*/*.py"))
+LAB = Lab(
+    "01_data_parallel",
+    {
+        "data_parallel": ("judge_mpi", "data_parallel", "data_parallel.py"),
+        "ring": ("judge_messages", "ring", "ring.py"),
+        "bucketed": ("judge_buckets", "bucketed", "bucketed.py"),
+        "tree_all_reduce": ("judge_messages", "tree", "tree_all_reduce.py"),
+        "crossover": ("judge_messages", "crossover", "tree_all_reduce.py"),
+    },
+    {"judge_mpi.HANG": 8.0, "utils.checks.TOO_LONG": 6.0},  # a learner's machine may be slower
+)
+cases = fixture(LAB)
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    """An empty ledger; the lab's own modules can be imported, and are forgotten afterwards."""
-    monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
-    monkeypatch.syspath_prepend(str(SOLUTION))
-    before = set(sys.modules)
-    import judge_mpi
-
-    monkeypatch.setattr(judge_mpi, "HANG", 8.0)  # a learner's machine may be slower
-    monkeypatch.setattr(checks, "TOO_LONG", 6.0)
+def place(monkeypatch):
+    """The lab's own modules can be imported, and are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(LAB.solution))
     yield
-    for name in set(sys.modules) - before:
-        if str(LAB) in str(getattr(sys.modules[name], "__file__", "")):
+    for name, module in list(sys.modules.items()):
+        if str(LAB.folder) in str(getattr(module, "__file__", "")):
             del sys.modules[name]
 
 
-def judge(exercise: str, folder: Path, source: str | None = None, capsys=None) -> str:
-    """What the check prints for the exercise's file in `folder`, first filled with `source`."""
-    module, function, file = EXERCISES[exercise]
-    if source is not None:
-        for given in SOLUTION.glob("*.py"):
-            (folder / given.name).write_text(given.read_text())
-        (folder / file).write_text(source)
-    check(exercise, getattr(importlib.import_module(module), function), folder / file)
-    return capsys.readouterr().out
+@pytest.mark.parametrize("exercise", LAB.exercises)
+def test_the_solution_passes(cases, exercise):
+    judged = cases(exercise)
+    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
+    assert judged.checks == {exercise: True}
 
 
-def solution(exercise: str) -> str:
-    return (SOLUTION / EXERCISES[exercise][2]).read_text()
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(exercise, capsys):
-    out = judge(exercise, SOLUTION, capsys=capsys)
-    assert out.startswith(f"[ok] {exercise}: "), out
-    assert store.read()["checks"] == {exercise: True}
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_learners_copy_is_not_started(exercise, tmp_path, capsys):
-    path = SOLUTION / EXERCISES[exercise][2]
-    out = judge(exercise, tmp_path, labs.generated(path, ROOT), capsys)
+@pytest.mark.parametrize("exercise", LAB.exercises)
+def test_the_learners_copy_is_not_started(cases, exercise):
+    path = LAB.solution / LAB.exercises[exercise][2]
+    judged = cases(exercise, labs.generated(path, ROOT))
     task = re.search(r"### BEGIN SOLUTION: (.*)", path.read_text())[1]
     if exercise == "crossover":
         task = "write down both times, set them equal and solve for n"
-    assert out == f"[ ] {exercise}: not started. Your task: {task}\n"
-    assert store.read()["checks"] == {}
+    assert judged.out == f"[ ] {exercise}: not started. Your task: {task}\n"
+    assert judged.checks == {}
 
 
-@pytest.mark.parametrize("path", WRONG, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_wrong_answer_is_rejected_with_its_symptom(path, tmp_path, capsys):
-    exercise = path.parent.name
-    hint = re.search(r"^hint: (.+)$", ast.get_docstring(ast.parse(path.read_text())), re.M)[1]
-    out = judge(exercise, tmp_path, solution(exercise) + "\n\n" + path.read_text(), capsys)
-    assert out.startswith(f"[x] {exercise}: "), out
-    assert hint in out.replace("\n    ", " "), out
-    assert store.read()["checks"] == {exercise: False}
+@pytest.mark.parametrize("path", LAB.wrong, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_wrong_answer_is_rejected_with_its_symptom(cases, path, request):
+    cases.begin(LAB.with_wrong(other) for other in selected(request, "path"))
+    exercise, source = LAB.with_wrong(path)
+    judged = cases(exercise, source)
+    assert judged.out.startswith(f"[x] {exercise}: "), judged.out
+    assert hint(path) in judged.out.replace("\n    ", " "), judged.out
+    assert judged.checks == {exercise: False}
 
 
 def test_each_exercise_has_wrong_answers():
-    assert {path.parent.name for path in WRONG} == set(EXERCISES)
-    assert len(WRONG) >= 40
+    assert {path.parent.name for path in LAB.wrong} == set(LAB.exercises)
+    assert len(LAB.wrong) >= 40
 
 
 # ── other right answers must pass too ─────────────────────────────────────────────────────────
@@ -191,18 +168,32 @@ def all_reduce_gradient(gradient, rows, rows_global, comm):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_another_right_answer_passes(name, tmp_path, capsys):
-    exercise = name.split(":")[0]
-    out = judge(exercise, tmp_path, solution(exercise) + "\n\n" + OTHERS[name], capsys)
-    assert out.startswith(f"[ok] {exercise}: "), out
+def test_another_right_answer_passes(cases, name, request):
+    def answer(name):
+        exercise = name.split(":")[0]
+        return exercise, LAB.source(exercise) + "\n\n" + OTHERS[name]
+
+    cases.begin(answer(other) for other in selected(request, "name"))
+    judged = cases(*answer(name))
+    assert judged.out.startswith(f"[ok] {name.split(':')[0]}: "), judged.out
 
 
-def test_the_file_is_read_afresh_for_each_check(tmp_path, capsys):
-    wrong = LAB / "wrong" / "ring" / "calls_all_reduce.py"
-    right = solution("ring")
-    assert judge("ring", tmp_path, right + "\n\n" + wrong.read_text(), capsys).startswith("[x]")
-    assert judge("ring", tmp_path, right, capsys).startswith("[ok]")
-    assert judge("ring", tmp_path, right + "\n)", capsys).startswith("[x] ring: ring.py line")
+def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):
+    from judge_messages import ring
+
+    monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
+    for given in LAB.solution.glob("*.py"):
+        (tmp_path / given.name).write_text(given.read_text())
+    right, file = LAB.source("ring"), tmp_path / "ring.py"
+    wrong = (LAB.folder / "wrong" / "ring" / "calls_all_reduce.py").read_text()
+    for source, mark in (
+        (f"{right}\n\n{wrong}", "[x] ring: "),
+        (right, "[ok] ring: "),
+        (f"{right}\n)", "[x] ring: ring.py line"),
+    ):
+        file.write_text(source)
+        check("ring", ring, file)
+        assert capsys.readouterr().out.startswith(mark)
 
 
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -311,3 +312,13 @@ def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and rows[3]["loss"] != 9.9
     train(replace(config, out=None))  # a new run begins its file anew
     assert len(metrics.read_text().splitlines()) == 3
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_a_compiled_run_learns_the_same_with_experts():
+    config = TrainConfig(
+        layers=1, hidden=16, heads=2, experts=3, batch=4, seq=16, steps=2, optimizer="adamw",
+        device="cpu", sample=0,
+    )  # fmt: skip
+    plain, compiled = (train(c)[1] for c in (config, replace(config, compile=True)))
+    assert [row["loss"] for row in compiled] == pytest.approx([row["loss"] for row in plain], 1e-5)

@@ -12,7 +12,8 @@ along, and what is trained here opens in `transformers`:
 Shapes: B sequences, T positions, C hidden size, H query heads, K key-value heads, D head size,
 M size inside the MLP, V vocabulary. Sources: the layout arXiv:2302.13971, RMSNorm arXiv:1910.07467,
 rotary positions arXiv:2104.09864, SwiGLU arXiv:2002.05202, grouped-query attention
-arXiv:2305.13245.
+arXiv:2305.13245. With `experts` in the config each block has a mixture of experts
+(utils/moe.py), in the layout of Mixtral.
 """
 
 import math
@@ -23,6 +24,7 @@ from torch.nn import functional as F
 
 from utils import hf_format
 from utils.gpt_config import GPTConfig
+from utils.moe import MoE
 from utils.pointwise import rms_norm, rotate
 
 # ---- 1. rotary positions
@@ -119,13 +121,19 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.self_attn = Attention(config)
-        self.mlp = MLP(config)
+        if config.experts is None:
+            self.mlp = MLP(config)
+        else:
+            self.block_sparse_moe = MoE(config)
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(self, x, cos, sin):
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))  # (B, T, C)
+        return x + self.feed_forward(self.post_attention_layernorm(x))  # (B, T, C)
+
+    def feed_forward(self, x):
+        return self.mlp(x) if hasattr(self, "mlp") else self.block_sparse_moe(x)
 
 
 # ---- 3. the model
@@ -177,7 +185,7 @@ class GPT(nn.Module):
             elif name.endswith("bias"):
                 parameter.zero_()
             else:
-                adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+                adds = name.endswith(("o_proj.weight", "down_proj.weight", ".w2.weight"))
                 scale = math.sqrt(2 * self.config.layers) if adds else 1.0
                 parameter.normal_(0.0, 0.02 / scale)
 
@@ -254,9 +262,11 @@ class GPT(nn.Module):
         with hf_format.replacing(folder) as beside:
             self.write_pretrained(beside, max_shard_bytes)
 
-    def write_pretrained(self, folder, max_shard_bytes=5 * 10**9):
-        """Writes the same files into a folder that is already there."""
-        tensors = dict(self.named_parameters())  # a tied lm_head is not stored twice
+    def write_pretrained(self, folder, max_shard_bytes=5 * 10**9, tensors=None):
+        """Writes the same files into a folder that is already there; `tensors` by name if it has
+        them from elsewhere, because this rank holds only a part."""
+        if tensors is None:
+            tensors = dict(self.named_parameters())  # a tied lm_head is not stored twice
         dtype = str(self.lm_head.weight.dtype).removeprefix("torch.")
         config = {**self.config.to_hf(), "dtype": dtype}
         hf_format.write_json(f"{folder}/{hf_format.CONFIG}", config)

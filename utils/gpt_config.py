@@ -37,6 +37,8 @@ class GPTConfig:
     tie_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    experts: int | None = None  # None: one MLP a block; else a mixture of so many (utils/moe.py)
+    experts_per_token: int = 2  # how many of them compute each token
     bos_token_id: int | None = None
     eos_token_id: int | tuple[int, ...] | None = None
 
@@ -50,9 +52,11 @@ class GPTConfig:
             "head_dim",
             "intermediate_size",
             "max_positions",
+            "experts",
+            "experts_per_token",
         ):
             value = getattr(self, name)
-            optional = name in ("kv_heads", "head_dim", "intermediate_size")
+            optional = name in ("kv_heads", "head_dim", "intermediate_size", "experts")
             if not ((type(value) is int and value > 0) or (optional and value is None)):
                 raise ValueError(f"{name} {value!r} is not a whole number of at least 1")
         if self.hidden_size % self.heads:
@@ -72,6 +76,22 @@ class GPTConfig:
                 f"rope_theta {self.rope_theta} and norm_eps {self.norm_eps} must be above 0"
             )
         self._check_rope_scaling()
+        self._check_experts()
+
+    def _check_experts(self):
+        if self.experts is None:
+            return
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than the {self.experts} "
+                "experts there are"
+            )
+        for name in ("attention_bias", "mlp_bias"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} does not go with experts {self.experts}: the layout with experts, "
+                    "Mixtral's, has no biases"
+                )
 
     def _check_rope_scaling(self):
         scaling = self.rope_scaling or {"rope_type": "default"}
@@ -103,14 +123,29 @@ class GPTConfig:
     # ---- cost, by formula
 
     def matmul_parameter_count(self):
-        """The parameters that multiply every token: all matrices but the embedding's lookup."""
+        """The parameters that multiply every token: all matrices but the embedding's lookup.
+
+        Of the experts only those count that compute a token.
+        """
         queries = self.hidden_size * self.heads * self.head_size
         keys = self.hidden_size * self.key_value_heads * self.head_size
-        block = 2 * queries + 2 * keys + 3 * self.hidden_size * self.mlp_size
+        mlp = self._expert_parameter_count()
+        if self.experts is not None:
+            mlp = self.experts_per_token * mlp + self.experts * self.hidden_size  # and the router
+        block = 2 * queries + 2 * keys + mlp
         return self.layers * block + self.vocab_size * self.hidden_size  # the last: lm_head
+
+    def _expert_parameter_count(self):
+        """The matrices of one expert, or of the one MLP of a block."""
+        return 3 * self.hidden_size * self.mlp_size
 
     def parameter_count(self):
         """All parameters; tied embeddings count once."""
+        idle = 0 if self.experts is None else self.experts - self.experts_per_token
+        return self.active_parameter_count() + self.layers * idle * self._expert_parameter_count()
+
+    def active_parameter_count(self):
+        """All parameters but those of the experts that a token does not use."""
         biases = 0
         if self.attention_bias:
             biases += (self.heads + 2 * self.key_value_heads) * self.head_size + self.hidden_size
@@ -142,10 +177,12 @@ class GPTConfig:
         """The dictionary of config.json, as transformers 5 writes it."""
         scaling = dict(self.rope_scaling or {"rope_type": "default"})
         eos = self.eos_token_id
+        kind = "llama" if self.experts is None else "mixtral"
+        names = HF_NAMES | HF_NAMES_OF[kind]
         return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            **{theirs: getattr(self, ours) for theirs, ours in HF_NAMES.items()},
+            "architectures": [f"{kind.title()}ForCausalLM"],
+            "model_type": kind,
+            **{theirs: getattr(self, ours) for theirs, ours in names.items()},
             "num_key_value_heads": self.key_value_heads,
             "head_dim": self.head_size,
             "intermediate_size": self.mlp_size,
@@ -156,11 +193,12 @@ class GPTConfig:
 
     @classmethod
     def from_hf(cls, hf):
-        """A GPTConfig from config.json's dictionary. Raises ValueError for what is not Llama."""
+        """A GPTConfig from config.json's dictionary. Raises ValueError for what is neither Llama
+        nor Mixtral."""
         _refuse_other_models(hf)
-        values = {ours: hf[theirs] for theirs, ours in HF_NAMES.items() if theirs in hf}
-        values.setdefault("max_positions", 2048)  # Hugging Face's defaults differ from ours
-        values.setdefault("norm_eps", 1e-6)
+        hf = {**HF_DEFAULTS[hf["model_type"]], **hf}  # Hugging Face's defaults differ from ours
+        names = HF_NAMES | HF_NAMES_OF[hf["model_type"]]
+        values = {ours: hf[theirs] for theirs, ours in names.items() if theirs in hf}
         for theirs, ours in (
             ("num_key_value_heads", "kv_heads"),
             ("head_dim", "head_dim"),
@@ -201,16 +239,34 @@ HF_NAMES = {  # config.json's name -> ours, where the value is the same
     "max_position_embeddings": "max_positions",
     "rms_norm_eps": "norm_eps",
     "tie_word_embeddings": "tie_embeddings",
-    "attention_bias": "attention_bias",
-    "mlp_bias": "mlp_bias",
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
+}
+HF_NAMES_OF = {  # what only one of the two layouts has
+    "llama": {"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+    "mixtral": {"num_local_experts": "experts", "num_experts_per_tok": "experts_per_token"},
+}
+HF_DEFAULTS = {  # what a config.json means that leaves them out
+    "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
+    "mixtral": {
+        "max_position_embeddings": 4096 * 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
 }
 
 
 def _refuse_other_models(hf):
-    if hf.get("model_type") != "llama":
-        raise ValueError(f"model_type {hf.get('model_type')!r} is not supported: only 'llama' is")
+    if hf.get("model_type") not in HF_DEFAULTS:
+        raise ValueError(
+            f"model_type {hf.get('model_type')!r} is not supported: only 'llama' and 'mixtral' are"
+        )
+    for name in ("sliding_window", "router_jitter_noise"):
+        if hf["model_type"] == "mixtral" and hf.get(name):
+            raise ValueError(f"{name} {hf[name]} is not supported: only none is")
     for name in (
         "vocab_size",
         "hidden_size",

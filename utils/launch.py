@@ -83,16 +83,32 @@ def program_words(target):
     return ["-m", target]
 
 
-def torchrun_words(logs, ranks):
+def torchrun_words(logs, ranks, nodes=1, head="node0"):
     """torchrun with every rank's output in files and rank 0's on our pipe too."""
-    options = ["--standalone", f"--nproc-per-node={ranks}", f"--log-dir={logs}"]
+    options = [*meeting_words(ranks, nodes, head), f"--log-dir={logs}"]
     options += ["--redirects=3", "--tee=3", "--local-ranks-filter=0"]
     return [sys.executable, "-m", "torch.distributed.run", *options]
 
 
-def shell_command(program, ranks):
-    """What a person types in a terminal for the same run."""
-    words = ["torchrun", "--standalone", f"--nproc-per-node={ranks}", *program]
+def meeting_words(ranks, nodes=1, head="node0", job="1"):
+    """How many ranks each node starts, and where the nodes meet: the same words on every node.
+
+    head    name or address of the first node; it holds the store through which all find each other
+    job     tells runs apart that meet at the same place
+    """
+    if nodes == 1:
+        return ["--standalone", f"--nproc-per-node={ranks}"]
+    place = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500", f"--rdzv-id={job}"]
+    return [f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *place]
+
+
+def shell_command(program, ranks, nodes=1, head="node0", job="1"):
+    """What a person types in a terminal (on each node) for the same run.
+
+    program     ["-m", "utils.train", "--steps", "50"], or a script's path and its arguments
+    ranks       of each node
+    """
+    words = ["torchrun", *meeting_words(ranks, nodes, head, job), *map(str, program)]
     return "OMP_NUM_THREADS=1 " + shlex.join(words)
 
 
@@ -126,20 +142,29 @@ def metrics_row(line):
 
 def failure(logs, log, status):
     """The text of a LaunchError: the rank that failed first, its traceback, then how it ended."""
-    summary = "\n".join(log)
-    root = re.search(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", summary, re.S)
+    root = root_cause(log)
     if not root:
         return f"torchrun ended with status {status}:\n" + "\n".join(log[-15:])
-    rank, code = int(root[1]), int(root[2])
-    traceback = last_traceback(logs, rank)
+    rank, local_rank, code = root
+    traceback = last_traceback(logs, rank, local_rank)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     head = f"rank {rank} failed first:\n{traceback}\n" if traceback else ""
     return f"{head}Rank {rank} {how}; the other ranks were stopped."
 
 
-def last_traceback(logs, rank):
+def root_cause(log):
+    """(rank, its number on its node, exit code) of torchrun's "Root Cause", or None."""
+    found = re.search(
+        r"Root Cause.*?rank\s*:\s*(\d+) \(local_rank: (\d+)\).*?exitcode\s*:\s*(-?\d+)",
+        "\n".join(log),
+        re.S,
+    )
+    return tuple(map(int, found.groups())) if found else None
+
+
+def last_traceback(logs, rank, local_rank):
     """The last traceback that a rank wrote on its standard error, or its last lines."""
-    for path in sorted(Path(logs).glob(f"*/attempt_*/{rank}/stderr.log"), reverse=True):
+    for path in sorted(Path(logs).glob(f"*/attempt_*/{local_rank}/stderr.log"), reverse=True):
         text = path.read_text(errors="replace")
         start = text.rfind("Traceback (most recent call last)")
         lines = re.sub(rf"(?m)^\[rank{rank}\]: ?", "", text[max(start, 0) :]).rstrip().splitlines()

@@ -20,28 +20,48 @@ STATE = {  # what each optimizer keeps per parameter, besides a tensor of the pa
 }
 
 
-def make_optimizer(model, kind="muon", lr=None, adamw_lr=6e-3, weight_decay=0.0):
-    """Optimizers for all parameters of a model.
+def make_optimizer(
+    model, kind="muon", lr=None, adamw_lr=6e-3, weight_decay=0.0, muon=torch.optim.Muon
+):
+    """Optimizers for all parameters of a model, or of some: (name, parameter) pairs.
 
     kind          "muon" or "adamw"
     lr            peak learning rate of Muon's matrices, or of everything under "adamw"
     adamw_lr      peak learning rate of what Muon does not take
     weight_decay  of matrices; norms and biases are never decayed
+    muon          the class that does Muon's step
     """
     if kind not in LEARNING_RATES:
         raise ValueError(f"optimizer {kind!r} is not one of {', '.join(LEARNING_RATES)}")
     lr = LEARNING_RATES[kind] if lr is None else lr
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    matrices = [
-        parameter
-        for parameter, name in names.items()
-        if parameter.ndim == 2 and ".layers." in f".{name}"
-    ]
+    named = model.named_parameters() if isinstance(model, torch.nn.Module) else model
+    names = {parameter: name for name, parameter in named}
+    matrices = [parameter for parameter, name in names.items() if is_block_matrix(name, parameter)]
     others = [parameter for parameter in names if all(parameter is not m for m in matrices)]
-    if kind == "muon":
-        muon = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay)
-        return Optimizers(kind, [muon, _adamw(others, adamw_lr, 0.0)], names)
-    return Optimizers(kind, [_adamw(matrices + others, lr, weight_decay)], names)
+    if kind == "adamw":
+        return Optimizers(kind, [_adamw(matrices + others, lr, weight_decay)], names)
+    parts = [muon(matrices, lr=lr, weight_decay=weight_decay)] if matrices else []
+    parts += [_adamw(others, adamw_lr, 0.0)] if others else []
+    return Optimizers(kind, parts, names)
+
+
+def is_block_matrix(name, parameter):
+    """Whether Muon takes this parameter."""
+    return parameter.ndim == 2 and ".layers." in f".{name}"
+
+
+def state_shapes(named, kind):
+    """{"<parameter name>/<key>": shape} of the state after a step, for (name, parameter) pairs."""
+    return {
+        f"{name}/{key}": () if key == "step" else tuple(parameter.shape)
+        for name, parameter in named
+        for key in STATE[_class_for(name, parameter, kind)]
+    }
+
+
+def _class_for(name, parameter, kind):
+    muon = kind == "muon" and is_block_matrix(name, parameter)
+    return torch.optim.Muon if muon else torch.optim.AdamW
 
 
 def _adamw(parameters, lr, weight_decay):
@@ -82,14 +102,6 @@ class Optimizers:
 
     # ---- state by parameter name, for checkpoints
 
-    def state_shapes(self):
-        """{"<parameter name>/<key>": shape} of the state after the first step."""
-        return {
-            f"{self.names[parameter]}/{key}": () if key == "step" else tuple(parameter.shape)
-            for part, parameter in self._members()
-            for key in STATE[type(part)]
-        }
-
     def named_state(self):
         """{"<parameter name>/<key>": tensor}; empty before the first step."""
         return {
@@ -98,13 +110,18 @@ class Optimizers:
             for key, value in part.state.get(parameter, {}).items()
         }
 
-    def load_named_state(self, tensors):
-        """Takes what `named_state` gave, as pairs or as a dict."""
+    def load_named_state(self, tensors, part_of=None):
+        """Takes what `named_state` gave, as pairs or as a dict; skips parameters it does not hold.
+
+        part_of(tensor, parameter_name) makes of a whole tensor what this rank keeps of it.
+        """
         members = {self.names[parameter]: (part, parameter) for part, parameter in self._members()}
-        for name, tensor in dict(tensors).items():
+        for name, tensor in tensors.items() if isinstance(tensors, dict) else tensors:
             parameter_name, key = name.rsplit("/", 1)
-            part, parameter = members[parameter_name]
-            part.state[parameter][key] = tensor.to(parameter.device)
+            if parameter_name in members:
+                part, parameter = members[parameter_name]
+                kept = part_of(tensor, parameter_name) if part_of else tensor
+                part.state[parameter][key] = kept.to(parameter.device)
 
     def _members(self):
         return [

@@ -15,8 +15,10 @@ from torch.nn import functional as F
 
 def rms_norm(x, weight, eps):
     """x (..., C) divided by the root of its mean square over C, times weight (C,)."""
-    # other devices have a fused kernel; below fp32, PyTorch's takes care of the precision
-    if x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype.itemsize >= 4:
+    # other devices have a fused kernel, and the compiler makes one; below fp32, PyTorch's takes
+    # care of the precision
+    by_hand = x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype.itemsize >= 4
+    if by_hand and not torch.compiler.is_compiling():
         return _RMSNorm.apply(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -31,13 +33,14 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
+        # LayerNorm's gradient, with 0 for the mean, is this one less the mean of r w dy over C
         x, weight, r = ctx.saved_tensors
-        normed = x * r
-        product = dy * normed
-        dweight = product.flatten(0, -2).sum(0)  # (C,)
-        mean = (product @ weight).unsqueeze(-1).div_(x.shape[-1])  # (..., 1)
-        dx = (dy * weight).addcmul_(normed, mean, value=-1).mul_(r)
-        return dx, dweight, None
+        size = x.shape[-1:]
+        dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
+            dy, x, size, torch.zeros_like(r), r, weight, None, [True, True, False]
+        )
+        mean = (dy @ weight).unsqueeze(-1).mul_(r).div_(x.shape[-1])  # (..., 1)
+        return dx.add_(mean), dweight, None
 
 
 def rotate(x, cos, sin):
@@ -45,6 +48,9 @@ def rotate(x, cos, sin):
 
     x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated.
     """
+    if torch.compiler.is_compiling():
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((second, first), dim=-1) * sin
     # one row per head: long rows multiply twice as fast as rows of D
     return _Rotate.apply(
         x, cos.expand(x.shape[1:]).contiguous(), sin.expand(x.shape[1:]).contiguous()

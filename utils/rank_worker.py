@@ -13,6 +13,7 @@ reads, so nothing is lost when a rank is killed.
 """
 
 import ast
+import ctypes
 import datetime
 import faulthandler
 import importlib
@@ -57,6 +58,15 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Place:
+    """The node of `utils.nodes` that a rank lives on: a process whose namespaces it enters."""
+
+    pid: int
+    namespaces: tuple[str, ...]  # in this order: "user" (where there is one), "net", "uts"
+    interface: str  # the node's cable
+
+
+@dataclass(frozen=True)
 class Setup:
     """What a rank has to know before its first cell. `timeout` is in seconds."""
 
@@ -67,6 +77,7 @@ class Setup:
     folder: str
     timeout: float
     seed: int
+    place: Place | None = None
 
 
 class Interrupt:
@@ -116,6 +127,8 @@ def dumps(value):
 def main(setup, connection):
     """Serves requests until the pipe closes."""
     global device
+    if setup.place:  # before the first thread: a process with several cannot change its user
+        enter(setup.place)
     device = torch.device(setup.device)
     interrupt = Interrupt()
     redirect_output(setup)
@@ -136,6 +149,17 @@ def main(setup, connection):
             payload = dumps(("error", describe(error)))
         sys.stdout.flush()
         connection.send_bytes(payload)
+
+
+def enter(place):
+    """Moves this process to a node: from now on it has that node's network and host name."""
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
+    for name in place.namespaces:
+        with open(f"/proc/{place.pid}/ns/{name}") as namespace:
+            if libc.setns(namespace.fileno(), 0):
+                number = ctypes.get_errno()
+                raise OSError(number, f"the rank could not move to its node: {os.strerror(number)}")
+    os.environ["GLOO_SOCKET_IFNAME"] = place.interface
 
 
 def answer(setup, namespace, kind, *args):

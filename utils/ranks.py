@@ -45,18 +45,20 @@ class Ranks:
         else the CPU (gloo).
     timeout: seconds after which a collective that does not complete fails.
     seed: of torch, random and numpy, the same on every rank.
+    places: for each rank the node that it lives on (`utils.nodes`, which calls this); then gloo.
 
     Cells find `rank`, `world_size`, `device`, `dist` and `torch`; their variables stay.
     Raises RankError when a rank fails, ValueError for arguments that make no sense.
     """
 
-    def __init__(self, size, *, device=None, timeout=30.0, seed=0):
+    def __init__(self, size, *, device=None, timeout=30.0, seed=0, places=None):
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 256:
             raise ValueError(f"size {size!r} is not a number of ranks: give 1 to 256")
         if not 0 < timeout < float("inf"):
             raise ValueError(f"timeout {timeout!r} is not a time limit: give seconds above 0")
         self.size, self.timeout, self.seed = size, timeout, seed
-        self.backend, self._devices = choose_devices(size, device)
+        self.backend, self._devices = choose_devices(size, "cpu" if places else device)
+        self._places = places or [None] * size
         self._cells = 0
         self._start()
         _pools.append(weakref.ref(self))
@@ -124,7 +126,7 @@ class Ranks:
             ours, theirs = context.Pipe()
             setup = rank_worker.Setup(
                 rank, self.size, self._devices[rank], self.backend,
-                self._folder, self.timeout, self.seed,
+                self._folder, self.timeout, self.seed, self._places[rank],
             )  # fmt: skip
             process = context.Process(
                 target=rank_worker.main, args=(setup, theirs), name=f"rank {rank}", daemon=True

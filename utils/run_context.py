@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 
 @contextmanager
-def world(device="auto"):
+def world(device="auto", group=False):
     """Yields (rank, world size, device): of the process group that is open, else of the one that
-    torchrun's environment describes, else 0, 1.
+    torchrun's environment describes, else 0, 1 (with `group`: in a process group of one).
 
     "auto" takes GPUs where every rank of this machine has one to itself, else the CPU.
     """
@@ -33,6 +33,9 @@ def world(device="auto"):
     if size == 1 and gpus:
         enough, local_rank = True, torch.cuda.current_device()
     on_gpu = device == "cuda" or (device == "auto" and enough)
+    if group and not dist.is_initialized():
+        backend, started = "nccl" if on_gpu else "gloo", True
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     where = torch.device("cuda", local_rank % gpus) if on_gpu else torch.device("cpu")
     try:
         with torch.cuda.device(where) if on_gpu else nullcontext():

@@ -88,6 +88,7 @@ class Event:
     asynchronous: bool  # True: the call came back before the result was there
     peer: int | None = None  # send and receive: the other rank, counted inside the group
     started: float = field(default=0.0, compare=False)  # time.perf_counter(), seconds
+    group: str = field(default="", compare=False)  # the process group's name
 
 
 class _Counting(TorchDispatchMode):
@@ -167,6 +168,10 @@ class Traffic(_Counting):
         total = sum((event.sent for event in self._of(op)), Fraction(0))
         return int(total) if total.denominator == 1 else float(total)
 
+    def on(self, group: dist.ProcessGroup) -> list[Event]:
+        """The events of one process group: `traffic.on(mesh.tp.group)`."""
+        return [event for event in self.events if event.group == group.group_name]
+
     def _of(self, op: str | None) -> list[Event]:
         if op is not None and op not in OPERATIONS:
             raise ValueError(f"no operation is called {op!r}: use one of {', '.join(OPERATIONS)}")
@@ -192,11 +197,13 @@ def _events(func, args: tuple, kwargs: dict) -> Iterator[Event]:
     now = time.perf_counter()
 
     if name == "batch_p2p_ops":  # several sends and receives in one operator
-        size = _group(given).size()
+        group = _group(given)
+        size = group.size()
         batch = zip(given["op_list"], given["peer_list"], given["tensors"], strict=True)
         for kind, peer, tensor in batch:
             op, payload = NAMES[kind], _bytes(tensor)
-            yield Event(op, payload, Fraction(payload * (op == "send")), size, True, peer, now)
+            sent = Fraction(payload * (op == "send"))
+            yield Event(op, payload, sent, size, True, peer, now, group.group_name)
         return
     if name not in NAMES:  # a wait, a NaN check: nothing travels
         return
@@ -211,6 +218,7 @@ def _events(func, args: tuple, kwargs: dict) -> Iterator[Event]:
         asynchronous=functional or op in ("send", "recv") or bool(given.get("async_op", False)),
         peer=given.get("dst", given.get("src")) if op in ("send", "recv") else None,
         started=now,
+        group=group.group_name,
     )
 
 

@@ -1,38 +1,42 @@
-"""The training loop, on one process or on several that share every batch (data parallel, DDP).
+"""The training loop, on one process or on several that share every batch.
 
     python -m utils.train                                           60 s, then a sample of text
     python -m utils.train --steps 300 --out run --metrics run.jsonl
     python -m utils.train --resume run --steps 600
     torchrun --standalone --nproc-per-node 2 -m utils.train --steps 300
+    torchrun --standalone --nproc-per-node 2 -m utils.train --shard 3 --recompute full
+    torchrun --standalone --nproc-per-node 8 -m utils.train --dp 2 --pp 2 --tp 2 --micro-batches 4
     python -m utils.train --help
 
-N ranks compute what one rank computes: the global batch is the same, and every rank's loss counts
-by its tokens, so a batch that does not divide evenly changes nothing either. From a notebook:
+N ranks compute what one rank computes, whatever is split, sharded, recomputed, offloaded or
+accumulated: the global batch is the same, and every micro-batch counts by its tokens, so a batch
+that does not divide evenly changes nothing either. From a notebook:
 
     model, history = train(TrainConfig(steps=100))
 """
 
+import gc
 import math
 import os
 import sys
 import time
 import zlib
-from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grad_norm_
 from tqdm import tqdm
 
-from utils import checkpoint, corpus, hf_format
-from utils.gpt import GPT, cross_entropy
-from utils.optimizer import make_optimizer
+from utils import checkpoint, combinations, corpus, hf_format
+from utils.engine import backward, make_engine  # noqa: F401
+from utils.gpt import GPT
+from utils.parallel.mesh import make_mesh
+from utils.pieces import draw_weights
+from utils.precision import autocast, weight_format
 from utils.run_context import asked_to_stop, freed_memory_kept, metric_lines, world
 from utils.train_config import TrainConfig, parse, resumed  # noqa: F401
-
-FULL_PRECISION = nullcontext()  # instead of autocast
 
 # ---- 1. small parts
 
@@ -47,32 +51,28 @@ def schedule(progress, warmup=0.02, cooldown=0.5):
     return max(0.0, min(1.0, rising, falling))
 
 
-def backward(model, x, y, global_tokens, world_size=1, autocast=FULL_PRECISION):
-    """One forward and backward pass of a rank's rows; returns the sum of their losses, in nats.
-
-    DDP averages gradients over ranks. A rank with fewer rows must count less, so each rank hands
-    over (its sum / all tokens of the step) times the world size: the average is then the gradient
-    of the mean over all tokens, as on one rank.
-    """
-    with autocast:
-        logits = model(x)  # (B_local, T, V)
-    loss = cross_entropy(logits, y, reduction="sum")
-    (loss * (world_size / global_tokens)).backward()
-    return loss.detach()
+def micro_batches(x, y, count):
+    """[(x, y), …]: `count` parts of a rank's rows, whose sizes are at most one apart."""
+    shares = [corpus.share(len(x), number, count) for number in range(count)]
+    return [(x[first:stop], y[first:stop]) for first, stop in shares]
 
 
 @torch.no_grad()
-def evaluate(model, tokens, seq, rank=0, world_size=1, autocast=FULL_PRECISION):
-    """The mean loss in nats per token over the held-out tokens, shared out over the ranks."""
-    device = next(model.parameters()).device
-    total = torch.zeros(2, dtype=torch.float64, device=device)  # sum of losses, tokens
-    for x, y in corpus.held_out_batches(tokens, seq, rank=rank, world_size=world_size):
-        x, y = x.to(device), y.to(device)
-        with autocast:
-            logits = model(x)
-        total[0] += cross_entropy(logits, y, reduction="sum")
-        total[1] += y.numel()
-    if world_size > 1:
+def evaluate(engine, tokens, seq, dp):
+    """The mean loss in nats per token over the held-out tokens, shared out over the axis `dp`."""
+    total = torch.zeros(2, dtype=torch.float64, device=engine.device)  # sum of losses, tokens
+    mine = corpus.held_out_batches(tokens, seq, rank=dp.index, world_size=dp.size)
+    most = corpus.held_out_batches(tokens, seq, rank=0, world_size=dp.size)
+    for own, first in zip_longest(mine, most):
+        # a rank that has no rows left runs rank 0's, and does not count them: where parameters are
+        # sharded, every forward pass needs all ranks
+        x, y = (part.to(engine.device) for part in own or first)
+        loss_sum = engine.loss_sum(x, y)
+        if own and engine.counts:
+            total[0] += loss_sum
+            total[1] += y.numel()
+    engine.after_evaluation()
+    if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(total)
     return (total[0] / total[1]).item()
 
@@ -89,24 +89,32 @@ def _texts(config):
     return train_tokens, held_out, {"bytes": len(tokens), "crc32": zlib.crc32(tokens.numpy())}
 
 
-def _start(config, device):
-    """(model, optimizer, run): new ones, or those of the checkpoint that is resumed."""
+def _start(config, device, mesh):
+    """(engine, run): a new model and optimizer, or those of the checkpoint that is resumed."""
     torch.manual_seed(config.seed)
-    dtype = torch.float64 if config.precision == "fp64" else torch.float32
-    model = GPT(config.model_config()).to(device, dtype)
-    optimizer = make_optimizer(
-        model, config.optimizer, config.lr, config.adamw_lr, config.weight_decay
-    )
-    run = {"step": 0, "seconds": 0.0, "text": None}
+    weights = None
+    if config.splits_model():  # it may be too large for one rank: a whole model without memory
+        with torch.device("meta"):
+            model = GPT(config.model_config())
+        weights = partial(draw_weights, config.model_config())
+        if config.resume:
+            weights = partial(checkpoint.hand_out, config.resume)
+    else:
+        model = GPT(config.model_config())
+    model.to(weight_format(config.precision))
+    run = {"step": 0, "seconds": 0.0, "skipped": 0, "text": None}
     if config.resume:
-        run = checkpoint.load(config.resume, model, optimizer)
+        run.update(checkpoint.load_weights(config.resume, model, config.optimizer))
         steps, seconds = config.budget()
         if run["step"] >= (steps or math.inf) or run["seconds"] >= (seconds or math.inf):
             raise ValueError(
                 f"{config.resume} is at step {run['step']} after {run['seconds']:.1f} s, the end "
                 "of its run: give a larger --steps or --seconds"
             )
-    return model, optimizer, run
+    engine = make_engine(model, config, device, mesh, weights)
+    if config.resume:
+        engine.load(config.resume, run)
+    return engine, run
 
 
 def _check_out(config):
@@ -142,48 +150,43 @@ def train(config, *, on_step=None):
 
     One step is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
     "tokens_per_s", "lr", "grad_norm"}, now and then with "held_out" and "held_out_bits" (nats and
-    bits per byte). `on_step(row)` is called with each. On several ranks all of them must call this.
+    bits per byte), in fp16 with "loss_scale"; "grad_norm" is None where fp16 skipped the step.
+    `on_step(row)` is called with each. On several ranks all of them must call this. The model is
+    whole; where ranks held only parts of it, only rank 0 gets it (on the CPU), the others None.
     Torch's random numbers, the signal handlers and the device are afterwards what they were.
     Raises ValueError for options that do not fit, FloatingPointError when the loss is not finite.
     """
     gpus = range(torch.cuda.device_count())
     with (
-        world(config.device) as (rank, world_size, device),
+        world(config.device, config.needs_group()) as (rank, world_size, device),
         asked_to_stop() as asked,
         freed_memory_kept(),
         torch.random.fork_rng(devices=gpus),
     ):
         _check_out(config)
-        corpus.share_of_batch(config.batch, rank, world_size)  # raises if a rank has no row
+        combinations.check_ranks(config, world_size)
         train_tokens, held_out, text = _texts(config)
-        model, optimizer, run = _start(config, device)
+        mesh = make_mesh(**config.mesh_sizes(world_size))  # which ranks share what
+        engine, run = _start(config, device, mesh)
         if config.resume and run["text"] != text and rank == 0:
             print("utils.train: this is not the text that the run began with", file=sys.stderr)
 
-        parallel = model
-        if world_size > 1:
-            parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        if config.compile:
-            parallel = torch.compile(parallel)
-        autocast = FULL_PRECISION
-        if config.precision == "bf16":
-            autocast = torch.autocast(device.type, torch.bfloat16)
         total_steps, total_seconds = config.budget()
-        step, seconds, history = run["step"], run["seconds"], []
+        step, seconds, skipped, history = run["step"], run["seconds"], run["skipped"], []
         tokens_per_step = config.batch * config.seq  # over all ranks
 
         def rows_of(step):
             x, y = corpus.batch(
-                train_tokens, step, config.batch, config.seq, config.seed, rank, world_size
-            )
-            return x.to(device), y.to(device)  # (B_local, T) each
+                train_tokens, step, config.batch, config.seq, config.seed,
+                mesh.dp.index, mesh.dp.size,
+            )  # fmt: skip
+            return micro_batches(x.to(device), y.to(device), config.parts())  # (B_local, T) each
 
         if config.compile or (config.resume and world_size > 1):
             # One pass for nothing. Compiling takes long, which is not the training's time. And DDP
             # rearranges its buckets after the first backward pass, and so the order in which
             # gradients are summed: a run that goes on must not start with the first order again.
-            backward(parallel, *rows_of(step), tokens_per_step, world_size, autocast)
-            optimizer.zero_grad()
+            engine.warm_up(rows_of(step), tokens_per_step)
 
         bar = _progress_bar(config, run, shown=rank == 0 and sys.stderr.isatty())
         with bar, metric_lines(config.metrics if rank == 0 else None, step) as write:
@@ -191,12 +194,11 @@ def train(config, *, on_step=None):
             while not done:
                 step_began = time.perf_counter()
                 progress = step / total_steps if total_steps else seconds / total_seconds
-                optimizer.set_rate(schedule(progress, config.warmup, config.cooldown))
-                x, y = rows_of(step)
-                loss_sum = backward(parallel, x, y, tokens_per_step, world_size, autocast)
-                grad_norm = clip_grad_norm_(model.parameters(), config.clip or math.inf)
-                optimizer.step()
-                optimizer.zero_grad()
+                rate = schedule(progress, config.warmup, config.cooldown)
+                engine.set_rate(rate)
+                loss_sum = engine.backward(rows_of(step), tokens_per_step)
+                grad_norm = engine.step(config.clip)  # None: fp16 overflowed, nothing was updated
+                skipped += grad_norm is None
                 step += 1
 
                 # the ranks agree: on the loss, on rank 0's clock, and whether anyone shall stop
@@ -217,16 +219,22 @@ def train(config, *, on_step=None):
                     "tokens": step * tokens_per_step,
                     "seconds": round(seconds, 4),
                     "tokens_per_s": round(tokens_per_step / (time.perf_counter() - step_began)),
-                    "lr": optimizer.param_groups[0]["lr"],
-                    "grad_norm": grad_norm.item(),
+                    "lr": rate * config.peak_lr(),
+                    "grad_norm": grad_norm,
                 }
+                if config.precision == "fp16":
+                    row["loss_scale"] = engine.loss_scale()
                 if config.out and (done or step % (config.save_every or math.inf) == 0):
-                    options = {**asdict(config), "resume": None}
-                    run = {"step": step, "seconds": seconds, "text": text, "config": options}
-                    if rank == 0:
-                        checkpoint.save(config.out, model, optimizer, run)
+                    run = {
+                        "step": step,
+                        "seconds": seconds,
+                        "skipped": skipped,
+                        "text": text,
+                        "config": {**asdict(config), "resume": None},
+                    }
+                    engine.save(config.out, run, writes=rank == 0)
                 if done or step % config.held_out_every == 0:
-                    nats = evaluate(model, held_out, config.seq, rank, world_size, autocast)
+                    nats = evaluate(engine, held_out, config.seq, mesh.dp)
                     row.update(held_out=nats, held_out_bits=nats / math.log(2))
                 history.append(row)
                 write(row)
@@ -234,6 +242,12 @@ def train(config, *, on_step=None):
                     on_step(row)
                 bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                 bar.update((step if total_steps else min(seconds, total_seconds)) - bar.n)
+        model = engine.finished()
+        # DDP goes before its process group: as the group's last owner it would wait, holding
+        # Python's lock, for threads of the group that may want that lock
+        del engine
+        gc.collect()
+        mesh.close()
         return model, history
 
 
@@ -261,7 +275,7 @@ def main(arguments=None):
         print(f"saved in {config.out}; go on with: python -m utils.train --resume {config.out}")
     if config.sample:
         start = corpus.encode("The ")[None].to(next(model.parameters()).device)  # (1, 4)
-        with torch.autocast(start.device.type, torch.bfloat16, enabled=config.precision == "bf16"):
+        with autocast(config.precision, start.device):
             text = model.generate(start, config.sample, temperature=0.7, seed=config.seed)
         print(f"a sample of its text:\n{corpus.decode(text[0][text[0] < corpus.VOCAB_SIZE])}")
     return 0

@@ -1,18 +1,14 @@
 """What a training run is asked to do: one frozen dataclass, and the command line made from it."""
 
-import argparse
-import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
-from utils import checkpoint, corpus
+from utils import checkpoint, combinations, corpus
 from utils.gpt_config import GPTConfig
 from utils.optimizer import LEARNING_RATES
-
-PRECISIONS = ("fp32", "bf16", "fp64")
-
-
-def option(default, help, choices=None, metavar=None):
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+from utils.options import check_types, flag, option, parse_flags
+from utils.parallel import schedules
+from utils.precision import PRECISIONS
+from utils.recompute import MODES
 
 
 @dataclass(frozen=True)
@@ -27,6 +23,13 @@ class TrainConfig:
     kv_heads: int | None = option(None, "key-value heads (grouped-query attention); default: heads")
     vocab: int = option(256, "size of the vocabulary; tokens are bytes, so 256 or more")
     tie: bool = option(False, "one matrix for the embedding and the last layer")
+    experts: int | None = option(
+        None, "experts in every block, of which each token uses a few; default: one MLP a block"
+    )
+    experts_per_token: int = option(2, "experts that compute each token")
+    balance: float = option(
+        0.01, "weight of the loss that lets the router use all experts alike; it is not reported"
+    )
     # the data
     text: str | None = option(
         None,
@@ -58,9 +61,58 @@ class TrainConfig:
     # how it is computed
     device: str = option("auto", "auto: a GPU when there is one", ("auto", "cpu", "cuda"))
     precision: str = option(
-        "fp32", "bf16: matmuls in bfloat16 by autocast; fp64: to compare runs", PRECISIONS
+        "fp32",
+        "bf16, fp16: matmuls in 16 bits, weights in fp32 (fp16 also scales the loss); fp64: to "
+        "compare runs",
+        PRECISIONS,
     )
     compile: bool = option(False, "use torch.compile")
+    # how it fits into memory
+    accumulate: int = option(
+        1, "micro-batches in which every rank works off its rows of a step, one after the other"
+    )
+    recompute: str = option(
+        "none",
+        "activations that are computed again in the backward pass; full: all inside a block; "
+        "selective: all but the outputs of matmuls and attention",
+        MODES,
+    )
+    offload: str = option(
+        "none",
+        "what leaves the device between its uses: activations, optimizer, parameters (with "
+        "--shard 3), or several with commas; it goes to host memory, or to files where the CPU is "
+        "the device (parameters then stay)",
+        None,
+        "WHAT",
+    )
+    shard: str = option(
+        "none",
+        "each rank keeps only its part of: 1: the optimizer's state; 2: and gradients; 3: and "
+        "parameters (ZeRO 1, 2, 3)",
+        ("none", "1", "2", "3"),
+    )
+    engine: str = option("torch", "what computes a step", ("torch", "deepspeed"))
+    # how the model is broken up over ranks
+    dp: int | None = option(
+        None, "data-parallel ranks, which share the rows; default: all that --pp and --tp leave"
+    )
+    pp: int = option(1, "pipeline-parallel ranks, which share the layers")
+    tp: int = option(1, "tensor-parallel ranks, which share every matrix")
+    ep: int = option(1, "expert-parallel ranks, which share the experts; must divide --dp")
+    sequence_parallel: bool = option(
+        False, "the ranks of --tp share the positions too, where they do not share a matrix"
+    )
+    schedule: str = option("1f1b", "order of the pipeline's work", schedules.NAMES)
+    chunks: int | None = option(
+        None,
+        "pieces of the model on each rank of the pipeline; default: 2 with --schedule interleaved, "
+        "else 1",
+    )
+    micro_batches: int | None = option(
+        None,
+        "parts of a step that go through the pipeline one behind the other; the same as "
+        "--accumulate",
+    )
     # what it leaves behind
     out: str | None = option(
         None,
@@ -82,8 +134,9 @@ class TrainConfig:
     sample: int = option(300, "bytes of text to write at the end; 0: none")
 
     def __post_init__(self):
-        for entry in fields(self):
-            self._check_type(entry)
+        if type(self.shard) is int:  # in a notebook one would write shard=3
+            object.__setattr__(self, "shard", str(self.shard))
+        check_types(self)
         self._check_counts()
         for name in ("warmup", "cooldown"):
             if not 0 <= getattr(self, name) <= 1:
@@ -101,26 +154,8 @@ class TrainConfig:
             )
         if self.save_every is not None and self.out is None:
             raise ValueError("--save-every needs --out FOLDER, where the checkpoint goes")
+        combinations.check(self)
         self.model_config()  # checks that the model's sizes fit together
-
-    def _check_type(self, entry):
-        value = getattr(self, entry.name)
-        kind, optional = _kind(entry)
-        if value is None and optional:
-            return
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind or (kind is float and not math.isfinite(value)):
-            words = {
-                int: "a whole number",
-                float: "a finite number",
-                str: "text",
-                bool: "True or False",
-            }
-            raise ValueError(f"{flag(entry.name)} {value!r} is not {words[kind]}")
-        choices = entry.metadata["choices"]
-        if choices and value not in choices:
-            raise ValueError(f"{flag(entry.name)} {value!r} is not one of {', '.join(choices)}")
 
     def _check_counts(self):
         least = dict.fromkeys(
@@ -129,15 +164,24 @@ class TrainConfig:
                 "hidden",
                 "heads",
                 "kv_heads",
+                "experts",
+                "experts_per_token",
                 "batch",
                 "seq",
                 "steps",
+                "accumulate",
+                "micro_batches",
+                "dp",
+                "pp",
+                "tp",
+                "ep",
+                "chunks",
                 "save_every",
                 "held_out_every",
             ),
             1,
         )
-        least.update(seed=0, sample=0, weight_decay=0, clip=0)
+        least.update(seed=0, sample=0, weight_decay=0, clip=0, balance=0)
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and value < smallest:
@@ -146,6 +190,39 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{flag(name)} {value} must be above 0")
+
+    def offloads(self):
+        """What is offloaded, as a tuple of names."""
+        return tuple(name for name in self.offload.split(",") if name != "none")
+
+    def level(self):
+        """ZeRO's level: 0 (nothing is sharded) to 3."""
+        return 0 if self.shard == "none" else int(self.shard)
+
+    def parts(self):
+        """Micro-batches in which every rank works off its rows of a step."""
+        return self.micro_batches or self.accumulate
+
+    def splits_model(self):
+        """Whether a rank has only a part of the model to compute with."""
+        return self.pp * self.tp * self.ep > 1
+
+    def mesh_sizes(self, world_size):
+        """{"dp", "pp", "tp", "ep"}: how many ranks of the world each direction has."""
+        rest = max(1, world_size // (self.pp * self.tp))
+        return {"dp": self.dp or rest, "pp": self.pp, "tp": self.tp, "ep": self.ep}
+
+    def pieces(self):
+        """Pieces of the model on each rank of the pipeline."""
+        return self.chunks or (2 if self.schedule == "interleaved" and self.pp > 1 else 1)
+
+    def needs_group(self):
+        """Whether even a single rank needs a process group."""
+        return self.level() > 0 or self.engine == "deepspeed"
+
+    def peak_lr(self):
+        """The peak learning rate, or that of Muon's matrices."""
+        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
 
     def budget(self):
         """(steps, seconds): the one that ends the run, and None for the other."""
@@ -162,6 +239,8 @@ class TrainConfig:
             heads=self.heads,
             kv_heads=self.kv_heads,
             tie_embeddings=self.tie,
+            experts=self.experts,
+            experts_per_token=self.experts_per_token,
             max_positions=max(2048, self.seq),
         )
 
@@ -179,53 +258,18 @@ def resumed(folder, **changes):
     return TrainConfig(**{**saved, "out": str(folder), **changes, "resume": str(folder)})
 
 
-# ---- the command line
-
-
 def parse(arguments=None):
     """A TrainConfig from command-line arguments (default: those of this process)."""
-    parser = _Parser(
+    given = parse_flags(
+        TrainConfig,
+        arguments,
         prog="python -m utils.train",
-        allow_abbrev=False,
         description="Train a small language model, on one process or on several:",
         epilog="Examples:  python -m utils.train --seconds 60 --out run   ·   "
         "python -m utils.train --resume run --seconds 120   ·   "
-        "torchrun --standalone --nproc-per-node 2 -m utils.train --steps 100",
+        "torchrun --standalone --nproc-per-node 2 -m utils.train --steps 100   ·   "
+        "torchrun --standalone --nproc-per-node 8 -m utils.train --dp 2 --pp 2 --tp 2",
     )
-    for entry in fields(TrainConfig):
-        kind, optional = _kind(entry)
-        shown = "" if optional or kind is bool else f" (default: {entry.default})"
-        keywords = {"help": entry.metadata["help"] + shown, "default": argparse.SUPPRESS}
-        if kind is bool:
-            keywords["action"] = argparse.BooleanOptionalAction
-        else:
-            keywords.update(
-                type=kind,
-                choices=entry.metadata["choices"],
-                metavar=entry.metadata["metavar"] or _metavar(entry, kind),
-            )
-        parser.add_argument(flag(entry.name), **keywords)
-    given = vars(parser.parse_args(arguments))
     if "resume" in given:
         return resumed(given.pop("resume"), **given)
     return TrainConfig(**given)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):  # one sentence, without the long list of flags
-        self.exit(2, f"utils.train: {message}; see python -m utils.train --help\n")
-
-
-def flag(name):
-    """The command-line flag of an option: held_out_every -> --held-out-every."""
-    return "--" + name.replace("_", "-")
-
-
-def _kind(entry):
-    """(type, may it be None?) of a field, from its annotation."""
-    members = getattr(entry.type, "__args__", (entry.type,))
-    return members[0], len(members) > 1
-
-
-def _metavar(entry, kind):
-    return None if entry.metadata["choices"] else {int: "N", float: "X", str: "TEXT"}[kind]

@@ -65,7 +65,7 @@ class Surroundings:
     environment: dict
     mark: str
 
-    def leftovers(self, wait: float = 3.0) -> list[psutil.Process]:
+    def leftovers(self, wait: float = 10.0) -> list[psutil.Process]:
         """Processes the notebook started that still live `wait` seconds after its kernel ended."""
         deadline = time.monotonic() + wait
         while (alive := marked(self.mark)) and time.monotonic() < deadline:

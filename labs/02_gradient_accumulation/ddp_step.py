@@ -1,0 +1,50 @@
+"""Exercise 02b: the same with DistributedDataParallel, as practitioners write it.
+
+    model = DDP(new_model())
+    loss = train_step(model, micro_batches, optimizer, max_norm=1.0)
+
+DDP all-reduces inside `backward()`, and takes the *mean* over the ranks. So now the number of
+tokens must be known before the first backward pass. Write the three functions below.
+"""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from tiny import MicroBatch, counted, loss_sum
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import clip_grad_norm_
+
+
+def tokens_of_all(micro_batches: list[MicroBatch]) -> int:
+    """The number of tokens that count in all micro-batches of all ranks, the same on every rank."""
+    raise NotImplementedError("count here, then all-reduce the count")
+
+
+def backward(model: DDP, micro_batches: list[MicroBatch], tokens: int) -> torch.Tensor:
+    """Forward and backward of all micro-batches; DDP all-reduces the gradients once, at the last.
+
+    Afterwards `.grad` is the gradient of the mean loss over all `tokens` of all ranks. Returns the
+    sum of this rank's losses, a 0-D float64 tensor without a graph.
+    """
+    raise NotImplementedError(
+        "forward and backward of each, all but the last inside model.no_sync()"
+    )
+
+
+def train_step(
+    model: DDP,
+    micro_batches: list[MicroBatch],
+    optimizer: torch.optim.Optimizer,
+    max_norm: float,
+) -> float:
+    """One optimizer step over all micro-batches; every rank has equally many, at least one.
+
+    The gradient is clipped to `max_norm`. Gradients are zero (or None) before and after.
+    Returns the mean loss over all tokens of all ranks.
+    """
+    tokens = tokens_of_all(micro_batches)
+    total = backward(model, micro_batches, tokens)
+    raise NotImplementedError(
+        "clip (clip_grad_norm_), step, zero; then sum up `total` and return the mean"
+    )

@@ -1,0 +1,65 @@
+"""Exercise 02b: the same with DistributedDataParallel, as practitioners write it.
+
+    model = DDP(new_model())
+    loss = train_step(model, micro_batches, optimizer, max_norm=1.0)
+
+DDP all-reduces inside `backward()`, and takes the *mean* over the ranks. So now the number of
+tokens must be known before the first backward pass. Write the three functions below.
+"""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from tiny import MicroBatch, counted, loss_sum
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import clip_grad_norm_
+
+
+def tokens_of_all(micro_batches: list[MicroBatch]) -> int:
+    """The number of tokens that count in all micro-batches of all ranks, the same on every rank."""
+    ### BEGIN SOLUTION: count here, then all-reduce the count
+    tokens = torch.tensor(sum(counted(y) for _, y in micro_batches))
+    dist.all_reduce(tokens)
+    return tokens.item()
+    ### END SOLUTION
+
+
+def backward(model: DDP, micro_batches: list[MicroBatch], tokens: int) -> torch.Tensor:
+    """Forward and backward of all micro-batches; DDP all-reduces the gradients once, at the last.
+
+    Afterwards `.grad` is the gradient of the mean loss over all `tokens` of all ranks. Returns the
+    sum of this rank's losses, a 0-D float64 tensor without a graph.
+    """
+    ### BEGIN SOLUTION: forward and backward of each, all but the last inside model.no_sync()
+    total = torch.zeros((), dtype=torch.float64)
+    last = len(micro_batches) - 1
+    for i, (x, y) in enumerate(micro_batches):
+        with model.no_sync() if i < last else nullcontext():
+            loss = loss_sum(model, x, y)
+            (loss * dist.get_world_size() / tokens).backward()
+        total += loss.detach()
+    return total
+    ### END SOLUTION
+
+
+def train_step(
+    model: DDP,
+    micro_batches: list[MicroBatch],
+    optimizer: torch.optim.Optimizer,
+    max_norm: float,
+) -> float:
+    """One optimizer step over all micro-batches; every rank has equally many, at least one.
+
+    The gradient is clipped to `max_norm`. Gradients are zero (or None) before and after.
+    Returns the mean loss over all tokens of all ranks.
+    """
+    tokens = tokens_of_all(micro_batches)
+    total = backward(model, micro_batches, tokens)
+    ### BEGIN SOLUTION: clip (clip_grad_norm_), step, zero; then sum up `total` and return the mean
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(total)
+    return total.item() / tokens
+    ### END SOLUTION

@@ -1,0 +1,56 @@
+"""Exercise 02c: the gradient noise scale, measured for free while training.
+
+    small, big = squared_norms(gradient)             # at each step, on every rank
+    history.append((small, big))
+    noise_scale(history, small_rows, big_rows)       # now and then
+
+Every rank has the mean gradient of its own rows. Before the all-reduce that is a small batch, after
+it a large one; both estimate the same true gradient, with unequal noise. Write the three functions.
+Source: McCandlish et al. 2018, arXiv 1812.06162, appendix A.1.
+"""
+
+import torch
+import torch.distributed as dist
+
+
+def squared_norms(gradient: torch.Tensor) -> tuple[float, float]:
+    """Replaces `gradient` by its mean over the ranks, in place, and measures on the way.
+
+    gradient: 1-D, this rank's mean over its own rows.
+    Returns (small, big), the same on every rank: the mean over the ranks of |gradient of one
+    rank|², and |mean gradient|². One all-reduce for everything.
+    """
+    ### BEGIN SOLUTION: append |gradient|² to the gradient, all-reduce both as one, take the means
+    message = torch.cat([gradient, gradient.square().sum().view(1)])
+    dist.all_reduce(message)
+    message /= dist.get_world_size()
+    gradient.copy_(message[:-1])
+    return message[-1].item(), gradient.square().sum().item()
+    ### END SOLUTION
+
+
+def signal_and_noise(
+    small: float, big: float, small_rows: int, big_rows: int
+) -> tuple[float, float]:
+    """(|G|², tr Σ) from the squared norms of gradients of `small_rows` and `big_rows` rows.
+
+    They solve  small = |G|² + trΣ / small_rows  and  big = |G|² + trΣ / big_rows.
+    """
+    ### BEGIN SOLUTION: solve the two equations of the docstring for the two unknowns
+    noise = (small - big) / (1 / small_rows - 1 / big_rows)
+    return big - noise / big_rows, noise
+    ### END SOLUTION
+
+
+def noise_scale(history: list[tuple[float, float]], small_rows: int, big_rows: int) -> float:
+    """B_noise = trΣ / |G|² from the (small, big) of many steps.
+
+    Both parts are very noisy in a single step, and |G|² may even come out negative. Average each
+    over the steps first, and divide last.
+    """
+    ### BEGIN SOLUTION: average signal and noise over the steps, each by itself; then divide
+    both = [signal_and_noise(small, big, small_rows, big_rows) for small, big in history]
+    signal = sum(signal for signal, _ in both) / len(both)
+    noise = sum(noise for _, noise in both) / len(both)
+    return noise / signal
+    ### END SOLUTION

@@ -1,0 +1,28 @@
+"""Zeroes the gradients for each micro-batch: only the last counts.
+
+hint: Does every micro-batch count
+"""
+
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from tiny import loss_sum
+from torch.nn.utils import clip_grad_norm_
+
+
+def train_step(model, micro_batches, optimizer, max_norm):
+    tokens = tokens_of_all(micro_batches)  # noqa: F821
+    total = torch.zeros((), dtype=torch.float64)
+    last = len(micro_batches) - 1
+    for i, (x, y) in enumerate(micro_batches):
+        optimizer.zero_grad()
+        with model.no_sync() if i < last else nullcontext():
+            loss = loss_sum(model, x, y)
+            (loss * dist.get_world_size() / tokens).backward()
+        total += loss.detach()
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    dist.all_reduce(total)
+    return total.item() / tokens

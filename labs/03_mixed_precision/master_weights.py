@@ -1,0 +1,56 @@
+"""Exercise 03b: train a bf16 model with fp32 master weights, on several ranks.
+
+    optimizer = MasterWeights(model.parameters(), lambda masters: torch.optim.AdamW(masters))
+    for x, y in micro_batches:                  # one or several
+        (loss_of(model, x, y) / len(micro_batches)).backward()
+        optimizer.collect()                     # bf16 gradients are added up in fp32
+    optimizer.step()                            # mean over the ranks, update, back to bf16
+
+The model computes in bf16, 2 bytes a parameter. bf16 has 8 binary digits: a small update added to
+a large weight is rounded away. So the updates go to fp32 copies, the masters. Write the three
+pieces.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+
+
+class MasterWeights:
+    """An optimizer over fp32 copies of the model's bf16 parameters."""
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+    ):
+        self.parameters = list(parameters)
+        self.masters = self.copies()
+        self.optimizer = make(self.masters)  # its state is fp32, like the masters
+
+    def copies(self) -> list[torch.Tensor]:
+        """An fp32 copy of each parameter, in memory of its own."""
+        raise NotImplementedError(
+            "return a list of fp32 copies of self.parameters, outside of autograd"
+        )
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Adds each bf16 .grad to its master's fp32 .grad, and frees it (.grad = None).
+
+        A master's .grad is None at the beginning of each step.
+        """
+        raise NotImplementedError(
+            "add up in fp32, in the masters' .grad, and free the bf16 gradients"
+        )
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Averages the gradients over the ranks in fp32, in one message; updates; rounds back.
+
+        Afterwards the bf16 parameters hold the rounded masters, and no master has a .grad.
+        """
+        raise NotImplementedError(
+            "one fp32 all-reduce, divide by the ranks, step, copy to bf16, clear"
+        )

@@ -1,0 +1,71 @@
+"""Exercise 03b: train a bf16 model with fp32 master weights, on several ranks.
+
+    optimizer = MasterWeights(model.parameters(), lambda masters: torch.optim.AdamW(masters))
+    for x, y in micro_batches:                  # one or several
+        (loss_of(model, x, y) / len(micro_batches)).backward()
+        optimizer.collect()                     # bf16 gradients are added up in fp32
+    optimizer.step()                            # mean over the ranks, update, back to bf16
+
+The model computes in bf16, 2 bytes a parameter. bf16 has 8 binary digits: a small update added to
+a large weight is rounded away. So the updates go to fp32 copies, the masters. Write the three
+pieces.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.distributed as dist
+
+
+class MasterWeights:
+    """An optimizer over fp32 copies of the model's bf16 parameters."""
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        make: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+    ):
+        self.parameters = list(parameters)
+        self.masters = self.copies()
+        self.optimizer = make(self.masters)  # its state is fp32, like the masters
+
+    def copies(self) -> list[torch.Tensor]:
+        """An fp32 copy of each parameter, in memory of its own."""
+        ### BEGIN SOLUTION: return a list of fp32 copies of self.parameters, outside of autograd
+        return [parameter.detach().float() for parameter in self.parameters]
+        ### END SOLUTION
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Adds each bf16 .grad to its master's fp32 .grad, and frees it (.grad = None).
+
+        A master's .grad is None at the beginning of each step.
+        """
+        ### BEGIN SOLUTION: add up in fp32, in the masters' .grad, and free the bf16 gradients
+        for parameter, master in zip(self.parameters, self.masters):
+            if parameter.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+            master.grad += parameter.grad
+            parameter.grad = None
+        ### END SOLUTION
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Averages the gradients over the ranks in fp32, in one message; updates; rounds back.
+
+        Afterwards the bf16 parameters hold the rounded masters, and no master has a .grad.
+        """
+        ### BEGIN SOLUTION: one fp32 all-reduce, divide by the ranks, step, copy to bf16, clear
+        gradients = [master.grad for master in self.masters]
+        flat = torch.cat([gradient.view(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients])):
+            gradient.copy_(mean.view_as(gradient))
+        self.optimizer.step()
+        for parameter, master in zip(self.parameters, self.masters):
+            parameter.copy_(master)  # rounds to the nearest bf16 number
+        self.optimizer.zero_grad()
+        ### END SOLUTION

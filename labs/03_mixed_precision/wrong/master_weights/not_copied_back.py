@@ -1,0 +1,20 @@
+"""The model never sees the update.
+
+hint: are still those of the beginning
+"""
+
+import torch
+import torch.distributed as dist
+
+
+class MasterWeights(MasterWeights):  # noqa: F821
+    @torch.no_grad()
+    def step(self):
+        flat = torch.cat([master.grad.view(-1) for master in self.masters])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        sizes = [master.numel() for master in self.masters]
+        for master, mean in zip(self.masters, flat.split(sizes)):
+            master.grad.copy_(mean.view_as(master))
+        self.optimizer.step()
+        self.optimizer.zero_grad()

@@ -1,0 +1,70 @@
+"""Given: a network of unlike layers, what each of them costs, and a real step under a plan."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from utils import measure
+from utils.memory import Memory
+
+ROWS, WIDTH = 128, 64
+# (size inside, number of activation functions): many of them save much and compute little
+SHAPES = [(64, 2), (256, 1), (32, 9), (128, 4), (512, 1), (64, 6), (96, 3), (256, 2)]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer keeps, and what running it again costs."""
+
+    input_bytes: int
+    inside_bytes: int
+    flops: int
+
+
+def network() -> nn.ModuleList:
+    """Eight layers, each from (ROWS, WIDTH) to (ROWS, WIDTH)."""
+    torch.manual_seed(0)
+    return nn.ModuleList(
+        nn.Sequential(
+            nn.Linear(WIDTH, inside), *[nn.Tanh() for _ in range(times)], nn.Linear(inside, WIDTH)
+        )
+        for inside, times in SHAPES
+    )
+
+
+def batch() -> torch.Tensor:
+    """The input of the first layer, (ROWS, WIDTH)."""
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def measure_layers(layers: nn.ModuleList, x: torch.Tensor) -> list[Layer]:
+    """Runs each layer alone and counts."""
+    result = []
+    for layer in layers:
+        inside = measure.saved_bytes(lambda layer=layer: layer(x), [*layer.parameters(), x])
+        result.append(Layer(x.nbytes, inside, measure.flops(lambda layer=layer: layer(x))))
+    return result
+
+
+def forward_backward(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> None:
+    """One real pass in which the layers in `recomputed` are checkpoints."""
+    with set_checkpoint_early_stop(False):  # PyTorch would stop before a layer's last product
+        x = x.clone().requires_grad_()
+        for index, layer in enumerate(layers):
+            x = checkpoint(layer, x, use_reentrant=False) if index in recomputed else layer(x)
+        x.sum().backward()  # this loss keeps nothing
+    layers.zero_grad()
+
+
+def real_peak(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> int:
+    """The most bytes of activations in a real pass, measured."""
+    with Memory(model=layers) as memory:
+        forward_backward(layers, x, recomputed)
+    return max(held["activations"] for _, held in memory.timeline)
+
+
+def real_flops(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> int:
+    """FLOPs of a real pass, counted."""
+    return measure.flops(lambda: forward_backward(layers, x, recomputed))

@@ -1,0 +1,8 @@
+"""Recomputes nothing.
+
+hint: above the budget of
+"""
+
+
+def choose(layers, budget):
+    return set()

@@ -1,0 +1,86 @@
+"""Given: the parameters of one module as one flat tensor of N equal parts, one for each rank.
+
+Small messages are slow (lesson 01), so parameters travel together: a *unit* is what is gathered,
+reduced and thrown away at once. In a GPT it is a block.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+
+
+class Unit:
+    """The parameters of `module`, one behind another.
+
+    flat        (N · length,) all parameters, padded with zeros; each parameter is a view into it
+    length      numbers in one rank's part
+    parameters  the list of the module's parameters
+    shard       this rank's part as a parameter of its own, for the optimizer; made by `Zero1`
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str):
+        self.module, self.name = module, name
+        self.parameters = list(module.parameters())
+        numbers = sum(p.numel() for p in self.parameters)
+        self.length = math.ceil(numbers / dist.get_world_size())
+        first = self.parameters[0]
+        self.flat = first.new_zeros(self.length * dist.get_world_size(), requires_grad=False)
+        self.bytes = self.flat.untyped_storage().nbytes()
+        with torch.no_grad():
+            for view, parameter in zip(self.views(self.flat), self.parameters):
+                view.copy_(parameter)
+                parameter.data = view
+        dist.broadcast(self.flat, src=0)  # all ranks begin with rank 0's weights
+
+    def parts(self, flat: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """The N equal parts of `flat` (by default the parameters), as views, by rank."""
+        if flat is None and not self.is_whole():
+            raise RuntimeError(f"{self.name} has no memory for its parameters: allocate() first")
+        return list((self.flat if flat is None else flat).view(-1, self.length))
+
+    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """`flat` cut into tensors of the parameters' shapes."""
+        sizes = [p.numel() for p in self.parameters]
+        pieces = flat[: sum(sizes)].split(sizes)
+        return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters)]
+
+    def gradients(self) -> torch.Tensor:
+        """This rank's whole gradients as a new flat tensor (N · length,), padded with zeros."""
+        flat = torch.zeros(self.length * dist.get_world_size(), dtype=self.flat.dtype,
+                           device=self.flat.device)  # fmt: skip
+        for view, parameter in zip(self.views(flat), self.parameters):
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+        return flat
+
+    def forget_gradients(self) -> None:
+        """Gives the memory of the whole gradients back."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def release(self) -> None:
+        """Gives the memory of the whole parameters back. Nobody may touch them until `allocate`.
+
+        The tensors stay, with their shapes; only the storage below them becomes empty. What
+        autograd has saved for the backward pass points to the same storage, so it must be filled
+        again before that part of the backward pass.
+        """
+        self.flat.untyped_storage().resize_(0)
+
+    def allocate(self) -> None:
+        """Gets the memory back. Its contents are undefined: here NaN, so that a mistake shows."""
+        self.flat.untyped_storage().resize_(self.bytes)
+        self.flat.fill_(math.nan)
+
+    def is_whole(self) -> bool:
+        """Whether the whole parameters have memory at this moment."""
+        return self.flat.untyped_storage().nbytes() > 0
+
+    def must_be_whole(self, after: str) -> None:
+        """Stops a computation that would read memory which is not there."""
+        if not self.is_whole():
+            raise RuntimeError(
+                f"{self.name} is about to compute and its parameters have no memory: "
+                f"{after} must gather them"
+            )

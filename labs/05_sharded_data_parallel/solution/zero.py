@@ -1,0 +1,171 @@
+"""Lab 05: ZeRO-1, ZeRO-2 and ZeRO-3, three steps of one file.
+
+    zero = Zero1(modules, make_optimizer)   # instead of an optimizer over model.parameters()
+    model(x) … .backward()                  # on this rank's rows, as ever
+    zero.step()                             # the mean gradient, and the new parameters everywhere
+
+Each class builds on the one before. A `Unit` (flat.py) holds the parameters of one module as one
+flat tensor of N equal parts; part r belongs to rank r.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from flat import Unit
+
+
+class Zero1:
+    """Stage 1: each rank keeps the optimizer state of its own part only.
+
+    modules: cut the model into these; their parameters travel together.
+    make_optimizer: called with the list of this rank's shards, returns a torch optimizer.
+    """
+
+    def __init__(self, modules: list[torch.nn.Module], make_optimizer: Callable):
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.units = [Unit(module, f"unit {index}") for index, module in enumerate(modules)]
+        for unit in self.units:
+            unit.shard = torch.nn.Parameter(self.own_part(unit))
+        self.optimizer = make_optimizer([unit.shard for unit in self.units])
+
+    def own_part(self, unit: Unit) -> torch.Tensor:
+        """This rank's part of the parameters, (length,): a view, so a step changes unit.flat."""
+        ### BEGIN SOLUTION: return this rank's part of unit.flat, without a copy
+        return unit.parts()[self.rank]
+        ### END SOLUTION
+
+    def mean_gradient(self, unit: Unit) -> torch.Tensor:
+        """This rank's part of the gradient's mean over all ranks, (length,), in a new tensor."""
+        ### BEGIN SOLUTION: reduce-scatter the unit's gradients, so that each rank gets its own part
+        mine = torch.empty_like(unit.shard)
+        dist.reduce_scatter(mine, unit.parts(unit.gradients()))
+        return mine / self.size
+        ### END SOLUTION
+
+    def gather(self, unit: Unit) -> None:
+        """Fills unit.flat with the parts of all ranks."""
+        ### BEGIN SOLUTION: all-gather unit.shard.data of every rank into unit.parts()
+        dist.all_gather(unit.parts(), unit.shard.data)
+        ### END SOLUTION
+
+    def step(self) -> None:
+        """After the backward pass: one optimizer step, the new parameters on all ranks."""
+        ### BEGIN SOLUTION: mean gradients into shard.grad, forget the rest, optimizer step, gather
+        for unit in self.units:
+            unit.shard.grad = self.mean_gradient(unit)
+            unit.forget_gradients()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for unit in self.units:
+            self.gather(unit)
+        ### END SOLUTION
+
+
+class Zero2(Zero1):
+    """Stage 2: besides, the whole gradients of a unit live only until the unit is complete."""
+
+    def __init__(self, modules: list[torch.nn.Module], make_optimizer: Callable):
+        super().__init__(modules, make_optimizer)
+        for unit in self.units:
+            unit.missing = len(unit.parameters)  # gradients that are not ready yet
+            for parameter in unit.parameters:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda _, unit=unit: self.gradient_ready(unit)
+                )
+
+    def gradient_ready(self, unit: Unit) -> None:
+        """PyTorch calls this during the backward pass, once for each parameter of the unit."""
+        unit.missing -= 1
+        if unit.missing == 0:
+            unit.missing = len(unit.parameters)
+            self.after_backward(unit)
+
+    def after_backward(self, unit: Unit) -> None:
+        """All gradients of the unit are ready; those of earlier layers are still to come.
+
+        There may be several backward passes before step(): their gradients add up.
+        """
+        ### BEGIN SOLUTION: add the mean gradient to unit.shard.grad, forget the whole gradients
+        part = self.mean_gradient(unit)
+        unit.shard.grad = part if unit.shard.grad is None else unit.shard.grad + part
+        unit.forget_gradients()
+        ### END SOLUTION
+
+    def step(self) -> None:
+        """The gradients are reduced already."""
+        ### BEGIN SOLUTION: optimizer step, forget the shards' gradients, gather
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for unit in self.units:
+            self.gather(unit)
+        ### END SOLUTION
+
+
+class Zero3(Zero2):
+    """Stage 3: besides, the whole parameters of a unit live only while the unit computes."""
+
+    def __init__(self, modules: list[torch.nn.Module], make_optimizer: Callable):
+        super().__init__(modules, make_optimizer)
+        for unit in self.units:
+            unit.release()
+            unit.module.register_forward_pre_hook(lambda *_, unit=unit: self._forward(unit))
+            unit.module.register_forward_hook(
+                lambda _, inputs, output, unit=unit: self._forward_ends(unit, output)
+            )
+
+    def own_part(self, unit: Unit) -> torch.Tensor:
+        """This rank's part, (length,), in memory of its own: unit.flat will be released."""
+        ### BEGIN SOLUTION: return a copy of this rank's part
+        return super().own_part(unit).clone()
+        ### END SOLUTION
+
+    def before_forward(self, unit: Unit) -> None:
+        """The unit is about to compute."""
+        ### BEGIN SOLUTION: allocate the whole parameters and gather them
+        unit.allocate()
+        self.gather(unit)
+        ### END SOLUTION
+
+    def after_forward(self, unit: Unit) -> None:
+        """The unit has computed; the next one is about to."""
+        ### BEGIN SOLUTION: what is not needed now?
+        unit.release()
+        ### END SOLUTION
+
+    def before_backward(self, unit: Unit) -> None:
+        """The gradient of the unit's output is there, and its backward pass is about to begin."""
+        ### BEGIN SOLUTION: what does the backward pass need?
+        unit.allocate()
+        self.gather(unit)
+        ### END SOLUTION
+
+    def after_backward(self, unit: Unit) -> None:
+        """All gradients of the unit are ready."""
+        ### BEGIN SOLUTION: what stage 2 does, and what else is not needed now?
+        super().after_backward(unit)
+        unit.release()
+        ### END SOLUTION
+
+    def step(self) -> None:
+        """The next forward pass gathers what it needs."""
+        ### BEGIN SOLUTION: what is left of a step?
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        ### END SOLUTION
+
+    # Given: a hook that returned something would change the model's outputs, and computing on
+    # memory that is not there would end the process.
+
+    def _forward(self, unit: Unit) -> None:
+        self.before_forward(unit)
+        unit.must_be_whole("before_forward")
+
+    def _forward_ends(self, unit: Unit, output: torch.Tensor) -> None:
+        self.after_forward(unit)
+        if output.requires_grad:  # called when the output's gradient is there
+            output.register_hook(lambda _: self._backward(unit))
+
+    def _backward(self, unit: Unit) -> None:
+        self.before_backward(unit)
+        unit.must_be_whole("before_backward")

@@ -1,0 +1,15 @@
+"""Leaves out the largest logit: exp overflows.
+
+hint: exp overflows
+"""
+
+# ruff: noqa: F821
+
+
+def vocabulary_loss(logits, targets, sizes):
+    first = sum(sizes[: dist.get_rank()])
+    mine = (targets >= first) & (targets < first + logits.shape[-1])
+    local = (targets - first).where(mine, 0)
+    own = logits.gather(-1, local[..., None]).squeeze(-1).where(mine, 0.0)
+    total, target = Leave.apply(torch.stack((logits.exp().sum(dim=-1), own)))
+    return (total.log() - target).mean()

@@ -1,0 +1,14 @@
+"""1F1B as it was.
+
+hint: there is no W
+"""
+
+
+def order(rank, ranks, micro_batches):
+    ahead = min(ranks - 1 - rank, micro_batches)
+    actions = [("F", number) for number in range(ahead)]
+    for number in range(micro_batches):
+        if ahead + number < micro_batches:
+            actions.append(("F", ahead + number))
+        actions.append(("B", number))
+    return actions

@@ -1,0 +1,153 @@
+"""Lab 08: the solution passes, every typical wrong answer is rejected for what is wrong with it.
+
+A wrong answer (labs/08_mixture_of_experts/wrong/EXERCISE/*.py) holds only what it does differently;
+the answer is the solution followed by it. Its docstring names the words that the hint must contain.
+"""
+
+import re
+import sys
+
+import pytest
+import torch
+
+from tests.lab_cases import ROOT, Lab, fixture, hint, selected
+from utils.workshop import labs
+
+LAB = Lab(
+    "08_mixture_of_experts",
+    {
+        "all_to_all": ("judge_dispatch", "all_to_all", "dispatch.py"),
+        "dispatch": ("judge_dispatch", "dispatching", "dispatch.py"),
+        "combine": ("judge_dispatch", "combining", "dispatch.py"),
+    },
+    {"utils.checks.HANG": 6.0},
+)
+cases = fixture(LAB)
+
+
+@pytest.fixture(autouse=True)
+def place(monkeypatch):
+    """The lab's own modules can be imported, and are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(LAB.solution))
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(LAB.folder) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("exercise", LAB.exercises)
+def test_the_solution_passes(cases, exercise):
+    judged = cases(exercise)
+    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
+    assert judged.checks == {exercise: True}
+
+
+def test_the_learners_copy_is_not_started(cases):
+    path = LAB.solution / "dispatch.py"
+    tasks = re.findall(r"### BEGIN SOLUTION: (.*)", path.read_text())
+    for exercise, task in (("all_to_all", tasks[0]), ("dispatch", tasks[2]), ("combine", tasks[3])):
+        judged = cases(exercise, labs.generated(path, ROOT))
+        assert judged.out == f"[ ] {exercise}: not started. Your task: {task}\n"
+        assert judged.checks == {}
+
+
+@pytest.mark.parametrize("path", LAB.wrong, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_a_wrong_answer_is_rejected_with_its_symptom(cases, path, request):
+    cases.begin(LAB.with_wrong(other) for other in selected(request, "path"))
+    exercise, source = LAB.with_wrong(path)
+    judged = cases(exercise, source)
+    assert judged.out.startswith(f"[x] {exercise}: "), judged.out
+    assert hint(path) in judged.out.replace("\n    ", " "), judged.out
+    assert judged.checks == {exercise: False}
+
+
+def test_each_exercise_has_wrong_answers():
+    assert {path.parent.name for path in LAB.wrong} == set(LAB.exercises)
+    assert len(LAB.wrong) >= 30
+
+
+# ── other right answers must pass too ─────────────────────────────────────────────────────────
+
+OTHERS = {
+    "all_to_all: one function for both ways, waited for": """
+def exchange(rows, send, receive):
+    if dist.get_world_size() == 1:
+        return rows.clone()
+    arrived = rows.new_zeros(sum(receive), rows.shape[1])
+    dist.all_to_all_single(arrived, rows.clone(memory_format=torch.contiguous_format), receive,
+                           send, async_op=True).wait()
+    return arrived
+
+
+class AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, send, receive):
+        ctx.lists = receive, send
+        return exchange(rows, send, receive)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return exchange(gradient, *ctx.lists), None, None
+""",
+    "dispatch: counts by an all-gather, sorted the other way": """
+def tell(counts):
+    size, rank = dist.get_world_size(), dist.get_rank()
+    everyone = [torch.empty_like(counts) for _ in range(size)]
+    dist.all_gather(everyone, counts)
+    return torch.stack(everyone).view(size, size, -1)[:, rank]
+
+
+def dispatch(tokens, chosen, experts):
+    size, k = dist.get_world_size(), chosen.shape[1]
+    places = [(int(e), i) for i, e in enumerate(chosen.flatten())]
+    order = [i for e, i in sorted(places, key=lambda pair: (pair[0], -pair[1]))]
+    order = torch.tensor(order, dtype=torch.long)
+    counts = torch.tensor([sum(e == x for e, _ in places) for x in range(experts)])
+    arriving = tell(counts).tolist()
+    send = counts.view(size, -1).sum(1).tolist()
+    receive = [sum(row) for row in arriving]
+    rows = AllToAll.apply(tokens.index_select(0, order // k), send, receive)
+    owner = torch.tensor([e for row in arriving for e, n in enumerate(row) for _ in range(n)])
+    by_expert = owner.long().argsort()
+    loads = torch.tensor(arriving).sum(0).tolist()
+    return rows[by_expert], Way(order, send, receive, by_expert, loads)
+""",
+    "combine: scattered to its places": """
+def combine(results, weights, way):
+    arrived = torch.zeros_like(results).index_copy(0, way.by_expert, results)
+    rows = AllToAll.apply(arrived, way.receive, way.send)
+    weighed = rows * weights.flatten()[way.order, None]
+    y = rows.new_zeros(len(weights), rows.shape[1])
+    return y.index_add(0, way.order // weights.shape[1], weighed)
+""",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_right_answer_passes(cases, name, request):
+    def answer(name):
+        exercise = name.split(":")[0]
+        return exercise, LAB.source(exercise) + "\n\n" + OTHERS[name]
+
+    cases.begin(answer(other) for other in selected(request, "name"))
+    judged = cases(*answer(name))
+    assert judged.out.startswith(f"[ok] {name.split(':')[0]}: "), judged.out
+
+
+# ── the pieces ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_loads_are_as_uneven_as_they_say():
+    from loads import CASES, ODD, PER_RANK, TABLE, chosen_of
+
+    assert all(sum(row[:size]) % size for size in (2, 3, 4) for row in ODD[:size])
+    assert sum(TABLE[1]) == 0 and sum(row[1] for row in TABLE[:2]) == 0
+    assert any(0 in case.tokens for case in CASES)
+    for case in CASES:
+        for size in (1, 2, 3, 4):
+            chosen = torch.cat([chosen_of(case, rank, size) for rank in range(size)])
+            assert all(len(set(row)) == case.choices for row in chosen.tolist())
+            if case.wanted and size > 1:
+                assert chosen.max() < PER_RANK  # all on rank 0
+            elif size > 1:
+                assert not (chosen == 1).any()

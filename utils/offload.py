@@ -1,0 +1,296 @@
+"""Offloading: what is not needed for a while goes out of the device's memory, and comes back.
+
+    with offloaded_activations() as moved:          # round the forward pass only
+        loss = cross_entropy(model(x), y)
+    loss.backward()                                 # they come back one by one
+    moved.bytes, moved.tensors                      # what went out
+
+    optimizer = OffloadedOptimizer(torch.optim.AdamW, model.parameters())
+    loss.backward()
+    optimizer.step()                                # fp32 weights and state never are on the device
+
+On CUDA "out" is pinned host memory, and activations travel on a stream of their own beside the
+computation. On a CPU "out" is a file: in the system's folder for temporary files, or in `folder`.
+Sources: Rhu et al. 2016 (vDNN, arXiv:1602.08124) for activations, Ren et al. 2021 (ZeRO-Offload,
+arXiv:2101.06840) for the optimizer.
+"""
+
+import os
+import tempfile
+import weakref
+from collections import OrderedDict
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+PREFETCHED = 2  # CUDA: so many tensors are on their way back before they are asked for
+
+
+# ---- 1. activations
+
+
+class Moved:
+    """What one forward pass has sent out."""
+
+    def __init__(self):
+        self.bytes = 0
+        self.tensors = 0
+
+
+@contextmanager
+def offloaded_activations(min_bytes=4096, folder=None):
+    """What autograd saves inside `with` goes out, and comes back when the backward pass reads it.
+
+    min_bytes  smaller storages stay: a copy would cost more than it saves
+    folder     CPU: where the file is; None: the system's folder for temporary files
+
+    Yields a `Moved`. Parameters stay. A storage that is saved several times goes out once. Works
+    together with recomputation: then the layers' inputs go out. Raises RuntimeError in the backward
+    pass for a tensor that stayed and was changed in place after it was saved.
+    """
+    moved, stores, sent = Moved(), {}, {}
+
+    def pack(tensor):
+        if is_traceable_wrapper_subclass(tensor):  # a DTensor: its parts are not ours to move
+            return tensor, tensor._version
+        base = tensor if tensor._base is None else tensor._base
+        storage = tensor.untyped_storage()
+        if isinstance(base, torch.nn.Parameter) or storage.nbytes() < min_bytes:
+            return tensor, tensor._version
+        # storage ids are used again after a storage's death: the weak reference tells
+        known, version, away = sent.get(id(storage), (lambda: None, None, lambda: None))
+        parcel = away()
+        if known() is not storage or version != tensor._version or parcel is None:
+            store = stores.get(tensor.device)
+            if store is None:
+                kind = _Pinned if tensor.device.type == "cuda" else _File
+                store = stores[tensor.device] = kind(tensor.device, folder)
+            parcel = _Parcel(store, storage)
+            sent[id(storage)] = (weakref.ref(storage), tensor._version, weakref.ref(parcel))
+            moved.bytes += storage.nbytes()
+            moved.tensors += 1
+        layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
+        return parcel, layout
+
+    def unpack(packed):
+        kept, note = packed
+        if isinstance(kept, _Parcel):
+            # grad mode tells a dispatch mode that this is an activation again, not a gradient
+            with torch.enable_grad():
+                dtype, shape, stride, offset = note
+                return kept.open().view(dtype).as_strided(shape, stride, offset)
+        if kept._version != note:
+            raise RuntimeError(
+                f"a saved tensor of shape {tuple(kept.shape)} was changed in place before the "
+                "backward pass read it: use the operation that makes a new tensor"
+            )
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield moved
+
+
+class _Parcel:
+    """One storage that is out. Opened twice while still in use, it is fetched once."""
+
+    def __init__(self, store, storage):
+        self.store = store
+        self.place = store.send(self, storage)
+        self.opened = lambda: None
+
+    def open(self):
+        storage = self.opened()
+        if storage is not None:
+            return _bytes_of(storage)
+        flat = self.store.fetch(self, self.place)
+        self.opened = weakref.ref(flat.untyped_storage())
+        return flat
+
+
+def _bytes_of(storage):
+    """A storage as a flat tensor of bytes, without a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+class _File:
+    """A file without a name: it is gone when nobody needs it any more."""
+
+    def __init__(self, device, folder):
+        self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (lives as long as its parcels)
+        self.end = 0
+
+    def send(self, parcel, storage):
+        start, self.end = self.end, self.end + storage.nbytes()
+        view = memoryview(_bytes_of(storage).numpy())
+        while len(view):  # a write may take less than it is given
+            view = view[os.pwrite(self.file.fileno(), view, self.end - len(view)) :]
+        return start, self.end - start
+
+    def fetch(self, parcel, place):
+        start, size = place
+        flat = torch.empty(size, dtype=torch.uint8)
+        view = memoryview(flat.numpy())
+        while len(view):
+            read = os.preadv(self.file.fileno(), [view], start + size - len(view))
+            if read == 0:
+                raise OSError("the file of offloaded activations ends too early")
+            view = view[read:]
+        return flat
+
+
+class _Pinned:
+    """Pinned host memory. Copies run on a stream of their own; those due next are fetched ahead."""
+
+    def __init__(self, device, folder):
+        self.stream = torch.cuda.Stream(device)
+        self.device = device
+        self.out = OrderedDict()  # id of a parcel -> weak reference, in the order of sending
+        self.ahead = {}  # id of a parcel -> (its bytes on the device, event)
+
+    def send(self, parcel, storage):
+        flat = _bytes_of(storage)
+        host = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True)
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            host.copy_(flat, non_blocking=True)
+        flat.record_stream(self.stream)  # the allocator must not give it away before it is copied
+        key = id(parcel)
+        self.out[key] = weakref.ref(parcel, lambda _: self._forget(key))
+        return host
+
+    def fetch(self, parcel, host):
+        self._start(id(parcel), host)
+        flat, event = self.ahead.pop(id(parcel))
+        before = list(self.out)[: list(self.out).index(id(parcel))]
+        for key in before[: -PREFETCHED - 1 : -1]:  # the backward pass goes through them in reverse
+            other = self.out[key]()
+            if other is not None and other.opened() is None:
+                self._start(key, other.place)
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(event)
+        flat.record_stream(current)
+        return flat
+
+    def _start(self, key, host):
+        if key in self.ahead:
+            return
+        with torch.cuda.stream(self.stream):  # after the copies out, since it is the same stream
+            flat = host.to(self.device, non_blocking=True)
+            self.ahead[key] = (flat, self.stream.record_event())
+
+    def _forget(self, key):
+        self.out.pop(key, None)
+        self.ahead.pop(key, None)
+
+
+# ---- 2. the optimizer
+
+
+class OffloadedOptimizer:
+    """An optimizer whose weights of full precision and state are in host memory or in a file.
+
+    make        called with the list of master tensors (fp32; fp64 for fp64 parameters), in the
+                order of `parameters`; returns an optimizer, or several as its `parts`
+    parameters  of the model, on any device and of any floating type; of a DTensor its local shard
+    folder      CPU: where the files are; None: the system's folder for temporary files
+    together    bytes of master weights that are stepped at once (at least one parameter)
+
+    Clip and unscale gradients on the model's own parameters, before `step`. `param_groups` and
+    `state` are the inner optimizer's: their keys are the masters. Parameters without a gradient are
+    left alone. After the parameters were loaded from elsewhere call `refresh`.
+    """
+
+    def __init__(self, make, parameters, folder=None, together=2**25):
+        self.parameters = [p for p in parameters if p.requires_grad]
+        if not self.parameters:
+            raise ValueError("no parameter wants a gradient: there is nothing to optimize")
+        self.device = _local(self.parameters[0]).device
+        self._folder, self._together = folder, together
+        self.masters = []
+        for parameter in self.parameters:
+            value = _local(parameter.detach())
+            master = self._outside(value, torch.promote_types(value.dtype, torch.float32))
+            self.masters.append(master.requires_grad_())
+        self.inner = make(self.masters)
+
+    @property
+    def parts(self):
+        return getattr(self.inner, "parts", [self.inner])
+
+    @property
+    def param_groups(self):
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self):
+        return {master: kept for part in self.parts for master, kept in part.state.items()}
+
+    @torch.no_grad()
+    def step(self):
+        """Gradients go out, the inner optimizer steps there, the new values come back."""
+        for bunch in self._bunches():
+            for parameter, master in bunch:
+                master.grad = _local(parameter.grad).to(master.device, master.dtype)
+            for part in self.parts:  # it skips the masters without a gradient
+                part.step()
+            for parameter, master in bunch:
+                master.grad = None
+                _local(parameter).copy_(master)
+                self._put_out(master)
+
+    def zero_grad(self, set_to_none=True):
+        for parameter in self.parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    @torch.no_grad()
+    def refresh(self):
+        """Takes the parameters' values as the new masters."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.copy_(_local(parameter))
+
+    def _bunches(self):
+        """Pairs of parameter and master, in bunches of about `together` bytes."""
+        bunch, size = [], 0
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if parameter.grad is None:
+                continue
+            if bunch and size + master.nbytes > self._together:
+                yield bunch
+                bunch, size = [], 0
+            bunch.append((parameter, master))
+            size += master.nbytes
+        if bunch:
+            yield bunch
+
+    def _put_out(self, master):
+        """Moves what the inner optimizer has made for a master into a file, once."""
+        for part in self.parts:
+            kept = part.state.get(master, {})
+            for key, value in kept.items():
+                if torch.is_tensor(value) and value.ndim and not self._is_outside(value):
+                    kept[key] = self._outside(value, value.dtype)
+
+    def _outside(self, value, dtype):
+        """A copy of a tensor where it does not count: host memory for CUDA, else a file."""
+        if self.device.type != "cpu":
+            return value.detach().to("cpu", dtype, copy=True).pin_memory()
+        if value.numel() == 0:
+            return value.detach().to(dtype, copy=True)
+        with tempfile.NamedTemporaryFile(dir=self._folder) as file:  # mapped, it lives on unnamed
+            size = value.numel()
+            flat = torch.from_file(file.name, shared=True, size=size, dtype=dtype)
+        return flat.view(value.shape).copy_(value.detach())
+
+    def _is_outside(self, value):
+        if self.device.type != "cpu":
+            return value.device.type == "cpu"
+        return value.numel() == 0 or value.untyped_storage().filename is not None
+
+
+def _local(tensor):
+    """The part of a DTensor that is on this rank; any other tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

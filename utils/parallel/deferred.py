@@ -1,0 +1,99 @@
+"""The backward pass in two halves: weight gradients of linear layers are left for later.
+
+    with WeightGradientsLater() as later:
+        y = stage(x)
+        y.backward(gradient)      # B: the gradient of x, and of everything that is not a matrix
+    later.add()                   # W: the weights' gradients
+
+Nobody waits for a weight's gradient until the optimizer's step, but the stage before waits for the
+gradient of x. A zero-bubble schedule (Qi et al., arXiv:2401.10241) computes that one first and
+fills its bubbles with the others.
+"""
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+_open = []  # the objects whose `with` is entered, the innermost last
+_plain = F.linear
+
+
+class WeightGradientsLater:
+    """Inside `with`, `F.linear` on a parameter leaves the parameter's gradient to `add`.
+
+    The backward pass does not reach these parameters (nor their hooks: DDP and FSDP do not see
+    their gradients). It may run inside another `with` of the same object; it must run inside one
+    where layers are recomputed, since they call `F.linear` again.
+
+    `F.linear` is replaced for as long as an object is open, in the whole process: a mode of torch's
+    (`TorchFunctionMode`) would not be seen by layers that are recomputed in a backward pass.
+    """
+
+    def __init__(self):
+        self.waiting = []  # functions that add one layer's gradients
+
+    def __enter__(self):
+        _open.append(self)
+        F.linear = _linear
+        return self
+
+    def __exit__(self, *exception):
+        _open.pop()
+        if not _open:
+            F.linear = _plain
+
+    @torch.no_grad()
+    def add(self):
+        """Adds every gradient that waits to its parameter's `.grad`, and forgets its inputs."""
+        while self.waiting:
+            self.waiting.pop()()
+
+
+def leave(function):
+    """For autograd functions of one's own, in their backward pass: calls `function()` when the
+    innermost open `WeightGradientsLater` adds its gradients; at once where none is open."""
+    if _open:
+        _open[-1].waiting.append(function)
+    else:
+        function()
+
+
+class _LaterLinear(torch.autograd.Function):
+    """y = x·Wᵀ + b. Backward: the gradient of x is gradient·W; W and b wait in a list."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, waiting):
+        kind = x.device.type
+        ctx.parameters, ctx.waiting = (weight, bias), waiting
+        if torch.is_autocast_enabled(kind):
+            x, weight = (t.to(torch.get_autocast_dtype(kind)) for t in (x, weight))
+        ctx.save_for_backward(x, weight)
+        return _plain(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        ctx.waiting.append(partial(_add, *ctx.parameters, x, gradient))
+        return gradient @ weight if ctx.needs_input_grad[0] else None, None, None, None
+
+
+def _add(weight, bias, x, gradient):
+    """The gradients of y = x·Wᵀ + b: (tokens, out)ᵀ · (tokens, in) for W, the sum for b."""
+    gradient = gradient.flatten(0, -2)  # (tokens, out)
+    _accumulate(weight, gradient.t() @ x.flatten(0, -2))
+    if bias is not None and bias.requires_grad:
+        _accumulate(bias, gradient.sum(dim=0))
+
+
+def _accumulate(parameter, gradient):
+    gradient = gradient.to(parameter.dtype)
+    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def _linear(input, weight, bias=None):
+    """What stands in for `F.linear`."""
+    if torch.is_grad_enabled() and isinstance(weight, nn.Parameter) and weight.requires_grad:
+        return _LaterLinear.apply(input, weight, bias, _open[-1].waiting)
+    return _plain(input, weight, bias)

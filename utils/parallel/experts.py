@@ -1,0 +1,133 @@
+"""Expert parallelism: the experts of each MoE layer are shared out over ranks, and tokens travel.
+
+    expert_parallel(model, mesh.ep)         in place; rank r keeps its share of the experts
+    logits = model(x)                       x: this rank's own rows, as in data parallelism
+
+Every rank routes its own tokens. An all-to-all brings each token to the ranks that hold its
+experts, a second one brings the results back, and both go the other way in the backward pass
+(GShard, arXiv:2006.16668). Nothing is padded and nothing is dropped: each pair of ranks
+exchanges as many rows as there are, and tells the other how many beforehand. So a layer makes
+
+    forward    3 all-to-alls    the counts (one int64 for each expert), the tokens, the results
+    backward   2 all-to-alls    the gradients of the results, the gradients of the tokens
+
+and a rank whose tokens make n choices of other ranks' experts sends n · C values each time in one
+direction. All ranks of the axis must call the model equally often.
+
+The gradient of an expert is the *sum* over the axis's ranks of what their losses ask of it, because
+their tokens were all here. Where dense gradients are averaged over dp = edp · ep ranks, an expert's
+are averaged over edp, and divided by ep besides.
+"""
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from utils.moe import combine_rows, gather_rows, moe_layers, run_experts
+from utils.parallel import mesh
+
+
+def shares(experts, ranks):
+    """How many experts each rank keeps: neighbours together, at most one more than another.
+
+    Raises ValueError where a rank would have none.
+    """
+    if experts < ranks:
+        raise ValueError(
+            f"{experts} experts cannot be shared out over {ranks} ranks: take --ep {experts} or "
+            "less, or more experts"
+        )
+    return mesh.shares(experts, ranks)
+
+
+def owner_of(expert, experts, ranks):
+    """The rank, as a place on the axis, that keeps an expert (its number)."""
+    for rank, count in enumerate(shares(experts, ranks)):
+        if expert < count:
+            return rank
+        expert -= count
+    raise ValueError(f"there is no expert after number {experts - 1} of {experts}")
+
+
+def expert_parallel(model, axis):
+    """Leaves this rank its share of the experts of every MoE layer, in place; returns the model.
+
+    model   a GPT, a pipeline stage of it, or any module with `utils.moe.MoE` layers
+    axis    `mesh.ep`
+
+    Parameters keep their names (`….experts.5.w1.weight`); those of others' experts are gone.
+    Raises ValueError where there is nothing to share out.
+    """
+    layers = moe_layers(model)
+    if axis.size > 1 and not layers:
+        raise ValueError(
+            f"--ep {axis.size} shares out experts, and the model has none: add --experts"
+        )
+    for layer in layers if axis.size > 1 else ():
+        counts = shares(layer.count, axis.size)
+        first = sum(counts[: axis.index])
+        for index in range(layer.count):
+            if not first <= index < first + counts[axis.index]:
+                del layer.experts[str(index)]
+        layer.compute = partial(compute_over, axis, counts)
+    return model
+
+
+def compute_over(axis, shares, experts, tokens, chosen, weights):
+    """What `utils.moe.compute_here` computes, with the experts shared out over the axis.
+
+    shares   experts of each rank
+    experts  those of this rank, by name
+    tokens   (S, C) of this rank; chosen and weights (S, k), with the numbers of all experts
+    """
+    rows, order, counts = gather_rows(tokens, chosen, sum(shares))
+    arriving = exchange_counts(counts, shares, axis)  # (ranks, own experts)
+    sizes = [part.sum() for part in counts.split(shares)]
+    send, receive = torch.stack([torch.stack(sizes), arriving.sum(dim=1)]).tolist()
+
+    arrived = AllToAll.apply(rows, send, receive, axis.group)  # by rank, then by expert
+    by_expert = expert_order(arriving)
+    loads = arriving.sum(dim=0).tolist()
+    results = run_experts(experts, arrived.index_select(0, by_expert), loads)
+    results = torch.empty_like(results).index_copy(0, by_expert, results)  # by rank again
+    return combine_rows(AllToAll.apply(results, receive, send, axis.group), order, weights)
+
+
+def exchange_counts(counts, shares, axis):
+    """(ranks, own experts): how many rows each rank will send for each of this rank's experts.
+
+    counts   (E,) rows of this rank for each expert
+    """
+    own = shares[axis.index]
+    arriving = counts.new_empty(axis.size * own)
+    dist.all_to_all_single(arriving, counts, [own] * axis.size, list(shares), group=axis.group)
+    return arriving.view(axis.size, own)
+
+
+def expert_order(arriving):
+    """The order that puts rows, which came by rank and within a rank by expert, by expert."""
+    experts = torch.arange(arriving.shape[1], device=arriving.device)
+    return experts.repeat(len(arriving)).repeat_interleave(arriving.flatten()).argsort(stable=True)
+
+
+class AllToAll(torch.autograd.Function):
+    """Forward: `send[r]` rows to rank r, `receive[r]` rows from it. Backward: the same way back.
+
+    rows (sum(send), C) -> (sum(receive), C); those for rank 0 stand first.
+    """
+
+    @staticmethod
+    def forward(ctx, rows, send, receive, group):
+        ctx.send, ctx.receive, ctx.group = send, receive, group
+        return _all_to_all(rows, send, receive, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return _all_to_all(gradient, ctx.receive, ctx.send, ctx.group), None, None, None
+
+
+def _all_to_all(rows, send, receive, group):
+    arrived = rows.new_empty(sum(receive), rows.shape[1])
+    dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=group)
+    return arrived

@@ -1,0 +1,160 @@
+"""Who talks to whom: the ranks in a grid of pipeline, data, expert and tensor parallelism.
+
+    mesh = make_mesh(dp=2, pp=2, tp=2)      every rank calls it, with the same sizes
+    mesh.tp.ranks, mesh.tp.index            (4, 5), 1: this rank's partners, and its place there
+    dist.all_reduce(x, group=mesh.tp.group)
+
+The grid is one reshaped arange. Tensor parallelism varies fastest, so its partners have numbers
+next to each other and stand in one node, where links are fast; pipeline parallelism, which sends
+least, varies slowest (Narayanan et al., arXiv:2104.04473, 3.2):
+
+    rank = ((pp · EDP + edp) · EP + ep) · TP + tp
+
+Experts live inside data parallelism: dp = edp · ep. The gradients of dense parameters are averaged
+over all of dp; experts are split over ep and their gradients averaged over edp only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+AXES = ("pp", "dp", "ep", "edp", "tp")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of the grid as one rank sees it: the ranks that differ from it only there."""
+
+    name: str  # of AXES
+    ranks: tuple[int, ...]  # global ranks of the group, in order
+    index: int  # this rank's place among them
+    group: dist.ProcessGroup | None  # None where the axis has one rank: nobody to talk to
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.size - 1
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A rank's five axes. `dp` is `edp` and `ep` together."""
+
+    pp: Axis
+    dp: Axis
+    tp: Axis
+    ep: Axis
+    edp: Axis
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.pp.size * self.dp.size * self.tp.size
+
+    def close(self) -> None:
+        """Ends the process groups of this mesh; every rank calls it. Needed only where many meshes
+        are made one after the other: each group keeps threads and connections."""
+        for group in dict.fromkeys(getattr(self, name).group for name in AXES):
+            if group not in (None, dist.group.WORLD):
+                dist.destroy_process_group(group)
+
+
+def grid(dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1) -> torch.Tensor:
+    """Every rank's place: int64 (pp, edp, ep, tp) of global ranks. Raises ValueError."""
+    for name, size in {"dp": dp, "pp": pp, "tp": tp, "ep": ep}.items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} {size!r} is not a number of ranks: give at least 1")
+    if dp % ep:
+        raise ValueError(
+            f"ep {ep} does not divide dp {dp}: experts are split over data-parallel ranks, "
+            f"so take one of {', '.join(str(n) for n in range(1, dp + 1) if dp % n == 0)}"
+        )
+    return torch.arange(pp * dp * tp, device="cpu").reshape(pp, dp // ep, ep, tp)
+
+
+def lines(ranks: torch.Tensor, axis: str) -> list[tuple[int, ...]]:
+    """All groups of one axis of a `grid`, each a tuple of global ranks; together all ranks."""
+    if axis not in AXES:
+        raise ValueError(f"no axis is called {axis!r}: use one of {', '.join(AXES)}")
+    if axis == "dp":
+        ranks, place = ranks.flatten(1, 2), 1
+    else:
+        place = ("pp", "edp", "ep", "tp").index(axis)
+    last = ranks.movedim(place, -1)
+    return [tuple(line) for line in last.reshape(-1, last.shape[-1]).tolist()]
+
+
+def shares(total: int, ranks: int) -> tuple[int, ...]:
+    """How many of `total` things each rank holds: equal, or one more on the first ranks."""
+    return tuple(total // ranks + (index < total % ranks) for index in range(ranks))
+
+
+def make_mesh(
+    dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1, timeout: float | None = None
+) -> Mesh:
+    """This rank's axes with their process groups. Every rank calls it, with the same sizes.
+
+    timeout   seconds after which a collective of the new groups fails; None: torch's own limit
+    Raises ValueError where the sizes do not make up the world. Without torch.distributed the world
+    has one rank.
+    """
+    ranks = grid(dp, pp, tp, ep)
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if ranks.numel() != world:
+        raise ValueError(
+            f"world size {world} is not dp·tp·pp = {dp}·{tp}·{pp} = {ranks.numel()}: "
+            f"start {ranks.numel()} ranks, or change the sizes"
+        )
+    if world == 1:
+        return one_rank()
+    axes = {name: _axis(name, lines(ranks, name), timeout) for name in ("pp", "dp", "tp")}
+    if ep == 1:  # then edp is dp, and needs no group of its own
+        axes["ep"] = Axis("ep", (dist.get_rank(),), 0, None)
+        axes["edp"] = Axis("edp", axes["dp"].ranks, axes["dp"].index, axes["dp"].group)
+    else:
+        axes |= {name: _axis(name, lines(ranks, name), timeout) for name in ("ep", "edp")}
+    return Mesh(**axes)
+
+
+def _axis(name: str, groups: list[tuple[int, ...]], timeout: float | None) -> Axis:
+    """This rank's axis. All ranks make all groups in the same order, as torch wants it.
+
+    An axis of all ranks takes the group that is there already; not the experts' axis, whose
+    exchanges would stand in line with those of dp.
+    """
+    me, mine = dist.get_rank(), None
+    limit = None if timeout is None else timedelta(seconds=timeout)
+    for ranks in groups:
+        group = None
+        if len(ranks) == dist.get_world_size() and name != "ep":
+            group = dist.group.WORLD
+        elif len(ranks) > 1:
+            group = dist.new_group(list(ranks), timeout=limit)
+        if me in ranks:
+            mine = Axis(name, ranks, ranks.index(me), group)
+    return mine
+
+
+def one_rank() -> Mesh:
+    """The mesh of a program that runs alone, without torch.distributed."""
+    return Mesh(**{name: Axis(name, (0,), 0, None) for name in AXES})
+
+
+def mesh_of(axis: Axis, device_type: str) -> DeviceMesh:
+    """The same axis as torch's libraries want it (DTensor, FSDP2), for "cpu" or "cuda"."""
+    group = axis.group
+    if group is None:  # they want a group of one rank, too
+        group = dist.new_group(list(axis.ranks), use_local_synchronization=True)
+    return DeviceMesh.from_group(group, device_type, mesh_dim_names=(axis.name,))

@@ -1,0 +1,221 @@
+"""Pipeline parallelism: each rank holds some layers, and micro-batches pass from rank to rank.
+
+    mesh = make_mesh(pp=4)
+    stages = make_stages(model, mesh.pp)                              # this rank's layers
+    pipeline = Pipeline(stages, mesh.pp, "1f1b", loss=summed_loss)
+    total = pipeline.run([(x, y), …])       # forward and backward passes of all micro-batches
+    reduce_tied_gradients(stages, mesh.pp)  # where embed_tokens and lm_head are one matrix
+
+The order of work is a list for each rank (`utils/parallel/schedules.py`); this file carries it out.
+Every rank knows the lists of all ranks, so no message needs a header: who sends what next is known.
+
+Why it cannot hang: a schedule that would is refused before it begins (`check`); sends do not wait,
+and messages are received in the order in which the other rank sends them (`messages.py`); every
+receive has the process group's time limit.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from utils.parallel.deferred import WeightGradientsLater
+from utils.parallel.mesh import Axis
+from utils.parallel.messages import Messages
+from utils.parallel.schedules import Action, Actions, check, counts, feeds
+from utils.parallel.schedules import schedule as make_schedule
+from utils.parallel.stages import (
+    Stage,
+    make_stages,
+    measured_costs,
+    owned_parameters,
+    partition,
+    reduce_tied_gradients,
+)
+
+__all__ = [
+    "Event",
+    "Pipeline",
+    "Stage",
+    "make_stages",
+    "measured_costs",
+    "owned_parameters",
+    "partition",
+    "reduce_tied_gradients",
+]
+
+
+class Event(NamedTuple):
+    """What a rank did, in seconds of `time.perf_counter`, one clock for all ranks of a machine."""
+
+    kind: str  # "F", "B", "W", or "wait": for the message that the next action needs
+    micro_batch: int
+    chunk: int
+    begin: float
+    end: float
+
+
+class Pipeline:
+    """Runs this rank's part of a pipeline. Every rank of the axis makes one and calls it alike.
+
+    stages           this rank's stages, chunk 0 first: modules that take one tensor
+    schedule         a name of `schedules.NAMES`, or lists of actions as `schedule()` makes them
+    loss             called on the last stage with (its output, y) of each micro-batch; the backward
+                     pass begins with what it returns, so let it be summed, or weighted
+    forward_context  called for a context manager round every stage's forward pass (autocast)
+    boundary         called with a micro-batch's x for the (shape, dtype) of what one stage hands
+                     to the next; None: (B, T, C) in the type of the parameters
+    before_backward  called with (stage, last) before each backward pass of a stage; last: that of
+                     its last micro-batch
+    timeout          seconds that a receive may take; None: the process group's limit
+    synchronize      on CUDA, wait for the device at each action, so that `events` tell the truth
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        axis: Axis,
+        schedule: str | Actions = "1f1b",
+        loss: Callable | None = None,
+        *,
+        forward_context: Callable[[], AbstractContextManager] = nullcontext,
+        boundary: Callable | None = None,
+        before_backward: Callable | None = None,
+        timeout: float | None = None,
+        synchronize: bool = False,
+    ):
+        self.stages, self.axis, self.schedule, self.loss = list(stages), axis, schedule, loss
+        self.forward_context, self.before_backward = forward_context, before_backward
+        self.boundary = boundary or self._hidden_states
+        self.limit = None if timeout is None else timedelta(seconds=timeout)
+        self.synchronize = synchronize
+        self.events: list[Event] = []  # of the last run
+        self._known = {}  # number of micro-batches -> checked schedule
+        self.up = self.down = axis.group
+        if axis.group is not None and dist.get_backend(axis.group) == "nccl":
+            self.down = dist.new_group(list(axis.ranks), use_local_synchronization=True)
+
+    def actions(self, micro_batches: int) -> Actions:
+        """The lists of all ranks for so many micro-batches, checked. Raises ValueError."""
+        if micro_batches not in self._known:
+            orders = self.schedule
+            if isinstance(orders, str):
+                orders = make_schedule(orders, self.axis.size, micro_batches, len(self.stages))
+            check(orders)
+            wanted = (self.axis.size, len(self.stages), micro_batches)
+            if counts(orders) != wanted:
+                raise ValueError(
+                    "the schedule is for {} ranks, {} chunks and {} micro-batches".format(
+                        *counts(orders)
+                    )
+                    + ", and there are {}, {} and {}".format(*wanted)
+                )
+            self._known[micro_batches] = [[Action(*a) for a in order] for order in orders]
+        return self._known[micro_batches]
+
+    def run(self, micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+        """Forward and backward passes of all micro-batches (x, y); gradients add up in `.grad`.
+
+        Every rank gives the same list; sizes of micro-batches may differ. Returns the sum of what
+        `loss` returned, a float64 tensor that is equal on all ranks of the axis.
+        """
+        run = _Run(self, micro_batches, self.actions(len(micro_batches)))
+        run.go()
+        self.events = run.events
+        if self.axis.group is not None:
+            dist.broadcast(run.total, self.axis.ranks[-1], group=self.axis.group)
+        return run.total
+
+    @torch.no_grad()
+    def logits(self, x: torch.Tensor) -> torch.Tensor | None:
+        """A forward pass: the last stage's output on the last rank of the axis, None elsewhere.
+
+        Every rank of the axis calls it with the same x.
+        """
+        order = [Action("F", 0, chunk) for chunk in range(len(self.stages))]
+        run = _Run(self, [(x, None)], [order] * self.axis.size, forward_only=True)
+        run.go()
+        return run.output
+
+    def _hidden_states(self, x):
+        """(B, T, C) in the type of this rank's parameters."""
+        parameter = next(self.stages[0].parameters())
+        return (*x.shape, self.stages[0].config.hidden_size), parameter.dtype
+
+
+class _Run:
+    """The state of one run: what is kept between a forward pass and its backward pass."""
+
+    def __init__(self, pipeline, micro_batches, orders, forward_only=False):
+        self.pipeline, self.micro_batches = pipeline, micro_batches
+        self.rank, self.size = pipeline.axis.index, pipeline.axis.size
+        self.chunks, self.last = len(pipeline.stages), len(pipeline.stages) * self.size - 1
+        self.order, self.forward_only = orders[self.rank], forward_only
+        self.splits = any(action.kind == "W" for action in self.order)
+        self.messages = Messages(pipeline, micro_batches, orders)
+        self.kept = {}  # (micro-batch, chunk) -> (input, what the backward pass begins with)
+        self.later = {}  # (micro-batch, chunk) -> WeightGradientsLater
+        self.passed = [0] * self.chunks  # backward passes of each chunk
+        self.events, self.output = [], None
+        device = micro_batches[0][0].device
+        self.total = torch.zeros((), dtype=torch.float64, device=device)
+
+    def go(self):
+        do = {"F": self.forward, "B": self.backward, "W": self.weights}
+        for action in self.order:
+            begin = self.now()
+            received = self.messages.receive(action)
+            ready = self.now()
+            if received is not None:
+                self.events.append(Event("wait", action.micro_batch, action.chunk, begin, ready))
+            do[action.kind](action, received)
+            self.events.append(Event(*action, ready, self.now()))
+        self.messages.finish()
+
+    def forward(self, action, hidden):
+        pipeline, (x, y), place = self.pipeline, self.micro_batches[action.micro_batch], action[1:]
+        stage, module = action.chunk * self.size + self.rank, pipeline.stages[action.chunk]
+        if isinstance(module, Stage):
+            module.length = x.shape[1]
+        if stage > 0:
+            x = hidden.requires_grad_(not self.forward_only)
+        later = nullcontext()
+        if self.splits:
+            later = self.later[place] = WeightGradientsLater()
+        with pipeline.forward_context(), later:
+            out = module(x)
+        if stage < self.last:
+            self.messages.send(action, out.detach())
+        elif self.forward_only:
+            self.output = out
+        else:
+            out = pipeline.loss(out, y)
+            self.total += out.detach()
+        if not self.forward_only:
+            self.kept[place] = x, out
+
+    def backward(self, action, gradient):
+        stage, place = self.pipeline.stages[action.chunk], action[1:]
+        self.passed[action.chunk] += 1
+        if self.pipeline.before_backward:
+            self.pipeline.before_backward(
+                stage, self.passed[action.chunk] == len(self.micro_batches)
+            )
+        x, out = self.kept.pop(place)
+        with self.later.get(place, nullcontext()):
+            torch.autograd.backward(out, gradient)
+        if feeds(action, self.rank, self.size, self.chunks):
+            self.messages.send(action, x.grad)
+
+    def weights(self, action, _):
+        self.later.pop(action[1:]).add()
+
+    def now(self):
+        if self.pipeline.synchronize and self.total.is_cuda:
+            torch.cuda.synchronize(self.total.device)
+        return perf_counter()

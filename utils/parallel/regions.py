@@ -1,0 +1,175 @@
+"""Into the layers that ranks share, and out of them again: the conjugate pair f and g.
+
+                      forward       backward
+    enter     f       nothing       all-reduce        every rank has all of x
+    leave     g       all-reduce    nothing
+    gather    f       all-gather    reduce-scatter    every rank has its positions of x
+    scatter   g       reduce-scatter  all-gather      (sequence parallelism)
+
+Inside, each rank computes with its part of the weights. What comes in is used by all of them, so
+its gradient is the sum of theirs; what goes out is the sum of their partial results, and each of
+them takes the gradient of that sum as it is. f and g: Shoeybi et al., arXiv:1909.08053, section 3;
+with the sequence split: Korthikanti et al., arXiv:2205.05198, section 4.2.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from utils.parallel.mesh import shares
+
+# torch 2.13 renames them and warns of the old names, which are all that 2.11 has
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Region:
+    """How values get into and out of the layers that `axis` shares."""
+
+    def __init__(self, axis, sequence_parallel=False):
+        self.axis, self.sequence_parallel = axis, sequence_parallel
+        self.length = None  # positions of the whole sequence; a part of it does not tell
+
+    def enter(self, x):
+        """(B, T, C), or this rank's positions of it -> (B, T, C)."""
+        if self.sequence_parallel:
+            return gather(x, self.axis, self.length)
+        return enter(x, self.axis)
+
+    def leave(self, x):
+        """(B, T, C), to be added up over the ranks -> the sum, or this rank's positions of it."""
+        if self.sequence_parallel:
+            self.length = x.shape[1]
+            return scatter(x, self.axis)
+        return leave(x, self.axis)
+
+
+def enter(x, axis):
+    """f: x as it is; its gradient is summed over the ranks of the axis."""
+    return x if axis.size == 1 else _Enter.apply(x, axis.group)
+
+
+def leave(x, axis):
+    """g: the sum of x over the ranks of the axis; the gradient passes as it is."""
+    return x if axis.size == 1 else _Leave.apply(x, axis.group)
+
+
+def gather(x, axis, length):
+    """f with the sequence split: the positions of all ranks, (B, T_local, C) -> (B, length, C)."""
+    return x if axis.size == 1 else _Gather.apply(x, axis, length)
+
+
+def scatter(x, axis):
+    """g with the sequence split: this rank's positions of the sum, (B, T, C) -> (B, T_local, C)."""
+    return x if axis.size == 1 else _Scatter.apply(x, axis)
+
+
+def all_of(x, axis, length):
+    """The positions of all ranks for something that every rank then computes alike, (B, T_local, C)
+    -> (B, length, C). Its gradient is whole on every rank, which takes its own positions of it."""
+    return x if axis.size == 1 else _AllOf.apply(x, axis, length)
+
+
+def own_of(x, axis):
+    """This rank's positions of what all have computed alike, (B, T, C) -> (B, T_local, C)."""
+    return x if axis.size == 1 else _OwnOf.apply(x, axis)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return summed(dy, ctx.group), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis, length):
+        ctx.axis = axis
+        return all_positions(x, axis, length)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return own_positions_summed(dy, ctx.axis), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        ctx.axis, ctx.length = axis, x.shape[1]
+        return own_positions_summed(x, axis)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return all_positions(dy, ctx.axis, ctx.length), None
+
+
+class _AllOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis, length):
+        ctx.axis = axis
+        return all_positions(x, axis, length)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return own_positions(dy, ctx.axis), None, None
+
+
+class _OwnOf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, axis):
+        ctx.axis, ctx.length = axis, x.shape[1]
+        return own_positions(x, axis)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return all_positions(dy, ctx.axis, ctx.length), None
+
+
+# ---- the collectives, on plain tensors
+
+
+def summed(x, group):
+    """The sum over the ranks, in new memory: gradients may be shared with other branches."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def all_positions(x, axis, length):
+    """One all-gather of (B, T_local, C) -> (B, length, C)."""
+    sizes = shares(length, axis.size)
+    longest = max(sizes)  # a collective wants equal parts: short ones are filled up
+    part = F.pad(x, (0, 0, 0, longest - x.shape[1])).contiguous()
+    parts = x.new_empty(axis.size, *part.shape)  # (ranks, B, longest, C)
+    all_gather(parts.flatten(0, 1), part, group=axis.group)
+    return torch.cat([one[:, :size] for one, size in zip(parts, sizes)], dim=1)
+
+
+def own_positions_summed(x, axis):
+    """One reduce-scatter of (B, T, C) -> (B, T_local, C)."""
+    sizes = shares(x.shape[1], axis.size)
+    longest = max(sizes)
+    parts = torch.stack([F.pad(p, (0, 0, 0, longest - p.shape[1])) for p in x.split(sizes, dim=1)])
+    own = torch.empty_like(parts[0])
+    reduce_scatter(own, parts.flatten(0, 1), group=axis.group)
+    return own[:, : sizes[axis.index]]
+
+
+def own_positions(x, axis):
+    """(B, T, C) -> (B, T_local, C); nothing is sent."""
+    return x.split(shares(x.shape[1], axis.size), dim=1)[axis.index].contiguous()

@@ -1,0 +1,224 @@
+"""A model cut into stages: which layers go where, and each rank's stages as modules.
+
+    stages = make_stages(model, mesh.pp)                # this rank's part of a GPT, as a list
+    hidden = stages[0](tokens)                          # (B, T) -> (B, T, C)
+
+With p ranks and v chunks a rank the model has p·v stages; rank r holds the stages r, p + r, ….
+Parameters keep the names that they have in the whole model, so checkpoints need no renaming.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from utils.gpt import GPT, cross_entropy, rotary_tables
+from utils.parallel.mesh import Axis
+
+# ---- 1. which layers go where
+
+
+def partition(
+    costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0
+) -> list[range]:
+    """Cuts layers into `stages` ranges, none empty, so that the slowest stage is fastest.
+
+    costs        of each layer, in any unit
+    first, last  what the ends do besides: the embedding; the last norm and lm_head
+    Among equally good cuts it takes that of the smallest sum of squares, then that which gives
+    earlier stages more layers. Raises ValueError where there are fewer layers than stages.
+    """
+    costs = [float(cost) for cost in costs]
+    if not 1 <= stages <= len(costs):
+        raise ValueError(
+            f"{len(costs)} layers cannot fill {stages} stages, each of which needs one: "
+            f"take at most {len(costs)} stages"
+        )
+    sums = [0.0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+
+    @cache
+    def best(stage, begin):
+        """(slowest stage, sum of squares, ends of the ranges) for layers from `begin` on."""
+        ends = [len(costs)] if stage == stages - 1 else range(begin + 1, len(costs) + 1)
+        options = []
+        for end in ends:
+            if len(costs) - end < stages - 1 - stage:  # one layer at least for each that follows
+                break
+            cost = sums[end] - sums[begin]
+            cost += first * (stage == 0) + last * (stage == stages - 1)
+            rest = best(stage + 1, end) if stage < stages - 1 else (0.0, 0.0, ())
+            options.append((max(cost, rest[0]), cost**2 + rest[1], (end, *rest[2])))
+        return min(options, key=lambda option: (*option[:2], [-end for end in option[2]]))
+
+    ends = best(0, 0)[2]
+    return [range(begin, end) for begin, end in zip((0, *ends[:-1]), ends, strict=True)]
+
+
+def measured_costs(
+    model: GPT, tokens: torch.Tensor, repeats: int = 5
+) -> tuple[float, list[float], float]:
+    """Seconds of a forward and backward pass of (embedding, [each layer], last norm and lm_head).
+
+    tokens  (B, T) int64 on the model's device. The median of `repeats` runs; gradients are not
+    kept. Measure on a quiet machine.
+    """
+    depth = len(model.model.layers)
+    parts = [Stage(model, range(0), is_first=True)]
+    parts += [Stage(model, range(number, number + 1)) for number in range(depth)]
+    parts += [Stage(model, range(0), is_last=True)]
+    seconds = [[] for _ in parts]
+    for _ in range(repeats + 1):
+        x = tokens
+        for times, part in zip(seconds, parts, strict=True):
+            x = x.detach().requires_grad_(x.is_floating_point())
+            wanted = [p for p in (x, *part.parameters()) if p.requires_grad]
+            begin = _now(tokens)
+            y = part(x)
+            torch.autograd.grad(cross_entropy(y, tokens) if part.is_last else y.sum(), wanted)
+            times.append(_now(tokens) - begin)
+            x = y
+    medians = [statistics.median(times[1:]) for times in seconds]  # the first one warms up
+    return medians[0], medians[1:-1], medians[-1]
+
+
+def _now(like: torch.Tensor) -> float:
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)
+    return time.perf_counter()
+
+
+# ---- 2. the stages as modules
+
+
+class Layers(nn.ModuleList):
+    """Some of a model's blocks, under the numbers that they have in the whole model."""
+
+    def __init__(self, blocks: dict[int, nn.Module]):
+        super().__init__()
+        for number, block in blocks.items():
+            self.add_module(str(number), block)
+
+    def __getitem__(self, place):
+        return list(self.children())[place]
+
+
+class StageDecoder(nn.Module):
+    """What a stage has of the model's `Decoder`; None where it has not."""
+
+    def __init__(self, decoder: nn.Module, layers: range, is_first: bool, is_last: bool):
+        super().__init__()
+        self.config = decoder.config
+        self.embed_tokens = decoder.embed_tokens if is_first else None
+        self.layers = Layers({number: decoder.layers[number] for number in layers})
+        self.norm = decoder.norm if is_last else None
+
+    def forward(self, x, length):
+        if self.embed_tokens is not None:
+            x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
+        cos, sin = rotary_tables(self.config, torch.arange(length, device=x.device), x.dtype)
+        cos, sin = cos[:, None], sin[:, None]
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return x if self.norm is None else self.norm(x)  # (B, T, C)
+
+
+class Stage(nn.Module):
+    """Consecutive layers of a GPT: hidden states (B, T, C) in, hidden states out.
+
+    The first stage takes tokens (B, T), the last one gives logits (B, T, V). The modules are the
+    model's own, not copies; names are those of the whole model (`model.layers.7.mlp…`).
+    """
+
+    # Positions of the whole sequence, T. Under sequence parallelism hidden states are (B, T_local,
+    # C), so `Pipeline` sets it for each micro-batch. None: as many as the input has.
+    length: int | None = None
+
+    def __init__(self, model: GPT, layers: range, is_first=False, is_last=False):
+        super().__init__()
+        self.config, self.is_first, self.is_last = model.config, is_first, is_last
+        self.model = StageDecoder(model.model, layers, is_first, is_last)
+        self.lm_head = model.lm_head if is_last else None
+
+    def forward(self, x):
+        length = self.length or x.shape[1]
+        if length > self.config.max_positions:
+            raise ValueError(
+                f"sequence of {length} tokens is longer than max_positions "
+                f"{self.config.max_positions}"
+            )
+        x = self.model(x, length)
+        return x if self.lm_head is None else self.lm_head(x)
+
+    def parameter_count(self) -> int:
+        """Parameters of this stage."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def make_stages(
+    model: GPT, axis: Axis, chunks: int = 1, layers: Sequence[range] | None = None
+) -> list[Stage]:
+    """This rank's stages of a whole GPT (on any device, meta too): chunk c is stage c·p + rank.
+
+    layers  the layers of every stage of the model, in order; None: numbers of layers that are at
+            most one apart, the earlier stages having more. `partition` makes better ones.
+    The stages share the model's modules; drop the model to be rid of the rest of it. A tied matrix
+    is on both ends: `model.embed_tokens.weight` there, `lm_head.weight` here. Raises ValueError.
+    """
+    depth, count = len(model.model.layers), axis.size * chunks
+    if chunks < 1:
+        raise ValueError(f"{chunks} chunks a rank make no pipeline: give at least 1")
+    if layers is None:
+        layers = partition([1.0] * depth, count)
+    if len(layers) != count or [n for part in layers for n in part] != list(range(depth)):
+        raise ValueError(
+            f"layers {[list(part) for part in layers]} are not {count} stages that hold each of "
+            f"{depth} layers once, in order"
+        )
+    numbers = range(axis.index, count, axis.size)
+    return [Stage(model, layers[n], n == 0, n == count - 1) for n in numbers]
+
+
+# ---- 3. the matrix that is on both ends
+
+
+def owned_parameters(stages: Sequence[nn.Module], axis: Axis) -> Iterator[tuple[str, nn.Parameter]]:
+    """(name, parameter) of this rank's stages; over the axis each one of the whole model once.
+
+    What it leaves out is the last rank's copy of a tied matrix.
+    """
+    seen = set()
+    for stage in stages:
+        copy = stage.lm_head.weight if _is_tied_copy(stage, axis) else None
+        for name, parameter in stage.named_parameters():
+            if parameter is not copy and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, parameter
+
+
+def reduce_tied_gradients(stages: Sequence[nn.Module], axis: Axis) -> None:
+    """After the backward passes of a step: both copies of a tied matrix get the sum of their
+    gradients. Every rank of the axis may call it; the two ends exchange theirs, once."""
+    if axis.size == 1 or not stages[0].config.tie_embeddings or not (axis.is_first or axis.is_last):
+        return
+    at_end = stages[0].model.embed_tokens if axis.is_first else stages[-1].lm_head
+    gradient = at_end.weight.grad
+    mine = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+    theirs = torch.empty_like(mine)
+    other = axis.ranks[-1] if axis.is_first else axis.ranks[0]
+    messages = [
+        dist.P2POp(dist.isend, mine.contiguous(), other, axis.group),
+        dist.P2POp(dist.irecv, theirs, other, axis.group),
+    ]
+    for work in dist.batch_isend_irecv(messages):
+        work.wait()
+    mine += theirs
+
+
+def _is_tied_copy(stage: nn.Module, axis: Axis) -> bool:
+    return axis.size > 1 and stage.config.tie_embeddings and stage.is_last

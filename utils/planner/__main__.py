@@ -1,0 +1,181 @@
+"""The planner's command.
+
+    python -m utils.planner --model gpt3-175b --machine dgx-a100 --gpus 1024          # a ranking
+    python -m utils.planner --model gpt3-175b --machine dgx-a100 --gpus 1024 --recompute full \\
+        --tp 8 --pp 8 --global-batch 1536                                             # one plan
+    python -m utils.planner --layers 96 --hidden 12288 --heads 96 --vocab 51200 --seq 2048 \\
+        --tp 8 --pp 8 --dp 24 --interleave 2 --global-batch 2304 --recompute full \\
+        --machine dgx-a100 --gpus 1536 --json                                         # for programs
+
+With --tp, --pp or --dp it prints one plan; without, it searches every strategy that fits, and what
+is given (--recompute, --zero, --micro-batch …) stays fixed. Sizes that do not go together end it
+with exit status 2 and one sentence.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import fields, replace
+
+from utils.planner.machine import HERE, MACHINES, measured
+from utils.planner.model import MODELS, Model
+from utils.planner.plan import counted, plan
+from utils.planner.search import candidates, explain, search
+from utils.planner.strategy import CHOICES, Strategy
+
+SIZES = {
+    "layers": "layers",
+    "hidden": "hidden size",
+    "heads": "query heads",
+    "kv_heads": "key-value heads (grouped-query attention)",
+    "ffn": "size inside a gated MLP; without it the layout of GPT: two matrices of 4 hidden",
+    "vocab": "tokens of the vocabulary",
+    "seq": "tokens of a sequence",
+    "experts": "experts of each MLP",
+    "experts_per_token": "experts that a token is sent to",
+}
+WHOLE = {
+    "tp": "tensor-parallel ranks",
+    "pp": "pipeline stages",
+    "dp": "data-parallel ranks",
+    "ep": "of them, ranks that share out the experts",
+    "interleave": "chunks of layers on a stage",
+    "micro_batch": "sequences of a micro-batch",
+    "global_batch": "sequences of a step",
+}
+SEARCHED = {"tp", "pp", "dp"}  # any of them: one plan
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in one sentence, with exit status 2."""
+
+    def error(self, message):
+        print(f"utils.planner: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parser():
+    made = Parser(
+        prog="python -m utils.planner",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    model = made.add_argument_group("model")
+    model.add_argument("--model", metavar="NAME", help=f"a preset: {', '.join(MODELS)}")
+    for name, text in SIZES.items():
+        model.add_argument(_flag(name), type=int, metavar="N", help=text)
+    strategy = made.add_argument_group("strategy")
+    for name, text in WHOLE.items():
+        strategy.add_argument(_flag(name), type=int, metavar="N", help=text)
+    for name, known in CHOICES.items():
+        if name == "sequence_parallel":
+            text = "what tensor parallelism leaves whole is split over the sequence"
+            strategy.add_argument(_flag(name), action="store_const", const=True, help=text)
+        else:
+            values = "|".join(map(str, known))
+            strategy.add_argument(_flag(name), type=type(known[0]), metavar=values)
+    machine = made.add_argument_group("machine")
+    machine.add_argument(
+        "--machine",
+        default="dgx-a100",
+        metavar="NAME",
+        help=f"one of {', '.join(MACHINES)}; {HERE}: this one, measured in some seconds",
+    )
+    machine.add_argument("--gpus", type=int, metavar="N", help="devices; dp · tp · pp")
+    made.add_argument("--top", type=int, default=10, metavar="N", help="rows of the ranking")
+    made.add_argument("--json", action="store_true", help="one JSON object")
+    return made
+
+
+def _flag(name):
+    return "--" + name.replace("_", "-")
+
+
+def chosen(what: str, name: str, known) -> str:
+    """The name of a preset, or the only one that contains what is given: v100, 405b."""
+    found = [name] if name in known else [other for other in known if name.lower() in other]
+    if len(found) != 1:
+        raise ValueError(f"{what} {name!r} is not one of {', '.join(known)}")
+    return found[0]
+
+
+def read_model(given) -> Model:
+    """The preset, with the sizes that are given; or a model of these sizes alone."""
+    sizes = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
+    if given.model is not None:
+        if "ffn" in sizes:
+            sizes["gated"] = True
+        return replace(MODELS[chosen("model", given.model, MODELS)], **sizes)
+    missing = [_flag(name) for name in ("layers", "hidden", "heads") if name not in sizes]
+    if missing:
+        raise ValueError(f"no model: give --model or {', '.join(missing)}")
+    return Model(gated="ffn" in sizes, **sizes)
+
+
+def read_strategy(given) -> dict:
+    """The fields of `Strategy` that are given."""
+    names = {field.name for field in fields(Strategy)}
+    found = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    Strategy(**found)  # refuses what is no number above 0, and names it
+    return found
+
+
+def one_strategy(found: dict, gpus: int | None, model: Model) -> Strategy:
+    """The strategy of these fields on so many devices: dp follows from the rest."""
+    split = found.get("tp", 1) * found.get("pp", 1)
+    if "dp" not in found:
+        if gpus is None:
+            found["dp"] = 1
+        elif gpus % split:
+            raise ValueError(f"gpus {gpus} is not a multiple of tp · pp = {split}")
+        else:
+            found["dp"] = gpus // split
+    strategy = Strategy(**({"global_batch": model.batch} | found))
+    if gpus is not None and strategy.gpus != gpus:
+        raise ValueError(
+            f"gpus {gpus} is not dp·tp·pp = {strategy.dp}·{strategy.tp}·{strategy.pp} = "
+            f"{strategy.gpus}: change one of the four"
+        )
+    return strategy
+
+
+def run(given) -> str:
+    """What the command prints. Raises ValueError for sizes that do not go together."""
+    name = chosen("machine", given.machine, (*MACHINES, HERE))
+    model, found = read_model(given), read_strategy(given)
+    machine = measured() if name == HERE else MACHINES[name]
+    if SEARCHED & set(found):
+        result = plan(model, one_strategy(found, given.gpus, model), machine)
+        return json.dumps(result.as_dict(), indent=1) if given.json else str(result)
+    if given.gpus is None:
+        raise ValueError("no strategy and no devices: give --gpus to search, or --tp, --pp, --dp")
+    if given.top < 1:
+        raise ValueError(f"top {given.top} is not a whole number above 0")
+    batch = found.pop("global_batch", None)
+    ranking = search(model, machine, given.gpus, batch, given.top, **found)
+    tried = len(candidates(model, machine, given.gpus, batch, **found))
+    if given.json:
+        rows = [one.as_dict() for one in ranking]
+        return json.dumps({"tried": tried, "ranking": rows}, indent=1)
+    title = (
+        f"{model.name or 'model'}: {counted(model.parameters)} parameters on {given.gpus}"
+        f" x {machine.name}, batch {batch or model.batch} of {model.seq} tokens"
+    )
+    if not ranking:
+        return f"{title}\nnone of {tried} strategies fits: more devices, --recompute, --offload?"
+    return f"{title}\n{tried} strategies, the fastest that fit:\n\n{explain(ranking)}"
+
+
+def main(arguments=None) -> int:
+    """What `python -m utils.planner` does; returns the exit status."""
+    given = parser().parse_args(arguments)
+    try:
+        print(run(given))
+    except ValueError as error:
+        print(f"utils.planner: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Seconds that a device computes: matrix products by their shapes, the rest by its bytes.
+
+A product of (m, k) and (k, n) takes 2mnk FLOPs at `peak · sustained`, less what its shape costs:
+
+* its result is cut into tiles, `processors` at a time; in the last round half of them idle on
+  average: mn / (mn + ½ processors · tile). So small micro-batches and much tensor parallelism
+  make every FLOP dearer;
+* each tile begins and ends with loads and stores: k / (k + RAMP).
+
+Never less than reading and writing its matrices. Everything else in a layer (norms, activation
+functions, dropout, softmax, sums) computes little on many bytes and runs at the memory's speed:
+`STREAM` of the data sheet's. How often each tensor is read and written is counted below. Experts
+are taken as equally busy.
+"""
+
+import numpy as np
+
+RAMP = 128  # values of k
+STREAM = 0.8  # of the memory's bandwidth that simple kernels see
+FUSED = (
+    0.6  # of a matrix product's speed that fused attention reaches (arXiv:2307.08691, section 4)
+)
+
+
+def matmul(machine, m, n, k, count=1.0, value_bytes=2.0):
+    """Seconds of `count` products (m, k) · (k, n) that run as one kernel."""
+    tiles = count * m * n
+    full = tiles / (tiles + 0.5 * machine.processors * machine.tile) * k / (k + RAMP)
+    compute = 2 * tiles * k / (machine.peak * machine.sustained * full)
+    return np.maximum(compute, stream(machine, value_bytes * count * (m * n + m * k + n * k)))
+
+
+def both_gradients(machine, m, n, k, count=1.0, value_bytes=2.0):
+    """Seconds of the backward pass of that product: (gradient of the input, of the weight)."""
+    return (
+        matmul(machine, m, k, n, count, value_bytes),
+        matmul(machine, k, n, m, count, value_bytes),
+    )
+
+
+def stream(machine, size):
+    """Seconds to read or write `size` bytes."""
+    return size / (machine.bandwidth * STREAM)
+
+
+# ---- one layer
+
+
+def layer(machine, model, c, value_bytes):
+    """Seconds of one layer and one micro-batch on a rank: a dictionary of arrays
+
+    forward     all of it, without communication
+    selective   the part of it that selective recomputation makes again: attention's core in the
+                GPT layout, norms and activation functions in the gated one
+    backward    without recomputation
+    weights     the part of the backward pass that computes gradients of weights: messages can
+                travel meanwhile
+    """
+    tokens = c.micro_batch * model.seq
+    routed = tokens * model.experts_per_token
+    experts = model.experts / c.ep
+    keys = np.maximum(model.key_width, c.tp * model.head_size)
+    products = [  # (m, n, k, count)
+        (tokens, (model.width + 2 * keys) / c.tp, model.hidden, 1.0),
+        (tokens, model.hidden, model.width / c.tp, 1.0),
+        (routed / experts, (2 if model.gated else 1) * model.inner / c.tp, model.hidden, experts),
+        (routed / experts, model.hidden, model.inner / c.tp, experts),
+    ]
+    forward = sum(matmul(machine, *product, value_bytes) for product in products)
+    gradients = [both_gradients(machine, *product, value_bytes) for product in products]
+    weights = sum(weight for _, weight in gradients)
+    backward = sum(inputs for inputs, _ in gradients) + weights
+    core_forward, core_backward = attention(machine, model, c, value_bytes)
+    forward_bytes, backward_bytes = pointwise(model, c, value_bytes)
+    point = stream(machine, forward_bytes)
+    selective = np.where(c.attention == "fused", 0.0, core_forward) + point * model.gated
+    launches = 12 * machine.launch  # forward: products, norms, activation, sums, attention
+    return {
+        "forward": forward + core_forward + point + launches,
+        "selective": selective,
+        "backward": backward + core_backward + stream(machine, backward_bytes) + 2 * launches,
+        "weights": weights,
+    }
+
+
+def attention(machine, model, c, value_bytes):
+    """(forward, backward) seconds of attention's core: scores, softmax, dropout, sum of values.
+
+    With scores in memory (b · heads · s² of them) they are written by the product, read and
+    written by the masked softmax, read and written with a byte of mask by dropout, and read by the
+    second product: 6.5 passes; the backward pass makes 9.5, and 4 products for 2. A fused kernel
+    keeps them in registers, leaves out the masked half, and computes them again: 5 products for 2.
+    """
+    heads = c.micro_batch * model.heads / c.tp
+    scores, size = heads * model.seq**2, model.head_size
+    rate = machine.peak * machine.sustained
+    products = 4 * scores * size / (rate * size / (size + RAMP))
+    kept_forward = products + stream(machine, 6.5 * value_bytes * scores)
+    kept_backward = 2 * products + stream(machine, 9.5 * value_bytes * scores)
+    fused_forward = 4 * scores * size / 2 / (rate * FUSED)
+    fused = c.attention == "fused"
+    return (
+        np.where(fused, fused_forward, kept_forward),
+        np.where(fused, 2.5 * fused_forward, kept_backward),
+    )
+
+
+def pointwise(model, c, value_bytes):
+    """(forward, backward) bytes that a layer's remaining kernels read and write.
+
+    Forward, in units of a hidden state: two norms read and write (4); two sums with the residual,
+    with bias and dropout in the GPT layout, read two, write one and a mask (7). The MLP's
+    activation reads and writes its inner values, gated ones read twice as many. Backward: norms
+    read input and gradient, write (6), the residual's gradients are added (4), dropout (5), biases
+    (2); activation: reads two, writes one.
+    """
+    tokens = c.micro_batch * model.seq
+    hidden = tokens * model.hidden / np.where(c.sequence_parallel, c.tp, 1.0)
+    inner = tokens * model.experts_per_token * model.inner / c.tp
+    if model.gated:
+        rotary = 2 * tokens * (model.width + model.key_width) / c.tp
+        forward = 10 * hidden + 3 * inner + rotary
+        backward = 14 * hidden + 5 * inner + rotary
+    else:
+        forward, backward = 11 * hidden + 2 * inner, 17 * hidden + 4 * inner
+    moved = 4 * tokens * model.experts_per_token * model.hidden if model.experts > 1 else 0.0
+    return value_bytes * (forward + moved), value_bytes * (backward + moved)
+
+
+# ---- the ends of the model
+
+
+def head(machine, model, c, value_bytes):
+    """(forward, backward) seconds of the last matrix and the loss for one micro-batch. The loss
+    reads and writes fp32 logits: cast, largest, exponentials and their sum; then their gradient."""
+    tokens, share = c.micro_batch * model.seq, model.vocab / c.tp
+    inputs, weights = both_gradients(machine, tokens, share, model.hidden, 1.0, value_bytes)
+    forward = matmul(machine, tokens, share, model.hidden, 1.0, value_bytes)
+    logits = tokens * share
+    return (
+        forward + stream(machine, (value_bytes + 4 * 4) * logits),
+        inputs + weights + stream(machine, (value_bytes + 2 * 4) * logits),
+    )
+
+
+def embedding(machine, model, c, value_bytes):
+    """Seconds of the lookup with its sum, dropout and gradient, forward and backward together."""
+    size = c.micro_batch * model.seq * model.hidden
+    return stream(machine, (6 + 8) * value_bytes * size) + 8 * machine.launch

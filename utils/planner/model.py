@@ -1,0 +1,240 @@
+"""What is trained: sizes, parameters to the last one, FLOPs as the papers count them.
+
+    MODELS["gpt3-175b"].parameters                 # 174_600_…
+    Model(layers=96, hidden=12288, heads=96, vocab=51200, seq=2048)       # the layout of GPT
+    Model.of(GPTConfig(hidden_size=128), seq=256)                         # the course's own model
+
+Two layouts. *GPT*: two matrices in the MLP, LayerNorms and biases, learned positions, one matrix
+for embedding and head, dropout, attention scores kept in memory – as Megatron's papers of 2021 and
+2022. *Gated* (Llama): three matrices in the MLP, RMSNorm, no biases, rotary positions, two
+matrices for embedding and head, fused attention.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes of a decoder. Raises ValueError where they do not fit together.
+
+    kv_heads, ffn, head_dim: None means heads, 4 hidden (gated: 8/3 hidden, rounded up to a multiple
+    of 8), hidden / heads.  experts 1: a dense MLP.  positions: learned ones; None: seq in the GPT
+    layout, none in the gated one.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int = 51200
+    seq: int = 2048
+    kv_heads: int | None = None
+    ffn: int | None = None
+    head_dim: int | None = None
+    gated: bool = False
+    tied: bool | None = None  # one matrix for embedding and head; None: not in the gated layout
+    positions: int | None = None
+    experts: int = 1
+    experts_per_token: int = 1
+    batch: int = 1024  # sequences of a step where nothing else is asked for
+    name: str = ""
+
+    def __post_init__(self):
+        for name in ("layers", "hidden", "heads", "vocab", "seq", "experts", "experts_per_token"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)!r} is not a whole number above 0")
+        for name in ("kv_heads", "ffn", "head_dim"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} {value!r} is not a whole number above 0")
+        if self.head_dim is None and self.hidden % self.heads:
+            raise ValueError(f"heads {self.heads} do not divide hidden {self.hidden}")
+        if self.heads % self.key_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} do not divide heads {self.heads}")
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than experts {self.experts}"
+            )
+
+    @classmethod
+    def of(cls, config, seq: int, **changes) -> "Model":
+        """The sizes of a `utils.gpt_config.GPTConfig`, trained on sequences of `seq` tokens."""
+        experts = getattr(config, "experts", None) or 1
+        sizes = {
+            "layers": config.layers,
+            "hidden": config.hidden_size,
+            "heads": config.heads,
+            "vocab": config.vocab_size,
+            "kv_heads": config.kv_heads,
+            "ffn": config.mlp_size,
+            "head_dim": config.head_dim,
+            "tied": config.tie_embeddings,
+            "experts": experts,
+            "experts_per_token": config.experts_per_token if experts > 1 else 1,
+        }
+        return cls(seq=seq, gated=True, **(sizes | changes))
+
+    # ---- sizes worked out
+
+    @property
+    def key_heads(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def width(self) -> int:
+        """Values of all query heads together."""
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        return self.key_heads * self.head_size
+
+    @property
+    def inner(self) -> int:
+        """Values inside the MLP."""
+        if self.ffn is not None:
+            return self.ffn
+        return 8 * -(-self.hidden // 3) if self.gated else 4 * self.hidden
+
+    @property
+    def is_tied(self) -> bool:
+        return not self.gated if self.tied is None else self.tied
+
+    @property
+    def learned_positions(self) -> int:
+        if self.positions is not None:
+            return self.positions
+        return 0 if self.gated else self.seq
+
+    # ---- parameters
+
+    @property
+    def attention_matrices(self) -> int:
+        """Values in the matrices of one attention: queries, keys, values, output."""
+        return 2 * self.hidden * (self.width + self.key_width)
+
+    @property
+    def expert_matrices(self) -> int:
+        """Values in the matrices of one expert, or of the MLP of a dense layer."""
+        return (3 if self.gated else 2) * self.hidden * self.inner
+
+    @property
+    def router(self) -> int:
+        return self.hidden * self.experts if self.experts > 1 else 0
+
+    @property
+    def split_biases(self) -> tuple[int, int]:
+        """(attention's, an expert's) biases that tensor parallelism splits: of column layers."""
+        return (0, 0) if self.gated else (self.width + 2 * self.key_width, self.inner)
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """(a layer's, an expert's) values that every tensor-parallel rank holds: norms, row biases,
+        the router."""
+        if self.gated:
+            return 2 * self.hidden + self.router, 0
+        return 4 * self.hidden + self.hidden + self.router, self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        attention = self.attention_matrices + self.split_biases[0] + self.whole[0]
+        return attention + self.experts * self.expert_parameters
+
+    @property
+    def expert_parameters(self) -> int:
+        return self.expert_matrices + self.split_biases[1] + self.whole[1]
+
+    @property
+    def last_norm(self) -> int:
+        return self.hidden if self.gated else 2 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, exactly; a tied matrix counts once."""
+        ends = self.vocab * self.hidden * (1 if self.is_tied else 2)
+        ends += self.learned_positions * self.hidden + self.last_norm
+        return self.layers * self.layer_parameters + ends
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token meets: all but the experts that it is not sent to."""
+        idle = self.experts - self.experts_per_token
+        return self.parameters - self.layers * idle * self.expert_parameters
+
+    # ---- FLOPs
+
+    @property
+    def layer_flops(self) -> tuple[int, int]:
+        """(in matrices, in attention's scores and their use) of one token's forward pass in a
+        layer. As the papers do, all seq × seq scores count, also those that a causal mask hides."""
+        experts = self.experts_per_token * self.expert_matrices + self.router
+        return 2 * (self.attention_matrices + experts), 4 * self.seq * self.width
+
+    @property
+    def head_flops(self) -> int:
+        """Of one token's forward pass in the last matrix."""
+        return 2 * self.vocab * self.hidden
+
+    def flops(self, sequences: int = 1) -> int:
+        """Of one training step, without recomputation: forward once, backward twice as much.
+
+        For the GPT layout 72 B L s h² (1 + s/6h + V/12hL), Narayanan et al. 2021 (arXiv:2104.04473,
+        section 5.1) and Korthikanti et al. 2022 (arXiv:2205.05198, appendix A)."""
+        return 3 * sequences * self.seq * (self.layers * sum(self.layer_flops) + self.head_flops)
+
+    def recomputed_flops(self, mode: str, sequences: int = 1) -> int:
+        """What recomputation adds: a forward pass of all layers; "selective" that of their
+        attention's core, in the gated layout nothing that multiplies matrices."""
+        matrices, scores = self.layer_flops
+        core = 0 if self.gated else scores
+        again = {"none": 0, "selective": core, "full": matrices + scores}[mode]
+        return sequences * self.seq * self.layers * again
+
+
+def _gpt(layers, hidden, heads, batch, vocab=51200, seq=2048, **more):
+    return Model(layers, hidden, heads, vocab, seq, batch=batch, **more)
+
+
+def _llama(layers, hidden, heads, kv_heads, ffn, vocab, seq, batch, **more):
+    return Model(layers, hidden, heads, vocab, seq, kv_heads, ffn, gated=True, batch=batch, **more)
+
+
+# Sizes: gpt2 Radford et al. 2019; gpt3 Brown et al. 2020, Table 2.1, with Megatron's vocabulary;
+# opt arXiv:2205.01068, Table 1 (two spare positions, as in its checkpoints); megatron-* Narayanan
+# et al. 2021, Table 1; mt-nlg arXiv:2201.11990; llama arXiv:2302.13971, 2307.09288, 2407.21783;
+# mixtral arXiv:2401.04088. `batch` is the one that the source trains with, in sequences.
+_PRESETS = {
+    "gpt2": _gpt(12, 768, 12, 512, 50257, 1024),
+    "gpt2-xl": _gpt(48, 1600, 25, 512, 50257, 1024),
+    "gpt3-6.7b": _gpt(32, 4096, 32, 1024),
+    "gpt3-13b": _gpt(40, 5120, 40, 1024),
+    "gpt3-175b": _gpt(96, 12288, 96, 1536),
+    "opt-1.3b": _gpt(24, 2048, 32, 512, 50272, positions=2050),
+    "opt-30b": _gpt(48, 7168, 56, 2048, 50272, positions=2050),
+    "opt-175b": _gpt(96, 12288, 96, 1024, 50272, positions=2050),
+    "megatron-1.7b": _gpt(24, 2304, 24, 512),
+    "megatron-3.6b": _gpt(30, 3072, 32, 512),
+    "megatron-7.5b": _gpt(36, 4096, 32, 512),
+    "megatron-18b": _gpt(40, 6144, 48, 1024),
+    "megatron-22b": _gpt(48, 6144, 64, 1024),
+    "megatron-39b": _gpt(48, 8192, 64, 1536),
+    "megatron-76b": _gpt(60, 10240, 80, 1792),
+    "megatron-145b": _gpt(80, 12288, 96, 2304),
+    "megatron-310b": _gpt(96, 16384, 128, 2160),
+    "mt-nlg-530b": _gpt(105, 20480, 128, 1920),
+    "1t": _gpt(128, 25600, 160, 3072),
+    "llama-7b": _llama(32, 4096, 32, None, 11008, 32000, 2048, 2048),
+    "llama2-13b": _llama(40, 5120, 40, None, 13824, 32000, 4096, 1024),
+    "llama2-70b": _llama(80, 8192, 64, 8, 28672, 32000, 4096, 1024),
+    "llama3-8b": _llama(32, 4096, 32, 8, 14336, 128256, 8192, 1024),
+    "llama3-70b": _llama(80, 8192, 64, 8, 28672, 128256, 8192, 2048),
+    "llama3-405b": _llama(126, 16384, 128, 8, 53248, 128256, 8192, 2048),
+    "mixtral-8x7b": _llama(
+        32, 4096, 32, 8, 14336, 32000, 4096, 1024, experts=8, experts_per_token=2
+    ),
+    "kintsugi-1m": _llama(4, 128, 4, None, 344, 256, 256, 16),  # of the lessons
+}
+MODELS = {name: replace(model, name=name) for name, model in _PRESETS.items()}

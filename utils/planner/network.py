@@ -1,0 +1,69 @@
+"""Seconds of messages over networks within networks.
+
+A group of `n` ranks, `stride` apart, spans the levels of a machine (`Machine.levels`). A ring goes
+through every device once, so from each unit (a pair, a node) that holds k members of the group one
+stream leaves, and it may use the links of all k: k · bandwidth. The slowest level sets the pace.
+With one member a node (tensor parallelism fills the node) a group has one device's link; with a
+whole node as members it has all eight.
+
+Every link loses a part of its bandwidth to headers and to the steps of the algorithm: `LINK`.
+"""
+
+import numpy as np
+
+LINK = 0.8  # of a link's bandwidth that large messages see
+
+
+def pace(machine, n, stride):
+    """(bytes/s of a ring through the group, seconds that each of its steps waits), arrays."""
+    speed = np.full(np.broadcast(n, stride).shape, np.inf)
+    latency = np.zeros_like(speed)
+    inside = 1.0  # devices of the unit that the levels before have joined
+    for level in machine.levels:
+        members = np.clip(inside / stride, 1.0, n)
+        farther = (n - 1) * stride >= inside  # some of the group are in another unit
+        pace_here = np.minimum(speed, members * level.bandwidth * LINK)
+        speed = np.where(farther & (n > 1), pace_here, speed)
+        latency = np.where(farther & (n > 1), level.latency, latency)
+        inside = level.size
+    return speed, latency
+
+
+def gather(machine, size, n, stride):
+    """Seconds of an all-gather that ends with `size` bytes on each rank, or of a reduce-scatter
+    that begins with them: n−1 steps of size/n bytes."""
+    speed, latency = pace(machine, n, stride)
+    return np.where(n > 1, (n - 1) * (latency + size / n / speed), 0.0)
+
+
+def all_reduce(machine, size, n, stride):
+    """Seconds of the sum of `size` bytes on all ranks: 2 (n−1)/n of them are sent by each; long
+    groups use trees, so the latency goes with log2 n."""
+    speed, latency = pace(machine, n, stride)
+    steps = 2 * np.ceil(np.log2(np.maximum(n, 1)))
+    return np.where(n > 1, 2 * (n - 1) / n * size / speed + steps * latency, 0.0)
+
+
+def send(machine, size, stride):
+    """Seconds to send `size` bytes to the rank `stride` farther on, maybe in another node."""
+    speed, latency = 1.0, 0.0
+    inside = 1.0
+    for level in machine.levels:
+        farther = stride >= inside
+        speed = np.where(farther, level.bandwidth * LINK, speed)
+        latency = np.where(farther, level.latency, latency)
+        inside = level.size
+    return size / speed + latency
+
+
+def all_to_all(machine, size, n, stride):
+    """Seconds until each rank has sent `size` bytes, an equal part to every rank of the group: each
+    level carries the parts that go beyond the level before."""
+    seconds, inside = np.zeros(np.broadcast(n, stride).shape), 1.0
+    for level in machine.levels:
+        near = np.clip(inside / stride, 1.0, n)
+        crosses = (n > 1) & (near < n)
+        beyond = size * (n - near) / n / (level.bandwidth * LINK)
+        seconds = np.where(crosses, np.maximum(seconds, beyond) + level.latency, seconds)
+        inside = level.size
+    return seconds

@@ -1,0 +1,118 @@
+"""Every strategy that fits a machine, the fastest first."""
+
+import numpy as np
+
+from utils.planner.plan import Plan, evaluate, plans
+from utils.planner.strategy import Columns, Strategy, valid
+
+# What a search tries where nothing is fixed.
+CHOICES = {
+    "interleave": (1, 2, 3, 4, 6, 8),
+    "micro_batch": (1, 2, 4, 8, 16, 32),
+    "recompute": ("none", "selective", "full"),
+    "zero": (0, 1, 3),
+    "sequence_parallel": (False, True),
+    "schedule": ("1f1b",),
+    "offload": ("none",),
+}
+
+
+def search(model, machine, gpus: int, global_batch=None, top=20, any_memory=False, **fixed):
+    """The `top` fastest strategies on `gpus` devices whose memory suffices: a list of `Plan`.
+
+    global_batch   sequences of a step; None: the model's
+    fixed          fields of `Strategy` that are given: a value, or a tuple of values to try
+    any_memory     also those that do not fit
+    An empty list: no strategy fits. Raises ValueError for a field that does not exist.
+    """
+    c = candidates(model, machine, gpus, global_batch, **fixed)
+    if not len(c):
+        return []
+    results = evaluate(model, c, machine)
+    held, host, seconds, hidden, fits = results
+    order = np.argsort(seconds["total"], kind="stable")
+    order = order if any_memory else order[fits[order]]
+    order = order[:top]
+    chosen = (
+        {kind: values[order] for kind, values in held.items()},
+        host[order],
+        {kind: values[order] for kind, values in seconds.items()},
+        {kind: values[order] for kind, values in hidden.items()},
+        fits[order],
+    )
+    return plans(model, c.take(order), machine, chosen)
+
+
+def candidates(model, machine, gpus: int, global_batch=None, **fixed) -> Columns:
+    """All strategies on `gpus` devices whose sizes go together, whether they fit or not."""
+    if type(gpus) is not int or gpus < 1:
+        raise ValueError(f"gpus {gpus!r} is not a whole number above 0")
+    unknown = set(fixed) - set(Strategy.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"{sorted(unknown)} is no field of Strategy")
+    choices = {
+        "tp": divisors(gpus),
+        "pp": divisors(gpus),
+        **CHOICES,
+        "ep": divisors(model.experts),
+        "attention": ("fused" if model.gated else "scores",),
+        "precision": (machine.precision,),
+    }
+    choices |= {name: value if isinstance(value, tuple) else (value,)
+                for name, value in fixed.items()}  # fmt: skip
+    Strategy(**{name: values[0] for name, values in choices.items()})  # names a value not known
+    c = Columns(**_grid(choices, model, gpus, global_batch or model.batch))
+    return c.take(valid(c, model))
+
+
+def _grid(choices, model, gpus, global_batch):
+    """Every combination of the choices as {name: array}; what cannot work is left out as soon as
+    it is known, so that the arrays stay short."""
+    grid = {"global_batch": np.array([global_batch])}
+    dp = choices.pop("dp", None)
+    for name, values in choices.items():
+        count = len(next(iter(grid.values())))
+        grid = {key: np.repeat(column, len(values)) for key, column in grid.items()}
+        grid[name] = np.tile(np.array(values), count)
+        if name == "pp":
+            split = grid["tp"] * grid["pp"]
+            grid = _keep(grid, (gpus % split == 0) & (model.heads % grid["tp"] == 0))
+            grid["dp"] = gpus // (grid["tp"] * grid["pp"])
+            if dp is not None:
+                grid = _keep(grid, np.isin(grid["dp"], dp))
+        elif name == "micro_batch":
+            grid = _keep(grid, global_batch % (grid["dp"] * grid["micro_batch"]) == 0)
+        elif name == "interleave":
+            grid = _keep(grid, (grid["interleave"] == 1) | (grid["pp"] > 1))
+        elif name == "zero":
+            useful = (grid["dp"] > 1) | (grid["zero"] == min(values))  # one rank shares nothing
+            grid = _keep(grid, useful & ((grid["zero"] < 3) | (grid["pp"] == 1)))
+        elif name == "sequence_parallel":
+            grid = _keep(grid, ~grid["sequence_parallel"] | (grid["tp"] > 1))
+    return grid
+
+
+def _keep(grid, where):
+    return {name: column[where] for name, column in grid.items()}
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def explain(found: list[Plan]) -> str:
+    """A table of the ranking."""
+    head = (
+        f"{'':>3} {'tp':>4}{'pp':>4}{'dp':>6}{'ep':>4}{'v':>3}{'micro':>6} {'recompute':<10}"
+        f"{'zero':>5}{'SP':>4}{'GB':>8}{'seconds':>10}{'TFLOP/s':>9}{'MFU':>7}"
+    )
+    rows = [head]
+    for place, one in enumerate(found, start=1):
+        s = one.strategy
+        rows.append(
+            f"{place:>3} {s.tp:>4}{s.pp:>4}{s.dp:>6}{s.ep:>4}{s.interleave:>3}{s.micro_batch:>6} "
+            f"{s.recompute:<10}{s.zero:>5}{'yes' if s.sequence_parallel else '–':>4}"
+            f"{one.memory['total'] / 1e9:>8.1f}{one.seconds['total']:>10.2f}"
+            f"{one.tflops_per_gpu:>9.1f}{one.mfu:>7.1%}"
+        )
+    return "\n".join(rows)

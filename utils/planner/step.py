@@ -1,0 +1,165 @@
+"""Seconds of one training step, by kind, as the slowest stage of the pipeline sees them.
+
+compute      forward and backward of its layers, and of the head or the embedding (`kernels`)
+recompute    forward passes that are made again
+tp           two all-reduces a layer forward and two backward, and again where it is recomputed
+             (with sequence parallelism an all-gather and a reduce-scatter each: as many bytes)
+pp           hidden states to the next stage and their gradients back, once for each chunk; each of
+             the tp ranks sends its part, and the receivers gather it (Narayanan et al. 2021, 4.1)
+ep           two all-to-alls a layer forward, two backward
+dp           gradients: an all-reduce, or ZeRO's reduce-scatter and all-gather; ZeRO-3 gathers the
+             weights for every forward and every backward pass
+bubble       what the stage waits for others: (p−1)/v of a micro-batch's pass, and the difference
+             between unequal stages
+optimizer    reads and writes the state
+offload      waits for the host's memory or for its optimizer
+
+What travels while the device computes is hidden, and reported apart: of each of these messages at
+most `HIDDEN`, and no longer than the computation lasts.
+
+* tensor parallelism's backward messages, while gradients of weights are computed;
+* gradients, while the last backward pass goes on.
+
+ZeRO-3's gathers count in full: each layer waits for its weights, and the published runs (FSDP,
+ZeRO-3 in `published`) have hidden next to nothing of them.
+
+A part stays exposed whatever is tried: the first and the last message have nothing to hide behind,
+and messages take memory bandwidth and processors from the computation.
+"""
+
+import numpy as np
+
+from utils.planner import kernels, network
+from utils.planner.memory import layers_on_stage, split, stage_parameters
+from utils.planner.strategy import PRECISIONS
+
+KINDS = ("compute", "recompute", "tp", "pp", "ep", "dp", "bubble", "optimizer", "offload")
+HIDDEN = 0.5
+# Bytes of device memory that an AdamW step with clipping moves for each parameter in mixed
+# precision: cast and unscale the gradient (2 + 4), its norm (4), clip (8), read gradient, master
+# copy and two moments, write three of them (28), write the weight (2).
+OPTIMIZER_BYTES = 48
+
+
+def step(model, c, machine):
+    """({kind: seconds, "total": …}, {"tp" and "dp": hidden seconds}), arrays."""
+    value = float(PRECISIONS[machine.precision][0])
+    m, layers = c.micro_batches, layers_on_stage(model, c)
+    one = kernels.layer(machine, model, c, value)
+    messages = layer_messages(model, c, machine, value, one["weights"])
+    again = np.select([c.recompute == "full", c.recompute == "selective"],
+                      [one["forward"], one["selective"]], 0.0)  # fmt: skip
+    full = c.recompute == "full"
+    tp = messages["forward"] * (1 + full) + messages["backward"]
+    ep = messages["experts"] * (2 + full)
+
+    # what one micro-batch costs on a stage, by kind
+    ends = _ends(model, c, machine, value)
+    layer, experts, _ = split(model, c)
+    # from the second micro-batch on gradients are added: two are read, their sum is written
+    added = np.where(m > 1, kernels.stream(machine, 3 * value * (layer + experts)), 0.0)
+    body = one["forward"] + one["backward"] + added
+    hop = _hop(model, c, machine, value)
+    layer_seconds = body + again + tp + ep
+    first, last = ends
+    # where layers do not divide, the last stage has one less, then the first one
+    spare = layers * c.pp - model.layers
+    first, last = first - (spare >= 2) * layer_seconds, last - (spare >= 1) * layer_seconds
+    slow_end = np.where(c.pp == 1, sum(ends), np.maximum(np.maximum(first, last), 0.0))
+    slowest = layers * layer_seconds + slow_end + hop
+    all_stages = model.layers * layer_seconds + sum(ends) + c.pp * hop
+    waits = np.maximum(all_stages - slowest, 0.0) / c.interleave
+    waits = waits * np.where(c.schedule == "zero-bubble", 1 / 3, 1.0)  # arXiv:2401.10241, ZB-H1
+
+    seconds = {
+        "compute": m * (layers * body + slow_end),
+        "recompute": m * layers * again,
+        "tp": m * layers * tp,
+        "pp": m * hop,
+        "ep": m * layers * ep,
+        "bubble": waits,
+    }
+    backward = layers * (one["backward"] + again)
+    exposed, hidden = _gradients(model, c, machine, value, backward)
+    seconds["dp"] = exposed
+    seconds["optimizer"], seconds["offload"] = _update(model, c, machine, value)
+    seconds["offload"] += _streamed(model, c, machine, value, m * layers * body)
+    seconds = {kind: seconds[kind] + np.zeros(len(c)) for kind in KINDS}
+    seconds["total"] = sum(seconds.values())
+    return seconds, {"tp": m * layers * messages["hidden"], "dp": hidden}
+
+
+def layer_messages(model, c, machine, value, weights):
+    """Exposed seconds of one layer's messages for one micro-batch: forward, backward, experts (one
+    direction), and what is hidden of the backward ones."""
+    size = c.micro_batch * model.seq * model.hidden * value
+    pair = 2 * np.where(
+        c.sequence_parallel,
+        2 * network.gather(machine, size, c.tp, 1),
+        network.all_reduce(machine, size, c.tp, 1),
+    )
+    hidden = np.minimum(HIDDEN * pair, weights)
+    routed = size * model.experts_per_token / np.where(c.sequence_parallel, c.tp, 1.0)
+    experts = 2 * network.all_to_all(machine, routed, c.ep, c.tp) * (model.experts > 1)
+    return {"forward": pair, "backward": pair - hidden, "hidden": hidden, "experts": experts}
+
+
+def _ends(model, c, machine, value):
+    """Seconds that the embedding, and the head with the loss, add to a micro-batch."""
+    size = c.micro_batch * model.seq * model.hidden * value
+    message = network.all_reduce(machine, size, c.tp, 1)
+    first = kernels.embedding(machine, model, c, value) + message
+    return first, sum(kernels.head(machine, model, c, value)) + message
+
+
+def _hop(model, c, machine, value):
+    """Seconds that a stage spends on sending and receiving for one micro-batch."""
+    size = c.micro_batch * model.seq * model.hidden * value
+    reach = c.tp * c.dp * (c.pp - 1)
+    one = network.send(machine, size / c.tp, reach)
+    one = one + np.where(c.sequence_parallel, 0.0, network.gather(machine, size, c.tp, 1))
+    return np.where(c.pp > 1, 2 * c.interleave * one, 0.0)
+
+
+def _gradients(model, c, machine, value, backward):
+    """(exposed, hidden) seconds of what data parallelism sends in a step."""
+    dense, experts = stage_parameters(model, c)[0]
+    exposed, hidden = np.zeros(len(c)), np.zeros(len(c))
+    groups = ((dense, c.dp, c.tp), (experts, c.dp // c.ep, c.tp * c.ep))
+    for parameters, n, stride in groups:
+        size = value * parameters
+        once = network.gather(machine, size, n, stride)
+        # stage 3 gathers matrix by matrix, four a layer: as many bytes, more often the latency
+        layers = 4 * model.layers * (n - 1) * network.pace(machine, n, stride)[1]
+        m = c.micro_batches
+        during = np.select([c.zero == 3, c.zero == 2, c.zero == 1],
+                           [m * 3 * (once + layers), m * once, once],
+                           network.all_reduce(machine, size, n, stride))  # fmt: skip
+        after = np.where((c.zero == 1) | (c.zero == 2), once, 0.0)
+        behind = np.where(c.zero == 3, 0.0, np.minimum(HIDDEN * during, backward))
+        exposed, hidden = exposed + during - behind + after, hidden + behind
+    table = value * split(model, c)[2]
+    both_ends = (c.pp > 1) & model.is_tied  # its two copies get one gradient
+    reach = c.tp * c.dp * (c.pp - 1)
+    exposed = exposed + np.where(both_ends, network.send(machine, table, reach), 0.0)
+    return exposed, hidden
+
+
+def _update(model, c, machine, value):
+    """(on the device, by the host) seconds of the optimizer's step."""
+    dense, experts = stage_parameters(model, c)[0]
+    share = np.where(c.zero >= 1, dense / c.dp + experts * c.ep / c.dp, dense + experts)
+    on_device = kernels.stream(machine, OPTIMIZER_BYTES * share)
+    host = share * 28 / machine.host_bandwidth + 2 * value * share / machine.host_link
+    offloaded = c.offload != "none"
+    return np.where(offloaded, 0.0, on_device), np.where(offloaded, host, 0.0)
+
+
+def _streamed(model, c, machine, value, computing):
+    """Seconds that the device waits for weights that live in the host's memory: each rank brings
+    its share for every forward and backward pass, while the layers before compute."""
+    dense, experts = stage_parameters(model, c)[0]
+    share = np.where(c.zero == 3, c.dp, 1) * 1.0
+    bring = c.micro_batches * 2 * value * (dense + experts) / share / machine.host_link
+    wait = bring - np.minimum(HIDDEN * bring, computing)
+    return np.where(c.offload == "parameters", wait, 0.0)

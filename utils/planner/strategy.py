@@ -1,0 +1,196 @@
+"""How a model is split and trained, what does not go together, and many of them as arrays.
+
+    Strategy(tp=8, pp=8, dp=24, interleave=2, global_batch=2304, recompute="full").gpus    # 1536
+    Columns.of([strategy, …], model)          # one array per field, one entry per strategy
+
+Ranks are numbered with tp fastest, then ep, then the rest of dp, then pp (`utils.parallel.mesh`):
+neighbours in a node belong to one tensor-parallel group first, stages are farthest apart.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+RECOMPUTE = ("none", "selective", "full")
+OFFLOAD = ("none", "optimizer", "parameters")
+SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
+PRECISIONS = {"fp32": (4, 4, 8), "bf16": (2, 2, 12)}  # bytes: weight, gradient, optimizer (AdamW)
+WHOLE = ("dp", "pp", "tp", "ep", "interleave", "micro_batch", "global_batch")
+CHOICES = {
+    "recompute": RECOMPUTE,
+    "offload": OFFLOAD,
+    "schedule": SCHEDULES,
+    "attention": ("scores", "fused"),
+    "precision": tuple(PRECISIONS),
+    "zero": (0, 1, 2, 3),
+    "sequence_parallel": (False, True),
+}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to train on dp · pp · tp devices. Raises ValueError where it makes no sense.
+
+    ep          experts are split over ep of the dp ranks
+    interleave  chunks of layers on each stage (interleaved 1F1B)
+    zero        0 to 3: what the dp ranks share out (ZeRO)
+    recompute   "none", "selective" (the core of the attention) or "full" (each layer)
+    offload     "none", "optimizer" (its state and step are the host's), "parameters" (those too)
+    attention   "scores" keeps them in memory, "fused" does not; None: the model's layout decides
+    precision   None: the machine decides;  global_batch None: the model's
+    """
+
+    dp: int = 1
+    pp: int = 1
+    tp: int = 1
+    ep: int = 1
+    interleave: int = 1
+    micro_batch: int = 1
+    global_batch: int | None = None
+    recompute: str = "none"
+    zero: int = 0
+    sequence_parallel: bool = False
+    schedule: str = "1f1b"
+    offload: str = "none"
+    attention: str | None = None
+    precision: str | None = None
+
+    def __post_init__(self):
+        for name in WHOLE:
+            value = getattr(self, name)
+            if value is None and name == "global_batch":
+                continue
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{_flag(name)} {value!r} is not a whole number above 0")
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value is None and name in ("attention", "precision"):
+                continue
+            if value not in known:
+                raise ValueError(
+                    f"{_flag(name)} {value!r} is not one of {', '.join(map(str, known))}"
+                )
+
+    @property
+    def gpus(self) -> int:
+        return self.dp * self.pp * self.tp
+
+    def __str__(self):
+        parts = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
+        parts += [f"{name} {value}" for name, value in (("ep", self.ep), ("v", self.interleave))
+                  if value > 1]  # fmt: skip
+        parts += [f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
+        parts += [f"zero {self.zero}"] if self.zero else []
+        parts += ["sequence parallel"] if self.sequence_parallel else []
+        parts += [self.schedule] if self.schedule != "1f1b" else []
+        parts += [f"offload {self.offload}"] if self.offload != "none" else []
+        return " · ".join(parts)
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+# ---- what does not go together
+
+
+def conflicts(c: "Columns", model):
+    """[(where, message)]: arrays of bool that are True where a strategy cannot work, and why.
+
+    A message is a template over the fields of `Columns`."""
+    tokens_groups = c.dp * c.micro_batch
+    return [
+        (c.global_batch % tokens_groups != 0,
+         "global-batch {global_batch} is not a multiple of dp · micro-batch = "
+         "{dp} · {micro_batch}: change one of the three"),
+        (model.heads % c.tp != 0,
+         f"tp {{tp}} does not divide the {model.heads} heads: choose a divisor"),
+        ((model.key_heads % c.tp != 0) & (c.tp % model.key_heads != 0),
+         f"tp {{tp}} and {model.key_heads} key-value heads: one must divide the other"),
+        (model.inner % c.tp != 0,
+         f"tp {{tp}} does not divide ffn {model.inner}: choose a divisor"),
+        ((c.pp * c.interleave > model.layers + 2) | (c.pp > model.layers),
+         f"pp · interleave = {{pp}} · {{interleave}} is more than {model.layers} layers: "
+         "some stage would be empty"),
+        ((c.interleave > 1) & (c.pp == 1),
+         "interleave {interleave} needs two or more stages: pp is 1"),
+        ((c.interleave > 1) & (c.micro_batches % c.pp != 0),
+         "interleave {interleave} needs micro-batches in multiples of pp {pp}, "
+         "and there are {micro_batches}"),
+        ((c.interleave > 1) & (c.schedule != "1f1b"),
+         "interleave {interleave} goes with schedule 1f1b only"),
+        (c.sequence_parallel & (c.tp == 1),
+         "sequence-parallel splits over the tensor-parallel ranks: tp is 1"),
+        (c.sequence_parallel & (model.seq % c.tp != 0),
+         f"sequence-parallel: tp {{tp}} does not divide seq {model.seq}"),
+        ((c.zero == 3) & (c.pp > 1),
+         "zero 3 gathers the weights for every micro-batch and does not go with pp {pp}: "
+         "use zero 1"),
+        ((c.zero == 2) & (c.pp > 1),
+         "zero 2 sums gradients for every micro-batch and does not go with pp {pp}: use zero 1"),
+        ((c.ep > 1) & (model.experts == 1),
+         "ep {ep} splits experts, and the model is dense"),
+        ((model.experts % c.ep != 0) | (c.dp % c.ep != 0),
+         f"ep {{ep}} must divide dp {{dp}} and the {model.experts} experts"),
+        ((c.offload == "parameters") & (c.pp > 1),
+         "offload parameters streams the weights for every micro-batch and does not go with "
+         "pp {pp}"),
+    ]  # fmt: skip
+
+
+def valid(c: "Columns", model) -> np.ndarray:
+    """True where nothing speaks against a strategy."""
+    bad = np.zeros(len(c.dp), dtype=bool)
+    for where, _ in conflicts(c, model):
+        bad |= where
+    return ~bad
+
+
+def check(c: "Columns", model) -> None:
+    """Raises ValueError with the first reason why a strategy cannot work."""
+    for where, message in conflicts(c, model):
+        found = np.flatnonzero(np.broadcast_to(where, c.dp.shape))
+        if len(found):
+            names = [*(field.name for field in fields(Strategy)), "micro_batches"]
+            raise ValueError(message.format(**{name: getattr(c, name)[found[0]] for name in names}))
+
+
+# ---- many at once
+
+
+class Columns:
+    """Strategies as arrays: the fields of `Strategy`, and what follows from them.
+
+    micro_batches  of one pipeline in a step;  layers  on the fullest stage
+    """
+
+    def __init__(self, **arrays):
+        self.__dict__.update(arrays)
+        self.gpus = self.dp * self.pp * self.tp
+        self.micro_batches = np.maximum(1, self.global_batch // (self.dp * self.micro_batch))
+
+    @classmethod
+    def of(cls, strategies, model, precision="bf16") -> "Columns":
+        """The arrays of a list of strategies; what they leave open is the model's choice."""
+        arrays = {
+            field.name: np.array([getattr(strategy, field.name) for strategy in strategies])
+            for field in fields(Strategy)
+            if field.name not in ("global_batch", "attention", "precision")
+        }
+        arrays["global_batch"] = np.array([s.global_batch or model.batch for s in strategies])
+        attention = "fused" if model.gated else "scores"
+        arrays["attention"] = np.array([s.attention or attention for s in strategies])
+        arrays["precision"] = np.array([s.precision or precision for s in strategies])
+        return cls(**arrays)
+
+    def take(self, index) -> "Columns":
+        """The strategies that `index` (a mask or positions) chooses."""
+        return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(Strategy)})
+
+    def strategies(self) -> list[Strategy]:
+        """All of them as a `Strategy` each."""
+        lists = [getattr(self, field.name).tolist() for field in fields(Strategy)]
+        return [Strategy(*values) for values in zip(*lists, strict=True)]
+
+    def __len__(self):
+        return len(self.dp)

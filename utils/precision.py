@@ -1,0 +1,124 @@
+"""Which number format a training run computes in, and the scaling of the loss that fp16 needs.
+
+    fp32, fp64   weights and every operation in that format
+    bf16, fp16   weights, gradients and optimizer stay in fp32 (the "master weights"); autocast
+                 computes matrix products in 16 bits and keeps norms, softmax and loss in 32
+
+    with autocast("bf16", device):
+        logits = model(x)
+
+Mixed precision and loss scaling: Micikevicius et al., arXiv:1710.03740, section 3.
+"""
+
+import math
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.utils import get_total_norm
+
+FORMATS = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp64": torch.float64,
+}
+PRECISIONS = tuple(FORMATS)
+
+
+def is_mixed(precision):
+    """Whether matrix products are computed in fewer bits than the weights have."""
+    return FORMATS[precision].itemsize == 2
+
+
+def weight_format(precision):
+    """The format of weights, gradients and optimizer: fp32, or fp64 where that is asked for."""
+    return torch.float32 if is_mixed(precision) else FORMATS[precision]
+
+
+def autocast(precision, device):
+    """A context manager for the forward pass; it may be entered again and again."""
+    if not is_mixed(precision):
+        return nullcontext()
+    return torch.autocast(torch.device(device).type, FORMATS[precision])
+
+
+class LossScaler:
+    """Loss scaling for fp16; in every other precision it changes nothing.
+
+    Gradients below 6e-8 are zero in fp16. So the loss, and with it every gradient, is multiplied by
+    a scale, and the fp32 gradients are divided by it before the optimizer sees them. A scale that
+    is too large gives inf: then the step is skipped and the scale halved. After `growth_interval`
+    steps without one it is doubled. The counting is `torch.amp.GradScaler`'s; what is added here is
+    that all ranks decide together, also where each sees only a part of the gradients.
+
+        (scaler.scale(loss)).backward()
+        scaler.unscale_(parameters)
+        stepped = scaler.step(optimizer)         # False: skipped, on every rank
+    """
+
+    def __init__(self, precision, device, initial=2.0**16, growth_interval=2000):
+        self.enabled = precision == "fp16"
+        self.device = torch.device(device)
+        self._scaler = torch.amp.GradScaler(
+            self.device.type,
+            init_scale=initial,
+            growth_interval=growth_interval,
+            enabled=self.enabled,
+        )
+        self._seen = None
+
+    @property
+    def factor(self):
+        """What the loss is multiplied by at present."""
+        return self._scaler.get_scale()
+
+    def scale(self, loss):
+        return self._scaler.scale(loss)
+
+    def unscale_(self, parameters):
+        """Divides the gradients of this rank's parameters (plain tensors) by the scale."""
+        if self.enabled:
+            self._spread_overflow([p.grad for p in parameters if p.grad is not None])
+            self._seen = _Gradients(parameters)
+            self._scaler.scale(
+                torch.zeros((), device=self.device)
+            )  # this rank may have had no loss
+            self._scaler.unscale_(self._seen)
+
+    def _spread_overflow(self, gradients):
+        """Where any rank has inf or NaN, every rank gets one: so all of them skip."""
+        gradients = [gradient for gradient in gradients if gradient.numel()]
+        largest = get_total_norm(gradients, norm_type=math.inf).to(self.device)
+        overflow = largest.isfinite().logical_not().float()
+        if dist.is_initialized():
+            dist.all_reduce(overflow, dist.ReduceOp.MAX)
+        if overflow.item():
+            gradients[0].fill_(math.inf)
+
+    def step(self, optimizer):
+        """Steps the optimizer, or skips it; returns whether it stepped."""
+        if not self.enabled:
+            optimizer.step()
+            return True
+        self._seen.step, before = optimizer.step, self.factor
+        self._scaler.step(self._seen)
+        self._scaler.update()
+        return self.factor >= before
+
+    def state_dict(self):
+        """The scale and the number of steps since its last change; {} where nothing is scaled."""
+        state = self._scaler.state_dict()
+        return {name: state[name] for name in ("scale", "_growth_tracker") if state}
+
+    def load_state_dict(self, state):
+        """Takes what `state_dict` gave; a run in another precision has none and changes nothing."""
+        if state and self.enabled:
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **state})
+
+
+class _Gradients:
+    """What GradScaler asks of an optimizer: parameters with gradients, and a step."""
+
+    def __init__(self, parameters):
+        self.param_groups = [{"params": parameters}]
