@@ -8,10 +8,10 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab test course progress refresh labs lock bench lint clean
+.PHONY: help setup ready lab test course progress refresh labs lock base-model bench lint clean
 
 help:      ## this list
-	awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup:     ## make the environment in .venv (once, some minutes)
 	$(SETUP)
@@ -39,6 +39,11 @@ labs: ready ## make the learner's copies of the labs from their solutions (FORCE
 
 lock: ready ## resolve requirements.in into requirements.txt (UPGRADE=1)
 	$(RUN) utils.workshop.lock $(if $(UPGRADE),--upgrade)
+
+base-model: ready ## pretrain, measure and describe the models in models/ again (hours on two cores)
+	$(RUN) utils.base_model train
+	$(RUN) utils.base_model measure
+	$(RUN) utils.base_model card
 
 bench: ready ## measure ranks, training step, memory and mixes against their peers (NANOGPT=clone LITGPT=folder)
 	$(RUN) tests.bench.bench_ranks

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from utils import corpus
+from utils.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -118,15 +119,30 @@ def test_text_from_a_file_and_a_folder(tmp_path):
     assert corpus.decode(corpus.load(str(tmp_path / "b.txt"))) == "second"
 
 
-def test_standard_library_is_long():
-    assert len(corpus.load("stdlib")) > 5_000_000
+def test_a_tokenizer_makes_the_tokens(tmp_path):
+    file = tmp_path / "text"
+    file.write_text("ä" * 203 + "b")  # 407 bytes: the cut at 95 % goes through a character
+    bytes_only = corpus.load_split(file)
+    assert [len(part) for part in bytes_only] == [387, 20]
+    assert torch.equal(torch.cat(bytes_only), corpus.load(file))
+    assert torch.equal(bytes_only[0], corpus.split(corpus.load(file))[0])
+    tokenizer = Tokenizer.train(["ä" * 50], 258)
+    train, held_out = corpus.load_split(file, tokenizer)
+    assert train.dtype == torch.int32 and len(train) < 200
+    assert tokenizer.decode(train) + tokenizer.decode(held_out) == file.read_text()
+    assert tokenizer.decode(train) == "ä" * 194  # the cut character is the first part's
+    x, y = corpus.batch(train, 0, batch=2, seq=3)
+    assert x.dtype == torch.int64 and torch.equal(x[:, 1:], y[:, :-1])
+    file.write_bytes(b"caf\xe9 au lait")
+    with pytest.raises(ValueError, match=r"text .*text is not UTF-8 \(byte 3\), which a tokenizer"):
+        corpus.load_split(file, tokenizer)
 
 
 def test_bad_text_is_named(tmp_path):
     empty = tmp_path / "empty.txt"
     empty.touch()
     for path, words in (
-        (tmp_path / "no", "no does not exist: give a file, a folder or 'stdlib'"),
+        (tmp_path / "no", "no does not exist: give a file, a folder or 'library'"),
         (empty, "empty.txt is empty"),
         (tmp_path, "holds no text file"),
     ):

@@ -20,6 +20,7 @@ from utils import corpus
 from utils.gpt import GPT, cross_entropy
 from utils.ranks import Ranks
 from utils.run_context import freed_memory_kept
+from utils.tokenizer import Tokenizer
 from utils.traffic import Traffic
 from utils.train import TrainConfig, backward, main, resumed, schedule, train
 from utils.train_config import flag, parse
@@ -246,6 +247,46 @@ def test_command(tmp_path, capsys):
     assert "held-out loss" in text and "bits per byte after 3 steps" in text
     assert "a sample of its text:\nThe " in text
     assert main(["--resume", str(tmp_path / "run"), "--steps", "4", "--sample", "0"]) == 0
+
+
+# ---- tokens by a tokenizer
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    Tokenizer.train([corpus.embedded()[:40_000].decode()], 300).save(folder)
+    return str(folder)
+
+
+def test_bits_are_per_byte_whatever_the_tokens_are(words, ranks):
+    config = replace(ODD, tokenizer=words, steps=1, held_out_every=1, seq=20)
+    alone, together = run(config), ranks.run(run, config)[0]
+    assert_same_run(together, alone, tolerance=1e-11)
+    row, tokenizer = alone[0][0], Tokenizer.load(words)
+    tokens = corpus.load_split(None, tokenizer)[1]
+    rows = torch.cat([y for _, y in corpus.held_out_batches(tokens, 20)])
+    lengths = tokenizer.byte_lengths()[rows].sum().item()
+    expected = row["held_out"] * rows.numel() / lengths / 0.6931471805599453
+    assert row["held_out_bits"] == pytest.approx(expected, rel=1e-9)
+    assert alone[1]["lm_head.weight"].shape[0] == 300  # the vocabulary follows the tokenizer
+
+
+def test_a_checkpoint_carries_its_tokenizer(words, tmp_path, capsys):
+    moved, out = tmp_path / "moved", tmp_path / "run"
+    shutil.copytree(words, moved)
+    flags = small_flags(steps=1, tokenizer=moved, out=out, sample=5)
+    assert main([*map(str, flags)]) == 0
+    assert "a sample of its text:\nThe" in capsys.readouterr().out
+    shutil.rmtree(moved)
+    assert GPT.from_pretrained(out).config.eos_token_id == Tokenizer.load(out).end
+    assert len(run(resumed(out, steps=2, sample=0))[0]) == 1
+    assert Tokenizer.load(out).size == 300  # the folder was written anew
+    with pytest.raises(ValueError, match="is not the tokenizer of the run"):
+        resumed(out, tokenizer=str(tmp_path))
+    run(replace(ODD, steps=1, out=str(tmp_path / "bytes")))
+    with pytest.raises(ValueError, match="is one on bytes: --tokenizer does not go with it"):
+        resumed(tmp_path / "bytes", tokenizer=words)
 
 
 def test_too_few_rows_for_the_ranks(ranks):

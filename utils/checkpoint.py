@@ -3,6 +3,7 @@
     folder/config.json, model.safetensors    the model: opens in transformers too
     folder/optimizer.safetensors             the optimizer's state, by parameter name
     folder/training.json                     step, options, random numbers
+    folder/tokenizer.json                    where tokens are not bytes
 
 The files hold whole tensors, so what N ranks wrote, sharded or not, opens on any other number. No
 pickle, so nothing is run when a checkpoint is read. The folder appears whole or not at all.
@@ -53,6 +54,8 @@ def _write(folder, model, weights, state, run):
             model.write_pretrained(beside, tensors=weights)
             save_file(state, str(beside / OPTIMIZER))
             hf_format.write_json(beside / TRAINING, record)
+            if tokenizer := run.get("config", {}).get("tokenizer"):
+                hf_format.copy_tokenizer(tokenizer, beside)
     except OSError as error:
         raise CheckpointError(f"checkpoint {folder} could not be written: {error}") from None
 

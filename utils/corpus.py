@@ -1,7 +1,8 @@
 """Text -> byte tokens -> batches, shared out over data-parallel ranks.
 
 The embedded text needs no download: it is the Python language reference that ships inside every
-CPython (`pydoc_data.topics`, about 466,000 bytes). A token is one byte, so the vocabulary is 256.
+CPython (`pydoc_data.topics`, about 466,000 bytes). A token is one byte, so the vocabulary is 256,
+unless a tokenizer makes the tokens (utils/tokenizer.py).
 
     from utils import corpus
     train, held_out = corpus.split(corpus.load())
@@ -11,11 +12,12 @@ CPython (`pydoc_data.topics`, about 466,000 bytes). A token is one byte, so the 
 are a contiguous slice of the one global batch, so N ranks see exactly what one rank sees.
 """
 
-import sysconfig
 from pathlib import Path
 
 import numpy as np
 import torch
+
+from utils import library_text
 
 VOCAB_SIZE = 256  # one token per byte value
 HELD_OUT = 0.05  # the last 5 % of a text is never trained on
@@ -34,31 +36,67 @@ def embedded():
     return "\n".join(topics.topics[name] for name in sorted(topics.topics)).encode("utf-8")
 
 
-def standard_library():
-    """The source code of Python's own standard library, as bytes: for longer runs (about 30 MB)."""
-    return _read_folder(Path(sysconfig.get_path("stdlib")), "*.py")
-
-
 def load(path=None):
     """The tokens of a text, as a 1-D uint8 tensor.
 
-    path  None: the embedded text; "stdlib": the standard library's source; a file: its bytes; a
-          folder: every UTF-8 text file in it, in sorted order (hidden files are left out).
+    path  None: the embedded text; "library": Python's standard library, its source and reference
+          pages (utils/library_text.py, about 10 MB); a file: its bytes; a folder: every UTF-8 text
+          file in it, in sorted order (hidden files are left out).
     Raises ValueError where there is nothing to read.
     """
     if path is None:
         data = embedded()
-    elif str(path) == "stdlib" and not Path(path).exists():
-        data = standard_library()
+    elif is_library(path):
+        data = "".join(library_text.split()).encode("utf-8")
     else:
         data = _read(Path(path))
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
+def is_library(path):
+    """Whether `path` means the standard library: no file or folder of that name is there."""
+    return str(path) == "library" and not Path(path).exists()
+
+
+def load_split(path=None, tokenizer=None):
+    """(train, held_out): the tokens of a text's first 95 % and its last 5 %, cut as bytes.
+
+    The standard library is cut where a module begins. tokenizer: None, or a `Tokenizer`: then the
+    tokens are its ids, int32, and the two parts are encoded one by one. Raises ValueError where
+    there is nothing to read, or where a tokenizer meets what is not UTF-8.
+    """
+    data = load(path)
+    if is_library(path):
+        cut = len(library_text.split()[0].encode("utf-8"))
+        parts = data[:cut], data[cut:]
+    else:
+        parts = split(data)
+    if tokenizer is None or tokenizer.model is None:
+        return parts
+    return tuple(_encoded(part, tokenizer, path) for part in _whole_characters(*parts))
+
+
+def _whole_characters(train, held_out):
+    """The two parts as bytes; a character that the cut went through belongs to the first one."""
+    train, held_out = train.numpy().tobytes(), held_out.numpy().tobytes()
+    rest = next((n for n, byte in enumerate(held_out[:4]) if byte & 0xC0 != 0x80), 0)
+    return train + held_out[:rest], held_out[rest:]
+
+
+def _encoded(data, tokenizer, path):
+    try:
+        return torch.tensor(tokenizer.encode(data.decode("utf-8")), dtype=torch.int32)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"text {path} is not UTF-8 (byte {error.start}), which a tokenizer needs: convert it, "
+            "or train on bytes"
+        ) from None
+
+
 def _read(path):
     try:
         if not path.exists():
-            raise ValueError(f"text {path} does not exist: give a file, a folder or 'stdlib'")
+            raise ValueError(f"text {path} does not exist: give a file, a folder or 'library'")
         data = _read_folder(path, "*") if path.is_dir() else path.read_bytes()
     except OSError as error:
         raise ValueError(f"text {path} cannot be read: {error.strerror}") from None

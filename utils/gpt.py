@@ -151,7 +151,15 @@ class Decoder(nn.Module):
 
     def forward(self, tokens):
         x = self.embed_tokens(tokens)  # (B, T, C)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        # A prompt in the embedding makes the sequence longer than the tokens; sequence parallelism
+        # keeps only this rank's part of it.
+        length = max(x.shape[1], tokens.shape[1])
+        if length > self.config.max_positions:
+            raise ValueError(
+                f"sequence of {length} tokens is longer than max_positions "
+                f"{self.config.max_positions}"
+            )
+        positions = torch.arange(length, device=tokens.device)
         # (T, 1, D): one table for all heads, in the type that the projections come out in
         cos, sin = rotary_tables(self.config, positions, x.dtype)
         cos, sin = cos[:, None], sin[:, None]
@@ -191,11 +199,6 @@ class GPT(nn.Module):
 
     def forward(self, tokens):
         """Logits (B, T, V) for int64 tokens (B, T), T at most config.max_positions."""
-        if tokens.shape[1] > self.config.max_positions:
-            raise ValueError(
-                f"sequence of {tokens.shape[1]} tokens is longer than max_positions "
-                f"{self.config.max_positions}"
-            )
         return self.lm_head(self.model(tokens))
 
     def parameter_count(self):

@@ -6,6 +6,7 @@ This file knows nothing of the model. It reads and writes
     folder/model.safetensors                    all tensors in one file, or
     folder/model.safetensors.index.json         which tensor is in which shard, with
     folder/model-00001-of-00003.safetensors     the shards
+    folder/tokenizer.json                       how text becomes tokens (utils/tokenizer.py)
 
 Only safetensors: a pickle checkpoint (*.bin, *.pt) can run code while it is read, and is refused.
 A folder is written beside its final place and then renamed, so it is never seen half-written.
@@ -25,11 +26,14 @@ from safetensors.torch import save_file
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # what a checkpoint folder may hold; anything else belongs to someone and is never replaced
 OURS = re.compile(
     r"(config|generation_config|training)\.json|model\.safetensors\.index\.json"
     r"|(model|optimizer)(-\d+-of-\d+)?\.safetensors"
+    r"|tokenizer(_config)?\.json|special_tokens_map\.json"
 )
 
 
@@ -184,6 +188,13 @@ def write_weights(folder, tensors, max_shard_bytes=5 * 10**9):
 def write_json(path, data):
     """Writes a JSON object, readable by a person."""
     Path(path).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def copy_tokenizer(source, folder):
+    """Copies the tokenizer's files of one checkpoint folder into another, as far as there are."""
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        if (Path(source) / name).exists():
+            shutil.copyfile(Path(source) / name, Path(folder) / name)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from utils.parallel.mesh import make_mesh
 from utils.pieces import draw_weights
 from utils.precision import autocast, weight_format
 from utils.run_context import asked_to_stop, freed_memory_kept, metric_lines, world
+from utils.tokenizer import Tokenizer
 from utils.train_config import TrainConfig, parse, resumed  # noqa: F401
 
 # ---- 1. small parts
@@ -58,9 +59,13 @@ def micro_batches(x, y, count):
 
 
 @torch.no_grad()
-def evaluate(engine, tokens, seq, dp):
-    """The mean loss in nats per token over the held-out tokens, shared out over the axis `dp`."""
-    total = torch.zeros(2, dtype=torch.float64, device=engine.device)  # sum of losses, tokens
+def evaluate(engine, tokens, seq, dp, byte_lengths=None):
+    """The mean loss over the held-out tokens, shared out over the axis `dp`: (nats per token, bits
+    per byte). byte_lengths: bytes of each token (V,); None: tokens are bytes.
+    """
+    # sum of losses, tokens; and bytes, where they are not the same
+    count = 2 if byte_lengths is None else 3
+    total = torch.zeros(count, dtype=torch.float64, device=engine.device)
     mine = corpus.held_out_batches(tokens, seq, rank=dp.index, world_size=dp.size)
     most = corpus.held_out_batches(tokens, seq, rank=0, world_size=dp.size)
     for own, first in zip_longest(mine, most):
@@ -71,22 +76,39 @@ def evaluate(engine, tokens, seq, dp):
         if own and engine.counts:
             total[0] += loss_sum
             total[1] += y.numel()
+            if byte_lengths is not None:
+                total[2] += byte_lengths[y.cpu()].sum()
     engine.after_evaluation()
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(total)
-    return (total[0] / total[1]).item()
+    return (total[0] / total[1]).item(), (total[0] / total[-1]).item() / math.log(2)
 
 
 # ---- 2. what a run begins with
 
 
 def _texts(config):
-    """(tokens to train on, held-out tokens, fingerprint of the text)."""
-    tokens = corpus.load(config.text)
-    train_tokens, held_out = corpus.split(tokens)
+    """(tokens to train on, held-out tokens, tokenizer, fingerprint of the text)."""
+    tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else Tokenizer()
+    train_tokens, held_out = corpus.load_split(config.text, tokenizer)
     corpus.check_length(train_tokens, config.seq, "the part of the text to train on")
     corpus.check_length(held_out, config.seq, "the held-out part (5 %) of the text")
-    return train_tokens, held_out, {"bytes": len(tokens), "crc32": zlib.crc32(tokens.numpy())}
+    data = corpus.load(config.text)
+    text = {"bytes": len(data), "crc32": zlib.crc32(data.numpy())}
+    if corpus.is_library(config.text):
+        text["python"] = "{}.{}.{}".format(*sys.version_info)  # the text is this release's
+    return train_tokens, held_out, tokenizer, text
+
+
+def _warn_of_another_text(text, before):
+    """The run goes on with another text than it began with: most likely not what was meant."""
+    print("utils.train: this is not the text that the run began with", file=sys.stderr)
+    pythons = [each.get("python") for each in (before or {}, text)]
+    if all(pythons) and pythons[0] != pythons[1]:
+        print(
+            f"utils.train: it was the library of Python {pythons[0]}, this is {pythons[1]}",
+            file=sys.stderr,
+        )
 
 
 def _start(config, device, mesh):
@@ -149,8 +171,9 @@ def train(config, *, on_step=None):
     """Trains a model; returns (model, history), history being the list of metric dictionaries.
 
     One step is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
-    "tokens_per_s", "lr", "grad_norm"}, now and then with "held_out" and "held_out_bits" (nats and
-    bits per byte), in fp16 with "loss_scale"; "grad_norm" is None where fp16 skipped the step.
+    "tokens_per_s", "lr", "grad_norm"}, now and then with "held_out" (nats per token) and
+    "held_out_bits" (bits per byte), in fp16 with "loss_scale"; "grad_norm" is None where fp16
+    skipped the step.
     `on_step(row)` is called with each. On several ranks all of them must call this. The model is
     whole; where ranks held only parts of it, only rank 0 gets it (on the CPU), the others None.
     Torch's random numbers, the signal handlers and the device are afterwards what they were.
@@ -165,11 +188,12 @@ def train(config, *, on_step=None):
     ):
         _check_out(config)
         combinations.check_ranks(config, world_size)
-        train_tokens, held_out, text = _texts(config)
+        train_tokens, held_out, tokenizer, text = _texts(config)
+        byte_lengths = tokenizer.byte_lengths() if tokenizer.model else None
         mesh = make_mesh(**config.mesh_sizes(world_size))  # which ranks share what
         engine, run = _start(config, device, mesh)
         if config.resume and run["text"] != text and rank == 0:
-            print("utils.train: this is not the text that the run began with", file=sys.stderr)
+            _warn_of_another_text(text, run["text"])
 
         total_steps, total_seconds = config.budget()
         step, seconds, skipped, history = run["step"], run["seconds"], run["skipped"], []
@@ -234,8 +258,8 @@ def train(config, *, on_step=None):
                     }
                     engine.save(config.out, run, writes=rank == 0)
                 if done or step % config.held_out_every == 0:
-                    nats = evaluate(engine, held_out, config.seq, mesh.dp)
-                    row.update(held_out=nats, held_out_bits=nats / math.log(2))
+                    nats, bits = evaluate(engine, held_out, config.seq, mesh.dp, byte_lengths)
+                    row.update(held_out=nats, held_out_bits=bits)
                 history.append(row)
                 write(row)
                 if on_step:
@@ -274,10 +298,14 @@ def main(arguments=None):
     if config.out:
         print(f"saved in {config.out}; go on with: python -m utils.train --resume {config.out}")
     if config.sample:
-        start = corpus.encode("The ")[None].to(next(model.parameters()).device)  # (1, 4)
+        tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else Tokenizer()
+        first = "The" if tokenizer.model else "The "  # a tokenizer's words begin with their space
+        start = torch.tensor(tokenizer.encode(first), device=next(model.parameters()).device)[
+            None
+        ]  # (1, T)
         with autocast(config.precision, start.device):
             text = model.generate(start, config.sample, temperature=0.7, seed=config.seed)
-        print(f"a sample of its text:\n{corpus.decode(text[0][text[0] < corpus.VOCAB_SIZE])}")
+        print(f"a sample of its text:\n{tokenizer.decode(text[0][text[0] < tokenizer.size])}")
     return 0
 
 

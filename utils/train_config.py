@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from utils import checkpoint, combinations, corpus
+from utils import checkpoint, combinations, corpus, tokenizer
 from utils.gpt_config import GPTConfig
 from utils.optimizer import LEARNING_RATES
 from utils.options import check_types, flag, option, parse_flags
@@ -21,7 +21,9 @@ class TrainConfig:
     hidden: int = option(128, "hidden size")
     heads: int = option(4, "attention heads; must divide the hidden size")
     kv_heads: int | None = option(None, "key-value heads (grouped-query attention); default: heads")
-    vocab: int = option(256, "size of the vocabulary; tokens are bytes, so 256 or more")
+    vocab: int = option(
+        256, "size of the vocabulary; never below the tokens there are: 256, or the tokenizer's"
+    )
     tie: bool = option(False, "one matrix for the embedding and the last layer")
     experts: int | None = option(
         None, "experts in every block, of which each token uses a few; default: one MLP a block"
@@ -33,10 +35,16 @@ class TrainConfig:
     # the data
     text: str | None = option(
         None,
-        "file or folder to learn from, or 'stdlib' for Python's own "
-        "source; default: the Python language reference",
+        "file or folder to learn from, or 'library' for Python's standard library; default: the "
+        "Python language reference",
         None,
         "PATH",
+    )
+    tokenizer: str | None = option(
+        None,
+        "folder with a Hugging Face tokenizer.json that makes the tokens; default: bytes",
+        None,
+        "FOLDER",
     )
     batch: int = option(16, "sequences per step, over all ranks together")
     seq: int = option(128, "tokens per sequence")
@@ -131,7 +139,7 @@ class TrainConfig:
         None, "write one JSON line per step to this file, or - for standard output", None, "FILE"
     )
     held_out_every: int = option(100, "steps between measurements on the held-out text")
-    sample: int = option(300, "bytes of text to write at the end; 0: none")
+    sample: int = option(300, "tokens of text to write at the end; 0: none")
 
     def __post_init__(self):
         if type(self.shard) is int:  # in a notebook one would write shard=3
@@ -232,8 +240,9 @@ class TrainConfig:
 
     def model_config(self):
         """The model's GPTConfig; it can generate up to 2048 tokens, or seq if that is more."""
+        tokens, end = tokenizer.facts(self.tokenizer) if self.tokenizer else (256, None)
         return GPTConfig(
-            vocab_size=self.vocab,
+            vocab_size=max(self.vocab, tokens),
             hidden_size=self.hidden,
             layers=self.layers,
             heads=self.heads,
@@ -242,6 +251,7 @@ class TrainConfig:
             experts=self.experts,
             experts_per_token=self.experts_per_token,
             max_positions=max(2048, self.seq),
+            eos_token_id=end,
         )
 
 
@@ -253,6 +263,15 @@ def resumed(folder, **changes):
         raise checkpoint.CheckpointError(
             f"{folder} was saved with the option {min(unknown)}, which this version does not have"
         )
+    if saved.get("tokenizer") is not None:
+        saved["tokenizer"] = str(folder)  # the checkpoint carries it
+        given = changes.get("tokenizer")
+        if given is not None and not tokenizer.same(given, folder):
+            raise ValueError(
+                f"--tokenizer {given} is not the tokenizer of the run in {folder}: leave it out"
+            )
+    elif changes.get("tokenizer") is not None:
+        raise ValueError(f"the run in {folder} is one on bytes: --tokenizer does not go with it")
     if "steps" in changes or "seconds" in changes:
         saved.update(steps=None, seconds=None)
     return TrainConfig(**{**saved, "out": str(folder), **changes, "resume": str(folder)})

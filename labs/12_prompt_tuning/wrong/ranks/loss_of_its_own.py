@@ -1,0 +1,18 @@
+"""The gradient is everybody's, the loss is this rank's part.
+
+hint: the gradient is right, and the loss is
+"""
+
+# ruff: noqa: F821
+
+
+def backward(model, prompt, tokens, targets, mesh):
+    total = (targets != IGNORED).sum().float()
+    losses = loss_function(model)
+    dist.all_reduce(total, group=mesh.dp.group) if mesh.dp.size > 1 else None
+    loss = losses(forward(model, prompt, tokens), targets, reduction="sum") / total
+    loss.backward()
+    loss = loss.detach()
+    if mesh.dp.size > 1:
+        dist.all_reduce(prompt.grad, group=mesh.dp.group)
+    return loss.item()

@@ -1,0 +1,115 @@
+"""Virtual tokens in front of a model's input: the first prompt, and the embedding that puts it in.
+
+    prompt = draw_prompt(model, 16)                         # (P, C)
+    with prompted(model, prompt):
+        logits = model(tokens)[:, 16:]                      # (B, T, V) for tokens (B, T)
+
+Rows may have a prompt each (`index=`, or prompts (B, P, C)), so one batch can do several tasks.
+"""
+
+import math
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+
+@torch.no_grad()
+def draw_prompt(model, length, seed=0, words=None):
+    """A first prompt, (P, C) fp32: P rows of the model's embedding.
+
+    words   token ids whose rows are taken, repeated or cut to P; None: those of random tokens
+    A prompt that begins among the embeddings is learned faster than one of random numbers (the same
+    paper, section 3.2).
+    """
+    weight = model.model.embed_tokens.weight
+    if words is None:
+        generator = torch.Generator().manual_seed(seed)
+        words = torch.randint(len(weight), (length,), generator=generator)
+    words = torch.as_tensor(words, device=weight.device)
+    if not len(words):
+        raise ValueError("there are no words to begin the prompt with: give one token at least")
+    repeats = math.ceil(length / len(words))
+    return weight[words.repeat(repeats)[:length]].float()  # a copy
+
+
+class PromptedEmbedding(nn.Module):
+    """Stands in place of a model's embedding: tokens (B, T) -> (B, P + T, C), the prompt first.
+
+    prompts   (P, C): one for all rows; (N, P, C): one a row, N being B or `choose` saying which.
+              A Parameter is a parameter of this module; any other tensor is taken as it is
+    The virtual tokens have the positions 0 to P - 1, the real ones those from P on.
+    """
+
+    def __init__(self, embedding, prompts):
+        super().__init__()
+        size = embedding.weight.shape[1]
+        if prompts.ndim not in (2, 3) or prompts.shape[-1] != size:
+            raise ValueError(
+                f"a prompt of shape {list(prompts.shape)} does not fit: the model takes (P, {size})"
+                f", or (N, P, {size}) for several"
+            )
+        if getattr(getattr(embedding, "region", None), "sequence_parallel", False):
+            raise ValueError(
+                "sequence parallelism gives every rank a part of the positions, and the prompt is "
+                "not split: use tensor_parallel without sequence_parallel"
+            )
+        self.embedding, self.index = embedding, None
+        if isinstance(prompts, nn.Parameter):
+            self.prompts = prompts
+        else:
+            self.register_buffer("prompts", prompts, persistent=False)
+
+    @property
+    def weight(self):
+        """The words' embeddings, (V, C)."""
+        return self.embedding.weight
+
+    @property
+    def length(self):
+        """P, how many virtual tokens there are."""
+        return self.prompts.shape[-2]
+
+    def choose(self, index):
+        """From now on row b has the prompt index[b]: int64 (B,), or None for row b's own."""
+        self.index = index
+        return self
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)  # (B, T, C)
+        prompts = self.prompts if self.index is None else self.prompts[self.index]
+        if prompts.ndim == 2:
+            prompts = prompts.expand(len(x), -1, -1)
+        if len(prompts) != len(x):
+            raise ValueError(f"there are {len(prompts)} prompts for {len(x)} rows: give each one")
+        return torch.cat((prompts.to(x.dtype), x), dim=1)  # (B, P + T, C)
+
+
+@contextmanager
+def prompted(model, prompt, index=None):
+    """Puts a prompt, or one for each row, in front of what a GPT reads, and takes it out again.
+
+    `model(tokens)` then has P more positions: use `model(tokens)[:, P:]`. Yields the embedding;
+    prompt None changes nothing. index: see `PromptedEmbedding.choose`.
+    """
+    embedding = model.model.embed_tokens
+    if prompt is None:
+        yield embedding
+        return
+    model.model.embed_tokens = PromptedEmbedding(embedding, prompt).choose(index)
+    try:
+        yield model.model.embed_tokens
+    finally:
+        model.model.embed_tokens = embedding
+
+
+@contextmanager
+def frozen(model):
+    """No weight of the model gets a gradient inside; afterwards all are what they were."""
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    model.requires_grad_(False)
+    try:
+        yield model
+    finally:
+        for parameter, needed in before:
+            parameter.requires_grad_(needed)
