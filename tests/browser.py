@@ -107,11 +107,11 @@ class Browser:
         lab.wait_until_ready(server, self.port, self.token)
         playwright = self.resources.enter_context(sync_playwright())
         self.chromium = playwright.chromium.launch(
-            executable_path=find_chromium(), headless=True, args=CHROMIUM_FLAGS
+            executable_path=find_chromium(), headless=True, args=CHROMIUM_FLAGS, timeout=90_000
         )
         self.resources.callback(self.chromium.close)
 
-    def left_running(self, wait: float = 10) -> list[str]:
+    def left_running(self, wait: float = 30) -> list[str]:
         """What notebooks started and what still runs after `wait` seconds."""
         deadline = time.monotonic() + wait
         while True:
@@ -124,8 +124,9 @@ class Browser:
     def page(self, path: str, mode: str = "doc"):
         """A page on `path` (from the repository's root); mode "lab" is the whole JupyterLab."""
         page = self.chromium.new_page(viewport=VIEW)
+        page.set_default_timeout(90_000)  # ms, on a machine that may be busy
         page.goto(f"http://{lab.HOST}:{self.port}/{mode}/tree/{path}?token={self.token}&reset")
-        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget", timeout=60_000)
+        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
         try:
             yield page
         finally:
@@ -135,7 +136,7 @@ class Browser:
     def notebook(self, path: str):
         """A notebook, opened, its kernel ready; the kernel is ended afterwards."""
         with self.page(path) as page:
-            page.wait_for_function(READY, timeout=90_000)
+            page.wait_for_function(READY)
             yield page
             page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
 

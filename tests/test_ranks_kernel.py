@@ -13,16 +13,26 @@ from tests.test_ranks import gone
 OPEN = """
 from utils.ranks import Ranks
 import multiprocessing.forkserver as f
-ranks = Ranks(2, timeout=20)
+ranks = Ranks(2, timeout=120)
 print("PIDS", *ranks.pids, f._forkserver._forkserver_pid)
 """
+# A cell begins with this: its file says that a rank has come so far.
+BEGUN = "mark = 7\nopen(f'{folder}/{{rank}}', 'w').close()\n"
+
+
+def wait_for_both(folder, seconds=60):
+    """Until both ranks have written their file; then they are inside the cell."""
+    deadline = time.monotonic() + seconds
+    while len(list(folder.iterdir())) < 2:
+        assert time.monotonic() < deadline, "the ranks did not begin the cell"
+        time.sleep(0.05)
 
 
 class Kernel:
     """A kernel and what its cells print."""
 
     def __init__(self):
-        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=60)
+        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=200)
 
     def execute(self, source):
         """Runs a cell; returns (text of stdout, the error's text or "")."""
@@ -31,7 +41,7 @@ class Kernel:
     def wait(self, request):
         texts, error = [], ""
         while True:
-            message = self.client.get_iopub_msg(timeout=60)
+            message = self.client.get_iopub_msg(timeout=200)
             if message["parent_header"].get("msg_id") != request:
                 continue
             kind, content = message["msg_type"], message["content"]
@@ -86,27 +96,31 @@ def test_the_magic_runs_cells_and_says_what_is_missing(shared_kernel):
     assert "Traceback" not in error
 
 
-def test_interrupting_the_kernel_interrupts_the_ranks(shared_kernel):
+def test_interrupting_the_kernel_interrupts_the_ranks(shared_kernel, tmp_path):
     kernel = shared_kernel
     kernel.open_ranks()
-    for source in ("import time\ntime.sleep(60)", "if rank == 0: dist.recv(torch.ones(1), src=1)"):
-        request = kernel.client.execute("%%ranks\nmark = 7\n" + source)
-        time.sleep(1.0)
+    waits = "import time\ntime.sleep(300)", "if rank == 0: dist.recv(torch.ones(1), src=1)"
+    for number, source in enumerate(waits):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        request = kernel.client.execute("%%ranks\n" + BEGUN.format(folder=folder) + source)
+        wait_for_both(folder)
         start = time.monotonic()
         kernel.manager.interrupt_kernel()
         _, error = kernel.wait(request)
         assert error.startswith("KeyboardInterrupt")
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 60  # by themselves they end after 120 or more
         text, error = kernel.execute("%%ranks\ndist.barrier()\nmark")
         assert (text, error) == ("all ranks │ 7\n", "")
 
 
 @pytest.mark.parametrize("how", ["shutdown", "restart", "SIGKILL", "SIGKILL while busy"])
-def test_no_process_outlives_its_kernel(kernel, how):
+def test_no_process_outlives_its_kernel(kernel, how, tmp_path):
     pids = kernel.open_ranks()
     if how == "SIGKILL while busy":
-        kernel.client.execute("%%ranks\nwhile True:\n    pass")
-        time.sleep(0.5)
+        begun = BEGUN.format(folder=tmp_path)
+        kernel.client.execute(f"%%ranks\n{begun}while True:\n    pass")
+        wait_for_both(tmp_path)
     if how == "shutdown":
         kernel.manager.shutdown_kernel(now=False)
     elif how == "restart":

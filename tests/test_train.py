@@ -211,7 +211,7 @@ def test_torchrun_and_a_signal(tmp_path):
     try:
         wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 3, process)
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=90)
     finally:
         process.kill()
     stopped = json.loads((out / "training.json").read_text())["step"]
@@ -227,7 +227,7 @@ def stop_at(step):
     return lambda row: os.kill(os.getpid(), signal.SIGINT) if row["step"] == step else None
 
 
-def wait_for(condition, process, seconds=60):
+def wait_for(condition, process, seconds=150):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
@@ -307,9 +307,9 @@ def test_schedule_is_a_trapezoid():
 
 
 def test_a_time_budget_cools_down():
-    config = replace(ODD, steps=None, seconds=1.0, lr=0.5, optimizer="adamw", precision="fp32")
+    config = replace(ODD, steps=None, seconds=3.0, lr=0.5, optimizer="adamw", precision="fp32")
     _, history = train(config)
-    assert 1.0 <= history[-1]["seconds"] < 5.0
+    assert 3.0 <= history[-1]["seconds"] < 20.0
     assert history[-1]["lr"] < 0.5 * max(row["lr"] for row in history)
 
 

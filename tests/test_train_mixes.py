@@ -9,7 +9,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from tests.mix_traffic import has_formula, traffic_by_formula
-from tests.mixes import AXES, COUNTED, PLACES, PLAIN, RANKS, mix, pairs, sample
+from tests.mixes import AXES, COUNTED, PLACES, PLAIN, RANKS, mix, pairs, pairs_of_ways, sample
 from tests.train_runs import assert_same_run, plain, run, totals
 from utils.gpt import GPT, GPTConfig
 from utils.pieces import draw_weights
@@ -52,11 +52,8 @@ def test_the_matrix_is_wide():
     drawn = set()
     for chosen in MATRIX:
         drawn |= pairs({name: getattr(chosen.config, name) for name in AXES})
-    ways = ("dp", "pp", "tp", "ep", "schedule", "sequence_parallel", "shard", "precision")
-    for one, other in itertools.combinations(ways, 2):
-        for values in itertools.product(AXES[one], AXES[other]):
-            two = dict(zip((one, other), values))
-            assert pairs(two) <= drawn or not feasible(two), two
+    for pair in pairs_of_ways():
+        assert pair <= drawn or not feasible(dict(*pair)), pair
 
 
 def feasible(fixed):

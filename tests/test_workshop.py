@@ -14,6 +14,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from tests.browser import free_port
 from utils.workshop import ROOT, course, lab, refresh
 from utils.workshop.notebooks import every_notebook, heading_above, run
 
@@ -40,7 +41,7 @@ def test_refresh_stores_the_same_bytes_twice(tmp_path):
     path = write(
         tmp_path / "lesson.ipynb",
         "import os, sys\nprint('out'); print('err', file=sys.stderr); print('out again')",
-        "_ = os.system('echo from a child')",
+        "_ = os.system('echo from a child; sleep 1')",  # the kernel reads it meanwhile
         "print({'b', 'a', 'c'})",
         "import matplotlib.pyplot as plt\n_ = plt.plot([1, 2])",
         "raise ValueError('meant')",
@@ -166,9 +167,7 @@ def test_an_impossible_port_is_named(port):
 
 
 def test_the_lab_serves_the_lessons_and_ends_with_ctrl_c(tmp_path):
-    with socket.socket() as probe:
-        probe.bind((lab.HOST, 0))
-        port = probe.getsockname()[1]
+    port = free_port()  # none that another process gets by chance before the server is up
     server = subprocess.Popen(
         [sys.executable, "-m", "utils.workshop.lab", "--port", str(port)],
         cwd=ROOT,
@@ -187,11 +186,11 @@ def test_the_lab_serves_the_lessons_and_ends_with_ctrl_c(tmp_path):
     settings = "lab/api/settings/@jupyterlab/apputils-extension:notification"
     base, token = url.split("lab/tree")[0], url.split("token=")[1]
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(f"{base}{settings}?token={token}", timeout=20) as answer:
+    with direct.open(f"{base}{settings}?token={token}", timeout=60) as answer:
         schema = json.load(answer)["schema"]["properties"]
     assert schema["fetchNews"]["default"] == "false"
     with pytest.raises(urllib.error.HTTPError, match="403"):
-        direct.open(f"{base}api/contents", timeout=20)
+        direct.open(f"{base}api/contents", timeout=60)
     server.send_signal(signal.SIGINT)
     assert "Stopping JupyterLab" in server.stdout.read()
     assert server.wait(20) == 0

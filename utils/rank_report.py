@@ -166,19 +166,24 @@ def stacks(pool, ranks):
 
     The ranks write it themselves on SIGUSR1 (faulthandler), even inside C++ code.
     """
-    found = {}
+    texts = dict.fromkeys(ranks, "")
     for rank in ranks:
         read_new(pool._folder, f"rank{rank}.stack", pool._seen)
     pool._signal(ranks, signal.SIGUSR1)
-    deadline = time.monotonic() + 1.0
-    while len(found) < len(ranks) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 5.0
+    # the outermost frame comes last (or "...", where there are many): a stack may be half written
+    while not all(text.endswith((" in <module>\n", "  ...\n")) for text in texts.values()):
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.02)
-        for rank in set(ranks) - set(found):
-            text = read_new(pool._folder, f"rank{rank}.stack", pool._seen)
-            lines = re.findall(r'File "(.+)", line (\d+) in (.+)', text)
-            if lines:
-                frames = [Frame(file, int(line), name) for file, line, name in reversed(lines)]
-                found[rank] = tuple(frame for frame in frames if not plumbing(frame))
+        for rank in ranks:
+            texts[rank] += read_new(pool._folder, f"rank{rank}.stack", pool._seen)
+    found = {}
+    for rank, text in texts.items():
+        lines = re.findall(r'File "(.+)", line (\d+) in (.+)', text)
+        if lines:
+            frames = [Frame(file, int(line), name) for file, line, name in reversed(lines)]
+            found[rank] = tuple(frame for frame in frames if not plumbing(frame))
     return found
 
 

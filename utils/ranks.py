@@ -237,7 +237,9 @@ class Ranks:
 
     def _dead(self):
         """A process has ended by itself: names it, ends the others, returns the RankError."""
-        time.sleep(0.05)  # exit codes reach the kernel a moment after the process has gone
+        # exit codes reach the kernel through the forkserver, a moment after the process has gone
+        connection.wait([process.sentinel for process in self._processes], 5.0)
+        time.sleep(0.05)  # for others that went with it
         text = report.deaths(self)
         self._stop(text.splitlines()[0].rstrip("."))
         return RankError(text + "\nThe other ranks were ended too. Call ranks.restart().")
