@@ -68,10 +68,15 @@ def test_accuracies_have_intervals_and_prompt_tuning_is_gold():
 
 
 def test_sweeps_mark_the_best():
-    pictures.sweeps({"length": {1: 0.2, 8: 0.9}, "rate": {0.3: 0.9, 3: 0.1}}, "knobs")
+    knobs = {"length": {1: 0.2, 8: 0.9}, "rate": {0.3: 0.9, 3: 0.1}}
     gold = plt.matplotlib.colors.to_rgba(GOLD)
-    marked = [[bar.get_facecolor() == gold for bar in axes.patches] for axes in plt.gcf().axes]
-    assert marked == [[False, True], [True, False]]
+    for best, expected in (
+        (max, [[False, True], [True, False]]),
+        (min, [[True, False], [False, True]]),
+    ):
+        pictures.sweeps(knobs, "knobs", best=best)
+        marked = [[bar.get_facecolor() == gold for bar in axes.patches] for axes in plt.gcf().axes]
+        assert marked == expected
 
 
 def test_among_words():

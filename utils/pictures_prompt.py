@@ -147,18 +147,22 @@ def _chance(axes, chance, line):
             axes.text(chance + 0.01, -0.42, "guessing", color=GREY, fontsize=9)
 
 
-def sweeps(panels, title: str = "", y: str = "accuracy") -> None:
-    """One small panel for each knob: {knob: {setting: value}}; the best setting is gold."""
+def sweeps(panels, title: str = "", y: str = "accuracy", best=max) -> None:
+    """One small panel for each knob: {knob: {setting: value}}; the best setting is gold.
+
+    best: max or min, which values are good ones.
+    """
     _, axes = figures.figure(columns=len(panels))
+    most = max(value for values in panels.values() for value in values.values())
     for place, (knob, values) in zip(axes, panels.items(), strict=True):
         names = [str(name) for name in values]
-        best = max(values.values())
-        tints = [GOLD if value == best else figures.BLUE for value in values.values()]
+        wanted = best(values.values())
+        tints = [GOLD if value == wanted else figures.BLUE for value in values.values()]
         place.bar(names, list(values.values()), 0.62, color=tints)
         for index, value in enumerate(values.values()):
             place.annotate(f"{value:.2f}", (index, value), ha="center", va="bottom", fontsize=9)
         place.grid(axis="x", visible=False)
-        place.set(xlabel=knob, ylim=(0, 1.1))
+        place.set(xlabel=knob, ylim=(0, 1.1 * most))
     axes[0].set(ylabel=y, title=title)
     figures.show()
 

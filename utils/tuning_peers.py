@@ -1,6 +1,6 @@
 """What prompt tuning is compared with: full fine-tuning, and LoRA by peft, on the same examples.
 
-    tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("full", lr=1e-3))
+    tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("full", lr=3e-4))
     tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("lora", lr=1e-2, rank=4))
     learned_numbers(tuned)              # how many numbers were learned
     matches(tuned, tokenizer, held_out) # of utils.prompt_tuning: the result is a GPT like any other
@@ -32,7 +32,7 @@ class PeerConfig:
     """How weights are tuned. Raises ValueError for values that make no sense."""
 
     kind: str = option("full", "full: every weight; lora: thin matrices beside each", KINDS)
-    lr: float = option(1e-3, "learning rate of Adam")
+    lr: float = option(3e-4, "learning rate of Adam")
     cooldown: float = option(0.5, "part of the steps in which the learning rate falls to 0")
     steps: int = option(200, "how many steps")
     batch: int = option(16, "examples in a step")
