@@ -26,6 +26,7 @@ what lessons tune, compress and serve, small enough for two CPU cores. `models/s
 
 ```python
 from utils import base_model
+
 model, tokenizer = base_model.load("base")
 ```
 
