@@ -5,6 +5,8 @@ import pytest
 
 import tests
 
+pytest.register_assert_rewrite("tests.lab_tests")  # its asserts say what they compared, too
+
 # Functions of tests travel to ranks by value: by name, every rank would import the test's module,
 # and pytest with it.
 cloudpickle.register_pickle_by_value(tests)

@@ -1,11 +1,12 @@
 """A lab under test: what its checks print for an answer, several answers at a time.
 
     LAB = Lab("01_data_parallel", {"ring": ("judge_messages", "ring", "ring.py")})
-    cases = fixture(LAB)          # a pytest fixture: cases(exercise, source) -> Judged
+    cases, place = fixtures(LAB)  # of pytest: cases(exercise, source) -> Judged
 
-Each answer is judged in a process of its own pool, in a folder that holds the solution's files and
-the answer in place of one of them. All answers that the tests of a module will ask for are begun
-together: many of them are wrong in a way that has to wait for a time limit.
+What every lab must keep to is in tests/lab_tests.py. Each answer is judged in a process of its own
+pool, in a folder that holds the solution's files and the answer in place of one of them. All
+answers that the tests of a module will ask for are begun together: many of them are wrong in a way
+that has to wait for a time limit.
 """
 
 import ast
@@ -75,10 +76,12 @@ def hint(path):
     return re.search(r"^hint: (.+)$", ast.get_docstring(ast.parse(path.read_text())), re.M)[1]
 
 
-def fixture(lab):
-    """A fixture `cases`: cases(exercise, source) -> Judged, source None for the solution itself.
+def fixtures(lab):
+    """Two fixtures: `cases` and, used by every test of the module, `place`.
 
+    cases(exercise, source) -> Judged, source None for the solution itself;
     cases.begin([(exercise, source), …]) starts to judge several.
+    place: the lab's own modules can be imported, and are forgotten afterwards.
     """
 
     @pytest.fixture(scope="module")
@@ -88,7 +91,15 @@ def fixture(lab):
             yield _Cases(lab, pool)
             pool.shutdown(cancel_futures=True)
 
-    return cases
+    @pytest.fixture(autouse=True)
+    def place(monkeypatch):
+        monkeypatch.syspath_prepend(str(lab.solution))
+        yield
+        for name, module in list(sys.modules.items()):
+            if str(lab.folder) in str(getattr(module, "__file__", "")):
+                del sys.modules[name]
+
+    return cases, place
 
 
 def selected(request, name):

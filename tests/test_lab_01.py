@@ -1,17 +1,10 @@
-"""Lab 01: the solution passes, every typical wrong answer is rejected for what is wrong with it.
-
-A wrong answer (labs/01_data_parallel/wrong/EXERCISE/*.py) holds only what it does differently; the
-answer is the solution followed by it. Its docstring names the words that the hint must contain.
-"""
-
-import re
-import sys
+"""Lab 01: the answers that its checks must accept and reject, and its pieces."""
 
 import pytest
 
-from tests.lab_cases import ROOT, Lab, fixture, hint, selected
+from tests.lab_cases import Lab, fixtures
+from tests.lab_tests import LabTests
 from utils.checks import check
-from utils.workshop import labs
 
 LAB = Lab(
     "01_data_parallel",
@@ -24,53 +17,7 @@ LAB = Lab(
     },
     {"judge_mpi.HANG": 20.0},  # several are judged at once
 )
-cases = fixture(LAB)
-
-
-@pytest.fixture(autouse=True)
-def place(monkeypatch):
-    """The lab's own modules can be imported, and are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(LAB.solution))
-    yield
-    for name, module in list(sys.modules.items()):
-        if str(LAB.folder) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_solution_passes(cases, exercise):
-    judged = cases(exercise)
-    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
-    assert judged.checks == {exercise: True}
-
-
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_learners_copy_is_not_started(cases, exercise):
-    path = LAB.solution / LAB.exercises[exercise][2]
-    judged = cases(exercise, labs.generated(path, ROOT))
-    task = re.search(r"### BEGIN SOLUTION: (.*)", path.read_text())[1]
-    if exercise == "crossover":
-        task = "write down both times, set them equal and solve for n"
-    assert judged.out == f"[ ] {exercise}: not started. Your task: {task}\n"
-    assert judged.checks == {}
-
-
-@pytest.mark.parametrize("path", LAB.wrong, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_wrong_answer_is_rejected_with_its_symptom(cases, path, request):
-    cases.begin(LAB.with_wrong(other) for other in selected(request, "path"))
-    exercise, source = LAB.with_wrong(path)
-    judged = cases(exercise, source)
-    assert judged.out.startswith(f"[x] {exercise}: "), judged.out
-    assert hint(path) in judged.out.replace("\n    ", " "), judged.out
-    assert judged.checks == {exercise: False}
-
-
-def test_each_exercise_has_wrong_answers():
-    assert {path.parent.name for path in LAB.wrong} == set(LAB.exercises)
-    assert len(LAB.wrong) >= 40
-
-
-# ── other right answers must pass too ─────────────────────────────────────────────────────────
+cases, place = fixtures(LAB)
 
 OTHERS = {
     "ring: asynchronous sends": """
@@ -167,15 +114,13 @@ def all_reduce_gradient(gradient, rows, rows_global, comm):
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_right_answer_passes(cases, name, request):
-    def answer(name):
-        exercise = name.split(":")[0]
-        return exercise, LAB.source(exercise) + "\n\n" + OTHERS[name]
+class TestLab(LabTests):
+    lab, others, least = LAB, OTHERS, 40
 
-    cases.begin(answer(other) for other in selected(request, "name"))
-    judged = cases(*answer(name))
-    assert judged.out.startswith(f"[ok] {name.split(':')[0]}: "), judged.out
+    def task(self, exercise, tasks):
+        if exercise == "crossover":
+            return "write down both times, set them equal and solve for n"
+        return tasks[0]
 
 
 def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):

@@ -1,95 +1,20 @@
-"""Lab 02: the solution passes, every typical wrong answer is rejected for what is wrong with it.
+"""Lab 02: the answers that its checks must accept and reject, and its pieces."""
 
-A wrong answer (labs/02_gradient_accumulation/wrong/EXERCISE/*.py) holds only what it does
-differently; the answer is the solution followed by it. Its docstring names the words that the hint
-must contain.
-"""
-
-import ast
-import importlib
-import re
-import sys
-from pathlib import Path
-
-import pytest
-
-from utils import checks, store
-from utils.checks import check
+from tests.lab_cases import ROOT, Lab, fixtures
+from tests.lab_tests import LabTests
 from utils.workshop import labs
 
-ROOT = Path(__file__).resolve().parents[1]
-LAB = ROOT / "labs" / "02_gradient_accumulation"
-SOLUTION = LAB / "solution"
-EXERCISES = {  # name of the folder in wrong/: (judge, its function, the file)
-    "accumulate": ("judge_accumulate", "accumulation", "accumulate.py"),
-    "ddp": ("judge_ddp", "ddp", "ddp_step.py"),
-    "noise": ("judge_noise", "norms", "noise.py"),
-    "estimate": ("judge_noise", "estimate", "noise.py"),
-}
-WRONG = sorted(LAB.glob("wrong/*/*.py"))
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch):
-    """An empty ledger; the lab's own modules can be imported, and are forgotten afterwards."""
-    monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
-    monkeypatch.syspath_prepend(str(SOLUTION))
-    monkeypatch.setattr(checks, "HANG", 6.0)
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if str(LAB) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
-
-
-def judge(exercise: str, folder: Path, source: str | None = None, capsys=None) -> str:
-    """What the check prints for the exercise's file in `folder`, first filled with `source`."""
-    module, function, file = EXERCISES[exercise]
-    if source is not None:
-        for given in SOLUTION.glob("*.py"):
-            (folder / given.name).write_text(given.read_text())
-        (folder / file).write_text(source)
-    check(exercise, getattr(importlib.import_module(module), function), folder / file)
-    return capsys.readouterr().out
-
-
-def solution(exercise: str) -> str:
-    return (SOLUTION / EXERCISES[exercise][2]).read_text()
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(exercise, capsys):
-    out = judge(exercise, SOLUTION, capsys=capsys)
-    assert out.startswith(f"[ok] {exercise}: "), out
-    assert store.read()["checks"] == {exercise: True}
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_learners_copy_is_not_started(exercise, tmp_path, capsys):
-    path = SOLUTION / EXERCISES[exercise][2]
-    out = judge(exercise, tmp_path, labs.generated(path, ROOT), capsys)
-    tasks = re.findall(r"### BEGIN SOLUTION: (.*)", path.read_text())
-    task = tasks[1] if exercise == "estimate" else tasks[0]
-    assert out == f"[ ] {exercise}: not started. Your task: {task}\n"
-    assert store.read()["checks"] == {}
-
-
-@pytest.mark.parametrize("path", WRONG, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_wrong_answer_is_rejected_with_its_symptom(path, tmp_path, capsys):
-    exercise = path.parent.name
-    hint = re.search(r"^hint: (.+)$", ast.get_docstring(ast.parse(path.read_text())), re.M)[1]
-    out = judge(exercise, tmp_path, solution(exercise) + "\n\n" + path.read_text(), capsys)
-    assert out.startswith(f"[x] {exercise}: "), out
-    assert hint in out.replace("\n    ", " "), out
-    assert store.read()["checks"] == {exercise: False}
-
-
-def test_each_exercise_has_wrong_answers():
-    assert {path.parent.name for path in WRONG} == set(EXERCISES)
-    assert len(WRONG) >= 40
-
-
-# ── other right answers must pass too ─────────────────────────────────────────────────────────
+LAB = Lab(
+    "02_gradient_accumulation",
+    {
+        "accumulate": ("judge_accumulate", "accumulation", "accumulate.py"),
+        "ddp": ("judge_ddp", "ddp", "ddp_step.py"),
+        "noise": ("judge_noise", "norms", "noise.py"),
+        "estimate": ("judge_noise", "estimate", "noise.py"),
+    },
+    {"utils.checks.HANG": 10.0},  # two answers are judged at once
+)
+cases, place = fixtures(LAB)
 
 OTHERS = {
     "accumulate: divides before the all-reduce is copied back, into new gradients": """
@@ -176,11 +101,11 @@ def noise_scale(history, small_rows, big_rows):
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_right_answer_passes(name, tmp_path, capsys):
-    exercise = name.split(":")[0]
-    out = judge(exercise, tmp_path, solution(exercise) + "\n\n" + OTHERS[name], capsys)
-    assert out.startswith(f"[ok] {exercise}: "), out
+class TestLab(LabTests):
+    lab, others, least = LAB, OTHERS, 40
+
+    def task(self, exercise, tasks):
+        return tasks[exercise == "estimate"]
 
 
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────
@@ -200,7 +125,7 @@ def test_micro_batches_are_as_long_as_asked():
 def test_the_measurement_says_when_there_is_nothing_to_measure(tmp_path, capsys):
     import judge_noise
 
-    for given in SOLUTION.glob("*.py"):
+    for given in LAB.solution.glob("*.py"):
         (tmp_path / given.name).write_text(labs.generated(given, ROOT))
     assert judge_noise.measure(tmp_path / "noise.py", steps=3, size=1) is None
     assert "is not written" in capsys.readouterr().out

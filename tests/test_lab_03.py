@@ -1,16 +1,7 @@
-"""Lab 03: the solution passes, every typical wrong answer is rejected for what is wrong with it.
+"""Lab 03: the answers that its checks must accept and reject, and its pieces."""
 
-A wrong answer (labs/03_mixed_precision/wrong/EXERCISE/*.py) holds only what it does differently;
-the answer is the solution followed by it. Its docstring names the words that the hint must contain.
-"""
-
-import re
-import sys
-
-import pytest
-
-from tests.lab_cases import ROOT, Lab, fixture, hint, selected
-from utils.workshop import labs
+from tests.lab_cases import Lab, fixtures
+from tests.lab_tests import LabTests
 
 LAB = Lab(
     "03_mixed_precision",
@@ -20,51 +11,7 @@ LAB = Lab(
         "stochastic": ("judge_stochastic", "stochastic", "stochastic.py"),
     },
 )
-cases = fixture(LAB)
-
-
-@pytest.fixture(autouse=True)
-def place(monkeypatch):
-    """The lab's own modules can be imported, and are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(LAB.solution))
-    yield
-    for name, module in list(sys.modules.items()):
-        if str(LAB.folder) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_solution_passes(cases, exercise):
-    judged = cases(exercise)
-    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
-    assert judged.checks == {exercise: True}
-
-
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_learners_copy_is_not_started(cases, exercise):
-    path = LAB.solution / LAB.exercises[exercise][2]
-    judged = cases(exercise, labs.generated(path, ROOT))
-    task = re.search(r"### BEGIN SOLUTION: (.*)", path.read_text())[1]
-    assert judged.out == f"[ ] {exercise}: not started. Your task: {task}\n"
-    assert judged.checks == {}
-
-
-@pytest.mark.parametrize("path", LAB.wrong, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_wrong_answer_is_rejected_with_its_symptom(cases, path, request):
-    cases.begin(LAB.with_wrong(other) for other in selected(request, "path"))
-    exercise, source = LAB.with_wrong(path)
-    judged = cases(exercise, source)
-    assert judged.out.startswith(f"[x] {exercise}: "), judged.out
-    assert hint(path) in judged.out.replace("\n    ", " "), judged.out
-    assert judged.checks == {exercise: False}
-
-
-def test_each_exercise_has_wrong_answers():
-    assert {path.parent.name for path in LAB.wrong} == set(LAB.exercises)
-    assert len(LAB.wrong) >= 30
-
-
-# ── other right answers must pass too ─────────────────────────────────────────────────────────
+cases, place = fixtures(LAB)
 
 OTHERS = {
     "loss_scaler: multiplies by the inverse, asks with a sum, flags as whole numbers": """
@@ -141,11 +88,8 @@ def sgd_step(parameters, lr, step, rank):
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_right_answer_passes(cases, name):
-    exercise = name.split(":")[0]
-    judged = cases(exercise, LAB.source(exercise) + "\n\n" + OTHERS[name])
-    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
+class TestLab(LabTests):
+    lab, others, least = LAB, OTHERS, 30
 
 
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────

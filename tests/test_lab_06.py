@@ -1,16 +1,9 @@
-"""Lab 06: the solution passes, every typical wrong answer is rejected for what is wrong with it.
-
-A wrong answer (labs/06_tensor_parallel/wrong/EXERCISE/*.py) holds only what it does differently;
-the answer is the solution followed by it. Its docstring names the words that the hint must contain.
-"""
-
-import re
-import sys
+"""Lab 06: the answers that its checks must accept and reject, and its pieces."""
 
 import pytest
 
-from tests.lab_cases import ROOT, Lab, fixture, hint, selected
-from utils.workshop import labs
+from tests.lab_cases import Lab, fixtures
+from tests.lab_tests import LabTests
 
 EXERCISES = ("pair", "mlp", "attention", "loss")
 LAB = Lab(
@@ -18,50 +11,7 @@ LAB = Lab(
     {name: ("judge_megatron", name, "megatron.py") for name in EXERCISES},
     {"utils.checks.HANG": 20.0},  # none of the answers hangs; a busy machine must not look so
 )
-cases = fixture(LAB)
-
-
-@pytest.fixture(autouse=True)
-def place(monkeypatch):
-    """The lab's own modules can be imported, and are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(LAB.solution))
-    yield
-    for name, module in list(sys.modules.items()):
-        if str(LAB.folder) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(cases, exercise):
-    judged = cases(exercise)
-    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
-    assert judged.checks == {exercise: True}
-
-
-def test_the_learners_copy_is_not_started(cases):
-    path = LAB.solution / "megatron.py"
-    judged = cases("pair", labs.generated(path, ROOT))
-    task = re.search(r"### BEGIN SOLUTION: (.*)", path.read_text())[1]
-    assert judged.out == f"[ ] pair: not started. Your task: {task}\n"
-    assert judged.checks == {}
-
-
-@pytest.mark.parametrize("path", LAB.wrong, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_wrong_answer_is_rejected_with_its_symptom(cases, path, request):
-    cases.begin(LAB.with_wrong(other) for other in selected(request, "path"))
-    exercise, source = LAB.with_wrong(path)
-    judged = cases(exercise, source)
-    assert judged.out.startswith(f"[x] {exercise}: "), judged.out
-    assert hint(path) in judged.out.replace("\n    ", " "), judged.out
-    assert judged.checks == {exercise: False}
-
-
-def test_each_exercise_has_wrong_answers():
-    assert {path.parent.name for path in LAB.wrong} == set(EXERCISES)
-    assert len(LAB.wrong) >= 25
-
-
-# ── other right answers must pass too ─────────────────────────────────────────────────────────
+cases, place = fixtures(LAB)
 
 OTHERS = {
     "pair: an empty tensor, filled": """
@@ -98,11 +48,9 @@ def vocabulary_loss(logits, targets, sizes):
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_right_answer_passes(cases, name):
-    exercise = name.split(":")[0]
-    judged = cases(exercise, LAB.source(exercise) + "\n\n" + OTHERS[name])
-    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
+class TestLab(LabTests):
+    lab, others, least = LAB, OTHERS, 25
+    untouched = ("pair",)
 
 
 def test_the_lesson_of_the_last_cells():

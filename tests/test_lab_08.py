@@ -1,17 +1,9 @@
-"""Lab 08: the solution passes, every typical wrong answer is rejected for what is wrong with it.
+"""Lab 08: the answers that its checks must accept and reject, and its pieces."""
 
-A wrong answer (labs/08_mixture_of_experts/wrong/EXERCISE/*.py) holds only what it does differently;
-the answer is the solution followed by it. Its docstring names the words that the hint must contain.
-"""
-
-import re
-import sys
-
-import pytest
 import torch
 
-from tests.lab_cases import ROOT, Lab, fixture, hint, selected
-from utils.workshop import labs
+from tests.lab_cases import Lab, fixtures
+from tests.lab_tests import LabTests
 
 LAB = Lab(
     "08_mixture_of_experts",
@@ -22,51 +14,7 @@ LAB = Lab(
     },
     {"utils.checks.HANG": 6.0},
 )
-cases = fixture(LAB)
-
-
-@pytest.fixture(autouse=True)
-def place(monkeypatch):
-    """The lab's own modules can be imported, and are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(LAB.solution))
-    yield
-    for name, module in list(sys.modules.items()):
-        if str(LAB.folder) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.mark.parametrize("exercise", LAB.exercises)
-def test_the_solution_passes(cases, exercise):
-    judged = cases(exercise)
-    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
-    assert judged.checks == {exercise: True}
-
-
-def test_the_learners_copy_is_not_started(cases):
-    path = LAB.solution / "dispatch.py"
-    tasks = re.findall(r"### BEGIN SOLUTION: (.*)", path.read_text())
-    for exercise, task in (("all_to_all", tasks[0]), ("dispatch", tasks[2]), ("combine", tasks[3])):
-        judged = cases(exercise, labs.generated(path, ROOT))
-        assert judged.out == f"[ ] {exercise}: not started. Your task: {task}\n"
-        assert judged.checks == {}
-
-
-@pytest.mark.parametrize("path", LAB.wrong, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_wrong_answer_is_rejected_with_its_symptom(cases, path, request):
-    cases.begin(LAB.with_wrong(other) for other in selected(request, "path"))
-    exercise, source = LAB.with_wrong(path)
-    judged = cases(exercise, source)
-    assert judged.out.startswith(f"[x] {exercise}: "), judged.out
-    assert hint(path) in judged.out.replace("\n    ", " "), judged.out
-    assert judged.checks == {exercise: False}
-
-
-def test_each_exercise_has_wrong_answers():
-    assert {path.parent.name for path in LAB.wrong} == set(LAB.exercises)
-    assert len(LAB.wrong) >= 30
-
-
-# ── other right answers must pass too ─────────────────────────────────────────────────────────
+cases, place = fixtures(LAB)
 
 OTHERS = {
     "all_to_all: one function for both ways, waited for": """
@@ -123,15 +71,11 @@ def combine(results, weights, way):
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_right_answer_passes(cases, name, request):
-    def answer(name):
-        exercise = name.split(":")[0]
-        return exercise, LAB.source(exercise) + "\n\n" + OTHERS[name]
+class TestLab(LabTests):
+    lab, others, least = LAB, OTHERS, 30
 
-    cases.begin(answer(other) for other in selected(request, "name"))
-    judged = cases(*answer(name))
-    assert judged.out.startswith(f"[ok] {name.split(':')[0]}: "), judged.out
+    def task(self, exercise, tasks):
+        return tasks[{"all_to_all": 0, "dispatch": 2, "combine": 3}[exercise]]
 
 
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────

@@ -1,76 +1,25 @@
-"""Lab 12: the solution passes, every typical wrong answer is rejected for what is wrong with it.
-
-A wrong answer (labs/12_prompt_tuning/wrong/EXERCISE/*.py) holds only what it does differently; the
-answer is the solution followed by it. Its docstring names the words that the hint must contain.
-"""
+"""Lab 12: the answers that its checks must accept and reject, and its pieces."""
 
 import re
-import sys
 
 import pytest
 import torch
 
-from tests.lab_cases import ROOT, Lab, fixture, hint, selected
+from tests.lab_cases import ROOT, Lab, fixtures
+from tests.lab_tests import LabTests
 from utils.workshop import labs
 
-EXERCISES = {
-    "forward": ("judge_forward", "forward", "prompting.py"),
-    "tune": ("judge_tune", "tuning", "prompting.py"),
-    "together": ("judge_together", "together", "prompting.py"),
-    "ranks": ("judge_ranks", "ranks", "prompting.py"),
-}
 LAB = Lab(
     "12_prompt_tuning",
-    EXERCISES,
+    {
+        "forward": ("judge_forward", "forward", "prompting.py"),
+        "tune": ("judge_tune", "tuning", "prompting.py"),
+        "together": ("judge_together", "together", "prompting.py"),
+        "ranks": ("judge_ranks", "ranks", "prompting.py"),
+    },
     {"utils.checks.HANG": 20.0},  # none of the answers hangs; a busy machine must not look so
 )
-cases = fixture(LAB)
-
-
-@pytest.fixture(autouse=True)
-def place(monkeypatch):
-    """The lab's own modules can be imported, and are forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(LAB.solution))
-    yield
-    for name, module in list(sys.modules.items()):
-        if str(LAB.folder) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_solution_passes(cases, exercise):
-    judged = cases(exercise)
-    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
-    assert judged.checks == {exercise: True}
-
-
-@pytest.mark.parametrize("exercise", EXERCISES)
-def test_the_learners_copy_is_not_started(cases, exercise):
-    path = LAB.solution / "prompting.py"
-    first = {"forward": "batch", "tune": "begin", "together": "together", "ranks": "backward"}
-    judged = cases(exercise, labs.generated(path, ROOT))
-    after = path.read_text().split(f"\ndef {first[exercise]}(")[1]
-    task = re.search(r"### BEGIN SOLUTION: (.*)", after)[1]
-    assert judged.out == f"[ ] {exercise}: not started. Your task: {task}\n"
-    assert judged.checks == {}
-
-
-@pytest.mark.parametrize("path", LAB.wrong, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_wrong_answer_is_rejected_with_its_symptom(cases, path, request):
-    cases.begin(LAB.with_wrong(other) for other in selected(request, "path"))
-    exercise, source = LAB.with_wrong(path)
-    judged = cases(exercise, source)
-    assert judged.out.startswith(f"[x] {exercise}: "), judged.out
-    assert hint(path) in judged.out.replace("\n    ", " "), judged.out
-    assert judged.checks == {exercise: False}
-
-
-def test_each_exercise_has_wrong_answers():
-    assert {path.parent.name for path in LAB.wrong} == set(EXERCISES)
-    assert len(LAB.wrong) >= 60
-
-
-# ── other right answers must pass too ─────────────────────────────────────────────────────────
+cases, place = fixtures(LAB)
 
 OTHERS = {
     "forward: the model's own forward, with another embedding": """
@@ -144,11 +93,14 @@ def backward(model, prompt, tokens, targets, mesh):
 }
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_right_answer_passes(cases, name):
-    exercise = name.split(":")[0]
-    judged = cases(exercise, LAB.source(exercise) + "\n\n" + OTHERS[name])
-    assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
+class TestLab(LabTests):
+    lab, others, least = LAB, OTHERS, 60
+
+    def task(self, exercise, tasks):
+        path = self.lab.solution / self.lab.exercises[exercise][2]
+        first = {"forward": "batch", "tune": "begin", "together": "together", "ranks": "backward"}
+        after = path.read_text().split(f"\ndef {first[exercise]}(")[1]
+        return re.search(r"### BEGIN SOLUTION: (.*)", after)[1]
 
 
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────
