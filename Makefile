@@ -2,13 +2,15 @@
 # Set-up needs only this file, git and Python 3.11 or 3.12 (PYTHON=/path/to/python names another).
 
 PORT ?= 8888
+MODEL ?= models/base
+TP ?= 2
 SETUP = python=$$(sh utils/workshop/find_python.sh) && "$$python" utils/workshop/setup.py
 RUN = .venv/bin/python -m
 PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab test course progress refresh labs lock base-model bench lint clean
+.PHONY: help setup ready lab test course progress refresh labs lock base-model export serve bench lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -44,6 +46,12 @@ base-model: ready ## pretrain, measure and describe the models in models/ again 
 	$(RUN) utils.base_model train
 	$(RUN) utils.base_model measure
 	$(RUN) utils.base_model card
+
+export: ready ## fill the Triton model repository (MODEL=models/base TP=2)
+	$(RUN) utils.serving.export --model $(MODEL) --tp $(TP)
+
+serve: ready ## serve triton_model_repo/ until Ctrl-C (ports 8000, 8001, 8002)
+	$(RUN) utils.serving.server
 
 bench: ready ## measure ranks, training step, memory and mixes against their peers (NANOGPT=clone LITGPT=folder)
 	$(RUN) tests.bench.bench_ranks

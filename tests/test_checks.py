@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from utils import checks, store
-from utils.checks import Wrong, check, on_ranks
+from utils.checks import NotHere, Wrong, check, on_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +104,15 @@ def test_a_hang_ends_and_says_where_each_rank_is(file, capsys):
     assert out.startswith("[x] 01x number: with 2 ranks: A collective did not complete within 5 s")
     assert "answer.py:6: dist.recv(torch.zeros(1), 1)" in out
     assert out.endswith("    Advice for a hang.\n")
+
+
+def test_what_cannot_run_here_is_neither_right_nor_wrong(file, capsys):
+    def judge(path):
+        raise NotHere("there is no server for this machine")
+
+    check("01x number", judge, file)
+    assert capsys.readouterr().out == "[ ] 01x number: there is no server for this machine\n"
+    assert "01x number" not in remembered()
 
 
 def test_prints_of_the_answer_are_shown(file, capsys):

@@ -7,8 +7,9 @@
     [ok] 01b ring all-reduce: … what was looked at
 
 A judge is a function of the answer's file. It loads the file afresh, lets real ranks run it, looks
-at values, messages and bytes, and raises `Wrong` with the symptom or returns what it has seen. The
-result is remembered for the progress report (`utils/progress.py`).
+at values, messages and bytes, and raises `Wrong` with the symptom or returns what it has seen
+(`NotHere`: it cannot be run on this machine). Right and wrong are remembered for the progress
+report (`utils/progress.py`).
 """
 
 import contextlib
@@ -34,6 +35,11 @@ class Wrong(Exception):
     """An answer is wrong. The message names the symptom and where to look."""
 
 
+class NotHere(Exception):
+    """This machine cannot run what a check needs. The message says what is missing, and where it
+    would be found."""
+
+
 def check(name: str, judge: Callable[[Path], str], file: str | Path) -> None:
     """Prints `[ ]`, `[x]` or `[ok]` for the answer in `file`, and remembers the result.
 
@@ -47,6 +53,9 @@ def check(name: str, judge: Callable[[Path], str], file: str | Path) -> None:
         seen = judge(path)
     except NotImplementedError as error:
         _say("[ ]", name, f"not started. Your task: {error}")
+        return
+    except NotHere as error:
+        _say("[ ]", name, str(error))
         return
     except RankError as error:
         task = re.search(r"NotImplementedError: (.*)", str(error))

@@ -14,20 +14,39 @@ import torch
 
 from utils import hf_format
 
+BLOCK = 2**22  # values that are converted at once
+
 
 def fingerprint(base):
     """64 hexadecimal digits for a checkpoint folder, or for a model that holds whole tensors.
 
-    A folder is read tensor by tensor, so it need not fit into memory. Raises ValueError
+    A folder is read tensor by tensor, in blocks, so it need not fit into memory. Raises ValueError
     (CheckpointError) for a folder that cannot be read, or where the model is a part of one.
     """
-    digests = {}
+    total = Fingerprint()
     for name, tensor in _tensors_of(base):
-        digests[name] = _digest(tensor)
-    total = hashlib.sha256()
-    for name in sorted(digests):
-        total.update(f"{name}:{digests[name]}\n".encode())
+        total.add(name, tensor.shape, _in_blocks(tensor))
     return total.hexdigest()
+
+
+class Fingerprint:
+    """The same number for one who reads the tensors anyway: `add` each, in any order."""
+
+    def __init__(self):
+        self._digests = {}
+
+    def add(self, name, shape, blocks):
+        """A tensor of this shape, whose rows come in `blocks`, one after the other."""
+        digest = hashlib.sha256(str(list(shape)).encode())
+        for rows in blocks:
+            digest.update(rows.to("cpu", torch.float32).contiguous().numpy())
+        self._digests[name] = digest.hexdigest()
+
+    def hexdigest(self):
+        total = hashlib.sha256()
+        for name in sorted(self._digests):
+            total.update(f"{name}:{self._digests[name]}\n".encode())
+        return total.hexdigest()
 
 
 def _tensors_of(base):
@@ -36,7 +55,8 @@ def _tensors_of(base):
         headers = hf_format.read_headers(base)
         follows = [n for n in headers if n.endswith("inv_freq") or (tied and n == "lm_head.weight")]
         names = [name for name in headers if name not in follows]
-        yield from hf_format.read_tensors(headers, names)
+        for name in names:  # its file is opened for one tensor: what was read of it leaves memory
+            yield from hf_format.read_tensors(headers, [name])
         return
     for name, parameter in base.named_parameters():  # a tied matrix comes once
         if "embed_tokens.embedding." in name:
@@ -51,9 +71,8 @@ def _tensors_of(base):
         yield name, parameter.detach()
 
 
-def _digest(tensor):
-    """SHA-256 of a tensor's shape and of its values as fp32."""
-    values = tensor.to("cpu", torch.float32).contiguous()
-    digest = hashlib.sha256(str(list(values.shape)).encode())
-    digest.update(values.numpy())
-    return digest.hexdigest()
+def _in_blocks(tensor):
+    """The rows of a tensor, so many at once that their values as fp32 take few megabytes."""
+    if tensor.ndim == 0 or tensor.numel() == 0:
+        return (tensor,)
+    return tensor.split(max(1, BLOCK * len(tensor) // tensor.numel()))

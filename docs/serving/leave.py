@@ -1,0 +1,42 @@
+"""The preStop hook of docs/serving/kubernetes.yaml: nobody new comes, those who are here end.
+
+    python3 leave.py [URL] [PAUSE] [SECONDS]
+
+A pod that is to end still gets requests for a moment, until every node has heard of it: hence the
+pause, in which all goes on. Then `gpt` is unloaded: Triton refuses new requests for it and lets the
+running ones end, whatever way they came. A SIGTERM alone cuts some of those that came by gRPC.
+"""
+
+import json
+import sys
+import time
+import urllib.request
+
+
+def post(url, body):
+    request = urllib.request.Request(url, data=json.dumps(body).encode(), method="POST")
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        return json.loads(answer.read() or "[]")
+
+
+def served(url):
+    """Whether a version of gpt is there, be it only for its last requests."""
+    models = post(f"{url}/v2/repository/index", {})
+    states = [model.get("state") for model in models if model["name"] == "gpt"]
+    return any(state in ("READY", "UNLOADING") for state in states)
+
+
+def leave(url, pause, seconds):
+    """Unloads gpt after the pause; returns when it has gone, or after `seconds`."""
+    time.sleep(pause)
+    until = time.monotonic() + seconds
+    post(f"{url}/v2/repository/models/gpt/unload", {})
+    while served(url) and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
+    pause = float(sys.argv[2]) if len(sys.argv) > 2 else 10.0
+    seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 60.0
+    leave(url, pause, seconds)

@@ -1,0 +1,153 @@
+"""Given: the leader: it takes requests, makes one step after the other, and hands out tokens.
+
+    leader = Leader(model, step, slots=4)     # `step` is yours (scheduler.py), or `alone` below
+    leader.submit(Request(tokens, max_tokens, answer))
+
+It runs in a thread of the model's process. Before each step it looks who has been cancelled and who
+has come; after it, it ends the answers of those who are over and hold no slot any more.
+"""
+
+import threading
+import traceback
+from collections import deque
+
+END = 0  # the token that ends a text
+
+
+class Request:
+    """One request, its tokens so far, and who gets them.
+
+    tokens      the prompt
+    over        nothing more is to be computed for it: it is complete, failed or cancelled
+    """
+
+    def __init__(self, tokens, max_tokens, answer, arrival=(1, 0, 0)):
+        """answer: send(token), end(error), cancelled(). arrival: see Leader.arrive."""
+        self.tokens, self.max_tokens, self.answer = tokens, max_tokens, answer
+        self.company, self.after, self.hold = arrival
+        self.out, self.error, self.cancelled, self.complete = [], None, False, False
+
+    @property
+    def over(self):
+        return self.complete or self.cancelled or self.error is not None
+
+    @property
+    def last(self):
+        """The token that the next one follows."""
+        return self.out[-1]
+
+    def begin(self, model, slot):
+        """Reads the prompt into the slot: the first token. A bad prompt ends the request."""
+        try:
+            self.add(model.prefill(slot, self.tokens))
+        except ValueError as error:
+            self.error = error
+
+    def add(self, token):
+        """One more token: it is sent at once."""
+        if token != END:
+            self.out.append(token)
+            self.answer.send(token)
+        self.complete = token == END or len(self.out) == self.max_tokens
+
+
+def alone(waiting, running, slots, model):
+    """A step without company: the oldest request has the model until it is over."""
+    if 0 in running and running[0].over:
+        del running[0]
+    if not running and waiting:
+        running[0] = waiting.popleft()
+        running[0].begin(model, 0)
+    elif running:
+        (token,) = model.decode([0], [running[0].last])
+        running[0].add(token)
+
+
+class Leader:
+    """model: prefill and decode (a Piece or Ranks). step(waiting, running, slots, model)."""
+
+    def __init__(self, model, step, slots):
+        self.model, self.step, self.slots = model, step, slots
+        self.changed, self.closed = threading.Condition(), False
+        self.come, self.open = [], []  # not yet looked at; all whose answer has not ended
+        self.waiting, self.running, self.steps, self.count = deque(), {}, 0, 0
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def submit(self, request):
+        with self.changed:
+            self.come.append(request)
+            self.count += 1
+            self.changed.notify()
+
+    def close(self):
+        """Ends the thread; answers that are still open end with an error."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify()
+        self.thread.join(10)
+
+    def run(self):
+        while not self.closed:
+            with self.changed:
+                if not (self.open or self.come) or self.is_held():
+                    self.changed.wait(0.02)
+            try:
+                if self.arrive():
+                    self.step(self.waiting, self.running, self.slots, self.model)
+                    self.steps += 1
+                    self.finish()
+            except Exception as error:
+                self.fail(error)
+        self.fail(RuntimeError("the model is being unloaded"))
+
+    def arrive(self):
+        """Who has come joins the queue. Returns whether there is something to do.
+
+        An arrival (company, after, hold) makes a run repeatable on a slow machine too, because its
+        clock counts steps: the first step waits until `company` requests have come, this one joins
+        the queue when `after` steps are made, and after `hold` tokens of it nothing goes on until
+        it has been cancelled (0: never; -1: from the beginning). Company 0 clears the table: all
+        who are there get an error, this one too.
+        """
+        with self.changed:
+            self.open += self.come
+            self.come = []
+        for request in self.open:
+            request.cancelled = request.cancelled or request.answer.cancelled()
+        if any(request.company == 0 for request in self.open):
+            raise RuntimeError(f"cleared after {self.count} requests")
+        if self.is_held():
+            return False
+        if self.steps == 0 and self.open and len(self.open) < self.open[0].company:
+            return False
+        for request in [r for r in self.open if r.after is not None and r.after <= self.steps]:
+            request.after = None
+            self.waiting.append(request)
+        return bool(self.open)
+
+    def is_held(self):
+        return any(r.hold and len(r.out) >= r.hold and not r.over for r in self.open)
+
+    def finish(self):
+        """Ends the answers of those who are over, hold no slot and do not wait for one."""
+        here = [*self.running.values(), *self.waiting]
+        for request in [r for r in self.open if r.over and r.after is None and r not in here]:
+            self.open.remove(request)
+            request.answer.end(request.error)
+        if not self.open:
+            self.waiting.clear()
+            self.running.clear()
+            self.steps = 0
+
+    def fail(self, error):
+        """A step went wrong: everybody is told."""
+        frames = traceback.extract_tb(error.__traceback__)
+        place = (
+            f" in {frames[-1].filename.split('/')[-1]} line {frames[-1].lineno}" if frames else ""
+        )
+        for request in self.open + self.come:
+            request.answer.end(RuntimeError(f"{type(error).__name__}{place}: {error}"))
+        self.open, self.come, self.steps = [], [], 0
+        self.waiting.clear()
+        self.running.clear()

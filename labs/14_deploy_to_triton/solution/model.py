@@ -1,0 +1,116 @@
+"""Given: the Triton model of the exercises a, b and c: requests in, a stream of tokens out.
+
+Triton imports this file in a process of its own, the *stub*, makes one TritonPythonModel for each
+instance, and calls `execute` for whatever requests have come. The files beside it in the version
+folder are its own: Triton puts that folder on the path, and nothing of the workshop is needed.
+
+- one rank (no rank.py in the folder): the whole model, in this process
+- rank.py is there: `tp` ranks, processes of their own; this process leads
+- scheduler.py is there: your `step`; else one request after the other
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb
+from leader import Leader, Request, alone
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        given = {key: value["string_value"] for key, value in config["parameters"].items()}
+        if "tp" not in given:
+            raise pb.TritonModelException("config.pbtxt has no parameter tp: how many ranks?")
+        if not pb.using_decoupled_model_transaction_policy(config):
+            raise pb.TritonModelException(
+                "this model sends a response for each token: config.pbtxt must say that its "
+                "transaction policy is decoupled"
+            )
+        self.folder = folder = Path(__file__).resolve().parent
+        slots = int(given.get("slots", 1))
+        with (folder / "stubs").open("a") as file:  # for the checks: who leads
+            file.write(f"{os.getpid()}\n")
+        if (folder / "rank.py").exists():
+            from ranks import Ranks
+
+            self.model = Ranks(folder, int(given["tp"]), slots, float(given.get("seconds", 20)))
+        else:
+            import torch
+            from pieces import Piece
+
+            torch.set_num_threads(1)
+            self.model = Piece(folder, slots=slots, diary=folder / "diary-0")
+        scheduler = folder / "scheduler.py"
+        self.leader = Leader(self.model, Yours(scheduler) if scheduler.exists() else alone, slots)
+
+    def execute(self, requests):
+        for request in requests:
+            answer = Answer(request)
+            try:
+                self.leader.submit(read(request, answer))
+            except ValueError as error:
+                answer.end(error)
+            with (self.folder / "come").open("a") as file:  # for the checks: how many there were
+                file.write(".")
+        return None  # the responses go out by the senders, later
+
+    def finalize(self):
+        self.leader.close()
+        self.model.close()
+
+
+class Yours:
+    """`step` of a file, read again whenever the file has changed: no load for each attempt."""
+
+    def __init__(self, path):
+        self.path, self.text = path, None
+
+    def __call__(self, *table):
+        text = self.path.read_text(encoding="utf-8")
+        if text != self.text:
+            self.text, names = text, {"__name__": "scheduler"}
+            exec(compile(text, str(self.path), "exec"), names)
+            self.step = names["step"]
+        self.step(*table)
+
+
+class Answer:
+    """The way back to one client. After its last response a request must not be touched."""
+
+    def __init__(self, request):
+        self.request, self.sender, self.open = request, request.get_response_sender(), True
+
+    def send(self, token):
+        if self.open:
+            tensor = pb.Tensor("output_ids", np.array([token], np.int32))
+            self.sender.send(pb.InferenceResponse([tensor]))
+
+    def end(self, error=None):
+        """The last response: empty, or an error."""
+        if not self.open:
+            return
+        self.open, final = False, pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        if error is None:
+            self.sender.send(flags=final)
+            return
+        bad = isinstance(error, ValueError)
+        code = pb.TritonError.INVALID_ARG if bad else pb.TritonError.INTERNAL
+        response = pb.InferenceResponse(error=pb.TritonError(str(error), code))
+        self.sender.send(response, flags=final)
+
+    def cancelled(self):
+        return self.open and self.request.is_cancelled()
+
+
+def read(request, answer):
+    """The inputs of a request; raises ValueError."""
+    tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    tokens = tensors["input_ids"].tolist()
+    max_tokens = int(tensors["max_tokens"][0]) if "max_tokens" in tensors else 16
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens is {max_tokens}: ask for at least 1")
+    arrival = tensors["arrival"].tolist() if "arrival" in tensors else (1, 0, 0)
+    return Request(tokens, max_tokens, answer, arrival)

@@ -1,0 +1,22 @@
+"""The answer stays in the buffer.
+
+hint: push it out of the buffer: flush
+"""
+
+# ruff: noqa: F821
+
+
+def obey(piece, command):
+    try:
+        if command["do"] == "prefill":
+            return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
+        return {"tokens": piece.decode(command["slots"], command["tokens"])}
+    except ValueError as error:
+        return {"error": str(error)}
+
+
+def loop(piece, commands, answers, rank):
+    for line in commands:
+        answer = obey(piece, json.loads(line))
+        if rank == 0:
+            print(json.dumps(answer), file=answers)

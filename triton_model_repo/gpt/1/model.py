@@ -1,0 +1,257 @@
+"""gpt: text in, text out; what generate and generate_stream talk to.
+
+It asks gpt_tokenize for the ids of the text by *BLS* (business logic scripting: a model calls
+another one of its server) and gpt_engine for what follows. That goes through a Unix socket beside
+the server (serving/door.py), because BLS of 24.10 has no way to cancel a request and can hang when
+many streams run at once. So a client that leaves frees its slot, and who waits for an engine that
+was killed gets an error at once.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+
+
+class Refusal(Exception):
+    """Ends a request: "CODE: why", with the name of a Triton error code."""
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        setting = json.loads(args["model_config"])["parameters"]
+        self.most = int(setting["requests"]["string_value"])
+        self.text_bytes = int(setting["text_bytes"]["string_value"])
+        self.calls = set()  # requests that are not over
+        self.dead = None  # a model whose process was killed
+        self.ended = threading.Event()
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+        self.watcher.start()
+
+    def execute(self, requests):
+        """Gives each request a thread, which waits; only so many, so that memory stays bounded."""
+        for request in requests:
+            call = Call(request)
+            if len(self.calls) < self.most:
+                self.calls.add(call)
+                threading.Thread(target=self.answer, args=(call,), daemon=True).start()
+            else:
+                call.fail(f"UNAVAILABLE: {self.most} requests are here already, try again later")
+
+    def answer(self, call):
+        try:
+            text = one(call.request, "text_input")
+            if len(text) > self.text_bytes:  # before it costs anything
+                size = f"text_input has {len(text)} bytes"
+                raise Refusal(f"INVALID_ARG: {size}: give at most {self.text_bytes}")
+            utf8("text_input", text)
+            ids = self.tokens_of(text)
+            silent = one(call.request, "exclude_input_in_output")
+            self.generate(call, ids, b"" if silent else text)
+        except Refusal as refusal:
+            call.fail(str(refusal))
+        except Exception as error:
+            call.fail(f"INTERNAL: {error!r}")
+        finally:
+            self.calls.discard(call)
+
+    def tokens_of(self, text):
+        """Bytes -> int32 (tokens,), by gpt_tokenize."""
+        response = pb_utils.InferenceRequest(
+            model_name="gpt_tokenize",
+            requested_output_names=["ids"],
+            inputs=[pb_utils.Tensor("text", np.array([text], dtype=object))],
+        ).exec()
+        if not response.has_error():
+            return pb_utils.get_output_tensor_by_name(response, "ids").as_numpy()
+        message = response.error().message()
+        if "not healthy" in message:
+            self.dead = "gpt_tokenize"
+        named = re.match(r"[A-Z_]+: ", message)  # our models' errors are
+        raise Refusal(message if named else f"UNAVAILABLE: {message}")
+
+    def generate(self, call, ids, text):
+        """Sends what gpt_engine makes of the ids; `text` goes before the first of it."""
+        request = call.request
+        sampling = {name: number(one(request, name)) for name in NUMBERS}
+        sampling = {name: given for name, given in sampling.items() if given is not None}
+        sampling["stop"] = [utf8("stop", stop) for stop in values(request, "stop")]
+        wanted = {
+            "ids": ids.tolist(),
+            "sampling": sampling,
+            "prompt": utf8("prompt_name", one(request, "prompt_name") or b"") or None,
+            "stream": bool(one(request, "stream")),
+        }
+        for line in self.engine_lines(call, json.dumps(wanted).encode() + b"\n"):
+            answer = json.loads(line)
+            if "error" in answer:
+                raise Refusal(answer["error"])
+            call.send(text + answer["text"].encode(), (answer["finish"] or "").encode())
+            text = b""
+            if answer["finish"]:
+                return
+        if call.gone:
+            raise Refusal("CANCELLED: the client has left")
+        self.dead = "gpt_engine" if doors() else self.dead
+        raise Refusal("UNAVAILABLE: gpt_engine has died or is not loaded, try again later")
+
+    def engine_lines(self, call, wanted):
+        """What the newest gpt_engine answers, a line for each chunk; ends early where it dies."""
+        for door in (door for pause in (0, 0.05, 0.1) for door in doors(pause)):
+            with socket.socket(socket.AF_UNIX) as connection:
+                try:
+                    connection.connect(str(door))
+                    call.enter(connection)
+                    connection.sendall(wanted)
+                    lines = connection.makefile("rb")
+                    first = lines.readline()
+                    if first or call.gone:
+                        yield from (x for x in itertools.chain([first], lines) if x[-1:] == b"\n")
+                        return
+                except OSError:  # nobody is behind it, or no longer: look again for another one
+                    continue
+
+    def watch(self):
+        """Clients that left, models that died."""
+        while not self.ended.wait(0.05):
+            for call in list(self.calls):
+                call.look()
+            if self.dead:  # loading stops all threads of this process: errors first
+                self.ended.wait(0.5)
+                self.heal(self.dead)
+                self.dead = None
+
+    def heal(self, model):
+        """Has a model loaded again whose process was killed: Triton does not start it anew."""
+        found = doors()
+        if model == "gpt_engine" and (not found or any(listening(door) for door in found)):
+            return  # it was unloaded, or a newer one serves
+        if explicit_mode():
+            pb_utils.Logger.log_error(f"{model} has died: it is loaded again")
+            try:
+                pb_utils.unload_model(model)  # to load what counts as loaded would do nothing
+                pb_utils.load_model(model)
+            except Exception as error:
+                pb_utils.Logger.log_error(f"{model} does not load: {error}")
+
+    def finalize(self):
+        self.ended.set()  # a thread that goes on would hold up the server's exit
+        self.watcher.join()
+
+
+class Call:
+    """A request and its way back.
+
+    After its last response a request must not be touched: `is_cancelled` would end the whole
+    server with a segmentation fault (seen in 24.10). Hence the lock.
+    """
+
+    def __init__(self, request):
+        self.request, self.sender = request, request.get_response_sender()
+        self.open, self.begun, self.gone = True, False, False
+        self.lock, self.connection = threading.Lock(), None
+
+    def send(self, text, finish):
+        outputs = [
+            pb_utils.Tensor("text_output", np.array([text], dtype=object)),
+            pb_utils.Tensor("finish_reason", np.array([finish], dtype=object)),
+        ]
+        alone = finish and not self.begun  # the only response
+        self.begun = True
+        self._send(pb_utils.InferenceResponse(outputs), final=alone)
+        if finish and not alone:  # after others the flag comes by itself: 24.10's HTTP front end
+            self._send(final=True)  # sometimes leaves a stream open that ends with a piece of text
+
+    def fail(self, message):
+        """The last response: an error, whose message begins with the name of its code."""
+        code = getattr(pb_utils.TritonError, message.split(":")[0])
+        self._send(pb_utils.InferenceResponse([], pb_utils.TritonError(message, code)), final=True)
+
+    def _send(self, *response, final):
+        with self.lock:
+            if self.open:
+                self.open = not final
+                self.sender.send(*response, flags=FINAL if final else 0)
+
+    def enter(self, connection):
+        """This request is served by the engine behind `connection`."""
+        with self.lock:
+            self.connection = connection
+
+    def look(self):
+        """Whether the client has gone: then the engine's end of the connection sees it, too."""
+        with self.lock:
+            if self.open and not self.gone and self.request.is_cancelled():
+                self.gone = True
+            if self.gone and self.connection is not None:
+                with contextlib.suppress(OSError):  # closed already
+                    self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def doors(pause=0.0):
+    """The sockets of gpt_engine, the newest version first; a killed engine leaves its one."""
+    time.sleep(pause)
+    folder = Path(tempfile.gettempdir(), f"kintsugi-{os.getuid()}-{os.getppid()}")
+    found = [(int(file.stem.split("-")[1]), age(file), file) for file in folder.glob("*-*-*.sock")]
+    return [file for *_, file in sorted(found, reverse=True)]
+
+
+def age(file):
+    """When a socket was made; 0.0 where it has just gone."""
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def listening(door):
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(str(door)) == 0
+
+
+def values(request, name):
+    """The values of an input; none where it is not given."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return [] if tensor is None else tensor.as_numpy().reshape(-1)
+
+
+def one(request, name):
+    """The one value of an input; None where it is not given."""
+    return next(iter(values(request, name)), None)
+
+
+def number(value):
+    """A numpy number as Python's: 0.7 came as FP32, 0.699999988, whose shortest form is 0.7."""
+    return (
+        float(str(value))
+        if isinstance(value, np.floating)
+        else value
+        if value is None
+        else value.item()
+    )
+
+
+def utf8(name, value):
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        why = f"{name} is not UTF-8: {error.reason} at byte {error.start}"
+        raise Refusal(f"INVALID_ARG: {why}") from None
+
+
+def explicit_mode():
+    """Whether models may load models: the call ends a server that is not in explicit mode."""
+    server = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ")
+    return re.search(rb"--model-control-mode[= ]explicit", server) is not None

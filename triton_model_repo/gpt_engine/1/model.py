@@ -1,0 +1,249 @@
+"""gpt_engine: token ids in, token ids out, while they are made (a *decoupled* model).
+
+One instance of this model is one engine (serving/engine.py): this process leads, and the ranks, one
+process each, hold a shard of the weights and follow. `execute` hands a request to the engine and
+returns at once; the engine puts it into its running batch, and a thread sends what comes out. So
+requests of many clients are in one batch at different places of their texts, which Triton's own
+dynamic batcher cannot do: it joins requests only before they begin and parts them only at the end.
+
+Errors carry Triton's code and begin with its name, because HTTP shows clients the text alone:
+INVALID_ARG for what the client should change, UNAVAILABLE for what may work a little later.
+"""
+
+import json
+import os
+import queue
+import re
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+from serving.door import Door, folder_of
+from serving.engine import Engine
+from serving.request import BadRequest, Sampling, Unavailable
+
+
+class Cancelled(Exception):
+    """The client, or a `cancel`, ended the request."""
+
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+CODES = ((BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, "CANCELLED"))
+NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed")  # inputs that are one number each
+COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "kintsugi_"
+    "tokens_total": ("tokens_total", "Tokens generated."),
+    "requests_total": ("requests_total", "Requests accepted."),
+    "requests_failed": ("requests_failed_total", "Requests that ended in an error."),
+    "requests_cancelled": ("requests_cancelled_total", "Requests that their client left."),
+    "requests_rejected": ("requests_rejected_total", "Requests refused: the queue was full."),
+    "steps_total": ("steps_total", "Steps of the model, of one token or a piece of a prompt."),
+    "restarts": ("rank_restarts_total", "Times that the ranks were started anew."),
+}
+GAUGES = {
+    "tokens_per_second": ("tokens_per_second", "Tokens a second, of late."),
+    "time_to_first_token_last": ("time_to_first_token", "Seconds to the first token, lately."),
+    "occupancy": ("batch_occupancy", "Rows of the last step that carried a request, 0 to 1."),
+    "kv_use": ("kv_use", "Share of the KV cache's positions in use, 0 to 1."),
+    "running": ("requests_running", "Requests in the batch."),
+    "waiting": ("queue_waiting", "Requests that wait for a slot."),
+    "ready": ("ready", "1 while the ranks are up."),
+}
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        """Starts the ranks and waits for them; what it raises is why Triton refuses the version."""
+        config = json.loads(args["model_config"])
+        setting = {name: value["string_value"] for name, value in config["parameters"].items()}
+        self.engine = Engine(
+            Path(args["model_repository"], args["model_version"]),
+            slots=int(setting["slots"]),
+            queue=int(setting["queue"]),
+            device=setting["device"],
+            threads=int(setting["threads"]) or None,
+            step_seconds=float(setting["step_seconds"]),
+        )
+        self.pace = float(setting["pace"])
+        folder, name = folder_of(os.getppid()), f"gpt_engine-{args['model_version']}"
+        self.door = Door(self.engine, folder, name, self.pace)  # `gpt` comes this way
+        self.calls = set()  # direct requests that are not over, to see when their client leaves
+        self.metrics = Metrics({"model": args["model_name"], "version": args["model_version"]})
+        self.news = queue.SimpleQueue()  # the ranks are down (False), or up again (True)
+        self.engine.on_ready = self.news.put
+        self.ended = threading.Event()
+        self.watcher = threading.Thread(target=self.watch, daemon=True)
+        self.watcher.start()
+
+    def execute(self, requests):
+        """Takes requests in; never waits. Whatever happens, each gets a last response."""
+        for request in requests:
+            call = Call(request)
+            try:
+                self.accept(call)
+            except Exception as error:
+                call.fail(error)
+
+    def accept(self, call):
+        name = string(call.request, "cancel")
+        if name is not None:  # a request that ends another one
+            found = self.engine.cancel(name)
+            call.send([], "", "cancelled" if found else "", final=True)
+            return
+        sampling = {field: number(call.request, field) for field in NUMBERS}
+        sampling = {field: value for field, value in sampling.items() if value is not None}
+        ids = pb_utils.get_input_tensor_by_name(call.request, "input_ids")
+        stream = self.engine.submit(
+            [] if ids is None else ids.as_numpy().tolist(),
+            Sampling(stop=tuple(strings(call.request, "stop")), **sampling),
+            prompt=string(call.request, "prompt_name") or None,
+            id=call.request.request_id() or None,
+        )
+        threading.Thread(target=self.answer, args=(call, stream), daemon=True).start()
+
+    def answer(self, call, stream):
+        """Sends what the engine makes of one request; chunks grow while it sends or sleeps."""
+        try:
+            self.calls.add((call, stream))
+            pieces = stream if number(call.request, "stream") else [stream.result()]
+            for piece in pieces:
+                if piece.finish == "cancelled":
+                    raise Cancelled("the request was cancelled")
+                call.send(piece.tokens, piece.text, piece.finish or "", bool(piece.finish))
+                if not piece.finish:  # every send costs three processes a wake-up
+                    time.sleep(self.pace)
+        except Exception as error:
+            stream.cancel()
+            call.fail(error)
+        finally:
+            self.calls.discard((call, stream))
+
+    def watch(self):
+        """Clients that left, readiness, metrics: all that has no request to begin it."""
+        tell = 0.0
+        while not self.ended.wait(0.05):
+            for call, stream in list(self.calls):
+                if call.left():
+                    stream.cancel()
+            self.door.watch()
+            while not self.news.empty():
+                show_ready(self.news.get())
+            if time.monotonic() > tell:
+                self.metrics.tell(self.engine.stats())
+                tell = time.monotonic() + 0.2
+
+    def is_ready(self):
+        """Newer servers ask this at /v2/models/gpt_engine/ready; older ones say 200 regardless."""
+        return bool(self.engine.stats()["ready"])
+
+    def finalize(self):
+        """Triton calls this when no request is in flight, on SIGTERM or after a newer version."""
+        self.engine.on_ready = None
+        self.door.close()  # Triton does not know of those requests: they end here
+        self.ended.set()  # a thread that goes on would hold up the server's exit
+        self.watcher.join()
+        self.metrics.tell(self.engine.stats())
+        self.engine.close()
+
+
+class Call:
+    """A request and its way back.
+
+    After its last response a request must not be touched: `is_cancelled` would end the whole
+    server with a segmentation fault (seen in 24.10). Hence the lock.
+    """
+
+    def __init__(self, request):
+        self.request, self.sender = request, request.get_response_sender()
+        self.open, self.lock = True, threading.Lock()
+
+    def send(self, tokens, text, finish, final=False):
+        """A response with new tokens and their text, which Triton brings to the client."""
+        outputs = [
+            pb_utils.Tensor("output_ids", np.array(tokens, dtype=np.int32)),
+            pb_utils.Tensor("text", np.array([text.encode()], dtype=object)),
+            pb_utils.Tensor("finish_reason", np.array([finish.encode()], dtype=object)),
+        ]
+        self._send(pb_utils.InferenceResponse(outputs), final)
+
+    def fail(self, error):
+        """The last response: an error with its code."""
+        name = next((name for kind, name in CODES if isinstance(error, kind)), "INTERNAL")
+        text = f"{name}: {error if name != 'INTERNAL' else repr(error)}"
+        error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, name))
+        self._send(pb_utils.InferenceResponse([], error), final=True)
+
+    def _send(self, response, final):
+        with self.lock:
+            if self.open:
+                self.open = not final
+                self.sender.send(response, flags=FINAL if final else 0)
+
+    def left(self):
+        """Whether the client has gone, or called the request off."""
+        with self.lock:
+            return self.open and self.request.is_cancelled()
+
+
+class Metrics:
+    """What the engine counts, as custom metrics at Triton's /metrics."""
+
+    def __init__(self, labels):
+        self.told, self.metrics = {}, {}
+        kinds = ((COUNTERS, pb_utils.MetricFamily.COUNTER), (GAUGES, pb_utils.MetricFamily.GAUGE))
+        for table, kind in kinds:
+            for key, (name, description) in table.items():
+                family = pb_utils.MetricFamily(f"kintsugi_{name}", description, kind)
+                self.metrics[key] = (family, family.Metric(labels=labels))  # both must live on
+
+    def tell(self, stats):
+        stats = dict(stats, kv_use=stats["kv_used"] / stats["kv_size"])
+        for key, (_, metric) in self.metrics.items():
+            value = float(stats[key] or 0.0)
+            if key in GAUGES:
+                metric.set(value)
+            else:  # a counter only takes what is new
+                metric.increment(value - self.told.get(key, 0.0))
+            self.told[key] = value
+
+
+def number(request, name):
+    """The one value of an optional input, as a Python number; None where it is not given."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    if tensor is None:
+        return None
+    value = tensor.as_numpy().reshape(-1)[0]
+    # the client's 0.7 came as FP32, 0.699999988...: the shortest number that is written so is 0.7
+    return float(str(value)) if isinstance(value, np.floating) else value.item()
+
+
+def strings(request, name):
+    """The values of an optional BYTES input. Raises BadRequest for what is no UTF-8."""
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    try:
+        return [] if tensor is None else [value.decode() for value in tensor.as_numpy().reshape(-1)]
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def string(request, name):
+    return next(iter(strings(request, name)), None)
+
+
+def show_ready(ready):
+    """`gpt` shows load balancers whether the ranks are up: unloaded while they are down.
+
+    The model's own readiness cannot be switched in 24.10 (is_ready above came later), and only a
+    server in explicit mode lets a model load another one: elsewhere the call ends the server.
+    """
+    server = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ")
+    if not re.search(rb"--model-control-mode[= ]explicit", server):
+        return
+    try:
+        if ready:
+            pb_utils.load_model("gpt")
+        else:
+            pb_utils.unload_model("gpt")
+    except Exception as error:
+        pb_utils.Logger.log_warn(f"gpt_engine could not switch gpt's readiness: {error}")

@@ -1,0 +1,243 @@
+"""A client of the served model: text by HTTP, text and tokens as they come by HTTP and gRPC.
+
+    client = Client(server)                       # or Client(http="host:8000", grpc="host:8001")
+    client.generate("def ", max_tokens=20)        # the whole text
+    for piece in client.stream("def "): …         # pieces of text as they come (HTTP, SSE)
+    async for piece in client.astream("def "): …  # the same by gRPC; leaving the loop cancels
+    for ids in client.tokens([17, 4, 99]): …      # token ids in and out, by gRPC
+
+Parameters, all optional: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop (a text or
+some), prompt_name, exclude_input_in_output. The server checks them; the client only knows their
+names, because Triton ignores a misspelled one. Every failure is a ServeError with the server's
+words. A stream that is left early is cancelled at the server. Clients may be shared by threads.
+
+A gRPC stream is half-closed once its request is sent, and after an error it is read to its end:
+cancelling a stream whose request is just over leaves a request behind in Triton 2.51, for which the
+server's stop then waits.
+"""
+
+import http.client
+import json
+import re
+import time
+from contextlib import closing
+
+import numpy as np
+
+from utils.serving.triton_http import connect, reason_of, send
+
+SAMPLING = {
+    "max_tokens": "INT32",
+    "temperature": "FP32",
+    "top_k": "INT32",
+    "top_p": "FP32",
+    "seed": "INT64",
+    "stop": "BYTES",
+    "prompt_name": "BYTES",
+}
+TEXT = {**SAMPLING, "exclude_input_in_output": "BOOL"}
+NUMPY = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_}
+NAME = re.compile(
+    r"(UNKNOWN|INTERNAL|NOT_FOUND|INVALID_ARG|UNAVAILABLE|UNSUPPORTED|ALREADY_EXISTS|CANCELLED): "
+)
+BY_WORDS = {"is not found": "NOT_FOUND", "has no available versions": "UNAVAILABLE"}
+BY_HTTP = {400: "INVALID_ARG", 404: "NOT_FOUND", 499: "CANCELLED", 503: "UNAVAILABLE"}
+SAME = {"INVALID_ARGUMENT": "INVALID_ARG", "UNIMPLEMENTED": "UNSUPPORTED"}  # gRPC's names
+LATE = "DEADLINE_EXCEEDED"
+
+
+class ServeError(RuntimeError):
+    """The server refused or failed, or did not answer.
+
+    message   its words
+    status    Triton's name of the error: INVALID_ARG, NOT_FOUND, UNAVAILABLE, CANCELLED, INTERNAL …
+              or DEADLINE_EXCEEDED: the call's own time limit; NO_ANSWER: nobody is there
+    http      the number that HTTP gave (200 in the middle of a stream, as Triton has it), or None
+
+    Triton does not tell a client the name of a streaming model's error, so our models begin their
+    messages with it: "UNAVAILABLE: the queue is full".
+    """
+
+    def __init__(self, message, status=None, http=None):
+        super().__init__(message)
+        self.message, self.http = message, http
+        if word := NAME.match(message):
+            self.status = word[1]
+        else:
+            known_words = [name for words, name in BY_WORDS.items() if message.endswith(words)]
+            by_http = BY_HTTP.get(http, "INTERNAL")
+            self.status = SAME.get(status, status) or (known_words or [by_http])[0]
+
+
+class Client:
+    """Talks to the models of a server.
+
+    server    a TritonServer; else give `http` and `grpc` as "host:port", those that are used
+    timeout   seconds that one call may take in all, a stream to its end
+    model     of text;  engine: of tokens
+    """
+
+    def __init__(self, server=None, *, http=None, grpc=None, timeout=120.0,
+                 model="gpt", engine="gpt_engine"):  # fmt: skip
+        if not 0 < timeout < float("inf"):
+            raise ValueError(f"timeout {timeout!r} is not a time limit: give seconds above 0")
+        self.http = http or (server and server.http)
+        self.grpc = grpc or (server and server.grpc)
+        if not (self.http or self.grpc):
+            raise ValueError('there is no address: give a server, or http="host:8000"')
+        self.timeout, self.model, self.engine = timeout, model, engine
+
+    # --- HTTP -----------------------------------------------------------------------------------
+
+    def generate(self, text: str, **parameters) -> str:
+        """The whole text, when it is complete; it begins with the input unless told otherwise."""
+        return self.answer(text, **parameters)["text_output"]
+
+    def answer(self, text: str, **parameters) -> dict:
+        """What `generate` gets, with everything in it: text_output, finish_reason, …"""
+        return next(self._post("generate", text, parameters, stream=False))
+
+    def stream(self, text: str, **parameters):
+        """An iterator of pieces of the text, as they come (server-sent events)."""
+        for event in self._post("generate_stream", text, parameters, stream=True):
+            if event["text_output"]:
+                yield event["text_output"]
+
+    def _post(self, endpoint, text, parameters, stream):
+        """The JSON objects of an answer: one, or one for each event of a stream."""
+        body = {"text_input": text, **known(parameters, TEXT), "stream": stream}
+        until = time.monotonic() + self.timeout
+        with closing(connect(self.http, self.timeout)) as connection:
+            try:
+                connection.connect()
+                socket = connection.sock
+                path = f"/v2/models/{self.model}/{endpoint}"
+                with send(connection, "POST", path, body) as response:
+                    status = response.status
+                    lines = response if stream and status == 200 else [response.read()]
+                    for line in lines:
+                        if found := event_of(line, status):
+                            yield found
+                        socket.settimeout(max(until - time.monotonic(), 0.001))
+            except TimeoutError:
+                raise ServeError(f"no answer after {self.timeout:g} s", LATE) from None
+            except (OSError, http.client.HTTPException) as error:
+                raise ServeError(f"no answer from {self.http}: {error!r}", "NO_ANSWER") from None
+
+    # --- gRPC -----------------------------------------------------------------------------------
+
+    async def astream(self, text: str, **parameters):
+        """An asynchronous iterator of pieces of the text, as they come."""
+        from grpc import RpcError
+        from tritonclient.grpc import aio
+
+        values = {"text_input": text, **known(parameters, TEXT), "stream": True}
+        types = {"text_input": "BYTES", **TEXT, "stream": "BOOL"}
+
+        async def requests():
+            yield {"model_name": self.model, "inputs": tensors(values, types)}
+
+        async with aio.InferenceServerClient(self.grpc) as client:
+            answers, failure = client.stream_infer(requests(), stream_timeout=self.timeout), None
+            try:
+                async for result, error in answers:
+                    failure = failure or error
+                    if not failure and (piece := text_of(result, "text_output")):
+                        yield piece
+                if failure:
+                    raise rpc_error("", failure.message())
+            except RpcError as error:
+                raise rpc_error(error.code().name, error.details()) from None
+            finally:
+                answers.cancel()  # does nothing to a stream that has ended
+
+    def tokens(self, ids, *, request_id="", **parameters):
+        """An iterator of lists of token ids, as they come, for a list of token ids."""
+        values = {"input_ids": list(ids), **known(parameters, SAMPLING), "stream": True}
+        types = {"input_ids": "INT32", **SAMPLING, "stream": "BOOL"}
+        for result in self.infer(self.engine, tensors(values, types), request_id):
+            found = result.as_numpy("output_ids")
+            if found is not None and found.size:
+                yield found.tolist()
+
+    def infer(self, model, inputs, request_id=""):
+        """An iterator of tritonclient's results of any model, as they come, by gRPC.
+
+        inputs    tritonclient's InferInput
+        """
+        import grpc
+        from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+
+        request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+        for tensor in inputs:
+            request.inputs.append(tensor._get_tensor())
+            request.raw_input_contents.append(tensor._get_content())
+        failure = ""
+        with grpc.insecure_channel(self.grpc) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            answers = stub.ModelStreamInfer(iter([request]), timeout=self.timeout)
+            try:
+                for answer in answers:
+                    failure = failure or answer.error_message
+                    if not failure:
+                        yield InferResult(answer.infer_response)
+            except grpc.RpcError as error:
+                raise rpc_error(error.code().name, error.details()) from None
+            finally:
+                answers.cancel()
+        if failure:
+            raise rpc_error("", failure)
+
+
+def known(parameters: dict, names) -> dict:
+    """The parameters that are given. Raises TypeError for a name that the model does not have."""
+    for name in parameters:
+        if name not in names:
+            raise TypeError(f"{name!r} is not a parameter of the model: it has {', '.join(names)}")
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def event_of(line: bytes, status: int) -> dict | None:
+    """One line of an answer as an object, None for an empty one. Raises ServeError."""
+    text = line.strip().removeprefix(b"data:").strip()
+    if status != 200:
+        raise ServeError(reason_of(text), http=status)
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise ServeError(f"this is no answer of Triton: {text[:200]!r}", http=status) from None
+    if "error" in found:
+        raise ServeError(found["error"], http=status)
+    return found
+
+
+def tensors(values: dict, types: dict) -> list:
+    """tritonclient's inputs for {name: a value or a list of them}."""
+    from tritonclient.grpc import InferInput
+
+    found = []
+    for name, value in values.items():
+        items = value if isinstance(value, list | tuple) else [value]
+        if types[name] == "BYTES":
+            items = [item.encode() if isinstance(item, str) else item for item in items]
+            array = np.array(items, dtype=np.object_)
+        else:
+            array = np.array(items, dtype=NUMPY[types[name]])
+        tensor = InferInput(name, array.shape, types[name])
+        tensor.set_data_from_numpy(array)
+        found.append(tensor)
+    return found
+
+
+def text_of(result, name: str) -> str:
+    """The text in an output of one element; "" where the answer has none."""
+    array = result.as_numpy(name)
+    return "" if array is None or not array.size else array.reshape(-1)[0].decode()
+
+
+def rpc_error(status: str, message: str) -> ServeError:
+    """An error of gRPC; what gRPC itself calls unavailable is a server that is not there."""
+    nobody = status == "UNAVAILABLE" and not NAME.match(message)
+    return ServeError(message, "NO_ANSWER" if nobody else status or None)

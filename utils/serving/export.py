@@ -1,0 +1,237 @@
+"""Exports a checkpoint into a Triton model repository, one file of weights per rank.
+
+    folder = export("models/base", "triton_model_repo", tp=2, prompts="prompts")   # …/gpt_engine/1
+    rebuild(folder, "again")                              # the checkpoint, bit for bit
+
+From the shell:
+
+    python -m utils.serving.export --model models/base --tp 2 [--prompts DIR] [--version N]
+        [--out triton_model_repo] [--backend python|vllm]
+    python -m utils.serving.export --code     # only the copies of the engine's code that git stores
+
+The model: a Hugging Face folder in Llama's layout (float32, bfloat16 or float16), with a
+tokenizer.json or trained on bytes. The version's folder has everything that Triton's stock image
+with torch needs to serve it: code, the weights of each rank, config.json, tokenizer.json, prompts,
+and manifest.json with the size and SHA-256 of each. It appears whole or not at all (repository.py),
+and memory never holds more than a block of one tensor (split.py). What cannot be served is refused
+with a ValueError of one sentence.
+"""
+
+import hashlib
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils import hf_format
+from utils.fingerprint import fingerprint
+from utils.gpt_config import GPTConfig
+from utils.options import check_types, option, parse_flags
+from utils.serving import repository, split, vllm_variant
+from utils.serving.repository import MANIFEST, SHIPPED, ExportError
+from utils.serving.shards import Version
+from utils.serving.source import EXTRAS, Source, check_prompts, facts_of_prompt, find_prompts
+
+__all__ = ["SHIPPED", "ExportError", "export", "rebuild"]
+
+PROGRAM = "utils.serving.export"
+FORMAT = 1  # of manifest.json
+
+
+def export(model, out, tp, prompts=None, version=None):
+    """Writes a checkpoint as a version of the model repository `out`; returns the version's folder.
+
+    model     Hugging Face folder
+    out       model repository: a new folder, or one that holds Triton models
+    tp        ranks, each of which gets a file of weights; divides heads and key-value heads
+    prompts   folder of NAME.safetensors files of utils/prompt_file.py, tuned on this model
+    version   None: the lowest number that is free; but where the newest version is this model, cut
+              in the same way, with the same prompts and code, nothing is written
+    """
+    return _export(model, out, tp, prompts, version)[0]
+
+
+def _export(model, out, tp, prompts, version):
+    """(the version's folder, files that stayed as they were): None where nothing was written."""
+    source = Source.read(model)
+    plan = split.Plan(source.config, tp)
+    found = find_prompts(prompts, source)
+    with repository.building(out) as building:
+        number = building.free_version(version)
+        folder = building.open_version(number, source.bytes)
+        source.copy_small_files(folder)
+        for name, file in found.items():
+            (folder / "prompts").mkdir(exist_ok=True)
+            shutil.copyfile(file, folder / "prompts" / f"{name}.safetensors")
+        small = {str(file.relative_to(folder)): _facts(file) for file in _files(folder)}
+        if version is None and (same := _same(building, source, tp, small)):
+            return same, None
+        _check_tokenizer(building, folder)
+        repository.copy_models(building.beside)
+        repository.copy_code(folder)
+        for name in repository.TOKENIZING:
+            (building.beside / name / "1").mkdir(parents=True, exist_ok=True)
+            shutil.copy(folder / hf_format.TOKENIZER, building.beside / name / "1")
+        written = split.split(source.headers, plan, source.dtype, folder)
+        check_prompts(found, written.fingerprint, source)
+        manifest = {
+            "format": FORMAT,
+            "tp": tp,
+            "dtype": source.dtype_name,
+            "parameters": source.parameters,
+            "fingerprint": written.fingerprint,
+            "name": source.folder.name,
+            "files": {**small, **written.files},
+            "prompts": {name: facts_of_prompt(file) for name, file in found.items()},
+        }
+        hf_format.write_json(folder / MANIFEST, manifest)
+        Version.read(folder)  # what the engine would refuse goes nowhere
+        return building.publish(), building.kept
+
+
+def _files(folder):
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _facts(file):
+    """What the manifest says of a file."""
+    with open(file, "rb") as data:
+        sha256 = hashlib.file_digest(data, "sha256").hexdigest()
+    return {"bytes": file.stat().st_size, "sha256": sha256}
+
+
+def _same(building, source, tp, small):
+    """The folder of the newest version if it is what would be written now, else None.
+
+    small   {name: facts} of all files but weights
+    """
+    if not building.filled():
+        return None
+    folder = building.folder_of(building.filled()[-1])
+    there = hf_format.read_json(folder / MANIFEST)
+    files = {name: facts for name, facts in there["files"].items() if name[:5] != "rank-"}
+    same = (
+        files == small
+        and (there["tp"], there["dtype"]) == (tp, source.dtype_name)
+        and not repository.stale_code(folder)
+        and there["fingerprint"] == fingerprint(source.folder)
+    )
+    return folder if same else None
+
+
+def _check_tokenizer(building, folder):
+    """All versions of a repository have one tokenizer: the models in front tokenise for all."""
+    ours = hf_format.read_json(folder / hf_format.TOKENIZER)
+    for number in building.filled():
+        if ours != hf_format.read_json(building.folder_of(number) / hf_format.TOKENIZER):
+            raise ExportError(
+                f"version {number} of {building.out} has another tokenizer, and the models in "
+                "front of it tokenise for all versions: give another --out"
+            )
+
+
+def rebuild(version_folder, folder):
+    """Joins the ranks' files of a version into a Hugging Face folder equal to the exported one.
+
+    Raises LoadError (a ValueError) where a file is not what the manifest says.
+    """
+    version = Version.read(version_folder)
+    there = version.folder
+    for rank in range(version.tp):
+        version.verify(version.shard(rank))
+    config = GPTConfig.from_hf(hf_format.read_config(there))
+    plan = split.Plan(config, version.tp)
+    dtype = next(d for d, name in split.NAMES.items() if name == version.manifest["dtype"])
+    shards = [there / version.shard(rank) for rank in range(version.tp)]
+    with hf_format.replacing(folder) as beside:
+        for name in (hf_format.CONFIG, hf_format.TOKENIZER, *EXTRAS):
+            if (there / name).is_file():
+                shutil.copyfile(there / name, beside / name)
+        split.join(plan, dtype, shards, beside / hf_format.WEIGHTS)
+    return Path(folder)
+
+
+# ---- the command
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the command can be told."""
+
+    model: str | None = option(None, "checkpoint folder in Llama's layout", None, "FOLDER")
+    tp: int = option(1, "ranks that share the model; divides its heads")
+    prompts: str | None = option(None, "folder of prompts, NAME.safetensors", None, "DIR")
+    out: str = option("triton_model_repo", "model repository", None, "REPO")
+    version: int | None = option(None, "number of the version; default: the lowest free one")
+    backend: str = option(
+        "python", "vllm: for Triton's vLLM backend instead of our engine", ("python", "vllm")
+    )
+    mount: str = option(
+        vllm_variant.MOUNT, "with vllm: where the server will see the repository", None, "FOLDER"
+    )
+    code: bool = option(False, "only refresh the engine's code stored in triton_model_repo")
+
+    def __post_init__(self):
+        check_types(self)
+        if self.model is None and not self.code:
+            raise ValueError("--model is missing: give the checkpoint's folder")
+        if self.backend == "vllm" and self.prompts is not None:
+            raise ValueError(
+                "--prompts does not go with --backend vllm, which takes text only: leave it out"
+            )
+
+
+def main(arguments=None):
+    """Exports and says what was written; returns the exit status."""
+    texts = {"prog": f"python -m {PROGRAM}", "description": "Fill a Triton model repository."}
+    try:
+        run(Command(**parse_flags(Command, arguments, **texts)))
+    except (ValueError, OSError) as error:
+        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\n{PROGRAM}: stopped, nothing was written", file=sys.stderr)
+        return 130
+    return 0
+
+
+def run(command):
+    if command.code:
+        stale = repository.refresh_code()
+        print(f"written again: {', '.join(stale)}" if stale else "all copies are as they should be")
+    elif command.backend == "vllm":
+        folder = vllm_variant.export_vllm(
+            command.model, command.out, command.tp, command.version, command.mount
+        )
+        print(f"written: {folder}")
+        for file in _files(folder):
+            print(f"{file.stat().st_size:>15,} bytes  {file.relative_to(folder)}")
+        print(f"next, on a machine with GPUs:\n{vllm_variant.command(command.out)}")
+    else:
+        folder, kept = _export(
+            command.model, command.out, command.tp, command.prompts, command.version
+        )
+        if kept is None:
+            print(f"{folder} holds this already: nothing was written")
+            return
+        report(folder)
+        for name in kept:
+            print(f"kept, though this workshop has another one: {Path(command.out) / name}")
+        print(f"next: python -m utils.serving.server --repo {command.out}")
+
+
+def report(folder):
+    """Prints what a version holds."""
+    manifest = hf_format.read_json(folder / MANIFEST)
+    print(f"written: {folder}")
+    for name, facts in manifest["files"].items():
+        print(f"{facts['bytes']:>15,} bytes  {name}")
+    print(
+        f"{manifest['name']}: {manifest['parameters']:,} parameters as {manifest['dtype']} on "
+        f"{manifest['tp']} rank{'s' if manifest['tp'] > 1 else ''}, {len(manifest['prompts'])} "
+        "prompts"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""A load generator: many clients at once, and what each of their requests met.
+
+    load = run(lambda i: client.stream(prompts[i % 8]), clients=16, requests=64, count=count_tokens)
+    load.requests                       # a frame, one row a request: start, first, end, tokens, …
+    load.summary["tokens_per_second"], load.summary["latency_p95"]
+
+`send(i)` does request number i: it gives an iterator of pieces as they arrive, or the whole answer.
+
+*Closed loop*: each of `clients` threads sends its next request when it has the answer to the one
+before. A slow server is asked less often, so a closed loop never sees a queue longer than its
+clients. *Open loop* (`rate`): requests arrive at random moments (Poisson), as from many users who
+do not know of each other; up to `clients` of them are under way. A request's clock starts when it
+arrives, not when a client is free to send it: else the waits of a server that stalls would be left
+out ("coordinated omission").
+
+Little's law: the mean number in the system is the rate of arrivals times the mean time in it,
+L = λ·W (Little, 1961). `summary` has λ·W beside the mean of a counter that was looked at meanwhile.
+"""
+
+import bisect
+import itertools
+import random
+import threading
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+GLANCE = 0.01  # seconds between two looks at the number in flight
+AFTER = 60.0  # seconds that the last requests have to end, where no limit is given
+COLUMNS = ("client", "start", "sent", "first", "end", "tokens", "pieces", "error")
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load has met.
+
+    requests    one row a request; seconds since the load began: `start` (arrived), `sent`, `first`
+                (piece), `end`; `tokens`, `pieces`, and `error`: a text, None where it went well.
+                What did not happen is NaN.
+    in_flight   frame of `seconds` and `count`: how many had started and not ended
+    seconds     from the beginning to the last end
+    """
+
+    requests: pd.DataFrame
+    in_flight: pd.DataFrame
+    seconds: float
+    clients: int
+    rate: float | None = None
+
+    @property
+    def errors(self) -> dict:
+        """{text of an error: how many requests met it}, the most frequent first."""
+        return self.requests["error"].dropna().value_counts().to_dict()
+
+    @cached_property
+    def summary(self) -> dict:
+        """Figures of the whole load, times in seconds. Latency and first token (`first_…`, the time
+        until the first piece) are of requests that went well; throughput counts their tokens;
+        `time_per_token` is the mean between two tokens after the first.
+
+        `in_flight` is the mean of the counter, `little` is λ·W of all requests, failed ones too.
+        """
+        rows, seconds = self.requests, max(self.seconds, 1e-9)
+        good = rows[rows["error"].isna()]
+        latency, first = good["end"] - good["start"], good["first"] - good["start"]
+        more = good[good["tokens"] > 1]
+        between = (more["end"] - more["first"]).sum() / max((more["tokens"] - 1).sum(), 1)
+        ended = rows["end"].dropna()
+        stay = ended - rows.loc[ended.index, "start"]
+        counts = self.in_flight["count"]
+        found = {
+            "clients": self.clients,
+            "requests": len(rows),
+            "errors": int(rows["error"].notna().sum()),
+            "seconds": self.seconds,
+            "tokens_per_second": good["tokens"].sum(min_count=1) / seconds,
+            "requests_per_second": len(good) / seconds,
+        }
+        for name, values in (("latency", latency), ("first", first)):
+            found[f"{name}_mean"] = values.mean()
+            for percent in (50, 95, 99):
+                found[f"{name}_p{percent}"] = values.quantile(percent / 100)
+        found["time_per_token"] = between if len(more) else float("nan")
+        found["in_flight"] = counts.mean() if len(counts) else float("nan")
+        found["little"] = len(stay) / seconds * stay.mean() if len(stay) else float("nan")
+        return {name: v if isinstance(v, int) else float(v) for name, v in found.items()}
+
+    def __str__(self):
+        s = self.summary
+        return (
+            f"{s['requests']} requests of {self.clients} clients in {s['seconds']:.1f} s, "
+            f"{s['errors']} failed: {s['tokens_per_second']:.0f} tokens/s, latency "
+            f"{s['latency_p50'] * 1e3:.0f} ms (p50) {s['latency_p95'] * 1e3:.0f} ms (p95), "
+            f"first token {s['first_p50'] * 1e3:.0f} ms (p50)"
+        )
+
+
+def tokens_of(piece) -> float:
+    """How many tokens a piece is: its length if it is a list or an array, that of its `tokens` if
+    it has some (the engine's chunks); NaN for a text, which does not tell."""
+    piece = getattr(piece, "tokens", piece)
+    return float("nan") if isinstance(piece, (str, bytes)) else float(np.size(piece))
+
+
+def run(
+    send, clients, requests=None, seconds=None, rate=None, seed=0, *, count=tokens_of, limit=None
+) -> Load:
+    """Sends requests until `requests` were sent or `seconds` have passed, and waits for their ends.
+
+    send      send(i), i = 0, 1, 2, …: an iterator of pieces, or the whole answer
+    clients   threads; with `rate`: the most that are under way at once
+    rate      arrivals a second, drawn by `seed`; None: closed loop
+    count     tokens of a piece, called after the load, when it costs no one's time
+    limit     seconds for all of it; requests that have not ended by then are rows with an error.
+              Default: `seconds` (if given) and a minute, else five minutes
+    A request that raises is a row with its error. Raises ValueError for what makes no sense.
+    """
+    _check(clients, requests, seconds, rate, limit)
+    if limit is None:
+        limit = 5 * AFTER if seconds is None else seconds + AFTER
+    course = _Course(send, requests, seconds, rate, seed, limit)
+    threads = [
+        threading.Thread(target=course.client, args=(number,), name=f"client {number}", daemon=True)
+        for number in range(clients)
+    ]
+    course.begin()
+    for thread in threads:
+        thread.start()
+    glances = course.watch(threads)
+    rows, seconds = course.rows(count)
+    glances = pd.DataFrame(glances, columns=["seconds", "count"])
+    return Load(rows, glances[glances["seconds"] <= seconds], seconds, clients, rate)
+
+
+def sweep(send, clients=(1, 2, 4, 8, 16), per_client=4, **options) -> dict[int, Load]:
+    """{clients: Load}: one closed loop for each number of clients, `per_client` requests each.
+
+    `options` as for `run`; the numbers of the requests go on from one loop to the next."""
+    loads, begun = {}, 0
+    for many in clients:
+        loads[many] = run(
+            lambda i, b=begun: send(b + i), many, requests=per_client * many, **options
+        )
+        begun += per_client * many
+    return loads
+
+
+def table(loads) -> pd.DataFrame:
+    """The summaries of {name: Load} as a frame, a row each."""
+    return pd.DataFrame({name: load.summary for name, load in loads.items()}).T
+
+
+def arrivals(rate, seed=0):
+    """Endless arrival times in seconds of a Poisson process: exponential gaps, `rate` a second."""
+    draw, moment = random.Random(seed), 0.0
+    while True:
+        moment += draw.expovariate(rate)
+        yield moment
+
+
+def _check(clients, requests, seconds, rate, limit):
+    if type(clients) is not int or not 1 <= clients <= 4096:
+        raise ValueError(f"clients {clients!r} is not a number of clients: give 1 to 4096")
+    if requests is None and seconds is None:
+        raise ValueError("the load has no end: give requests or seconds")
+    if requests is not None and (type(requests) is not int or requests < 1):
+        raise ValueError(f"requests {requests!r} is not a whole number above 0")
+    for name, value in (("seconds", seconds), ("rate", rate), ("limit", limit)):
+        if value is not None and not 0 < value < float("inf"):
+            raise ValueError(f"{name} {value!r} is not a number above 0")
+
+
+class _Course:
+    """What the clients share. A request is a row of the book; when the time is up the book closes,
+    and what a late client would still write into it is not taken."""
+
+    def __init__(self, send, requests, seconds, rate, seed, limit):
+        self.send, self.seconds, self.limit = send, seconds, limit
+        self._numbers = itertools.count() if requests is None else iter(range(requests))
+        self._due = arrivals(rate, seed) if rate else None
+        self._dues = []  # of the open loop: when each request arrives
+        self._most = requests or float("inf")
+        self._lock, self._book = threading.Lock(), {}
+        self._ended, self._closed = 0, False
+
+    # ---- the clock
+
+    def begin(self):
+        self._zero = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self._zero
+
+    # ---- what a client does
+
+    def client(self, number):
+        while (i := self._take(number)) is not None:
+            pieces, error = [], None
+            try:
+                self._write(i, sent=self.now())
+                self._receive(self.send(i), i, pieces)
+            except Exception as problem:  # whatever it is: it is counted, and the client goes on
+                error = f"{type(problem).__name__}: {problem}"
+            self._write(i, end=self.now(), error=error, got=pieces)
+
+    def _take(self, number):
+        """The number of the next request, when its time has come; None: there are no more."""
+        with self._lock:
+            now = self.now()
+            late = self._due is None and self.seconds and now >= self.seconds
+            i = None if self._closed or late else next(self._numbers, None)
+            if i is None:
+                return None
+            if self._due is None:
+                self._book[i] = {"client": number, "start": now}
+                return i
+            due = self._arrival(i)
+        if self.seconds and due >= self.seconds:
+            return None
+        while (early := due - self.now()) > 0 and not self._closed:
+            time.sleep(min(early, 0.1))
+        with self._lock:
+            if self._closed:
+                return None
+            self._book[i] = {"client": number, "start": due}
+        return i
+
+    def _arrival(self, i):
+        while len(self._dues) <= i:
+            self._dues.append(next(self._due))
+        return self._dues[i]
+
+    def _write(self, i, **values):
+        with self._lock:
+            if not self._closed:
+                self._book[i].update(values)
+                self._ended += "end" in values
+
+    def _receive(self, answer, i, pieces):
+        whole = isinstance(answer, (str, bytes, list, tuple, dict, np.ndarray))
+        if whole or not hasattr(answer, "__iter__"):
+            pieces.append(answer)
+            self._write(i, first=self.now())
+            return
+        for piece in answer:
+            if not pieces:
+                self._write(i, first=self.now())
+            pieces.append(piece)
+            if self._closed:  # leave it as a client does who goes away
+                leave = getattr(answer, "cancel", None) or getattr(answer, "close", lambda: None)
+                leave()
+                break
+
+    # ---- what the caller does meanwhile and after
+
+    def watch(self, threads):
+        """Looks at how many are in flight until all clients are done or the time is up."""
+        glances = []
+        try:
+            while any(thread.is_alive() for thread in threads) and self.now() < self.limit:
+                glances.append((self.now(), self._arrived() - self._ended))
+                time.sleep(GLANCE)
+        finally:  # also when interrupted: the clients stop at their next piece
+            arrived = self._arrived()
+            with self._lock:
+                self._closed = True
+        for i in range(arrived):  # an open loop: no client was free until the limit
+            self._book.setdefault(i, {"start": self._dues[i]} if self._due else {})
+        return glances
+
+    def _arrived(self):
+        """Requests so far, in an open loop those that no client has taken yet among them."""
+        with self._lock:
+            if self._due is None:
+                return len(self._book)
+            now = min(self.now(), self.seconds or float("inf"))
+            while len(self._dues) < self._most and (not self._dues or self._dues[-1] <= now):
+                self._dues.append(next(self._due))
+            return min(bisect.bisect_right(self._dues, now), self._most)
+
+    def rows(self, count):
+        """(the frame of all requests, seconds until the last of them ended)."""
+        for row in self._book.values():
+            got = row.pop("got", [])
+            row["pieces"] = len(got)
+            row["tokens"] = float(sum(count(piece) for piece in got))
+            if "end" not in row:
+                what = "end" if "sent" in row else "free client"
+                row["error"] = f"no {what} within the load's {self.limit:g} s"
+        numbers = sorted(self._book)
+        frame = pd.DataFrame([self._book[i] for i in numbers], numbers, list(COLUMNS))
+        frame.index.name = "request"
+        frame["error"] = frame["error"].astype(object).where(frame["error"].notna(), None)
+        late = frame.empty or bool(frame["end"].isna().any())
+        return frame, self.now() if late else float(frame["end"].max())

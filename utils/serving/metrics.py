@@ -1,0 +1,153 @@
+"""What a server says about itself: its metrics, ours among them, and its statistics, as frames.
+
+    metrics(server)                     # every sample of /metrics: name, labels, value
+    scrape(server)                      # ours now: {"tokens_total": 512.0, "batch_occupancy": …}
+    statistics(server)                  # a row for each model and version: requests, mean times
+
+    with Watch(server, every=0.1) as watch:      # a thread looks while the block runs
+        run_a_load()
+    watch.frame["kv_use"]               # a row a look; its column `seconds` begins at 0
+    watch.rate("tokens_total")          # tokens/s between two looks
+
+Metrics come in the text format of Prometheus, from a port of their own; a counter's name ends in
+`_total`. `server` is a TritonServer, or for metrics the "host:port" of any server's metrics.
+"""
+
+import json
+import re
+import threading
+import time
+
+import pandas as pd
+
+from utils.serving.triton_http import LOST, call
+
+OURS = "kintsugi_"
+SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+TIMES = ("queue", "compute_input", "compute_infer", "compute_output")  # of Triton's statistics
+
+
+def metrics(server, timeout=5.0) -> pd.DataFrame:
+    """Every sample of /metrics: columns `name`, one for each label, and `value`.
+
+    Raises OSError or http.client.HTTPException when the server does not answer.
+    """
+    status, body = call(getattr(server, "metrics", server), "GET", "/metrics", timeout=timeout)
+    if status != 200:
+        raise OSError(f"/metrics answers {status}")
+    rows = parse(body.decode())
+    frame = pd.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)))
+    return frame[[*frame.columns.drop("value", errors="ignore"), "value"]] if rows else frame
+
+
+def parse(text: str) -> list[dict]:
+    """The samples of a text in Prometheus' format: {"name": …, label: …, "value": float} each."""
+    rows = []
+    for line in text.splitlines():
+        if not line.startswith("#") and (match := SAMPLE.match(line)):
+            labels = {key: unescaped(value) for key, value in LABEL.findall(match["labels"] or "")}
+            rows.append({"name": match["name"], **labels, "value": float(match["value"])})
+    return rows
+
+
+def unescaped(text: str) -> str:
+    r"""A label's value without the backslashes of the format: \\, \" and \n."""
+    return re.sub(r"\\.", lambda match: ESCAPES.get(match[0], match[0]), text)
+
+
+def scrape(server, prefix=OURS, by=None) -> pd.Series:
+    """The metrics whose names begin with `prefix`, now: {name without it: value}.
+
+    Samples that differ in labels only are added up. by: a label, like "model", that keeps them
+    apart: {"request_success gpt": …}.
+    """
+    frame = metrics(server)
+    if frame.empty or not (chosen := frame["name"].str.startswith(prefix)).any():
+        return pd.Series(dtype=float)
+    frame = frame[chosen]
+    names = frame["name"].str.removeprefix(prefix)
+    if by is not None:
+        names = (names + " " + frame[by].fillna("")).str.strip()
+    return frame["value"].groupby(names.rename(None)).sum()
+
+
+def statistics(server, model=None) -> pd.DataFrame:
+    """Triton's statistics, a row for each model and version, since it was loaded.
+
+    `requests` that went well, `failed`, `executions`, and means over the requests in seconds:
+    `request` from receipt to answer, of it `queue` and the three parts of the computation.
+
+    Of a decoupled model Triton sees the call alone: every request went well, as fast as `execute`
+    returned. What its answers met and how long they took is in our own metrics.
+    """
+    path = f"/v2/models/{model}/stats" if model else "/v2/models/stats"
+    status, body = call(server.http, "GET", path, timeout=5.0)
+    if status != 200:
+        raise OSError(f"{path} answers {status}: {body.decode(errors='replace')}")
+    rows = []
+    for entry in json.loads(body)["model_stats"]:
+        times = entry["inference_stats"]
+        row = {
+            "model": entry["name"],
+            "version": int(entry["version"]),
+            "requests": times["success"]["count"],
+            "failed": times["fail"]["count"],
+            "executions": entry["execution_count"],
+            "request": mean_seconds(times["success"]),
+        }
+        rows.append({**row, **{name: mean_seconds(times[name]) for name in TIMES}})
+    return pd.DataFrame(rows).set_index(["model", "version"]).sort_index()
+
+
+def mean_seconds(total: dict) -> float:
+    """Of {"count": n, "ns": sum}; NaN where nothing was counted."""
+    return total["ns"] / total["count"] / 1e9 if total["count"] else float("nan")
+
+
+class Watch:
+    """Looks at the metrics every `every` seconds while a block runs; `frame` has a row a look.
+
+    A look that gets no answer leaves no row. prefix, by: as for `scrape`.
+    """
+
+    def __init__(self, server, every=0.1, prefix=OURS, by=None):
+        if not 0 < every < float("inf"):
+            raise ValueError(f"every {every!r} is no time between looks: give seconds above 0")
+        self.server, self.every, self.prefix, self.by = server, every, prefix, by
+        self._rows, self._end = [], threading.Event()
+
+    def __enter__(self):
+        self._begin = time.monotonic()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._end.set()
+        self._thread.join()
+        self._look()  # so that the last row has everything that the block did
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """Column `seconds` since the block began, and one for each metric."""
+        return pd.DataFrame(list(self._rows))
+
+    def rate(self, name: str) -> pd.Series:
+        """The growth of a counter per second, between each look and the one before; by seconds."""
+        frame = self.frame.set_index("seconds")
+        # a counter that fell began anew: its model was loaded again
+        return frame[name].diff().clip(lower=0) / frame.index.to_series().diff()
+
+    def _run(self):
+        while not self._end.wait(self.every):
+            self._look()
+
+    def _look(self):
+        try:
+            found = scrape(self.server, self.prefix, self.by)
+        except LOST:
+            return
+        self._rows.append({"seconds": time.monotonic() - self._begin, **found})

@@ -1,0 +1,308 @@
+"""Puts what the export has built into a Triton model repository, so that no reader sees half of it.
+
+    with building(out) as repository:                # a hidden folder beside `out`; nobody else
+        folder = repository.open_version(2)          # empty, in the hidden folder
+        …                                            # filled, manifest.json last
+        repository.publish()                         # to disk, then renamed to out/gpt_engine/2
+
+A version is one rename, of a folder whose files are on the disk already. Only the first version of
+this workshop's own repository is another case: its folder stands in git with the code in it, so the
+files are moved into it one by one, manifest.json last; without that file a version is not filled.
+What a crash leaves behind is the hidden folder, which the next export removes.
+"""
+
+import fcntl
+import os
+import re
+import shutil
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+SOURCE = Path(__file__).resolve().parents[2] / "triton_model_repo"
+CODE = Path(__file__).resolve().parent
+ENGINE = "gpt_engine"
+FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize", "gpt_ensemble")
+TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
+MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
+SHIPPED = (
+    "__init__.py",
+    "request.py",
+    "shards.py",
+    "decoder.py",
+    "sampling.py",
+    "text_stream.py",
+    "scheduler.py",
+    "stats.py",
+    "worker.py",
+    "rank_group.py",
+    "engine.py",
+    "door.py",
+)
+VERSION = re.compile(r"[1-9]\d*")
+# what stands in a version's folder in git, and what an export that was stopped may have left there
+STORED = re.compile(r"model\.py|serving|\.gitkeep")
+LEFT = re.compile(r"__pycache__|prompts|rank-\d+-of-\d+\.safetensors|[a-z_]+\.json")
+
+
+class ExportError(ValueError):
+    """What cannot be exported, or not to there; the message gives the reason and the fix."""
+
+
+@contextmanager
+def building(out, engine=ENGINE, last=MANIFEST):
+    """A Repository for `out`, which other exports leave alone meanwhile.
+
+    engine   the model that gets a version
+    last     the file of a version that is written last: one without it is not filled
+    """
+    out = Path(out).expanduser().resolve()
+    made = not out.exists()
+    _check_place(out)
+    beside = out.with_name(f".{out.name}.partial")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with _locked(out):
+            _check_content(out)
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir()
+            try:
+                yield Repository(out, beside, engine, last)
+            finally:
+                shutil.rmtree(beside, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"{out} cannot be filled: {error}") from None
+    finally:
+        if made:
+            with suppress(OSError):
+                out.rmdir()  # only where nothing was put into it
+
+
+@contextmanager
+def _locked(folder):
+    """Only one process at a time; the lock ends with the process."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ExportError(
+                f"another export writes to {folder}: wait until it has ended"
+            ) from None
+        except OSError:
+            pass  # a network's file system may not lock folders
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _check_place(out):
+    if out.exists() and not out.is_dir():
+        raise ExportError(f"{out} is a file: name a folder")
+    above = next(path for path in out.parents if path.exists())
+    for folder in (above, out) if out.exists() else (above,):
+        if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise ExportError(
+                f"{out} cannot be written: {folder} is no folder to write to, so name another --out"
+            )
+    if out.exists() and out.stat().st_dev != out.parent.stat().st_dev:
+        raise ExportError(
+            f"{out} is a volume of its own, so nothing can be built beside it and renamed: name a "
+            f"folder in it, such as {out / 'models'}"
+        )
+
+
+def _check_content(out):
+    """Only Triton models may stand in `out`: whatever else is there is somebody's."""
+    ours = (ENGINE, *FRONT)
+    for entry in sorted(out.iterdir()):
+        if entry.name.startswith(".") or entry.name in ("README.md", "__pycache__"):
+            continue
+        if entry.name not in ours and not (entry / "config.pbtxt").is_file():
+            raise ExportError(
+                f"{out} holds {entry.name}, which is no Triton model: name a new folder, or one "
+                "that holds models only"
+            )
+    for name in FRONT:
+        if (out / name).exists() and not (out / ENGINE).exists():
+            raise ExportError(
+                f"{out} holds a model {name} that is not ours, for there is no {ENGINE} beside it: "
+                "name another folder"
+            )
+
+
+class Repository:
+    """The repository `out`, and the hidden folder `beside` in which a version of it is built."""
+
+    def __init__(self, out, beside, engine, last):
+        self.out, self.beside, self.engine, self.last = out, beside, engine, last
+        self.version = None
+        self.kept = []  # files of the repository that are not as this workshop would write them
+
+    def filled(self):
+        """The numbers of the versions that are there, in order."""
+        return sorted(
+            int(folder.name)
+            for folder in (self.out / self.engine).glob("*")
+            if VERSION.fullmatch(folder.name) and (folder / self.last).is_file()
+        )
+
+    def folder_of(self, version):
+        """Where a version stands, or will stand."""
+        return self.out / self.engine / str(version)
+
+    def free_version(self, version=None):
+        """The version to write: the lowest that is not filled, or the one that is asked for."""
+        filled = self.filled()
+        if version is None:
+            return next(number for number in range(1, len(filled) + 2) if number not in filled)
+        if type(version) is not int or version < 1:
+            raise ExportError(f"version {version!r} is none: versions are 1, 2, 3 …")
+        if version in filled:
+            raise ExportError(
+                f"version {version} of {self.out} is there already: give another --version, as "
+                f"{filled[-1] + 1}, or remove {self.folder_of(version)} first"
+            )
+        return version
+
+    def open_version(self, version, size=0):
+        """A new, empty folder for the version of about `size` bytes, beside the repository."""
+        there = self.folder_of(version)
+        for entry in sorted(there.iterdir()) if there.is_dir() else ():
+            if not STORED.fullmatch(entry.name) and not LEFT.fullmatch(entry.name):
+                raise ExportError(
+                    f"{there} holds {entry.name}, which is not ours and would be lost: move it away"
+                )
+        free = shutil.disk_usage(self.out).free
+        if free < size:
+            raise ExportError(
+                f"{self.out} has {free / 1e9:,.1f} GB of free space, and the version takes "
+                f"{size / 1e9:,.1f} GB: make room, or give another --out"
+            )
+        self.version = version
+        folder = self.beside / self.engine / str(version)
+        folder.mkdir(parents=True)
+        return folder
+
+    def publish(self):
+        """Everything to disk, then into place; returns the version's folder."""
+        target = self.folder_of(self.version)
+        for path in sorted(self.beside.rglob("*")):
+            to_disk(path)
+        to_disk(self.beside)
+        if not any(self.out.iterdir()):
+            self.beside.rename(self.out)
+        else:
+            self._add_models()
+            self._add_version(target)
+        for folder in (target, target.parent, self.out, self.out.parent):
+            to_disk(folder)
+        return target
+
+    def _add_models(self):
+        """Whole models that are missing, and what is missing in others; what is there stays, also
+        where it was edited."""
+        version = self.beside / self.engine / str(self.version)
+        for model in sorted(self.beside.iterdir(), key=lambda model: model.name == self.engine):
+            if not (self.out / model.name).exists():
+                model.rename(self.out / model.name)
+                continue
+            for file in _files(model):
+                there = self.out / file.relative_to(self.beside)
+                if version in file.parents:
+                    continue
+                if there.exists() and file.name != TOKENIZER:
+                    if _content(there) != _content(file):
+                        self.kept.append(str(there.relative_to(self.out)))
+                    continue
+                there.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(file, there)
+                to_disk(there.parent)
+
+    def _add_version(self, target):
+        folder = self.beside / self.engine / str(self.version)
+        if not folder.exists():
+            return  # it came with the whole model
+        if not target.exists():
+            folder.rename(target)
+            return
+        for entry in sorted(target.iterdir()):
+            if LEFT.fullmatch(entry.name):
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        for file in sorted(_files(folder), key=lambda file: file == folder / self.last):
+            there = target / file.relative_to(folder)
+            there.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, there)
+            to_disk(there.parent)
+
+
+# ---- the code
+
+
+def copy_models(beside):
+    """The hand-written files of all models but the versions of the engine."""
+    for file in _files(SOURCE):
+        parts = file.relative_to(SOURCE).parts
+        hand_written = parts[0] in FRONT and parts[1] == "1" and file.suffix != ".json"
+        if hand_written or (parts[0] in (ENGINE, *FRONT) and parts[1] == "config.pbtxt"):
+            _copy(file, beside / file.relative_to(SOURCE))
+
+
+def copy_code(folder):
+    """model.py and serving/ of a version: what it needs besides torch, numpy, safetensors and
+    tokenizers."""
+    for name in SHIPPED:
+        _copy(CODE / name, folder / "serving" / name)
+    _copy(SOURCE / ENGINE / "1" / "model.py", folder / "model.py")
+
+
+def stale_code(folder=None):
+    """Names of what in a version's folder (None: the stored one) is not a copy of this workshop's
+    code."""
+    folder = folder or SOURCE / ENGINE / "1"
+    copies = {name: folder / "serving" / name for name in SHIPPED}
+    pairs = [(CODE / name, copy) for name, copy in copies.items()]
+    pairs.append((SOURCE / ENGINE / "1" / "model.py", folder / "model.py"))
+    wrong = [copy.name for file, copy in pairs if _content(file) != _content(copy)]
+    return wrong + sorted({file.name for file in folder.glob("serving/*.py")} - set(SHIPPED))
+
+
+def refresh_code():
+    """Writes the stored copies in triton_model_repo/ again; returns the names of those that were
+    stale."""
+    stale = stale_code()
+    folder = SOURCE / ENGINE / "1" / "serving"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in stale:
+        if name in SHIPPED:
+            shutil.copyfile(CODE / name, folder / f".{name}.partial")
+            os.replace(folder / f".{name}.partial", folder / name)
+        else:
+            (folder / name).unlink()
+    return stale
+
+
+def _content(file):
+    return file.read_bytes() if file.is_file() else None
+
+
+def _copy(file, there):
+    if file.is_file():
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, there)
+
+
+def _files(folder):
+    return sorted(
+        file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    )
+
+
+def to_disk(path):
+    """Returns when a file, or a folder's list of entries, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

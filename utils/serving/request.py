@@ -1,0 +1,217 @@
+"""A request as its caller sees it: how to sample, what comes back, and what can go wrong.
+
+    Sampling(max_tokens=32, temperature=0.8, top_p=0.9, seed=1, stop=("\\n\\n",))
+    stream = engine.submit(tokens, sampling)
+    for chunk in stream: chunk.tokens, chunk.text, chunk.finish
+
+A sampling that makes no sense is refused when it is made, with BadRequest.
+"""
+
+import math
+import operator
+import threading
+from dataclasses import dataclass
+
+STOPS, STOP_CHARACTERS = 8, 64  # stop strings of a request, characters of each
+
+
+class BadRequest(ValueError):
+    """The request can not be served, now or ever; the message names the value and the fix."""
+
+
+class Unavailable(RuntimeError):
+    """The request was not served, through no fault of its own: try again later."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of one request are chosen, and when it ends. Raises BadRequest.
+
+    max_tokens    new tokens at most
+    temperature   0: always the likeliest token; 1: the model's own probabilities
+    top_k         only the k likeliest tokens; 0: all
+    top_p         only the likeliest tokens that together have this probability; 1: all
+    seed          equal seeds give equal tokens, whatever else is served; None: drawn
+    stop          up to 8 strings of 1 to 64 characters; the text ends before the first of them
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        seed = None if self.seed is None else _whole("seed", self.seed, 0, 2**63 - 1)
+        checked = {
+            "max_tokens": _whole("max_tokens", self.max_tokens, 1),
+            "temperature": _real("temperature", self.temperature),
+            "top_k": _whole("top_k", self.top_k, 0),
+            "top_p": _real("top_p", self.top_p),
+            "seed": seed,
+            "stop": _strings(self.stop),
+        }
+        if not 0 < checked["top_p"] <= 1:
+            raise BadRequest(f"top_p {self.top_p!r} must be above 0 and at most 1 (1: all tokens)")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+
+
+def _whole(name, value, least, most=2**31 - 1):
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or not least <= number <= most:
+        raise BadRequest(f"{name} {_short(value)} is not a whole number from {least} to {most}")
+    return number
+
+
+def _real(name, value):
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, (bool, str, bytes)) or not 0 <= number < math.inf:
+        raise BadRequest(f"{name} {_short(value)} is not a finite number of at least 0")
+    return number
+
+
+def _strings(stop):
+    stop = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop, (list, tuple)) or len(stop) > STOPS:
+        raise BadRequest(f"stop {_short(stop)} is not a list of at most {STOPS} strings")
+    for text in stop:
+        if not isinstance(text, str) or not 1 <= len(text) <= STOP_CHARACTERS:
+            raise BadRequest(
+                f"stop string {_short(text)} is not a string of 1 to {STOP_CHARACTERS} characters"
+            )
+    return tuple(stop)
+
+
+def check_tokens(tokens, vocab_size):
+    """The tokens as a list of int. Raises BadRequest for what is no list of token ids."""
+    tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens  # numpy, torch
+    if not isinstance(tokens, (list, tuple)):
+        raise BadRequest(f"tokens {_short(tokens)} is not a list of token ids")
+    for token in tokens:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise BadRequest(
+                f"token {_short(token)} is not in the vocabulary: ids are whole numbers from 0 to "
+                f"{vocab_size - 1}"
+            )
+    return list(tokens)
+
+
+def _short(value):
+    """A value for a message, cut where a client sent a novel."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# ---- what comes back
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What was generated since the last chunk.
+
+    tokens   int ids, the end token with them, if it came
+    text     what is certain of the text; the end token and the stop string are not in it
+    finish   None while it goes on, then "stop" (end token or stop string), "length" or "cancelled"
+    """
+
+    tokens: list[int]
+    text: str
+    finish: str | None
+
+
+class Completion(Chunk):
+    """All that was generated for a request: the chunks together."""
+
+
+class Stream:
+    """The answer to one request, while it is made: iterate over it for chunks, or wait for all.
+
+    Whoever reads slowly gets larger chunks; the engine never waits for a reader. Where the engine
+    could not finish the request, the last chunk is followed by Unavailable. One reader a stream.
+    """
+
+    def __init__(self, id, cancel):
+        self.id = id
+        self._cancel = cancel
+        self._changed = threading.Condition(threading.Lock())
+        self._tokens, self._text = [], []  # what was not read yet
+        self._finish, self._error = None, None
+        self._watched = False  # whether the reader wants to be woken at every token
+
+    def __iter__(self):
+        while True:
+            chunk = self.read()
+            yield chunk
+            if chunk.finish:
+                return
+
+    def read(self, timeout=None):
+        """The next Chunk, as soon as there is something; None when `timeout` seconds have passed.
+
+        Raises Unavailable.
+        """
+        with self._changed:
+            self._watched = True
+            self._changed.wait_for(self._something, timeout)
+            self._watched = False
+            return self._take(Chunk)
+
+    def result(self, timeout=None):
+        """The Completion: all that was not read yet, at the end; None after `timeout` seconds.
+
+        Raises Unavailable.
+        """
+        with self._changed:
+            if not self._changed.wait_for(self._ended, timeout):
+                return None
+            if self._error:
+                raise self._error
+            return self._take(Completion)
+
+    def cancel(self):
+        """Ends the request now; its last chunk has finish "cancelled". Too late does nothing."""
+        self._cancel(self.id)
+
+    def _something(self):
+        return self._tokens or self._text or self._ended()
+
+    def _ended(self):
+        return self._finish is not None or self._error is not None
+
+    def _take(self, kind):
+        if not self._something():
+            return None
+        if self._error and not (self._tokens or self._text):
+            raise self._error
+        taken = kind(self._tokens, "".join(self._text), self._finish)
+        self._tokens, self._text = [], []
+        return taken
+
+    # the engine's side
+
+    def put(self, tokens, text, finish=None):
+        """More of the answer; a finish ends it."""
+        with self._changed:
+            if self._ended():
+                return
+            self._tokens += tokens
+            if text:
+                self._text.append(text)
+            self._finish = finish
+            if self._watched or finish:
+                self._changed.notify_all()
+
+    def fail(self, error):
+        """The answer ends with this exception."""
+        with self._changed:
+            if not self._ended():
+                self._error = error
+                self._changed.notify_all()

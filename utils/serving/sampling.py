@@ -1,0 +1,55 @@
+"""Logits -> tokens: each row of the batch in its own way, with its own random numbers.
+
+    sampler = Sampler(temperature=0.8, top_k=50, top_p=0.9, seed=1)
+    sample(logits, [sampler, ...])          # (B, V) and B samplers -> B token ids
+
+What a row draws depends on its seed alone, not on its company in the batch. Its logits do depend on
+that a little, in the last bits; so a token is drawn as the winner of a race (the Gumbel-max trick:
+Maddison et al., arXiv:1411.0030), which only a tie of the best two could change, and not by looking
+up one number among V cumulated probabilities, each of which those bits move.
+"""
+
+import torch
+
+
+class Sampler:
+    """How one request chooses its tokens, and how far its random numbers have come."""
+
+    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, seed=0):
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.generator = torch.Generator().manual_seed(seed) if temperature > 0 else None
+
+    def choose(self, logits):
+        """The next token for logits (V,), which are fp32 on the CPU."""
+        # in fp64, and the largest is 0: no temperature overflows
+        scores = (logits.double() - logits.max()) / self.temperature
+        if 0 < self.top_k < len(scores):
+            least = scores.topk(self.top_k).values[-1]
+            scores = scores.masked_fill(scores < least, -torch.inf)
+        probabilities = scores.softmax(dim=-1)
+        if self.top_p < 1:
+            probabilities = self._nucleus(probabilities)
+        # A token of probability p arrives after an exponential time of mean 1/p. The first to
+        # arrive is each token as often as its probability says.
+        times = -torch.rand(len(scores), dtype=torch.double, generator=self.generator).log()
+        return int((probabilities / times).argmax())
+
+    def _nucleus(self, probabilities):
+        """Probabilities with 0 for all but the likeliest that together have top_p (nucleus
+        sampling: Holtzman et al., arXiv:1904.09751)."""
+        ordered, tokens = probabilities.topk(min(len(probabilities), 1024))
+        if ordered.sum() < self.top_p:  # seldom, and sorting a large vocabulary is slow
+            ordered, tokens = probabilities.sort(descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # of all that are likelier
+        kept = ordered.masked_fill_(before >= self.top_p, 0.0)  # the likeliest always stays
+        return torch.zeros_like(probabilities).scatter_(0, tokens, kept)
+
+
+def sample(logits, samplers):
+    """One token id for each row of logits (B, V), a list of int."""
+    logits = logits.float().cpu()
+    tokens = logits.argmax(dim=-1).tolist()
+    for row, sampler in enumerate(samplers):
+        if sampler.generator is not None:
+            tokens[row] = sampler.choose(logits[row])
+    return tokens

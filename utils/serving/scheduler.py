@@ -1,0 +1,204 @@
+"""Who is served when: the queue, the slots of the running batch, and the work of each step.
+
+    scheduler = Scheduler(slots=16, queue=64, piece=256, end_tokens=(0,))
+    scheduler.add(request)                  # Unavailable when the queue is full
+    step = scheduler.plan()                 # a Step, or None where there is nothing to do
+    done = scheduler.advance(step, tokens)  # the ranks' tokens -> [(request, token), ...]
+
+Continuous batching (Yu et al., Orca, OSDI 2022): requests join and leave between two steps; nobody
+waits for the longest. A long prompt is read in pieces, so that those who run go on meanwhile
+(Agrawal et al., arXiv:2308.16369). No torch and no clock: this is bookkeeping only.
+"""
+
+import secrets
+import uuid
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from .request import BadRequest, Sampling, Unavailable, check_tokens
+
+
+@dataclass(eq=False)
+class Request:
+    """One request, from the queue to its last token."""
+
+    id: str
+    tokens: list[int]
+    sampling: Sampling
+    prompt: str | None = None  # name of the virtual tokens in front
+    virtual: int = 0  # how many those are
+    slot: int | None = None  # its row of the batch and of the KV cache, while it runs
+    cached: int = 0  # positions of it whose keys and values are in the cache
+    new: list[int] = field(default_factory=list)  # generated so far
+    finish: str | None = None
+    came: float = 0.0  # when, on the clock of whoever keeps statistics
+
+    @classmethod
+    def of(cls, version, positions, tokens, sampling=None, prompt=None, id=None):
+        """The request of a caller, if `version` can serve it with so many positions; else
+        BadRequest."""
+        tokens = check_tokens(tokens, version.model.vocab_size)
+        sampling = Sampling() if sampling is None else sampling
+        if not isinstance(sampling, Sampling):
+            raise BadRequest(f"sampling is a {type(sampling).__name__}: give a Sampling")
+        if not (id is None or isinstance(id, str)):
+            raise BadRequest(f"id {id!r:.80} is not a string")
+        virtual = 0
+        if prompt is not None:
+            if not isinstance(prompt, str) or prompt not in version.prompts:
+                known = ", ".join(sorted(version.prompts)) or "no prompts"
+                raise BadRequest(f"prompt {prompt!r:.80} is unknown: this version has {known}")
+            virtual = version.prompts[prompt]
+        if not tokens and not virtual:
+            raise BadRequest("there is nothing to continue: give one token at least, or a prompt")
+        if virtual + len(tokens) + sampling.max_tokens > positions:
+            raise BadRequest(
+                f"{virtual} virtual tokens + {len(tokens)} tokens + max_tokens "
+                f"{sampling.max_tokens} are more than the {positions} positions that are served"
+            )
+        if sampling.seed is None and sampling.temperature > 0:
+            sampling = replace(sampling, seed=secrets.randbits(63))
+        return cls(id or uuid.uuid4().hex, tokens, sampling, prompt, virtual)
+
+    @property
+    def length(self):
+        """Positions before the first new token."""
+        return self.virtual + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a request's positions, to be read in one step."""
+
+    request: Request
+    start: int
+    stop: int
+
+    @property
+    def last(self):
+        """Whether the first new token follows."""
+        return self.stop == self.request.length
+
+    def command(self):
+        """The piece for the ranks; virtual tokens come whole, with the first piece."""
+        request = self.request
+        first, last = max(0, self.start - request.virtual), self.stop - request.virtual
+        command = {"slot": request.slot, "start": self.start, "tokens": request.tokens[first:last]}
+        if self.start == 0 and request.prompt is not None:
+            command["prompt"] = request.prompt
+        if self.last:
+            wanted = request.sampling
+            command["sampling"] = [wanted.temperature, wanted.top_k, wanted.top_p, wanted.seed]
+        return command
+
+
+@dataclass(frozen=True)
+class Step:
+    """The work of one step: pieces to read, and requests that get their next token."""
+
+    pieces: list[Piece]
+    running: list[Request]
+
+    def expected(self):
+        """The requests that get a token, in the order of the ranks' answer."""
+        return [piece.request for piece in self.pieces if piece.last] + self.running
+
+    def command(self):
+        """What the ranks are told."""
+        return {
+            "prefill": [piece.command() for piece in self.pieces],
+            "slots": [request.slot for request in self.running],
+            "tokens": [request.new[-1] for request in self.running],
+        }
+
+
+class Scheduler:
+    """First come, first served.
+
+    slots        requests that run together
+    queue        requests that may wait besides
+    piece        positions that are read in one step at most, over all requests (virtual tokens of
+                 one request are never divided)
+    end_tokens   ids that end a text
+    """
+
+    def __init__(self, slots, queue, piece, end_tokens):
+        self.queue, self.piece, self.end_tokens = queue, piece, frozenset(end_tokens)
+        self.slots = [None] * slots  # the request in each
+        self.waiting = deque()
+        self.requests = {}  # by id: waiting and running
+
+    @property
+    def running(self):
+        """The requests that hold a slot, in the order of the slots."""
+        return [request for request in self.slots if request is not None]
+
+    def add(self, request):
+        """Puts a request into the queue. Raises Unavailable when that is full."""
+        free = self.slots.count(None)
+        if len(self.waiting) >= self.queue + free:
+            raise Unavailable(
+                f"the queue is full: {len(self.running)} requests run and {len(self.waiting)} "
+                "wait; try again later"
+            )
+        self.requests[request.id] = request
+        self.waiting.append(request)
+
+    def plan(self):
+        """The next Step; None where nothing runs and nobody waits."""
+        running = [request for request in self.running if request.new]
+        left, pieces = self.piece, []
+        for request in self.running:  # those whose prompt was read in part go first
+            if not request.new:
+                pieces.append(self._piece(request, left))
+                left -= pieces[-1].stop - pieces[-1].start
+        while left > 0 and self.waiting and None in self.slots:
+            request = self.waiting.popleft()
+            request.slot = self.slots.index(None)  # the lowest: the batch stays dense
+            self.slots[request.slot] = request
+            pieces.append(self._piece(request, left))
+            left -= pieces[-1].stop - pieces[-1].start
+        return Step(pieces, running) if pieces or running else None
+
+    def _piece(self, request, left):
+        stop = min(request.length, max(request.cached + left, request.virtual))
+        return Piece(request, request.cached, stop)
+
+    def advance(self, step, tokens):
+        """Takes the tokens of a step: (request, token) for each request that goes on or ends now.
+
+        Those that were cancelled while the ranks worked are left out.
+        """
+        for piece in step.pieces:
+            piece.request.cached = piece.stop
+        for request in step.running:
+            request.cached += 1
+        served = []
+        for request, token in zip(step.expected(), tokens, strict=True):
+            if request.finish is not None:
+                continue
+            request.new.append(token)
+            if token in self.end_tokens:
+                self.end(request, "stop")
+            elif len(request.new) == request.sampling.max_tokens:
+                self.end(request, "length")
+            served.append((request, token))
+        return served
+
+    def end(self, request, finish):
+        """Ends a request, wherever it is; its slot is free for the next plan."""
+        if request.finish is not None:
+            return
+        request.finish = finish
+        del self.requests[request.id]
+        if request.slot is None:
+            self.waiting.remove(request)
+        else:
+            self.slots[request.slot] = None
+
+    def clear(self):
+        """Ends every request, waiting or running, and returns them."""
+        ended = list(self.requests.values())
+        for request in ended:
+            self.end(request, "cancelled")
+        return ended

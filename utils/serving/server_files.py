@@ -1,0 +1,197 @@
+"""Where a tritonserver is on this machine, and what to do where there is none.
+
+    reason = server_available()            # None, or one sentence and the container's command
+    found = find_server()                  # Installation(binary, version of its Python stub, …)
+    print(container_command("triton_model_repo", gpus="all"))
+
+Looked for in this order: the server inside the `nvidia-pytriton` wheel (Linux on x86-64 with glibc
+2.35 or newer), `/opt/tritonserver` as in NVIDIA's images, `tritonserver` on PATH. That of the wheel
+has the Python backend only, its files lie apart, and it must be told where they are: what
+`Installation.assemble` and `Installation.environment` do.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"  # named by Triton's compatibility table
+GLIBC = (2, 35)  # what the wheel was built for (its tag is manylinux_2_35)
+SYSTEM = Path("/opt/tritonserver")  # where NVIDIA's images and packages have it
+
+
+class ServerError(RuntimeError):
+    """A server that is not there, does not start or does not do what was asked of it."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A tritonserver: its binary and, from the wheel, the packages' folder that it lies in."""
+
+    binary: Path
+    packages: Path | None = None  # site-packages with the wheel; None: an installed server
+
+    def assemble(self, folder: Path) -> Path | None:
+        """Makes the folder of backends below `folder`; returns it, or None: the server's own.
+
+        In the wheel the stub (the process that runs a model.py) lies apart from its backend, once
+        for each version of Python. Links are enough, and they are never out of date.
+        """
+        if self.packages is None:
+            return beside(self.binary, "backends")
+        triton = self.packages / "pytriton" / "tritonserver"
+        backend = folder / "backends" / "python"
+        backend.mkdir(parents=True)
+        files = [p for p in (triton / "backends" / "python").iterdir() if p.is_file()]
+        for path in [*files, triton / "python_backend_stubs" / python_version() / STUB]:
+            (backend / path.name).symlink_to(path)
+        return backend.parent
+
+    def caches(self) -> Path | None:
+        """The folder of response caches, or None: the server's own."""
+        if self.packages is None:
+            return beside(self.binary, "caches")
+        return self.packages / "pytriton" / "tritonserver" / "caches"
+
+    def backends(self) -> set[str]:
+        """Names of the backends that this server has."""
+        if self.packages is not None:
+            return {"python"}
+        folder = beside(self.binary, "backends") or SYSTEM / "backends"
+        return {path.name for path in folder.iterdir()} if folder.is_dir() else {"python"}
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the server and so of every model.py."""
+        environment = dict(os.environ)
+        if self.packages is None:
+            return environment
+        # The stub takes the packages of the first python3 on PATH and the first libpython that
+        # the loader finds: without these two lines those of the system, silently.
+        paths = [str(self.packages / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
+        for name, first in (("LD_LIBRARY_PATH", paths), ("PATH", [Path(sys.executable).parent])):
+            rest = [environment[name]] if environment.get(name) else []
+            environment[name] = os.pathsep.join([*map(str, first), *rest])
+        environment.pop("PYTHONHOME", None)
+        return environment
+
+
+STUB = "triton_python_backend_stub"
+
+
+def find_server() -> Installation:
+    """The tritonserver of this machine. Raises ServerError: one sentence and the container."""
+    reason = wheel_reason()
+    if reason is None:
+        packages = Path(importlib.util.find_spec("pytriton").origin).parent.parent
+        return Installation(packages / "pytriton/tritonserver/bin/tritonserver", packages)
+    for binary in (SYSTEM / "bin" / "tritonserver", shutil.which("tritonserver")):
+        if binary and os.access(binary, os.X_OK):
+            return Installation(Path(binary).resolve())
+    raise ServerError(
+        f"There is no tritonserver here: {reason}. With Docker and an NVIDIA GPU, or --gpus left "
+        f"out, this serves the same folder:\n{container_command('triton_model_repo')}"
+    )
+
+
+def server_available() -> str | None:
+    """None where a server can be started, else the reason and the container's command."""
+    try:
+        find_server()
+    except ServerError as error:
+        return str(error)
+    return None
+
+
+def wheel_reason() -> str | None:
+    """Why the wheel's server does not run here; None: it does."""
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine != "x86_64":
+        return f"its wheel is made for Linux on x86-64 and this is {system} on {machine}"
+    if glibc() < GLIBC:
+        needed, here = (".".join(map(str, v)) for v in (GLIBC, glibc()))
+        return f"its wheel needs glibc {needed} or newer and this system has {here}"
+    specification = importlib.util.find_spec("pytriton")
+    if specification is None:
+        return "nvidia-pytriton is not installed (make setup installs it)"
+    triton = Path(specification.origin).parent / "tritonserver"
+    if not (triton / "python_backend_stubs" / python_version() / STUB).is_file():
+        return f"its wheel brings no stub for Python {python_version()}: use Python 3.11 or 3.12"
+    numpy = importlib.metadata.version("numpy")
+    if int(numpy.split(".")[0]) >= 2:
+        return f"its wheel needs numpy below 2 and this environment has {numpy} (make setup)"
+    return None
+
+
+def container_command(repo, gpus="all", image=IMAGE) -> str:
+    """The command that serves the folder `repo` in NVIDIA's image, as one string of some lines.
+
+    Put together from Docker's and Triton's documentation; not run by the workshop's tests.
+    Shared memory: between server and stubs, and NCCL's between ranks; memlock: NCCL pins memory.
+
+    gpus: as Docker's --gpus takes it ("all", "2", "device=0,1"); None: without a GPU.
+    """
+    folder = Path(repo).resolve()
+    lines = [
+        "docker run --rm --init --stop-timeout=45"
+        + (f" --gpus {shlex.quote(gpus_argument(gpus))}" if gpus else ""),
+        "--shm-size=2g --ulimit memlock=-1 --ulimit stack=67108864",
+        "-p 127.0.0.1:8000:8000 -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002",
+        f"-v {shlex.quote(f'{folder}:/models')} {image}",
+        "tritonserver --model-repository=/models --model-control-mode=explicit '--load-model=*'",
+        "--disable-auto-complete-config --exit-timeout-secs=30",
+    ]
+    return " \\\n  ".join(lines)
+
+
+def gpus_argument(gpus) -> str:
+    """Docker reads --gpus as CSV, so a list of devices needs quotes of its own."""
+    text = str(gpus)
+    return f'"{text}"' if "," in text else text
+
+
+def models_of(repo: Path, wanted, backends: set[str]) -> tuple[list[str], dict[str, str]]:
+    """(names of the models to load, {name: reason} of those left out) of a model repository.
+
+    wanted: names, or None for all whose backend the server has. Raises ServerError.
+    """
+    found = {path.parent.name: path for path in sorted(Path(repo).glob("*/config.pbtxt"))}
+    if not found:
+        raise ServerError(
+            f"{repo} has no model (NAME/config.pbtxt): fill one with python -m utils.serving.export"
+        )
+    if wanted is not None:
+        for name in wanted:
+            if name not in found:
+                raise ServerError(f"{repo} has no model {name!r}: it has {', '.join(found)}")
+        return list(wanted), {}
+    left_out = {}
+    for name, path in found.items():
+        backend = re.search(r'^\s*backend\s*:\s*"([^"]+)"', path.read_text(), re.MULTILINE)
+        if backend and backend[1] not in backends:
+            left_out[name] = f"this server has no backend {backend[1]!r}"
+    return [name for name in found if name not in left_out], left_out
+
+
+def python_version() -> str:
+    """Of this interpreter, as the folder of a stub is named: "3.11"."""
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def glibc() -> tuple[int, ...]:
+    """The version of the C library, (0,) where it is another one (Alpine's musl)."""
+    key = "CS_GNU_LIBC_VERSION"
+    name, _, version = ((key in os.confstr_names and os.confstr(key)) or "").partition(" ")
+    return tuple(map(int, version.split(".")[:2])) if name == "glibc" else (0,)
+
+
+def beside(binary: Path, name: str) -> Path | None:
+    """The folder `name` of an installation PREFIX/bin/tritonserver, where it has one."""
+    folder = binary.parent.parent / name
+    return folder if folder.is_dir() else None
