@@ -24,7 +24,7 @@ ready:
 lab: ready ## open JupyterLab on the table of lessons (PORT=8888)
 	$(RUN) utils.workshop.lab --port $(PORT)
 
-test: ready ## run all tests, every notebook included (about 27 minutes)
+test: ready ## run all tests, every notebook included (about 35 minutes)
 	$(RUN) pytest -n 2
 
 course: ready ## run every notebook without a browser and show seconds and result
