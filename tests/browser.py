@@ -97,7 +97,8 @@ class Browser:
         self.around = self.resources.enter_context(surroundings())
         folder = Path(self.resources.enter_context(tempfile.TemporaryDirectory()))
         self.root = folder / "workshop"
-        shutil.copytree(ROOT, self.root, ignore=keep_only("notebooks", "labs", "docs", "README.md"))
+        shown = keep_only("notebooks", "labs", "models", "docs", "README.md")
+        shutil.copytree(ROOT, self.root, ignore=shown)
         self.port, self.token = free_port(), secrets.token_hex(8)
         environment = lab.environment(self.token, self.around.environment)
         environment |= {name: str(folder / name.lower()) for name in FOLDERS}
