@@ -31,7 +31,7 @@ course: ready ## run every notebook without a browser and show seconds and resul
 	$(RUN) utils.workshop.course $(NB)
 
 progress: ready ## what you have done so far
-	$(RUN) utils.progress
+	$(RUN) utils.course.progress
 
 refresh: ready ## run and store notebooks, outputs included (NB=notebooks/00_start_here.ipynb)
 	$(RUN) utils.workshop.refresh $(NB)
@@ -43,9 +43,9 @@ lock: ready ## resolve requirements.in into requirements.txt (UPGRADE=1)
 	$(RUN) utils.workshop.lock $(if $(UPGRADE),--upgrade)
 
 base-model: ready ## pretrain, measure and describe the models in models/ again (hours on two cores)
-	$(RUN) utils.base_model train
-	$(RUN) utils.base_model measure
-	$(RUN) utils.base_model card
+	$(RUN) utils.models.base_model train
+	$(RUN) utils.models.base_model measure
+	$(RUN) utils.models.base_model card
 
 export: ready ## fill the Triton model repository (MODEL=models/base TP=2)
 	$(RUN) utils.serving.export --model $(MODEL) --tp $(TP)
@@ -62,7 +62,7 @@ bench: ready ## measure ranks, training step, memory and mixes against their pee
 
 lint: ready ## ruff over code and notebooks, and the notebooks' hygiene
 	$(RUN) ruff check && $(RUN) ruff format --check
-	$(RUN) pytest -q tests/test_notebooks_static.py
+	$(RUN) pytest -q tests/notebooks/test_static.py
 
 clean:     ## remove what running made (.venv and your own progress stay)
 	rm -rf tests/artifacts build .pytest_cache .ruff_cache

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.patches import Ellipse, PathPatch, Polygon
 from matplotlib.path import Path as Outline
 
-from utils.figures import COLORS
+from utils.drawing.figures import COLORS
 
 PATH = Path(__file__).parent / "pictures" / "cover.svg"
 SEAMS = [  # zigzags from the rim down: x, y in units of the bowl's half width

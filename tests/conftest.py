@@ -5,14 +5,14 @@ import pytest
 
 import tests
 
-pytest.register_assert_rewrite("tests.lab_tests")  # its asserts say what they compared, too
+pytest.register_assert_rewrite("tests.labs.lab_tests")  # its asserts say what they compared, too
 
 # Functions of tests travel to ranks by value: by name, every rank would import the test's module,
 # and pytest with it.
 cloudpickle.register_pickle_by_value(tests)
 
 # These train for a given time on both cores, so they come last, one after the other in one process.
-LAST = ("notebooks/00_", "notebooks/01_", "tests/test_browser.py")
+LAST = ("notebooks/00_", "notebooks/01_", "tests/browser/test_browser.py")
 LONG = ("notebooks/", "labs/")
 
 

@@ -1,7 +1,8 @@
 """Given: what the check cell of exercise 01c looks at.
 
 1, 2, 3 and 4 real ranks train a small network for two steps with your buckets. The gradients must
-equal one rank's; `utils.traffic` tells when each all-reduce starts and how many bytes it has.
+equal one rank's; `utils.measure.traffic` tells when each all-reduce starts and how many bytes it
+has.
 """
 
 import datetime
@@ -12,8 +13,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.checks import Wrong, on_ranks
-from utils.traffic import Traffic
+from utils.course.checks import Wrong, on_ranks
+from utils.measure.traffic import Traffic
 
 RANKS = (1, 2, 3, 4)
 WIDTHS = [7, 11, 13, 5, 3]  # odd sizes, so that nothing is divisible by chance

@@ -1,7 +1,7 @@
 """Given: what the check cells of exercises 01b and 01d look at.
 
 Each judge lets 1, 2, 3 and 4 real ranks run your file, compares the sums, and reads off the
-messages and their bytes with `utils.traffic`.
+messages and their bytes with `utils.measure.traffic`.
 """
 
 import math
@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from paths import longest_path
 
-from utils.checks import Wrong, on_ranks
+from utils.course.checks import Wrong, on_ranks
+from utils.measure.traffic import Traffic
 from utils.ranks import RankError
-from utils.traffic import Traffic
 
 RANKS = (1, 2, 3, 4)
 SHAPES = [(12,), (5,), (100,), (3, 7), (2,), (), (0,)]

@@ -19,7 +19,7 @@ import digits
 import numpy as np
 from mpi_rank import BATCH, EPOCHS, LR, RANKS, ROWS
 
-from utils.checks import Wrong
+from utils.course.checks import Wrong
 
 LIMIT = 60.0  # seconds until mpirun is ended
 HANG = 15.0  # seconds until the ranks of a check count as waiting for each other

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.checks import load_answer
+from utils.course.checks import load_answer
 from utils.ranks import RankError, Ranks
 
 

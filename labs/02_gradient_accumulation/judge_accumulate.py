@@ -1,8 +1,9 @@
 """Given: what the check cell of exercise 02a looks at.
 
 1, 2 and 3 real ranks make two steps with your functions, on micro-batches of unequal length. The
-gradients must equal those of one rank with the whole batch; `utils.traffic` counts the messages,
-and autograd's hooks for saved tensors tell how much the forward passes keep at the same time.
+gradients must equal those of one rank with the whole batch; `utils.measure.traffic` counts the
+messages, and autograd's hooks for saved tensors tell how much the forward passes keep at the same
+time.
 """
 
 import weakref
@@ -12,8 +13,8 @@ import tiny
 import torch
 import torch.distributed as dist
 
-from utils.checks import Wrong, on_ranks
-from utils.traffic import Traffic
+from utils.course.checks import Wrong, on_ranks
+from utils.measure.traffic import Traffic
 
 STEPS, LR = 2, 0.5
 # How many tokens count in each row of each micro-batch: a list for each rank. One micro-batch is

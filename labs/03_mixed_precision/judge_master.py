@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.checks import Wrong, on_ranks
-from utils.traffic import Traffic
+from utils.course.checks import Wrong, on_ranks
+from utils.measure.traffic import Traffic
 
 SIZES = (1, 2, 3)
 STEPS, MICRO, ROWS, WIDTHS, LR = 6, 3, 12, (5, 16, 3), 0.02

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.checks import Wrong, load_answer, on_ranks
-from utils.number_formats import FORMATS, round_to, spacing
+from utils.course.checks import Wrong, load_answer, on_ranks
+from utils.memory.number_formats import FORMATS, round_to, spacing
 
 BF16 = FORMATS["bf16"]
 VALUES = (1.001, -3.3, 1e-5, -7e4, 1e20, 0.3, 0.0, 1.0, -2.5, float("inf"))

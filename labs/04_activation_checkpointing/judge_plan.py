@@ -1,7 +1,7 @@
 """Given: what the check cells of exercises 04b and 04c look at.
 
-Your prediction is held against real passes of a real network, measured by `utils.memory`; your
-plans against the best of all sets, in memory and in FLOPs.
+Your prediction is held against real passes of a real network, measured by `utils.measure.memory`;
+your plans against the best of all sets, in memory and in FLOPs.
 """
 
 import random
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from network import Layer, batch, measure_layers, network, real_flops, real_peak
 
-from utils.checks import Wrong, load_answer
+from utils.course.checks import Wrong, load_answer
 
 TRIED = (set(), {0}, {7}, {2, 5}, {3, 4, 7}, {0, 1, 2, 3, 4}, set(range(8)))
 SLACK = 64  # bytes: the loss and the like

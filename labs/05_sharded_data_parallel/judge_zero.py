@@ -1,8 +1,8 @@
 """Given: what the check cells look at: values, bytes and messages, and memory.
 
 1, 2, 3 and 4 real ranks train a small network with your class (judge_trial.py); the parameters must
-equal those of one rank after every step. `utils.traffic` counts what is sent, and the memory of all
-tensors that Python can reach is added up.
+equal those of one rank after every step. `utils.measure.traffic` counts what is sent, and the
+memory of all tensors that Python can reach is added up.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from judge_trial import BACKWARDS, train, weigh
 
-from utils.checks import Wrong, on_ranks
+from utils.course.checks import Wrong, on_ranks
 
 RANKS = (1, 2, 3, 4)
 VOLUME = {"Zero1": 2, "Zero2": 2, "Zero3": 3}  # times the parameters' bytes · (N−1)/N

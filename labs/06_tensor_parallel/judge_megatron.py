@@ -10,7 +10,7 @@ from pathlib import Path
 import judge_trial as trial
 import torch
 
-from utils.checks import Wrong, on_ranks
+from utils.course.checks import Wrong, on_ranks
 
 RANKS = (2, 3, 1)  # most mistakes show with two
 HANG = "Does every rank call the same collectives, in the same order?"

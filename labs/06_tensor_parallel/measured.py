@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from utils import corpus
-from utils.checks import Wrong, on_ranks
-from utils.gpt import GPT, GPTConfig, cross_entropy
+from utils.course.checks import Wrong, on_ranks
+from utils.data import corpus
+from utils.measure.traffic import Traffic
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.ranks import RankError
-from utils.traffic import Traffic
 
 CONFIG = GPTConfig(hidden_size=48, layers=2, heads=6, kv_heads=3, intermediate_size=132)
 BATCH, SEQ, STEPS = 4, 32, 6

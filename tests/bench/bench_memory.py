@@ -8,8 +8,8 @@
 All contenders of a technique train the same model (ours) on the same rows with AdamW and clipping;
 they take turns inside the same ranks, in a new order each round, and a ratio is taken inside a
 round, so what else the machine does hits all alike. Time and memory are measured in different
-steps, because counting costs time. Memory is the peak of `utils.memory` on the rank that holds
-most: tensors on the device, so what lies in files or in another memory does not count. What a
+steps, because counting costs time. Memory is the peak of `utils.measure.memory` on the rank that
+holds most: tensors on the device, so what lies in files or in another memory does not count. What a
 contender does not have is named as absent.
 
 `--large` times one step of each technique by `utils.train`'s engine, one after the other, each in
@@ -30,10 +30,10 @@ import torch.distributed as dist
 
 from tests.bench.bench_train import PEAKS
 from tests.bench.memory_contenders import CONTENDERS, Absent, contender
-from utils import corpus
-from utils.memory import Memory
+from utils.data import corpus
+from utils.measure.memory import Memory
 from utils.ranks import Ranks
-from utils.train import TrainConfig
+from utils.training.train import TrainConfig
 
 TECHNIQUES = {
     "data parallel": {},

@@ -1,4 +1,4 @@
-"""The network experiment of lesson 09, run with the lesson's own cells; --store keeps the result.
+"""The network experiment of lesson 10, run with the lesson's own cells; --store keeps the result.
 
     python -m tests.bench.bench_nodes [--store]
 
@@ -16,10 +16,10 @@ import cloudpickle
 import nbformat
 import torch
 
-from utils.nodes import Nodes
-from utils.workshop import ROOT
+from utils.paths import ROOT
+from utils.ranks.nodes import Nodes
 
-LESSON = ROOT / "notebooks" / "09_3d_parallel.ipynb"
+LESSON = ROOT / "notebooks" / "10_five_dimensions.ipynb"
 REFERENCE = ROOT / "docs" / "reference" / "two_nodes.json"
 CELLS = ("import json", "TRAIN, _", "def average", "MIXES =", "def timed")  # how they begin
 
@@ -47,7 +47,7 @@ def main():
         shown = "  ".join(f"{speed:>4} Gbit/s {ms:>5.0f} ms" for speed, ms in row.items())
         print(f"{mix:<22} {shown}   {seen['bytes'][mix] / 1e6:.2f} MB on the cable")
     if arguments.store:
-        about = "Lesson 09: a step of each mix on two nodes of two ranks, by Gbit/s of the cable."
+        about = "Lesson 10: a step of each mix on two nodes of two ranks, by Gbit/s of the cable."
         stored = {
             "about": f"{about} Milliseconds, and bytes that node 0 sends in a step.",
             "machine": f"a machine of {os.cpu_count()} {platform.machine()} cores, gloo",

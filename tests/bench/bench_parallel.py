@@ -7,9 +7,9 @@
 All contenders of a mix train the same model (ours) on the same rows with AdamW; they take turns
 inside the same ranks, in a new order each round, and a ratio is taken inside a round, so what else
 the machine does hits all alike. Time and memory are measured in different steps, because counting
-costs time. Memory is the peak of `utils.memory` on the rank that holds most. What a contender does
-not have is named as absent. Where more ranks than cores share a machine, time is that of the work
-of all ranks and of their messages, not of a pipeline that runs in parallel.
+costs time. Memory is the peak of `utils.measure.memory` on the rank that holds most. What a
+contender does not have is named as absent. Where more ranks than cores share a machine, time is
+that of the work of all ranks and of their messages, not of a pipeline that runs in parallel.
 """
 
 import argparse
@@ -24,11 +24,11 @@ import torch.distributed as dist
 from tests.bench.bench_memory import describe, line, this_device, timed
 from tests.bench.bench_memory import summary as summary_of
 from tests.bench.parallel_contenders import CONTENDERS, Absent, contender
-from utils import corpus
-from utils.memory import Memory
+from utils.data import corpus
+from utils.measure.memory import Memory
 from utils.parallel.mesh import make_mesh
 from utils.ranks import Ranks
-from utils.train import TrainConfig
+from utils.training.train import TrainConfig
 
 MIXES = {
     "tp 2": {"tp": 2},

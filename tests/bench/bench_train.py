@@ -8,7 +8,7 @@ One step is forward, backward and optimizer on one process: the same layers, wid
 sequence, vocabulary, loss (mean cross-entropy) and fused AdamW for all; dropout 0. nanoGPT is a
 GPT-2 layout (GELU, learned positions, tied embeddings) with as many matrix parameters in a block.
 Each contender has a process of its own, which keeps freed memory as our training loop does
-(utils.run_context). They take turns, in a new order each round, and a ratio is taken inside a
+(utils.ranks.context). They take turns, in a new order each round, and a ratio is taken inside a
 round, so what else the machine does hits all alike. A peer that is not there is named as absent.
 
 On a CPU every contender runs twice, plain and under torch.compile, and the ratio that counts is
@@ -33,11 +33,11 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-from utils import corpus
-from utils.gpt import GPT, GPTConfig
-from utils.optimizer import make_optimizer
-from utils.run_context import freed_memory_kept
-from utils.train import backward
+from utils.data import corpus
+from utils.models.gpt import GPT, GPTConfig
+from utils.ranks.context import freed_memory_kept
+from utils.training.optimizer import make_optimizer
+from utils.training.train import backward
 
 PEAKS = {  # dense bf16 FLOP/s, from the makers' data sheets
     "H200": 989e12,

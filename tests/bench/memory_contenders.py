@@ -23,10 +23,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
-from utils.engine import make_engine
-from utils.gpt import GPT, Block, cross_entropy
+from utils.models.gpt import GPT, Block, cross_entropy
 from utils.parallel.mesh import make_mesh
-from utils.train import micro_batches
+from utils.training.step import make_engine
+from utils.training.train import micro_batches
 
 CONTENDERS = ("ours", "torch", "deepspeed")
 

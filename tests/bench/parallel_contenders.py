@@ -31,11 +31,11 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from utils.engine import make_engine
-from utils.engine_deepspeed import import_deepspeed, settings
-from utils.gpt import GPT, Block, cross_entropy, rotary_tables
+from utils.models.gpt import GPT, Block, cross_entropy, rotary_tables
 from utils.parallel.stages import make_stages
-from utils.train import micro_batches
+from utils.training.deepspeed import import_deepspeed, settings
+from utils.training.step import make_engine
+from utils.training.train import micro_batches
 
 CONTENDERS = ("ours", "torch", "deepspeed")
 

@@ -1,1 +1,1 @@
-"""The ways to break a model over ranks, one file each; `utils/train.py` composes them."""
+"""The ways to break a model over ranks, one file each; `utils/training/train.py` composes them."""

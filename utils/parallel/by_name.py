@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from utils.parallel.regions import Region, enter
 from utils.parallel.tensor import column, row
+from utils.parallel.tp_ops import Region, enter
 
 
 def split_by_name(model, axis, columns, rows):

@@ -24,7 +24,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from utils.moe import combine_rows, gather_rows, moe_layers, run_experts
+from utils.models.moe import combine_rows, gather_rows, moe_layers, run_experts
 from utils.parallel import mesh
 
 
@@ -53,7 +53,7 @@ def owner_of(expert, experts, ranks):
 def expert_parallel(model, axis):
     """Leaves this rank its share of the experts of every MoE layer, in place; returns the model.
 
-    model   a GPT, a pipeline stage of it, or any module with `utils.moe.MoE` layers
+    model   a GPT, a pipeline stage of it, or any module with `utils.models.moe.MoE` layers
     axis    `mesh.ep`
 
     Parameters keep their names (`….experts.5.w1.weight`); those of others' experts are gone.
@@ -75,7 +75,7 @@ def expert_parallel(model, axis):
 
 
 def compute_over(axis, shares, experts, tokens, chosen, weights):
-    """What `utils.moe.compute_here` computes, with the experts shared out over the axis.
+    """What `utils.models.moe.compute_here` computes, with the experts shared out over the axis.
 
     shares   experts of each rank
     experts  those of this rank, by name

@@ -9,12 +9,12 @@ parallel training; what is saved is memory.
 
 import torch
 
-from utils.parallel.wholes import part_of, whole
+from utils.parallel.full_tensor import part_of, whole
 
 
 class ShardedMuon(torch.optim.Muon):
     """`torch.optim.Muon` for parameters that are parts of matrices; the same numbers as on one
-    rank. What a parameter is a part of: see `utils.parallel.wholes`."""
+    rank. What a parameter is a part of: see `utils.parallel.full_tensor`."""
 
     @torch.no_grad()
     def step(self):

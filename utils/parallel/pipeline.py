@@ -24,7 +24,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils.parallel.deferred import WeightGradientsLater
 from utils.parallel.mesh import Axis
 from utils.parallel.messages import Messages
 from utils.parallel.schedules import Action, Actions, check, counts, feeds
@@ -37,6 +36,7 @@ from utils.parallel.stages import (
     partition,
     reduce_tied_gradients,
 )
+from utils.parallel.zero_bubble import WeightGradientsLater
 
 __all__ = [
     "Event",

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils.gpt import GPT, cross_entropy, rotary_tables
+from utils.models.gpt import GPT, cross_entropy, rotary_tables
 from utils.parallel.mesh import Axis
 
 # ---- 1. which layers go where

@@ -21,10 +21,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from utils.gpt import MLP, Attention, RMSNorm
-from utils.moe import Expert, MoE
+from utils.models.gpt import MLP, Attention, RMSNorm
+from utils.models.moe import Expert, MoE
 from utils.parallel.mesh import Axis, shares
-from utils.parallel.regions import Region, all_of, enter, leave, own_of
+from utils.parallel.tp_ops import Region, all_of, enter, leave, own_of
 from utils.parallel.vocabulary import (
     VocabularyEmbedding,
     VocabularyLinear,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from utils.gpt import cross_entropy
+from utils.models.gpt import cross_entropy
 
 IGNORED = -100  # the target of a token that does not count, as in torch's cross_entropy
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from utils.parallel.deferred import leave
+from utils.parallel.zero_bubble import leave
 
 
 class WaitingStage(nn.Module):

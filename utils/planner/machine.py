@@ -113,7 +113,7 @@ def measured(ranks=None, cores: float = 1) -> Machine:
 
     ranks: an open `utils.ranks.Ranks` of two or more, for the link; None keeps a typical link.
     """
-    from utils import measure
+    from utils.measure import timing as measure
 
     here = measure.machine()
     machine = replace(

@@ -8,8 +8,8 @@ activations   what the backward pass waits for, of all micro-batches that are un
         sbh (10 + 24/t + 5as/ht)   and all of it / t with sequence parallelism;
         selective recomputation leaves out 5as/h; full recomputation keeps 2sbh.
     The first stage holds p micro-batches; with v chunks 1 + (p−1)/pv times as much.
-    Gated layout: what `utils.footprint` counts, split over t in the same way; selective
-    recomputation keeps the results of matrix products and attention (`utils.recompute`).
+    Gated layout: what `utils.planner.footprint` counts, split over t in the same way; selective
+    recomputation keeps the results of matrix products and attention (`utils.memory.checkpointing`).
 buffers   what lives for moments: one layer that is being recomputed, gradients on their way
     through it, the loss, messages, ZeRO's gathered layers (in fp32, where there is no master copy,
     ZeRO-2 holds a rank's own part beside the whole weights).

@@ -57,7 +57,7 @@ class Model:
 
     @classmethod
     def of(cls, config, seq: int, **changes) -> "Model":
-        """The sizes of a `utils.gpt_config.GPTConfig`, trained on sequences of `seq` tokens."""
+        """The sizes of a `utils.models.config.GPTConfig`, trained on sequences of `seq` tokens."""
         experts = getattr(config, "experts", None) or 1
         sizes = {
             "layers": config.layers,

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.machine import cores, processor_name
-from utils.options import check_types, option, parse_flags
+from utils.cli import check_types, option, parse_flags
+from utils.measure.machine import cores, processor_name
 from utils.serving.bench_contenders import LIMIT, World, newest
-from utils.serving.shards import Version
+from utils.serving.engine.version import Version
 
 WHOLE = ("engine", "triton")  # whose first token comes with the last one
 RATIOS = (

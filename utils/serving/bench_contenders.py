@@ -17,8 +17,8 @@ from pathlib import Path
 import pandas as pd
 
 from utils.serving.bench_peer import Peer
+from utils.serving.engine.request import Sampling
 from utils.serving.load import Load, run
-from utils.serving.request import Sampling
 
 CONTENDERS = ("engine", "engine stream", "triton", "triton stream", "sequential", "static")
 LIMIT = 300.0  # seconds of one load
@@ -56,7 +56,7 @@ class World:
 
     def __init__(self, stack, repo, version, prompt_tokens, new):
         from utils.serving.client import Client
-        from utils.serving.engine import Engine
+        from utils.serving.engine.engine import Engine
         from utils.serving.export import rebuild
         from utils.serving.server import TritonServer, server_available
 
@@ -82,7 +82,7 @@ class World:
 
     def choose_prompts(self, count):
         """`count` prompts of the corpus that survive text and tokens, and are answered in full."""
-        from utils import corpus
+        from utils.data import corpus
 
         if self.prompt_tokens + self.new > self.engine.positions:
             raise ValueError(

@@ -23,14 +23,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils import hf_format
-from utils.fingerprint import fingerprint
-from utils.gpt_config import GPTConfig
-from utils.options import check_types, option, parse_flags
-from utils.serving import repository, split, vllm_variant
+from utils.cli import check_types, option, parse_flags
+from utils.models import hf_format
+from utils.models.config import GPTConfig
+from utils.models.fingerprint import fingerprint
+from utils.serving import repository
+from utils.serving import shard as split
+from utils.serving import vllm as vllm_variant
+from utils.serving.checkpoint import EXTRAS, Source, check_prompts, facts_of_prompt, find_prompts
+from utils.serving.engine.version import Version
 from utils.serving.repository import MANIFEST, SHIPPED, ExportError
-from utils.serving.shards import Version
-from utils.serving.source import EXTRAS, Source, check_prompts, facts_of_prompt, find_prompts
 
 __all__ = ["SHIPPED", "ExportError", "export", "rebuild"]
 
@@ -44,7 +46,7 @@ def export(model, out, tp, prompts=None, version=None):
     model     Hugging Face folder
     out       model repository: a new folder, or one that holds Triton models
     tp        ranks, each of which gets a file of weights; divides heads and key-value heads
-    prompts   folder of NAME.safetensors files of utils/prompt_file.py, tuned on this model
+    prompts   folder of NAME.safetensors files of utils/prompts/file.py, tuned on this model
     version   None: the lowest number that is free; but where the newest version is this model, cut
               in the same way, with the same prompts and code, nothing is written
     """

@@ -20,8 +20,10 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-SOURCE = Path(__file__).resolve().parents[2] / "triton_model_repo"
-CODE = Path(__file__).resolve().parent
+from utils.paths import ROOT
+
+SOURCE = ROOT / "triton_model_repo"
+CODE = ROOT / "utils" / "serving" / "engine"
 ENGINE = "gpt_engine"
 FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize", "gpt_ensemble")
 TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
@@ -29,16 +31,16 @@ MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 SHIPPED = (
     "__init__.py",
     "request.py",
-    "shards.py",
-    "decoder.py",
+    "version.py",
+    "model.py",
     "sampling.py",
     "text_stream.py",
     "scheduler.py",
     "stats.py",
     "worker.py",
-    "rank_group.py",
+    "ranks.py",
     "engine.py",
-    "door.py",
+    "socket_server.py",
 )
 VERSION = re.compile(r"[1-9]\d*")
 # what stands in a version's folder in git, and what an export that was stopped may have left there

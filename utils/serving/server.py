@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from utils.serving import keeper
-from utils.serving.server_files import (
+from utils.serving.install import (
     ServerError,
     container_command,
     find_server,

@@ -10,12 +10,12 @@ import argparse
 import signal
 import sys
 import time
-from pathlib import Path
 
+from utils.paths import ROOT
 from utils.serving.server import ServerError, TritonServer
 from utils.serving.server_start import HOST
 
-REPOSITORY = Path(__file__).parents[2] / "triton_model_repo"
+REPOSITORY = ROOT / "triton_model_repo"
 LOOK = 0.2  # seconds between two looks at whether the server is still there
 
 

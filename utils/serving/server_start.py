@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import psutil
 
-from utils.serving.server_files import ServerError
+from utils.serving.install import ServerError
 from utils.serving.server_log import end_of, reasons, tail
 
 HOST = "127.0.0.1"

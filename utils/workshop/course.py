@@ -11,7 +11,7 @@ from pathlib import Path
 
 import nbformat
 
-from utils.workshop import ROOT
+from utils.paths import ROOT
 from utils.workshop.notebooks import every_notebook, name, run
 
 

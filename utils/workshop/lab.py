@@ -19,7 +19,7 @@ import urllib.request
 import webbrowser
 from pathlib import Path
 
-from utils.workshop import ROOT
+from utils.paths import ROOT
 
 LOG = Path(sys.prefix) / "lab.log"  # what the server and its kernels say
 SETTINGS = Path(__file__).with_name("lab_settings")

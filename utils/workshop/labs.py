@@ -30,7 +30,7 @@ from pathlib import Path
 
 import nbformat
 
-from utils.workshop import ROOT
+from utils.paths import ROOT
 from utils.workshop.notebooks import name
 from utils.workshop.refresh import read, refresh
 

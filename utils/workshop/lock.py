@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from utils.workshop import ROOT
+from utils.paths import ROOT
 
 # An Intel Mac gets no torch (no wheel is made for it), but conditions stay honest about it.
 PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")]

@@ -15,7 +15,7 @@ import psutil
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-from utils.workshop import ROOT
+from utils.paths import ROOT
 
 MARK = "KINTSUGI_NOTEBOOK"  # every process that a notebook starts inherits this variable
 

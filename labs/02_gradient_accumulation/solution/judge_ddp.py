@@ -1,7 +1,7 @@
 """Given: what the check cell of exercise 02b looks at.
 
 1, 2 and 3 real ranks make three steps with your `train_step`. The weights must equal those of one
-rank with the whole batch, and each other; `utils.traffic` counts DDP's all-reduces.
+rank with the whole batch, and each other; `utils.measure.traffic` counts DDP's all-reduces.
 """
 
 import math
@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from utils.checks import Wrong, on_ranks
-from utils.traffic import Traffic
+from utils.course.checks import Wrong, on_ranks
+from utils.measure.traffic import Traffic
 
 STEPS, LR = 3, 0.5
 CLIP = 0.08  # below the norm of these gradients: clipping matters

@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils import corpus
-from utils.checks import Wrong, load_answer, on_ranks
-from utils.gpt import GPT, GPTConfig, cross_entropy
+from utils.course.checks import Wrong, load_answer, on_ranks
+from utils.data import corpus
+from utils.measure.traffic import Traffic
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.ranks import RankError, Ranks
-from utils.traffic import Traffic
 
 LENGTH, ROWS = 50, 4  # numbers in the judge's gradients; rows of a rank in the measurement
 

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks import Wrong, on_ranks
-from utils.traffic import Traffic
+from utils.course.checks import Wrong, on_ranks
+from utils.measure.traffic import Traffic
 
 SIZES = (1, 2, 3)
 ROWS, WIDTHS = 12, (6, 8, 3)

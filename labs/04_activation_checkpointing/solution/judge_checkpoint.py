@@ -11,8 +11,8 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from utils.checks import Wrong, load_answer
-from utils.memory import Memory
+from utils.course.checks import Wrong, load_answer
+from utils.measure.memory import Memory
 
 ROWS, WIDTH, LAYERS = 32, 24, 5
 

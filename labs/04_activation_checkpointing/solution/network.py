@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from utils import measure
-from utils.memory import Memory
+from utils.measure import timing as measure
+from utils.measure.memory import Memory
 
 ROWS, WIDTH = 128, 64
 # (size inside, number of activation functions): many of them save much and compute little

@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 from network import batch, forward_backward, measure_layers, network, real_peak
 
-from utils import corpus, figures, pictures_memory
-from utils.checks import load_answer
-from utils.gpt import GPT, GPTConfig, cross_entropy
-from utils.memory import Memory
+from utils.course.checks import load_answer
+from utils.data import corpus
+from utils.drawing import figures
+from utils.drawing import memory as pictures_memory
+from utils.measure.memory import Memory
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
 
 MB = 1e6
 

@@ -6,7 +6,7 @@ import itertools
 import torch
 import torch.distributed as dist
 
-from utils.traffic import Traffic
+from utils.measure.traffic import Traffic
 
 WIDTHS = [7, 11, 13, 5, 3]  # odd sizes, so that nothing is divisible by chance
 ROWS, BACKWARDS = 12, (1, 1, 2)  # rows of a global batch; backward passes before each step

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils import corpus
-from utils.checks import load_answer
-from utils.footprint import bytes_per_rank
-from utils.gpt import GPT, GPTConfig, cross_entropy
+from utils.course.checks import load_answer
+from utils.data import corpus
+from utils.measure.traffic import Traffic
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
+from utils.planner.footprint import bytes_per_rank
 from utils.ranks import Ranks
-from utils.traffic import Traffic
 
 CONFIG = GPTConfig(hidden_size=64, layers=2, heads=4)
 STAGES = ("Zero1", "Zero2", "Zero3")

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from utils.models.ops import rotate
 from utils.parallel.mesh import shares
-from utils.pointwise import rotate
 
 
 def part(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:

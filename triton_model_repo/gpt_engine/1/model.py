@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from serving.door import Door, folder_of
 from serving.engine import Engine
 from serving.request import BadRequest, Sampling, Unavailable
+from serving.socket_server import Door, folder_of
 
 
 class Cancelled(Exception):

@@ -1,1 +1,1 @@
-"""Serving: export a model, serve it tensor parallel, and talk to it (lesson 14)."""
+"""The engine that every exported version ships: continuous batching over ranks."""

@@ -17,12 +17,12 @@ import threading
 import time
 import traceback
 
-from .rank_group import Bell, RankDied, RankGroup
+from .ranks import Bell, RankDied, RankGroup
 from .request import BadRequest, Stream, Unavailable
 from .scheduler import Request, Scheduler
-from .shards import LoadError, Version
 from .stats import Stats
 from .text_stream import TextStream, load_tokenizer
+from .version import LoadError, Version
 
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start ranks that do not start
 

@@ -3,7 +3,7 @@
     {"prefill": [...], "slots": [0, 3], "tokens": [17, 4]}  ->  {"tokens": [9, 23]}   rank 0
                                                             ->  {}                    the others
 
-The first line tells the rank who it is (`rank_group.py` starts it); the answer to that comes when
+The first line tells the rank who it is (`ranks.py` starts it); the answer to that comes when
 the model is ready: {"ready": true}, or {"load_error": "..."}. All ranks get the same lines, so they
 make the same collectives in the same order; rank 0 has the logits and chooses the tokens.
 
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from .shards import LoadError, Version
+from .version import LoadError, Version
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
@@ -48,7 +48,7 @@ class Worker:
     def __init__(self, setup):
         import torch
 
-        from .decoder import Decoder
+        from .model import Decoder
         from .sampling import Sampler, sample
 
         self._sampler, self._sample = Sampler, sample

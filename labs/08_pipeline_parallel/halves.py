@@ -1,0 +1,37 @@
+"""Lab 08b: the backward pass of a linear layer in two halves.
+
+y = LaterLinear.apply(x, weight, bias, waiting)     # x·Wᵀ + b
+y.sum().backward()                                  # B: x.grad is there, weight.grad is not
+for function in waiting: function()                 # W: now it is
+"""
+
+import torch
+
+
+class LaterLinear(torch.autograd.Function):
+    """A linear layer whose weight gradients wait in a list."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, waiting):
+        """x (…, in), weight (out, in), bias (out,) or None -> (…, out). Given."""
+        ctx.save_for_backward(x)
+        ctx.weight, ctx.bias, ctx.waiting = weight, bias, waiting
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """gradient (…, out), of y. Returns one gradient for each argument of forward, None for all
+        but x.
+
+        What the weights need goes into ctx.waiting: one function without arguments that *adds* to
+        weight.grad and bias.grad, which are None at first. forward has left `(x,)` in
+        ctx.saved_tensors, and the weights in ctx.weight and ctx.bias.
+        """
+        raise NotImplementedError(
+            "put a function into ctx.waiting, and return the gradient of x and Nones"
+        )
+
+
+def accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Given: parameter.grad += gradient, also the first time."""
+    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

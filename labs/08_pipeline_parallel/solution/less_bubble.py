@@ -1,0 +1,23 @@
+"""Lab 08c: a schedule with a smaller bubble than 1F1B, which keeps no more micro-batches."""
+
+
+def order(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]:
+    """What this rank does, in order: ("F", n), ("B", n) and ("W", n), each once for n from 0.
+
+    B is the gradient of the stage's input only, so it takes half as long; W is the gradient of its
+    weights, as long as B. At no moment more than `ranks` micro-batches are between F and W, and no
+    rank is idle for longer than ranks - 1 forward passes.
+    """
+    ### BEGIN SOLUTION: return this rank's list: that of exercise a, and W's where they may wait
+    ahead = min(ranks - 1 - rank, micro_batches)
+    actions, begun, done = [("F", number) for number in range(ahead)], ahead, 0
+    for number in range(micro_batches):
+        if begun < micro_batches:
+            actions.append(("F", begun))
+            begun += 1
+        actions.append(("B", number))
+        if begun - done == ranks or begun == micro_batches:  # the memory is full, or F's are over
+            actions.append(("W", done))
+            done += 1
+    return actions + [("W", number) for number in range(done, micro_batches)]
+    ### END SOLUTION

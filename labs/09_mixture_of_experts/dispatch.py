@@ -1,0 +1,93 @@
+"""Lab 09: tokens to their experts and back over ranks, however uneven the loads are.
+
+    rows, way = dispatch(tokens, chosen, experts)    # every row to the rank that holds its expert
+    results = run(own_experts, rows, way.loads)      # given
+    y = combine(results, weights, way)               # back home, weighted and added up
+
+E experts on N ranks: rank r holds the E/N experts from number r · E/N on. Each rank has tokens of
+its own: S of them, another number on every rank, and perhaps none. k experts compute each token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+class AllToAll(torch.autograd.Function):
+    """An all-to-all of rows that gradients can go back through."""
+
+    @staticmethod
+    def forward(ctx, rows, send, receive):
+        """rows (sum(send), C), first those for rank 0, then those for rank 1 …
+        -> (sum(receive), C), first those from rank 0, then those from rank 1 …
+
+        send, receive   lists of N numbers: rows to each rank, rows from each rank
+        """
+        raise NotImplementedError("keep both lists in ctx, then one all-to-all with these sizes")
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """The gradient of what arrived (sum(receive), C) -> that of the rows (sum(send), C), and
+        None for each of the two lists."""
+        raise NotImplementedError("where must the gradient of a row go?")
+
+
+@dataclass
+class Way:
+    """What `dispatch` notes, so that `combine` finds the way back."""
+
+    order: torch.Tensor  # (S·k) the places of chosen.flatten(), in the order of the rows sent
+    send: list[int]  # rows sent to each rank
+    receive: list[int]  # rows that came from each rank
+    by_expert: torch.Tensor  # (n) places of the rows that arrived, expert by expert
+    loads: list[int]  # rows of each expert of this rank
+
+
+def tell(counts):
+    """counts (E) int64, this rank's rows for each expert -> (N, E/N): row r is what rank r has for
+    each expert of this rank."""
+    raise NotImplementedError(
+        "every rank must learn how many rows will come; one all-to-all of counts"
+    )
+
+
+def dispatch(tokens, chosen, experts):
+    """tokens (S, C), chosen (S, k) int64 -> rows (n, C) for this rank's experts, and a `Way`.
+
+    experts   their number E on all ranks together
+    The rows of this rank's first expert come first, then those of its second …
+    """
+    raise NotImplementedError(
+        "sort the choices by expert, tell the counts, send the rows, sort what came"
+    )
+
+
+def combine(results, weights, way):
+    """results (n, C) of this rank's experts, in the order of dispatch's rows -> (S, C): for each
+    token of this rank the sum of its k results, weighted with weights (S, k)."""
+    raise NotImplementedError("undo the three steps of dispatch in reverse, then weigh and add up")
+
+
+# Given: the experts, and the layer that your functions make.
+
+
+def make_experts(count, size, hidden=16, seed=0):
+    """`count` experts for vectors of `size`, the same on every rank."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        mlps = [(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, size)) for _ in range(count)]
+    return nn.ModuleList(nn.Sequential(*layers) for layers in mlps)
+
+
+def run(experts, rows, loads):
+    """Each expert computes its rows (n, C); one without rows is called too, so that it has a
+    gradient of zeros."""
+    return torch.cat([expert(part) for expert, part in zip(experts, rows.split(loads))])
+
+
+def layer(tokens, chosen, weights, experts, count):
+    """A mixture over ranks: `experts` are this rank's, `count` is their number on all ranks."""
+    rows, way = dispatch(tokens, chosen, count)
+    return combine(run(experts, rows, way.loads), weights, way)

@@ -1,0 +1,25 @@
+"""Exercise 10e: your own search.
+
+    best_strategy(MODELS["gpt3-13b"], MACHINES["dgx-v100"], gpus=64, global_batch=512)
+
+`outcomes` (given) works out many strategies at once; see `cases.py`.
+"""
+
+import itertools
+
+from cases import outcomes
+
+from utils.planner import Machine, Model, Strategy
+
+
+def best_strategy(model: Model, machine: Machine, gpus: int, global_batch: int) -> Strategy:
+    """The fastest strategy that fits, of all that use every one of `gpus` GPUs.
+
+    Try at least: every tp and pp whose product divides gpus (not only powers of two); micro-batches
+    of 1, 2, 4, 8 and 16; interleave 1, 2, 3, 4, 6 and 8; every recompute; zero 0, 1 and 3; with and
+    without sequence parallelism. Strategies that make no sense may be among them: their outcome
+    is None.
+    """
+    raise NotImplementedError(
+        "list the strategies, ask for their outcomes, take the fastest that fits"
+    )

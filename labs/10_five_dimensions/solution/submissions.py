@@ -1,0 +1,37 @@
+"""Exercises 10b to 10d: submit a strategy for each machine.
+
+    Strategy(dp=…, pp=…, tp=…, micro_batch=…, interleave=…, recompute="none" | "selective" | "full",
+             zero=0 | 1 | 3, sequence_parallel=True | False)
+
+dp · pp · tp must be the number of GPUs. The sizes of model, machine and batch are in `cases.py`.
+"""
+
+from utils.planner import Strategy
+
+
+def one_node() -> Strategy:
+    """Llama 2 13B on one DGX A100: 8 GPUs of 80 GB, 256 sequences of 4,096 tokens a step."""
+    ### BEGIN SOLUTION: return a Strategy on 8 GPUs that fits and is within 5 % of the fastest
+    return Strategy(
+        dp=4, tp=2, micro_batch=2, recompute="selective", zero=1, sequence_parallel=True
+    )
+    ### END SOLUTION
+
+
+def cluster() -> Strategy:
+    """GPT-3 175B on 128 DGX A100: 1,024 GPUs, 1,536 sequences of 2,048 tokens a step."""
+    ### BEGIN SOLUTION: return a Strategy on 1024 GPUs that fits and is within 5 % of the fastest
+    return Strategy(
+        dp=32, pp=8, tp=4, interleave=6, micro_batch=1, recompute="selective", zero=1,
+        sequence_parallel=True,
+    )  # fmt: skip
+    ### END SOLUTION
+
+
+def frontier() -> Strategy:
+    """A trillion parameters on Frontier: 3,072 GPUs of 64 GB, 3,072 sequences of 2,048 tokens."""
+    ### BEGIN SOLUTION: return a Strategy on 3072 GPUs that fits and is within 5 % of the fastest
+    return Strategy(
+        dp=12, pp=32, tp=8, interleave=4, recompute="selective", zero=1, sequence_parallel=True
+    )
+    ### END SOLUTION

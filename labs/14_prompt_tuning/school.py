@@ -1,0 +1,106 @@
+"""Given: a small model that has learned four skills in a few seconds, and is frozen then.
+
+A question is four letters and "=". While the model learned, a sign before the letters said which
+skill was meant, `SIGNS`; no sign occurs in your examples. So what the model can do is in its
+weights, and a prompt has to bring it out: what prompt tuning does with large models too.
+
+    model = load()                         # GPT in fp32, a new copy of the trained one
+    pairs = examples("next", 300, seed=0)  # [([0, 1, 2, 3, 16], [1, 2, 3, 4]), …]: abcd=bcde
+"""
+
+import copy
+import functools
+
+import torch
+from torch.nn import functional as F
+
+from utils.models.gpt import GPT, GPTConfig
+from utils.training.optimizer import make_optimizer
+
+torch.set_num_threads(1)  # the tensors are so small that a second thread would only be waited for
+
+LETTERS = 16  # the words 0 … 15 are the letters a … p
+EQUALS, END, FIRST_SIGN = 16, 17, 18
+LENGTH = 4  # letters of a question
+SKILLS = {  # letters (B, LENGTH) -> answers (B, some)
+    "copy": lambda letters: letters,
+    "next": lambda letters: (letters + 1) % LETTERS,
+    "previous": lambda letters: (letters - 1) % LETTERS,
+    "last": lambda letters: letters[:, -1:],
+}
+SIGNS = {name: FIRST_SIGN + number for number, name in enumerate(SKILLS)}
+CONFIG = GPTConfig(
+    vocab_size=FIRST_SIGN + len(SKILLS), hidden_size=48, layers=2, heads=4, max_positions=64
+)
+STEPS, ROWS, NOISE = 180, 8, 8  # rows of each skill in a step; letters before the sign, at most
+
+
+def letters(count: int, generator: torch.Generator) -> torch.Tensor:
+    """int64 (count, LENGTH), some of the 65,536 questions."""
+    return torch.randint(LETTERS, (count, LENGTH), generator=generator)
+
+
+def is_held_out(row: torch.Tensor) -> torch.Tensor:
+    """Whether questions (…, LENGTH) are only for measuring: one in four."""
+    return (row * torch.tensor([1, 3, 5, 7])).sum(dim=-1) % 4 == 0
+
+
+def examples(name: str, count: int, seed: int, held_out: bool = False) -> list:
+    """`count` pairs (question, answer) of a skill, as lists of tokens; without the end."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = letters(8 * count, generator)
+    rows = rows[is_held_out(rows) == held_out][:count]
+    answers = SKILLS[name](rows)
+    return [(row + [EQUALS], answer) for row, answer in zip(rows.tolist(), answers.tolist())]
+
+
+def text(tokens: list[int]) -> str:
+    """abcd=bcde"""
+    return "".join("=" if t == EQUALS else chr(ord("a") + t) for t in tokens if t <= EQUALS)
+
+
+# ---- how the model learned
+
+
+def _lesson(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """tokens and targets (B, T) of all skills: noise, sign, letters, "=", answer, end."""
+    tokens, targets = [], []
+    for name, answer_to in SKILLS.items():
+        asked = letters(ROWS, generator)
+        answer = answer_to(asked)
+        width = int(torch.randint(NOISE + 1, (), generator=generator))
+        noise = torch.randint(LETTERS, (ROWS, width), generator=generator)
+        sign, equals, end = (torch.full((ROWS, 1), t) for t in (SIGNS[name], EQUALS, END))
+        row = torch.cat((noise, sign, asked, equals, answer, end), dim=1)
+        target = row[:, 1:].clone()
+        target[:, : -answer.shape[1] - 1] = -100
+        filling = NOISE + 2 * LENGTH + 2 - target.shape[1]
+        tokens.append(F.pad(row[:, :-1], (0, filling), value=END))
+        targets.append(F.pad(target, (0, filling), value=-100))
+    return torch.cat(tokens), torch.cat(targets)
+
+
+@functools.cache
+def _trained() -> GPT:
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = GPT(CONFIG)
+        torch.nn.init.normal_(model.model.embed_tokens.weight)
+    optimizer = make_optimizer(model, "muon")
+    peaks = [(group, group["lr"]) for part in optimizer.parts for group in part.param_groups]
+    for step in range(STEPS):
+        for group, peak in peaks:
+            group["lr"] = peak * min(1, (step + 1) / 20, (STEPS - step) / (0.4 * STEPS))
+        tokens, targets = _lesson(generator)
+        counts = targets != -100
+        logits = model.lm_head(model.model(tokens)[counts])
+        F.cross_entropy(logits, targets[counts]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval()
+
+
+def load() -> GPT:
+    """A copy of the trained model, in fp32; the first call takes some seconds."""
+    return copy.deepcopy(_trained())

@@ -1,0 +1,239 @@
+"""JupyterLab in a headless Chromium: open a notebook, run it, take its picture.
+
+    python -m tests.browser.jupyterlab notebooks/00_start_here.ipynb --out lesson.png [--run]
+
+Works on a copy of the repository, so that nothing of what the browser saves gets stored.
+"""
+
+import argparse
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from utils.paths import ROOT
+from utils.workshop import lab
+from utils.workshop.notebooks import describe, marked, surroundings
+
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+]
+VIEW = {"width": 1280, "height": 4000}  # tall: a long notebook is photographed in few pieces
+RUNNING = {"width": 1280, "height": 400}  # while cells run: every change in view is drawn anew
+FOLDERS = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"]
+FOLDERS += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"]
+
+# The kernel of the open notebook is there and idle. The toolbar says so too early.
+READY = """() => {
+    const widget = window.jupyterapp?.shell?.currentWidget;
+    const session = widget?.sessionContext;
+    return !!session?.isReady && widget.context.isReady
+        && session.session?.kernel?.status === 'idle';
+}"""
+# All cells as they are stored; their outputs are the judge, a command's return value is not.
+CELLS = "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells" + (
+    ".map(cell => cell.toJSON())"
+)
+# Nothing runs any more: every cell has run, or one failed and the rest was cancelled.
+FINISHED = """() => {
+    const widget = window.jupyterapp.shell.currentWidget;
+    if (widget.sessionContext.session?.kernel?.status !== 'idle') return false;
+    const cells = widget.content.model.sharedModel.cells.map(cell => cell.toJSON())
+        .filter(cell => cell.cell_type === 'code' && [].concat(cell.source).join('').trim());
+    const failed = cells.some(cell => !(cell.metadata.tags ?? []).includes('raises-exception')
+        && cell.outputs.some(output => output.output_type === 'error'));
+    return failed || cells.every(cell => cell.execution_count);
+}"""
+PANEL = ".jp-NotebookPanel-notebook .jp-WindowedPanel-outer"
+
+
+def find_chromium() -> str | None:
+    """The path of an installed Chromium or Chrome (CHROMIUM=… names another), or None."""
+    names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
+    places = [os.environ.get("CHROMIUM"), *map(shutil.which, names)]
+    places.append("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+    return next((place for place in places if place and Path(place).exists()), None)
+
+
+def free_port() -> int:
+    """A port below those that the system gives to outgoing connections."""
+    for port in range(20000 + os.getpid() % 5000, 32000, 7):
+        with contextlib.suppress(lab.LabError):
+            lab.check_port(port)
+            return port
+    raise lab.LabError("No port between 20000 and 32000 is free.")
+
+
+class Browser:
+    """One JupyterLab server and one Chromium for all notebooks; a context manager."""
+
+    def __enter__(self):
+        self.resources = contextlib.ExitStack()
+        try:
+            self.start()
+        except BaseException:
+            self.resources.close()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.resources.close()
+
+    def start(self):
+        self.around = self.resources.enter_context(surroundings())
+        folder = Path(self.resources.enter_context(tempfile.TemporaryDirectory()))
+        self.root = folder / "workshop"
+        shown = keep_only("notebooks", "labs", "models", "docs", "README.md")
+        shutil.copytree(ROOT, self.root, ignore=shown)
+        self.port, self.token = free_port(), secrets.token_hex(8)
+        environment = lab.environment(self.token, self.around.environment)
+        environment |= {name: str(folder / name.lower()) for name in FOLDERS}
+        command = lab.command(self.port, self.root, "--LabApp.expose_app_in_browser=True")
+        self.server = server = lab.start(command, environment, folder / "lab.log")
+        self.resources.callback(lab.stop, server)
+        lab.wait_until_ready(server, self.port, self.token)
+        playwright = self.resources.enter_context(sync_playwright())
+        self.chromium = playwright.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=CHROMIUM_FLAGS, timeout=90_000
+        )
+        self.resources.callback(self.chromium.close)
+
+    def left_running(self, wait: float = 30) -> list[str]:
+        """What notebooks started and what still runs after `wait` seconds."""
+        deadline = time.monotonic() + wait
+        while True:
+            left = [p for p in marked(self.around.mark) if p.pid != self.server.pid]
+            if not left or time.monotonic() > deadline:
+                return [describe(process) for process in left]
+            time.sleep(0.1)
+
+    @contextlib.contextmanager
+    def page(self, path: str, mode: str = "doc"):
+        """A page on `path` (from the repository's root); mode "lab" is the whole JupyterLab."""
+        page = self.chromium.new_page(viewport=VIEW)
+        page.set_default_timeout(90_000)  # ms, on a machine that may be busy
+        page.goto(f"http://{lab.HOST}:{self.port}/{mode}/tree/{path}?token={self.token}&reset")
+        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
+        try:
+            yield page
+        finally:
+            page.close()
+
+    @contextlib.contextmanager
+    def notebook(self, path: str):
+        """A notebook, opened, its kernel ready; the kernel is ended afterwards."""
+        with self.page(path) as page:
+            page.wait_for_function(READY)
+            yield page
+            page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+
+
+def keep_only(*names):
+    """For copytree: at the top only these, below them everything but caches."""
+
+    def ignore(folder, entries):
+        if Path(folder) == ROOT:
+            return [entry for entry in entries if entry not in names]
+        return [entry for entry in entries if entry in ("__pycache__", ".ipynb_checkpoints")]
+
+    return ignore
+
+
+def run_all(page, seconds: float = 600) -> list[dict]:
+    """Clear all outputs, run all cells, wait; returns the cells as they are then.
+
+    Raises:
+        TimeoutError: names the cell that was not done after `seconds`.
+    """
+    page.set_viewport_size(RUNNING)
+    execute = "name => { window.jupyterapp.commands.execute(name); }"
+    page.evaluate(execute, "notebook:clear-all-cell-outputs")
+    page.wait_for_function(READY)
+    page.evaluate(execute, "notebook:run-all-cells")
+    deadline = time.monotonic() + seconds
+    while not page.evaluate(FINISHED):
+        if time.monotonic() > deadline:
+            waiting = [c for c in page.evaluate(CELLS) if c.get("execution_count", 0) is None]
+            raise TimeoutError(f"cell {waiting[0]['id']} was not done after {seconds:.0f} s")
+        time.sleep(0.5)
+    page.set_viewport_size(VIEW)
+    return page.evaluate(CELLS)
+
+
+def picture(page, out: Path) -> list[Path]:
+    """Pictures of the whole notebook from top to bottom; returns their paths.
+
+    One PNG is at most 8,000 pixels high: a longer notebook gets out-2.png, out-3.png, …
+    """
+    panel = page.locator(PANEL).first
+    panel.evaluate("panel => { panel.scrollTop = 0; }")
+    tiles, top = [], 0
+    while True:
+        time.sleep(0.4)  # a cell that comes into view is laid out then
+        tiles.append((top, Image.open(BytesIO(panel.screenshot(animations="disabled")))))
+        height, total = panel.evaluate("panel => [panel.clientHeight, panel.scrollHeight]")
+        if top + height >= total - 2:
+            break
+        panel.evaluate("(panel, top) => { panel.scrollTop = top; }", top + height)
+        time.sleep(0.2)
+        moved = panel.evaluate("panel => panel.scrollTop")
+        if moved <= top:
+            break
+        top = moved
+    whole = Image.new("RGB", (tiles[0][1].width, round(tiles[-1][0]) + tiles[-1][1].height))
+    for top, tile in tiles:
+        whole.paste(tile, (0, round(top)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number, begin in enumerate(range(0, whole.height, 8000), start=1):
+        paths.append(out if number == 1 else out.with_stem(f"{out.stem}-{number}"))
+        whole.crop((0, begin, whole.width, min(begin + 8000, whole.height))).save(paths[-1])
+    return paths
+
+
+def error_outputs(cells: list[dict]) -> list[str]:
+    """What went wrong in cells that are not meant to fail."""
+    return [
+        f"cell {cell['id']}: {output['ename']}: {output['evalue']}"
+        for cell in cells
+        for output in cell.get("outputs", [])
+        if output["output_type"] == "error"
+        and "raises-exception" not in cell["metadata"].get("tags", [])
+    ]
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Take a picture of a notebook in JupyterLab.")
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="the PNG to write")
+    parser.add_argument("--run", action="store_true", help="run all cells first")
+    options = parser.parse_args()
+    if not find_chromium():
+        sys.exit("No Chromium was found: install it, or name one with CHROMIUM=/path.")
+    path = options.notebook.resolve()
+    if not path.is_file() or not path.is_relative_to(ROOT):
+        sys.exit(f"{options.notebook} is no notebook of this repository.")
+    with Browser() as browser, browser.notebook(path.relative_to(ROOT).as_posix()) as page:
+        problems = error_outputs(run_all(page)) if options.run else []
+        for written in picture(page, options.out):
+            print(written)
+    sys.exit("\n".join(problems) or 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A learner's view: JupyterLab in a real browser opens the lessons and runs them.
+
+The pictures in tests/artifacts/ are for people to look at. Without a Chromium these tests are
+skipped, but not on CI.
+"""
+
+import os
+import re
+
+import pytest
+
+from tests.browser.jupyterlab import CELLS, Browser, error_outputs, find_chromium, picture, run_all
+from tests.notebooks.rules import tags
+from utils.paths import ROOT
+from utils.workshop.refresh import read
+
+ARTIFACTS = ROOT / "tests" / "artifacts"
+LESSONS = ["notebooks/00_start_here.ipynb", "notebooks/01_data_parallel.ipynb"]
+OTHERS = [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+OTHERS = [path for path in OTHERS if path not in LESSONS]  # opened; nbval runs them
+# Less training than a learner gets: nbval runs the lesson as it is.
+SHORTER = {"00_start_here.ipynb": ("TrainConfig(seconds=60", "TrainConfig(seconds=8")}
+
+if not find_chromium() and not os.environ.get("CI"):
+    pytest.skip(
+        "no Chromium was found: apt-get install chromium, or CHROMIUM=/path",
+        allow_module_level=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def browser():
+    assert find_chromium(), "CI needs a Chromium for this test: apt-get install chromium"
+    with Browser() as browser:
+        for name, (text, shorter) in SHORTER.items():
+            notebook = browser.root / "notebooks" / name
+            content = notebook.read_text(encoding="utf-8")
+            assert content.count(text) == 1
+            notebook.write_text(content.replace(text, shorter), encoding="utf-8")
+        yield browser
+
+
+def printed(cell):
+    """What a cell printed on stdout, without what differs from run to run."""
+    texts = (o["text"] for o in cell.get("outputs", []) if o.get("name") == "stdout")
+    text = "".join("".join(lines) for lines in texts)
+    return re.sub(r"0x[0-9a-f]{6,}|\bpid \d+", "…", text)
+
+
+def count_figures(cells):
+    return sum("image/png" in o.get("data", {}) for cell in cells for o in cell.get("outputs", []))
+
+
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("path", LESSONS)
+def test_a_lesson_runs_in_the_browser(browser, path):
+    stored = read(ROOT / path)
+    with browser.notebook(path) as page:
+        title = stored.cells[0].source.splitlines()[0].lstrip("# ")
+        page.get_by_role("heading", name=title).wait_for(timeout=90_000)
+        cells = run_all(page, seconds=800)
+        pictures = picture(page, ARTIFACTS / path.replace("/", "-").replace(".ipynb", ".png"))
+    assert error_outputs(cells) == []
+    assert [cell["id"] for cell in cells] == [cell.id for cell in stored.cells]
+    compared = 0
+    for before, now in zip(stored.cells, cells):
+        if before.cell_type == "code" and "nbval-ignore-output" not in tags(before):
+            assert printed(now) == printed(before), f"cell {before.id} prints something else"
+            compared += bool(printed(before))
+    assert compared >= 5
+    assert count_figures(cells) == count_figures(stored.cells)
+    assert all(file.stat().st_size > 50_000 for file in pictures[:-1])  # the last may be short
+    assert len(pictures) > 2
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_a_lesson_opens_as_it_is_stored(browser, path):
+    stored = read(ROOT / path)
+    with browser.notebook(path) as page:
+        title = stored.cells[0].source.splitlines()[0].lstrip("# ")
+        page.get_by_role("heading", name=title).wait_for(timeout=90_000)
+        cells = page.evaluate(CELLS)
+    assert [cell["id"] for cell in cells] == [cell.id for cell in stored.cells]
+    assert count_figures(cells) == count_figures(stored.cells) > 0
+
+
+def test_nothing_of_a_lesson_is_left_running(browser):
+    """The kernels of the lessons above are ended, and with them all that they started."""
+    assert browser.left_running() == []
+
+
+def test_the_lab_opens_on_the_table_of_lessons(browser):
+    with browser.page("README.md", mode="lab") as page:
+        table = page.locator(".jp-MarkdownViewer table").first  # rendered, not the source
+        table.wait_for(timeout=90_000)
+        page.wait_for_timeout(1500)
+        assert page.get_by_text("official Jupyter news").count() == 0
+        page.screenshot(path=ARTIFACTS / "lab.png")
+        page.locator(".jp-MarkdownViewer a[href*='00_start_here']").first.click()
+        page.locator(".jp-NotebookPanel").wait_for(timeout=90_000)
+        page.locator(".jp-NotebookPanel h1").first.wait_for(timeout=90_000)
+        page.evaluate("() => window.jupyterapp.serviceManager.sessions.shutdownAll()")

@@ -1,0 +1,160 @@
+"""Checks never raise, say one of three things, see the file as it is now, and end hangs."""
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+from utils.course import checks
+from utils.course import record as store
+from utils.course.checks import NotHere, Wrong, check, on_ranks
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "answer.py"
+    path.write_text("def number():\n    return 41\n")
+    return path
+
+
+def numbers(answer) -> list:
+    return answer.number()
+
+
+def judge(path) -> str:
+    """The right number is 42, on both ranks."""
+    for rank, number in enumerate(on_ranks(2, path, numbers, hang="Advice for a hang.")):
+        if number != 42:
+            raise Wrong(f"rank {rank} says {number}.\nIt is one more.")
+    return "the number is right."
+
+
+def remembered() -> dict:
+    return store.read()["checks"]
+
+
+def test_the_three_marks(file, capsys):
+    check("01x number", judge, file)
+    out = capsys.readouterr().out
+    assert out == "[x] 01x number: rank 0 says 41.\n    It is one more.\n"
+    assert remembered() == {"01x number": False}
+    file.write_text("def number():\n    return 42\n")
+    check("01x number", judge, file)
+    assert capsys.readouterr().out == "[ok] 01x number: the number is right.\n"
+    assert remembered() == {"01x number": True}
+    file.write_text('def number():\n    raise NotImplementedError("say the number")\n')
+    check("01x number", judge, file)
+    out = capsys.readouterr().out
+    assert out == "[ ] 01x number: not started. Your task: say the number\n"
+
+
+BROKEN = {
+    "def number(:": "answer.py line 1 is no Python: ",
+    "number = 1 / 0": "ZeroDivisionError: division by zero",
+    "def number():\n    return secret": "answer.py:2: return secret",
+    "def other(): pass": "has no attribute 'number'",
+    "def number():\n    while True: pass": "no end after 6 s: an endless loop?",
+    "def number():\n    raise SystemExit": "SystemExit",
+    "def number():\n    return lambda: 1": "It is one more.",
+}
+
+
+@pytest.mark.parametrize("source", BROKEN)
+def test_whatever_the_file_does_the_check_only_prints(source, file, capsys, monkeypatch):
+    if "while True" in source:  # only here: it must be longer than HANG, on a busy machine too
+        monkeypatch.setattr(checks, "TOO_LONG", 6.0)
+    file.write_text(source + "\n")
+    check("01x number", judge, file)
+    out = capsys.readouterr().out
+    assert out.startswith("[x] 01x number: ") and BROKEN[source] in out, out
+    assert " checks.py:" not in out and "Advice" not in out
+    assert remembered() == {"01x number": False}
+
+
+def test_an_error_shows_the_lines_of_the_file_as_it_is_now(file, capsys):
+    for name in ("first", "second"):
+        file.write_text(f"def number():\n    return {name}\n")
+        check("01x number", judge, file)
+        assert f"answer.py:2: return {name}" in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there(tmp_path, capsys):
+    check("01x number", judge, tmp_path / "none.py")
+    assert "[x] 01x number: there is no file" in capsys.readouterr().out
+
+
+def test_a_hang_ends_and_says_where_each_rank_is(file, capsys):
+    file.write_text(
+        "import torch\nimport torch.distributed as dist\n\n"
+        "def number():\n"
+        "    if dist.get_rank() == 0:\n"
+        "        dist.recv(torch.zeros(1), 1)\n"
+        "    dist.barrier()\n"
+        "    return 42\n"
+    )
+    start = time.monotonic()
+    check("01x number", judge, file)
+    assert time.monotonic() - start < 60
+    out = capsys.readouterr().out
+    assert out.startswith("[x] 01x number: with 2 ranks: A collective did not complete within 5 s")
+    assert "answer.py:6: dist.recv(torch.zeros(1), 1)" in out
+    assert out.endswith("    Advice for a hang.\n")
+
+
+def test_what_cannot_run_here_is_neither_right_nor_wrong(file, capsys):
+    def judge(path):
+        raise NotHere("there is no server for this machine")
+
+    check("01x number", judge, file)
+    assert capsys.readouterr().out == "[ ] 01x number: there is no server for this machine\n"
+    assert "01x number" not in remembered()
+
+
+def test_prints_of_the_answer_are_shown(file, capsys):
+    file.write_text("def number():\n    print('a trace')\n    return 42\n")
+    check("01x number", judge, file)
+    assert "all ranks │ a trace" in capsys.readouterr().out
+
+
+def test_an_error_of_the_judge_does_not_stop_the_notebook(file, capsys):
+    def broken(path):
+        raise KeyError("oops")
+
+    check("01x number", broken, file)
+    assert capsys.readouterr().out == "[x] 01x number: KeyError: 'oops'\n"
+
+
+def test_a_ledger_that_cannot_be_written_does_not_stop_the_check(
+    file, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "flat").write_text("")
+    monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "flat"))
+    check("01x number", judge, file)
+    assert capsys.readouterr().out.startswith("[x] 01x number: rank 0 says 41.")
+
+
+def blocks(answer) -> float:
+    """When rank 0 has sent one number, and when rank 1 begins to receive it, half a second later:
+    by the clock of the machine, which all its processes share."""
+    import torch
+
+    dist.barrier()
+    if dist.get_rank() == 0:
+        dist.send(torch.zeros(1), 1)
+        return time.monotonic()
+    time.sleep(0.5)
+    begins = time.monotonic()
+    dist.recv(torch.zeros(1), 0)
+    return begins
+
+
+def test_sends_really_block(file):
+    """The checks on deadlocks rest on this: gloo's send waits for the receive, even for 4 bytes."""
+    sent, begins = on_ranks(2, file, blocks)
+    assert sent > begins

@@ -1,0 +1,163 @@
+"""Each trap of nbval, on a notebook of a few lines: it must fail, or pass, as it should."""
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import nbformat
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from utils.paths import ROOT
+from utils.workshop.refresh import METADATA
+
+
+def text(words, name="stdout"):
+    return new_output("stream", name=name, text=words)
+
+
+def result(words, count):
+    return new_output("execute_result", {"text/plain": words}, execution_count=count)
+
+
+def error(name, words):
+    return new_output("error", ename=name, evalue=words, traceback=[])
+
+
+def notebook(*cells):
+    """A notebook as it is stored; cells are (source, outputs), (source, outputs, tags) or text."""
+    built, count = [], 0
+    for cell in cells:
+        if isinstance(cell, str):
+            built.append(new_markdown_cell(cell))
+            continue
+        count += 1
+        source, outputs, *tags = cell
+        built.append(new_code_cell(source, execution_count=count, outputs=outputs))
+        if tags:
+            built[-1].metadata["tags"] = tags
+    for index, cell in enumerate(built):
+        cell["id"] = f"cell-{index}"
+    return new_notebook(cells=built, metadata=METADATA)
+
+
+ENVIRONMENT = "import os\nprint(os.environ['PYTHONHASHSEED'], os.environ['KINTSUGI_HOME'] != '{}')"
+CHILD = "import subprocess, sys\nc = subprocess.Popen([sys.executable, '-c', '{}'])"
+# The process in it makes it different from what others run on this machine.
+SLEEPS = f"import time; time.sleep(300 + 0 * {os.getpid()})"
+LIMIT = 15  # seconds that a cell may take
+NOT_RUN = notebook(("print(1)", []), ("print(2)", [text("2\n")]))
+NOT_RUN.cells[0].execution_count = None
+
+NOTEBOOKS = {
+    "equal": notebook(("print('one')", [text("one\n")]), ("1 + 1", [result("2", 2)])),
+    "differs": notebook("# Sums", "## By hand", ("print(1 + 1)", [text("3\n")])),
+    "missing": notebook(("print('more')", [])),
+    "ignored": notebook(("import time; time.time()", [result("0.0", 1)], "nbval-ignore-output")),
+    "subprocess": notebook(
+        (
+            "import os\n_ = os.system('echo from a child; sleep 1')",  # the kernel reads meanwhile
+            [text("from a child\n")],
+        )
+    ),
+    "semicolon": notebook(("import math", []), ("math.pi;", [])),
+    "environment": notebook((ENVIRONMENT.format(ROOT), [text("0 True\n")])),
+    "sets": notebook(("print(sorted({'a', 'b'}) and hash('a') == hash('a'))", [text("True\n")])),
+    "address": notebook(("object()", [result("<object at 0x7f0000000000>", 1)])),
+    "dies": notebook(("import os\nos._exit(1)", []), ("print(2)", [text("2\n")])),
+    "hangs": notebook(("import time\ntime.sleep(300)", []), ("print(2)", [text("2\n")])),
+    "cascade": notebook(("x = 1 / 0", []), ("print(x)", [text("0\n")])),
+    "not_run": NOT_RUN,
+    "raises": notebook(
+        ("1 / 0", [error("ZeroDivisionError", "division by zero")], "raises-exception")
+    ),
+    "no_longer": notebook(
+        ("1 / 1", [error("ZeroDivisionError", "division by zero")], "raises-exception")
+    ),
+    "leaves": notebook((CHILD.format(SLEEPS), [])),
+    "tidies": notebook((CHILD.format("pass") + "\nc.wait();", [])),
+}
+
+pytestmark = pytest.mark.timeout(600)  # the first test runs all notebooks
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """The outcome of every test of every notebook above, from one pytest run."""
+    folder = tmp_path_factory.mktemp("notebooks")
+    for name, content in NOTEBOOKS.items():
+        nbformat.write(content, folder / f"{name}.ipynb")
+    report = folder / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(folder)]
+    command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "--junitxml", str(report)]
+    command += ["--nbval-cell-timeout", str(LIMIT), "-q"]
+    command += ["-o", "junit_duration_report=call"]  # without the start of the kernel
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=500)
+    found = {name: [] for name in NOTEBOOKS}
+    for case in ElementTree.parse(report).iter("testcase"):
+        bad = [part for part in case if part.tag in ("failure", "error", "skipped")]
+        name = case.get("classname").removesuffix(".ipynb").split(".")[-1]
+        kind = bad[0].tag if bad else "passed"
+        message = (bad[0].get("message") or "") + (bad[0].text or "") if bad else ""
+        found[name].append((kind, message, float(case.get("time"))))
+    return found
+
+
+def kinds(outcomes, name):
+    return [kind for kind, _, _ in outcomes[name]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "equal",
+        "ignored",
+        "subprocess",
+        "semicolon",
+        "environment",
+        "sets",
+        "address",
+        "raises",
+        "tidies",
+    ],
+)
+def test_passes(outcomes, name):
+    assert set(kinds(outcomes, name)) == {"passed"}, outcomes[name]
+    code = [cell for cell in NOTEBOOKS[name].cells if cell.cell_type == "code"]
+    assert len(outcomes[name]) == len(code) + 1  # the last one: no process left
+
+
+@pytest.mark.parametrize("name", ["differs", "missing", "no_longer"])
+def test_fails(outcomes, name):
+    assert kinds(outcomes, name) == ["failure", "passed"]
+
+
+def test_a_failure_names_file_cell_and_heading(outcomes):
+    message = outcomes["differs"][0][1]
+    assert "differs.ipynb, code cell 1 (id cell-2) under “By hand”" in message
+
+
+@pytest.mark.parametrize("name", ["cascade", "dies", "hangs", "not_run"])
+def test_the_cells_after_a_failure_are_skipped(outcomes, name):
+    assert kinds(outcomes, name) == ["failure", "skipped", "passed"]
+    assert f"{name}.ipynb, code cell 1" in outcomes[name][1][1]
+
+
+def test_a_dead_kernel_is_noticed_before_the_time_limit(outcomes):
+    _, message, seconds = outcomes["dies"][0]
+    assert "kernel died" in message and seconds < LIMIT
+
+
+def test_a_hanging_cell_ends_at_the_time_limit(outcomes):
+    _, message, seconds = outcomes["hangs"][0]
+    assert f"Timeout of {LIMIT} seconds" in message and seconds < 100
+
+
+def test_a_process_left_behind_is_named_and_ended(outcomes):
+    (first, _, _), (last, message, _) = outcomes["leaves"]
+    assert (first, last) == ("passed", "failure")
+    assert "leaves.ipynb left 1 process" in message and SLEEPS in message
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not any(SLEEPS in command for command in commands)

@@ -1,0 +1,520 @@
+"""Tensor parallelism: N ranks equal one rank, and say no more to each other than needed."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from utils.measure.traffic import Traffic
+from utils.memory.checkpointing import recompute
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
+from utils.parallel import tp_ops as regions
+from utils.parallel.by_name import split_by_name
+from utils.parallel.mesh import Axis, make_mesh, one_rank, shares
+from utils.parallel.randomness import different_numbers
+from utils.parallel.tensor import (
+    Split,
+    gathered_logits,
+    loss_function,
+    reduce_replicated_gradients,
+    tensor_parallel,
+    vocabulary_cross_entropy,
+)
+from utils.parallel.vocabulary import VocabularyLinear
+from utils.ranks import Ranks
+
+PLAIN = GPTConfig(vocab_size=61, hidden_size=24, layers=2, heads=4)
+CONFIGS = {
+    "plain": PLAIN,
+    "grouped queries": GPTConfig(61, 24, 2, heads=6, kv_heads=3),
+    "one key-value head": GPTConfig(61, 24, 2, heads=4, kv_heads=1),
+    "two key-value heads": GPTConfig(62, 24, 1, heads=6, kv_heads=2, attention_bias=True),
+    "a group on two ranks": GPTConfig(61, 40, 1, heads=10, kv_heads=2),
+    "tied": GPTConfig(67, 16, 2, heads=4, kv_heads=2, tie_embeddings=True),
+    "biases": GPTConfig(64, 24, 1, heads=4, attention_bias=True, mlp_bias=True),
+    "odd MLP": GPTConfig(vocab_size=63, hidden_size=16, layers=1, heads=4, intermediate_size=37),
+    "experts": GPTConfig(61, 16, 2, heads=4, experts=4, experts_per_token=2, intermediate_size=21),
+}
+
+
+@pytest.fixture(scope="module")
+def pools():
+    with Ranks(2, device="cpu") as two, Ranks(3, device="cpu") as three:
+        yield {2: two, 3: three}
+
+
+def new_model(config, seed=0):
+    torch.manual_seed(seed)
+    model = GPT(config).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith(("bias", "norm.weight")):  # begin with values that show mistakes
+            parameter.data.normal_(1.0, 0.1)
+    return model
+
+
+def batch(config, rows=3, length=9):
+    tokens = torch.randint(
+        config.vocab_size, (rows, length + 1), generator=torch.Generator().manual_seed(1)
+    )
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def one_step(model, x, y, lr=0.1):
+    """Logits (as the model returns them), loss; gradients in .grad."""
+    logits = model(x)
+    loss = loss_function(model)(logits, y, "mean")
+    loss.backward()
+    return logits.detach(), loss.detach()
+
+
+def alone(config, length=9, steps=1):
+    model = new_model(config)
+    x, y = batch(config, length=length)
+    losses = []
+    for step in range(steps):
+        if step:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+            model.zero_grad()
+        logits, loss = one_step(model, x, y)
+        losses.append(loss.item())
+    return logits, losses, {name: p.grad for name, p in model.named_parameters()}
+
+
+def whole(parameter, tensor):
+    split = getattr(parameter, "tp_split", None)
+    return tensor if split is None else split.whole(tensor)
+
+
+def together(config, length=9, steps=1, sequence_parallel=False, mode="none"):
+    """As `alone`, on all ranks; with the logits and gradients put together again."""
+    mesh = make_mesh(tp=dist.get_world_size())
+    model = new_model(config)
+    recompute(model, mode)
+    assert tensor_parallel(model, mesh.tp, sequence_parallel) is model
+    x, y = batch(config, length=length)
+    losses = []
+    for step in range(steps):
+        if step:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+            model.zero_grad()
+        logits, loss = one_step(model, x, y)
+        reduce_replicated_gradients(model, mesh.tp)
+        losses.append(loss.item())
+    gradients = {name: whole(p, p.grad) for name, p in model.named_parameters()}
+    return gathered_logits(logits, mesh.tp), losses, gradients
+
+
+def assert_equal(results, expected):
+    logits, losses, gradients = expected
+    for found_logits, found_losses, found_gradients in results:
+        torch.testing.assert_close(found_logits, logits, rtol=1e-9, atol=1e-11)
+        assert found_losses == pytest.approx(losses, rel=1e-10)
+        assert found_gradients.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(
+                found_gradients[name], gradient, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: n + m
+            )
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("size", [2, 3])
+def test_equal_to_one_rank(pools, size, name):
+    config = CONFIGS[name]
+    assert_equal(pools[size].run(together, config, steps=3), alone(config, steps=3))
+
+
+@pytest.mark.parametrize("name", ["grouped queries", "one key-value head", "biases", "experts"])
+@pytest.mark.parametrize(("size", "length"), [(2, 8), (2, 9), (3, 7)])
+def test_equal_with_the_sequence_split(pools, size, length, name):
+    found = pools[size].run(together, CONFIGS[name], length, 2, sequence_parallel=True)
+    assert_equal(found, alone(CONFIGS[name], length, 2))
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_equal_with_recomputation(pools, mode, sequence_parallel):
+    found = pools[2].run(together, PLAIN, 9, 2, sequence_parallel, mode)
+    assert_equal(found, alone(PLAIN, 9, 2))
+
+
+# ---- what each rank holds
+
+
+def held(config, sequence_parallel=False):
+    axis = make_mesh(tp=dist.get_world_size()).tp
+    names = [name for name, _ in new_model(config).named_parameters()]
+    model = tensor_parallel(new_model(config), axis, sequence_parallel)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert all(type(p) is torch.nn.Parameter for p in model.parameters())
+    return {
+        name: (tuple(p.shape), getattr(p, "tp_split", None) and p.tp_split.sizes)
+        for name, p in model.named_parameters()
+    }
+
+
+def test_every_rank_holds_its_part(pools):
+    config = CONFIGS["grouped queries"]  # 6 heads, 3 key-value heads of 4 values; MLP 64
+    first, second = pools[2].run(held, config)
+    block = "model.layers.0."
+    assert first["model.embed_tokens.weight"] == ((31, 24), (31, 30))
+    assert second["lm_head.weight"] == ((30, 24), (31, 30))
+    assert first[block + "self_attn.q_proj.weight"] == ((16, 24), (16, 8))
+    assert second[block + "self_attn.k_proj.weight"] == ((4, 24), (8, 4))
+    assert second[block + "self_attn.o_proj.weight"] == ((24, 8), (16, 8))
+    assert first[block + "mlp.down_proj.weight"] == ((24, 32), (32, 32))
+    assert first[block + "input_layernorm.weight"] == ((24,), None)
+    total = sum(torch.Size(shape).numel() for one in (first, second) for shape, _ in one.values())
+    norms = sum(torch.Size(shape).numel() for shape, sizes in first.values() if sizes is None)
+    assert total - norms == config.parameter_count()
+
+
+def test_few_key_value_heads_stay_whole(pools):
+    for one in pools[3].run(held, CONFIGS["two key-value heads"]):
+        assert one["model.layers.0.self_attn.k_proj.weight"] == ((8, 24), None)
+        assert one["model.layers.0.self_attn.q_proj.weight"] == ((8, 24), (8, 8, 8))
+
+
+def tied():
+    model = tensor_parallel(new_model(CONFIGS["tied"]), make_mesh(tp=2).tp)
+    return model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_tied_matrix_stays_one(pools):
+    assert pools[2].run(tied) == [True, True]
+
+
+def on_meta():
+    with torch.device("meta"):
+        model = GPT(PLAIN)
+    tensor_parallel(model, make_mesh(tp=2).tp)
+    real = new_model(PLAIN)
+    for name, parameter in model.named_parameters():
+        assert parameter.is_meta
+        value = dict(real.named_parameters())[name].detach()
+        split = getattr(parameter, "tp_split", None)
+        assert parameter.shape == (value if split is None else split.part(value)).shape
+        if split is not None:
+            assert torch.equal(split.whole(split.part(value)), value)
+    return True
+
+
+def test_a_model_without_memory_can_be_split(pools):
+    assert pools[2].run(on_meta) == [True, True]
+
+
+def test_parts_of_a_whole():
+    axis = Axis("tp", (0, 1, 2), 1, None)
+    split = Split(1, axis, (3, 2, 2))
+    assert split.start == 3
+    assert split.part(torch.arange(14).view(2, 7)).tolist() == [[3, 4], [10, 11]]
+
+
+def test_one_rank_is_left_alone():
+    model = new_model(PLAIN)
+    before = repr(model)
+    assert repr(tensor_parallel(model, one_rank().tp, True)) == before
+    assert loss_function(model) is cross_entropy
+    logits = torch.randn(2, 3, 5)
+    assert gathered_logits(logits, one_rank().tp) is logits
+
+
+# ---- what is said
+
+
+def counted(config, sequence_parallel):
+    axis = make_mesh(tp=dist.get_world_size()).tp
+    model = tensor_parallel(new_model(config), axis, sequence_parallel)
+    x, y = batch(config, length=8)
+    loss = loss_function(model)
+    with Traffic() as forward:
+        logits = model(x)
+    with Traffic() as losses:
+        value = loss(logits, y, "mean")
+    with Traffic() as backward:
+        value.backward()
+    with Traffic() as afterwards:
+        reduce_replicated_gradients(model, axis)
+    return [
+        {op: (t.calls(op), t.payload(op)) for op in ("all_reduce", "all_gather", "reduce_scatter")}
+        for t in (forward, losses, backward, afterwards)
+    ]
+
+
+def test_two_all_reduces_a_layer_each_way(pools):
+    x = 3 * 8 * 24 * 8  # bytes of (B, T, C) in fp64
+    for forward, losses, backward, afterwards in pools[2].run(counted, PLAIN, False):
+        assert forward["all_reduce"] == (2 * 2 + 1, 5 * x)  # 2 layers, and the embedding
+        assert backward["all_reduce"] == (2 * 2 + 1, 5 * x)  # 2 layers, and lm_head
+        assert losses["all_reduce"] == (2, 3 * 3 * 8 * 8)  # three numbers a token
+        assert afterwards["all_reduce"] == (0, 0)
+        for part in (forward, losses, backward):
+            assert part["all_gather"] == part["reduce_scatter"] == (0, 0)
+
+
+def test_a_split_sequence_sends_the_same_in_two_halves(pools):
+    x = 3 * 8 * 24 * 8
+    for forward, losses, backward, afterwards in pools[2].run(counted, PLAIN, True):
+        for part in (forward, backward):
+            assert part["all_gather"] == (5, 5 * x // 2)  # the payload is this rank's part
+            assert part["reduce_scatter"] == (5, 5 * x)
+            assert part["all_reduce"] == (0, 0)
+        assert losses["all_reduce"] == (2, 3 * 3 * 8 * 8)
+        assert afterwards["all_reduce"] == (1, 5 * 24 * 8)  # the norms' weights, in one call
+
+
+# ---- the loss over a split vocabulary
+
+
+def losses_of(logits, targets, reduction, dtype, told):
+    """The loss and this rank's part of the gradient, put together."""
+    axis = make_mesh(tp=dist.get_world_size()).tp
+    sizes = shares(logits.shape[-1], axis.size)
+    split = Split(2, axis, sizes)
+    own = split.part(logits).to(dtype).clone().requires_grad_()
+    loss = vocabulary_cross_entropy(own, targets, axis, reduction, sizes if told else None)
+    loss.sum().backward()
+    return loss.detach(), split.whole(own.grad), gathered_logits(own, axis)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("told", [True, False])
+def test_the_loss_is_torchs(pools, reduction, dtype, told):
+    torch.manual_seed(0)
+    logits = (30 * torch.randn(2, 5, 11)).to(dtype)
+    logits[0, 0] += 200  # exp would overflow
+    targets = torch.randint(11, (2, 5))
+    targets[1, 2] = -100  # does not count
+    reference = logits.clone().requires_grad_()
+    expected = cross_entropy(reference, targets, reduction=reduction)
+    expected.sum().backward()
+    for loss, gradient, gathered in pools[3].run(
+        losses_of, logits, targets, reduction, dtype, told
+    ):
+        assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        torch.testing.assert_close(loss, expected.detach())
+        torch.testing.assert_close(gradient, reference.grad)
+        assert torch.equal(gathered, logits)
+
+
+def test_an_unknown_reduction_is_named():
+    with pytest.raises(ValueError, match="reduction 'avg' is not one of"):
+        vocabulary_cross_entropy(torch.zeros(1, 1, 2), torch.zeros(1, 1), one_rank().tp, "avg")
+
+
+# ---- in and out of a region
+
+
+def conjugates():
+    """For each pair: (result, gradient), with rank r's gradient of the result r + 1 everywhere."""
+    axis = make_mesh(tp=dist.get_world_size()).tp
+    rank = axis.index
+    found = []
+    for into in (regions.enter, regions.leave):
+        x = torch.full((2,), float(10 + rank), requires_grad=True)
+        y = into(x, axis)
+        y.backward(torch.full((2,), float(1 + rank)))
+        found.append((y.tolist(), x.grad.tolist()))
+    return found
+
+
+def test_f_and_g_are_each_others_mirror(pools):
+    for rank, (f, g) in enumerate(pools[3].run(conjugates)):
+        assert f == ([10.0 + rank] * 2, [6.0] * 2)
+        assert g == ([33.0] * 2, [1.0 + rank] * 2)
+
+
+def gradcheck_of_the_sequence(length):
+    axis = make_mesh(tp=dist.get_world_size()).tp
+    torch.manual_seed(0)
+    whole = torch.randn(2, length, 3, dtype=torch.float64)
+    weight = torch.randn(axis.size, 2, length, 3, dtype=torch.float64)
+    own = regions.own_positions(whole, axis).requires_grad_()
+    y = regions.gather(own, axis, length)
+    back = regions.scatter(y * weight[axis.index], axis)
+    back.backward(regions.own_positions(torch.cos(whole), axis))
+    expected = whole * weight.sum(0), torch.cos(whole) * weight.sum(0)
+    return all(
+        torch.allclose(found, regions.own_positions(value, axis))
+        for found, value in zip((back, own.grad), expected)
+    )
+
+
+@pytest.mark.parametrize("length", [6, 7, 2])
+def test_a_sequence_is_gathered_and_scattered(pools, length):
+    assert pools[3].run(gradcheck_of_the_sequence, length) == [True] * 3
+
+
+def keeps_its_input():
+    """A gradient that two branches share must not be changed by the all-reduce of one of them."""
+    axis = make_mesh(tp=2).tp
+    x = torch.ones(3, requires_grad=True)
+    y = regions.enter(x, axis)
+    (y + x).sum().backward()
+    return x.grad.tolist()
+
+
+def test_a_shared_gradient_is_not_overwritten(pools):
+    assert pools[2].run(keeps_its_input) == [[3.0] * 3] * 2
+
+
+# ---- what cannot be split
+
+
+def refused(config):
+    try:
+        tensor_parallel(GPT(config), make_mesh(tp=3).tp)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"heads": 2}, "tp 3 is more than the 2 attention heads: a head is not split, so take at "),
+        ({"heads": 4, "intermediate_size": 2}, "tp 3 is more than the 2 columns of the MLP: "),
+        ({"heads": 4, "vocab_size": 2}, "tp 3 is more than the 2 words of the vocabulary: "),
+    ],
+)
+def test_too_many_ranks_are_refused(pools, sizes, message):
+    config = GPTConfig(**{"vocab_size": 61, "hidden_size": 16, "layers": 1, **sizes})
+    for found in pools[3].run(refused, config):
+        assert found.startswith(message) and found.endswith("take at most 2 ranks")
+
+
+# ---- wrong answers that the tests above would catch
+
+
+def with_a_mistake(mistake):
+    """The largest error of a gradient when f, or g's own rule, is left out."""
+    axis = make_mesh(tp=2).tp
+    model = tensor_parallel(new_model(PLAIN), axis)
+    if mistake == "no f":
+        model.model.layers[0].mlp._forward_pre_hooks.clear()
+    elif mistake == "summed twice":
+        for module in model.modules():
+            if isinstance(module, VocabularyLinear):
+                module.register_full_backward_pre_hook(
+                    lambda module, gradients: tuple(2 * g for g in gradients)
+                )
+    x, y = batch(PLAIN)
+    one_step(model, x, y)
+    return {name: whole(p, p.grad) for name, p in model.named_parameters()}
+
+
+def test_a_missing_f_shows_in_the_gradients_only(pools):
+    _, _, expected = alone(PLAIN)
+    for mistake in ("no f", "summed twice"):
+        found = pools[2].run(with_a_mistake, mistake)[0]
+        name = "model.embed_tokens.weight"
+        assert F.l1_loss(found[name], expected[name]) > 1e-3 * expected[name].abs().mean()
+
+
+# ---- any model, by name
+
+
+class TwoHeads(torch.nn.Module):
+    """Attention as it is written where the number of heads comes from the shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in self.children_of_x())
+        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    def children_of_x(self):
+        return self.query, self.key, self.value
+
+
+def by_name(columns, rows):
+    axis = make_mesh(tp=dist.get_world_size()).tp
+    torch.manual_seed(0)
+    whole, x = TwoHeads().double(), torch.randn(2, 5, 8, dtype=torch.float64)
+    expected = whole(x)
+    expected.square().sum().backward()
+    torch.manual_seed(0)
+    model = TwoHeads().double()
+    try:
+        split_by_name(model, axis, columns, rows)
+    except ValueError as error:
+        return str(error)
+    y = model(x)
+    y.square().sum().backward()
+    right = dict(whole.named_parameters())
+    return torch.allclose(y, expected) and all(
+        torch.allclose(whole_of(p), right[name].grad) for name, p in model.named_parameters()
+    )
+
+
+def whole_of(parameter):
+    return whole(parameter, parameter.grad)
+
+
+def test_any_model_can_be_split_by_name(pools):
+    columns, rows = ["query", "key", "v*"], ["out"]
+    assert pools[2].run(by_name, columns, rows) == [True, True]
+    found = pools[2].run(by_name, columns, ["output"])
+    assert found == ["no linear layer has a name like 'output'"] * 2
+    found = pools[3].run(by_name, columns, rows)
+    assert found == ["tp 3 does not divide the 8 outputs of query"] * 3
+
+
+# ---- random numbers
+
+
+def drawn():
+    axis = make_mesh(tp=dist.get_world_size()).tp
+    torch.manual_seed(0)
+    first = torch.rand(3).tolist()
+    with different_numbers(axis):
+        own = torch.rand(3).tolist()
+    state = torch.get_rng_state()
+    with different_numbers(axis):
+        other = torch.rand(3).tolist()
+    after = torch.rand(3).tolist()
+    torch.set_rng_state(state)
+    with different_numbers(axis):
+        again = torch.rand(3).tolist()
+    assert again == other != own
+    return first, own, other, after
+
+
+def test_random_numbers_are_equal_outside_and_differ_inside(pools):
+    found = pools[3].run(drawn)
+    first, own, other, after = zip(*found)
+    assert len(set(map(tuple, first))) == 1 and len(set(map(tuple, after))) == 1
+    assert len(set(map(tuple, own))) == 3 and len(set(map(tuple, other))) == 3
+
+
+# ---- sixteen bits
+
+
+def in_bf16(sequence_parallel, split=True):
+    axis = make_mesh(tp=dist.get_world_size()).tp
+    torch.manual_seed(0)
+    model = GPT(PLAIN)
+    if split:
+        tensor_parallel(model, axis, sequence_parallel)
+    x, y = batch(PLAIN)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(x)
+    loss = loss_function(model)(logits, y, "mean")
+    loss.backward()
+    reduce_replicated_gradients(model, axis)
+    assert logits.dtype == torch.bfloat16 and loss.dtype == torch.float32
+    return loss.item(), {name: whole(p, p.grad) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_close_to_one_rank_in_bf16(pools, sequence_parallel):
+    loss, gradients = pools[2].run(in_bf16, False, split=False)[0]
+    for other, theirs in pools[2].run(in_bf16, sequence_parallel):
+        assert other == pytest.approx(loss, abs=0.02)
+        for name, gradient in gradients.items():
+            assert (theirs[name] - gradient).norm() < 0.1 * gradient.norm(), name

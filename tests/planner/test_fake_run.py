@@ -1,0 +1,107 @@
+"""A rank of a world that is not there does what a real rank does, and what the planner says."""
+
+import pytest
+import torch.distributed as dist
+
+from utils.models.config import GPTConfig
+from utils.parallel.mesh import make_mesh
+from utils.planner import fake_run as fake_world
+from utils.planner.fake_run import observe, world_of
+from utils.planner.machine import MACHINES
+from utils.planner.model import Model
+from utils.planner.plan import plan
+from utils.planner.strategy import Strategy
+from utils.ranks import Ranks
+
+SMALL = GPTConfig(vocab_size=250, hidden_size=64, layers=4, heads=4, kv_heads=2)
+WIDE = GPTConfig(vocab_size=51200, hidden_size=12288, layers=4, heads=96)
+AXES = ("tp", "pp", "dp")
+
+
+def traffic_of(seen):
+    return {axis: (seen.calls(axis), seen.sent(axis)) for axis in AXES}
+
+
+def for_real(config, mix, options):
+    """On a real rank: what is compared, of the step at which gloo's threads held least."""
+    mesh = make_mesh(**mix)
+    seen = min(
+        (fake_world.one_step(config, mesh, **options) for _ in range(3)),
+        key=lambda seen: seen.total,
+    )
+    return seen.parameters, traffic_of(seen), seen.memory
+
+
+@pytest.fixture(scope="module")
+def four():
+    with Ranks(4, device="cpu", timeout=60) as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize(
+    "mix, options",
+    [
+        ({"pp": 2, "tp": 2}, {"recompute": "full"}),
+        ({"dp": 2, "tp": 2}, {"sequence_parallel": True}),
+        ({"dp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2}),
+    ],
+)
+def test_a_fake_rank_does_what_the_real_one_does(four, mix, options):
+    options = {"micro_batches": 4, "micro_batch": 2, "seq": 32, "precision": "fp32", **options}
+    real = four.run(for_real, SMALL, mix, options)
+    for rank in (0, 3):
+        parameters, traffic, memory = real[rank]
+        seen = observe(SMALL, **mix, rank=rank, **options)
+        assert seen.parameters == parameters
+        assert traffic_of(seen) == traffic
+        for kind in ("parameters", "gradients", "optimizer"):
+            assert seen.memory[kind] == memory[kind], kind
+        # what gloo's threads still hold for some milliseconds is not there in a fake world
+        assert 0.7 * sum(memory.values()) < seen.total <= 1.05 * sum(memory.values())
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_thousand_ranks_hold_what_the_planner_says(recompute):
+    mix = {"dp": 64, "pp": 2, "tp": 8}
+    seen = observe(WIDE, **mix, micro_batches=4, recompute=recompute)
+    strategy = Strategy(**mix, global_batch=4 * mix["dp"], recompute=recompute)
+    said = plan(Model.of(WIDE, 2048), strategy, MACHINES["dgx-a100"])
+    assert seen.total == pytest.approx(said.memory["total"], rel=0.05)
+    assert seen.memory["optimizer"] == pytest.approx(12 * seen.parameters, rel=1e-6)
+    assert seen.memory["parameters"] == 2 * seen.parameters
+
+    layer = 2048 * 12288 * 2  # bytes of one micro-batch between two layers
+    # four all-reduces a layer; recomputing stops before the last one of the forward pass, whose
+    # result nobody needs again
+    a_layer = 5 if recompute == "full" else 4
+    reduces = 4 * (a_layer * WIDE.layers // mix["pp"] + 1)  # and one for the embedding
+    assert seen.calls("tp") == reduces
+    assert seen.sent("tp") == reduces * 2 * 7 / 8 * layer
+    assert seen.sent("pp") == 4 * layer
+    assert seen.sent("dp") == 2 * 63 / 64 * 2 * seen.parameters
+
+
+def test_a_trillion_parameters_go_through_the_same_code():
+    config = GPTConfig(vocab_size=51200, hidden_size=25600, layers=128, heads=160)
+    assert config.parameter_count() > 1e12
+    seen = observe(config, dp=6, pp=64, tp=8, micro_batches=1, recompute="full")
+    layers = 2 * (4 * 25600**2 // 8 + 3 * 25600 * config.mlp_size // 8 + 2 * 25600)
+    assert seen.parameters == layers + 51200 * 25600 // 8
+
+
+def test_the_world_is_left_again():
+    with world_of(2048, rank=7):
+        assert (dist.get_rank(), dist.get_world_size()) == (7, 2048)
+        with pytest.raises(RuntimeError, match="real process group"), world_of(2):
+            pass
+    assert not dist.is_initialized()
+
+
+def test_a_rank_outside_of_the_world_is_named():
+    with pytest.raises(ValueError, match="rank 8 is not in a world of 8"), world_of(8, rank=8):
+        pass
+
+
+def test_an_unknown_precision_is_named():
+    with pytest.raises(ValueError, match="precision 'fp8'"):
+        observe(SMALL, precision="fp8")

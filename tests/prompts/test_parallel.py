@@ -1,0 +1,246 @@
+"""Prompt tuning on a broken model: the gradient, the prompt and the bytes, against one rank."""
+
+import math
+from contextlib import ExitStack
+from functools import cache
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.prompts.test_tuning import TOKENIZER, new_model
+from utils.measure.memory import Memory
+from utils.measure.traffic import Traffic
+from utils.models.gpt import GPTConfig
+from utils.parallel.mesh import make_mesh
+from utils.parallel.tensor import tensor_parallel
+from utils.prompts.data import IGNORED, encode, padded
+from utils.prompts.parallel import PromptedRanks, tune_on_ranks
+from utils.prompts.tuning import (
+    Example,
+    PromptConfig,
+    PromptedEmbedding,
+    draw_prompt,
+    frozen,
+    prompt_loss,
+    prompted,
+    tune,
+)
+from utils.ranks import RankError, Ranks
+
+P, C, LAYERS = 3, 24, 5
+CONFIGS = {  # odd vocabularies; key-value heads for every rank, for some, one for all
+    "grouped queries": GPTConfig(257, C, LAYERS, heads=6, kv_heads=3, intermediate_size=37),
+    "tied": GPTConfig(259, C, LAYERS, heads=4, kv_heads=4, tie_embeddings=True),
+    "one key-value head": GPTConfig(257, C, LAYERS, heads=4, kv_heads=1, attention_bias=True),
+}
+EXAMPLES = [Example("x" * n + " is ", "abc"[: 1 + n % 3]) for n in (1, 4, 2, 7, 3, 5, 6)]
+CONFIG = PromptConfig(length=P, lr=0.05, steps=3, batch=5, init="random", cooldown=0.0)
+PLACES = {  # sizes of the mesh, then how the pipeline works
+    "tp 2": ({"tp": 2}, {}),
+    "pp 2": ({"pp": 2}, {"micro_batches": 3}),
+    "pp 2, interleaved": ({"pp": 2}, {"micro_batches": 4, "schedule": "interleaved", "chunks": 2}),
+    "pp 2, zero bubble": ({"pp": 2}, {"micro_batches": 2, "schedule": "zero-bubble"}),
+    "dp 2": ({"dp": 2}, {}),
+    "pp 3": ({"pp": 3}, {"layers": (range(0, 3), range(3, 4), range(4, 5))}),
+    "tp 4": ({"tp": 4}, {}),
+    "dp 2, tp 2": ({"dp": 2, "tp": 2}, {}),
+    "pp 2, tp 2": ({"pp": 2, "tp": 2}, {"micro_batches": 3}),
+    "dp 2, pp 2": ({"dp": 2, "pp": 2}, {"micro_batches": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """Ranks by their number, started when a test first asks for them."""
+    with ExitStack() as stack:
+        yield cache(lambda size: stack.enter_context(Ranks(size, device="cpu")))
+
+
+def first_of(model):
+    return draw_prompt(model, P).double()
+
+
+def alone(config, dtype=torch.float64):
+    """(loss, gradient of the first prompt, the prompt after some steps, the losses) on one rank."""
+    model = new_model(config, dtype)
+    prompt = nn.Parameter(first_of(model).to(dtype))
+    ranks = PromptedRanks(new_model(config, dtype), prompt, make_mesh())
+    loss = ranks.backward(encode(EXAMPLES, TOKENIZER))
+    tuned, history = tune(model, TOKENIZER, EXAMPLES, CONFIG)
+    return loss, prompt.grad, tuned, [row["loss"] for row in history]
+
+
+def together(config, sizes, pipeline):
+    """The same on each rank of a mesh; the gradient is None on a later stage."""
+    mesh = make_mesh(**sizes)
+    prompt = nn.Parameter(first_of(new_model(config)))
+    ranks = PromptedRanks(new_model(config), prompt, mesh, **pipeline)
+    loss = ranks.backward(encode(EXAMPLES, TOKENIZER))
+    gradient = None if ranks.prompt is None else ranks.prompt.grad
+    weights = [p for part in ranks.parts for p in part.parameters() if p is not ranks.prompt]
+    assert all(weight.grad is None for weight in weights)
+    tuned, history = tune_on_ranks(new_model(config), TOKENIZER, EXAMPLES, CONFIG, mesh, **pipeline)
+    mesh.close()
+    return mesh.pp.index, loss, gradient, tuned, [row["loss"] for row in history]
+
+
+expected = cache(lambda name: alone(CONFIGS[name]))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("place", PLACES)
+def test_equal_to_one_rank(pools, place, name):
+    sizes, pipeline = PLACES[place]
+    loss, gradient, tuned, losses = expected(name)
+    assert gradient.abs().max() > 1e-4
+    results = pools(math.prod(sizes.values())).run(together, CONFIGS[name], sizes, pipeline)
+    for stage, *found in results:
+        assert found[0] == pytest.approx(loss, rel=1e-12)
+        assert (found[1] is None) == (stage > 0)
+        if stage == 0:
+            torch.testing.assert_close(found[1], gradient, rtol=1e-9, atol=1e-13)
+        torch.testing.assert_close(found[2], tuned, rtol=1e-7, atol=1e-9)
+        assert torch.equal(found[2], results[0][3])  # ranks do not drift apart, not by a bit
+        assert found[3] == pytest.approx(losses, rel=1e-9)
+
+
+def test_the_loss_of_one_rank_is_that_of_the_plain_model():
+    config = CONFIGS["tied"]
+    model = new_model(config)
+    prompt = nn.Parameter(first_of(model))
+    with frozen(model), prompted(model, prompt):
+        loss = prompt_loss(model, *padded(encode(EXAMPLES, TOKENIZER)))
+        loss.backward()
+    found, gradient, _, _ = alone(config)
+    assert found == pytest.approx(loss.item(), rel=1e-12)
+    torch.testing.assert_close(gradient, prompt.grad, rtol=1e-9, atol=1e-13)
+
+
+# ---- what is said
+
+
+def traffic_of(config, sizes, pipeline):
+    """[(operation, payload, group)] of one step on this rank."""
+    mesh = make_mesh(**sizes)
+    prompt = nn.Parameter(first_of(new_model(config)))
+    ranks = PromptedRanks(new_model(config), prompt, mesh, **pipeline)
+    rows = encode(EXAMPLES, TOKENIZER)
+    with Traffic() as traffic:
+        ranks.backward(rows)
+    names = {getattr(mesh, axis).group.group_name: axis for axis in sizes if sizes[axis] > 1}
+    said = {}
+    for event in traffic.events:
+        key = (event.op, names[event.group])
+        said.setdefault(key, []).append(event.payload)
+    mesh.close()
+    return mesh.pp.index, {key: sorted(payloads) for key, payloads in said.items()}
+
+
+def sizes_of(rows):
+    """(rows, tokens a row, tokens of the answers) of a micro-batch."""
+    tokens, targets = padded(rows)
+    return (*tokens.shape, int((targets != IGNORED).sum()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_tensor_parallel_ranks_say(pools, size, name):
+    B, T, N = sizes_of(encode(EXAMPLES, TOKENIZER))
+    layer = B * (P + T) * C  # two of these each way in every layer
+    numbers = [B * T * C, *[layer] * 4 * LAYERS]  # the embedding of the real tokens, the layers
+    numbers += [N, 2 * N, N * C]  # the loss; into lm_head, backward
+    for _, said in pools(size).run(traffic_of, CONFIGS[name], {"tp": size}, {}):
+        assert said == {("all_reduce", "tp"): sorted(8 * n for n in numbers)}  # fp64
+
+
+def test_what_pipeline_ranks_say(pools):
+    rows = encode(EXAMPLES, TOKENIZER)
+    cut = [sizes_of(part) for part in (rows[:3], rows[3:5], rows[5:])]
+    hidden = sorted(8 * B * (P + T) * C for B, T, _ in cut)
+    for stage, said in pools(2).run(traffic_of, CONFIGS["tied"], {"pp": 2}, {"micro_batches": 3}):
+        # one way the hidden states, the other their gradients; then the loss
+        assert said == {
+            ("send", "pp"): hidden, ("recv", "pp"): hidden, ("broadcast", "pp"): [8]
+        }, stage  # fmt: skip
+
+
+def test_data_parallel_ranks_exchange_the_prompt_alone(pools):
+    for _, said in pools(2).run(traffic_of, CONFIGS["tied"], {"dp": 2}, {}):
+        assert said == {("all_reduce", "dp"): [8 * (P * C + 1)]}  # and the loss with it
+    for stage, said in pools(4).run(
+        traffic_of, CONFIGS["tied"], {"dp": 2, "pp": 2}, {"micro_batches": 2}
+    ):
+        numbers = P * C + 1 if stage == 0 else 1
+        assert said[("all_reduce", "dp")] == [8 * numbers]
+
+
+# ---- what is held
+
+
+def memory_of(config, sizes, pipeline, everything):
+    """{kind: bytes} on this rank after two steps in fp32: of the prompt, or of all weights."""
+    mesh = make_mesh(**sizes)
+    model = new_model(config, torch.float32)
+    prompt = nn.Parameter(first_of(model).float())
+    ranks = PromptedRanks(model, prompt, mesh, **pipeline)
+    del model
+    held = nn.ModuleList(ranks.parts)
+    if everything:
+        held.requires_grad_(True)
+    learned = [p for p in held.parameters() if p.requires_grad]
+    optimizer = torch.optim.Adam(learned, lr=0.01) if learned else None
+    with Memory(model=held, optimizer=optimizer) as memory:
+        for _ in range(2):
+            ranks.backward(encode(EXAMPLES, TOKENIZER))
+            if optimizer:
+                optimizer.step()
+        found = memory.now()
+    mesh.close()
+    found["weights"] = sum(p.numel() for p in held.parameters() if p is not ranks.prompt)
+    found["tensors"] = len(learned)
+    return mesh.pp.index, found
+
+
+@pytest.mark.parametrize("place", ["tp 2", "pp 2", "pp 2, tp 2"])
+def test_only_the_prompt_has_gradients_and_state(pools, place):
+    sizes, pipeline = PLACES[place]
+    run = pools(math.prod(sizes.values())).run
+    for stage, held in run(memory_of, CONFIGS["grouped queries"], sizes, pipeline, False):
+        learned = P * C if stage == 0 else 0
+        assert held["gradients"] == 4 * learned
+        assert held["optimizer"] == 8 * learned + 4 * held["tensors"]
+        assert held["tensors"] == (stage == 0)
+    for stage, held in run(memory_of, CONFIGS["grouped queries"], sizes, pipeline, True):
+        learned = held["weights"] + (P * C if stage == 0 else 0)
+        assert held["gradients"] == 4 * learned
+        assert held["optimizer"] == 8 * learned + 4 * held["tensors"]
+
+
+# ---- what is refused
+
+
+def with_the_sequence_split():
+    model = new_model(CONFIGS["tied"])
+    tensor_parallel(model, make_mesh(tp=dist.get_world_size()).tp, sequence_parallel=True)
+    PromptedEmbedding(model.model.embed_tokens, torch.zeros(P, C))
+
+
+def test_sequence_parallelism_is_refused():
+    with Ranks(2, device="cpu") as ranks, pytest.raises(RankError, match="without sequence_parall"):
+        ranks.run(with_the_sequence_split)
+
+
+def with_too_few_rows():
+    prompt = nn.Parameter(torch.zeros(P, C))
+    ranks = PromptedRanks(new_model(CONFIGS["tied"]), prompt, make_mesh(dp=2))
+    ranks.backward(encode(EXAMPLES[:1], TOKENIZER))
+
+
+def test_a_rank_without_rows_is_refused():
+    with (
+        Ranks(2, device="cpu") as ranks,
+        pytest.raises(RankError, match="batch 1 leaves some"),
+    ):
+        ranks.run(with_too_few_rows)

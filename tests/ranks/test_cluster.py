@@ -1,0 +1,211 @@
+"""The recipes of docs/cluster.md: each ends in the line that `launch` prints, which runs on nodes.
+
+Slurm, ssh and Kubernetes are not here. Stand-ins for their commands note what they were asked to
+start; what matters then runs for real, on network namespaces.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.notebooks import rules as notebook_rules
+from utils.paths import ROOT
+from utils.ranks.launch import shell_command
+from utils.ranks.nodes import Nodes
+
+DOCS = ROOT / "docs" / "cluster"
+REASON = Nodes.available()
+needs_nodes = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+TRAIN = ["--steps", "2", "--batch", "4", "--seq", "16", "--hidden", "32", "--layers", "1"]
+TRAIN += ["--sample", "0", "--metrics", "-"]
+# a file for each call: calls may run at once
+NOTE = '#!/bin/sh\nprintf "%s\\n" "$@" > "$NOTES/$$"\n'
+RANK = """
+import os, socket, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+print("started", socket.gethostname(), *(os.environ[name] for name in names), *sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def stand_ins(tmp_path):
+    """run(script, *words, commands, **environment) -> for each call of a stand-in, its words."""
+
+    def run(script, *words, commands, inside=False, **environment):
+        notes, folder = Path(tempfile.mkdtemp(dir=tmp_path)), tmp_path / "bin"
+        for name, text in commands.items():
+            path = (tmp_path / ".venv" / "bin" if inside else folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "PATH": path, "NOTES": str(notes), **environment}
+        done = subprocess.run(
+            ["bash", str(script), *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return [call.read_text().splitlines() for call in notes.iterdir()]
+
+    return run
+
+
+def printed(*arguments, ranks=1, nodes=2, **options):
+    """The words of the line that `launch` prints, after OMP_NUM_THREADS=1 torchrun."""
+    line = shell_command(["-m", "utils.train", *arguments], ranks, nodes, **options)
+    return shlex.split(line)[2:]
+
+
+# --- the scripts end in the line ------------------------------------------------------------------
+
+
+def test_the_page_shows_the_line_that_launch_prints():
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    block = re.search(r"```sh\n(OMP_NUM_THREADS=1 torchrun.*?)```", text, re.S)[1]
+    arguments = ["--tp", "8", "--pp", "2", "--batch", "512", "--seconds", "600"]
+    words = shlex.split(block.replace("\\\n", " "))
+    assert words == shlex.split(shell_command(["-m", "utils.train", *arguments], 8, 2))
+
+
+def test_the_pages_links_lead_somewhere():
+    path = ROOT / "docs" / "cluster.md"
+    assert list(notebook_rules.broken_links(path.read_text(), path)) == []
+
+
+def test_slurm_starts_the_line_on_every_node(stand_ins):
+    hosts = '#!/bin/sh\ntest "$*" = "show hostnames gpu[7-8]" && printf "gpu7\\ngpu8\\n"\n'
+    (words,) = stand_ins(
+        DOCS / "slurm.sbatch",
+        *TRAIN,
+        commands={"srun": NOTE, "scontrol": hosts},
+        SLURM_NNODES="2",
+        SLURM_JOB_NODELIST="gpu[7-8]",
+        SLURM_JOB_ID="4711",
+    )
+    assert words[0] == ".venv/bin/torchrun"
+    assert words[1:] == printed(*TRAIN, ranks=8, head="gpu7", job="4711")
+
+
+def test_ssh_starts_the_line_on_every_host(stand_ins):
+    awkward = [*TRAIN, "--out", "two words"]
+    calls = stand_ins(DOCS / "hosts.sh", DOCS / "hostfile", *awkward, commands={"ssh": NOTE})
+    assert sorted(call[1] for call in calls) == ["node0", "node1"]
+    for _, _, line in calls:
+        folder, command = line.split(" && ")
+        assert folder.startswith("cd ")
+        assert shlex.split(command)[2:] == printed(*awkward, ranks=8)
+
+
+def test_jupyterlab_gets_a_port_of_its_own(stand_ins):
+    script = DOCS / "slurm_lab.sbatch"
+    assert stand_ins(script, commands={"make": NOTE}, SLURM_JOB_ID="1234") == [["lab", "PORT=8934"]]
+
+
+def test_the_scripts_are_shell_and_their_options_come_before_commands():
+    for script in sorted([*DOCS.glob("*.sbatch"), *DOCS.glob("*.sh")]):
+        subprocess.run(["bash", "-n", str(script)], check=True)
+    for script in DOCS.glob("*.sbatch"):  # sbatch stops reading options at the first command
+        lines = script.read_text().splitlines()
+        options = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
+        commands = [number for number, line in enumerate(lines) if line and line[0] != "#"]
+        assert options and max(options) < min(commands)
+
+
+def test_kubernetes_says_the_same_by_variables():
+    job = trainjob()
+    words = [*job["command"], *job["args"]]
+    environment = trainer_variables(job, node=1)
+    options = {
+        "--nnodes": environment["PET_NNODES"],
+        "--nproc-per-node": environment["PET_NPROC_PER_NODE"],
+    }
+    line = [f"{name}={value}" for name, value in options.items()]
+    expected = printed(*job["args"], ranks=8)
+    assert (
+        words[0] == "torchrun" and [*line, *words[1:]] == expected[:2] + expected[-len(words) + 1 :]
+    )
+    assert all(isinstance(word, str) for word in words)  # Kubernetes takes no bare numbers
+
+
+def trainjob():
+    """spec.trainer of the recipe."""
+    document = yaml.safe_load((DOCS / "trainjob.yaml").read_text())
+    assert document["kind"] == "TrainJob"
+    return document["spec"]["trainer"]
+
+
+def trainer_variables(job, node, ranks=None):
+    """What Kubeflow Trainer's torch runtime puts into the environment of a pod."""
+    return {
+        "PET_NNODES": str(job["numNodes"]),
+        "PET_NPROC_PER_NODE": str(ranks or job["numProcPerNode"]),
+        "PET_NODE_RANK": str(node),
+        "PET_MASTER_ADDR": "node0",
+        "PET_MASTER_PORT": "29500",
+    }
+
+
+# --- and the line runs on nodes -------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    with Nodes(2) as nodes:
+        yield nodes
+
+
+@needs_nodes
+def test_the_line_trains_on_two_nodes(nodes, capsys):
+    table = nodes.launch("utils.train", ranks_per_node=1, args=TRAIN)
+    assert table["step"].tolist() == [1, 2]
+    assert nodes.sent()[0] > 10_000
+    shown = capsys.readouterr().out.splitlines()[0]
+    assert shlex.split(shown.partition("$ ")[2])[2:] == printed(*TRAIN)
+
+
+@needs_nodes
+def test_variables_in_place_of_options_start_the_same_ranks(nodes, tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    environments = [trainer_variables(trainjob(), node, ranks=1) for node in range(2)]
+    command = [sys.executable, "-m", "torch.distributed.run", str(script)]
+    ended = nodes.run(command, environments=environments, timeout=200)
+    assert [status for status, _ in ended] == [0, 0], ended
+    for node, (_, output) in enumerate(ended):
+        assert f"started node{node} {node} 2 0 node0" in output
+
+
+@needs_nodes
+def test_deepspeeds_launcher_starts_its_ranks_from_the_host_file(nodes, tmp_path, stand_ins):
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("# two machines\nnode0 slots=1\nnode1 slots=1\n")
+    script = DOCS / "deepspeed.sh"
+    note = {"deepspeed": NOTE}
+    (words,) = stand_ins(script, hostfile, "--shard", "1", commands=note, inside=True)
+    assert words[0] == f"--hostfile={hostfile}" and "--no_ssh" not in words
+    assert words[-4:] == ["--engine", "deepspeed", "--shard", "1"]
+    (tmp_path / "started.py").write_text(RANK)
+    environments, commands = [], []
+    for node in range(2):
+        (words,) = stand_ins(script, hostfile, commands={}, inside=True, NODE_RANK=str(node))
+        assert {"--no_ssh", f"--node_rank={node}"} <= set(words)
+        commands.append([word if word != "utils.train" else "started" for word in words])
+        environments.append({"NODE_RANK": str(node), "PYTHONPATH": str(tmp_path)})
+    launcher = f"{sys.executable} -c 'from deepspeed.launcher.runner import main; main()' "
+    cases = [f"{node}) {launcher}{shlex.join(words)} ;;" for node, words in enumerate(commands)]
+    choose = f"case $NODE_RANK in {' '.join(cases)} esac"
+    ended = nodes.run(["sh", "-c", choose], environments=environments, timeout=250)
+    assert [status for status, _ in ended] == [0, 0], ended
+    for node, (_, output) in enumerate(ended):
+        assert f"started node{node} {node} 2 0 node0 --engine deepspeed" in output

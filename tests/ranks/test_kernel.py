@@ -1,0 +1,141 @@
+"""Ranks inside a real Jupyter kernel: the magic, interrupts, restarts, crashes."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+from tests.ranks.test_pool import gone
+
+OPEN = """
+from utils.ranks import Ranks
+import multiprocessing.forkserver as f
+ranks = Ranks(2, timeout=120)
+print("PIDS", *ranks.pids, f._forkserver._forkserver_pid)
+"""
+# A cell begins with this: its file says that a rank has come so far.
+BEGUN = "mark = 7\nopen(f'{folder}/{{rank}}', 'w').close()\n"
+
+
+def wait_for_both(folder, seconds=60):
+    """Until both ranks have written their file; then they are inside the cell."""
+    deadline = time.monotonic() + seconds
+    while len(list(folder.iterdir())) < 2:
+        assert time.monotonic() < deadline, "the ranks did not begin the cell"
+        time.sleep(0.05)
+
+
+class Kernel:
+    """A kernel and what its cells print."""
+
+    def __init__(self):
+        self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=200)
+
+    def execute(self, source):
+        """Runs a cell; returns (text of stdout, the error's text or "")."""
+        return self.wait(self.client.execute(source))
+
+    def wait(self, request):
+        texts, error = [], ""
+        while True:
+            message = self.client.get_iopub_msg(timeout=200)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                texts.append(content["text"])
+            elif kind == "error":
+                error = content["ename"] + "\n" + "\n".join(content["traceback"])
+            elif kind == "status" and content["execution_state"] == "idle":
+                return "".join(texts), error
+
+    def open_ranks(self):
+        text, error = self.execute(OPEN)
+        assert not error, error
+        return [int(pid) for pid in re.search(r"PIDS ([\d ]+)", text)[1].split()]
+
+    def end(self):
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel():
+    kernel = Kernel()
+    yield kernel
+    kernel.end()
+
+
+@pytest.fixture(scope="module")
+def shared_kernel():
+    """For tests that leave the kernel in order."""
+    kernel = Kernel()
+    yield kernel
+    kernel.end()
+
+
+def test_the_magic_runs_cells_and_says_what_is_missing(shared_kernel):
+    kernel = shared_kernel
+    _, error = kernel.execute("import utils.ranks")
+    assert not error
+    _, error = kernel.execute("%%ranks\n1")
+    assert "No ranks are open" in error and "Ranks(4)" in error
+    kernel.open_ranks()
+    source = "t = torch.ones(1) * (rank + 1)\ndist.all_reduce(t)\nt.item()"
+    text, error = kernel.execute("%%ranks\n" + source)
+    assert (text, error) == ("all ranks │ 3.0\n", "")
+    text, _ = kernel.execute("%%ranks 1\nrank")
+    assert text == "rank 1 │ 1\n"
+    text, error = kernel.execute("def double(x):\n    return 2 * x\nranks.run(double, 4)")
+    assert not error
+    _, error = kernel.execute("%%ranks\nif rank == 1:\n    raise KeyError('k')")
+    assert "Rank 1 failed" in error and "line 2: raise KeyError('k')" in error
+    assert "Traceback" not in error
+
+
+def test_interrupting_the_kernel_interrupts_the_ranks(shared_kernel, tmp_path):
+    kernel = shared_kernel
+    kernel.open_ranks()
+    waits = "import time\ntime.sleep(300)", "if rank == 0: dist.recv(torch.ones(1), src=1)"
+    for number, source in enumerate(waits):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        request = kernel.client.execute("%%ranks\n" + BEGUN.format(folder=folder) + source)
+        wait_for_both(folder)
+        start = time.monotonic()
+        kernel.manager.interrupt_kernel()
+        _, error = kernel.wait(request)
+        assert error.startswith("KeyboardInterrupt")
+        assert time.monotonic() - start < 60  # by themselves they end after 120 or more
+        text, error = kernel.execute("%%ranks\ndist.barrier()\nmark")
+        assert (text, error) == ("all ranks │ 7\n", "")
+
+
+@pytest.mark.parametrize("how", ["shutdown", "restart", "SIGKILL", "SIGKILL while busy"])
+def test_no_process_outlives_its_kernel(kernel, how, tmp_path):
+    pids = kernel.open_ranks()
+    if how == "SIGKILL while busy":
+        begun = BEGUN.format(folder=tmp_path)
+        kernel.client.execute(f"%%ranks\n{begun}while True:\n    pass")
+        wait_for_both(tmp_path)
+    if how == "shutdown":
+        kernel.manager.shutdown_kernel(now=False)
+    elif how == "restart":
+        kernel.manager.restart_kernel(now=False)
+    else:
+        os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
+    assert gone(pids), "ranks are still there"
+
+
+def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(shared_kernel):
+    kernel = shared_kernel
+    pids = kernel.open_ranks()
+    _, error = kernel.execute("with Ranks(2) as two:\n    others = two.pids\n    1 / 0")
+    assert "ZeroDivisionError" in error
+    text, _ = kernel.execute("print(*others)")
+    assert gone([int(pid) for pid in text.split()])
+    text, _ = kernel.execute("print(*ranks.pids)")
+    assert [int(pid) for pid in text.split()] == pids[:2]

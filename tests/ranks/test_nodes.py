@@ -1,0 +1,346 @@
+"""Nodes: real rendezvous over shaped links, and that nothing is left, whatever happens inside."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from utils.ranks import RankError, node_network
+from utils.ranks import nodes as module
+from utils.ranks.launch import LaunchError
+from utils.ranks.nodes import Nodes, NodesError
+
+REASON = Nodes.available()
+needs_nodes = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+MARK = "KINTSUGI_NODES_TEST"  # every process that a test starts inherits this variable
+
+SCRIPT = """
+import os, socket, sys, time
+rank = int(os.environ["RANK"])
+if "fail" in sys.argv:
+    if rank == 3:
+        time.sleep(0.5)
+        raise ValueError("rank three is unhappy")
+    time.sleep(300)
+import json
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.full((1000,), float(rank))
+dist.all_reduce(x)
+names = [None] * dist.get_world_size()
+dist.all_gather_object(names, socket.gethostname())
+if rank == 0:
+    print("ready")
+    print(json.dumps({"sum": x[0].item(), "names": names}))
+dist.destroy_process_group()
+"""
+
+
+def marked(mark):
+    """The processes that carry the mark in their environment."""
+    found = []
+    for process in psutil.process_iter(["status", "environ", "name"]):
+        environment = process.info["environ"] or {}
+        if environment.get(MARK) == mark and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(f"{process.pid} {process.info['name']}")
+    return [entry for entry in found if not entry.startswith(f"{os.getpid()} ")]
+
+
+def gone(mark, seconds=60.0):
+    """Whether all of them end, within some seconds."""
+    deadline = time.monotonic() + seconds
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return marked(mark) == []
+
+
+def interfaces():
+    """The names of this machine's own network interfaces."""
+    with open("/proc/net/dev") as file:
+        return sorted(line.partition(":")[0].strip() for line in file if ":" in line)
+
+
+@pytest.fixture
+def mark(monkeypatch, request):
+    """A value of MARK; afterwards no process has it, and the machine's network is as before."""
+    value = f"{os.getpid()}-{request.node.name}"
+    monkeypatch.setenv(MARK, value)
+    before = interfaces() if sys.platform.startswith("linux") else []
+    yield value
+    assert gone(value), marked(value)
+    assert not before or interfaces() == before
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with Nodes(2) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def four(pair):
+    with pair.ranks(per_node=2, timeout=60) as ranks:
+        yield ranks
+
+
+def all_reduce(members, numbers):
+    """Seconds of an all-reduce of float32 `numbers` inside the group of these ranks."""
+    group = dist.new_group(members)
+    if dist.get_rank() not in members:
+        return 0.0
+    x = torch.full((numbers,), float(dist.get_rank()))
+    dist.all_reduce(torch.zeros(1), group=group)  # connects
+    began = time.perf_counter()
+    dist.all_reduce(x, group=group)
+    seconds = time.perf_counter() - began
+    assert x[0].item() == sum(members)
+    return seconds
+
+
+# --- what a node is -------------------------------------------------------------------------------
+
+
+@needs_nodes
+def test_nodes_have_names_and_a_network_of_their_own(pair):
+    script = "hostname; getent hosts node1; cat /proc/net/dev"
+    ended = pair.run(["sh", "-c", script])
+    assert [status for status, _ in ended] == [0, 0]
+    for node, (_, output) in enumerate(ended):
+        lines = output.splitlines()
+        assert lines[0] == f"node{node}"
+        assert lines[1].split()[0].endswith("10.77.0.2") and lines[1].split()[1] == "node1"
+        names = {line.partition(":")[0].strip() for line in lines[2:] if ":" in line}
+        assert names <= {"lo", "eth0", "sit0", "ip6tnl0", "tunl0", "gre0", "gretap0", "erspan0"}
+
+
+@needs_nodes
+def test_several_worlds_do_not_collide(pair):
+    with Nodes(3) as others:
+        ended = others.run(["sh", "-c", "hostname && cat /etc/hosts"])
+        assert [output.splitlines()[0] for _, output in ended] == ["node0", "node1", "node2"]
+        assert "node2" in ended[0][1]
+        assert "node2" not in pair.run(["cat", "/etc/hosts"])[0][1]
+
+
+@needs_nodes
+def test_traffic_between_nodes_is_counted_and_traffic_inside_a_node_is_free(pair, four):
+    size = 4_000_000
+
+    def sent_for(members):
+        before = pair.sent()
+        four.run(all_reduce, members, size // 4)
+        return [after - first for first, after in zip(before, pair.sent())]
+
+    inside = sent_for([0, 1])
+    across = sent_for([1, 2])
+    assert max(inside) < 0.05 * size, inside
+    # two ranks send 2 (N-1)/N = 1 times the tensor each; TCP's headers come on top, and packets
+    # that were sent twice
+    assert all(0.99 * size < sent < 1.3 * size for sent in across), across
+
+
+@needs_nodes
+def test_the_speed_is_a_limit_and_can_be_changed(pair, four):
+    assert pair.gbit is None
+    pair.gbit = 0.01
+    try:
+        seconds = max(four.run(all_reduce, [0, 2], 200_000))
+        # 800,000 bytes in each direction, without what the bucket holds in the beginning
+        assert seconds > 0.7 * (800_000 - 2 * 65536) * 8 / 0.01e9
+        inside = max(four.run(all_reduce, [2, 3], 200_000))
+        assert inside < seconds
+    finally:
+        pair.gbit = None
+    assert "no limit" in repr(pair)
+
+
+@needs_nodes
+def test_neighbours_may_live_on_different_nodes(pair, four):
+    assert four.run(socket.gethostname) == ["node0", "node0", "node1", "node1"]
+    with pair.ranks(per_node=2, spread=True) as ranks:
+        assert ranks.run(socket.gethostname) == ["node0", "node1", "node0", "node1"]
+
+
+@needs_nodes
+def test_a_failing_rank_on_a_node_is_named_as_everywhere(four):
+    def unhappy():
+        if dist.get_rank() == 2:
+            raise ValueError("unhappy")
+
+    with pytest.raises(RankError, match="unhappy"):
+        four.run(unhappy)
+    assert four.run(dist.get_rank) == [0, 1, 2, 3]
+
+
+@needs_nodes
+def test_without_root_a_user_namespace_does_the_same(mark, monkeypatch):
+    monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
+    if reason := module._why_not(1000):
+        pytest.skip(reason)
+    with Nodes(2, gbit=1) as nodes:
+        assert nodes._world.user
+        assert [output for _, output in nodes.run(["hostname"])] == ["node0", "node1"]
+        with nodes.ranks(per_node=1) as ranks:
+            before = nodes.sent()
+            ranks.run(all_reduce, [0, 1], 100_000)
+            assert nodes.sent()[1] - before[1] > 390_000
+
+
+# --- launch ---------------------------------------------------------------------------------------
+
+
+@needs_nodes
+def test_a_launch_meets_across_nodes(mark, tmp_path, capsys):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    with Nodes(2) as nodes:
+        table = nodes.launch(path, ranks_per_node=1)
+        assert sum(nodes.sent()) > 2 * 4000
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "on each of 2 nodes $ OMP_NUM_THREADS=1 torchrun --nnodes=2 --nproc-per-node=1 "
+        f"--rdzv-backend=c10d --rdzv-endpoint=node0:29500 --rdzv-id=1 {path}",
+        "ready",
+    ]
+    assert table["sum"].tolist() == [1.0]
+    assert table["names"].tolist() == [["node0", "node1"]]
+
+
+@needs_nodes
+def test_the_node_and_the_rank_that_failed_first_are_named(mark, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "GRACE", 0.5)
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    with Nodes(2) as nodes, pytest.raises(LaunchError) as error:
+        nodes.launch(path, ranks_per_node=2, args=["fail"])
+    lines = str(error.value).splitlines()
+    assert lines[0] == "On node1 rank 3 failed first:"
+    assert "ValueError: rank three is unhappy" in lines
+
+
+# --- nothing is left ------------------------------------------------------------------------------
+
+
+@needs_nodes
+def test_a_time_limit_ends_what_runs_on_all_nodes(mark):
+    with Nodes(2) as nodes, pytest.raises(LaunchError, match="did not end within 1 s"):
+        nodes.run(["sleep", "300"], timeout=1)
+
+
+@needs_nodes
+def test_an_exception_inside_ends_daemons_too(mark):
+    daemon = "setsid sh -c 'sleep 300 & sleep 300' >/dev/null 2>&1 & echo started"
+    with pytest.raises(ZeroDivisionError), Nodes(2) as nodes:
+        assert "started" in nodes.run(["sh", "-c", daemon])[1][1]
+        deadline = time.monotonic() + 30  # the daemons may begin after the command has ended
+        while sum("sleep" in entry for entry in marked(mark)) < 4:
+            assert time.monotonic() < deadline, marked(mark)
+            time.sleep(0.05)
+        1 / 0  # noqa: B018
+
+
+@needs_nodes
+def test_an_interrupt_ends_what_runs(mark, tmp_path):
+    def interrupt_when_it_runs():
+        while len(list(tmp_path.iterdir())) < 2:  # a file of each node
+            time.sleep(0.05)
+        time.sleep(0.5)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    threading.Thread(target=interrupt_when_it_runs, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt), Nodes(2) as nodes:
+        nodes.run(["sh", "-c", f"mktemp {tmp_path}/XXXXXX; sleep 300"], timeout=60)
+
+
+@needs_nodes
+def test_a_killed_parent_takes_everything_with_it(mark, tmp_path):
+    source = (
+        "from utils.ranks.nodes import Nodes\n"
+        "nodes = Nodes(2)\n"
+        "ranks = nodes.ranks(per_node=1)\n"
+        "nodes.run(['sh', '-c', 'setsid sleep 300 & sleep 300'])\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", source], env=environment)
+    while sum("sleep" in entry for entry in marked(mark)) < 4:
+        assert parent.poll() is None
+        time.sleep(0.1)
+    parent.kill()
+    parent.wait()
+    assert gone(mark), marked(mark)
+    assert list(tmp_path.glob("nodes-*")) == []
+
+
+@needs_nodes
+def test_a_world_that_was_killed_says_so(mark):
+    nodes = Nodes(2)
+    nodes._world._process.kill()
+    nodes._world._process.wait()
+    with pytest.raises(NodesError, match="the nodes are closed"):
+        nodes.run(["true"])
+    nodes.close()
+    nodes.close()
+
+
+@needs_nodes
+def test_nodes_that_nobody_holds_are_closed(mark):
+    Nodes(2)
+    assert gone(mark)
+
+
+# --- where it is not possible, and what makes no sense --------------------------------------------
+
+
+def test_one_sentence_says_why_not(monkeypatch):
+    module._why_not.cache_clear()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(module.sys, "platform", "darwin")
+            assert "need Linux" in Nodes.available()
+            with pytest.raises(NodesError, match="need Linux"):
+                Nodes(2)
+        module._why_not.cache_clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(module.sys, "platform", "linux")
+            patch.setattr(module.shutil, "which", lambda word, path: None)
+            assert Nodes.available().count(".") == 1 and "apt-get install" in Nodes.available()
+    finally:
+        module._why_not.cache_clear()
+
+
+@needs_nodes
+def test_a_kernel_that_refuses_is_quoted(monkeypatch):
+    module._why_not.cache_clear()
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(node_network, "SEARCH", "/nowhere")
+            patch.setattr(module.shutil, "which", lambda word, path: word)
+            assert Nodes.available().startswith("This machine does not allow several nodes (")
+    finally:
+        module._why_not.cache_clear()
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, 65, "2", True])
+def test_a_wrong_number_of_nodes_is_named(count):
+    with pytest.raises(ValueError, match="is not a number of nodes"):
+        Nodes(count)
+
+
+@pytest.mark.parametrize("gbit", [0, -1, "fast", float("nan"), 1e9])
+def test_a_wrong_bandwidth_is_named(gbit):
+    with pytest.raises(ValueError, match="is not a bandwidth"):
+        Nodes(2, gbit=gbit)
+
+
+@needs_nodes
+def test_a_wrong_number_of_ranks_is_named(pair):
+    with pytest.raises(ValueError, match="ranks_per_node=0"):
+        pair.launch("utils.train", ranks_per_node=0)

@@ -1,0 +1,288 @@
+"""Ranks in a notebook: results, variables, output, and everything that can go wrong."""
+
+import os
+import signal
+import threading
+import time
+
+import cloudpickle
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from utils.ranks import report as rank_report
+from utils.ranks.pool import RankError, Ranks, device, parse_ranks
+
+LIMIT = 3  # seconds for a collective: more than ranks are apart on a busy machine
+HUNG = f"did not complete within {LIMIT} s"
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def total_of_ranks(scale):
+    t = torch.ones(3) * dist.get_rank() * scale
+    dist.all_reduce(t)
+    return t
+
+
+def gone(pids, seconds=30.0):
+    """Whether all these processes have ended (a zombie has) within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_run_gives_every_ranks_result(size):
+    with Ranks(size) as ranks:
+        results = ranks.run(total_of_ranks, 2.0)
+        assert [r.tolist() for r in results] == [[2.0 * sum(range(size))] * 3] * size
+        assert ranks.run(lambda: dist.get_rank()) == list(range(size))
+
+
+def test_cells_share_variables_and_seeds(pool):
+    pool.cell("x = torch.rand(2)\ny = (rank, world_size, device.type, dist.get_backend())")
+    pool.cell("x = 2 * x")
+    first, *others = pool.get("x")
+    assert all(torch.equal(first, x) for x in others)
+    assert pool.get("y") == [(r, 4, "cpu", "gloo") for r in range(4)]
+    pool.put(z=5)
+    assert pool.get("z") == [5] * 4
+    assert pool.run(torch.get_num_threads) == [1] * 4
+    assert pool.run(device) == [torch.device("cpu")] * 4
+
+
+def test_output_is_labelled_and_folded(pool, capsys):
+    pool.cell("print('same')")
+    pool.cell("print('rank', rank if rank == 2 else 'other')")
+    pool.cell("rank * 2", on=[0, 2])
+    pool.cell("'both'", on=[1, 3])
+    pool.cell("rank;")
+    assert capsys.readouterr().out == (
+        "all ranks │ same\n"
+        "ranks 0, 1, 3 │ rank other\n"
+        "rank 2        │ rank 2\n"
+        "rank 0 │ 0\n"
+        "rank 2 │ 4\n"
+        "ranks 1, 3 │ 'both'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "ranks, size, text",
+    [([0, 1, 2, 3], 4, "all ranks"), ([0], 1, "rank 0"), ([1], 4, "rank 1"),
+     ([0, 1], 4, "ranks 0, 1"), ([0, 1, 2, 5], 8, "ranks 0–2, 5")],
+)  # fmt: skip
+def test_labels(ranks, size, text):
+    assert rank_report.label(ranks, size) == text
+
+
+def test_an_exception_shows_that_ranks_own_line_once_and_ranks_stay_usable(pool):
+    pids = pool.pids
+    pool.cell("kept = rank")
+    with pytest.raises(RankError) as error:
+        pool.cell("t = 1\nif rank in (1, 3):\n    raise ValueError('bad luck')\nprint(t)")
+    text = str(error.value)
+    assert text.startswith("Ranks 1, 3 failed:\n")
+    assert text.count("line 3: raise ValueError('bad luck')") == 1
+    assert text.count("ValueError: bad luck") == 1
+    assert "ranks/worker" not in text and "site-packages" not in text
+    assert pool.pids == pids and pool.get("kept") == [0, 1, 2, 3]
+    assert pool.run(total_of_ranks, 1)[0].tolist() == [6.0] * 3
+
+
+def test_an_exception_frees_those_who_wait_for_that_rank(pool):
+    start = time.monotonic()
+    with pytest.raises(RankError) as error:
+        pool.cell("if rank == 1:\n    1 / 0\ndist.all_reduce(torch.ones(1))")
+    assert time.monotonic() - start < 20  # the time limit of a collective is 30
+    assert "Rank 1 failed" in str(error.value)
+    assert "ranks 0, 2, 3 │ waiting in all_reduce" in str(error.value)
+    assert "line 3: dist.all_reduce(torch.ones(1))" in str(error.value)
+    assert pool.run(total_of_ranks, 1)[3].tolist() == [6.0] * 3
+
+
+def test_exit_in_a_cell_is_an_error_not_the_end(pool):
+    with pytest.raises(RankError, match="SystemExit"):
+        pool.cell("raise SystemExit(1)")
+    assert pool.run(os.getpid) == pool.pids
+
+
+def test_a_syntax_error_names_the_line(pool):
+    with pytest.raises(RankError, match=r"line 2: x \+\* 2\n.*SyntaxError: invalid syntax"):
+        pool.cell("y = 1\nx +* 2")
+
+
+def test_a_result_that_cannot_be_sent_is_said(pool):
+    with pytest.raises(RankError, match="pickle"):
+        pool.run(lambda: threading.Lock())
+
+
+def test_a_notebooks_function_may_drag_a_module_of_torch_along(pool):
+    source = (
+        "import torch\n"
+        "config = 3\n"
+        "def function():\n"
+        "    import torch.distributed as dist\n"
+        "    return dist.get_rank() + torch.tensor(config).item()\n"
+    )
+    namespace = {"__name__": "__main__"}  # as in a notebook: the function travels by value
+    exec(source, namespace)
+    with pytest.raises(TypeError, match="pickle"):  # what the pool's own pickler is for
+        cloudpickle.dumps(namespace["function"])
+    assert pool.run(namespace["function"]) == [3, 4, 5, 6]
+
+
+def test_a_missing_variable_is_named(pool):
+    with pytest.raises(RankError, match="nothing_here"):
+        pool.get("nothing_here")
+
+
+def test_a_collective_that_never_completes_ends_with_all_stacks():
+    with Ranks(3, timeout=LIMIT) as ranks:
+        start = time.monotonic()
+        with pytest.raises(RankError) as error:
+            ranks.cell(
+                "import time\n"
+                "if rank == 0:\n    dist.all_reduce(torch.ones(1))\n"
+                "elif rank == 1:\n    time.sleep(100)\n"
+                "else:\n    dist.barrier()"
+            )
+        text = str(error.value)
+        assert time.monotonic() - start < 40  # rank 1 sleeps for 100
+        assert HUNG in text
+        line = "line 3: dist.all_reduce(torch.ones(1))"
+        assert f"rank 0 │ waiting in all_reduce\n       │ {line}" in text
+        assert "rank 1 │ running, in no collective\n       │ line 5: time.sleep(100)" in text
+        assert "rank 2 │ waiting in barrier\n       │ line 7: dist.barrier()" in text
+        assert ranks.run(total_of_ranks, 1)[0].tolist() == [3.0] * 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "recv(torch.ones(1), src=1)",
+        "barrier()",
+        "all_gather([torch.ones(1)] * 2, torch.ones(1))",
+        "all_reduce(torch.ones(1), group=pair)",
+    ],
+)
+def test_every_kind_of_call_keeps_the_time_limit(call):
+    with Ranks(2, timeout=LIMIT) as ranks:
+        ranks.cell("pair = dist.new_group([0, 1])")
+        start = time.monotonic()
+        with pytest.raises(RankError, match=HUNG):
+            ranks.cell(f"if rank == 0: dist.{call}")
+        assert time.monotonic() - start < 25  # the usual time limit is 30
+
+
+def test_a_hang_inside_ddps_backward_is_a_hang():
+    with Ranks(2, timeout=LIMIT) as ranks:
+        with pytest.raises(RankError) as error:
+            ranks.cell(
+                "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+                "model = DDP(torch.nn.Linear(4, 4))\n"
+                "if rank == 0:\n    model(torch.ones(1, 4)).sum().backward()"
+            )
+        text = str(error.value)
+        assert HUNG in text
+        assert "rank 0 │ waiting in backward, in a collective\n       │ line 4: model(" in text
+        assert "rank 1 │ had finished" in text
+
+
+def test_a_cell_on_some_ranks_that_waits_for_the_others_says_who_is_absent():
+    with Ranks(2, timeout=LIMIT) as ranks:
+        with pytest.raises(RankError) as error:
+            ranks.cell("dist.all_reduce(torch.ones(1))", on=[0])
+        assert "rank 1 │ does not run this cell" in str(error.value)
+        assert ranks.run(total_of_ranks, 1)[0].tolist() == [1.0] * 3
+
+
+def test_a_rank_that_cannot_be_interrupted_is_killed_and_restart_helps():
+    with Ranks(2, timeout=LIMIT) as ranks:
+        pids = ranks.pids
+        with pytest.raises(RankError, match=r"rank 1 did not end after a failure.*restart\(\)"):
+            ranks.cell(
+                "import signal, time\n"
+                "if rank == 1:\n"
+                "    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])\n"
+                "    time.sleep(100)\n"
+                "dist.barrier()"
+            )
+        assert gone(pids)
+        with pytest.raises(RankError, match=r"not running.*restart\(\)"):
+            ranks.run(os.getpid)
+        ranks.restart()
+        assert ranks.run(os.getpid) == ranks.pids
+
+
+@pytest.mark.parametrize("moment", ["idle", "busy"])
+def test_a_killed_rank_is_noticed_at_once_and_named(moment):
+    with Ranks(3) as ranks:
+        victim, pids = ranks.pids[1], ranks.pids
+        delay = 0.3 if moment == "busy" else 0
+        timer = threading.Timer(delay, os.kill, (victim, signal.SIGKILL))
+        timer.start()
+        if moment == "idle":
+            timer.join()
+        start = time.monotonic()
+        said = r"(?s)Rank 1 was killed by SIGKILL.*restart\(\)"
+        with pytest.raises(RankError, match=said) as error:
+            ranks.cell("import time\nif rank == 1: time.sleep(60)\ndist.barrier()")
+        assert time.monotonic() - start < 20, error.value  # the others could wait for 30
+        assert gone(pids)
+        ranks.restart()
+        assert ranks.run(total_of_ranks, 1)[0].tolist() == [3.0] * 3
+
+
+def test_closing_leaves_nothing():
+    ranks = Ranks(2)
+    pids, folder = ranks.pids, ranks._folder
+    ranks.close()
+    ranks.close()
+    assert gone(pids) and not os.path.exists(folder)
+    with pytest.raises(RankError, match="closed"):
+        ranks.run(os.getpid)
+
+
+def test_a_pool_nobody_holds_ends():
+    pids = Ranks(2).pids
+    assert gone(pids)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, "4", True, 1000])
+def test_a_wrong_size_is_named(size):
+    with pytest.raises(ValueError, match="is not a number of ranks"):
+        Ranks(size)
+
+
+def test_wrong_arguments_are_named():
+    with pytest.raises(ValueError, match="'tpu'"):
+        Ranks(2, device="tpu")
+    with pytest.raises(ValueError, match="time limit"):
+        Ranks(2, timeout=0)
+    if torch.cuda.device_count() == 0:
+        with pytest.raises(ValueError, match="2 ranks need 2 GPUs and this machine has 0"):
+            Ranks(2, device="cuda")
+
+
+def test_the_magics_argument():
+    assert parse_ranks("", 4) is None
+    assert parse_ranks(" 0,2 ", 4) == [0, 2]
+    assert parse_ranks("3 1", 4) == [1, 3]
+    for line in ("4", "-1", "a", "0;1"):
+        with pytest.raises(RankError, match="give ranks from 0 to 3"):
+            parse_ranks(line, 4)

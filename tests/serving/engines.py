@@ -1,0 +1,105 @@
+"""What tests of the engine share: versions of small models, the reference, and processes.
+
+version = version_of(config, folder, tp=2)      # random weights, exported
+version = version_of("base", folder, tp=4)      # models/base
+reference(model, tokens, 8, prompt)             # what the engine must give, by the training model
+"""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tests.serving import export_models
+from tests.serving.export_models import ROOT, new_model
+from utils.models.gpt import GPTConfig
+from utils.prompts.embedding import prompted
+from utils.prompts.file import save_prompt
+from utils.serving.export import export
+
+MODELS = ROOT / "models"
+PATIENCE = 120.0  # seconds: a busy machine may be much slower than this test's author's
+
+# No 2 or 4 divides its words and MLP columns; everything that a Llama may have, it has.
+ODD = replace(
+    export_models.ODD,
+    max_positions=96,
+    eos_token_id=(7, 0),
+    rope_scaling={
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+)
+# Grouped queries in another ratio, tied, with its own scaling of positions.
+TIED = replace(
+    export_models.TIED,
+    hidden_size=32,
+    layers=3,
+    kv_heads=2,
+    intermediate_size=45,
+    max_positions=96,
+    rope_scaling={"rope_type": "linear", "factor": 2.0},
+)
+# It has no end token and many positions: a request does not end by itself while a test looks at it.
+ENDLESS = GPTConfig(vocab_size=301, hidden_size=16, layers=1, heads=2, max_positions=60_000)
+
+
+def version_of(source, folder, tp, prompts=None):
+    """A version folder of models/SOURCE, or of a config's new model, which is in FOLDER/model.
+
+    prompts   {name: virtual tokens (P, C)}
+    """
+    model = MODELS / source if isinstance(source, str) else new_model(folder / "model", source)
+    beside = folder / "prompts" if prompts else None
+    for name, prompt in (prompts or {}).items():
+        beside.mkdir(exist_ok=True)
+        save_prompt(beside / f"{name}.safetensors", prompt, model)
+    return export(model, folder / f"repo-{tp}", tp, beside)
+
+
+@torch.no_grad()
+def reference(model, tokens, count, prompt=None):
+    """The `count` likeliest tokens that follow, by the training model; fewer where one ends it."""
+    ends, new = model.config.eos_token_id, []
+    ends = ends if isinstance(ends, tuple) else (ends,)
+    for _ in range(count):
+        with prompted(model, prompt):
+            new.append(int(model(torch.tensor([tokens + new]).long())[0, -1].argmax()))
+        if new[-1] in ends:
+            break
+    return new
+
+
+def running(pid):
+    """Whether a process is there and is more than a dead child that nobody has asked about."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition, seconds=PATIENCE):
+    """Waits until `condition()` is true, and returns what it gave."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"after {seconds:g} s it is still not so"
+        time.sleep(0.02)
+    return found
+
+
+def children(pid=None):
+    """Process ids of the children of a process (None: of this one) that run."""
+    pid, found = pid or os.getpid(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid and running(int(folder.name)):
+            found.append(int(folder.name))
+    return found

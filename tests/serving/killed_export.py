@@ -1,0 +1,80 @@
+"""Exports a model again and again, and each time is killed at another moment.
+
+    python -m tests.serving.killed_export MODEL FOLDER REPOSITORY
+
+FOLDER/new/0007/repo is what stands there when the export was killed before the 7th thing that it
+did to the file system: opening a file to write, making or removing a file or folder, renaming,
+fsync. FOLDER/stored is the same where a copy of REPOSITORY was there before. Of both, the last one
+was not killed. Prints the numbers of these two.
+
+Everything is imported once and each export is a fork, which is safe as torch has no threads here.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from utils.serving.export import export
+
+CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
+TP = 2
+STEPS = {"new": 2, "stored": 5}
+
+
+def exports(model, folder, step, repository=None):
+    """Every `step`th moment; returns the number of the export that was not killed."""
+    for number in range(0, 10_000, step):
+        out = folder / f"{number:04d}" / "repo"
+        out.parent.mkdir(parents=True)
+        if repository is not None:
+            shutil.copytree(repository, out)
+        child = os.fork()
+        if not child:
+            _killed_before(number)
+            export(model, out, TP)
+            os._exit(0)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == 0:
+            return number
+        if status != -signal.SIGKILL:
+            raise RuntimeError(f"export {number} ended with status {status}")
+    raise RuntimeError("the export does not end")
+
+
+def _killed_before(number):
+    """SIGKILL before this process does its `number`th change."""
+    done = 0
+
+    def count():
+        nonlocal done
+        if done == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done += 1
+
+    def audit(event, args):
+        writes = event == "open" and isinstance(args[2], int) and args[2] & os.O_ACCMODE
+        if event in CHANGES or writes:
+            count()
+
+    def to_disk(descriptor):
+        count()
+        fsync(descriptor)
+
+    fsync, os.fsync = os.fsync, to_disk  # the one change that Python does not report
+    sys.addaudithook(audit)
+
+
+def main(model, folder, repository):
+    torch.set_num_threads(1)
+    export(model, Path(folder) / "warm-up", TP)  # imports what is imported late
+    new = exports(model, Path(folder) / "new", STEPS["new"])
+    stored = exports(model, Path(folder) / "stored", STEPS["stored"], repository)
+    print(new, stored)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

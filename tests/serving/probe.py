@@ -1,0 +1,145 @@
+"""Requests under way, and processes to disturb: for the tests of a server's faults.
+
+    asked = Asked(stream, Client(server), "def ", max_tokens=9)     # in a thread of its own
+    asked.wait_for_piece();  asked.outcome()                        # the answer, or the ServeError
+    with frozen(*ranks(server)): ...            # stopped meanwhile: what was asked stays in flight
+    at_rest(server);  processes(server);  memory(server)
+
+Looks and repositories are those of `serving_world.py`. Nothing here sleeps as a proof.
+"""
+
+import asyncio
+import os
+import re
+import signal
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.serving.world import PATIENCE, alive, kintsugi, parent
+from utils.serving.client import ServeError
+
+MODELS = ["gpt", "gpt_engine", "gpt_tokenize", "gpt_detokenize"]  # the ensemble is not under test
+
+
+# ---- processes
+
+
+def processes(server):
+    """{pid: command line} of the server and of all processes below it."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(folder.name)] = parent(folder)
+    found = {server.pid}
+    while more := {pid for pid, above in parents.items() if above in found} - found:
+        found |= more
+    words = {}
+    for pid in filter(alive, sorted(found)):
+        with suppress(OSError):
+            words[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return words
+
+
+def gone(pids):
+    """Whether none of these processes is there."""
+    return not any(map(alive, pids))
+
+
+@contextmanager
+def frozen(*pids):
+    """Stops processes, and lets those that are still there go on at the end."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def memory(server):
+    """Bytes that the server and all below it hold (PSS: what they share counts once)."""
+    total = 0
+    for pid in processes(server):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        total += 1024 * int(re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)[1])
+    return total
+
+
+def served_now(server):
+    """Requests in the engine, in a slot or waiting for one."""
+    now = kintsugi(server)
+    return now["requests_running"] + now["queue_waiting"]
+
+
+def at_rest(server):
+    """Whether no request is in the engine and no position of its cache in use."""
+    return served_now(server) == 0 and kintsugi(server)["kv_use"] == 0
+
+
+# ---- requests: door(client, ...) yields the pieces of an answer; closed early, the client leaves
+
+
+def generate(client, text, **parameters):
+    yield client.generate(text, **parameters)
+
+
+def stream(client, text, **parameters):
+    yield from client.stream(text, **parameters)
+
+
+def astream(client, text, **parameters):
+    """The asynchronous stream as an ordinary one; leaving it cancels."""
+    loop = asyncio.new_event_loop()
+    answers = client.astream(text, **parameters)
+    try:
+        while True:
+            yield loop.run_until_complete(anext(answers))
+    except StopAsyncIteration:
+        return
+    finally:
+        loop.run_until_complete(answers.aclose())
+        loop.close()
+
+
+def tokens(client, ids, **parameters):
+    for some in client.tokens(ids, **parameters):
+        yield tuple(some)
+
+
+class Asked(threading.Thread):
+    """A request under way, by one of these doors."""
+
+    def __init__(self, door, client, *arguments, **parameters):
+        super().__init__(daemon=True)
+        self.pieces, self.error = [], None
+        self.begun = threading.Event()
+        self._answers = door(client, *arguments, **parameters)
+        self.start()
+
+    def run(self):
+        try:
+            for piece in self._answers:
+                self.pieces.append(piece)
+                self.begun.set()
+        except Exception as error:
+            self.error = error
+        finally:
+            self._answers.close()
+            self.begun.set()
+
+    def wait_for_piece(self):
+        assert self.begun.wait(PATIENCE), "no answer has begun"
+
+    def outcome(self):
+        """The whole answer, or the ServeError; whatever else was raised is raised."""
+        self.join(PATIENCE)
+        assert not self.is_alive(), "the request has no end"
+        if self.error is not None:
+            if not isinstance(self.error, ServeError):
+                raise self.error
+            return self.error
+        first = self.pieces[:1]
+        return "".join(self.pieces) if first and isinstance(first[0], str) else sum(self.pieces, ())

@@ -1,0 +1,82 @@
+"""What the tests of TritonServer need to look at its processes."""
+
+import subprocess
+import threading
+import time
+
+import psutil
+
+from utils.paths import ROOT
+
+PATIENCE = 90.0  # seconds: a busy machine may be much slower than usual
+
+
+def until(condition, seconds=PATIENCE):
+    """Waits for a condition; the limit has room for a busy machine."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)
+    return found
+
+
+def family(pid):
+    """The keeper that has started the server `pid`, the server, and all that they have started."""
+    keeper = psutil.Process(pid).parent()
+    return [keeper, *keeper.children(recursive=True)]
+
+
+def wait_gone(processes):
+    """Waits until none of them is left."""
+    until(lambda: not [p for p in processes if is_there(p)])
+
+
+def is_there(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def in_thread(function):
+    """Calls a function in a thread; join() then gives its result or raises its exception."""
+    found = []
+
+    def run():
+        try:
+            found.append((function(), None))
+        except Exception as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def join():
+        thread.join(PATIENCE)
+        result, error = found[0]
+        if error:
+            raise error
+        return result
+
+    return join
+
+
+def connections(server):
+    """How many clients the HTTP port has."""
+    port = int(server.http.rpartition(":")[2])
+    found = psutil.Process(server.pid).net_connections("tcp")
+    return sum(c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port for c in found)
+
+
+class started(subprocess.Popen):
+    """A program with its output as text, in a session of its own; killed at the end."""
+
+    def __init__(self, *command):
+        super().__init__(
+            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+
+    def __exit__(self, *exception):
+        self.kill()
+        super().__exit__(*exception)

@@ -1,0 +1,249 @@
+"""Requests that make no sense: each gets a client error that says why, and does no harm."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from tritonclient.grpc import InferInput
+
+from tests.serving.probe import MODELS, Asked, astream, at_rest, generate, processes, stream, tokens
+from tests.serving.world import PATIENCE, configure, post, repo_of, serving, until
+from utils.serving.client import Client, ServeError
+from utils.serving.triton_http import call
+
+pytestmark = pytest.mark.timeout(600)
+
+TEXT, TOKENS = "def ", [40, 41]
+
+# what is wrong -> a part of the message
+SAMPLING = [
+    ({"max_tokens": 0}, "max_tokens 0"),
+    ({"max_tokens": -7}, "max_tokens -7"),
+    ({"max_tokens": 2**31 - 1}, "max_tokens 2147483647"),
+    ({"max_tokens": 512}, "512 positions"),
+    ({"temperature": -0.5}, "temperature -0.5"),
+    ({"temperature": math.nan}, "temperature nan"),
+    ({"temperature": math.inf}, "temperature inf"),
+    ({"temperature": -math.inf}, "temperature -inf"),
+    ({"top_k": -1}, "top_k -1"),
+    ({"top_p": 0.0}, "top_p 0"),
+    ({"top_p": 1.5}, "top_p 1.5"),
+    ({"top_p": math.nan}, "top_p nan"),
+    ({"seed": -1}, "seed -1"),
+    ({"stop": ["x"] * 9}, "at most 8"),
+    ({"stop": [""]}, "1 to 64"),
+    ({"stop": ["x" * 65]}, "1 to 64"),
+    ({"stop": [b"\xff\xfe"]}, "stop is not UTF-8"),
+    ({"prompt_name": "nobody"}, "'nobody' is unknown"),
+    ({"prompt_name": "../../etc/passwd"}, "is unknown"),
+    ({"prompt_name": b"\xc3("}, "prompt_name is not UTF-8"),
+]
+NOT_IN_JSON = [wrong for wrong, _ in SAMPLING if "\\x" in repr(wrong)]
+NO_JSON_NUMBERS = [wrong for wrong, _ in SAMPLING if re.search("nan|inf", repr(wrong))]
+TEXTS = [
+    ("", "nothing to continue"),
+    ("a " * 600, "512 positions"),
+    ("a" * 100_000, "100000 bytes"),
+    (b"abc\xff", "not UTF-8"),
+    (b"\xed\xa0\x80", "not UTF-8"),  # a surrogate
+]
+IDS = [
+    ([], "nothing to continue"),
+    ([-1], "token -1"),
+    ([4096], "token 4096"),
+    ([2**31 - 1], "token 2147483647"),
+    ([40] * 512, "512 positions"),
+    ([40] * 200_000, "512 positions"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("bad") / "repo")
+    configure(repo, slots=4, queue=16, step_seconds=60)
+    with serving(repo, models=MODELS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return Client(server, timeout=PATIENCE)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unharmed(server, client):
+    """After all of them: the same processes, the same answers, nothing in use."""
+    before, answer = set(processes(server)), good(client)
+    yield
+    assert good(client) == answer
+    assert set(processes(server)) == before
+    until(lambda: at_rest(server))
+
+
+def good(client):
+    return [
+        Asked(door, client, TOKENS if door is tokens else TEXT, max_tokens=6).outcome()
+        for door in (generate, stream, astream, tokens)
+    ]
+
+
+def check_refused(outcome, reason):
+    assert isinstance(outcome, ServeError), outcome
+    assert outcome.status == "INVALID_ARG", outcome
+    assert reason in str(outcome)
+    assert len(str(outcome)) < 400  # not the novel that the client sent
+    assert outcome.http in (None, 400), outcome.http
+
+
+def name(value):
+    return repr(value)[:40]
+
+
+@pytest.mark.parametrize(("wrong", "reason"), SAMPLING, ids=name)
+def test_sampling(client, wrong, reason):
+    check_refused(Asked(astream, client, TEXT, **wrong).outcome(), reason)
+    check_refused(Asked(tokens, client, TOKENS, **wrong).outcome(), reason)
+    if wrong not in NOT_IN_JSON:
+        for door in (generate, stream):
+            outcome = Asked(door, client, TEXT, **wrong).outcome()
+            if any(
+                isinstance(value, float) and not math.isfinite(value) for value in wrong.values()
+            ):
+                assert isinstance(outcome, ServeError)  # JSON has no such numbers
+            else:
+                check_refused(outcome, reason)
+
+
+@pytest.mark.parametrize(("text", "reason"), TEXTS, ids=name)
+def test_text(client, text, reason):
+    check_refused(Asked(astream, client, text).outcome(), reason)
+    if isinstance(text, str):
+        check_refused(Asked(generate, client, text).outcome(), reason)
+        check_refused(Asked(stream, client, text).outcome(), reason)
+
+
+def test_text_of_http_that_is_not_utf8(server):
+    """Triton's JSON lets it through; `gpt` does not."""
+    body = b'{"text_input": "abc\xff", "max_tokens": 3}'
+    status, answer = raw(server, "POST", "/v2/models/gpt/generate", body)
+    assert 400 <= status < 600
+    assert json.loads(answer)["error"]
+
+
+@pytest.mark.parametrize(("ids", "reason"), IDS, ids=name)
+def test_ids(client, ids, reason):
+    check_refused(Asked(tokens, client, ids).outcome(), reason)
+
+
+# ---- what Triton itself refuses
+
+WRONG_JSON = [
+    ({"text_input": 5}, 500),
+    ({"text_input": ["a", "b"]}, 400),
+    ({"text_input": None}, None),
+    ({"text_input": {"a": 1}}, None),
+    ({"max_tokens": 4}, 400),
+    ({"text_input": "a", "max_tokens": "four"}, 500),
+    ({"text_input": "a", "max_tokens": 4.5}, 500),
+    ({"text_input": "a", "max_tokens": 2**31}, None),
+    ({"text_input": "a", "max_tokens": [1, 2]}, 400),
+    ({"text_input": "a", "stop": 7}, 500),
+    ({"text_input": "a", "stop": ["a", 7]}, 500),
+    ({"text_input": "a", "exclude_input_in_output": 3}, 500),
+    ({"text_input": "a", "temperature": {}}, None),
+]
+
+
+@pytest.mark.parametrize(("fields", "status"), WRONG_JSON, ids=name)
+@pytest.mark.parametrize("endpoint", ["generate", "generate_stream"])
+def test_wrong_types_in_json(server, fields, status, endpoint):
+    """Refused before any model is asked; this version of Triton calls some of them 500."""
+    got, answer = post(server, endpoint=endpoint, **fields)
+    assert got in ((400, 500) if status is None else (status,)), answer
+    assert "error" in answer
+
+
+def tensor(name, array, kind, shape=None):
+    array = np.array(array, dtype=object if kind == "BYTES" else None)
+    array = array.astype(NUMPY[kind])
+    found = InferInput(name, list(array.shape), kind)
+    found.set_data_from_numpy(array)
+    if shape is not None:
+        found.set_shape(shape)  # other than what the data are
+    return found
+
+
+NUMPY = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BYTES": object, "BOOL": bool}
+TEXT_TENSOR = ("text_input", [b"a"], "BYTES")
+IDS_TENSOR = ("input_ids", [40, 41], "INT32")
+WRONG_TENSORS = [  # model, tensors, a part of the message
+    ("gpt", [], "number of inputs"),
+    ("gpt", [("text_input", [5], "INT32")], "data-type"),
+    ("gpt", [("text_input", [b"a", b"b"], "BYTES")], "unexpected shape"),
+    ("gpt", [("text_input", [[b"a"]], "BYTES")], "unexpected shape"),
+    ("gpt", [("text_input", [], "BYTES")], "unexpected shape"),
+    ("gpt", [TEXT_TENSOR, ("max_tokens", [4], "INT64")], "data-type"),
+    ("gpt", [TEXT_TENSOR, ("max_tokens", [4, 5], "INT32")], "unexpected shape"),
+    ("gpt", [TEXT_TENSOR, ("max_tokens", [[4]], "INT32")], "unexpected shape"),
+    ("gpt", [TEXT_TENSOR, ("temperature", [1], "INT32")], "data-type"),
+    ("gpt", [TEXT_TENSOR, ("no_such_input", [1], "INT32")], "unexpected inference input"),
+    ("gpt", [TEXT_TENSOR, TEXT_TENSOR], "already exists"),
+    ("gpt", [(*TEXT_TENSOR, [2])], "unexpected shape"),
+    ("gpt", [(*TEXT_TENSOR, [-1])], "dimensions should be specified"),
+    ("gpt_engine", [("input_ids", [40, 41], "INT64")], "data-type"),
+    ("gpt_engine", [("input_ids", [40.0, 41.0], "FP32")], "data-type"),
+    ("gpt_engine", [("input_ids", [b"40"], "BYTES")], "data-type"),
+    ("gpt_engine", [("input_ids", [[40, 41]], "INT32")], "unexpected shape"),
+    ("gpt_engine", [IDS_TENSOR, ("seed", [1], "INT32")], "data-type"),
+    ("gpt_engine", [IDS_TENSOR, ("stream", [1], "INT32")], "data-type"),
+    ("gpt_engine", [(*IDS_TENSOR, [3])], "byte size mismatch"),
+    ("gpt_engine", [(*IDS_TENSOR, [-2])], "byte size mismatch"),
+    ("gpt_engine", [(*IDS_TENSOR, [2**31])], "byte size mismatch"),
+    ("gpt_engine", [], "INVALID_ARG: there is nothing to continue"),
+    ("gpt_tokenize", [("text", [b"\xff"], "BYTES")], "INVALID_ARG: text is not UTF-8"),
+    ("gpt_tokenize", [("text", [1], "INT32")], "data-type"),
+    ("gpt_tokenize", [("text", [b"a", b"b"], "BYTES")], "unexpected shape"),
+    ("gpt_detokenize", [("ids", [4096], "INT32")], "INVALID_ARG: id 4096"),
+    ("gpt_detokenize", [("ids", [-1], "INT32")], "INVALID_ARG: id -1"),
+    ("gpt_detokenize", [("ids", [[1]], "INT32")], "unexpected shape"),
+    ("no_such_model", [TEXT_TENSOR], "unknown model"),
+]
+
+
+@pytest.mark.parametrize(("model", "tensors", "reason"), WRONG_TENSORS, ids=name)
+def test_wrong_tensors(client, model, tensors, reason):
+    """Types, shapes and names, by gRPC: refused by Triton, which knows the config.pbtxt."""
+    with pytest.raises(ServeError, match=reason):
+        list(client.infer(model, [tensor(*fields) for fields in tensors]))
+
+
+def raw(server, method, path, body):
+    """(status, answer) of a request with a body of any bytes."""
+    import http.client
+
+    connection = http.client.HTTPConnection(server.http, timeout=PATIENCE)
+    try:
+        connection.request(method, path, body, {"Connection": "close"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def test_wrong_http_inputs(server):
+    """The infer endpoint of the models that answer once."""
+    for model, inputs in [
+        ("gpt_tokenize", [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["a"]}]),
+        ("gpt_tokenize", [{"name": "text", "shape": [1], "datatype": "INT32", "data": [1]}]),
+        ("gpt_tokenize", [{"name": "text", "shape": [-1], "datatype": "BYTES", "data": ["a"]}]),
+        ("gpt_detokenize", [{"name": "ids", "shape": [1], "datatype": "INT32", "data": [-4]}]),
+        ("gpt_detokenize", [{"name": "ids", "shape": [3], "datatype": "INT32", "data": [1, 2]}]),
+        ("gpt_detokenize", [{"name": "ids", "shape": [1], "datatype": "INT32", "data": ["a"]}]),
+        ("gpt", [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}]),
+    ]:
+        path = f"/v2/models/{model}/infer"
+        status, answer = call(server.http, "POST", path, {"inputs": inputs}, PATIENCE)
+        assert status in (400, 500, 501), (model, inputs, answer)
+        assert "error" in json.loads(answer)

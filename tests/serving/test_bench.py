@@ -1,0 +1,243 @@
+"""The bench and NVIDIA's load generator, on a real server; and their arithmetic."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+
+from tests.serving.world import configure, repo_of, serving
+from utils.models.tokenizer import Tokenizer
+from utils.serving import perf_analyzer
+from utils.serving.bench import Settings, main, quartiles, report, summary
+from utils.serving.bench_contenders import CONTENDERS, configured, newest
+from utils.serving.client import Client
+from utils.serving.load import Load, run
+from utils.serving.perf_analyzer import Absent, command, loads_of, profile
+from utils.serving.server import server_available
+
+pytestmark = pytest.mark.timeout(600)  # transformers on two threads, on a machine that others use
+STREAMED = {"engine stream", "triton stream", "sequential", "static"}
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory):
+    return repo_of("tiny", 1, tmp_path_factory.mktemp("bench") / "repo")
+
+
+@pytest.fixture(scope="module")
+def server(repo):
+    with serving(repo) as running:
+        yield running
+
+
+# ---- our load on a real server
+
+
+def test_closed_and_open_loop_on_the_served_model(server):
+    client, tokenizer = Client(server), Tokenizer.load("models/tiny")
+
+    def send(i):
+        return client.stream("def f(", max_tokens=4 + i, exclude_input_in_output=True)
+
+    for rate in (None, 20.0):
+        load = run(send, 3, 6, rate=rate, count=lambda text: len(tokenizer.encode(text)))
+        assert load.errors == {}
+        assert len(load.requests) == 6
+        assert (load.requests["tokens"] > 0).all()
+        assert (load.requests["first"] <= load.requests["end"]).all()
+
+
+def test_errors_of_the_server_are_counted(server):
+    client = Client(server)
+    load = run(lambda i: client.generate("x", temperature=-1.0 if i % 2 else 0.0), 2, 6)
+    assert load.summary["errors"] == 3
+    assert all("temperature" in error for error in load.errors)
+
+
+# ---- perf_analyzer
+
+
+def test_perf_analyzer_measures_the_served_model(server):
+    tokenizer = Tokenizer.load("models/tiny")
+    inputs = [
+        {"text_input": [text], "max_tokens": [4], "stream": [True],
+         "exclude_input_in_output": [True]}
+        for text in ("def f(", "class ")
+    ]  # fmt: skip
+    loads = profile(server.grpc, "gpt", inputs, (1, 2), requests=6,
+                    count=lambda text: len(tokenizer.encode(text)))  # fmt: skip
+    if isinstance(loads, str):
+        pytest.skip(loads)
+    assert sorted(loads) == [1, 2]
+    for many, load in loads.items():
+        assert load.clients == many
+        assert len(load.requests) >= 6
+        assert load.errors == {}
+        assert (load.requests["tokens"] > 0).all()
+        assert (load.requests["first"] <= load.requests["end"]).all()
+        assert load.summary["tokens_per_second"] > 0
+        assert 0 < load.in_flight["count"].max() <= many
+    with pytest.raises(RuntimeError, match="perf_analyzer failed"):
+        profile(server.grpc, "no_such_model", inputs, (1,), requests=1)
+
+
+def test_perf_analyzer_of_its_export():
+    """Two streams of one experiment: moments in ns, an empty last response."""
+    report = {
+        "experiments": [
+            {
+                "experiment": {"mode": "concurrency", "value": 2},
+                "requests": [
+                    {"timestamp": 2_000_000_000, "response_timestamps": [2_500_000_000],
+                     "response_outputs": [{"text_output": "c"}]},
+                    {"timestamp": 1_000_000_000,
+                     "response_timestamps": [1_250_000_000, 3_000_000_000, 3_000_000_001],
+                     "response_outputs": [{"text_output": "a b"}, {"text_output": "c"},
+                                          {"text_output": ""}]},
+                    {"timestamp": 2_750_000_000, "response_timestamps": [],
+                     "response_outputs": []},
+                ],
+            }
+        ]
+    }  # fmt: skip
+    load = loads_of(report, count=lambda text: len(text.split()))[2]
+    rows = load.requests
+    assert rows["start"].tolist() == [0, 1, 1.75]
+    assert rows["first"].tolist()[:2] == [0.25, 1.5]
+    assert rows["end"].tolist()[:2] == pytest.approx([2.0, 1.5])
+    assert rows["tokens"].tolist() == [3, 1, 0]
+    assert rows["pieces"].tolist() == [2, 1, 0]
+    assert load.errors == {"no response": 1}
+    assert load.seconds == pytest.approx(2)
+    flying = load.in_flight.set_index("seconds")["count"]
+    assert flying.iloc[[0, 50, 120, 160]].tolist() == [1, 1, 2, 1]
+
+
+def test_perf_analyzer_that_cannot_be_had_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))  # none is installed
+    said = profile("127.0.0.1:1", "gpt", [], folder=tmp_path / "none", fetch=False)
+    assert isinstance(said, str)
+    assert said.startswith("perf_analyzer")
+    assert str(tmp_path) not in said
+    assert not (tmp_path / "none").exists()
+
+
+def test_perf_analyzer_from_an_index_without_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(Absent, match="perf_analyzer"):
+        command(tmp_path / "share")
+    left = [file.name for file in (tmp_path / "share").rglob("*") if file.is_file()]
+    assert left == []
+
+
+def test_perf_analyzer_that_hangs_is_killed():
+    with pytest.raises(RuntimeError, match=r"did not end within 0\.5 s"):
+        perf_analyzer._run(["sleep", "600"], None, 0.5)
+
+
+# ---- the bench
+
+
+def test_bench_runs_all_contenders(repo, capsys):
+    status = main(["--repo", str(repo), "--clients", "1,2", "--quick", "--json"])
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    found = json.loads(printed.out)
+    reason = server_available()
+    here = [name for name in CONTENDERS if not (reason and name.startswith("triton"))]
+    assert list(found["results"]) == here
+    assert found["absent"] == {name: reason for name in CONTENDERS if name not in here}
+    assert found["different_answers"] == dict.fromkeys(here, 0)
+    assert (found["tp"], found["max_tokens"], found["rounds"]) == (1, 8, 1)
+    for name, rows in found["results"].items():
+        assert list(rows) == ["1", "2"]
+        for figures in rows.values():
+            assert figures["tokens_per_second"]["median"] > 0
+            assert ("first_p50" in figures) == (name in STREAMED)
+    speed = {name: rows["2"]["tokens_per_second"]["median"] for name, rows in
+             found["results"].items()}  # fmt: skip
+    for pair, rows in found["ratios"].items():
+        a, b = pair.split(" / ")
+        assert rows["2"]["median"] == pytest.approx(speed[a] / speed[b])
+    text = report(found)
+    assert re.search(r"engine +\d+ +\d+\n", text)
+    assert "answers that differ from transformers': none" in text
+
+
+def load_of(tokens, seconds, many=1):
+    """A Load of one request."""
+    row = {"start": 0.0, "first": seconds / 2, "end": seconds, "tokens": tokens, "error": None}
+    glances = pd.DataFrame({"seconds": [], "count": []})
+    return Load(pd.DataFrame([row]), glances, seconds, many)
+
+
+def test_ratios_are_taken_inside_a_round():
+    """Rounds of which the second is ten times as slow for all: the ratio does not see it."""
+    loads = {}
+    for many in (1, 16):
+        loads["engine", many] = [load_of(100, 1.0), load_of(100, 10.0), load_of(100, 1.0)]
+        loads["triton", many] = [load_of(95, 1.0), load_of(95, 10.0), load_of(95, 1.0)]
+        loads["sequential", many] = [load_of(25, 1.0), load_of(25, 10.0), load_of(25, 1.0)]
+    found = summary(loads, [1, 16])
+    assert found["ratios"]["triton / engine"]["16"] == pytest.approx(
+        {"q1": 0.95, "median": 0.95, "q3": 0.95}
+    )
+    assert found["results"]["engine"]["1"]["tokens_per_second"] == {
+        "q1": 55, "median": 100, "q3": 100,
+    }  # fmt: skip
+    assert [goal["met"] for goal in found["goals"]] == [True, False, True]
+    assert [goal["wanted"] for goal in found["goals"]] == [0.9, 5.0, 1.0]
+    assert found["goals"][1]["found"] == pytest.approx(95 / 25)
+    assert "static" not in found["results"]
+
+
+def test_quartiles():
+    assert quartiles(range(1, 6)) == {"q1": 2, "median": 3, "q3": 4}
+    assert quartiles(iter([7.0])) == {"q1": 7, "median": 7, "q3": 7}
+
+
+def test_the_newest_filled_version_counts(tmp_path):
+    with pytest.raises(ValueError, match=r"has no weights: python -m utils\.serving\.export"):
+        newest(tmp_path)
+    for name in ("2", "10", "11", "draft"):
+        (tmp_path / "gpt_engine" / name).mkdir(parents=True)
+    for name in ("2", "10", "draft"):
+        (tmp_path / "gpt_engine" / name / "manifest.json").write_text("{}")
+    assert newest(tmp_path).name == "10"
+
+
+def test_the_engine_is_configured_as_the_served_one(repo, tmp_path):
+    found = configured(repo)
+    assert (found["slots"], found["queue"]) == (16, 64)
+    copy = tmp_path / "gpt_engine"
+    copy.mkdir()
+    (copy / "config.pbtxt").write_text((repo / "gpt_engine" / "config.pbtxt").read_text())
+    configure(tmp_path, slots=4, threads=3)
+    assert configured(tmp_path) == {"slots": 4, "queue": 64, "threads": 3}
+    configure(tmp_path, threads=0)
+    assert configured(tmp_path)["threads"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"clients": "1,x"}, "--clients '1,x': give numbers from 1 to 64"),
+        ({"clients": "0"}, "--clients '0'"),
+        ({"rounds": 0}, "--rounds 0 is not above 0"),
+        ({"max_tokens": -1}, "--max-tokens -1"),
+        ({"seconds": 0.0}, "--seconds 0.0"),
+        ({"seconds": 1e9}, "at most 150"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        Settings(**changes)
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path, capsys):
+    assert main(["--repo", str(tmp_path)]) == 1
+    assert "has no weights" in capsys.readouterr().err
+    assert Settings(clients="16, 4,1,4").counts == [1, 4, 16]

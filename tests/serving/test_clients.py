@@ -1,0 +1,144 @@
+"""Clients that come in numbers or leave early, and what the metrics of the served model say."""
+
+import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, closing, contextmanager
+
+import pytest
+
+from tests.serving.world import (
+    ENGINE,
+    PATIENCE,
+    Reference,
+    company,
+    configure,
+    idle,
+    kintsugi,
+    pids,
+    repo_of,
+    serving,
+    text_of,
+    until,
+)
+from utils.serving.client import Client, ServeError, tensors
+from utils.serving.triton_http import connect
+
+pytestmark = pytest.mark.timeout(600)
+
+LONG = 400  # tokens: longer than it takes to cancel
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(repo_of("small", 2, tmp_path_factory.mktemp("served") / "repo")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return Reference("small")
+
+
+@pytest.fixture
+def client(server):
+    return Client(server, timeout=PATIENCE)
+
+
+def test_many_streams_at_once_end_and_leave_all_alive(server, client, reference):
+    """640 streams of 16 clients; by Triton's calls between models (BLS) they hung or crashed."""
+    before, expected = pids(server), reference.text("def ", 6)
+    options = {"max_tokens": 6, "exclude_input_in_output": True}
+
+    def forty(_):
+        return {"".join(client.stream("def ", **options)) for _ in range(40)}
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set().union(*pool.map(forty, range(16))) == {expected}
+    assert pids(server) == before
+    until(lambda: idle(server))
+
+
+# ---- a client that leaves frees its slot
+
+
+@contextmanager
+def a_cancellation(server):
+    """Exactly one request is cancelled in this block, and then nothing runs."""
+    until(lambda: idle(server))
+    before = kintsugi(server)["requests_cancelled_total"]
+    yield
+    until(lambda: kintsugi(server)["requests_cancelled_total"] == before + 1)
+    until(lambda: idle(server))
+
+
+def test_a_http_client_that_leaves(server):
+    """By a stream only: where nothing is written before the end, Triton does not see them leave."""
+    body = json.dumps({"text_input": "def ", "max_tokens": LONG, "stream": True})
+    with a_cancellation(server), closing(connect(server.http, PATIENCE)) as connection:
+        connection.request("POST", "/v2/models/gpt/generate_stream", body, {"Connection": "close"})
+        assert connection.getresponse().readline().startswith(b"data:")
+
+
+def test_a_grpc_client_that_leaves(server, client):
+    async def first():
+        async with aclosing(client.astream("def ", max_tokens=LONG)) as pieces:
+            return await anext(pieces)
+
+    with a_cancellation(server):
+        assert asyncio.run(first())
+
+
+def test_a_client_of_the_engine_that_leaves(server, client):
+    with a_cancellation(server), closing(client.tokens([7, 8], max_tokens=LONG)) as pieces:
+        assert next(pieces)
+
+
+def test_a_request_cancelled_by_its_id(server, client):
+    with a_cancellation(server):
+        answers = client.tokens([7, 8], max_tokens=LONG, request_id="the one")
+        assert next(answers)
+        (word,) = client.infer("gpt_engine", tensors({"cancel": "the one"}, ENGINE))
+        assert word.as_numpy("finish_reason")[0] == b"cancelled"
+        with pytest.raises(ServeError, match=r"^CANCELLED: "):
+            list(answers)
+    (word,) = client.infer("gpt_engine", tensors({"cancel": "the one"}, ENGINE))
+    assert word.as_numpy("finish_reason")[0] == b""
+
+
+# ---- metrics
+
+
+def test_metrics_count_what_was_served(server):
+    until(lambda: idle(server))
+    before = kintsugi(server)
+    for _ in range(3):
+        text_of(server, "def ", max_tokens=7)
+    until(lambda: kintsugi(server)["tokens_total"] == before["tokens_total"] + 21)
+    now = kintsugi(server)
+    assert now["requests_total"] == before["requests_total"] + 3
+    assert now["ready"] == 1
+    assert now["requests_failed_total"] == now["rank_restarts_total"] == 0
+    assert 0 < now["time_to_first_token"] < PATIENCE
+
+
+def test_metrics_of_the_moment(server, client):
+    with closing(client.tokens([7, 8], max_tokens=LONG)) as pieces:
+        assert next(pieces)
+        now = until(lambda: (now := kintsugi(server))["requests_running"] == 1 and now)
+    assert now["batch_occupancy"] == 1 / 16
+    assert 0 < now["kv_use"] < 1 / 16
+    assert now["tokens_per_second"] > 0
+
+
+# ---- the same version again: an instance beside the old one, which takes over
+
+
+def test_who_loads_the_engine_again_still_gets_in(server, reference):
+    expected = reference.text("def ", 8)
+    for slots in (12, 16):
+        configure(server.repo, slots=slots)
+        with company(server, 4):
+            server.load("gpt_engine")
+        assert text_of(server, "def ", max_tokens=8) == expected
+    assert len(pids(server)) == 4

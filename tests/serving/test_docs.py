@@ -1,0 +1,145 @@
+"""docs/serving.md and its files: what they say is what the code does.
+
+Containers and Kubernetes are not here. What their files name (image, arguments, paths, metric,
+probe, hook) is compared with the code; probe and hook talk to a real server.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.notebooks import rules as notebook_rules
+from tests.serving.world import Reference, repo_of, serving, until
+from utils.paths import ROOT
+from utils.serving.client import Client
+from utils.serving.install import IMAGE
+from utils.serving.server import container_command
+
+DOCS = ROOT / "docs" / "serving"
+PAGE = (ROOT / "docs" / "serving.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def kinds():
+    """{kind: document} of kubernetes.yaml."""
+    documents = yaml.safe_load_all((DOCS / "kubernetes.yaml").read_text())
+    return {document["kind"]: document for document in documents}
+
+
+@pytest.fixture(scope="module")
+def container(kinds):
+    (container,) = kinds["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def words(command):
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def test_the_links_lead_somewhere():
+    for page in (ROOT / "docs" / "serving.md", ROOT / "triton_model_repo" / "README.md"):
+        assert list(notebook_rules.broken_links(page.read_text(), page)) == []
+
+
+def test_the_page_shows_the_containers_command():
+    block = re.search(r"```sh\n(docker run.*?)```", PAGE, re.S)[1]
+    folder = ROOT / "triton_model_repo"
+    assert words(block.replace("$PWD/triton_model_repo", str(folder))) == words(
+        container_command(folder)
+    )
+
+
+def test_the_page_names_every_field_of_a_request():
+    config = (ROOT / "triton_model_repo" / "gpt" / "config.pbtxt").read_text()
+    inputs = config[config.index("input [") : config.index("output [")]
+    fields = set(re.findall(r'name: "(\w+)"', inputs))
+    table = PAGE[PAGE.index("| field |") : PAGE.index("`generate` wants")]
+    assert fields == set(re.findall(r"`([a-z_]+)`", table))
+
+
+def test_kubernetes_starts_the_same_server_as_the_page(container):
+    command = words(container_command("/models", gpus=None))
+    begin = command.index("tritonserver")
+
+    def settled(arguments):  # how long requests may take at the end is each one's own choice
+        return {word for word in arguments if not word.startswith("--exit-timeout-secs")}
+
+    assert container["image"] == IMAGE and container["command"] == ["tritonserver"]
+    assert settled(container["args"]) == settled(command[begin + 1 :])
+
+
+def test_a_pod_lives_longer_than_the_requests_in_it(kinds, container):
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    (limit,) = [word for word in container["args"] if word.startswith("--exit-timeout-secs")]
+    *_, pause, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    before = int(pause) + int(seconds)
+    assert pod["terminationGracePeriodSeconds"] > before + int(limit.partition("=")[2])
+
+
+def test_what_kubernetes_mounts_is_there(kinds, container):
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+    made = yaml.safe_load((DOCS / "kustomization.yaml").read_text())
+    (config,) = made["configMapGenerator"]
+    assert {"name": config["name"]} in [volume.get("configMap") for volume in pod["volumes"]]
+    assert all((DOCS / file).is_file() for file in made["resources"] + config["files"])
+    assert all(isinstance(word, str) for word in container["args"])
+
+
+def test_the_service_and_the_autoscaler_mean_this_deployment(kinds, container):
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert kinds["Service"]["spec"]["selector"].items() <= labels.items()
+    ports = {port["name"] for port in container["ports"]}
+    assert {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
+    target = kinds["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert target["name"] == kinds["Deployment"]["metadata"]["name"]
+
+
+# --- beside a real server -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(repo_of("tiny", 1, tmp_path_factory.mktemp("docs"))) as server:
+        yield server
+
+
+@pytest.mark.timeout(600)
+def test_probes_metric_and_hook_are_those_of_a_real_server(kinds, container, server):
+    for probe in ("startupProbe", "readinessProbe"):
+        assert got(server.http, container[probe]["httpGet"]["path"]) is not None
+    (scaled,) = kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    until(lambda: f"\n{scaled['pods']['metric']['name']}{{" in got(server.metrics, "/metrics"))
+    alive = container["livenessProbe"]["exec"]["command"]
+    assert status(alive, server) == 0
+
+    *command, pause, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    stream = Client(server).stream("import ", max_tokens=200, temperature=0)
+    text = next(stream)
+    assert int(pause) > 0
+    assert status([*command, "0", seconds], server) == 0  # meanwhile the stream goes on
+    text += "".join(stream)
+    assert text == "import " + Reference("tiny").text("import ", 200)
+    assert not server.ready("gpt")
+    assert status(alive, server) == 1
+
+
+def got(address, path):
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
+        return answer.read().decode()
+
+
+def status(command, server):
+    """The exit status of a probe or hook, run as the pod runs it, against this server."""
+    python, script, url, *words = command
+    assert (python, url) == ("python3", "http://127.0.0.1:8000")
+    line = [sys.executable, str(DOCS / Path(script).name), f"http://{server.http}", *words]
+    return subprocess.run(line, timeout=200).returncode

@@ -1,0 +1,159 @@
+"""The socket by which `gpt` reaches the engine: lines in, lines out, nobody is lost."""
+
+import json
+import os
+import socket
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import pytest
+
+from tests.serving.world import PATIENCE, Reference, repo_of, until
+from utils.serving.engine.engine import Engine
+from utils.serving.engine.socket_server import Door, folder_of, own_folder
+
+TOKENS = [7, 8, 9]
+LONG = 500  # tokens: what is cancelled before it ends
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("door") / "repo")
+    with Engine(repo / "gpt_engine" / "1", slots=4) as engine:
+        yield engine
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "doors"
+
+
+@contextmanager
+def a_door(engine, folder, name="gpt_engine-1"):
+    door = Door(engine, folder, name)
+    try:
+        yield door
+    finally:
+        door.close()
+
+
+def knock(door, stream=False, ids=TOKENS, **sampling):
+    """A connection with a request on its way."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(PATIENCE)
+    connection.connect(str(door.file))
+    wanted = {"ids": ids, "sampling": sampling, "prompt": None, "stream": stream}
+    connection.sendall(json.dumps(wanted).encode() + b"\n")
+    return connection
+
+
+def answers(connection):
+    """All that comes, to the end."""
+    with closing(connection), connection.makefile("rb") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def test_one_answer_or_many(engine, folder):
+    expected = engine.complete(TOKENS).tokens
+    with a_door(engine, folder) as door:
+        (whole,) = answers(knock(door, max_tokens=64))
+        pieces = answers(knock(door, stream=True, max_tokens=64))
+    assert (whole["ids"], whole["finish"]) == (expected, "length")
+    assert len(pieces) > 1
+    assert [token for piece in pieces for token in piece["ids"]] == expected
+    assert "".join(piece["text"] for piece in pieces) == whole["text"]
+    assert [piece["finish"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"", "INTERNAL"),
+        (b"no json\n", "INTERNAL"),
+        (b"[]\n", "INTERNAL"),
+        (b'{"ids": [1]}\n', "INTERNAL: KeyError"),
+        (b'{"ids": [], "sampling": {}, "prompt": null, "stream": false}\n', "INVALID_ARG: there"),
+        (b'{"ids": [1], "sampling": {"top_p": NaN}, "prompt": null}\n', "INVALID_ARG: top_p nan"),
+        (b'{"ids": [1], "sampling": {"best": 1}, "prompt": null}\n', "INTERNAL: TypeError"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error_of_its_own(engine, folder, line, error):
+    with a_door(engine, folder) as door:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(door.file))
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        (answer,) = answers(connection)
+        assert answer["error"].startswith(error)
+        assert answers(knock(door, max_tokens=1))[0]["finish"] == "length"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_leaves_frees_the_slot(engine, folder, stream):
+    before = engine.stats()["requests_cancelled"]
+    with a_door(engine, folder) as door:
+        connection = knock(door, stream=stream, max_tokens=LONG)
+        until(lambda: engine.stats()["running"] == 1)
+        connection.close()
+
+        def freed():
+            door.watch()
+            return engine.stats()["running"] == 0
+
+        until(freed)
+        assert engine.stats()["requests_cancelled"] == before + 1
+        until(lambda: not door.open)
+
+
+def test_closing_loses_nobody_who_came_before(engine, folder):
+    door = Door(engine, folder, "gpt_engine-1")
+    with ThreadPoolExecutor(24) as pool:
+        callers = [pool.submit(answers, knock(door, max_tokens=8)) for _ in range(24)]
+        door.close()
+        assert not door.file.exists()
+        assert all(caller.result()[-1]["finish"] == "length" for caller in callers)
+    with pytest.raises(FileNotFoundError):
+        knock(door)
+
+
+def test_an_instance_that_closes_leaves_the_others_alone(engine, folder):
+    with a_door(engine, folder, "gpt_engine-2") as new:
+        with a_door(engine, folder, "gpt_engine-1") as old:
+            assert {old.file, new.file} == set(folder.iterdir())
+        assert set(folder.iterdir()) == {new.file}
+        assert answers(knock(new, max_tokens=1))[0]["finish"] == "length"
+    assert not folder.exists()
+
+
+def test_only_this_user_may_come(engine, folder, tmp_path):
+    with a_door(engine, folder):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert folder.stat().st_uid == os.getuid()
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / f"mine-{2**22 + 1}.sock").touch()
+    folder.symlink_to(other)
+    with pytest.raises(PermissionError, match="belongs to somebody else"):
+        Door(engine, folder, "gpt_engine-1")
+    assert len(list(other.iterdir())) == 1
+
+
+def test_what_the_dead_left_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dead, here = folder_of(2**22 + 1), folder_of(os.getpid())  # no process has such an id
+    for folder in (dead, here):
+        folder.mkdir()
+    for number in (2**22 + 1, os.getpid()):
+        (here / f"gpt_engine-1-{number}.sock").touch()
+    own_folder(here)
+    assert sorted(tmp_path.iterdir()) == [here]
+    assert [file.name for file in here.iterdir()] == [f"gpt_engine-1-{os.getpid()}.sock"]
+
+
+def test_the_answers_are_the_model_s(engine, folder):
+    reference = Reference("tiny")
+    ids = reference.tokenizer.encode("def ")
+    with a_door(engine, folder) as door:
+        pieces = answers(knock(door, stream=True, ids=ids, max_tokens=12))
+    assert "".join(piece["text"] for piece in pieces) == reference.text("def ", 12)

@@ -1,0 +1,106 @@
+"""The engine's answers: those of the training model and of transformers, whoever else is served."""
+
+import random
+
+import pytest
+import torch
+
+from tests.serving.engines import MODELS, ODD, TIED, reference, version_of
+from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
+from utils.serving.engine.engine import Engine
+from utils.serving.engine.request import Sampling
+
+pytestmark = pytest.mark.timeout(600)
+
+TEXTS = [
+    "import os\n",
+    "def main(args):\n    ",
+    "The with statement is used to wrap the execution of a block with methods",
+    "class Foo:\n    def __init__(self",
+    "x",
+    "for line in file:\n" * 12,
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Threads that wait for a core of a busy machine would take most of these tests' time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    tokenizer = Tokenizer.load(MODELS / "base")
+    return [tokenizer.encode(text) for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def expected(prompts):
+    """The 24 likeliest next tokens of each prompt: transformers' and, the same, the workshop's."""
+    from transformers import AutoModelForCausalLM
+
+    ours = GPT.from_pretrained(MODELS / "base", dtype=torch.float32)
+    theirs = AutoModelForCausalLM.from_pretrained(MODELS / "base", dtype=torch.float32)
+    answers = []
+    for tokens in prompts:
+        ids = torch.tensor([tokens])
+        new = theirs.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
+        answers.append(new[0, len(tokens) :].tolist())
+        new = ours.generate(ids, len(answers[-1]), temperature=0)
+        assert new[0, len(tokens) :].tolist() == answers[-1]
+    return answers
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_greedy_tokens_are_those_of_training_and_of_transformers(tp, tmp_path, prompts, expected):
+    """In a batch that others join and leave at every moment; long prompts are read in pieces."""
+    chance = random.Random(tp)
+    wanted, served = {}, {}
+    with Engine(version_of("base", tmp_path, tp), slots=5, piece=32) as engine:
+        streams = []
+        for number in chance.sample(range(len(prompts)), len(prompts)) * 2:
+            count = chance.randint(1, 24)
+            company = engine.submit(prompts[number][:3], Sampling(max_tokens=50))
+            streams.append(engine.submit(prompts[number], Sampling(max_tokens=count)))
+            wanted[streams[-1].id] = expected[number][:count]
+            served[streams[-1].id] = []
+            one = chance.choice(streams)
+            if len(served[one.id]) < len(wanted[one.id]):
+                served[one.id] += one.read().tokens
+            company.cancel()
+        for stream in streams:
+            if len(served[stream.id]) < len(wanted[stream.id]):
+                served[stream.id] += stream.result().tokens
+        assert engine.stats()["running"] == engine.stats()["kv_used"] == 0
+    assert served == wanted
+
+
+@pytest.mark.parametrize("config, tp", [(ODD, 1), (ODD, 2), (ODD, 4), (TIED, 1), (TIED, 2)])
+def test_odd_sizes_biases_scaled_positions_and_prompts(config, tp, tmp_path):
+    virtual = {
+        "kind": torch.randn(5, config.hidden_size, generator=torch.Generator().manual_seed(1)),
+        "long": torch.randn(11, config.hidden_size, generator=torch.Generator().manual_seed(2)),
+    }
+    chance = random.Random(0)
+    cases = []
+    for number in range(9):
+        tokens = [chance.randrange(config.vocab_size) for _ in range(chance.randint(1, 40))]
+        name = (None, "kind", "long")[number % 3]
+        cases.append(([] if number == 4 else tokens, name, chance.randint(1, 30)))
+    cases.append(([3] * 70, "kind", config.max_positions - 75))  # to the last position
+    folder = version_of(config, tmp_path, tp, virtual)
+    model = GPT.from_pretrained(tmp_path / "model")
+    with Engine(folder, slots=4, piece=8) as engine:
+        streams = [
+            engine.submit(tokens, Sampling(max_tokens=count), prompt=name)
+            for tokens, name, count in cases
+        ]
+        served = [stream.result() for stream in streams]
+    for (tokens, name, count), answer in zip(cases, served):
+        new = reference(model, tokens, count, virtual.get(name))
+        assert answer.tokens == new
+        assert answer.finish == ("length" if len(new) == count else "stop")

@@ -1,0 +1,261 @@
+"""Ranks that die or stop, killed leaders, damaged files: everyone is told and nobody stays."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.serving.engines import ENDLESS, PATIENCE, children, running, until, version_of
+from utils.serving.engine.engine import Engine
+from utils.serving.engine.request import Sampling, Unavailable
+from utils.serving.engine.version import LoadError
+
+pytestmark = pytest.mark.timeout(600)
+
+LONG = Sampling(max_tokens=50_000)
+
+
+@pytest.fixture(scope="module")
+def version(tmp_path_factory):
+    return version_of(ENDLESS, tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture
+def copy(version, tmp_path):
+    """A version folder to damage."""
+    return shutil.copytree(version, tmp_path / "1")
+
+
+def all_end(streams, message):
+    """Each stream ends with Unavailable and this message."""
+    for stream in streams:
+        with pytest.raises(Unavailable, match=message):
+            while not stream.read(PATIENCE).finish:
+                pass
+
+
+def test_ranks_that_die_or_stop_are_named_and_replaced(version):
+    news = []
+    with Engine(version, slots=2, step_seconds=8.0) as engine:
+        engine.on_ready = news.append
+        expected = engine.complete([5, 6], Sampling(max_tokens=8)).tokens
+        for rank, sent, message in (
+            (1, signal.SIGKILL, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL: the request"),
+            (0, signal.SIGKILL, r"rank 0 of 2 \(process \d+\) was killed by SIGKILL: the request"),
+            (1, signal.SIGSTOP, r"rank 1 of 2 \(process \d+\) is stopped: no answer in 8 seconds"),
+        ):
+            before, streams = engine.pids, [engine.submit([n], LONG) for n in range(3)]
+            for stream in streams[:2]:
+                assert stream.read(PATIENCE).tokens  # in the middle of it; the third waits
+            failed = engine.stats()["requests_failed"]
+            os.kill(before[rank], sent)
+            all_end(streams, message)
+            with pytest.raises(Unavailable, match=message.partition(":")[0]):
+                engine.submit([1])
+            assert not engine.ready
+            until(lambda: engine.ready)
+            assert engine.complete([5, 6], Sampling(max_tokens=8)).tokens == expected
+            assert engine.stats()["requests_failed"] == failed + 3
+            until(lambda pids=before: not any(map(running, pids)))
+        assert engine.stats()["restarts"] == 3
+        until(lambda: news == [False, True] * 3)
+        last = engine.pids
+    assert not any(map(running, last)) and not engine.pids
+    assert news == [False, True] * 3  # closing is no news
+
+
+def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
+    """And ranks that do not start again leave an engine that says why, until they do."""
+    with Engine(copy) as engine:
+        expected = engine.complete([5, 6], Sampling(max_tokens=8)).tokens
+        shard = copy / "rank-1-of-2.safetensors"
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        os.kill(engine.pids[0], signal.SIGKILL)
+        until(lambda: not engine.ready)
+
+        def reason():
+            with pytest.raises(Unavailable) as refused:
+                engine.submit([1])
+            return "do not start" in str(refused.value) and str(refused.value)
+
+        assert str(shard) in until(reason)
+        shard.write_bytes(whole)
+        until(lambda: engine.ready)
+        assert engine.complete([5, 6], Sampling(max_tokens=8)).tokens == expected
+
+
+def test_without_restarts_an_engine_stays_down(version):
+    with Engine(version, restarts=False) as engine:
+        stream, pids = engine.submit([1], LONG), engine.pids
+        os.kill(pids[0], signal.SIGKILL)
+        all_end([stream], "rank 0 of 2")
+        with pytest.raises(Unavailable, match=r"the engine is down: rank 0 .* SIGKILL$"):
+            engine.submit([1])
+        until(lambda: not any(map(running, pids)))
+
+
+SCRIPT = """
+import sys, time
+from utils.serving.engine.engine import Engine
+from utils.serving.engine.request import Sampling
+engine = Engine(sys.argv[1])
+stream = engine.submit([1], Sampling(max_tokens=50_000))
+stream.read()
+print(*engine.pids, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_ranks_end_when_their_leader_is_killed(version, stopped):
+    leader = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(version)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        pids = [int(pid) for pid in leader.stdout.readline().split()]
+        assert len(pids) == 2 and all(map(running, pids))
+        if stopped:
+            os.kill(pids[1], signal.SIGSTOP)
+    finally:
+        leader.kill()
+        leader.wait(PATIENCE)
+        leader.stdout.close()
+    until(lambda: not any(map(running, pids)))
+
+
+def test_closing_ends_what_is_served_and_nothing_stays(version):
+    before = children()
+    engine = Engine(version, slots=2)
+    streams = [engine.submit([n], LONG) for n in range(4)]
+    streams[0].read(PATIENCE)
+    engine.close()
+    all_end(streams, "the engine was closed")
+    engine.close()
+    with pytest.raises(Unavailable, match="the engine was closed"):
+        engine.submit([1])
+    assert not engine.stats()["ready"] and not engine.cancel(streams[0].id)
+    assert children() == before
+
+
+def test_closing_ends_ranks_that_are_starting(version):
+    before = children()
+    engine = Engine(version)
+    os.kill(engine.pids[1], signal.SIGKILL)
+    until(lambda: not engine.ready)
+    engine.close()
+    assert children() == before
+
+
+def test_a_start_that_takes_too_long_is_given_up(version):
+    before = children()
+    with pytest.raises(Unavailable, match=r"rank 0, 1 of 2 did not answer in 0\.01 seconds"):
+        Engine(version, start_seconds=0.01)
+    assert children() == before
+
+
+def cut_short(folder):
+    file = folder / "rank-1-of-2.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    return file, "bytes and should have"
+
+
+def flipped(folder):
+    file = folder / "rank-1-of-2.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 255
+    file.write_bytes(data)
+    return file, "SHA-256"
+
+
+def other_shape(folder):
+    """A shard that fits its manifest and not its configuration."""
+    import hashlib
+
+    (folder / "rank-0-of-2.safetensors").write_bytes(
+        (folder / "rank-1-of-2.safetensors").read_bytes()
+    )
+    config = json.loads((folder / "config.json").read_text())
+    config["intermediate_size"] += 2
+    (folder / "config.json").write_text(json.dumps(config))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in ("config.json", "rank-0-of-2.safetensors"):
+        data = (folder / name).read_bytes()
+        manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder / "rank-", "has shape"
+
+
+def missing(name):
+    def damage(folder):
+        (folder / name).unlink()
+        return folder / name, "No such file|is missing"
+
+    return damage
+
+
+def changed(name):
+    def damage(folder):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text[:-2] + " " + text[-1])
+        return folder / name, "SHA-256"
+
+    return damage
+
+
+def manifest_with(**values):
+    def damage(folder):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(manifest | values))
+        return folder / "manifest.json", "."
+
+    return damage
+
+
+def not_json(folder):
+    (folder / "manifest.json").write_text('{"format": 1,')
+    return folder / "manifest.json", "cannot be read as JSON"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [cut_short, flipped, other_shape, missing("manifest.json"), missing("config.json"),
+     missing("rank-0-of-2.safetensors"), missing("tokenizer.json"), changed("config.json"),
+     changed("tokenizer.json"), not_json, manifest_with(format=2), manifest_with(tp=3),
+     manifest_with(files={}), manifest_with(tp="two")],
+)  # fmt: skip
+def test_damaged_versions_are_refused_by_file_name(copy, damage):
+    before, threads = children(), threading.active_count()
+    file, why = damage(copy)
+    with pytest.raises(LoadError, match=why) as refused:
+        Engine(copy)
+    assert str(file) in str(refused.value) and "\n" not in str(refused.value)
+    assert children() == before
+    until(lambda: threading.active_count() == threads)
+
+
+def test_a_version_folder_is_served_by_its_own_code_alone(version, tmp_path):
+    """Python without this repository and without the environment's settings: what Triton has."""
+    script = tmp_path / "serve.py"
+    script.write_text(
+        "import sys\n"
+        "sys.path.insert(0, sys.argv[1])\n"
+        "from serving.engine import Engine\n"
+        "from serving.request import Sampling\n"
+        "assert not any(name == 'utils' or name.startswith('torch') for name in sys.modules)\n"
+        "with Engine(sys.argv[1]) as engine:\n"
+        "    print(*engine.complete([5, 6], Sampling(max_tokens=8)).tokens)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-I", str(script), str(version)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    with Engine(version) as engine:
+        expected = engine.complete([5, 6], Sampling(max_tokens=8)).tokens
+    assert [int(token) for token in answer.stdout.split()] == expected

@@ -1,0 +1,263 @@
+"""The engine's parts without processes: who is served when, logits to tokens, tokens to text."""
+
+import random
+
+import pytest
+import torch
+from tokenizers import Tokenizer as HFTokenizer
+from tokenizers import decoders, models
+
+from tests.serving.engines import MODELS
+from utils.serving.engine.request import BadRequest, Sampling, Unavailable, check_tokens
+from utils.serving.engine.sampling import Sampler, sample
+from utils.serving.engine.scheduler import Request, Scheduler
+from utils.serving.engine.text_stream import Bytes, TextStream, load_tokenizer
+
+# ---- requests
+
+REFUSED = {
+    "max_tokens": (0, -1, 1.5, "4", None, True, 2**31),
+    "temperature": (-0.1, float("nan"), float("inf"), "1", None, True, 10**400),
+    "top_k": (-1, 2.0, None, "3"),
+    "top_p": (0.0, -0.5, 1.01, float("nan"), None, "1"),
+    "seed": (-1, 2**63, 1.0, "7"),
+    "stop": (5, b"x", ("",), ("a" * 65,), (3,), ["x"] * 9, None, {"a"}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_bad_sampling_is_refused_in_one_sentence(name):
+    for value in REFUSED[name]:
+        with pytest.raises(BadRequest, match=name.partition("_")[0]) as refused:
+            Sampling(**{name: value})
+        assert "\n" not in str(refused.value) and len(str(refused.value)) < 250
+
+
+def test_good_sampling_is_taken_as_plain_values():
+    numpy = torch.tensor([3, 2]).numpy()
+    taken = Sampling(max_tokens=numpy[0], top_k=numpy[1], temperature=1, stop="\n")
+    assert (taken.max_tokens, taken.top_k, taken.temperature) == (3, 2, 1.0)
+    assert type(taken.max_tokens) is int and taken.stop == ("\n",)
+    assert check_tokens(numpy, 4) == check_tokens((3, 2), 4) == [3, 2]
+
+
+@pytest.mark.parametrize("tokens", [5, "abc", None, [1, 4], [-1], [1.0], [True], [[1]], {1: 2}])
+def test_bad_tokens_are_refused(tokens):
+    with pytest.raises(BadRequest, match="token"):
+        check_tokens(tokens, 4)
+
+
+# ---- the scheduler
+
+
+def request(name, length=3, count=4, virtual=0):
+    prompt = "p" if virtual else None
+    return Request(name, [1] * length, Sampling(max_tokens=count), prompt, virtual)
+
+
+def names(step):
+    return [p.request.id for p in step.pieces], [r.id for r in step.running]
+
+
+def test_requests_join_and_leave_between_steps():
+    scheduler = Scheduler(slots=2, queue=2, piece=100, end_tokens=[0])
+    a, b, c, d = (request(name, count=2 + (name == "b")) for name in "abcd")
+    for one in (a, b, c, d):
+        scheduler.add(one)
+    with pytest.raises(Unavailable, match="0 requests run and 4 wait"):
+        scheduler.add(request("e"))
+    step = scheduler.plan()
+    assert names(step) == (["a", "b"], []) and (a.slot, b.slot) == (0, 1)
+    assert scheduler.advance(step, [5, 6]) == [(a, 5), (b, 6)]
+    step = scheduler.plan()
+    assert names(step) == ([], ["a", "b"])
+    assert step.command() == {"prefill": [], "slots": [0, 1], "tokens": [5, 6]}
+    scheduler.advance(step, [7, 8])
+    assert (a.finish, a.new, b.finish) == ("length", [5, 7], None)
+    step = scheduler.plan()  # c takes a's slot while b goes on
+    assert names(step) == (["c"], ["b"]) and c.slot == 0
+    assert step.command()["prefill"][0] == {
+        "slot": 0, "start": 0, "tokens": [1, 1, 1], "sampling": [0.0, 0, 1.0, None],
+    }  # fmt: skip
+    assert step.expected() == [c, b]
+    assert scheduler.advance(step, [0, 9]) == [(c, 0), (b, 9)]  # 0 ends a text
+    assert (c.finish, b.finish) == ("stop", "length")
+    scheduler.end(d, "cancelled")
+    assert scheduler.plan() is None and not scheduler.requests and not scheduler.waiting
+
+
+def test_who_is_cancelled_while_the_ranks_work_gets_nothing():
+    scheduler = Scheduler(slots=2, queue=0, piece=100, end_tokens=[])
+    a, b = request("a"), request("b")
+    scheduler.add(a), scheduler.add(b)
+    step = scheduler.plan()
+    scheduler.end(a, "cancelled")
+    c = request("c")
+    scheduler.add(c)  # a's slot is free at once
+    assert scheduler.advance(step, [5, 6]) == [(b, 6)]
+    assert names(scheduler.plan()) == (["c"], ["b"]) and c.slot == 0
+
+
+def test_a_long_prompt_is_read_in_pieces_and_nobody_waits_for_it():
+    scheduler = Scheduler(slots=4, queue=4, piece=10, end_tokens=[])
+    short, last = request("short", 4, count=9), request("last", 2)
+    long = request("long", 25, virtual=3)
+    for one in (short, long, last):
+        scheduler.add(one)
+    pieces = []
+    for _ in range(5):
+        step = scheduler.plan()
+        assert sum(piece.stop - piece.start for piece in step.pieces) <= 10
+        pieces.append(names(step))
+        scheduler.advance(step, [5] * len(step.expected()))
+    assert pieces == [
+        (["short", "long"], []),
+        (["long"], ["short"]),
+        (["long"], ["short"]),
+        (["long", "last"], ["short"]),
+        ([], ["short", "long", "last"]),
+    ]
+    assert long.length == long.cached - 1 == 28
+
+
+def test_virtual_tokens_come_whole_with_the_first_piece():
+    scheduler = Scheduler(slots=1, queue=1, piece=2, end_tokens=[])
+    scheduler.add(request("a", 3, virtual=5))
+    commands = []
+    for _ in range(3):
+        step = scheduler.plan()
+        commands.append(step.command()["prefill"][0])
+        scheduler.advance(step, [7] * len(step.expected()))
+    assert commands == [
+        {"slot": 0, "start": 0, "tokens": [], "prompt": "p"},
+        {"slot": 0, "start": 5, "tokens": [1, 1]},
+        {"slot": 0, "start": 7, "tokens": [1], "sampling": [0.0, 0, 1.0, None]},
+    ]
+
+
+# ---- logits to tokens
+
+LOGITS = torch.tensor([2.0, 0.0, 1.0, -1.0, 1.5])
+
+
+def frequencies(count=20000, **wanted):
+    sampler = Sampler(**{"temperature": 1.0, "seed": 3, **wanted})
+    drawn = [sample(LOGITS[None], [sampler])[0] for _ in range(count)]
+    return torch.bincount(torch.tensor(drawn), minlength=5) / count
+
+
+@pytest.mark.parametrize(
+    "wanted, kept",
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"temperature": 0.5}, [0, 1, 2, 3, 4]),
+        ({"temperature": 1e-300}, [0]),
+        ({"top_k": 2}, [0, 4]),
+        ({"top_k": 9}, [0, 1, 2, 3, 4]),
+        ({"top_p": 0.7}, [0, 4]),  # 0.44 is not enough, 0.44 + 0.27 is
+        ({"top_p": 1e-9}, [0]),
+        ({"top_k": 3, "top_p": 0.9}, [0, 2, 4]),
+    ],
+)
+def test_tokens_come_as_often_as_their_probability(wanted, kept):
+    scores = LOGITS.double() / wanted.get("temperature", 1.0)
+    probabilities = torch.zeros(5, dtype=torch.double)
+    probabilities[kept] = (scores[kept] - scores.max()).softmax(0)
+    found = frequencies(**wanted)
+    # 5 standard deviations of a frequency in 20,000 draws
+    assert ((found - probabilities).abs() <= 5 * (probabilities / 20000).sqrt() + 1e-9).all(), found
+
+
+def test_what_a_row_draws_depends_on_its_seed_alone():
+    chance = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 6, 50, generator=chance)  # 40 steps of 6 rows
+    wanted = {"temperature": 0.9, "top_k": 30, "top_p": 0.95}
+    alone = Sampler(**wanted, seed=5)
+    expected = [sample(step[3:4], [alone])[0] for step in logits]
+    row, found = Sampler(**wanted, seed=5), []
+    for number, step in enumerate(logits):
+        company = [Sampler(), Sampler(1.0, seed=number), Sampler(2.0, seed=5)]
+        samplers = company + [row, Sampler(), Sampler(0.1, seed=1)]
+        tokens = sample(step, samplers)
+        assert tokens[0] == int(step[0].argmax()) and tokens[4] == int(step[4].argmax())
+        found.append(tokens[3])
+    assert found == expected and len(set(found)) > 10
+    other = Sampler(**wanted, seed=6)
+    assert [sample(step[3:4], [other])[0] for step in logits] != expected
+
+
+def test_the_last_bits_of_logits_do_not_change_what_is_drawn():
+    """Another company in the batch changes them; a seed must give the same tokens all the same."""
+    chance = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, 4096, generator=chance)
+    near = logits * (1 + 1e-7 * torch.randn(300, 4096, generator=chance))
+    assert not torch.equal(logits, near)
+    for wanted in ({}, {"top_k": 500}, {"top_p": 0.9}):
+        one, other = (Sampler(1.0, **wanted, seed=5) for _ in range(2))
+        drawn = [sample(row[None], [one]) for row in logits]
+        assert drawn == [sample(row[None], [other]) for row in near]
+
+
+# ---- tokens to text
+
+
+def pieces(tokenizer, tokens, stop=()):
+    """What a TextStream gives out, token by token, and at the end; whether it stopped."""
+    stream, out = TextStream(tokenizer, stop), []
+    for token in tokens:
+        text, stopped = stream.add(token)
+        out.append(text)
+        if stopped:
+            assert stream.end() == ""
+            return out, True
+    return out + [stream.end()], False
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(MODELS / "base")
+
+
+def test_half_a_character_waits_for_its_other_half(tokenizer):
+    text = "naïve – 漢字 costs €5 🙂🙃\n"
+    tokens = tokenizer.encode(text).ids
+    given, stopped = pieces(tokenizer, tokens)
+    assert "".join(given) == text and not stopped
+    assert all("\ufffd" not in piece for piece in given)
+    halves = [tokenizer.decode([token]) for token in tokens]
+    assert any("\ufffd" in half for half in halves)  # else this test would show nothing
+    given, _ = pieces(tokenizer, tokens[:-2])  # cut within a character: marked, at the end
+    assert "".join(given) == tokenizer.decode(tokens[:-2], skip_special_tokens=False)
+    assert given[-1] == "\ufffd" and "\ufffd" not in "".join(given[:-1])
+
+
+def test_all_texts_together_are_the_text_of_all_tokens(tokenizer):
+    chance = random.Random(0)
+    for _ in range(200):  # mostly no UTF-8 at all
+        tokens = [chance.choice((chance.randrange(4096), chance.randrange(260))) for _ in range(30)]
+        whole = tokenizer.decode(tokens, skip_special_tokens=False)
+        assert "".join(pieces(tokenizer, tokens)[0]) == whole
+        values = [chance.randrange(256) for _ in range(30)]
+        assert "".join(pieces(Bytes(), values)[0]) == bytes(values).decode(errors="replace")
+
+
+def test_a_word_keeps_the_space_that_its_neighbour_gives_it():
+    """A tokenizer in the manner of SentencePiece: the first word of a text loses its space."""
+    words = HFTokenizer(models.WordLevel({"▁the": 0, "▁rank": 1, "s": 2, "[UNK]": 3}, "[UNK]"))
+    words.decoder = decoders.Metaspace()
+    assert pieces(words, [0, 1, 2, 0])[0] == ["the", " rank", "s", " the", ""]
+
+
+def test_a_stop_string_ends_the_text_wherever_its_pieces_fall():
+    text = "one ENE END two"
+    tokens = list(text.encode())
+    assert "".join(pieces(Bytes(), tokens, ("END",))[0]) == "one ENE "
+    assert pieces(Bytes(), tokens, ("END",))[1]
+    assert "".join(pieces(Bytes(), tokens, ("two!", "ENE"))[0]) == "one "  # the first that comes
+    given, stopped = pieces(Bytes(), tokens, ("two!", "twX"))
+    assert "".join(given) == text and not stopped  # what waited for "!" is given at the end
+    assert given[-1] == "two" and given[:4] == ["o", "n", "e", " "]
+    stream, given = TextStream(Bytes(), ("END",)), ""
+    for token in tokens[:11]:  # nothing is given out that a stop string might take back
+        given += stream.add(token)[0]
+        assert "one ENE ".startswith(given)

@@ -1,0 +1,187 @@
+"""Requests to a running engine: limits, queue, cancellation, stop strings, seeds, bad input."""
+
+import threading
+
+import pytest
+import torch
+
+from tests.serving.engines import ENDLESS, PATIENCE, until, version_of
+from utils.serving.engine.engine import Engine
+from utils.serving.engine.request import BadRequest, Sampling, Unavailable
+from utils.serving.engine.version import LoadError
+
+pytestmark = pytest.mark.timeout(300)
+
+LONG = Sampling(max_tokens=50_000)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    virtual = {"kind": torch.randn(5, 16), "names": torch.randn(3, 16)}
+    folder = version_of(ENDLESS, tmp_path_factory.mktemp("engine"), 1, virtual)
+    with Engine(folder, slots=3, queue=2) as engine:
+        yield engine
+
+
+def idle(engine):
+    until(lambda: not engine.stats()["running"] and not engine.stats()["waiting"])
+
+
+def test_an_answer_in_chunks_and_at_once_is_the_same(engine):
+    sampling = Sampling(max_tokens=40)
+    whole = engine.complete([1, 2, 3], sampling)
+    chunks = list(engine.submit([1, 2, 3], sampling))
+    assert [token for chunk in chunks for token in chunk.tokens] == whole.tokens
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    assert whole.finish == "length" and len(whole.tokens) == 40
+    assert whole.text == engine.tokenizer.decode(whole.tokens, skip_special_tokens=False)
+
+
+def test_who_reads_late_gets_all_in_one_chunk(engine):
+    stream = engine.submit([1, 2], Sampling(max_tokens=30))
+    idle(engine)
+    assert [len(chunk.tokens) for chunk in stream] == [30]
+
+
+def test_equal_seeds_give_equal_tokens_whatever_the_batch(engine):
+    wanted = Sampling(max_tokens=30, temperature=1.0, top_p=0.9, seed=11)
+    alone = engine.complete([4, 5], wanted).tokens
+    for company in (1, 2):
+        others = [engine.submit([9], Sampling(40, 1.0, seed=11 + n)) for n in range(company)]
+        stream = engine.submit([4, 5], wanted)
+        assert stream.result().tokens == alone
+        assert all(other.result().tokens != alone for other in others)
+    drawn = [Sampling(max_tokens=30, temperature=1.0) for _ in range(2)]
+    one, other = (engine.complete([4, 5], sampling).tokens for sampling in drawn)
+    assert one != other  # without a seed they are drawn
+
+
+def test_a_stop_string_ends_the_text_and_frees_the_slot(engine):
+    text = engine.complete([1, 2, 3], Sampling(max_tokens=40)).text
+    stop = next(text[n : n + 3] for n in range(6, 36) if text.find(text[n : n + 3]) == n)
+    stream = engine.submit([1, 2, 3], Sampling(max_tokens=50_000, stop=("never seen", stop)))
+    chunks = list(stream)
+    assert "".join(chunk.text for chunk in chunks) == text[: text.index(stop)]
+    assert chunks[-1].finish == "stop" and sum(len(chunk.tokens) for chunk in chunks) <= 40
+    never = text[-1] + "never"  # what waited for the rest of it is given at the end
+    assert engine.complete([1, 2, 3], Sampling(max_tokens=40, stop=(never,))).text == text
+    idle(engine)
+
+
+def test_cancelling_frees_the_slot_for_who_waits(engine):
+    before = engine.stats()
+    running = [engine.submit([n], LONG, id=f"run-{n}") for n in range(3)]
+    waiting = [engine.submit([n], Sampling(max_tokens=2)) for n in range(2)]
+    for stream in running:
+        assert stream.read(PATIENCE).tokens  # all three hold a slot now
+    with pytest.raises(Unavailable, match="the queue is full: 3 requests run and 2 wait"):
+        engine.submit([1], Sampling(max_tokens=1))
+    assert engine.stats()["requests_rejected"] == before["requests_rejected"] + 1
+    assert engine.stats()["occupancy"] == 1.0
+    assert engine.cancel("run-1") and not engine.cancel("run-1") and not engine.cancel("nobody")
+    assert [stream.result(PATIENCE).finish for stream in waiting] == ["length"] * 2
+    assert list(running[1])[-1].finish == "cancelled"
+    running[0].cancel()
+    running[2].cancel()
+    running[2].cancel()
+    idle(engine)
+    after = engine.stats()
+    assert after["requests_cancelled"] == before["requests_cancelled"] + 3
+    assert after["kv_used"] == 0 and after["kv_size"] == 3 * 60_000
+    assert running[0].result().finish == "cancelled"
+
+
+def test_a_waiting_request_can_be_cancelled(engine):
+    running = [engine.submit([n], LONG) for n in range(3)]
+    waiting = engine.submit([7], LONG)
+    assert waiting.read(0.05) is None
+    waiting.cancel()
+    assert waiting.result() is not None and waiting.result().tokens == []
+    for stream in running:
+        stream.cancel()
+    idle(engine)
+
+
+def test_ids_are_unlike_each_other_while_they_are_served(engine):
+    first = engine.submit([1], LONG, id="same")
+    with pytest.raises(BadRequest, match="'same' belongs to a request that is still served"):
+        engine.submit([1], id="same")
+    for n in range(20):  # the next of this id gets none of the tokens that were on their way
+        first.cancel()
+        answer = engine.submit([n], Sampling(max_tokens=4), id="same").result()
+        assert answer == engine.complete([n], Sampling(max_tokens=4))
+        first = engine.submit([1], LONG, id="same")
+        assert first.read(PATIENCE).tokens
+    first.cancel()
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (([301],), "token 301 is not in the vocabulary: ids are whole numbers from 0 to 300"),
+        (([],), "there is nothing to continue"),
+        (("text",), "'text' is not a list of token ids"),
+        (([1], {"max_tokens": 3}), "sampling is a dict"),
+        (([1], None, "nobody"), "prompt 'nobody' is unknown: this version has kind, names"),
+        (([1], None, 7), "prompt 7 is unknown"),
+        (([1], None, None, 7), "id 7 is not a string"),
+        (([1] * 11, Sampling(max_tokens=59_990)), r"0 virtual tokens \+ 11 tokens \+ max_tokens"),
+        (([1], Sampling(max_tokens=59_995), "kind"), "5 virtual .* the 60000 positions"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(engine, arguments, message):
+    with pytest.raises(BadRequest, match=message) as refused:
+        engine.submit(*arguments)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 250
+
+
+def test_many_threads_ask_at_once(engine):
+    """More than the queue holds: each gets its answer, or a clear refusal, and nothing is lost."""
+    expected = {n: engine.complete([n], Sampling(max_tokens=12)).tokens for n in range(4)}
+    outcomes, lock = [], threading.Lock()
+
+    def ask(number):
+        try:
+            outcome = engine.complete([number % 4], Sampling(max_tokens=12)).tokens
+            outcome = outcome == expected[number % 4]
+        except Unavailable as error:
+            outcome = str(error).startswith("the queue is full")
+        with lock:
+            outcomes.append(outcome)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert outcomes == [True] * 40
+    idle(engine)
+
+
+def test_statistics_count(engine):
+    before = engine.stats()
+    engine.complete([1, 2], Sampling(max_tokens=9))
+    after = engine.stats()
+    assert after["requests_total"] == before["requests_total"] + 1
+    assert after["tokens_total"] == before["tokens_total"] + 9
+    assert after["steps_total"] >= before["steps_total"] + 9
+    assert after["ready"] and after["slots"] == 3 and after["queue"] == 2
+    assert after["tokens_per_second"] > 0 and after["step_seconds"] > 0
+    assert after["time_to_first_token_last"] > 0 and after["time_to_first_token"] > 0
+    assert after["restarts"] == after["requests_failed"] == 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"slots": 0}, {"queue": -1}, {"device": "tpu"}, {"threads": 0}, {"positions": 1.5},
+     {"piece": 0}, {"step_seconds": 0}, {"start_seconds": float("inf")}],
+)  # fmt: skip
+def test_options_that_make_no_sense_are_refused(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        Engine("nowhere", **option)
+
+
+def test_no_folder(tmp_path):
+    with pytest.raises(LoadError, match=r"nowhere/manifest\.json is missing"):
+        Engine(tmp_path / "nowhere")

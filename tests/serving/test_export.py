@@ -1,0 +1,346 @@
+"""The export: what each rank gets, versions, prompts, the code that goes along, the command."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.serving.export_models import (
+    BYTES,
+    ODD,
+    ROOT,
+    TIED,
+    check_whole,
+    new_model,
+    parsed_config,
+)
+from utils.models import hf_format
+from utils.models.fingerprint import fingerprint
+from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
+from utils.parallel.mesh import Axis
+from utils.parallel.tensor import tensor_parallel
+from utils.prompts.file import save_prompt
+from utils.serving import export as export_module
+from utils.serving import repository
+from utils.serving import shard as split
+from utils.serving.checkpoint import byte_tokenizer
+from utils.serving.engine.version import LoadError, Version
+from utils.serving.export import ExportError, export, rebuild
+
+
+@pytest.fixture
+def model(tmp_path):
+    return new_model(tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    """(model, folder of two prompts for it)."""
+    folder = tmp_path_factory.mktemp("prompted")
+    base = new_model(folder / "base")
+    (folder / "prompts").mkdir()
+    for name, length in (("kind", 3), ("module-names", 5)):
+        prompt = torch.randn(length, 16, generator=torch.Generator().manual_seed(length))
+        save_prompt(folder / "prompts" / f"{name}.safetensors", prompt, base, task=f"the {name}")
+    return base, folder / "prompts"
+
+
+# ---- 1. what each rank gets
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("config", [ODD, TIED], ids=["odd", "tied"])
+def test_each_rank_gets_what_tensor_parallelism_gives_it(tmp_path, config, tp):
+    source = new_model(tmp_path / "model", config)
+    folder = export(source, tmp_path / "repo", tp)
+    for rank in range(tp):
+        part = tensor_parallel(
+            GPT.from_pretrained(source), Axis("tp", tuple(range(tp)), rank, None)
+        )
+        expected = {name: parameter.detach() for name, parameter in part.named_parameters()}
+        if rank:  # added once, to the sum
+            for name in [n for n in expected if n.endswith(("o_proj.bias", "down_proj.bias"))]:
+                del expected[name]
+        found = load_file(folder / f"rank-{rank}-of-{tp}.safetensors")
+        assert set(found) == set(expected)
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), name
+        assert set(Version.read(folder).weights(rank)) == set(expected)  # as the engine reads it
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_rebuild_is_the_source_to_the_byte(tmp_path, tp, dtype):
+    config = TIED if dtype == torch.float16 else ODD
+    source = new_model(tmp_path / "model", config, dtype)
+    folder = export(source, tmp_path / "repo", tp)
+    again = rebuild(folder, tmp_path / "again")
+    assert {file.name for file in again.iterdir()} == {file.name for file in source.iterdir()}
+    for file in source.iterdir():
+        assert file.read_bytes() == (again / file.name).read_bytes(), file.name
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["dtype"] == str(dtype).removeprefix("torch.")
+    assert manifest["parameters"] == config.parameter_count()
+    assert manifest["fingerprint"] == fingerprint(source) and manifest["name"] == "model"
+    assert (manifest["tp"], manifest["format"], manifest["prompts"]) == (tp, 1, {})
+    written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.suffix != ".py"}
+    assert set(manifest["files"]) == written - {"serving", "manifest.json"}
+    for name, facts in manifest["files"].items():
+        content = (folder / name).read_bytes()
+        assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def test_blocks_smaller_than_a_tensor_give_the_same(tmp_path, monkeypatch):
+    source = new_model(tmp_path / "model", ODD, torch.bfloat16)
+    whole = export(source, tmp_path / "whole", 2)
+    for size in (1, 500, 3001):
+        monkeypatch.setattr(split, "BLOCK", size)
+        parts = export(source, tmp_path / f"{size}", 2)
+        assert (parts / "manifest.json").read_bytes() == (whole / "manifest.json").read_bytes()
+        rebuild(parts, tmp_path / f"{size}-again")
+        again = (tmp_path / f"{size}-again" / "model.safetensors").read_bytes()
+        assert again == (source / "model.safetensors").read_bytes()
+
+
+def test_a_checkpoint_in_shards_and_with_more_than_it_needs(tmp_path):
+    source = new_model(tmp_path / "one", TIED)
+    model = GPT.from_pretrained(source)
+    tensors = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(2)
+    shards = shutil.copytree(source, tmp_path / "shards")
+    (shards / "model.safetensors").unlink()
+    hf_format.write_weights(shards, tensors, max_shard_bytes=4000)
+    assert len(list(shards.glob("*.safetensors"))) > 2
+    one, other = export(source, tmp_path / "a", 2), export(shards, tmp_path / "b", 2)
+    for name in ("rank-0-of-2.safetensors", "rank-1-of-2.safetensors"):
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
+def test_the_header_of_a_shard_is_what_safetensors_reads(tmp_path, model):
+    folder = export(model, tmp_path / "repo", 2)
+    with safe_open(str(folder / "rank-0-of-2.safetensors"), framework="pt") as data:
+        assert data.metadata() == {"format": "pt"}
+        assert data.get_slice("model.layers.0.mlp.down_proj.weight").get_shape() == [16, 7]
+
+
+def test_shards_that_were_changed_are_not_joined(tmp_path, model):
+    folder = export(model, tmp_path / "repo", 2)
+    shard = folder / "rank-1-of-2.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(LoadError, match=r"rank-1-of-2.safetensors is not what the manifest lists"):
+        rebuild(folder, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+# ---- 2. versions
+
+
+def test_versions_in_their_order(tmp_path, model):
+    out = tmp_path / "repo"
+    assert export(model, out, 1) == out / "gpt_engine" / "1"
+    before = (out / "gpt_engine" / "1" / "manifest.json").stat()
+    assert export(model, out, 1) == out / "gpt_engine" / "1"  # holds it already
+    assert export(model, out, 1, version=3) == out / "gpt_engine" / "3"
+    assert export(model, out, 2) == out / "gpt_engine" / "2"  # the lowest that is free
+    assert export(model, out, 1) == out / "gpt_engine" / "3"  # the newest holds it
+    better = new_model(tmp_path / "better", seed=1)
+    assert export(better, out, 1) == out / "gpt_engine" / "4"
+    for version in (1, 3):
+        with pytest.raises(ExportError, match=f"version {version} .* is there already: .* as 5"):
+            export(model, out, 1, version=version)
+    after = (out / "gpt_engine" / "1" / "manifest.json").stat()
+    assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
+    assert sorted(path.name for path in (out / "gpt_engine").glob("[0-9]*")) == list("1234")
+
+
+def test_a_version_with_other_code_is_another_one(tmp_path, model):
+    out = tmp_path / "repo"
+    first = export(model, out, 1)
+    (first / "serving" / "engine.py").write_text("# of last year\n")
+    assert export(model, out, 1).name == "2"
+
+
+def test_what_was_edited_in_a_repository_stays(tmp_path, model, capsys):
+    out = tmp_path / "repo"
+    export(model, out, 1)
+    (out / "gpt" / "config.pbtxt").write_text("# edited\n")
+    (out / "gpt_tokenize" / "1" / "tokenizer.json").unlink()
+    words = ["--model", str(model), "--out", str(out), "--version", "2"]
+    assert export_module.main(words) == 0
+    printed = capsys.readouterr().out
+    assert f"kept, though this workshop has another one: {out / 'gpt' / 'config.pbtxt'}" in printed
+    assert printed.count("kept") == 1
+    assert (out / "gpt" / "config.pbtxt").read_text() == "# edited\n"
+    assert (out / "gpt_tokenize" / "1" / "tokenizer.json").exists()
+
+
+def test_a_version_with_another_tokenizer(tmp_path, model):
+    other = new_model(tmp_path / "other", TIED)
+    export(other, tmp_path / "repo", 1)
+    with pytest.raises(ExportError, match=r"version 1 of .* has another tokenizer.*another --out"):
+        export(model, tmp_path / "repo", 1)
+    assert sorted(path.name for path in (tmp_path / "repo" / "gpt_engine").glob("[0-9]*")) == ["1"]
+
+
+def test_models_of_others_stay_in_the_repository(tmp_path, model):
+    theirs = tmp_path / "repo" / "resnet"
+    theirs.mkdir(parents=True)
+    (theirs / "config.pbtxt").write_text('backend: "onnxruntime"\n')
+    export(model, tmp_path / "repo", 1)
+    assert (theirs / "config.pbtxt").read_text() == 'backend: "onnxruntime"\n'
+    check_whole(tmp_path / "repo" / "gpt_engine" / "1")
+
+
+# ---- 3. text and prompts
+
+
+def test_a_model_on_bytes_gets_a_tokenizer_of_bytes(tmp_path, model):
+    folder = export(model, tmp_path / "repo", 1)
+    tokenizer = Tokenizer.load(folder)
+    text = 'def naïve():\n\treturn "🙂 \x00\x7f"  # ÿ' + "".join(map(chr, range(256)))
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode([0xF0, 0x9F]) == bytes([0xF0, 0x9F]).decode(errors="replace")
+    vocabulary = byte_tokenizer().get_vocab()
+    assert sorted(vocabulary.values()) == list(range(256))
+    for model_name in ("gpt_tokenize", "gpt_detokenize"):
+        copy = tmp_path / "repo" / model_name / "1" / "tokenizer.json"
+        assert copy.read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+def test_prompts_go_along(tmp_path, prompts):
+    model, folder = prompts
+    version = Version.read(export(model, tmp_path / "repo", 2, folder))
+    assert version.prompts == {"kind": 3, "module-names": 5}
+    assert version.manifest["prompts"]["kind"]["task"] == "the kind"
+    for name, tensor in version.prompt_tensors().items():
+        stored = load_file(folder / f"{name}.safetensors")["prompt_embeddings"]
+        assert torch.equal(tensor, stored)
+    assert export(model, tmp_path / "repo", 2, folder).name == "1"  # the same
+    assert export(model, tmp_path / "repo", 2).name == "2"  # without prompts it is another
+
+
+# ---- 4. the code that goes along
+
+
+def test_the_stored_copies_of_the_engine_are_those_of_the_workshop():
+    assert repository.stale_code() == [], "run: python -m utils.serving.export --code"
+
+
+def test_stale_copies_are_written_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(repository, "SOURCE", tmp_path)
+    copies = tmp_path / "gpt_engine" / "1" / "serving"
+    assert set(repository.refresh_code()) == set(repository.SHIPPED)
+    assert repository.stale_code() == []
+    (copies / "engine.py").write_text("# edited in the wrong place\n")
+    (copies / "old.py").write_text("# no longer shipped\n")
+    assert repository.refresh_code() == ["engine.py", "old.py"]
+    assert {file.name for file in copies.iterdir()} == set(repository.SHIPPED)
+
+
+ISOLATED = """
+import importlib, sys
+class Nobody:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("utils", "transformers", "tests"):
+            raise ImportError(name + " is not on the server")
+sys.meta_path.insert(0, Nobody())
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2].split():
+    module = importlib.import_module("serving." + name)
+    assert module.__file__.startswith(sys.argv[1]), module.__file__
+from serving.version import Version
+print(Version.read(sys.argv[1]).model.vocab_size)
+"""
+
+
+def test_a_version_runs_without_the_workshop(tmp_path, model):
+    folder = export(model, tmp_path / "repo", 1)
+    assert {file.name for file in (folder / "serving").iterdir()} == set(repository.SHIPPED)
+    source = ROOT / "triton_model_repo" / "gpt_engine" / "1" / "model.py"
+    assert (folder / "model.py").read_bytes() == source.read_bytes()
+    names = " ".join(Path(name).stem for name in repository.SHIPPED if name != "__init__.py")
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", ISOLATED, str(folder), names],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert (done.returncode, done.stdout) == (0, "256\n"), done.stderr
+
+
+def test_all_models_are_in_a_new_repository(tmp_path, model):
+    export(model, tmp_path / "repo", 1)
+    stored = ROOT / "triton_model_repo"
+    expected = {
+        file.relative_to(stored)
+        for name in (repository.ENGINE, *repository.FRONT)
+        for file in (stored / name / "config.pbtxt", *(stored / name / "1").iterdir())
+        if file.name in ("config.pbtxt", "model.py", ".gitkeep")
+    }
+    assert len(expected) >= 9
+    for file in expected - {Path("gpt_engine/1/.gitkeep")}:
+        assert (tmp_path / "repo" / file).read_bytes() == (stored / file).read_bytes()
+
+
+def test_every_config_of_the_repository_is_one_for_the_server():
+    files = sorted((ROOT / "triton_model_repo").glob("*/config.pbtxt"))
+    assert len(files) >= 5
+    for file in files:
+        assert parsed_config(file).name in ("", file.parent.name)
+
+
+# ---- 5. the command
+
+
+def test_the_command_says_what_it_wrote(tmp_path, prompts, capsys):
+    model, folder = prompts
+    out = tmp_path / "repo"
+    arguments = ["--model", model, "--tp", 2, "--prompts", folder, "--out", out]
+    assert export_module.main([str(word) for word in arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"written: {out / 'gpt_engine' / '1'}"
+    for name in ("rank-1-of-2.safetensors", "config.json", "prompts/kind.safetensors"):
+        size = (out / "gpt_engine" / "1" / name).stat().st_size
+        assert f"{size:>15,} bytes  {name}" in lines
+    count = f"{BYTES.parameter_count():,}"
+    assert lines[-2] == f"base: {count} parameters as float32 on 2 ranks, 2 prompts"
+    assert lines[-1] == f"next: python -m utils.serving.server --repo {out}"
+    assert export_module.main([str(word) for word in arguments]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    assert line == f"{out / 'gpt_engine' / '1'} holds this already: nothing was written"
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ([], "--model is missing"),
+        (["--model", "MODEL", "--tp", "3"], "tp 3 does not divide"),
+        (["--model", "MODEL", "--tp", "0"], "tp 0 is no number of ranks"),
+        (["--model", "nowhere"], "nowhere does not exist"),
+        (["--model", "MODEL", "--out", "MODEL"], "holds config.json, which is no Triton model"),
+        (["--model", "MODEL", "--version", "0"], "version 0 is none"),
+        (["--model", "MODEL", "--prompts", "MODEL/none"], "none holds no prompts"),
+        (["--model", "MODEL", "--backend", "vllm", "--prompts", "x"], "--prompts does not go with"),
+    ],
+)
+def test_the_command_refuses_in_one_line(tmp_path, model, capsys, arguments, sentence):
+    words = [word.replace("MODEL", str(model)) for word in arguments]
+    if arguments and "--out" not in words:
+        words += ["--out", str(tmp_path / "repo")]
+    assert export_module.main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith("utils.serving.export: ") and sentence in captured.err

@@ -1,0 +1,198 @@
+"""An export is whole or not at all, and holds no more than a block of the model in memory."""
+
+import os
+import resource
+import threading
+
+import pytest
+import torch
+
+from tests.serving.export_models import check_whole, command, hidden, new_model
+from tests.serving.killed_export import STEPS
+from utils.models import hf_format
+from utils.models.gpt import GPTConfig
+from utils.serving import repository
+from utils.serving import shard as split
+from utils.serving.engine.version import LoadError, Version
+from utils.serving.export import ExportError, export
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return new_model(tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """(model, {"new" or "stored": {moment: repository}}, what was stored): see killed_export.py."""
+    folder = tmp_path_factory.mktemp("killed")
+    stored, model = folder / "as-in-git", new_model(folder / "model")
+    repository.copy_models(stored)
+    repository.copy_code(stored / "gpt_engine" / "1")
+    old = stored / "gpt_engine" / "1" / "serving" / "engine.py"
+    old.write_text("# of last year\n")  # the export brings this year's
+    done = command("-m", "tests.serving.killed_export", model, folder, stored)
+    assert done.returncode == 0, done.stderr
+    outs = {
+        kind: {
+            number: folder / kind / f"{number:04d}" / "repo"
+            for number in range(0, int(last) + 1, STEPS[kind])
+        }
+        for kind, last in zip(("new", "stored"), done.stdout.split())
+    }
+    return model, outs, stored
+
+
+def test_a_crash_at_any_moment_leaves_no_half_version(killed):
+    model, outs, _ = killed
+    assert len(outs["new"]) > 30
+    whole = []
+    for number, out in outs["new"].items():
+        version = out / "gpt_engine" / "1"
+        if version.exists():
+            check_whole(version)
+            whole.append(number)
+        if number % 10 == 0:  # the next export does not mind
+            assert export(model, out, 2, version=2) == out / "gpt_engine" / "2"
+            assert hidden(out.parent) == []
+            check_whole(out / "gpt_engine" / "2")
+    assert whole and whole == list(outs["new"])[-len(whole) :] and len(whole) < len(outs["new"])
+
+
+def test_a_crash_while_the_stored_version_is_filled(killed):
+    """The first version stands in git with its code: that is always there, and the version counts
+    as filled only where it is whole."""
+    model, outs, stored = killed
+    code = [file.relative_to(stored) for file in stored.rglob("*.py")]
+    new = export(model, stored.with_name("whole"), 2).parents[1]
+    filled = {}
+    for number, out in outs["stored"].items():
+        version = out / "gpt_engine" / "1"
+        filled[number] = (version / "manifest.json").exists()
+        if filled[number]:
+            check_whole(version)
+        for file in code:
+            known = [(place / file).read_bytes() for place in (stored, new)]
+            assert (out / file).read_bytes() in known[filled[number] :]
+    assert set(filled.values()) == {False, True}
+    partly = outs["stored"][max(number for number in filled if not filled[number])]
+    version = partly / "gpt_engine" / "1"
+    assert (version / "rank-0-of-2.safetensors").exists()
+    with pytest.raises(LoadError, match=r"manifest.json is missing"):
+        Version.read(version)
+    assert export(model, partly, 2) == version
+    check_whole(version)
+
+
+def test_a_reader_never_sees_a_version_without_its_manifest(tmp_path, model):
+    out, seen, done = tmp_path / "repo", [], threading.Event()
+
+    def read():
+        while not done.is_set():
+            versions = {}
+            for folder in (out / "gpt_engine").glob("[0-9]*"):
+                check_whole(folder)
+                versions[int(folder.name)] = (
+                    out / "gpt_tokenize" / "1" / "tokenizer.json"
+                ).exists()
+            seen.append(versions)
+
+    reader = threading.Thread(target=_keep_error, args=(read, errors := []))
+    reader.start()
+    try:
+        while not seen and reader.is_alive():
+            done.wait(0.001)
+        for version in range(1, 9):
+            export(model, out, 1 + version % 2, version=version)
+            count = len(seen)
+            while len(seen) < count + 2 and reader.is_alive():  # it has read once more
+                done.wait(0.001)
+    finally:
+        done.set()
+        reader.join()
+    assert errors == []
+    assert {len(versions) for versions in seen} == set(range(9))  # saw each of them appear
+    assert all(all(versions.values()) for versions in seen)
+
+
+def _keep_error(function, errors):
+    try:
+        function()
+    except Exception as error:
+        errors.append(error)
+
+
+def test_two_exports_to_one_repository(tmp_path, model):
+    with (
+        repository.building(tmp_path / "repo"),
+        pytest.raises(ExportError, match=r"another export writes to .*repo: wait"),
+    ):
+        export(model, tmp_path / "repo", 1)
+    assert export(model, tmp_path / "repo", 1).name == "1"
+    assert hidden(tmp_path) == []
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, model):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # bytes of a file
+    try:
+        with pytest.raises(ExportError, match=r"repo cannot be filled: .*File too large"):
+            export(model, tmp_path / "repo", 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "repo").exists() and hidden(tmp_path) == []
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(tmp_path):
+    with (
+        pytest.raises(ExportError, match=r"GB of free space, .* 1,000,000,000.0 GB: make room"),
+        repository.building(tmp_path / "repo") as building,
+    ):
+        building.open_version(1, size=10**18)
+    assert not (tmp_path / "repo").exists() and hidden(tmp_path) == []
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+from utils.serving.export import export, rebuild
+def peak():
+    status = Path("/proc/self/status")
+    if status.exists():  # ru_maxrss begins at the peak of the process that started this one
+        [line] = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+small, large, out = sys.argv[1:]
+rebuild(export(small, out + "/small-repo", 2), out + "/small-again")
+before = peak()
+folder = export(large, out + "/large-repo", 2)
+exported = peak() - before
+rebuild(folder, out + "/large-again")
+print(exported, peak() - before)
+"""
+
+
+def test_memory_never_holds_more_than_one_tensor(tmp_path):
+    """Measured in a process of its own. The model is 6 times its largest tensor of 32 MiB; what an
+    allocator keeps of freed memory is not counted: it gives every large block back."""
+    config = GPTConfig(
+        vocab_size=256, hidden_size=1024, layers=2, heads=16, kv_heads=4, intermediate_size=16384
+    )
+    source = tmp_path / "large"
+    source.mkdir()
+    shapes = split.shapes_of(config)
+    with split.Writer(source / "model.safetensors", shapes, "BF16") as writer:
+        for number, shape in enumerate(shapes.values()):
+            writer.put(torch.full(shape, float(number), dtype=torch.bfloat16))
+    hf_format.write_json(source / "config.json", config.to_hf())
+    largest = max(torch.Size(shape).numel() * 2 for shape in shapes.values())
+    assert (source / "model.safetensors").stat().st_size > 6 * largest
+    done = command(
+        *("-c", MEASURE, new_model(tmp_path / "small"), source, tmp_path),
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "131072"},
+    )
+    assert done.returncode == 0, done.stderr
+    exported, both = map(int, done.stdout.split())
+    assert 0 < exported <= both < largest

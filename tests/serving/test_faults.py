@@ -1,0 +1,165 @@
+"""A served model whose processes die or stop: clients are told, and it serves again by itself."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.serving.probe import (
+    MODELS,
+    Asked,
+    astream,
+    frozen,
+    generate,
+    gone,
+    processes,
+    stream,
+    tokens,
+)
+from tests.serving.world import PATIENCE, configure, kintsugi, pids, ranks, repo_of, serving, until
+from utils.serving.client import Client, ServeError
+
+pytestmark = pytest.mark.timeout(900)
+
+SAMPLES = [("def ", 1), ("import ", 2), ("The first", 3)]  # text, seed
+TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
+LONG = 480  # tokens: at least a second of work
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repo = repo_of("small", 2, tmp_path_factory.mktemp("faults") / "repo")
+    configure(repo, slots=4, queue=6, step_seconds=60)
+    # what a killed stub had taken in never ends for Triton, so the server would wait for it
+    with serving(repo, models=MODELS, exit_seconds=2) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return Client(server, timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def before(client):
+    return answers(client)
+
+
+def answers(client):
+    """What a few requests get; the seeds make it always the same."""
+    return [client.generate(text, max_tokens=12, temperature=1.0, seed=n) for text, n in SAMPLES]
+
+
+def cut_off(server, client, disturb, doors=(generate, stream, astream, tokens)):
+    """Asks by all doors and disturbs the server when all are in flight; the requests."""
+    for _ in range(10):
+        asked = [
+            Asked(door, client, TOKENS if door is tokens else TEXT, max_tokens=LONG)
+            for door in doors
+        ]
+        for request, door in zip(asked, doors):
+            if door is not generate:
+                request.wait_for_piece()
+        with frozen(*ranks(server)):
+            if all(request.is_alive() for request in asked):
+                disturb()
+                return asked
+        through = [request.outcome() for request in asked]  # one was, already
+        errors = [outcome for outcome in through if isinstance(outcome, ServeError)]
+        assert not errors, errors
+    raise AssertionError("the requests were never in flight together")
+
+
+def refused_meanwhile(client):
+    """The errors that a client of the engine sees until it is served again."""
+    errors, end = [], time.monotonic() + PATIENCE
+    while isinstance(outcome := Asked(tokens, client, TOKENS, max_tokens=1).outcome(), ServeError):
+        errors.append(outcome)
+        assert time.monotonic() < end, outcome
+    return errors
+
+
+def check_serves_as_before(server, client, before, old):
+    until(lambda: isinstance(Asked(generate, client, TEXT, max_tokens=1).outcome(), str))
+    until(lambda: server.ready("gpt"))
+    assert answers(client) == before
+    until(lambda: gone(old))
+    assert len(ranks(server)) == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_killed_rank(server, client, before, rank):
+    """All in flight get an error that names the rank; readiness is false until it is replaced."""
+    old, restarts = ranks(server), kintsugi(server)["rank_restarts_total"]
+    asked = cut_off(server, client, lambda: os.kill(old[rank], signal.SIGKILL))
+    until(lambda: not server.ready("gpt"))
+    errors = [request.outcome() for request in asked] + refused_meanwhile(client)
+    assert len(errors) > len(asked)
+    for error in errors:
+        assert isinstance(error, ServeError), error
+        assert error.status == "UNAVAILABLE", error
+        assert f"rank {rank} of 2 (process {old[rank]}) was killed by SIGKILL" in str(error)
+    assert all("the request was cut off" in str(error) for error in errors[: len(asked)])
+    assert all("try again later" in str(error) for error in errors[len(asked) :])
+    check_serves_as_before(server, client, before, old)
+    until(lambda: kintsugi(server)["rank_restarts_total"] == restarts + 1)
+    assert kintsugi(server)["ready"] == 1
+
+
+def test_stopped_rank(server, client, before):
+    """A rank that hangs counts as dead after step_seconds."""
+    config = server.config("gpt_engine")
+    patient = config["parameters"]["step_seconds"]["string_value"]
+    try:
+        config["parameters"]["step_seconds"]["string_value"] = "3"
+        load_engine(server, config)
+        old = ranks(server)
+        asked = cut_off(server, client, lambda: os.kill(old[1], signal.SIGSTOP))
+        os.kill(old[1], signal.SIGSTOP)  # `cut_off` has let it go on
+        for request in asked:
+            error = request.outcome()
+            assert isinstance(error, ServeError), error
+            assert error.status == "UNAVAILABLE", error
+            assert f"rank 1 of 2 (process {old[1]}) is stopped: no answer in 3 sec" in str(error)
+        check_serves_as_before(server, client, before, old)
+    finally:
+        config["parameters"]["step_seconds"]["string_value"] = patient
+        load_engine(server, config)
+
+
+def load_engine(server, config):
+    """With another configuration; returns when the engine before it has gone."""
+    before = pids(server)["gpt_engine"]
+    server.load("gpt_engine", config)
+    until(lambda: gone([before]))
+
+
+@pytest.mark.parametrize("model", ["gpt_engine", "gpt_tokenize"])
+def test_killed_stub(server, client, before, model):
+    """The process of a model's code dies; Triton leaves it dead, and `gpt` has it loaded again.
+
+    Whoever asks gpt_engine itself by gRPC gets no answer from this version of Triton: such a client
+    needs a time limit of its own.
+    """
+    leader, old = pids(server)[model], ranks(server)
+    if model == "gpt_engine":
+        doors = (generate, stream, astream)
+        asked = cut_off(server, client, lambda: os.kill(leader, signal.SIGKILL), doors)
+    else:
+        with frozen(leader):
+            asked = [Asked(door, client, TEXT, max_tokens=5) for door in (generate, stream)]
+            os.kill(leader, signal.SIGKILL)
+    outcomes = [request.outcome() for request in asked]
+    errors = [outcome for outcome in outcomes if isinstance(outcome, ServeError)]
+    # what had no answer yet may have found the new process
+    assert len(errors) >= (2 if model == "gpt_engine" else 1)
+    assert all(outcome.startswith(TEXT) for outcome in outcomes if outcome not in errors)
+    for error in errors:
+        assert error.status == "UNAVAILABLE", error
+        assert model in str(error) or "not healthy" in str(error), error
+    check_serves_as_before(
+        server, client, before, [leader] + (old if model == "gpt_engine" else [])
+    )
+    assert set(pids(server)) == set(MODELS)
+    until(lambda: len(processes(server)) == 1 + len(MODELS) + 2)  # the old ones have gone

@@ -1,0 +1,144 @@
+"""Clients that leave in the middle: the engine is told, and what they held is free again."""
+
+import threading
+
+import pytest
+
+from tests.serving.probe import (
+    MODELS,
+    Asked,
+    astream,
+    at_rest,
+    frozen,
+    generate,
+    processes,
+    served_now,
+    stream,
+    tokens,
+)
+from tests.serving.world import PATIENCE, configure, kintsugi, ranks, repo_of, serving, until
+from utils.serving.client import Client, ServeError
+
+pytestmark = pytest.mark.timeout(900)
+
+SLOTS, QUEUE = 4, 16
+TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
+LONG = 480
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("gone") / "repo")
+    configure(repo, slots=SLOTS, queue=QUEUE, step_seconds=60)
+    # a client that leaves at the very moment of the last answer: Triton may wait for it for ever
+    with serving(repo, models=MODELS, exit_seconds=3) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return Client(server, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("door", [stream, astream, tokens])
+def test_client_gone_mid_stream(server, client, door):
+    """Nothing can end the request but the client's leaving: the ranks stand still."""
+    until(lambda: at_rest(server))
+    before = kintsugi(server)["requests_cancelled_total"]
+    answer = door(client, TOKENS if door is tokens else TEXT, max_tokens=LONG)
+    next(answer)
+    with frozen(*ranks(server)):
+        answer.close()
+        until(lambda: kintsugi(server)["requests_cancelled_total"] == before + 1)
+        assert at_rest(server)
+    assert client.generate(TEXT, max_tokens=3)
+
+
+@pytest.mark.parametrize("door", [astream, tokens])
+def test_client_gone_while_it_waits(server, client, door):
+    """One that has no slot yet: its place in the queue is free again, the others go on."""
+    check_gone_while_it_waits(server, client, door, SLOTS)
+
+
+def test_http_client_gone_while_it_waits(server, client):
+    """Triton's HTTP part looks for the client from the first response on: it is cancelled then.
+
+    For the same reason a `generate` of one response goes on to its end, whoever has left.
+    """
+    check_gone_while_it_waits(server, client, stream, SLOTS + 1)
+
+
+def check_gone_while_it_waits(server, client, door, left):
+    """left: requests in the engine, before its next step, when one of SLOTS + 1 has gone."""
+    until(lambda: at_rest(server))
+    before = kintsugi(server)["requests_cancelled_total"]
+    with frozen(*ranks(server)):
+        asked = [Asked(generate, client, TEXT, max_tokens=5) for _ in range(SLOTS)]
+        until(lambda: served_now(server) == SLOTS)
+        hasty = Client(server, timeout=3)  # it leaves when its time is up
+        late = Asked(door, hasty, TOKENS if door is tokens else TEXT, max_tokens=LONG)
+        until(lambda: served_now(server) == SLOTS + 1)
+        assert isinstance(late.outcome(), ServeError)
+        until(lambda: served_now(server) == left)
+    assert len({request.outcome() for request in asked}) == 1
+    until(lambda: kintsugi(server)["requests_cancelled_total"] == before + 1)
+    until(lambda: at_rest(server))
+
+
+def test_many_clients_gone(server, client):
+    """More than `gpt` takes at once: a place that each of them kept would close its door."""
+    most = int(server.config("gpt")["parameters"]["requests"]["string_value"])
+    begun, all_begun = [], threading.Event()
+
+    def come_and_go():
+        while not all_begun.is_set():
+            try:
+                answer = stream(client, TEXT, max_tokens=LONG)
+                next(answer)
+                answer.close()
+                begun.append(1)
+            except ServeError as error:  # those before have not been seen to leave yet
+                assert error.status == "UNAVAILABLE"
+            if len(begun) > most:
+                all_begun.set()
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(2 * SLOTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert len(begun) > most
+    until(lambda: at_rest(server))
+    assert Asked(generate, client, TEXT, max_tokens=3).outcome()
+
+
+def test_streams_by_the_hundred_and_some_are_left(server, client):
+    """Answers are right and whole, every process lives on, and nothing stays in use."""
+    wanted = [{"max_tokens": 32, "temperature": 1.0, "seed": seed} for seed in range(8)]
+    right = [client.generate(TEXT, **sampling) for sampling in wanted]
+    before, wrong, served = processes(server), [], []
+
+    def ask(number):
+        for turn in range(15):
+            which = (number + turn) % len(right)
+            door = (stream, astream)[turn % 2]
+            answer = door(client, TEXT, **wanted[which])
+            if turn % 5 == 4:
+                next(answer)
+                answer.close()
+                continue
+            text = "".join(answer)
+            served.append(which)
+            if text != right[which]:
+                wrong.append((which, text))
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert len(served) == 16 * 12
+    assert not wrong
+    assert processes(server).keys() == before.keys()
+    until(lambda: at_rest(server))

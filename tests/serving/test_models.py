@@ -1,0 +1,262 @@
+"""The models of triton_model_repo/ on a real server: what goes in, what comes out.
+
+The line from the training checkpoint to served tokens is checked here in one piece: GPT.generate,
+transformers.generate, text by HTTP and ids by gRPC are the same tokens, whoever else is served.
+"""
+
+import asyncio
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.serving.world import (
+    ENGINE,
+    MODELS,
+    PATIENCE,
+    TEXTS,
+    Reference,
+    company,
+    error_of,
+    post,
+    prompt_file,
+    repo_of,
+    serving,
+    text_of,
+)
+from utils.serving.client import Client, ServeError, tensors
+
+pytestmark = pytest.mark.timeout(600)
+
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    prompt_file(folder / "prompts", "small", "imports", "import os\nimport re\nimport")
+    repo = repo_of("small", 2, folder / "repo", prompts=folder / "prompts")
+    with serving(repo) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return Reference("small")
+
+
+@pytest.fixture
+def client(server):
+    return Client(server, timeout=PATIENCE)
+
+
+def engine_ids(client, ids, **parameters):
+    """All new ids that gpt_engine streams."""
+    return [token for piece in client.tokens(ids, **parameters) for token in piece]
+
+
+def check_line(server, model, texts=TEXTS, new=NEW, others=6):
+    """One tested line from training checkpoint to served tokens."""
+    reference = Reference(model)
+    peer = AutoModelForCausalLM.from_pretrained(MODELS / model, dtype=torch.float32)
+    client = Client(server, timeout=PATIENCE)
+    with company(server, others):
+        for text in texts:
+            ids = reference.tokenizer.encode(text)
+            tokens = reference.tokens(text, new)
+            judged = peer.generate(torch.tensor([ids]), max_new_tokens=new, do_sample=False)
+            assert judged[0, len(ids) :].tolist() == tokens
+            assert engine_ids(client, ids, max_tokens=new) == tokens
+            assert text_of(server, text, max_tokens=new) == reference.text(text, new)
+
+
+def test_from_checkpoint_to_served_tokens_on_two_ranks(server):
+    check_line(server, "small")
+
+
+def test_from_checkpoint_to_served_tokens_on_four_ranks(tmp_path):
+    with serving(repo_of("base", 4, tmp_path / "repo")) as server:
+        check_line(server, "base", TEXTS[2:3], new=12, others=2)
+
+
+def test_requests_at_once_each_get_their_own(server, reference):
+    texts = [f"{text}{number}" for number in range(3) for text in TEXTS]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        answers = pool.map(lambda text: text_of(server, text, max_tokens=NEW), texts)
+        assert list(answers) == [reference.text(text, NEW) for text in texts]
+
+
+# ---- text
+
+
+def test_the_answer_begins_with_the_input_unless_told_otherwise(server, reference):
+    status, answer = post(server, text_input="def ", max_tokens=NEW)
+    answer = json.loads(answer)
+    assert status == 200
+    assert answer["text_output"] == "def " + reference.text("def ", NEW)
+    assert answer["finish_reason"] == "length"
+    assert text_of(server, "def ", max_tokens=NEW) == reference.text("def ", NEW)
+
+
+@pytest.mark.parametrize("excluded", [True, False])
+def test_a_stream_is_the_same_text_in_pieces(server, reference, excluded):
+    text = TEXTS[3]
+    status, answer = post(
+        server, endpoint="generate_stream", text_input=text, max_tokens=NEW, stream=True,
+        exclude_input_in_output=excluded,
+    )  # fmt: skip
+    events = [json.loads(line[5:]) for line in answer.splitlines() if line.startswith("data:")]
+    assert status == 200
+    assert len(events) > 1
+    joined = "".join(event["text_output"] for event in events)
+    assert joined == ("" if excluded else text) + reference.text(text, NEW)
+    assert [event["finish_reason"] for event in events] == [""] * (len(events) - 1) + ["length"]
+
+
+def test_a_stream_over_grpc(client, reference):
+    async def pieces():
+        options = {"max_tokens": NEW, "exclude_input_in_output": True}
+        return [piece async for piece in client.astream("def ", **options)]
+
+    found = asyncio.run(pieces())
+    assert len(found) > 1
+    assert "".join(found) == reference.text("def ", NEW)
+
+
+def test_how_long_and_where_it_ends(server, reference):
+    whole = reference.text("def ", 64)
+    assert text_of(server, "def ") == whole  # 64 tokens are the default
+    stop = whole[7:10]
+    _, answer = post(server, text_input="def ", stop=["§§", stop], exclude_input_in_output=True)
+    answer = json.loads(answer)
+    assert answer["text_output"] == whole[: whole.index(stop)]
+    assert answer["finish_reason"] == "stop"
+    assert text_of(server, "def ", stop=stop) == answer["text_output"]
+
+
+def test_sampling(server, reference):
+    greedy = reference.text("def ", NEW)
+    hot = {"max_tokens": NEW, "temperature": 1.5}
+    assert text_of(server, "def ", top_k=1, **hot) == greedy
+    assert text_of(server, "def ", top_p=1e-6, **hot) == greedy
+    drawn = {text_of(server, "def ", seed=seed, **hot) for seed in range(4)}
+    assert len(drawn) > 1
+    with company(server):
+        again = {text_of(server, "def ", seed=seed, **hot) for seed in range(4)}
+    assert again == drawn  # a seed's tokens do not depend on who else is served
+    assert len({text_of(server, "def ", **hot) for _ in range(4)}) > 1  # no seed: drawn anew
+    few = {"seed": 1, "top_k": 5, "top_p": 0.9, **hot}
+    assert text_of(server, "def ", **few) == text_of(server, "def ", **few)
+
+
+def test_a_prompt_by_name(server, client, reference):
+    expected = reference.text("import os\nimport re\nimport json", NEW)
+    ids = reference.tokenizer.encode(" json")
+    virtual = reference.tokenizer.encode("import os\nimport re\nimport")
+    assert reference.tokenizer.encode("import os\nimport re\nimport json") == virtual + ids
+    assert text_of(server, " json", max_tokens=NEW, prompt_name="imports") == expected
+    assert text_of(server, " json", max_tokens=NEW) != expected
+    tokens = engine_ids(client, ids, max_tokens=NEW, prompt_name="imports")
+    assert reference.tokenizer.decode(tokens) == expected
+    alone = reference.text("import os\nimport re\nimport", NEW)
+    assert text_of(server, "", max_tokens=NEW, prompt_name="imports") == alone
+
+
+# ---- the other models
+
+
+def test_tokens_and_back(server, reference):
+    for text in (*TEXTS, "", "a<|end|>b", "\x00\uffff"):
+        ids = json.loads(post(server, "gpt_tokenize", text=text)[1])["ids"]
+        assert ids == reference.tokenizer.encode(text)
+        back = json.loads(post(server, "gpt_detokenize", ids=ids)[1])["text"]
+        assert back == text.replace("<|end|>", "")
+    status, answer = post(server, "gpt_detokenize", ids=[7, 4096])
+    assert status == 400
+    assert "INVALID_ARG: id 4096 is no token: ids go from 0 to 4095" in answer
+
+
+def test_the_ensemble_answers_too(server, reference):
+    status, answer = post(server, "gpt_ensemble", text_input="def ", max_tokens=NEW)
+    assert status == 200
+    assert json.loads(answer)["text_output"] == reference.text("def ", NEW)
+
+
+def test_the_engine_in_one_response(client, reference):
+    ids = reference.tokenizer.encode("def ")
+    inputs = tensors({"input_ids": ids, "max_tokens": NEW}, ENGINE)
+    (answer,) = client.infer("gpt_engine", inputs)
+    assert answer.as_numpy("output_ids").tolist() == reference.tokens("def ", NEW)
+    assert answer.as_numpy("text")[0].decode() == reference.text("def ", NEW)
+    assert answer.as_numpy("finish_reason")[0] == b"length"
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"text_input": ""}, "there is nothing to continue"),
+        (
+            {"text_input": "a", "prompt_name": "nobody"},
+            "'nobody' is unknown: this version has imports",
+        ),
+        ({"text_input": "a", "max_tokens": 512}, "max_tokens 512 are more than the 512"),
+        ({"text_input": "a" * 65537}, "65537 bytes: give at most 65536"),
+        ({"text_input": "a b " * 600}, "more than the 512 positions"),
+        ({"text_input": "a", "max_tokens": -1}, "max_tokens -1 is not"),
+        ({"text_input": "a", "temperature": -0.5}, "temperature -0.5 is not"),
+        ({"text_input": "a", "top_p": 0.0}, r"top_p 0.0 must"),
+        ({"text_input": "a", "seed": -3}, "seed -3 is not"),
+        ({"text_input": "a", "stop": [""]}, "stop string '' is not"),
+        ({"text_input": "a", "stop": ["a"] * 9}, "at most 8 strings"),
+    ],
+)
+def test_what_the_client_must_change(server, fields, words):
+    status, message = error_of(server, **fields)
+    assert status == 400
+    assert message.startswith("INVALID_ARG: ")
+    assert re.search(words, message), message
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"temperature": float("nan")}, "temperature nan is not a finite number"),
+        ({"stop": [b"ok", b"\xff"]}, "stop is not UTF-8: invalid start byte at byte 0"),
+        ({"prompt_name": b"\xff"}, "prompt_name is not UTF-8"),
+        ({"input_ids": [4096]}, "token 4096 is not in the vocabulary"),
+        ({"input_ids": [-1]}, "token -1 is not in the vocabulary"),
+        ({"input_ids": []}, "there is nothing to continue"),
+    ],
+)
+def test_what_the_engine_refuses(client, values, words):
+    inputs = tensors({"input_ids": [7], **values}, ENGINE)
+    with pytest.raises(ServeError, match=f"^INVALID_ARG: {words}"):
+        list(client.infer("gpt_engine", inputs))
+
+
+def test_text_that_is_no_utf8(client):
+    inputs = tensors({"text_input": b"caf\xe9 au lait"}, {"text_input": "BYTES"})
+    with pytest.raises(ServeError, match=r"^INVALID_ARG: text_input is not UTF-8: .* at byte 3"):
+        list(client.infer("gpt", inputs))
+
+
+@pytest.mark.parametrize(
+    ("values", "types"),
+    [
+        ({"text_input": 5}, {"text_input": "INT32"}),
+        ({"text_input": ["a", "b"]}, {"text_input": "BYTES"}),
+        ({"text_input": "a", "max_tokens": 5.0}, {"text_input": "BYTES", "max_tokens": "FP32"}),
+        ({"text_input": "a", "max_tokens": [5, 6]}, {"text_input": "BYTES", "max_tokens": "INT32"}),
+        ({"max_tokens": 5}, {"max_tokens": "INT32"}),
+    ],
+)
+def test_wrong_types_and_shapes(client, values, types):
+    with pytest.raises(ServeError):
+        list(client.infer("gpt", tensors(values, types)))
+    assert client.generate("def ", max_tokens=1)

@@ -1,0 +1,138 @@
+"""More requests than a server takes: it refuses clearly, loses nothing, keeps nothing in memory."""
+
+import json
+import threading
+
+import pytest
+
+from tests.serving.probe import (
+    MODELS,
+    Asked,
+    astream,
+    at_rest,
+    frozen,
+    generate,
+    memory,
+    processes,
+    served_now,
+    stream,
+    tokens,
+)
+from tests.serving.world import PATIENCE, configure, kintsugi, ranks, repo_of, serving, until
+from utils.serving.client import Client, ServeError
+from utils.serving.triton_http import call
+
+pytestmark = pytest.mark.timeout(900)
+
+SLOTS, QUEUE = 4, 6
+DOORS = (generate, stream, astream)
+TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("overload") / "repo")
+    configure(repo, slots=SLOTS, queue=QUEUE, step_seconds=60)
+    with serving(repo, models=MODELS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return Client(server, timeout=PATIENCE)
+
+
+def samples(count):
+    """Keyword arguments of requests whose answers differ."""
+    return [
+        {"text": TEXT, "max_tokens": 8, "temperature": 1.0, "seed": number}
+        for number in range(count)
+    ]
+
+
+def overload(server, client, right, extra, note=""):
+    """A full engine and `extra` more requests: those accepted are right, those refused say why."""
+    until(lambda: at_rest(server))
+    rejected = kintsugi(server)["requests_rejected_total"]
+    with frozen(*ranks(server)):
+        accepted = [Asked(generate, client, **wanted) for wanted in samples(len(right))]
+        until(lambda: served_now(server) == len(right))
+        errors = []
+
+        def more():
+            for _ in range(extra // 8):
+                body = {"text_input": TEXT * 200, "max_tokens": 8, "note": note}
+                path = "/v2/models/gpt/generate"
+                errors.append(call(server.http, "POST", path, body, PATIENCE))
+
+        threads = [threading.Thread(target=more) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+        direct = Asked(tokens, client, TOKENS, max_tokens=8).outcome()
+        until(lambda: kintsugi(server)["requests_rejected_total"] == rejected + len(errors) + 1)
+        assert served_now(server) == len(right)
+    assert len(errors) == extra // 8 * 8
+    for status, answer in errors:
+        message = json.loads(answer)["error"]
+        assert status >= 400
+        assert message.startswith("UNAVAILABLE: the queue is full"), message
+    assert isinstance(direct, ServeError)
+    assert direct.status == "UNAVAILABLE"
+    assert [request.outcome() for request in accepted] == right
+    until(lambda: at_rest(server))
+
+
+@pytest.fixture(scope="module")
+def right(client):
+    """The answers that the accepted ones must get."""
+    return [client.generate(**wanted) for wanted in samples(SLOTS + QUEUE)]
+
+
+def test_overload_refuses_clearly_and_loses_nothing(server, client, right):
+    assert len(set(right)) > 1
+    overload(server, client, right, extra=40)
+
+
+def test_overload_at_full_speed(server, client, right):
+    """Three times as many clients as there are places, by all doors; each asks until it was served
+    often. All processes live through it."""
+    wanted, wrong, refused, before = samples(len(right)), [], [], processes(server)
+
+    def ask(number):
+        served = 0
+        while served < 5:
+            which, door = (number + served) % len(right), DOORS[(number + served) % len(DOORS)]
+            outcome = Asked(door, client, **wanted[which]).outcome()
+            if isinstance(outcome, ServeError):
+                refused.append(str(outcome))
+                continue
+            served += 1
+            if outcome != right[which]:
+                wrong.append((which, door, outcome))
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(3 * (SLOTS + QUEUE))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert not wrong
+    assert refused
+    assert {reason[:30] for reason in refused} == {"UNAVAILABLE: the queue is full"}
+    assert processes(server).keys() == before.keys()
+    until(lambda: at_rest(server))
+
+
+def test_overload_keeps_no_memory(server, client, right):
+    """Refused requests carry 100 KB each: 500 of them would leave 50 MB if any part of the server
+    kept what they sent; a twentieth of that is allowed for."""
+    note = "x" * 100_000
+    for _ in range(2):  # until every thread, buffer and cache is there
+        overload(server, client, right, extra=160, note=note)
+    before = memory(server)
+    for _ in range(3):
+        overload(server, client, right, extra=168, note=note)
+    grown = memory(server) - before
+    assert grown < 10e6, f"{grown / 1e6:.1f} MB more"

@@ -1,0 +1,238 @@
+"""New versions while the old one serves: promoted without a loss, or refused by the file's name."""
+
+import ast
+import hashlib
+import json
+import pickle
+import re
+import shutil
+import threading
+
+import pytest
+
+from tests.serving.probe import MODELS, Asked, generate, gone, processes, stream, tokens
+from tests.serving.world import PATIENCE, configure, ranks, repo_of, serving, until
+from utils.serving.client import Client, ServeError
+from utils.serving.repository import CODE, SHIPPED, SOURCE
+from utils.serving.server import ServerError
+
+pytestmark = pytest.mark.timeout(600)
+
+DOORS = [generate, stream, tokens]
+SHARD = "rank-0-of-1.safetensors"
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory):
+    """Version 1: small on two ranks; a version 2 lies beside, not in the repository yet."""
+    folder = tmp_path_factory.mktemp("reload")
+    repo = repo_of("small", 2, folder / "repo")
+    repo_of("tiny", 1, folder / "other")
+    (folder / "other" / "gpt_engine" / "1").rename(folder / "next")
+    configure(repo, slots=4, queue=16, step_seconds=60)
+    return repo
+
+
+@pytest.fixture(scope="module")
+def server(repo):
+    with serving(repo, models=MODELS) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return Client(server, timeout=PATIENCE)
+
+
+@pytest.fixture
+def second(server, repo):
+    """A copy of the next version in the repository; afterwards only version 1 serves again."""
+    folder = repo / "gpt_engine" / "2"
+    shutil.copytree(repo.parent / "next", folder)
+    yield folder
+    shutil.rmtree(folder)
+    load_first(server)
+
+
+def load_first(server):
+    """Version 1 serves again, alone; what ran before has gone."""
+    server.load("gpt_engine")
+    until(lambda: server.states("gpt_engine", "READY", "UNLOADING") == {1: "READY"})
+    until(lambda: len(processes(server)) == 1 + len(MODELS) + 2)
+
+
+def ask(client, door):
+    return Asked(door, client, [40, 41] if door is tokens else "def ", max_tokens=8).outcome()
+
+
+def check_refused(server, client, first, name, *reasons):
+    """A load of version 2 fails and names the file; version 1 serves on with its own ranks."""
+    old = ranks(server)
+    with pytest.raises(ServerError) as refusal:
+        server.load("gpt_engine")
+    assert f"/2/{name}" in str(refusal.value)
+    for reason in reasons:
+        assert reason in str(refusal.value)
+    assert server.versions("gpt_engine") == [1]
+    assert [ask(client, door) for door in DOORS] == first
+    assert ranks(server) == old
+
+
+@pytest.fixture(scope="module")
+def first(client):
+    """What version 1 answers, by each door."""
+    return [ask(client, door) for door in DOORS]
+
+
+def damage(file, how):
+    data = file.read_bytes()
+    if how == "missing":
+        file.unlink()
+    elif how == "cut short":
+        file.write_bytes(data[: len(data) // 2])
+    elif how == "empty":
+        file.write_bytes(b"")
+    else:  # one bit of the last byte
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [(SHARD, how) for how in ("missing", "cut short", "empty", "one bit")]
+    + [("manifest.json", "missing"), ("manifest.json", "cut short")]
+    + [("config.json", "one bit"), ("tokenizer.json", "missing")],
+)
+def test_damaged_version_is_refused_by_the_files_name(server, client, first, second, name, how):
+    damage(second / name, how)
+    check_refused(server, client, first, name)
+
+
+def test_shard_and_manifest_that_agree_on_nonsense(server, client, first, second):
+    """The hash is right, and what is hashed is no safetensors file."""
+    put(second, SHARD, b"\x08\0\0\0\0\0\0\0{}      " + b"\0" * 1000)
+    check_refused(server, client, first, SHARD)
+
+
+# ---- pickle
+
+
+class Trap:
+    """Whoever unpickles it leaves a file."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return open, (str(self.mark), "w")
+
+
+def put(folder, name, data):
+    """A file of the version, which the manifest lists as it is."""
+    (folder / name).write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_pickle_under_a_shards_name_is_refused_unread(server, client, first, second, tmp_path):
+    mark = tmp_path / "read"
+    pickle.loads(pickle.dumps(Trap(mark))).close()
+    assert mark.exists()  # the trap works
+    mark.unlink()
+    put(second, SHARD, pickle.dumps(Trap(mark)))
+    check_refused(server, client, first, SHARD, "safetensors")
+    assert not mark.exists()
+
+
+def test_pickles_beside_the_shards_are_not_read(server, client, first, second, tmp_path):
+    mark = tmp_path / "read"
+    names = ["pytorch_model.bin", "rank-0-of-1.pt", "rank-0-of-1.bin", "prompts/all.pkl"]
+    (second / "prompts").mkdir(exist_ok=True)
+    for name in names:
+        put(second, name, pickle.dumps(Trap(mark)))
+    server.load("gpt_engine")
+    until(lambda: server.versions("gpt_engine") == [2])
+    assert [ask(client, door) for door in DOORS] != first
+    assert not mark.exists()
+
+
+def test_no_file_that_is_shipped_can_read_a_pickle():
+    """Neither by name, nor by what unpickles on its behalf."""
+    files = [CODE / name for name in SHIPPED] + sorted(SOURCE.glob("*/1/model.py"))
+    assert len(files) == len(SHIPPED) + 4
+    for file in files:
+        assert not unpickling(file.read_text()), file
+    assert unpickling("import torch\nx = torch.load(f)") == ["torch.load"]
+    assert unpickling("from multiprocessing.connection import Client") == [
+        "multiprocessing.connection"
+    ]
+    assert unpickling("import numpy as np\nnp.load(f, allow_pickle=True)") == ["allow_pickle"]
+
+
+def unpickling(code):
+    """Names in Python code that read pickles: modules, functions, arguments."""
+    modules = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal",
+               "multiprocessing", "torch.multiprocessing")  # fmt: skip
+    calls = re.compile(r"torch\.load|torch\.jit\.load|\w+_object(_list)?|allow_pickle|read_pickle")
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""] + [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr] + [ast.unparse(node)]
+        else:
+            names = [node.arg] if isinstance(node, ast.keyword) and node.arg else []
+        for name in names:
+            module = any(name == m or name.startswith(f"{m}.") for m in modules)
+            if (module and not isinstance(node, ast.Attribute)) or calls.fullmatch(name):
+                found.append(name)
+    return [name for name in found if not any(f"{other}." in name for other in found)]
+
+
+# ---- promotion
+
+
+def test_promotion_under_load(server, client, first, repo):
+    """No request is lost; each answer is version 1's or 2's, and after the switch 2's only."""
+    folder = repo / "gpt_engine" / "2"
+    old, answers, stop = ranks(server), [[] for _ in range(6)], threading.Event()
+
+    def ask_on(mine, door):
+        while not stop.is_set():
+            mine.append(ask(client, door))
+
+    threads = [
+        threading.Thread(target=ask_on, args=(mine, DOORS[number % len(DOORS)]))
+        for number, mine in enumerate(answers)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        until(lambda: all(len(mine) >= 2 for mine in answers))
+        shutil.copytree(repo.parent / "next", folder.with_name(".next"))
+        folder.with_name(".next").rename(folder)
+        server.load("gpt_engine")
+        until(lambda: server.versions("gpt_engine") == [2])
+        switched = [len(mine) for mine in answers]  # what is under way now began before
+        until(lambda: all(len(mine) >= n + 3 for mine, n in zip(answers, switched)))
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+        second = [ask(client, door) for door in DOORS]
+        assert not set(first) & set(second)
+        for number, mine in enumerate(answers):
+            one, two = first[number % len(DOORS)], second[number % len(DOORS)]
+            lost = [answer for answer in mine if isinstance(answer, ServeError)]
+            assert not lost, lost
+            assert set(mine) == {one, two}
+            assert set(mine[switched[number] + 1 :]) == {two}
+            assert mine == sorted(mine, key=[one, two].index)  # never back again
+        until(lambda: gone(old))
+        assert len(ranks(server)) == 1
+    finally:
+        stop.set()
+        shutil.rmtree(folder, ignore_errors=True)
+        load_first(server)
+    assert [ask(client, door) for door in DOORS] == first

@@ -1,0 +1,183 @@
+"""TritonServer against the real tritonserver: it runs, or says why it does not."""
+
+import os
+import re
+import socket
+
+import psutil
+import pytest
+
+from tests.serving.server_processes import connections, family, in_thread, until, wait_gone
+from tests.serving.triton_models import write_code, write_models
+from utils.serving.client import Client, ServeError
+from utils.serving.server import (
+    ServerError,
+    TritonServer,
+    server_available,
+)
+
+needs_server = pytest.mark.skipif(server_available() is not None, reason=str(server_available()))
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("repo"), "echo", "slow", "gpt")
+
+
+@pytest.fixture(scope="module")
+def server(repo):
+    with TritonServer(repo, quiet=True) as running:
+        yield running
+
+
+# --- a server that runs ---------------------------------------------------------------------------
+
+
+@needs_server
+def test_it_listens_on_this_machine_only_below_the_ports_of_the_kernel(server):
+    listening = [
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
+        for connection in psutil.Process(server.pid).net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {f"{ip}:{port}" for ip, port in listening} == {server.http, server.grpc, server.metrics}
+    assert all(ip == "127.0.0.1" and port < 32768 for ip, port in listening)
+
+
+@needs_server
+def test_a_ctrl_c_of_this_terminal_does_not_reach_it(server):
+    assert os.getsid(server.pid) != os.getsid(0)
+    assert os.getpgid(server.pid) != os.getpgid(0)
+
+
+@needs_server
+def test_models_are_unloaded_and_loaded_by_request(server):
+    assert server.ready() and server.ready("echo") and server.versions("echo") == [1]
+    server.unload("echo")
+    assert not server.ready("echo") and server.versions("echo") == []
+    with pytest.raises(ServeError):
+        Client(server, model="echo").generate("a")
+    server.load("echo")
+    assert server.ready("echo") and server.versions("echo") == [1]
+    assert Client(server, model="echo").generate("a") == "a"
+
+
+@needs_server
+def test_a_model_is_loaded_with_another_configuration(server):
+    changed = server.config("echo") | {"parameters": {"slots": {"string_value": "4"}}}
+    server.load("echo", changed)
+    assert server.config("echo")["parameters"] == {"slots": {"string_value": "4"}}
+    server.unload("echo")
+    server.load("echo")  # its config.pbtxt counts again
+    assert server.config("echo")["parameters"] == {}
+
+
+@needs_server
+def test_a_broken_version_is_refused_and_the_old_one_goes_on(server, repo):
+    write_code(repo, "echo", version=2, like="hopeless")
+    with pytest.raises(ServerError) as caught:
+        server.load("echo")
+    reason = "rank-1-of-2.safetensors is cut short: export it again"
+    assert str(caught.value) == f"echo version 2: ValueError: {reason}"
+    assert server.versions("echo") == [1] and server.ready("echo")
+    write_code(repo, "echo", version=2)
+    server.load("echo")
+    assert server.versions("echo") == [2]
+
+
+@needs_server
+def test_what_is_not_there_is_said_so(server):
+    with pytest.raises(ServerError, match="nothing"):
+        server.load("nothing")
+    assert not server.ready("nothing") and server.versions("nothing") == []
+
+
+@needs_server
+def test_a_killed_stub_is_an_error_for_its_clients_and_nothing_is_left(repo):
+    with TritonServer(repo, ["echo", "slow"], exit_seconds=2, quiet=True) as server:
+        processes = family(server.pid)
+        stub = next(p for p in processes if "stub" in p.name() and "slow" in " ".join(p.cmdline()))
+        answer = in_thread(lambda: Client(server, model="slow").generate("60"))
+        until(lambda: connections(server) == 1)
+        stub.kill()
+        with pytest.raises(ServeError):
+            answer()
+        assert Client(server, model="echo").generate("a") == "a"
+    wait_gone(processes)
+
+
+# --- a server that does not start -----------------------------------------------------------------
+
+
+@needs_server
+def test_a_broken_model_is_named_first_then_the_log(tmp_path, capsys):
+    repo = write_models(tmp_path / "repo", "echo", "hopeless")
+    with pytest.raises(ServerError) as caught:
+        TritonServer(repo, log=tmp_path / "log")
+    first, _, rest = str(caught.value).partition("\n")
+    reason = "rank-1-of-2.safetensors is cut short: export it again"
+    assert first == f"hopeless version 1: ValueError: {reason}"
+    assert f"The end of its log ({tmp_path / 'log'})" in rest
+    assert capsys.readouterr().out == "tritonserver starts: echo, hopeless … failed\n"
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(repo) in str(p.info["cmdline"])]
+
+
+@needs_server
+def test_a_configuration_that_cannot_be_read_is_named(tmp_path):
+    repo = write_models(tmp_path / "repo", "echo")
+    (repo / "echo" / "config.pbtxt").write_text('name: "echo" }')
+    with pytest.raises(ServerError) as caught:
+        TritonServer(repo, quiet=True)
+    first = str(caught.value).partition("\n")[0]
+    assert first.startswith("echo: failed to read text proto from ") and "1:14" in first
+
+
+@needs_server
+def test_a_model_that_takes_too_long_is_given_up(tmp_path):
+    repo = write_models(tmp_path / "repo", "sleeper")
+    with pytest.raises(ServerError, match=r"^tritonserver was not ready after 1 s\. The end of"):
+        TritonServer(repo, start_seconds=1.0, quiet=True)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(repo) in str(p.info["cmdline"])]
+
+
+@needs_server
+def test_a_taken_port_is_named(repo):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port} is taken: give grpc another one"):
+            TritonServer(repo, grpc=port, quiet=True)
+
+
+@needs_server
+def test_a_port_that_is_taken_while_it_starts_is_noticed(repo, tmp_path):
+    """Another server answers at the address then; for the metrics tritonserver itself goes on."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        log = tmp_path / "log"
+        listen = in_thread(lambda: until(log.exists) and other.listen())
+        with pytest.raises(ServerError, match=rf"port {port} is taken"):
+            TritonServer(repo, metrics=port, log=log, quiet=True)
+        listen()
+
+
+def test_arguments_that_make_no_sense_are_refused(repo):
+    cases = [
+        ({"control": "poll"}, "control 'poll' is not known"),
+        ({"control": "none", "models": ["echo"]}, "leave out models"),
+        ({"start_seconds": 0}, "start_seconds 0 is not a time limit"),
+        ({"exit_seconds": float("inf")}, "exit_seconds inf is not a time limit"),
+    ]
+    for options, words in cases:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            TritonServer(repo, **options)
+
+
+@needs_server
+def test_a_repository_without_the_model_is_refused(repo, tmp_path):
+    with pytest.raises(ServerError, match=r"has no model 'gtp': it has echo, gpt, slow"):
+        TritonServer(repo, ["gtp"])
+    with pytest.raises(ServerError, match=r"has no model \(NAME/config\.pbtxt\)"):
+        TritonServer(tmp_path)

@@ -1,0 +1,207 @@
+"""The end of a server, wanted or not: requests in flight end, and no process is left."""
+
+import asyncio
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.serving.server_processes import (
+    PATIENCE,
+    ROOT,
+    connections,
+    family,
+    in_thread,
+    started,
+    until,
+    wait_gone,
+)
+from tests.serving.triton_models import write_models
+from utils.serving.client import Client, ServeError
+from utils.serving.server import TritonServer, server_available
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(server_available() is not None, reason=str(server_available())),
+]
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory):
+    return write_models(tmp_path_factory.mktemp("repo"), "echo", "slow", "gpt")
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_requests_in_flight_end_and_an_idle_client_does_not_hold_it(repo):
+    """A stop while a plain and two streamed requests are under way, beside an open connection."""
+    server = TritonServer(repo, exit_seconds=60, quiet=True)
+    processes = family(server.pid)
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port))) as idle:
+        idle.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert b"200 OK" in idle.recv(4096)
+        client, begun, begun_by_grpc = Client(server), threading.Event(), threading.Event()
+
+        def stream():
+            pieces = []
+            for piece in client.stream("a " * 60):  # 3 s
+                pieces.append(piece)
+                begun.set()
+            return len(pieces)
+
+        async def stream_by_grpc():
+            pieces = []
+            async for piece in client.astream("a " * 60):
+                pieces.append(piece)
+                begun_by_grpc.set()
+            return len(pieces)
+
+        streamed = in_thread(stream)
+        by_grpc = in_thread(lambda: asyncio.run(stream_by_grpc()))
+        whole = in_thread(lambda: Client(server, model="slow").generate("4"))
+        assert begun.wait(PATIENCE) and begun_by_grpc.wait(PATIENCE)
+        until(lambda: connections(server) == 3)
+        status = server.close()
+        assert (streamed(), by_grpc(), whole()) == (60, 60, "4")
+        if idle_can_be_closed():
+            assert idle.recv(1) == b"" and status == 0
+    wait_gone(processes)
+
+
+def idle_can_be_closed():
+    """Whether the kernel allows what the keeper does for that (containers often do not)."""
+    import ctypes
+
+    from utils.serving.keeper import PIDFD_GETFD
+
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        return ctypes.CDLL(None).syscall(PIDFD_GETFD, os.pidfd_open(child.pid), 0, 0) >= 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_request_that_takes_too_long_is_cut_and_the_status_says_so(repo):
+    server = TritonServer(repo, ["slow"], exit_seconds=1, quiet=True)
+    processes = family(server.pid)
+    answer = in_thread(lambda: Client(server, model="slow").generate("60"))
+    until(lambda: connections(server) == 1)
+    assert server.close() != 0
+    with pytest.raises(ServeError):
+        answer()
+    wait_gone(processes)
+
+
+@pytest.mark.parametrize("victim", ["server", "keeper"])
+def test_a_killed_server_leaves_no_stub(repo, victim):
+    server = TritonServer(repo, ["echo"], quiet=True)
+    processes = family(server.pid)
+    names = [process.name() for process in processes]
+    assert any("stub" in name for name in names), names
+    os.kill(server.pid if victim == "server" else processes[0].pid, signal.SIGKILL)
+    wait_gone(processes)
+    until(lambda: not server.alive())
+    assert server.close() in (128 + signal.SIGKILL, -signal.SIGKILL)
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_what_a_model_has_started_and_forgotten_is_ended_too(tmp_path, how):
+    server = TritonServer(write_models(tmp_path, "litter"), quiet=True)
+    processes = family(server.pid)
+    assert "sleep" in [process.name() for process in processes]
+    if how == "killed":
+        os.kill(server.pid, signal.SIGKILL)
+    else:
+        server.close()
+    wait_gone(processes)
+
+
+PARENT = """
+import sys, time
+from utils.serving.server import TritonServer
+print("begins", flush=True)
+server = TritonServer(sys.argv[1], quiet=True)
+print(server.pid, server.http, server.log.parent, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_parent_leaves_nothing_and_its_clients_get_their_answers(repo):
+    with started(sys.executable, "-c", PARENT, repo) as parent:
+        assert parent.stdout.readline() == "begins\n"
+        pid, http, folder = parent.stdout.readline().split()
+        processes = family(int(pid))
+        assert len(processes) >= 3 and Path(folder).is_dir()
+        stream = Client(http=http).stream("a " * 60)  # 3 s
+        assert next(stream) == "a "
+        parent.kill()
+        assert len(list(stream)) == 59
+        wait_gone(processes)
+        assert not Path(folder).exists()
+
+
+def test_a_ctrl_c_while_it_starts_leaves_nothing(tmp_path):
+    repo = write_models(tmp_path, "sleeper")
+    with started(sys.executable, "-c", PARENT, repo) as parent:
+        parent.stdout.readline()
+        processes = until(lambda: stub_and_all(parent.pid))
+        parent.send_signal(signal.SIGINT)
+        wait_gone(processes)
+        assert parent.wait(PATIENCE) != 0
+
+
+def stub_and_all(pid):
+    """All that a process has started, once there is a stub among them."""
+    found = psutil.Process(pid).children(recursive=True)
+    return found if any("stub" in process.name() for process in found) else None
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+COMMAND = [sys.executable, "-m", "utils.serving.server", "--http", 0, "--grpc", 0, "--metrics", 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_told_to_end(repo, number):
+    with started(*COMMAND, "--repo", repo) as program:
+        lines = [program.stdout.readline()]
+        while lines[-1] and "Ctrl-C ends it" not in lines[-1]:
+            lines.append(program.stdout.readline())
+        curl = next(shlex.split(line) for line in lines if "/v2/models/gpt/generate " in line)
+        assert ask(curl) == '"text_output":"def "'
+        processes = psutil.Process(program.pid).children(recursive=True)
+        os.killpg(program.pid, number)
+        rest = program.stdout.read()
+        assert (program.wait(PATIENCE), rest.strip()) == (0, "stopped")
+        wait_gone(processes)
+
+
+def ask(curl):
+    """Does what the printed curl line says, with Python's own client."""
+    from urllib.request import Request, urlopen
+
+    assert curl[0] == "curl" and curl[3] == "-d"
+    with urlopen(Request(f"http://{curl[2]}", curl[4].encode()), timeout=PATIENCE) as answer:
+        return re.search(r'"text_output":"[^"]*"', answer.read().decode())[0]
+
+
+def test_the_command_says_why_it_does_not_serve(tmp_path):
+    repo = write_models(tmp_path, "hopeless")
+    done = subprocess.run(
+        [*map(str, COMMAND), "--repo", str(repo)], cwd=ROOT, capture_output=True, text=True,
+        timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("hopeless version 1: ValueError: rank-1-of-2.safetensors is cut")

@@ -1,0 +1,92 @@
+"""What a log and a machine say: reasons of a failure, where the server is, the container."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.serving.triton_models import write_models
+from utils.serving import install as server_files
+from utils.serving import server_log
+from utils.serving.server import container_command, server_available
+
+# --- where the server is --------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(server_available() is not None, reason=str(server_available()))
+def test_an_installed_server_is_used_with_its_own_backends(tmp_path):
+    """The layout of NVIDIA's images, PREFIX/bin and PREFIX/backends, made of the wheel's files."""
+    wheel = server_files.find_server()
+    if wheel.packages is None:
+        pytest.skip("this machine has an installed server, which the other tests use")
+    prefix = tmp_path / "prefix"
+    backends = wheel.assemble(prefix)
+    (prefix / "bin").mkdir()
+    (prefix / "bin" / "tritonserver").symlink_to(wheel.binary)
+    installed = server_files.Installation(prefix / "bin" / "tritonserver")
+    assert installed.assemble(tmp_path / "else") == backends
+    assert installed.backends() == {"python"} and installed.caches() is None
+
+
+def test_the_container_command_has_what_a_model_over_several_gpus_needs(tmp_path):
+    folder = tmp_path / "my repo"
+    words = shlex.split(container_command(folder))
+    assert words[:3] == ["docker", "run", "--rm"]
+    assert words[words.index("--gpus") + 1] == "all"
+    assert words[words.index("-v") + 1] == f"{folder}:/models"
+    for word in ("--shm-size=2g", "memlock=-1", server_files.IMAGE, "--load-model=*",
+                 "--model-control-mode=explicit", "--model-repository=/models"):  # fmt: skip
+        assert word in words
+    # Docker reads the value as CSV: a list of devices must keep its double quotes
+    some = shlex.split(container_command(folder, gpus="device=0,1"))
+    assert some[some.index("--gpus") + 1] == '"device=0,1"'
+    assert "--gpus" not in container_command(folder, gpus=None)
+
+
+def test_the_reason_says_what_is_missing(monkeypatch):
+    """Of a machine that has no server: what the platform says is replaced, as nothing else can."""
+    monkeypatch.setattr(server_files.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(server_files.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(server_files, "SYSTEM", Path("/nowhere"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    reason = server_available()
+    assert "made for Linux on x86-64 and this is Darwin on arm64" in reason.splitlines()[0]
+    assert reason.splitlines()[1].startswith("docker run")
+
+
+# --- the log --------------------------------------------------------------------------------------
+
+
+LOG = r"""
+I1122 07:45:40.053603 22841 model_lifecycle.cc:472] "loading: gpt_engine:1"
+E1122 07:45:42.252387 22841 model_lifecycle.cc:642] "failed to load 'gpt_engine' version 1: Internal: LoadError: a is cut short:\nexport it\n\nAt:\n  /models/gpt_engine/1/model.py(3): initialize\n"
+I1122 07:45:42.252406 22841 model_lifecycle.cc:777] "failed to load 'gpt_engine'"
+E1122 07:45:42.293253 22841 model_repository_manager.cc:724] "failed to load model 'gpt': at least one version must be available"
+E1122 07:45:42.334785 22841 main.cc:257] "failed to start HTTP service: Unavailable - Socket '127.0.0.1:8000' already in use "
+| exit_timeout | 8 |
++--------------+---+
+"""  # noqa: E501
+
+
+def test_a_log_is_reduced_to_its_reasons(tmp_path):
+    assert server_log.reasons(LOG) == [
+        "gpt_engine version 1: LoadError: a is cut short:\nexport it",
+        "gpt: at least one version must be available",
+        "HTTP: Socket '127.0.0.1:8000' already in use",
+    ]
+    assert server_log.port_was_taken(LOG)
+    (tmp_path / "log").write_text(LOG)
+    assert server_log.tail(tmp_path / "log", 1).endswith('already in use "')
+    assert server_log.tail(tmp_path / "none") == ""
+
+
+# --- its models -----------------------------------------------------------------------------------
+
+
+def test_a_model_whose_backend_is_missing_is_left_out(tmp_path):
+    repo = write_models(tmp_path, "echo", "slow")
+    config = repo / "slow" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"python"', '"vllm"'))
+    found = server_files.models_of(repo, None, {"python"})
+    assert found == (["echo"], {"slow": "this server has no backend 'vllm'"})
+    assert server_files.models_of(repo, None, {"python", "vllm"}) == (["echo", "slow"], {})

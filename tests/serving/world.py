@@ -1,0 +1,205 @@
+"""What tests of the served model share: an exported repository, a server, ways to look into both.
+
+    repo = repo_of("small", tp=2, out=tmp_path / "repo")      # exported, as a learner does it
+    with serving(repo) as server:                             # skipped where there is no binary
+        post(server, text_input="def ", max_tokens=8)         # (status, text of the answer)
+        kintsugi(server)["kv_use"]                            # our metrics, by name
+        pids(server)["gpt_engine"]                            # the stubs' process ids
+        until(lambda: idle(server))                           # waits for a condition
+
+What the served tokens must be says `Reference`: the training model.
+"""
+
+import json
+import random
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
+from utils.paths import ROOT
+from utils.prompts.file import save_prompt
+from utils.serving.client import SAMPLING
+from utils.serving.export import export
+from utils.serving.server import TritonServer, server_available
+
+MODELS = ROOT / "models"
+TEXTS = ("import json\n", "def ", "class Reader:\n    def __init__(self", "The name – naïve 🙂 –")
+ENGINE = {**SAMPLING, "input_ids": "INT32", "cancel": "BYTES", "stream": "BOOL"}  # its inputs
+PATIENCE = 120.0  # seconds: a busy machine may be much slower than this test's author's
+
+
+def repo_of(model, tp, out, **options):
+    """Exports models/MODEL (or a folder) into the repository `out`, and returns that."""
+    export(MODELS / model, out, tp, **options)
+    return Path(out)
+
+
+def idle(server):
+    """Whether nothing runs, waits or holds a place in the cache."""
+    now = kintsugi(server)
+    return now["requests_running"] == now["queue_waiting"] == now["kv_use"] == 0
+
+
+@contextmanager
+def company(server, count=6):
+    """Other clients who come and go meanwhile, each with a text and a length of its own."""
+    gone = threading.Event()
+
+    def one(number):
+        choose = random.Random(number)
+        while not gone.is_set():
+            text = choose.choice(TEXTS) * choose.randint(1, 3)
+            text_of(server, text, max_tokens=choose.randint(1, 30), temperature=1.0, seed=number)
+
+    with ThreadPoolExecutor(count) as pool:
+        others = [pool.submit(one, number) for number in range(count)]
+        try:
+            until(lambda: kintsugi(server)["requests_running"] > 0)
+            yield
+        finally:
+            gone.set()
+        for other in others:
+            other.result(PATIENCE)
+
+
+def prompt_file(folder, model, name, text):
+    """Writes FOLDER/NAME.safetensors: virtual tokens that are the embeddings of a text's tokens.
+
+    So a request with this prompt must give what the text before the request's own would give.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = torch.tensor(Tokenizer.load(MODELS / model).encode(text))
+    weights = GPT.from_pretrained(MODELS / model, dtype=torch.float32).state_dict()
+    embedded = weights["model.embed_tokens.weight"][ids]
+    save_prompt(folder / f"{name}.safetensors", embedded, MODELS / model)
+
+
+@contextmanager
+def serving(repo, **options):
+    """A running server of the repository; the test is skipped where there is no binary."""
+    if reason := server_available():
+        pytest.skip(reason)
+    with TritonServer(repo, quiet=True, **options) as server:
+        yield server
+
+
+def configure(repo, model="gpt_engine", **settings):
+    """Sets parameters of a model's config.pbtxt, as an operator would."""
+    file = Path(repo, model, "config.pbtxt")
+    text = file.read_text()
+    for name, value in settings.items():
+        text, count = re.subn(
+            rf'(key: "{name}"\s+value: {{ string_value: ")[^"]*', rf"\g<1>{value}", text
+        )
+        assert count == 1, name
+    file.write_text(text)
+
+
+def until(condition, seconds=PATIENCE):
+    """Waits until `condition()` is true, and returns what it gave."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"after {seconds:g} s it is still not so"
+        time.sleep(0.05)
+    return found
+
+
+def post(server, model="gpt", endpoint="generate", **fields):
+    """(HTTP status, text of the answer) of POST /v2/models/MODEL/generate."""
+    url = f"http://{server.http}/v2/models/{model}/{endpoint}"
+    try:
+        with urllib.request.urlopen(url, json.dumps(fields).encode(), PATIENCE) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def text_of(server, text, **fields):
+    """The new text that `gpt` answers with."""
+    status, answer = post(server, text_input=text, exclude_input_in_output=True, **fields)
+    assert status == 200, answer
+    return json.loads(answer)["text_output"]
+
+
+def error_of(server, **fields):
+    """(HTTP status, message) of a request to `gpt` that must be refused."""
+    status, answer = post(server, **fields)
+    assert status >= 400, answer
+    return status, json.loads(answer)["error"]
+
+
+def kintsugi(server):
+    """Our metrics of the newest version of gpt_engine: {name without "kintsugi_": value}."""
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=PATIENCE) as answer:
+        found = re.findall(
+            r'^kintsugi_(\w+){.*version="(\d+)".*} (\S+)$', answer.read().decode(), re.M
+        )
+    newest = max((int(version) for _, version, _ in found), default=0)
+    return {name: float(value) for name, version, value in found if int(version) == newest}
+
+
+def pids(server):
+    """{model: process id of its stub} of a running server."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if "python_backend_stub" in words[0] and parent(folder) == server.pid:
+                found[Path(words[1]).parents[1].name] = int(folder.name)
+    return found
+
+
+def ranks(server):
+    """Process ids of the ranks, the engine's children, in order of their start."""
+    leader = pids(server).get("gpt_engine")
+    children = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if parent(folder) == leader and b"python" in (folder / "cmdline").read_bytes():
+                children.append(int(folder.name))
+    return sorted(children)
+
+
+def parent(folder):
+    """The parent's id of the process with this folder in /proc."""
+    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+
+
+def alive(pid):
+    """Whether the process is there and has not ended."""
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class Reference:
+    """What the training model itself says: greedy tokens and text of GPT.generate."""
+
+    def __init__(self, model):
+        self.model = GPT.from_pretrained(MODELS / model, dtype=torch.float32).eval()
+        self.tokenizer = Tokenizer.load(MODELS / model)
+
+    def tokens(self, text, count):
+        """New token ids, up to and with the end token."""
+        ids = torch.tensor([self.tokenizer.encode(text)])
+        new = self.model.generate(ids, count, temperature=0)[0, ids.shape[1] :].tolist()
+        end = self.tokenizer.end
+        return new[: new.index(end) + 1] if end in new else new
+
+    def text(self, text, count):
+        """New text, without the end token."""
+        return self.tokenizer.decode(
+            [i for i in self.tokens(text, count) if i != self.tokenizer.end]
+        )

@@ -1,0 +1,89 @@
+"""What rank 0 of a mix says to the others in one step, worked out from shapes alone."""
+
+import torch
+
+from utils.data import corpus
+from utils.models.gpt import GPT
+from utils.parallel.full_tensor import split_of, whole_size
+from utils.parallel.mesh import Axis, Mesh
+from utils.parallel.parallelize import EMBEDDING, Pieces
+from utils.parallel.zero import owners
+from utils.training.optimizer import is_block_matrix
+
+
+def has_formula(config):
+    """Recomputation repeats collectives, 16 bits change their sizes, the loads of experts are not
+    known beforehand; ZeRO-2 and 3 are counted in test_train_matrix.py. What is counted is the
+    second step; were it the last one, an evaluation would go with it."""
+    return (
+        config.steps > 2
+        and config.recompute == "none"
+        and config.precision in ("fp32", "fp64")
+        and config.experts is None
+        and config.level() < 2
+        and not config.sequence_parallel
+        and (config.kv_heads or config.heads) >= config.tp
+    )
+
+
+def traffic_by_formula(config):
+    """{operation: (calls, bytes that rank 0 hands over)}."""
+    value = 8 if config.precision == "fp64" else 4  # bytes of a weight, a gradient, a hidden value
+    pieces = pieces_of_rank_0(config)
+    named, micro_batches = pieces.named(), config.parts()
+    rows = corpus.share(config.batch, 0, config.dp)[1]
+    tokens = rows * config.seq  # in all micro-batches together
+    hidden = value * tokens * config.hidden  # bytes of the hidden states of all of them
+
+    reduced = [24, value]  # the loss, the clock, whether to stop; the square of the norm
+    if config.tp > 1:
+        layers = len(pieces.blocks())
+        ends = 1  # the embedding's forward pass
+        if config.pp == 1:
+            ends += 1  # lm_head's backward pass
+            # the largest logit; the sum of exponentials and the target's logit
+            reduced += per_micro_batch(value * tokens, micro_batches)
+            reduced += per_micro_batch(2 * value * tokens, micro_batches)
+        for _ in range(4 * layers + ends):
+            reduced += per_micro_batch(hidden, micro_batches)
+    result = {}
+    if config.dp > 1 and config.level() == 0:
+        reduced.append(value * sum(parameter.numel() for parameter in named.values()))
+    mine = named
+    if config.level() == 1:
+        owner = owners([whole_size(parameter) for parameter in named.values()], config.dp)
+        load = [0] * config.dp
+        for parameter, place in zip(named.values(), owner):
+            load[place] += parameter.numel()
+        mine = {name: p for (name, p), place in zip(named.items(), owner) if place == 0}
+        if config.dp > 1:
+            row = value * max(load)
+            result = {"reduce_scatter": (1, config.dp * row), "all_gather": (1, row)}
+    if config.optimizer == "muon" and config.tp > 1:  # whole matrices
+        calls, payload = result.get("all_gather", (0, 0))
+        for name, parameter in mine.items():
+            if is_block_matrix(name, parameter) and split_of(parameter):
+                calls, payload = calls + 1, payload + value * parameter.numel()
+        result["all_gather"] = (calls, payload)
+    if config.pp > 1:
+        passes = 2 * config.pieces() - 1  # forward from every piece, backward from all but stage 0
+        calls, payload = passes * micro_batches, passes * hidden
+        if config.tie:  # the gradient of this end's copy
+            calls, payload = calls + 1, payload + value * named[EMBEDDING].numel()
+        result["send"] = (calls, payload)
+    result["all_reduce"] = (len(reduced), sum(reduced))
+    return result
+
+
+def per_micro_batch(bytes_, count):
+    """One call for each, of unequal sizes that add up."""
+    return [bytes_] + [0] * (count - 1)
+
+
+def pieces_of_rank_0(config):
+    """Its pieces, without memory and without other ranks; shares of rank 0 are the largest."""
+    axes = {name: getattr(config, name) for name in ("pp", "dp", "tp", "ep")}
+    axes["edp"] = config.dp // config.ep
+    mesh = Mesh(**{name: Axis(name, tuple(range(size)), 0, None) for name, size in axes.items()})
+    with torch.device("meta"):
+        return Pieces(GPT(config.model_config()), config, mesh)

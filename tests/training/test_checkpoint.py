@@ -1,0 +1,161 @@
+"""A saved run: read back to the bit, refused by name when it does not fit, never half there."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
+from utils.models.hf_format import CheckpointError
+from utils.training import checkpoint
+from utils.training.optimizer import make_optimizer
+
+SIZES = {"vocab_size": 61, "hidden_size": 24, "layers": 2, "heads": 4, "kv_heads": 2}
+
+
+def pair(kind="muon", **changes):
+    model = GPT(GPTConfig(**{**SIZES, **changes}))
+    return model, make_optimizer(model, kind)
+
+
+def steps(model, optimizer, count):
+    """Trains on random tokens: the run depends on the global random numbers too."""
+    losses = []
+    for _ in range(count):
+        tokens = torch.randint(61, (3, 11))
+        loss = cross_entropy(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture
+def saved(tmp_path):
+    torch.manual_seed(0)
+    model, optimizer = pair()
+    steps(model, optimizer, 2)
+    checkpoint.save(tmp_path / "run", model, optimizer, {"step": 2, "config": {"seed": 5}})
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_run_goes_on_as_if_never_stopped(tmp_path, kind, tie):
+    torch.manual_seed(0)
+    model, optimizer = pair(kind, tie_embeddings=tie)
+    steps(model, optimizer, 3)
+    checkpoint.save(tmp_path / "run", model, optimizer, {"step": 3, "note": "kept"})
+    expected = steps(model, optimizer, 3)
+
+    torch.manual_seed(99)
+    other, other_optimizer = pair(kind, tie_embeddings=tie)
+    run = checkpoint.load(tmp_path / "run", other, other_optimizer)
+    assert (run["step"], run["note"], run["optimizer"]) == (3, "kept", kind)
+    assert steps(other, other_optimizer, 3) == expected  # to the bit
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+
+
+def test_nothing_in_the_folder_is_a_pickle(saved):
+    names = sorted(path.name for path in saved.iterdir())
+    assert names == ["config.json", "model.safetensors", "optimizer.safetensors", "training.json"]
+    state = load_file(saved / "optimizer.safetensors")
+    assert state["model.layers.0.mlp.up_proj.weight/momentum_buffer"].shape == (64, 24)
+    assert state["model.embed_tokens.weight/exp_avg"].shape == (61, 24)
+    assert state["model.norm.weight/step"].item() == 2
+    assert json.loads((saved / "training.json").read_text())["config"] == {"seed": 5}
+
+
+def test_saved_models_open_elsewhere(saved):
+    model, optimizer = pair()
+    checkpoint.load(saved, model, optimizer)
+    tokens = torch.randint(61, (2, 9))
+    assert torch.equal(GPT.from_pretrained(saved)(tokens), model(tokens))
+
+
+def test_a_run_can_be_saved_before_its_first_step(tmp_path):
+    model, optimizer = pair()
+    checkpoint.save(tmp_path / "run", model, optimizer, {"step": 0})
+    assert checkpoint.load(tmp_path / "run", *pair())["step"] == 0
+
+
+# ---- refusals: nothing is changed when a folder does not fit
+
+
+def refused(folder, sentence, kind="muon", **changes):
+    model, optimizer = pair(kind, **changes)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random_state = torch.get_rng_state()
+    with pytest.raises(CheckpointError, match=sentence) as caught:
+        checkpoint.load(folder, model, optimizer)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not optimizer.named_state() and torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_another_run_is_named(saved):
+    refused(saved, "num_hidden_layers 2, this run asks for 3", layers=3)
+    refused(saved, "hidden_size 24, this run asks for 32", hidden_size=32)
+    refused(saved, "num_key_value_heads 2, this run asks for 4", kv_heads=4)
+    refused(saved, "tie_word_embeddings False, this run asks for True", tie_embeddings=True)
+    refused(saved, "trained with optimizer 'muon', this run asks for 'adamw'", kind="adamw")
+
+
+@pytest.mark.parametrize(
+    "file, sentence",
+    [
+        ("training.json", "has no training.json: it holds no training run to resume"),
+        ("config.json", "config.json is missing"),
+        ("model.safetensors", "holds neither model.safetensors nor"),
+        ("optimizer.safetensors", "optimizer.safetensors is missing: the folder was copied in"),
+    ],
+)
+def test_a_missing_file_is_named(saved, file, sentence):
+    (saved / file).unlink()
+    refused(saved, sentence)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "training.json"])
+def test_a_file_cut_short_is_named(saved, file):
+    content = (saved / file).read_bytes()
+    (saved / file).write_bytes(content[: len(content) // 2])
+    refused(saved, f"{file} (is not a readable safetensors file|cannot be read as JSON)")
+
+
+def test_wrong_contents_are_named(saved):
+    state = load_file(saved / "optimizer.safetensors")
+    name = "model.norm.weight/exp_avg"
+    save_file({k: v for k, v in state.items() if k != name}, saved / "optimizer.safetensors")
+    refused(saved, f"optimizer.safetensors lacks {name}")
+    save_file({**state, name: torch.zeros(3)}, saved / "optimizer.safetensors")
+    refused(saved, r"has shape \[3\], but the model needs \[24\]")
+    save_file(state, saved / "optimizer.safetensors")
+    run = json.loads((saved / "training.json").read_text())
+    (saved / "training.json").write_text(json.dumps({**run, "format": 7}))
+    refused(saved, "has format 7, but this version reads format 1")
+    (saved / "training.json").write_text(json.dumps({"format": 1, "step": 1}))
+    refused(saved, "training.json has no optimizer")
+    shutil.rmtree(saved)
+    refused(saved, "run does not exist")
+
+
+def test_a_failed_save_leaves_the_old_one(saved, monkeypatch):
+    def broken(*arguments):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(checkpoint, "save_file", broken)
+    model, optimizer = pair()
+    with pytest.raises(CheckpointError, match="could not be written: no space left"):
+        checkpoint.save(saved, model, optimizer, {"step": 9})
+    assert [path.name for path in saved.parent.iterdir()] == ["run"]
+    assert checkpoint.load(saved, model, optimizer)["step"] == 2
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    model, optimizer = pair()
+    with pytest.raises(CheckpointError, match="file is no folder to write to"):
+        checkpoint.save(tmp_path / "file" / "run", model, optimizer, {"step": 1})

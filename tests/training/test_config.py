@@ -1,0 +1,118 @@
+"""The options of a training run: each is a flag, and a wrong one is named in one sentence."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from utils.training.config import flag, parse
+from utils.training.train import TrainConfig, main, train
+
+TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "cpu", "sample": 0}
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ("--steps 5 --seconds 5", "give --steps or --seconds, not both"),
+        ("--steps 0", "--steps 0 is too small: it takes 1 or more"),
+        ("--seconds nan", "--seconds nan is not a finite number"),
+        ("--seconds -1", "--seconds -1.0 must be above 0"),
+        ("--layers two", "argument --layers: invalid int value: 'two'"),
+        ("--hidden 30", "heads 4 does not divide hidden_size 30"),
+        ("--kv-heads 3", "kv_heads 3 does not divide heads 4"),
+        ("--vocab 200", "--vocab 200 is too small: tokens are bytes, so it takes 256 or more"),
+        ("--warmup 0.7 --cooldown 0.7", "are more than the whole run"),
+        ("--optimizer sgd", "argument --optimizer: invalid choice: 'sgd'"),
+        ("--lr 0", "--lr 0.0 must be above 0"),
+        ("--save-every 5", "--save-every needs --out FOLDER"),
+        ("--text nowhere", "text nowhere does not exist"),
+        ("--seq 30000", "the held-out part (5 %) of the text has"),
+        ("--resume nowhere", "nowhere does not exist"),
+        ("--metrics no/where", "--metrics no/where cannot be written: No such file"),
+        ("--metrics README.md --resume {run} --steps 5", "README.md does not hold metric lines"),
+        ("--out README.md", "README.md is a file: name a folder"),
+        ("--out utils", "which is not part of a checkpoint and would be lost"),
+        ("--step 5", "unrecognized arguments: --step 5"),
+        # combinations that make no sense
+        ("--accumulate 0", "--accumulate 0 is too small: it takes 1 or more"),
+        ("--accumulate 9 --batch 8", "some ranks have 8 of the 8 rows: raise --batch to 9 or more"),
+        ("--shard 4", "argument --shard: invalid choice: '4'"),
+        ("--recompute some", "argument --recompute: invalid choice: 'some'"),
+        ("--offload weights", "--offload weights is not none or some of activations, optimizer"),
+        ("--offload none,optimizer", "--offload none,optimizer is not none or some of"),
+        ("--offload parameters", "add --shard 3 (one rank is enough)"),
+        ("--offload parameters --shard 2", "add --shard 3 (one rank is enough)"),
+        ("--offload parameters --shard 3", "take --optimizer adamw or --shard 1"),
+        ("--offload optimizer --shard 2", "--shard 2 with --offload optimizer never puts together"),
+        ("--offload activations --compile", "does not go with --offload activations"),
+        ("--engine deepspeed", "flattens the parameters, and Muon needs matrices: add --optimizer"),
+        ("--engine deepspeed --optimizer adamw --precision fp64", "keeps its weights in fp32"),
+        ("--engine deepspeed --optimizer adamw --compile", "--compile is for --engine torch"),
+        ("--engine deepspeed --optimizer adamw --offload optimizer", "add --shard 1, 2 or 3"),
+        (
+            "--engine deepspeed --optimizer adamw --precision fp16 --shard 1",
+            "multiplied by fp16's loss scale: take --precision bf16 or --engine torch",
+        ),
+        # how the model is broken up
+        ("--tp 2", "world size 1 is not dp·tp·pp = 1·2·1 = 2: start 2 ranks, or change the sizes"),
+        ("--ep 2 --experts 4", "ep 2 does not divide dp 1"),
+        ("--ep 2", "--ep 2 shares out no experts: give --experts 2 or more"),
+        ("--experts 2 --experts-per-token 3", "experts_per_token 3 is more than the 2 experts"),
+        ("--layers 3 --pp 4", "--layers 3 cannot be cut into 4 pieces, 1 on each of 4 ranks"),
+        ("--layers 3 --pp 2 --schedule interleaved", "cut into 4 pieces, 2 on each of 2 ranks"),
+        ("--chunks 2", "--chunks 2 are pieces of a pipeline: add --pp 2"),
+        ("--pp 2 --chunks 2", "--schedule 1f1b has one piece on each rank: take interleaved"),
+        ("--pp 2 --schedule fifo", "argument --schedule: invalid choice: 'fifo'"),
+        ("--pp 2 --schedule zero-bubble --shard 3", "take --shard 1 or --schedule 1f1b"),
+        ("--accumulate 2 --micro-batches 3", "are two words for one thing: give one of them"),
+        ("--sequence-parallel", "shares the positions over --tp's ranks: add --tp 2"),
+        ("--tp 2 --compile", "--compile is for whole models: leave it out with --pp, --tp or --ep"),
+        (
+            "--ep 2 --experts 4 --recompute selective --shard 2",
+            "gathers the experts of --ep inside a block: take --recompute full or --shard 1",
+        ),
+        ("--engine deepspeed --optimizer adamw --tp 2", "shares out the rows only: take --engine"),
+    ],
+)
+def test_wrong_options_are_named(arguments, sentence, capsys, tmp_path):
+    arguments = arguments.replace("{run}", str(tmp_path / "run"))
+    if "--resume" in arguments and "nowhere" not in arguments:
+        train(TrainConfig(**TINY, out=str(tmp_path / "run"), steps=1))
+    try:
+        status = main(arguments.split())
+    except SystemExit as end:
+        status = end.code
+    error = capsys.readouterr().err.strip()
+    assert status == 2 and sentence in error and error.count("\n") == 0
+    assert error.startswith("utils.train: ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_a_missing_gpu_is_named(capsys):
+    assert main(["--device", "cuda"]) == 2
+    assert "torch sees no GPU here; use --device cpu or auto" in capsys.readouterr().err
+
+
+def test_options_of_the_wrong_type_are_named():
+    for changes, sentence in (
+        ({"layers": 2.0}, "--layers 2.0 is not a whole number"),
+        ({"layers": True}, "--layers True is not a whole number"),
+        ({"compile": 1}, "--compile 1 is not True or False"),
+        ({"optimizer": "sgd"}, "--optimizer 'sgd' is not one of muon, adamw"),
+        ({"precision": "fp8"}, "--precision 'fp8' is not one of fp32, bf16, fp16, fp64"),
+        ({"held_out_every": 0}, "--held-out-every 0 is too small"),
+        ({"shard": 4}, "--shard '4' is not one of none, 1, 2, 3"),
+        ({"offload": ""}, "--offload  is not none or some of"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            TrainConfig(**changes)
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    text = capsys.readouterr().out
+    assert all(f"{flag(entry.name)}" in text for entry in fields(TrainConfig))
+    assert TrainConfig(shard=3) == TrainConfig(shard="3") == parse(["--shard", "3"])
+    assert parse([]) == TrainConfig() and parse(["--tie", "--lr", "1e-3"]).lr == 1e-3

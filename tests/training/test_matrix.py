@@ -1,0 +1,128 @@
+"""Every way to save memory gives the run that one plain rank gives: a sampled matrix of them."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.training.train_combinations import AXES, PLAIN, combination, pairs, sample
+from tests.training.train_runs import assert_same_run, plain, run, totals
+from utils.models.gpt import GPT
+from utils.parallel.zero import owners
+from utils.ranks import Ranks
+from utils.training.optimizer import is_block_matrix
+
+MATRIX = sample()
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """Warm ranks by their number; one rank is this process."""
+    torch.set_num_threads(1)
+    with Ranks(2, device="cpu", timeout=60) as two, Ranks(3, device="cpu", timeout=60) as three:
+        yield {2: two, 3: three}
+
+
+def run_on(pools, combination):
+    """The result of rank 0."""
+    if combination.ranks == 1:
+        return run(combination.config)
+    return pools[combination.ranks].run(run, combination.config)[0]
+
+
+def traffic_by_formula(combination):
+    """What rank 0 hands over in one step, from the shapes of the parameters."""
+    config, ranks = combination.config, combination.ranks
+    with torch.device("meta"):
+        model = GPT(config.model_config())
+    named = dict(model.named_parameters())
+    kept = 8 if config.precision == "fp64" else 4  # bytes of a weight, and of a gradient
+    small = [24]  # the loss, the clock, and whether to stop
+    small += [4] if config.precision == "fp16" else []  # whether it overflowed
+    small += [kept] if config.level() else []  # the square of the gradients' norm
+    result = {"all_reduce": (len(small), sum(small))}
+    if config.level() == 0:
+        values = sum(parameter.numel() for parameter in named.values())
+        return {"all_reduce": (len(small) + 1, sum(small) + kept * values)}
+    if config.level() == 1:
+        load = [0] * ranks
+        sizes = [parameter.numel() for parameter in named.values()]
+        for size, owner in zip(sizes, owners(sizes, ranks)):
+            load[owner] += size
+        row = max(load) * kept
+        return {**result, "reduce_scatter": (1, ranks * row), "all_gather": (1, row)}
+
+    # FSDP2 fills every first dimension up to a multiple of the ranks
+    parts, units = {}, {}
+    for name, parameter in named.items():
+        rows = math.ceil(parameter.shape[0] / ranks)
+        parts[name] = rows * (parameter.numel() // parameter.shape[0])
+        unit = unit_of(name, config.tie)
+        units[unit] = units.get(unit, 0) + parts[name]
+    reduced = config.accumulate * ranks * kept * sum(units.values())
+    result["reduce_scatter"] = (config.accumulate * len(units), reduced)
+    travels = 2 if config.precision in ("bf16", "fp16") else kept
+    gathers = list(units.values())
+    if config.level() == 3:
+        gathers = config.accumulate * (gathers + [n for u, n in units.items() if u != "last"])
+    result["all_gather"] = (len(gathers), travels * sum(gathers))
+    if config.optimizer == "muon":  # gathers the update of every matrix
+        matrices = [parts[name] for name in named if is_block_matrix(name, named[name])]
+        calls, payload = result["all_gather"]
+        result["all_gather"] = (calls + len(matrices), payload + kept * sum(matrices))
+    return result
+
+
+def unit_of(name, tied):
+    """Which parameters are gathered together; the last unit is kept for the backward pass."""
+    if ".layers." in name:
+        return name.split(".")[2]
+    return "first" if "embed" in name and not tied else "last"
+
+
+@pytest.mark.parametrize("combination", MATRIX, ids=str)
+def test_a_combination_is_the_plain_run(pools, combination):
+    rows, parameters, events = run_on(pools, combination)
+    alone = combination.alone()
+    assert_same_run((rows, parameters), plain(alone)[:2], alone)
+    if events:
+        assert totals(events) == traffic_by_formula(combination)
+
+
+@pytest.mark.parametrize("engine", ["torch", "deepspeed"])
+def test_a_rank_with_fewer_held_out_batches_still_gives_its_part(pools, tmp_path, engine):
+    """65 held-out rows in batches of 32: rank 0 has two batches, rank 1 has one."""
+    text = tmp_path / "text"
+    text.write_bytes(bytes(number * number % 251 for number in range(20 * (65 * 17 + 1))))
+    config = replace(PLAIN, text=str(text), batch=4, steps=1, optimizer="adamw", precision="fp32")
+    expected = run(config)[0][-1]["held_out"]
+    rows, *_ = pools[2].run(run, replace(config, shard="3", engine=engine))[0]
+    assert rows[-1]["held_out"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_matrix_covers_every_pair_that_goes_together():
+    assert len(MATRIX) >= 40
+    seen = set()
+    for chosen in MATRIX:
+        values = {name: getattr(chosen.config, name) for name in AXES if name != "ranks"}
+        seen |= pairs({"ranks": chosen.ranks, **values})
+    missing = []
+    for one, other in itertools.combinations(AXES, 2):
+        for pair in itertools.product(AXES[one], AXES[other]):
+            possible = {one: pair[0], other: pair[1]}
+            if possible.items() and pairs(possible) - seen and feasible(possible):
+                missing.append(possible)
+    assert not missing
+
+
+def feasible(fixed):
+    """Whether any combination has these values."""
+    names = ("shard", "engine", "optimizer", "precision", "offload")
+    free = [[fixed[name]] if name in fixed else AXES[name] for name in names]
+    usual = {name: values[0] for name, values in AXES.items()}
+    return any(
+        combination({**usual, **fixed, **dict(zip(names, values))})
+        for values in itertools.product(*free)
+    )

@@ -1,0 +1,365 @@
+"""Training: N ranks equal one, a stopped run goes on exactly, wrong options are named."""
+
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.data import corpus
+from utils.measure.traffic import Traffic
+from utils.models.gpt import GPT, cross_entropy
+from utils.models.tokenizer import Tokenizer
+from utils.ranks import Ranks
+from utils.ranks.context import freed_memory_kept
+from utils.training.config import flag, parse
+from utils.training.train import TrainConfig, backward, main, resumed, schedule, train
+
+# odd on purpose: 7 rows on 2, 3 and 4 ranks are 4 + 3, 3 + 2 + 2 and 2 + 2 + 2 + 1
+ODD = TrainConfig(
+    layers=2, hidden=24, heads=4, kv_heads=2, vocab=259, batch=7, seq=33, steps=6, held_out_every=4,
+    precision="fp64", device="cpu", sample=0,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only: what it does is there")
+def test_freed_memory_is_used_again():
+    def new_pages():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(20):
+            tensors = [torch.ones(2**20) for _ in range(4)]  # 4 MiB each, 1024 pages
+            del tensors
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    with freed_memory_kept():
+        new_pages()
+        assert new_pages() < 1024
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def ranks(request):
+    with Ranks(request.param, device="cpu") as group:
+        yield group
+
+
+def run(config, stop_at=None, stop_rank=0):
+    """What a rank does: trains; returns (rows without times, parameters by name)."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+
+    def on_step(row):
+        if row["step"] == stop_at and rank == stop_rank:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    model, history = train(config, on_step=on_step)
+    return [timeless(row) for row in history], dict(model.state_dict())
+
+
+def timeless(row):
+    return {key: value for key, value in row.items() if key not in ("seconds", "tokens_per_s")}
+
+
+def assert_same_run(ours, theirs, tolerance):
+    """Equal loss curves, gradient norms, held-out losses and final parameters."""
+    assert [set(row) for row in ours[0]] == [set(row) for row in theirs[0]]
+    for mine, other in zip(ours[0], theirs[0]):
+        assert mine == pytest.approx(other, rel=tolerance, abs=0), f"step {mine['step']}"
+    for name, parameter in ours[1].items():
+        torch.testing.assert_close(parameter, theirs[1][name], rtol=tolerance, atol=tolerance)
+
+
+# ---- N ranks are one rank
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_ranks_learn_what_one_rank_learns(ranks, optimizer):
+    config = replace(ODD, optimizer=optimizer)
+    alone = run(config)
+    together = ranks.run(run, config)
+    assert_same_run(together[0], alone, tolerance=1e-11)
+    for other in together[1:]:
+        assert other[0] == together[0][0]  # every rank knows the same, to the bit
+        assert all(torch.equal(other[1][name], value) for name, value in together[0][1].items())
+    assert [row["step"] for row in alone[0] if "held_out" in row] == [4, 6]
+
+
+def test_ranks_in_fp32_differ_by_rounding_only(ranks):
+    config = replace(ODD, precision="fp32", optimizer="adamw", steps=3)
+    losses = [[row["loss"] for row in rows] for rows, _ in (run(config), ranks.run(run, config)[0])]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def gradients(config, weighted=True):
+    """Gradients of one step by `backward` under DDP, or as one would naively take the mean."""
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    torch.manual_seed(0)
+    model = GPT(config.model_config()).double()
+    parallel = DistributedDataParallel(model) if size > 1 else model
+    x, y = corpus.batch(corpus.load(), 0, config.batch, config.seq, 0, rank, size)
+    if weighted:
+        backward(parallel, x, y, config.batch * config.seq, size)
+    else:
+        cross_entropy(parallel(x), y).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_unequal_shares_give_the_gradient_of_the_whole_batch(ranks):
+    alone = gradients(ODD)
+    torch.testing.assert_close(ranks.run(gradients, ODD)[0], alone, rtol=1e-9, atol=1e-14)
+    naive = ranks.run(gradients, ODD, weighted=False)[0]
+    worst = max((naive[name] - alone[name]).abs().max().item() for name in alone)
+    assert worst > 1e-4  # a mean of means is another gradient: the test above can see it
+
+
+def traffic_of(config):
+    with Traffic() as traffic:
+        model, _ = train(config)
+    return traffic.calls("all_reduce"), traffic.payload("all_reduce"), model.parameter_count()
+
+
+def test_a_step_sends_the_gradients_and_three_numbers(ranks):
+    few, many = (replace(ODD, precision="fp32", optimizer="adamw", steps=s) for s in (3, 5))
+    (calls, payload, parameters), (more_calls, more_payload, _) = (
+        ranks.run(traffic_of, config)[-1] for config in (few, replace(many, held_out_every=99))
+    )
+    assert more_payload - payload == 2 * (4 * parameters + 3 * 8)  # two steps more
+    assert more_calls - calls == 2 * 2  # one bucket of gradients; loss, clock and stop
+
+
+# ---- a stopped run goes on
+
+
+def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
+    whole = run(replace(ODD, precision="fp32"))
+    first = run(replace(ODD, precision="fp32", out=str(tmp_path / "run")), stop_at=2)
+    rest = run(resumed(tmp_path / "run"))
+    assert [row["step"] for row in first[0]] == [1, 2, 3]  # it ends with the step it was in
+    assert without_held_out(first[0] + rest[0]) == without_held_out(whole[0])
+    assert all(torch.equal(value, whole[1][name]) for name, value in rest[1].items())
+
+
+def without_held_out(rows):
+    return [{k: v for k, v in row.items() if not k.startswith("held_out")} for row in rows]
+
+
+def test_ranks_stop_together_and_go_on(ranks, tmp_path):
+    config = replace(ODD, precision="fp32", out=str(tmp_path / "run"))
+    whole = ranks.run(run, replace(config, out=None))[0]
+    first = ranks.run(run, config, stop_at=2, stop_rank=ranks.size - 1)
+    assert [len(rows) for rows, _ in first] == [3] * ranks.size  # only one was asked to stop
+    again = replace(resumed(tmp_path / "run"), out=None)
+    rest = ranks.run(run, again)[0]
+    assert without_held_out(first[0][0] + rest[0]) == without_held_out(whole[0])
+    assert all(torch.equal(value, whole[1][name]) for name, value in rest[1].items())
+    losses = [row["loss"] for row in run(again)[0]]  # on another number of ranks: one
+    assert losses == pytest.approx([row["loss"] for row in rest[0]], rel=1e-4)
+
+
+def test_resuming_what_differs_is_refused(tmp_path):
+    folder = tmp_path / "run"
+    run(replace(ODD, out=str(folder), steps=1))
+    with pytest.raises(ValueError, match=r"at step 1 after .* give a larger --steps"):
+        run(resumed(folder))
+    with pytest.raises(ValueError, match="hidden_size 24, this run asks for 48"):
+        run(resumed(folder, steps=2, hidden=48))
+    with pytest.raises(ValueError, match="optimizer 'muon', this run asks for 'adamw'"):
+        run(resumed(folder, steps=2, optimizer="adamw"))
+    with pytest.raises(ValueError, match="holds a checkpoint already: continue it with --resume"):
+        run(replace(ODD, out=str(folder)))
+    rows, _ = run(resumed(folder, steps=2, lr=0.001))
+    assert len(rows) == 1 and resumed(folder, steps=9).lr == 0.001
+
+
+# ---- the command line, in real processes
+
+
+def command(*arguments, ranks=1):
+    start = [sys.executable, "-m"]
+    if ranks > 1:
+        start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
+    return [*start, "utils.train", *map(str, arguments)]
+
+
+def small_flags(**changes):
+    options = {"layers": 2, "hidden": 24, "heads": 4, "batch": 7, "seq": 33, **changes}
+    return [part for name, value in options.items() for part in (flag(name), value)]
+
+
+def test_torchrun_and_a_signal(tmp_path):
+    """Two ranks, stopped by SIGTERM, continued by one process: one curve."""
+    metrics, out = tmp_path / "metrics.jsonl", tmp_path / "run"
+    flags = small_flags(steps=4000, precision="fp64", metrics=metrics, out=out)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command(*flags, ranks=2), env=environment, stderr=subprocess.PIPE)
+    try:
+        wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 3, process)
+        process.terminate()
+        process.communicate(timeout=90)
+    finally:
+        process.kill()
+    stopped = json.loads((out / "training.json").read_text())["step"]
+    assert stopped >= 3
+    train(resumed(out, steps=stopped + 2))
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, stopped + 3))
+    alone = train(parse([*map(str, small_flags(steps=4000, precision="fp64"))]), on_step=stop_at(3))
+    assert [r["loss"] for r in alone[1]] == pytest.approx([r["loss"] for r in rows[:4]], rel=1e-9)
+
+
+def stop_at(step):
+    return lambda row: os.kill(os.getpid(), signal.SIGINT) if row["step"] == step else None
+
+
+def wait_for(condition, process, seconds=150):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+        time.sleep(0.05)
+
+
+def test_command(tmp_path, capsys):
+    flags = [*map(str, small_flags(steps=3, sample=40, out=tmp_path / "run"))]
+    assert main([*flags, "--metrics", "-"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[0]["loss"] == pytest.approx(5.55, abs=0.1)  # ln 256 = 5.545: it knows nothing
+    assert rows[2]["tokens"] == 3 * 7 * 33
+    assert rows[2]["held_out_bits"] == pytest.approx(rows[2]["held_out"] / 0.6931, rel=1e-3)
+    text = "\n".join(lines)
+    assert "held-out loss" in text and "bits per byte after 3 steps" in text
+    assert "a sample of its text:\nThe " in text
+    assert main(["--resume", str(tmp_path / "run"), "--steps", "4", "--sample", "0"]) == 0
+
+
+# ---- tokens by a tokenizer
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    Tokenizer.train([corpus.embedded()[:40_000].decode()], 300).save(folder)
+    return str(folder)
+
+
+def test_bits_are_per_byte_whatever_the_tokens_are(words, ranks):
+    config = replace(ODD, tokenizer=words, steps=1, held_out_every=1, seq=20)
+    alone, together = run(config), ranks.run(run, config)[0]
+    assert_same_run(together, alone, tolerance=1e-11)
+    row, tokenizer = alone[0][0], Tokenizer.load(words)
+    tokens = corpus.load_split(None, tokenizer)[1]
+    rows = torch.cat([y for _, y in corpus.held_out_batches(tokens, 20)])
+    lengths = tokenizer.byte_lengths()[rows].sum().item()
+    expected = row["held_out"] * rows.numel() / lengths / 0.6931471805599453
+    assert row["held_out_bits"] == pytest.approx(expected, rel=1e-9)
+    assert alone[1]["lm_head.weight"].shape[0] == 300  # the vocabulary follows the tokenizer
+
+
+def test_a_checkpoint_carries_its_tokenizer(words, tmp_path, capsys):
+    moved, out = tmp_path / "moved", tmp_path / "run"
+    shutil.copytree(words, moved)
+    flags = small_flags(steps=1, tokenizer=moved, out=out, sample=5)
+    assert main([*map(str, flags)]) == 0
+    assert "a sample of its text:\nThe" in capsys.readouterr().out
+    shutil.rmtree(moved)
+    assert GPT.from_pretrained(out).config.eos_token_id == Tokenizer.load(out).end
+    assert len(run(resumed(out, steps=2, sample=0))[0]) == 1
+    assert Tokenizer.load(out).size == 300  # the folder was written anew
+    with pytest.raises(ValueError, match="is not the tokenizer of the run"):
+        resumed(out, tokenizer=str(tmp_path))
+    run(replace(ODD, steps=1, out=str(tmp_path / "bytes")))
+    with pytest.raises(ValueError, match="is one on bytes: --tokenizer does not go with it"):
+        resumed(tmp_path / "bytes", tokenizer=words)
+
+
+def test_too_few_rows_for_the_ranks(ranks):
+    if ranks.size > 2:
+        with pytest.raises(Exception, match=f"batch 2 leaves some of {ranks.size} ranks without"):
+            ranks.run(run, replace(ODD, batch=2))
+
+
+# ---- the loop
+
+
+def test_schedule_is_a_trapezoid():
+    rates = [schedule(step / 100, warmup=0.1, cooldown=0.5) for step in range(101)]
+    assert 0 < rates[0] < 0.02 and rates[50] == 1.0 and rates[100] == 0.0
+    assert rates[:11] == sorted(rates[:11]) and rates[50:] == sorted(rates[50:], reverse=True)
+    assert schedule(0.75, 0.1, 0.5) == pytest.approx(0.5)
+    assert schedule(0.0, 0.0, 0.0) == schedule(1.0, 0.0, 0.0) == 1.0
+
+
+def test_a_time_budget_cools_down():
+    config = replace(ODD, steps=None, seconds=3.0, lr=0.5, optimizer="adamw", precision="fp32")
+    _, history = train(config)
+    assert 3.0 <= history[-1]["seconds"] < 20.0
+    assert history[-1]["lr"] < 0.5 * max(row["lr"] for row in history)
+
+
+def test_it_learns_and_leaves_no_trace():
+    state = torch.get_rng_state()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    config = replace(ODD, precision="fp32", steps=60, hidden=32, batch=16)
+    _, history = train(config)
+    assert history[-1]["held_out"] < 2.9  # 5.5 at first; 3.1 for the best guess without context
+    assert torch.equal(torch.get_rng_state(), state) and not dist.is_initialized()
+    assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert train(config)[1][-1]["loss"] == history[-1]["loss"]
+
+
+def test_bf16_is_near_fp32():
+    losses = [
+        train(replace(ODD, precision=precision, steps=4))[1][-1]["loss"]
+        for precision in ("bf16", "fp32")
+    ]
+    assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_a_diverged_run_says_so_and_keeps_its_checkpoint(tmp_path, capsys):
+    out = tmp_path / "run"
+    train(replace(ODD, precision="fp32", steps=1, out=str(out)))
+    before = (out / "model.safetensors").read_bytes()
+    wild = ["--resume", str(out), "--steps", "50", "--lr", "1e30", "--clip", "0"]
+    assert main(wild) == 2
+    assert "utils.train: the loss is" in capsys.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == before
+
+
+def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    config = replace(ODD, metrics=str(metrics), out=str(tmp_path / "run"), steps=3)
+    train(config)
+    with metrics.open("a") as file:  # a run that was killed after its last checkpoint
+        file.write('{"step": 4, "loss": 9.9}\n{"step": 5, "loss": 9.9}\n')
+    train(resumed(tmp_path / "run", steps=5))
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and rows[3]["loss"] != 9.9
+    train(replace(config, out=None))  # a new run begins its file anew
+    assert len(metrics.read_text().splitlines()) == 3
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
+def test_a_compiled_run_learns_the_same_with_experts():
+    config = TrainConfig(
+        layers=1, hidden=16, heads=2, experts=3, batch=4, seq=16, steps=2, optimizer="adamw",
+        device="cpu", sample=0,
+    )  # fmt: skip
+    plain, compiled = (train(c)[1] for c in (config, replace(config, compile=True)))
+    assert [row["loss"] for row in compiled] == pytest.approx([row["loss"] for row in plain], 1e-5)

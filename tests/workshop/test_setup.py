@@ -1,0 +1,261 @@
+"""`make setup` from nothing, interrupted, broken, offline: it mends itself or says what to do.
+
+A workshop of three tiny packages is set up for real: a virtual environment, pip, wheels made here.
+"""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.paths import ROOT
+from utils.workshop import setup
+from utils.workshop.pip import SetupError, explain
+
+BACKEND = """
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    from make_wheel import make_wheel
+    return make_wheel(folder, "kintsugi", "0.1.0")
+"""
+MAKE_WHEEL = """
+import zipfile
+def make_wheel(folder, name, version):
+    file = f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(f"{folder}/{file}", "w") as wheel:
+        wheel.writestr(f"{name}.py", "")
+        who = f"Name: {name}\\nVersion: {version}\\n"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\n" + who)
+        what = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        wheel.writestr(f"{info}/WHEEL", what)
+        wheel.writestr(f"{info}/RECORD", "")
+    return file
+"""
+PROJECT = """
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "kintsugi"
+version = "0.1.0"
+"""
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory):
+    """A repository whose list of dependencies is torch and one small package."""
+    root = tmp_path_factory.mktemp("setup") / "workshop"
+    tools = root / "utils" / "workshop"
+    tools.mkdir(parents=True)
+    for name in ("__init__.py", "setup.py", "pip.py", "find_python.sh"):
+        shutil.copy(ROOT / "utils" / "workshop" / name, tools)
+    shutil.copy(ROOT / "Makefile", root)
+    (root / "utils" / "__init__.py").touch()
+    (root / "pyproject.toml").write_text(PROJECT)
+    (root / "backend.py").write_text(BACKEND)
+    (root / "make_wheel.py").write_text(MAKE_WHEEL)
+    (root / "requirements.txt").write_text("torch==2.13.0\nsmall==1.0\n")
+    (root / "wheels").mkdir()
+    namespace = {}
+    exec(MAKE_WHEEL, namespace)
+    namespace["make_wheel"](root / "wheels", "torch", "2.13.0+cpu")
+    namespace["make_wheel"](root / "wheels", "small", "1.0")
+    return root
+
+
+UNWANTED = ("PIP_", "MAKE", "MFLAGS")  # the user's pip, and the make that runs this test
+
+
+def environment(root, **more):
+    """No index but the folder of wheels, and no way to PyTorch's own index."""
+    mine = {name: text for name, text in os.environ.items() if not name.startswith(UNWANTED)}
+    nowhere = "http://127.0.0.1:9"
+    mine |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_NO_CACHE_DIR": "1"}
+    mine |= {"PIP_FIND_LINKS": str(root / "wheels"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    mine |= {"TORCH": "cpu", "HTTPS_PROXY": nowhere, "https_proxy": nowhere}
+    mine |= {"PYTHON": os.path.realpath(sys._base_executable)}
+    return mine | more
+
+
+def make_setup(root, **more):
+    return subprocess.run(
+        ["make", "setup"],
+        cwd=root,
+        env=environment(root, **more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def processor_seconds():
+    """What all ended children used: other than wall time, this does not grow with others' work."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def versions(root):
+    code = "import importlib.metadata as m; print(*map(m.version, ['torch', 'small', 'kintsugi']))"
+    python = root / ".venv" / "bin" / "python"
+    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.split()
+
+
+def test_an_interrupted_setup_goes_on_and_a_second_does_nothing(workshop):
+    first = subprocess.Popen(
+        [sys._base_executable, "utils/workshop/setup.py"],
+        cwd=workshop,
+        env=environment(workshop),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    for line in first.stdout:
+        if line.startswith("   torch (CPU build):"):
+            break
+    first.send_signal(signal.SIGTERM)
+    assert "the next call goes on" in first.stdout.read()
+    assert first.wait(20) == 1
+
+    second = make_setup(workshop)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "packages:" in second.stdout and "torch (CPU build)" not in second.stdout
+    assert versions(workshop) == ["2.13.0+cpu", "1.0", "0.1.0"]
+
+    begin = processor_seconds()
+    third = make_setup(workshop)
+    assert third.stdout == "The workshop is set up. Next: make lab\n"
+    assert processor_seconds() - begin < 0.5  # about 0.15 s
+
+
+def test_a_changed_list_is_installed(workshop):
+    (workshop / "requirements.txt").write_text("torch==2.13.0\nsmall==1.0\nmissing==3.0\n")
+    failed = make_setup(workshop)
+    assert failed.returncode and "The package index has no missing==3.0" in failed.stderr
+    (workshop / "requirements.txt").write_text("torch==2.13.0\nsmall==1.0\n")
+    assert make_setup(workshop).returncode == 0
+
+
+def test_a_broken_environment_is_made_anew(workshop):
+    for name in (workshop / ".venv" / "bin").glob("python*"):
+        name.unlink()
+    mended = make_setup(workshop)
+    assert "Mending .venv" in mended.stdout and mended.returncode == 0, mended.stderr
+    assert versions(workshop) == ["2.13.0+cpu", "1.0", "0.1.0"]
+
+
+def test_a_moved_environment_is_made_anew_with_its_own_torch(workshop):
+    moved = workshop.rename(workshop.with_name("moved"))
+    done = make_setup(moved)
+    assert ".venv was moved" in done.stdout and "torch (CPU build)" in done.stdout, done.stderr
+    assert versions(moved) == ["2.13.0+cpu", "1.0", "0.1.0"]
+    moved.rename(workshop)
+
+
+def test_no_build_of_torch_and_no_network_are_told_apart(workshop):
+    stamp = workshop / ".venv" / "kintsugi.json"
+    python = workshop / ".venv" / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "uninstall", "-qy", "torch"], check=True)
+    stamp.write_text("{}")
+    failed = make_setup(workshop, PIP_FIND_LINKS=str(workshop / "utils"))
+    assert "make setup TORCH=cuda" in failed.stderr
+    offline = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
+    failed = make_setup(workshop, PIP_FIND_LINKS="", PIP_TIMEOUT="2", **offline)
+    assert "index cannot be reached" in failed.stderr and failed.stderr.count("\n") <= 2
+
+
+@pytest.mark.parametrize(
+    "machine, words",
+    [
+        (((3, 13), "Linux", "x86_64"), "Python 3.13, the workshop needs 3.11 or 3.12"),
+        (((3, 9), "Darwin", "arm64"), "Python 3.9, the workshop needs"),
+        (((3, 11), "Darwin", "x86_64"), "Darwin on x86_64 is not supported"),
+        (((3, 12), "Darwin", "arm64", "13.6"), "macOS 13.6, torch needs 14"),
+        (((3, 12), "Windows", "AMD64"), "use WSL"),
+    ],
+)
+def test_an_unsuitable_machine_is_named(machine, words):
+    with pytest.raises(SetupError, match=words):
+        setup.check_machine(*machine)
+
+
+def test_a_suitable_machine_passes():
+    setup.check_machine((3, 11), "Linux", "x86_64")
+    setup.check_machine((3, 12), "Darwin", "arm64", "14.0")
+
+
+def test_an_old_linux_goes_without_the_server(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(setup, "VENV", str(tmp_path))
+    monkeypatch.setattr(setup.platform, "machine", lambda: "x86_64")
+    lock = (ROOT / "requirements.txt").read_text().splitlines()
+    for enough in ("2.35", "2.41", "3.0", ""):
+        assert setup.requirements(enough) == str(ROOT / "requirements.txt")
+    for old in ("2.34", "2.28", "2.5"):
+        shorter = Path(setup.requirements(old)).read_text().splitlines()
+        assert [line.split("==")[0] for line in lock if line not in shorter] == ["nvidia-pytriton"]
+        assert f"this system has {old}" in capsys.readouterr().out
+
+
+def test_a_full_disk_is_named_before_and_after(tmp_path):
+    setup.check_disk(tmp_path, 0.001)
+    with pytest.raises(SetupError, match="set-up needs 1000000: free some space"):
+        setup.check_disk(tmp_path, 1_000_000)
+    assert "disk is full" in explain("packages", "OSError: [Errno 28] No space left", "log")
+
+
+def test_an_unknown_failure_names_the_log():
+    words = explain("packages", "building\nerror: command 'g++' failed\n", "the.log")
+    assert words.startswith("packages failed (error: command 'g++' failed)") and "the.log" in words
+
+
+def test_an_unknown_torch_is_refused(monkeypatch):
+    monkeypatch.setenv("TORCH", "gpu")
+    with pytest.raises(SetupError, match="TORCH=gpu is unknown"):
+        setup.torch_kind()
+
+
+# --- which Python ---------------------------------------------------------------------------------
+
+
+def find_python(folder, pythons, **more):
+    """Run find_python.sh where only these commands exist: {name: version as a tuple, or None}."""
+    for name, version in pythons.items():
+        code = "exit 127"
+        if version:
+            pretend = f"import sys; sys.version_info = {version!r}; exec(sys.argv[1])"
+            code = f'exec {sys.executable} -c "{pretend}" "$2"'
+        (folder / name).write_text(f"#!/bin/sh\n{code}\n")
+        (folder / name).chmod(0o755)
+    return subprocess.run(
+        ["/bin/sh", ROOT / "utils" / "workshop" / "find_python.sh"],
+        cwd=folder,
+        env={"PATH": str(folder), **more},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "pythons, chosen",
+    [
+        ({"python3.11": (3, 11), "python3.12": (3, 12)}, "python3.11"),
+        ({"python3.11": None, "python3.12": (3, 12)}, "python3.12"),  # a shim that fails
+        ({"python3.12": None, "python3": (3, 11)}, "python3"),
+        ({"python3": (3, 13)}, "python3"),  # set-up says what is wrong with it
+        ({"python": (3, 12)}, "python"),
+    ],
+)
+def test_the_first_python_that_runs_is_chosen(tmp_path, pythons, chosen):
+    assert find_python(tmp_path, pythons).stdout == chosen + "\n"
+
+
+def test_no_python_is_one_sentence(tmp_path):
+    done = find_python(tmp_path, {"python": (2, 7)})
+    assert done.returncode == 1 and "install Python 3.11 or 3.12" in done.stderr
+    done = find_python(tmp_path, {"python3": (3, 11)}, PYTHON="nowhere/python")
+    assert done.returncode == 1 and "PYTHON=nowhere/python does not run" in done.stderr

@@ -1,0 +1,1 @@
+"""Predictions, the checks of the labs, and how far a learner is."""

@@ -1,0 +1,138 @@
+"""The prediction ledger: write down a number first, look at the measurement afterwards.
+
+    predict("01 all-reduce payload", None, "MB")     # you put your number in place of None
+    …
+    reveal("01 all-reduce payload", theory=3.5, measured=traffic.payload() / 1e6)
+
+`reveal` shows prediction, theory and measurement in a small table and figure, followed by one
+sentence that compares them. The numbers stay in one file for all lessons
+(`utils/course/record.py`), so names are unique in the course: begin them with the lesson's number.
+"""
+
+import math
+import numbers
+
+from utils.course import record as store
+from utils.drawing import figures
+
+SHOW = ("all", "text", "figure")
+
+
+def predict(name: str, value: float | None = None, unit: str = "") -> None:
+    """Notes your prediction. None: says how to fill it in, and the lesson goes on.
+
+    A prediction counts until its reveal; a number that comes after it replaces nothing.
+    Raises ValueError for anything but a finite number or None.
+    """
+    _check_name(name)
+    number = None if value is None else _finite(name, "prediction", value)
+
+    def note(content: dict) -> None:
+        entry = content["predictions"].setdefault(name, {"value": None, "revealed": False})
+        entry["unit"] = unit
+        if number is not None and not (entry["revealed"] and entry["value"] is not None):
+            entry["value"] = number
+
+    _keep(note)
+    kept = _entry(name)["value"]
+    if kept is None:
+        print(f"{name}: write your number{f' ({unit})' if unit else ''} in place of None.")
+    elif number is not None and kept != number:
+        print(f"{name}: {_text(kept, unit)} stays, since the measurement was revealed already.")
+    else:
+        print(f"{name}: {_text(kept, unit)} is noted.")
+
+
+def reveal(
+    name: str,
+    theory: float | None = None,
+    measured: float | None = None,
+    unit: str | None = None,
+    show: str = "all",
+) -> None:
+    """Shows prediction, theory and measurement, all in the unit of `predict`.
+
+    show: "all", or only the "text" or the "figure" (a cell whose text the notebook test compares
+        must hold no measured time; put that into a cell tagged `nbval-ignore-output`).
+    Raises ValueError for values that are no finite numbers.
+    """
+    _check_name(name)
+    if show not in SHOW:
+        raise ValueError(f"show={show!r} is not known: use one of {', '.join(SHOW)}")
+    theory = None if theory is None else _finite(name, "theory", theory)
+    measured = None if measured is None else _finite(name, "measurement", measured)
+
+    def note(content: dict) -> None:
+        entry = content["predictions"].setdefault(name, {"value": None, "unit": unit or ""})
+        entry.update(revealed=True, theory=theory, measured=measured)
+
+    _keep(note)
+    entry = _entry(name)
+    unit = entry.get("unit", "") if unit is None else unit
+    rows = {"prediction": entry["value"], "theory": theory, "measurement": measured}
+    if show != "text":
+        figures.prediction([(kind, value, unit) for kind, value in rows.items()], title=name)
+    if show != "figure":
+        print(_table(name, rows, unit))
+
+
+def _table(name: str, rows: dict, unit: str) -> str:
+    lines = [name]
+    for kind, value in rows.items():
+        lines.append(f"  {kind:<12}{'–' if value is None else _text(value, unit):>16}")
+    prediction, theory, measured = rows.values()
+    truth, word = (theory, "theory") if measured is None else (measured, "measurement")
+    if prediction is None:
+        lines.append("No prediction was made: next time, guess before you run.")
+    elif truth is not None:
+        lines.append(f"Your prediction is {_compared(prediction, truth)} the {word}.")
+    if theory is not None and measured is not None:
+        lines.append(f"The theory is {_compared(theory, measured)} the measurement.")
+    return "\n".join(lines)
+
+
+def _compared(value: float, truth: float) -> str:
+    """ "equal to" within 1 %, else "1.5 times" or "0.3 above"."""
+    if math.isclose(value, truth, rel_tol=0.01, abs_tol=1e-12):
+        return "equal to"
+    if truth == 0 or value / truth <= 0:
+        return f"{abs(value - truth):.2g} {'above' if value > truth else 'below'}"
+    return f"{value / truth:.2g} times"
+
+
+def _text(value: float, unit: str) -> str:
+    """4 significant digits, no exponent where it can be avoided: 133,120 B, 0.0312 s."""
+    whole = float(value).is_integer() and abs(value) < 1e15
+    number = f"{value:,.0f}" if whole or 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    return f"{number} {unit}".rstrip()
+
+
+def _check_name(name: str) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f'the name {name!r} is not a text: predict("01 my guess", 12, "MB")')
+
+
+def _finite(name: str, what: str, value) -> float:
+    """A plain float of a Python, NumPy or PyTorch number."""
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise ValueError(f"{name}: the {what} {value!r} is not a finite number: write 12 or 0.5")
+    return float(value)
+
+
+# What could not be written (a folder without permission) is kept for this kernel at least.
+_unwritten: dict[str, dict] = {}
+
+
+def _keep(note) -> None:
+    try:
+        store.change(note)
+    except store.StoreError as error:
+        print(f"Not kept after this notebook: {error}.")
+        content = {"predictions": _unwritten}
+        note(content)
+
+
+def _entry(name: str) -> dict:
+    return _unwritten.get(name) or store.read()["predictions"][name]

@@ -1,0 +1,92 @@
+"""How far you are: predictions and checks of every lesson and lab (`make progress`).
+
+The lessons and labs are those that lie in the repository; what belongs to each is read from its
+notebook (`predict("…` and `check("…`), what you have done from the ledger
+(`utils/course/record.py`).
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.course import record as store
+from utils.paths import ROOT
+
+
+@dataclass(frozen=True)
+class Part:
+    """One lesson or lab: its title and the names of its predictions and checks."""
+
+    title: str
+    predictions: tuple[str, ...]
+    checks: tuple[str, ...]
+
+
+def parts(root: Path = ROOT) -> list[Part]:
+    """Every lesson, each followed by its lab."""
+    lessons = {path.stem: path for path in root.glob("notebooks/[0-9]*.ipynb")}
+    labs = {path.parent.name: path for path in root.glob("labs/[0-9]*/lab.ipynb")}
+    found = []
+    for stem in sorted({*lessons, *labs}):
+        found += [_part(stem, lessons[stem], "")] if stem in lessons else []
+        found += [_part(stem, labs[stem], "lab ")] if stem in labs else []
+    return found
+
+
+def _part(stem: str, path: Path, prefix: str) -> Part:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    number, _, words = stem.partition("_")
+    return Part(
+        title=f"{prefix}{number} {words.replace('_', ' ')}",
+        predictions=_names("predict", code),
+        checks=_names("check", code),
+    )
+
+
+def _names(function: str, code: str) -> tuple[str, ...]:
+    """First arguments of the calls of `function`, each once, in order."""
+    calls = re.findall(rf"""^[^#\n]*?\b{function}\(\s*(["'])(.+?)\1""", code, re.MULTILINE)
+    return tuple(dict.fromkeys(name for _, name in calls))
+
+
+def report(root: Path = ROOT) -> None:
+    """Prints one line for each lesson and lab, and what comes next."""
+    found, content = parts(root), store.read()
+    if not found:
+        print(f"There are no lessons in {root}.")
+        return
+    predictions, checks = content["predictions"], content["checks"]
+    made = {name for name, entry in predictions.items() if entry.get("value") is not None}
+    revealed = {name for name, entry in predictions.items() if entry.get("revealed")}
+    passed = {name for name, result in checks.items() if result}
+    width = max(len(part.title) for part in found)
+    print(f"{'':<{width}}{'predicted':>12}{'revealed':>12}{'checks':>12}")
+    for part in found:
+        columns = [
+            _share(part.predictions, made),
+            _share(part.predictions, revealed),
+            _share(part.checks, passed),
+        ]
+        print(f"{part.title:<{width}}" + "".join(f"{column:>12}" for column in columns))
+    print(_next(found, made, passed))
+
+
+def _share(names: tuple[str, ...], done: set[str]) -> str:
+    return f"{sum(name in done for name in names)} of {len(names)}" if names else "–"
+
+
+def _next(found: list[Part], made: set[str], passed: set[str]) -> str:
+    for part in found:
+        for name in part.predictions:
+            if name not in made:
+                return f"Next: your prediction “{name}” in {part.title}."
+        for name in part.checks:
+            if name not in passed:
+                return f"Next: the check “{name}” in {part.title}."
+    return "Everything is done."
+
+
+if __name__ == "__main__":
+    report()

@@ -1,0 +1,121 @@
+"""The one file that remembers a learner's predictions and checks, for all lessons and labs.
+
+It is `ledger.json` in the folder that the environment variable KINTSUGI_HOME names, else in
+`.kintsugi/` at the root of the repository (git ignores it):
+
+    {"numbering": 2, "predictions": {name: {...}}, "checks": {name: true or false}}
+
+Names begin with a lesson's number. Lessons 07 to 14 have been renumbered once: a file without
+"numbering" is of before, and its names are read as the new ones.
+
+Several notebooks may write at once: a change locks, reads, edits and writes the whole file, and the
+new file takes the old one's place in one step, so a reader never sees half of it.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from utils.paths import ROOT
+
+NUMBERING = 2
+RENUMBERED = {"07": "08", "08": "09", "09": "10", "12": "14", "14": "16"}
+
+
+class StoreError(RuntimeError):
+    """The ledger's folder cannot be used. The message names it and the fix."""
+
+
+def home() -> Path:
+    """The folder of the ledger; it need not exist yet."""
+    return Path(os.environ.get("KINTSUGI_HOME") or ROOT / ".kintsugi").expanduser()
+
+
+def read() -> dict:
+    """Everything that is remembered. A file that cannot be read is kept aside, and said so."""
+    path = home() / "ledger.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        predictions, checks = (content.setdefault(part, {}) for part in ("predictions", "checks"))
+        entries = [checks, predictions, *predictions.values()]
+        if all(isinstance(entry, dict) for entry in entries):
+            return _renumbered(content)
+    except FileNotFoundError:
+        return {"predictions": {}, "checks": {}}
+    except (ValueError, AttributeError):
+        pass
+    except OSError as error:
+        raise StoreError(_unusable(error)) from None
+    _keep_aside(path)
+    return {"predictions": {}, "checks": {}}
+
+
+def change(edit: Callable[[dict], None]) -> None:
+    """Calls `edit` on the content and writes it; no other notebook can write in between."""
+    try:
+        home().mkdir(parents=True, exist_ok=True)
+        with _lock(home() / "ledger.lock"):
+            content = read()
+            edit(content)
+            content["numbering"] = NUMBERING
+            _replace(home() / "ledger.json", content)
+    except OSError as error:
+        raise StoreError(_unusable(error)) from None
+
+
+def _renumbered(content: dict) -> dict:
+    """What was remembered under a lesson's old number, under its new one."""
+    if content.get("numbering") == NUMBERING:
+        return content
+
+    def new(name: str) -> str:
+        known = re.match(r"(?:lab )?(\d\d)", name)
+        return (
+            name if known is None else name.replace(known[1], RENUMBERED.get(known[1], known[1]), 1)
+        )
+
+    return {
+        part: {new(name): entry for name, entry in entries.items()}
+        for part, entries in content.items()
+    }
+
+
+def _replace(path: Path, content: dict) -> None:
+    """Writes beside the file, then renames: whoever reads finds the old file or the new one."""
+    handle, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1, ensure_ascii=False)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _keep_aside(path: Path) -> None:
+    number = 1
+    while (aside := path.with_name(f"ledger-unreadable-{number}.json")).exists():
+        number += 1
+    with contextlib.suppress(FileNotFoundError):  # another notebook was faster
+        path.rename(aside)
+        print(f"The ledger could not be read. It is kept as {aside}, and a new one begins.")
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with open(path, "w") as file:
+        with contextlib.suppress(OSError):  # some network file systems have no locks: go on
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file gives the lock back
+
+
+def _unusable(error: OSError) -> str:
+    reason = error.strerror or error
+    return f"the ledger's folder {home()} cannot be used ({reason}): set KINTSUGI_HOME to another"

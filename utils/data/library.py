@@ -1,0 +1,132 @@
+"""The standard library as documents: what the workshop's own base model is trained on.
+
+Every CPython carries about 10 MB of English and Python, so nothing is downloaded:
+
+    the source of its modules;
+    a reference page of each, made from the source: names, signatures and docstrings;
+    the reference pages of some modules that are written in C (`builtins`, `math`, …);
+    the topics of the language reference (`pydoc_data.topics`).
+
+What belongs to one module stays together, so that a held-out module is held out whole. What
+distributions leave out or move to other packages (test suites, tkinter, idlelib, …) is not read,
+and neither are generated tables. The text differs a little between releases of Python.
+
+    documents()       [(name of the module, text), …]
+    split()           (train, held out): two texts, their documents joined with "<|end|>"
+    fingerprint()     sha256, documents, bytes, Python's version
+"""
+
+import hashlib
+import platform
+import re
+import sysconfig
+import tokenize
+from functools import cache
+from pathlib import Path
+
+from utils.data.library_pages import inspected_page, parsed_page
+
+END = "<|end|>"  # stands between two documents
+HELD_OUT = 0.05  # the last 5 % of the text, in whole modules, is never trained on
+
+LEFT_OUT = re.compile(  # folders that distributions drop or split off, and what is installed
+    r"(test|tests|idlelib|idle_test|tkinter|turtledemo|lib2to3|ensurepip|distutils|venv|msilib"
+    r"|macholib|pydoc_data|__pycache__|site-packages|dist-packages|lib-dynload|config-.*)"
+)
+TABLES = re.compile(
+    r"_sysconfigdata.*|entities|stringprep|__phello__|__hello__|sitecustomize|_distutils_.*"
+)
+CHARACTER_TABLE = re.compile(r"^decoding_(table|map) *=|getcodec\(", re.MULTILINE)
+WRITTEN_IN_C = (  # modules that are the same on every platform
+    "_collections", "_functools", "_operator", "_random", "_struct", "array", "atexit", "binascii",
+    "builtins", "cmath", "gc", "itertools", "marshal", "math", "unicodedata", "zlib",
+)  # fmt: skip
+
+
+@cache
+def documents():
+    """((name, text), …): every document, its module's pages one after the other.
+
+    Modules are ordered by the sha256 of their name, which is the same everywhere and mixes them
+    well. A text that was there before is left out.
+    """
+    modules = {"pydoc_data.topics": _topics()}
+    modules.update((name, [inspected_page(name)]) for name in WRITTEN_IN_C)
+    for name, source in _sources():
+        modules[name] = [parsed_page(name, source), source]
+    found, seen = [], set()
+    for name in sorted(modules, key=lambda name: hashlib.sha256(name.encode()).digest()):
+        for text in modules[name]:
+            text = text.strip() + "\n"
+            digest = hashlib.sha256(text.encode()).digest()
+            if len(text) > 1 and digest not in seen:
+                seen.add(digest)
+                found.append((name, text))
+    return tuple(found)
+
+
+@cache
+def split():
+    """(train, held_out): the text before and after the first module that begins in the last 5 %."""
+    pages = documents()
+    sizes = [len((END + text).encode()) for _, text in pages]
+    least, so_far = (1 - HELD_OUT) * sum(sizes), 0
+    for number, (name, _) in enumerate(pages):
+        if so_far >= least and name != pages[number - 1][0]:
+            break
+        so_far += sizes[number]
+    train, held_out = pages[:number], pages[number:]
+    return _joined(train) + END, _joined(held_out)
+
+
+def held_out_modules():
+    """The names of the modules that are never trained on, in order."""
+    held_out = split()[1].split(END)
+    pages = documents()
+    return list(dict.fromkeys(name for name, _ in pages[len(pages) - len(held_out) :]))
+
+
+def fingerprint():
+    """{"sha256", "documents", "bytes", "python"} of the whole text: two equal ones, equal texts."""
+    data = "".join(split()).encode()
+    return {
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "documents": len(documents()),
+        "bytes": len(data),
+        "python": platform.python_version(),
+    }
+
+
+def _joined(pages):
+    return END.join(text for _, text in pages)
+
+
+def _topics():
+    """The topics of the language reference; those that are part of another one are left out."""
+    from pydoc_data import topics
+
+    kept = []
+    for name in sorted(topics.topics, key=lambda name: (-len(topics.topics[name]), name)):
+        text = topics.topics[name].strip()
+        if not any(text in other for other in kept):
+            kept.append(text)
+    return kept
+
+
+def _sources():
+    """Yields (dotted name, source) of every module that is read, sorted by name."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        if any(LEFT_OUT.fullmatch(part) for part in parts[:-1]) or TABLES.fullmatch(parts[-1]):
+            continue
+        try:
+            with tokenize.open(file) as opened:  # in the encoding that the file declares
+                source = opened.read()
+        except (SyntaxError, UnicodeDecodeError, OSError):
+            continue
+        if parts[0] == "encodings" and CHARACTER_TABLE.search(source):
+            continue
+        if END in source:
+            continue
+        yield ".".join(part for part in parts if part != "__init__"), source

@@ -1,0 +1,1 @@
+"""The look of all figures, and the drawings of each lesson."""

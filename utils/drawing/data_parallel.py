@@ -1,0 +1,77 @@
+"""Drawings of ranks: who holds what, and what moves where."""
+
+from matplotlib.patches import Rectangle
+
+from utils.drawing import figures
+
+# What each rank holds before and after, chunk by chunk: the number of the rank it came from,
+# "sum" for the sum over all ranks, None for nothing.
+RANKS = range(4)
+OWN = [[rank] * 4 for rank in RANKS]
+SUMS = [["sum"] * 4 for _ in RANKS]
+ONE_SUM = [["sum" if chunk == rank else None for chunk in RANKS] for rank in RANKS]
+PARTS = [[rank if chunk == rank else None for chunk in RANKS] for rank in RANKS]
+COLLECTIVES = {
+    "broadcast": ([[0] * 4] + [[None] * 4] * 3, [[0] * 4] * 4),
+    "all-reduce": (OWN, SUMS),
+    "reduce-scatter": (OWN, ONE_SUM),
+    "all-gather": (PARTS, [list(RANKS)] * 4),
+}
+
+
+def data_parallel(ranks: int = 4) -> None:
+    """One training step on `ranks` ranks: own rows, the same model, one sum of the gradients."""
+    sketch = figures.Sketch(8, 3.3)
+    width, left = 1.6, 1.2
+    for y, text in (
+        (2.72, "the global\nbatch"),
+        (1.88, "the model"),
+        (1.04, "gradient\nof own rows"),
+    ):
+        sketch.text(0.1, y + 0.2, text, align="left", color="muted")
+    for rank in range(ranks):
+        x = left + rank * (width + 0.08)
+        sketch.box(
+            f"data {rank}", f"rows of rank {rank}", x=x, y=2.72, width=width, color=f"rank{rank}"
+        )
+        sketch.box(f"model {rank}", "same copy", x=x, y=1.88, width=width)
+        sketch.box(f"gradient {rank}", "a part", x=x, y=1.04, width=width, color=f"rank{rank}")
+        sketch.arrow(f"data {rank}", f"model {rank}")
+        sketch.arrow(f"model {rank}", f"gradient {rank}")
+    total = ranks * (width + 0.08) - 0.08
+    text = "all-reduce: every rank gets the sum of the parts, and makes the same step"
+    sketch.box("sum", text, x=left, y=0.12, width=total, color="gold")
+    for rank in range(ranks):
+        x = left + rank * (width + 0.08)
+        sketch.places[f"sum {rank}"] = (x, 0.12, width, 0.5)
+        sketch.arrow(f"gradient {rank}", f"sum {rank}", both=True)
+    sketch.show()
+
+
+def collectives() -> None:
+    """Four ranks, four chunks each: who holds what before and after each collective."""
+    _, panels = figures.plt.subplots(2, 2, figsize=(8, 4.2))
+    for axes, (name, (before, after)) in zip(panels.flat, COLLECTIVES.items(), strict=True):
+        _chunks(axes, before, left=0)
+        _chunks(axes, after, left=6)
+        axes.annotate("", (5.7, 1.9), (4.3, 1.9), arrowprops={"arrowstyle": "-|>", "lw": 1.5})
+        axes.set(xlim=(-1.9, 10.1), ylim=(4.1, -0.8), title=name, aspect="equal")
+        axes.axis("off")
+    figures.show()
+
+
+def _chunks(axes, rows, left: float) -> None:
+    """One row of chunks for each rank, coloured by the rank that the chunk comes from."""
+    for rank, row in enumerate(rows):
+        if left == 0:
+            axes.text(-0.2, rank + 0.4, f"rank {rank}", ha="right", va="center", fontsize=10)
+        for chunk, origin in enumerate(row):
+            tint = figures.shade("gold" if origin == "sum" else f"rank{origin}")
+            face, edge = (tint, tint) if origin is not None else ("none", figures.GREY)
+            axes.add_patch(
+                Rectangle((left + chunk, rank), 0.86, 0.8, facecolor=face, edgecolor=edge)
+            )
+            text = {"sum": "Σ", None: ""}.get(origin, origin)
+            axes.text(
+                left + chunk + 0.43, rank + 0.42, text, color="white", ha="center", va="center"
+            )

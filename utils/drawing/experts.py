@@ -1,0 +1,98 @@
+"""Drawings of lesson 09: a token's way through a mixture, an all-to-all, the loads of experts."""
+
+from matplotlib.patches import Rectangle
+
+from utils.drawing import figures
+
+EXPERTS = 4
+WAYS = {0: (0.7, "0.7"), 2: (0.3, "0.3")}  # expert -> its weight for the token in the picture
+
+
+def mixture() -> None:
+    """One token in a layer of four experts: the router chooses two, their results are added up."""
+    sketch = figures.Sketch(8, 3.4)
+    sketch.box("token", "one token's\nvector x", x=0.1, y=1.4, width=1.3, height=0.7, color="data")
+    sketch.box("router", "router\nsoftmax(W x)", x=2.0, y=1.4, width=1.4, height=0.7, color="gold")
+    sketch.box("sum", "0.7 · E₀(x)\n+ 0.3 · E₂(x)", x=6.4, y=1.4, width=1.5, height=0.7)
+    for expert in range(EXPERTS):
+        y = 2.65 - 0.82 * expert
+        used = expert in WAYS
+        color = f"rank{expert}" if used else "muted"
+        name = f"expert {expert}"
+        sketch.box(name, f"expert {expert}: an MLP", x=4.2, y=y, width=1.7, color=color, fill=used)
+        if used:
+            sketch.arrow("router", name, color=color)
+            sketch.arrow(name, "sum", color=color)
+    sketch.arrow("token", "router")
+    sketch.text(2.7, 2.75, "chosen: the k = 2\nlikeliest of E = 4", color="muted")
+    sketch.text(2.7, 0.5, "the others compute\nnothing for this token", color="muted")
+    sketch.show()
+
+
+def sent(table):
+    """What an all-to-all moves, cell by cell: (before, after), each a list by rank of
+    [(from, to), …] in the order in which the rows lie there.
+
+    table   table[r][d]: rows that rank r has for rank d
+    """
+    ranks = range(len(table))
+    before = [[(r, d) for d in ranks for _ in range(table[r][d])] for r in ranks]
+    after = [[(r, d) for r in ranks for _ in range(table[r][d])] for d in ranks]
+    return before, after
+
+
+def exchange(table) -> None:
+    """An uneven all-to-all: each rank's rows before and after, coloured by where they come from."""
+    before, after = sent(table)
+    _, panels = figures.figure(columns=2)
+    widest = max(len(row) for row in before + after)
+    titles = ("before: the number is where a row goes", "after: every row is there")
+    for axes, rows, title in zip(panels, (before, after), titles, strict=True):
+        for rank, row in enumerate(rows):
+            axes.text(-0.2, rank + 0.4, f"rank {rank}", ha="right", va="center", fontsize=10)
+            for place, (origin, goal) in enumerate(row):
+                tint = figures.shade(f"rank{origin}")
+                axes.add_patch(Rectangle((place, rank), 0.88, 0.8, facecolor=tint))
+                axes.text(place + 0.44, rank + 0.42, goal, color="white", ha="center", va="center")
+        axes.set(xlim=(-0.25 * widest, widest), ylim=(len(table), -0.2))
+        axes.set_title(title, fontsize=11)
+        axes.axis("off")
+    figures.show()
+
+
+def loads(counts, capacity=None, title="", ax=None) -> None:
+    """How many choices fell on each expert; the line is the mean, what is above capacity is pale.
+
+    counts: by expert; capacity: what an expert takes, or None
+    """
+    axes = figures.figure()[1] if ax is None else ax
+    mean = sum(counts) / len(counts)
+    kept = [count if capacity is None else min(count, capacity) for count in counts]
+    places = range(len(counts))
+    axes.bar(places, kept, 0.7, color=figures.BLUE)
+    over = [place for place in places if counts[place] > kept[place]]
+    axes.bar(over, [counts[place] - kept[place] for place in over], 0.7,
+             [kept[place] for place in over],
+             color=figures.PALE, edgecolor=figures.ORANGE, hatch="///")  # fmt: skip
+    _level(axes, mean, "mean", figures.GREY, "--")
+    if capacity is not None and abs(capacity - mean) > 0.05 * max(counts):
+        _level(axes, capacity, "capacity", figures.ORANGE, "-")
+    axes.set(xlabel="expert", ylabel="choices", title=title, xticks=list(places))
+    axes.grid(axis="x", visible=False)
+    if ax is None:
+        figures.show()
+
+
+def _level(axes, height, name, color, style) -> None:
+    """A line across, with its name right of the axes."""
+    axes.axhline(height, color=color, linestyle=style)
+    axes.text(1.01, height, name, color=color, va="center", transform=axes.get_yaxis_transform())
+
+
+def busiest(curves, title="") -> None:
+    """The busiest expert's load over the mean load, step by step: {name: [ratio, …]}."""
+    axes = figures.figure()[1]
+    figures.curves(curves, x="step", y="busiest expert / mean", title=title, ax=axes)
+    axes.axhline(1.0, color=figures.GREY, linestyle="--")
+    axes.set_ylim(bottom=0.9)
+    figures.show()

@@ -1,0 +1,304 @@
+"""The course's plots, one look: fixed sizes, colours by role, labels on the thing itself.
+
+    from utils.drawing import figures
+
+    figures.curves({"1 rank": (steps, loss), "4 ranks": (steps, loss4)}, x="step", y="loss")
+    figures.bars({"compute": 3.1, "communication": 0.4}, unit="ms", title="one step")
+    figures.prediction([("prediction", 10, "MB"), ("theory", 8, "MB"), ("measurement", 8.1, "MB")])
+
+Every function draws and shows a figure of its own; given `ax=`, it draws there, shows nothing, and
+the caller ends with `figures.show()`. `Sketch` draws boxes and arrows.
+Sizes never depend on the data: the notebook test compares `<Figure size … >`.
+"""
+
+import math
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.patches import FancyBboxPatch
+
+# The colours of Okabe and Ito (2008), made to be told apart by colour-blind readers; their yellow
+# is darkened to kintsugi gold so that it holds on white.
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+SKY, AMBER, GOLD, INK = "#56B4E9", "#E69F00", "#A87900", "#23272E"
+GREY, PALE = "#8A8F98", "#E9EBEE"
+
+# fmt: off
+COLORS = {
+    "rank0": BLUE, "rank1": ORANGE, "rank2": GREEN, "rank3": PINK,
+    "rank4": SKY, "rank5": AMBER, "rank6": INK, "rank7": GREY,
+    "prediction": GOLD, "theory": GREY, "measurement": BLUE,
+    "compute": BLUE, "communication": ORANGE, "idle": PALE,
+    "parameters": BLUE, "gradients": ORANGE, "optimizer": GREEN, "activations": PINK, "data": SKY,
+    "gold": GOLD, "ink": INK, "muted": GREY, "pale": PALE,
+}
+# fmt: on
+CYCLE = [BLUE, ORANGE, GREEN, PINK, SKY, AMBER, INK, GREY]
+RIGHT = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}  # a label beside a point
+SIZES = {"strip": (8.0, 1.9), "normal": (8.0, 3.6), "tall": (8.0, 5.0)}  # inches
+
+
+def use() -> None:
+    """Sets the look for every matplotlib figure of this process. Importing this module calls it."""
+    # fmt: off
+    plt.rcParams.update({
+        "figure.figsize": SIZES["normal"], "figure.dpi": 110, "figure.constrained_layout.use": True,
+        "figure.facecolor": "white", "savefig.facecolor": "white", "font.size": 11,
+        "axes.titlesize": 12, "axes.titleweight": "bold", "axes.titlelocation": "left",
+        "axes.titlepad": 10, "axes.labelcolor": INK, "axes.edgecolor": GREY, "text.color": INK,
+        "xtick.color": INK, "ytick.color": INK, "axes.axisbelow": True,
+        "axes.spines.top": False, "axes.spines.right": False,
+        "axes.grid": True, "grid.color": PALE, "grid.linewidth": 0.8, "legend.frameon": False,
+        "lines.linewidth": 2.0, "lines.markersize": 6,
+        "axes.prop_cycle": matplotlib.cycler(color=CYCLE),
+    })
+    # fmt: on
+
+
+def shade(name: str, index: int = 0) -> str:
+    """The colour of a role, of a rank (`rank 3`), of that name; else `index` picks one."""
+    key = str(name).replace(" ", "").lower()
+    if key.startswith("rank") and key[4:].isdigit():
+        return CYCLE[int(key[4:]) % len(CYCLE)]
+    if key in COLORS:
+        return COLORS[key]
+    return name if matplotlib.colors.is_color_like(name) else CYCLE[index % len(CYCLE)]
+
+
+def figure(size: str = "normal", columns: int = 1):
+    """A figure of a fixed size (`strip`, `normal`, `tall`) and its Axes (several: an array)."""
+    if size not in SIZES:
+        raise ValueError(f"figure size {size!r} is not one of {', '.join(SIZES)}")
+    return plt.subplots(1, columns, figsize=SIZES[size])
+
+
+def show() -> None:
+    """Shows what was drawn; silent where there is nowhere to show it (tests, scripts)."""
+    if matplotlib.get_backend().lower() != "agg":
+        plt.show()
+
+
+def number(value: float) -> str:
+    """A short label of 3 digits: 0.25, 1234, 12.3k, 874k, 3.2G; 1.2e-07 for the tiny."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:.0f}"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size * 0.9995:
+            return f"{value / (1e3 if letter == 'k' else size):.3g}{letter}"
+    if abs(value) < 1e-3:
+        return f"{value:.2g}"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def curves(
+    series, *, x="", y="", title="", colors=None, dashed=(), markers=False, log="", ax=None
+) -> None:
+    """Lines labelled at their right end.
+
+    series: {name: (xs, ys)} or {name: ys}; colors: {name: role or colour};
+    dashed: names drawn dashed; log: "", "x", "y" or "xy".
+    """
+    axes = figure()[1] if ax is None else ax
+    axes.set_xscale("log" if "x" in log else "linear")
+    axes.set_yscale("log" if "y" in log else "linear")
+    ends = []
+    for index, (name, points) in enumerate(series.items()):
+        xs, ys = points if isinstance(points, tuple) else (range(len(points)), points)
+        tint = shade((colors or {}).get(name, name), index)
+        style = ("o" if markers else "") + ("--" if name in dashed else "-")
+        axes.plot(list(xs), list(ys), style, color=tint)
+        ends.append((name, list(xs)[-1], list(ys)[-1], tint))
+    axes.set(xlabel=x, ylabel=y, title=title)
+    _plain_ticks(axes)
+    if len(ends) > 1:
+        _label_ends(axes, ends)
+    if ax is None:
+        show()
+
+
+def _plain_ticks(axes) -> None:
+    """Writes 0.3, 2, 10k on logarithmic axes in place of powers of ten; call it after drawing."""
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            low, high = axis.get_view_interval()
+            axis.set_major_formatter(lambda value, _: number(value))
+            if high < 20 * low:  # less than a decade and a half: the powers of ten are too few
+                axis.set_minor_formatter(lambda value, _: number(value))
+
+
+def _label_ends(axes, ends) -> None:
+    """Writes each curve's name right of its last point, moved apart where two would touch."""
+    axes.margins(x=0.02)
+    axes.figure.canvas.draw()  # the scale of the axes is known only after a layout
+    height = axes.get_window_extent().height
+    gap = 15 * axes.figure.dpi / 72 / height  # one line of text, as a fraction of the height
+    place = {
+        name: (axes.transData.transform((x, y))[1] - axes.get_window_extent().y0) / height
+        for name, x, y, _ in ends
+    }
+    below = -math.inf
+    for name, _, _, tint in sorted(ends, key=lambda end: place[end[0]]):
+        below = max(place[name], below + gap)
+        axes.text(1.01, below, name, color=tint, transform=axes.transAxes, va="center", fontsize=11)
+
+
+def bars(values, *, unit="", title="", colors=None, log=False, ax=None) -> None:
+    """Horizontal bars, first on top, the value written at the end of each.
+
+    values: {name: number or None}; None leaves an empty row with a dash.
+    """
+    axes = figure("strip" if len(values) <= 3 else "normal")[1] if ax is None else ax
+    names = list(values)
+    heights = [values[name] or 0 for name in names]
+    tints = [shade((colors or {}).get(name, name), index) for index, name in enumerate(names)]
+    axes.barh(range(len(names)), heights, color=tints, height=0.62)
+    if log:
+        axes.set_xscale("log")
+    for row, name in enumerate(names):
+        text = "–" if values[name] is None else f"{number(values[name])} {unit}".rstrip()
+        axes.annotate(text, (heights[row], row), **RIGHT)
+    _name_rows(axes, names, title)
+    if ax is None:
+        show()
+
+
+def _name_rows(axes, names, title) -> None:
+    """Rows of horizontal bars: names at the left, the first on top, room for numbers at right."""
+    axes.set_yticks(range(len(names)), [str(name) for name in names])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.margins(x=0.16)
+    axes.set_title(title)
+
+
+def prediction(rows, title: str = "", ax=None) -> None:
+    """Prediction · theory · measurement as three bars on one scale; None leaves a dash.
+
+    rows: [(kind, value or None, unit)], kind one of prediction, theory, measurement.
+    """
+    values = {kind: value for kind, value, _ in rows}
+    units = {unit for _, value, unit in rows if value is not None}
+    if len(units) > 1:
+        raise ValueError(f"one figure, one unit: got {', '.join(sorted(map(str, units)))}")
+    axes = figure("strip")[1] if ax is None else ax
+    bars(values, unit=units.pop() if units else "", title=title, ax=axes)
+    if ax is None:
+        show()
+
+
+def stack(groups, *, unit="", title="", colors=None, ax=None) -> None:
+    """Horizontal bars made of parts: {bar: {part: value}}; every part is named once, below."""
+    axes = figure("strip" if len(groups) <= 2 else "normal")[1] if ax is None else ax
+    parts = list(dict.fromkeys(part for group in groups.values() for part in group))
+    for row, group in enumerate(groups.values()):
+        left = 0.0
+        for part, value in group.items():
+            tint = shade((colors or {}).get(part, part), parts.index(part))
+            named = part in axes.get_legend_handles_labels()[1]
+            axes.barh(row, value, 0.62, left, color=tint, edgecolor="white",
+                      label=None if named else part)  # fmt: skip
+            left += value
+        axes.annotate(f"{number(left)} {unit}".rstrip(), (left, row), **RIGHT)
+    _name_rows(axes, groups, title)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=5, fontsize=10)
+    if ax is None:
+        show()
+
+
+def power_law(xs, ys, *, x="", y="", title="", ax=None) -> tuple[float, float]:
+    """Points on log–log axes and the straight line through them: y ≈ scale · x^(−exponent).
+
+    Returns (scale, exponent), by least squares on the logarithms.
+    """
+    if len(xs) < 2 or min(xs) <= 0 or min(ys) <= 0:
+        raise ValueError(
+            f"a power law needs two or more positive points, got x = {list(xs)}, y = {list(ys)}"
+        )
+    slope, offset = (float(value) for value in np.polyfit(np.log(xs), np.log(ys), deg=1))
+    scale = math.exp(offset)
+    axes = figure()[1] if ax is None else ax
+    ends = [min(xs) / 1.5, max(xs) * 1.5]
+    axes.plot(ends, [scale * end**slope for end in ends], color=GOLD, linestyle="--", zorder=1)
+    axes.plot(list(xs), list(ys), "o", color=BLUE, markersize=9)
+    axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=title)
+    text = f"slope {slope:.2f}".replace("-", "−")
+    axes.annotate(text, (ends[1], scale * ends[1] ** slope), color=GOLD, **RIGHT)
+    axes.margins(x=0.12, y=0.2)
+    _plain_ticks(axes)
+    if ax is None:
+        show()
+    return scale, -slope
+
+
+class Sketch:
+    """Boxes and arrows on a page of `width` × `height` inches, the origin at the lower left.
+
+    sketch = Sketch(8, 2)
+    sketch.box("A", "rank 0", x=0.5, y=0.5, width=2, color="rank0")
+    sketch.box("B", "rank 1", x=5.0, y=0.5, width=2, color="rank1")
+    sketch.arrow("A", "B", "gradients")
+    sketch.show()
+    """
+
+    def __init__(self, width: float, height: float, title: str = ""):
+        self.figure = plt.figure(figsize=(width, height))
+        self.axes = self.figure.add_axes((0, 0, 1, 1))  # one unit of the axes is one inch
+        self.axes.set(xlim=(0, width), ylim=(0, height))
+        self.axes.axis("off")
+        self.figure.set_layout_engine("none")
+        self.places = {}
+        if title:
+            self.text(0.05, height - 0.2, title, weight="bold", size=12, align="left")
+
+    def box(
+        self, name, text="", *, x, y, width, height=0.5, color="pale", fill=True, size=10.5
+    ) -> None:
+        """A rounded box with its lower left corner at (x, y); `fill=False`: outline only."""
+        tint = shade(color)
+        self.places[name] = (x, y, width, height)
+        outline = FancyBboxPatch(
+            (x + 0.04, y + 0.04), width - 0.08, height - 0.08, linewidth=1.5, edgecolor=tint,
+            facecolor=tint if fill else "none",
+            boxstyle="round,pad=0,rounding_size=0.06")  # fmt: skip
+        self.axes.add_patch(outline)
+        red, green, blue = matplotlib.colors.to_rgb(tint)
+        dark = fill and 0.3 * red + 0.6 * green + 0.1 * blue < 0.6
+        ink = "white" if dark else INK
+        self.text(x + width / 2, y + height / 2, text or name, color=ink, size=size)
+
+    def arrow(self, start, end, text="", *, color="ink", both=False, bend=0.0) -> None:
+        """From one box's edge to another's (both are names), the text beside the middle."""
+        (x0, y0), (x1, y1) = self._edge(start, end), self._edge(end, start)
+        look = {"arrowstyle": "<|-|>" if both else "-|>", "color": shade(color), "linewidth": 1.5,
+                "shrinkA": 1, "shrinkB": 1, "connectionstyle": f"arc3,rad={bend}"}  # fmt: skip
+        self.axes.annotate("", (x1, y1), (x0, y0), arrowprops=look)
+        level = abs(y1 - y0) < abs(x1 - x0)
+        middle = ((x0 + x1) / 2 + (0 if level else 0.08), (y0 + y1) / 2 + (0.13 if level else 0))
+        self.text(*middle, text, color=color, align="center" if level else "left")
+
+    def text(self, x, y, text, *, color="ink", size=10, align="center", weight="normal") -> None:
+        """Free text at (x, y)."""
+        self.axes.text(
+            x, y, text, color=shade(color), fontsize=size, ha=align, va="center", weight=weight
+        )
+
+    def show(self) -> None:
+        """Shows the page."""
+        show()
+
+    def _edge(self, name, other):
+        """Where the straight line from the centre of `name` to that of `other` leaves the box."""
+        x, y, width, height = self.places[name]
+        to_x, to_y, to_width, to_height = self.places[other]
+        centre = (x + width / 2, y + height / 2)
+        step = (to_x + to_width / 2 - centre[0], to_y + to_height / 2 - centre[1])
+        reach = min(
+            width / 2 / abs(step[0]) if step[0] else math.inf,
+            height / 2 / abs(step[1]) if step[1] else math.inf,
+        )
+        return centre[0] + step[0] * min(reach, 1), centre[1] + step[1] * min(reach, 1)
+
+
+use()

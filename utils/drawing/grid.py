@@ -1,0 +1,98 @@
+"""Drawings of lesson 10: who talks to whom, and which piece of the model is on which rank."""
+
+import itertools
+
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from utils.drawing import figures
+from utils.parallel.mesh import grid, lines
+
+WORDS = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+TINTS = ("rank0", "rank1", "rank2", "rank3", "rank4", "rank5", "rank6", "rank7")
+
+
+def who_talks(dp: int = 2, pp: int = 2, tp: int = 2, per_node: int = 4) -> None:
+    """One panel for each axis: ranks of one colour form a group; frames are nodes."""
+    ranks = grid(dp=dp, pp=pp, tp=tp)
+    _, panels = figures.plt.subplots(1, 3, figsize=figures.SIZES["normal"])
+    for axes, name in zip(panels, WORDS, strict=True):
+        groups = lines(ranks, name)
+        _nodes(axes, ranks.numel(), per_node)
+        for index, group in enumerate(groups):
+            tint = figures.shade(TINTS[index % len(TINTS)])
+            places = [_place(rank, per_node) for rank in group]
+            for here, there in itertools.pairwise(places):
+                far = here[1] - there[1] > 1.3  # others stand between: go round them
+                bend = 0.0 if not far else (0.35 if group[0] // 2 % 2 == 0 else -0.35)
+                look = {"arrowstyle": "-", "color": tint, "linewidth": 3, "zorder": 1,
+                        "connectionstyle": f"arc3,rad={bend}"}  # fmt: skip
+                axes.annotate("", there, here, arrowprops=look)
+            for rank, (x, y) in zip(group, places, strict=True):
+                axes.plot(x, y, "o", color=tint, markersize=22, zorder=2)
+                axes.text(x, y, str(rank), color="white", ha="center", va="center", zorder=3)
+        size = len(groups[0])
+        axes.set_title(f"{name} {size}: {WORDS[name]}", fontsize=12)
+    figures.show()
+
+
+def _nodes(axes, ranks, per_node):
+    """Frames for the nodes, two ranks side by side in each."""
+    height = -(-per_node // 2)
+    for node in range(-(-ranks // per_node)):
+        y = -node * (height + 0.55)
+        axes.add_patch(
+            FancyBboxPatch(
+                (-0.55, y - height + 0.45), 2.1, height + 0.1, facecolor=figures.PALE,
+                edgecolor="none", boxstyle="round,pad=0,rounding_size=0.15", zorder=0)
+        )  # fmt: skip
+        axes.text(1.68, y - height / 2 + 0.5, f"node {node}", rotation=90, va="center", fontsize=9)
+    axes.set(xlim=(-0.8, 2.0), ylim=(y - height + 0.2, 0.8))
+    axes.axis("off")
+
+
+def _place(rank, per_node):
+    """Where a rank stands."""
+    node, local = divmod(rank, per_node)
+    height = -(-per_node // 2)
+    return local % 2, -node * (height + 0.55) - local // 2
+
+
+def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4) -> None:
+    """Each replica as a stack of layers, cut into stages across and into slices downwards."""
+    ranks = grid(dp=dp, pp=pp, tp=tp)[:, :, 0]  # (pp, dp, tp)
+    axes = figures.figure()[1]
+    for replica in range(dp):
+        left = replica * (tp + 0.5)
+        for stage in range(pp):
+            first, stop = layers * stage // pp, layers * (stage + 1) // pp
+            for slice_ in range(tp):
+                rank = int(ranks[stage, replica, slice_])
+                tint = figures.shade(f"rank{rank}")
+                axes.add_patch(
+                    Rectangle((left + slice_, stage * 1.1), 0.96, 1, facecolor=tint, alpha=0.9)
+                )
+                text = f"rank {rank}\nlayers {first} to {stop - 1}\npart {slice_} of each matrix"
+                axes.text(left + slice_ + 0.48, stage * 1.1 + 0.5, text, color="white",
+                          ha="center", va="center", fontsize=9)  # fmt: skip
+        axes.text(left + tp / 2, pp * 1.1 + 0.08, f"replica {replica}: its own rows",
+                  ha="center", fontsize=10)  # fmt: skip
+    axes.set(xlim=(-0.1, dp * (tp + 0.5) - 0.4), ylim=(pp * 1.1 + 0.25, -0.1))
+    axes.axis("off")
+    figures.show()
+
+
+def network(times: dict, *, title: str = "") -> None:
+    """{mix: {Gbit/s: milliseconds}}: one line a mix, slower networks to the right."""
+    series = {mix: (list(row), list(row.values())) for mix, row in times.items()}
+    axes = figures.figure()[1]
+    figures.curves(series, x="Gbit/s between the nodes", y="ms a step", log="xy", markers=True,
+                   title=title, ax=axes)  # fmt: skip
+    axes.invert_xaxis()
+    speeds = sorted({speed for row in times.values() for speed in row})
+    axes.set_xticks(speeds, [figures.number(speed) for speed in speeds])
+    low, high = axes.get_ylim()
+    round_ones = [base * 10**power for power in range(-1, 5) for base in (1, 2, 5)]
+    shown = [tick for tick in round_ones if low <= tick <= high]
+    axes.set_yticks(shown, [figures.number(tick) for tick in shown])
+    axes.minorticks_off()
+    figures.show()

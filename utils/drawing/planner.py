@@ -1,0 +1,190 @@
+"""Drawings of the planner: its errors, where memory and time go, the map of all strategies."""
+
+import itertools
+
+from matplotlib.patches import Rectangle
+
+from utils.drawing import figures
+from utils.planner import plan, search
+from utils.planner.memory import KINDS as MEMORY_KINDS
+from utils.planner.plan import USABLE
+from utils.planner.step import KINDS as STEP_KINDS
+from utils.planner.strategy import Strategy
+
+TINTS = {
+    "weights": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "activations": "activations",
+    "buffers": "data",
+    "compute": "compute",
+    "recompute": "data",
+    "tp": "communication",
+    "pp": "gold",
+    "ep": "rank3",
+    "dp": "optimizer",
+    "bubble": "pale",
+    "offload": "muted",
+}
+
+
+def tint(kind: str) -> str:
+    """The colour of a kind of memory or time. The optimizer's time has ink: green is dp there."""
+    return figures.shade(TINTS.get(kind, kind))
+
+
+# ---- against what others measured
+
+
+def errors(groups: dict, title: str = "", unit: str = "TFLOP/s a GPU") -> None:
+    """Published and predicted speed of every row, and the error: {group: rows of `published`}."""
+    rows = [(name, row) for name, group in groups.items() for row in group]
+    axes = figures.plt.subplots(figsize=(8.0, 1.1 + 0.27 * len(rows)))[1]
+    for y, (_, row) in enumerate(rows):
+        found = row.plan()
+        counted = row.quantity != "tflops"  # with recomputation
+        predicted = found.hardware_tflops_per_gpu if counted else found.tflops_per_gpu
+        published = predicted / (1 + row.error())
+        axes.plot([published, predicted], [y, y], color=figures.GREY, linewidth=1.5, zorder=1)
+        axes.plot(published, y, "o", color=figures.BLUE, label="published" if y == 0 else None)
+        axes.plot(predicted, y, "D", color=figures.GOLD, markersize=5,
+                  label="predicted" if y == 0 else None)  # fmt: skip
+        axes.annotate(signed(row.error()), (max(published, predicted), y),
+                      **(figures.RIGHT | {"xytext": (8, 0)}), fontsize=9)  # fmt: skip
+    axes.set_yticks(range(len(rows)), [row.name for _, row in rows], fontsize=9)
+    axes.set(title=title, xlabel=unit, ylim=(len(rows) - 0.3, -1.6))
+    axes.margins(x=0.14)
+    for y, ((name, _), (after, _)) in enumerate(itertools.pairwise(rows)):
+        if name != after:
+            axes.axhline(y + 0.5, color=figures.GREY, linewidth=0.8, linestyle=":")
+    axes.legend(loc="upper right", ncols=2)
+    figures.show()
+
+
+def signed(share: float) -> str:
+    """+9%, −4%, 0%."""
+    text = f"{share:+.0%}".replace("-", "−")
+    return "0%" if text in ("+0%", "−0%") else text
+
+
+# ---- one plan, several plans
+
+
+def memory_of(plans: dict, title: str = "memory of a rank") -> None:
+    """{name: plan}: bytes by kind, in GB, and the device's limit."""
+    parts = {
+        name: {kind: one.memory[kind] / 1e9 for kind in MEMORY_KINDS if one.memory[kind] > 0}
+        for name, one in plans.items()
+    }
+    axes = figures.figure("strip" if len(parts) <= 2 else "normal")[1]
+    figures.stack(parts, unit="GB", title=title, colors=TINTS, ax=axes)
+    limit = USABLE * next(iter(plans.values())).machine.memory / 1e9
+    if max(sum(kinds.values()) for kinds in parts.values()) > limit / 4:
+        axes.axvline(limit, color=figures.INK, linewidth=1, linestyle="--", label="device's limit")
+        for text in axes.texts:  # the totals, readable where the line crosses them
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+        axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=6, fontsize=9,
+                    handlelength=1.3, columnspacing=1.2)  # fmt: skip
+    figures.show()
+
+
+def time_of(plans: dict, title: str = "a step", share: bool = True) -> None:
+    """{name: plan}: seconds by kind; `share`: per cent of each plan's own step."""
+    colors = TINTS | {"optimizer": "ink"}
+    parts = {}
+    for name, one in plans.items():
+        total = one.seconds["total"] / 100 if share else 1
+        parts[name] = {k: one.seconds[k] / total for k in STEP_KINDS if one.seconds[k] > 0}
+    size = "strip" if len(parts) <= 2 else "tall" if len(parts) > 8 else "normal"
+    axes = figures.figure(size)[1]
+    unit = "%" if share else "s"
+    figures.stack(parts, unit=unit, title=title, colors=colors, ax=axes)
+    if share:
+        for text in [*axes.texts]:
+            text.remove()
+        axes.set(xlim=(0, 100), xlabel="% of the step")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=5, fontsize=10)
+    figures.show()
+
+
+# ---- all strategies
+
+
+def best_of_each(model, machine, gpus: int, **fixed) -> dict:
+    """{(tp, pp): the fastest plan that fits, or None where none does}."""
+    sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if gpus % n == 0]
+    found = {}
+    for tp in sizes:
+        for pp in sizes:
+            if tp * pp <= gpus:
+                best = search(model, machine, gpus, top=1, tp=tp, pp=pp, **fixed)
+                found[tp, pp] = best[0] if best else None
+    return found
+
+
+def strategy_map(model, machine, gpus: int, title: str = "", **fixed) -> None:
+    """The best MFU of every tp × pp; grey: fits nowhere."""
+    found = best_of_each(model, machine, gpus, **fixed)
+    rows, columns = sorted({tp for tp, _ in found}), sorted({pp for _, pp in found})
+    rates = {key: one.mfu for key, one in found.items() if one}
+    top = max(rates.values(), default=1.0)
+    axes = figures.figure("normal")[1]
+    for (tp, pp), one in found.items():
+        i, j = rows.index(tp), columns.index(pp)
+        strength = 0.0 if one is None else 0.08 + 0.72 * (one.mfu / top) ** 3
+        box = Rectangle((j, i), 0.96, 0.92, facecolor=figures.GREEN, alpha=strength)
+        axes.add_patch(box)
+        text = "–" if one is None else f"{one.mfu:.0%}"
+        best = one is not None and one.mfu == top
+        axes.text(j + 0.48, i + 0.47, text, ha="center", va="center",
+                  weight="bold" if best else "normal",
+                  color=figures.GREY if one is None else figures.INK)  # fmt: skip
+    node = sum(1 for tp in rows if tp <= machine.node)
+    axes.axhline(node - 0.04, color=figures.ORANGE, linewidth=1.2, linestyle="--")
+    axes.annotate("tp leaves the node", (len(columns), node), color=figures.ORANGE, fontsize=9,
+                  xytext=(6, -4), textcoords="offset points", va="top")  # fmt: skip
+    axes.set(xlim=(-0.02, len(columns) + 1.4), ylim=(len(rows), -0.02), title=title)
+    axes.set_xticks([j + 0.48 for j in range(len(columns))], [f"pp {pp}" for pp in columns])
+    axes.set_yticks([i + 0.47 for i in range(len(rows))], [f"tp {tp}" for tp in rows])
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    figures.show()
+
+
+def micro_batch_curves(model, machine, splits, batches, title: str = "", **options) -> dict:
+    """Share of the peak over micro-batches of a pipeline, one curve for each (tp, pp, dp); returns
+    {name: [shares]}. Recomputation counts as work, as in the paper."""
+    series = {}
+    for tp, pp, dp in splits:
+        plans = [
+            plan(model, Strategy(dp, pp, tp, global_batch=m * dp, **options), machine)
+            for m in batches
+        ]
+        series[f"tp {tp}, pp {pp}"] = [one.hfu for one in plans]
+    figures.curves(
+        {name: (batches, [100 * share for share in shares]) for name, shares in series.items()},
+        x="micro-batches of each pipeline", y="% of the peak", title=title, log="x", markers=True,
+    )  # fmt: skip
+    return series
+
+
+def card(one, ax=None) -> None:
+    """One plan in a picture: its memory against the device's, its step by kind."""
+    pair = figures.plt.subplots(2, 1, figsize=(8.0, 2.6))[1] if ax is None else ax
+    limit = USABLE * one.machine.memory / 1e9
+    memory = {kind: one.memory[kind] / 1e9 for kind in MEMORY_KINDS if one.memory[kind] > 0}
+    step = {kind: one.seconds[kind] for kind in STEP_KINDS if one.seconds[kind] > 0}
+    rows = ((memory, "GB", TINTS), (step, "s", TINTS | {"optimizer": "ink"}))
+    for axes, (parts, unit, colors) in zip(pair, rows, strict=True):
+        figures.stack({"": parts}, unit=unit, colors=colors, ax=axes)
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.28), ncols=8, fontsize=9,
+                    handlelength=1, columnspacing=1)  # fmt: skip
+    pair[0].axvline(limit, color=figures.INK, linewidth=1, linestyle="--")
+    fits = "fits" if one.fits else "does not fit"
+    pair[0].set_title(f"{fits}: {one.memory['total'] / 1e9:.1f} of {limit:.0f} GB", fontsize=11)
+    pair[1].set_title(f"a step: MFU {one.mfu:.1%}", fontsize=11)
+    if ax is None:
+        figures.show()

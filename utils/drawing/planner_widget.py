@@ -1,0 +1,140 @@
+"""Sliders for a strategy: move one, and see memory and time change.
+
+    from utils.drawing.planner_widget import explorer
+
+    explorer()                       # in JupyterLab: sliders; elsewhere: the figure of one plan
+    explorer("1t", "frontier", 3072, live=False)
+
+Where nobody can move a slider (a run without a browser, a missing ipywidgets), the same picture is
+drawn once, for the start values.
+"""
+
+import html
+import io
+import os
+
+from utils.drawing import figures
+from utils.planner.machine import MACHINES
+from utils.planner.model import MODELS
+from utils.planner.plan import Plan, plan
+from utils.planner.search import search
+from utils.planner.strategy import RECOMPUTE, Strategy
+
+GPUS = tuple(2**n for n in range(3, 15))
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def explorer(model="gpt3-175b", machine="dgx-a100", gpus=1024, live: bool | None = None):
+    """Shows the sliders, or one figure.
+
+    model, machine  names of presets;  gpus: devices at the start
+    live    None: sliders where a Jupyter server runs this kernel and ipywidgets is there
+    """
+    start = {"model": model, "machine": machine, "gpus": gpus, "tp": 8, "pp": 8,
+             "interleave": 1, "micro_batch": 1, "recompute": "full", "zero": 1,
+             "sequence_parallel": False}  # fmt: skip
+    if live is None:
+        live = "JPY_SESSION_NAME" in os.environ
+    widgets = _ipywidgets() if live else None
+    if widgets is None:
+        from utils.drawing import planner as pictures_planner
+
+        one = work_out(**start)
+        pictures_planner.card(one)
+        print(sentence(one))
+        print("In JupyterLab this cell has sliders.")
+        return
+    from IPython.display import display
+
+    display(_panel(widgets, start))
+
+
+def work_out(model, machine, gpus, tp, pp, **choices) -> Plan:
+    """The plan of what the sliders say; dp is what remains. Raises ValueError where none does."""
+    if gpus % (tp * pp):
+        raise ValueError(
+            f"{gpus} GPUs are not a multiple of tp · pp = {tp} · {pp}: dp is no number"
+        )
+    strategy = Strategy(gpus // (tp * pp), pp, tp, **choices)
+    return plan(MODELS[model], strategy, MACHINES[machine])
+
+
+def sentence(one: Plan) -> str:
+    """A plan in one line."""
+    return (
+        f"{one.model.name}, {one.strategy}: {'fits' if one.fits else 'does not fit'}, "
+        f"{one.memory['total'] / 1e9:.1f} GB a rank, {one.seconds['total']:.2f} s a step, "
+        f"MFU {one.mfu:.1%}."
+    )
+
+
+def picture(one: Plan) -> bytes:
+    """The figure of a plan as PNG."""
+    from utils.drawing import planner as pictures_planner
+
+    drawn, axes = figures.plt.subplots(2, 1, figsize=(8.0, 2.6))
+    pictures_planner.card(one, axes)
+    file = io.BytesIO()
+    drawn.savefig(file, format="png")
+    figures.plt.close(drawn)
+    return file.getvalue()
+
+
+def _ipywidgets():
+    try:
+        import ipywidgets
+    except ImportError:
+        return None
+    return ipywidgets
+
+
+def _panel(widgets, start):
+    """The sliders, the button and the picture, joined."""
+    known = {"model": [*MODELS], "machine": [*MACHINES], "recompute": [*RECOMPUTE]}
+    ranges = {"gpus": sorted({*GPUS, start["gpus"]}), "tp": SIZES[:6], "pp": SIZES,
+              "interleave": (1, 2, 3, 4, 6, 8), "micro_batch": SIZES[:5],
+              "zero": (0, 1, 2, 3)}  # fmt: skip
+    controls = {}
+    for name, value in start.items():
+        text = {"description": name.replace("_", " "), "style": {"description_width": "110px"}}
+        if name in known:
+            controls[name] = widgets.Dropdown(options=known[name], value=value, **text)
+        elif name in ranges:
+            controls[name] = widgets.SelectionSlider(
+                options=ranges[name], value=value, continuous_update=False, **text
+            )
+        else:
+            controls[name] = widgets.Checkbox(value=value, indent=True, **text)
+    image, words = widgets.Image(format="png", width="720"), widgets.HTML()
+    button = widgets.Button(description="the fastest that fits")
+
+    def update(*_):
+        try:
+            one = work_out(**{name: control.value for name, control in controls.items()})
+        except ValueError as error:
+            words.value = f"<b>No plan:</b> {html.escape(str(error))}"
+            return
+        words.value = html.escape(sentence(one))
+        image.value = picture(one)
+
+    def best(*_):
+        fixed = {name: ranges[name] for name in ("tp", "pp", "interleave", "micro_batch")}
+        found = search(MODELS[controls["model"].value], MACHINES[controls["machine"].value],
+                       controls["gpus"].value, top=1, zero=(0, 1, 3), **fixed)  # fmt: skip
+        if not found:
+            words.value = "<b>No strategy fits.</b>"
+            return
+        for control in controls.values():
+            control.unobserve(update, "value")
+        for name in set(controls) - {"model", "machine", "gpus"}:
+            controls[name].value = getattr(found[0].strategy, name)
+        for control in controls.values():
+            control.observe(update, "value")
+        update()
+
+    for control in controls.values():
+        control.observe(update, "value")
+    button.on_click(best)
+    update()
+    left = widgets.VBox([*controls.values(), button])
+    return widgets.HBox([left, widgets.VBox([image, words])])

@@ -1,0 +1,319 @@
+"""Pictures of lesson 16: the way of a request, slots over time, load, metrics, predictions.
+
+    slots({"static": static(lengths, 4), "continuous": continuous(lengths, 4)})
+    throughput_latency({"tp 1": sweep(...), "tp 2": sweep(...)})      # of utils.serving.load
+    decode_step({"H100": over(model, machine, batches=(16,))})        # of utils.planner.decode
+
+Each draws what it is given and shows it. Those that find something out return it, so that a cell
+can say it in words below the picture.
+"""
+
+from itertools import groupby
+
+import numpy as np
+
+from utils.drawing import figures
+from utils.drawing.figures import BLUE, GOLD, GREY, INK, PALE, Sketch
+from utils.planner.decode import KINDS
+from utils.serving.engine.request import Sampling
+from utils.serving.engine.scheduler import Request, Scheduler
+
+PARTS = {  # kinds of a decode step: (name in the legend, colour)
+    "weights": ("read weights", "parameters"),
+    "cache": ("read KV cache", "data"),
+    "launch": ("start kernels", "muted"),
+    "latency": ("messages: latency", "communication"),
+    "bytes": ("messages: bytes", "gold"),
+}
+
+
+def front_doors(tp: int = 2) -> None:
+    """Where a request goes: client, Triton's front ends, its models, the ranks, and back."""
+    sketch = Sketch(9.6, 3.7)
+    sketch.box("server", " ", x=1.75, y=0.3, width=5.15, height=3.0, color="muted", fill=False)
+    sketch.text(4.3, 3.48, "tritonserver", weight="bold")
+    sketch.text(8.3, 3.48, "processes of the engine", weight="bold")
+    sketch.box("client", "client", x=0.1, y=1.4, width=1.05, height=0.8, color="ink")
+    sketch.box("http", "HTTP\ngenerate", x=1.95, y=2.2, width=1.1, height=0.7, size=9.5)
+    sketch.box("grpc", "gRPC\nstream", x=1.95, y=0.7, width=1.1, height=0.7, size=9.5)
+    sketch.box("gpt", "gpt\ntext → text", x=3.55, y=2.15, width=1.2, height=0.8, color="rank2",
+               size=9.5)  # fmt: skip
+    sketch.box("words", "gpt_tokenize", x=5.25, y=2.3, width=1.45, height=0.5, color="data",
+               size=9.5)  # fmt: skip
+    sketch.box("engine", "gpt_engine\nleader:\nqueue, slots", x=5.25, y=0.6, width=1.45,
+               height=0.9, color="gold", size=9.5)  # fmt: skip
+    room = 2.7 / tp
+    height = min(0.65, room - 0.12)
+    for rank in range(tp):
+        y = 3.15 - (rank + 0.5) * room
+        text = f"rank {rank}" + (f"\n1/{tp} of each matrix" if 1 < tp <= 4 else "")
+        sketch.box(f"rank {rank}", text, x=7.5, y=y - height / 2, width=1.6, height=height,
+                   color=f"rank{rank}", size=9)  # fmt: skip
+        look = {"arrowstyle": "<|-|>", "color": INK, "linewidth": 1.5}
+        sketch.axes.annotate("", (7.5, y), (6.68, 1.05), arrowprops=look)
+    if tp > 1:
+        look = {"arrowstyle": "<|-|>", "color": GOLD, "linewidth": 2.5}
+        sketch.axes.annotate("", (9.23, 0.45), (9.23, 3.15), arrowprops=look)
+        sketch.axes.text(9.42, 1.8, "all-reduce", rotation=90, color=GOLD, va="center",
+                         ha="center", fontsize=9.5)  # fmt: skip
+    for door in ("http", "grpc"):
+        sketch.arrow("client", door, both=True)
+    sketch.arrow("http", "gpt", both=True)
+    sketch.arrow("grpc", "gpt", both=True)
+    sketch.arrow("gpt", "words", "", both=True)
+    sketch.text(5.0, 2.72, "BLS", size=9)
+    sketch.arrow("gpt", "engine", both=True)
+    sketch.text(5.4, 1.87, "Unix socket:\nclosing it cancels", size=9, align="left")
+    sketch.arrow("grpc", "engine", both=True)
+    sketch.text(4.15, 0.88, "token ids in and out", size=9)
+    sketch.text(4.3, 0.13, "one instance of gpt_engine is one process group", size=9)
+    sketch.show()
+
+
+# ---- who is in which slot
+
+
+def continuous(lengths, slots: int) -> list[list]:
+    """What the engine's own scheduler does with requests of `lengths` tokens that arrive together:
+    for each slot a list over steps with the number of the request in it, or None."""
+    scheduler = Scheduler(slots, queue=len(lengths), piece=10**9, end_tokens=())
+    for number, length in enumerate(lengths):
+        scheduler.add(Request(str(number), [0], Sampling(max_tokens=length)))
+    steps = []
+    while (step := scheduler.plan()) is not None:
+        requests = [None if one is None else int(one.id) for one in scheduler.slots]
+        steps.append(requests)
+        scheduler.advance(step, [1] * len(step.expected()))
+    return [list(slot) for slot in zip(*steps)]
+
+
+def static(lengths, slots: int) -> list[list]:
+    """The same without joining and leaving: each batch lasts as long as its longest request."""
+    table = [[] for _ in range(slots)]
+    for first in range(0, len(lengths), slots):
+        batch = lengths[first : first + slots]
+        for slot in range(slots):
+            own = batch[slot] if slot < len(batch) else 0
+            table[slot] += [first + slot] * own + [None] * (max(batch) - own)
+    return table
+
+
+def slots(panels, title: str = "") -> dict:
+    """Slots by steps, one panel for each {name: table}; a colour and a number for each request.
+
+    Returns {name: (steps, the part of all cells in which a token was made)}.
+    """
+    rows = sum(len(table) for table in panels.values())
+    height = 0.9 + 0.5 * len(panels) + 0.26 * rows
+    _, places = figures.plt.subplots(
+        len(panels), 1, sharex=True, squeeze=False, figsize=(8.0, height)
+    )
+    found, most = {}, max(len(table[0]) for table in panels.values())
+    for axes, (name, table) in zip(places[:, 0], panels.items(), strict=True):
+        for row, cells in enumerate(table):
+            _slot(axes, row, cells, most)
+        steps = len(table[0])
+        used = sum(cell is not None for cells in table for cell in cells)
+        found[name] = (steps, used / (len(table) * steps))
+        axes.axvline(steps, color=INK, linewidth=1.2, linestyle="--")
+        axes.set(xlim=(0, most * 1.02), ylim=(len(table) - 0.4, -0.6), ylabel="slot")
+        axes.set_title(f"{name}: {steps} steps, {found[name][1]:.0%} of the cells at work",
+                       fontsize=11)  # fmt: skip
+        axes.set_yticks(range(len(table)))
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False)
+    places[-1, 0].set_xlabel("step")
+    if title:
+        places[0, 0].figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
+    figures.show()
+    return found
+
+
+def _slot(axes, row, cells, most):
+    """The requests of one slot as bars."""
+    start = 0
+    for number, run in groupby(cells):
+        length = len(list(run))
+        tint = PALE if number is None else figures.CYCLE[number % len(figures.CYCLE)]
+        axes.barh(row, length, 0.86, start, color=tint, edgecolor="white", linewidth=1.2)
+        if number is not None and length >= most / 60:
+            axes.text(start + length / 2, row, str(number), color="white", ha="center",
+                      va="center", fontsize=9, weight="bold")  # fmt: skip
+        start += length
+
+
+# ---- load
+
+
+def throughput_latency(curves, title: str = "", tokens: bool = True) -> None:
+    """Latency over throughput, a point for each number of clients: the median with its number, and
+    the 95th percentile above it, thin.
+
+    curves: {name: {clients: Load or its summary}}; tokens: tokens/s, else requests/s.
+    """
+    rate = "tokens_per_second" if tokens else "requests_per_second"
+    _, axes = figures.figure()
+    ends = []
+    for index, (name, loads) in enumerate(curves.items()):
+        tint = figures.CYCLE[index % len(figures.CYCLE)]
+        points = [(many, getattr(load, "summary", load)) for many, load in sorted(loads.items())]
+        xs = [summary[rate] for _, summary in points]
+        middle, high = ([summary[f"latency_p{p}"] for _, summary in points] for p in (50, 95))
+        axes.plot(xs, high, "--", color=tint, linewidth=1, alpha=0.7)
+        axes.plot(xs, middle, "o-", color=tint)
+        for (many, _), x, y in zip(points, xs, middle):
+            axes.annotate(str(many), (x, y), xytext=(0, -13), textcoords="offset points",
+                          ha="center", fontsize=9, color=tint)  # fmt: skip
+        ends.append((name, xs[-1], middle[-1], tint))
+    axes.set(xlabel="tokens/s" if tokens else "requests/s", ylabel="latency in s", title=title)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.06)
+    if len(ends) > 1:
+        figures._label_ends(axes, ends)
+    axes.text(0.01, 0.97, "dashed: 95th percentile; numbers: clients", fontsize=9, color=GREY,
+              transform=axes.transAxes, va="top")  # fmt: skip
+    figures.show()
+
+
+def arrivals(streams, title: str = "", unit: str = "s") -> dict:
+    """One row a stream, a tick for each piece; gold: the first one. streams: {name: moments}.
+
+    Returns {name: moment of the first piece}.
+    """
+    height = 1.2 + 0.3 * len(streams)
+    _, axes = figures.plt.subplots(figsize=(8.0, height))
+    for row, moments in enumerate(streams.values()):
+        axes.plot([0, max(moments)], [row, row], color=PALE, linewidth=6, zorder=0)
+        axes.plot(
+            moments, [row] * len(moments), "|", color=BLUE, markersize=13, markeredgewidth=1.3
+        )
+        axes.plot(min(moments), row, "|", color=GOLD, markersize=17, markeredgewidth=3)
+    axes.set_yticks(range(len(streams)), list(streams))
+    axes.set(xlabel=f"{unit} since the request; gold: the first piece", title=title)
+    axes.set(ylim=(len(streams) - 0.4, -0.6), xlim=(0, None))
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    figures.show()
+    return {name: min(moments) for name, moments in streams.items()}
+
+
+def over_time(frame, columns, marks=None, title: str = "") -> None:
+    """Small panels on one time axis, one for each column of a frame of scraped metrics.
+
+    frame     seconds in a column "seconds" or in the index
+    columns   names, or {name: label}; a counter ("…_total") is drawn as its rise a second
+    marks     {text: second}: what happened when
+    """
+    labels = columns if isinstance(columns, dict) else {name: _plain(name) for name in columns}
+    seconds = np.asarray(frame.get("seconds", frame.index), dtype=float)
+    _, places = figures.plt.subplots(len(labels), 1, sharex=True, squeeze=False,
+                                     figsize=(8.0, 0.9 + 1.05 * len(labels)))  # fmt: skip
+    for index, (axes, (name, label)) in enumerate(zip(places[:, 0], labels.items())):
+        values, tint = np.asarray(frame[name], dtype=float), figures.CYCLE[index % 4]
+        if name.endswith("_total"):
+            values = rate(seconds, values)
+        axes.fill_between(seconds, 0, values, color=tint, alpha=0.15, linewidth=0, step="post")
+        axes.step(seconds, values, where="post", color=tint, linewidth=1.6)
+        axes.set_ylabel(label, rotation=0, ha="right", va="center", fontsize=10)
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0)
+        for when in (marks or {}).values():
+            axes.axvline(when, color=GOLD, linewidth=1.6, linestyle="--")
+    top = places[0, 0]
+    top.set_title(title, pad=10 if not marks else 22)
+    for text, when in (marks or {}).items():
+        top.annotate(text, (when, 1.0), xycoords=("data", "axes fraction"), xytext=(2, 3),
+                     textcoords="offset points", color=GOLD, fontsize=9)  # fmt: skip
+    places[-1, 0].set_xlabel("s")
+    top.figure.align_ylabels()
+    figures.show()
+
+
+def rate(seconds, totals) -> np.ndarray:
+    """How much a counter rises a second between two looks. It begins anew where its process does:
+    then what it has reached since is the rise."""
+    rises = np.diff(totals)
+    rises = np.where(rises < 0, totals[1:], rises)
+    steps = np.maximum(np.diff(seconds), 1e-9)
+    return np.concatenate([rises / steps, [np.nan]])
+
+
+def _plain(name):
+    """kintsugi_tokens_total -> tokens/s; kintsugi_queue_waiting -> queue waiting."""
+    words = name.removeprefix("kintsugi_").removeprefix("nv_")
+    if words.endswith("_total"):
+        words = words.removesuffix("_total") + "/s"
+    return words.replace("_", " ").replace("kv ", "KV ")
+
+
+def who_answered(times, names, marks=None, title: str = "") -> dict:
+    """A dot for each answer over time, in the row and the colour of who gave it (a version, or a
+    status). Returns {name: answers}."""
+    rows = list(dict.fromkeys(names))
+    _, axes = figures.plt.subplots(figsize=(8.0, 1.3 + 0.35 * len(rows)))
+    for row, name in enumerate(rows):
+        own = [time for time, other in zip(times, names, strict=True) if other == name]
+        tint = figures.CYCLE[row % len(figures.CYCLE)]
+        axes.plot(own, [row] * len(own), "o", color=tint, alpha=0.6, markersize=7)
+        axes.annotate(str(len(own)), (1.01, row), xycoords=("axes fraction", "data"),
+                      va="center", color=tint)  # fmt: skip
+    for text, when in (marks or {}).items():
+        axes.axvline(when, color=GOLD, linewidth=1.6, linestyle="--")
+        axes.annotate(text, (when, -0.62), xytext=(3, 0), textcoords="offset points", color=GOLD,
+                      fontsize=9, va="top")  # fmt: skip
+    axes.set_yticks(range(len(rows)), [str(name) for name in rows])
+    axes.set(xlabel="s", ylim=(len(rows) - 0.4, -0.7), title=title)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    figures.show()
+    return {name: sum(other == name for other in names) for name in rows}
+
+
+# ---- predictions
+
+
+def decode_step(tables, batch: int | None = None, title: str = "") -> None:
+    """A decode step by what it waits for, a bar for each tp: {machine: frame of
+    `utils.planner.decode.over`}, one panel each with a scale of its own.
+
+    batch: which rows of the frames; None: their first.
+    """
+    tables = tables if isinstance(tables, dict) else {"": tables}
+    _, places = figures.plt.subplots(1, len(tables), squeeze=False, figsize=(8.0, 3.0))
+    for axes, (name, frame) in zip(places[0], tables.items(), strict=True):
+        wanted = frame["batch"].iloc[0] if batch is None else batch
+        rows = frame[frame["batch"] == wanted]
+        if rows.empty:
+            raise ValueError(f"batch {wanted} is not in the frame: {sorted(set(frame['batch']))}")
+        parts = {
+            f"tp {row['tp']:.0f}": {PARTS[kind][0]: 1e3 * row[kind] for kind in KINDS}
+            for _, row in rows.iterrows()
+        }
+        figures.stack(parts, unit="ms", title=name, colors=dict(PARTS.values()), ax=axes)
+        axes.set_xlabel(f"ms a step, batch {wanted}")
+        handles, texts = axes.get_legend_handles_labels()
+        axes.get_legend().remove()
+    axes.figure.legend(handles, texts, loc="outside lower center", ncols=5, fontsize=9,
+                       handlelength=1, columnspacing=1.2)  # fmt: skip
+    if title:
+        axes.figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
+    figures.show()
+
+
+def against(rows, unit: str = "", title: str = "") -> dict:
+    """Prediction and measurement of several cases: {case: (prediction, measurement)}, None: a dash.
+
+    Returns {case: measurement / prediction}.
+    """
+    _, axes = figures.plt.subplots(figsize=(8.0, 1.1 + 0.55 * len(rows)))
+    looks = (("prediction", GOLD, -0.2), ("measurement", BLUE, 0.2))
+    for row, pair in enumerate(rows.values()):
+        for value, (name, tint, shift) in zip(pair, looks, strict=True):
+            label = name if row == 0 else None
+            axes.barh(row + shift, value or 0, 0.36, color=tint, label=label)
+            text = "–" if value is None else f"{figures.number(value)} {unit}".rstrip()
+            axes.annotate(text, (value or 0, row + shift), **figures.RIGHT, fontsize=10)
+    figures._name_rows(axes, list(rows), title)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=10)
+    figures.show()
+    return {name: None if None in pair else pair[1] / pair[0] for name, pair in rows.items()}

@@ -1,0 +1,123 @@
+"""Drawings of lesson 06: a pair of matrices cut in two ways, heads on ranks, a split sequence."""
+
+from matplotlib.patches import Rectangle
+
+from utils.drawing import figures
+from utils.parallel.mesh import shares
+
+
+def column_and_row(ranks: int = 2) -> None:
+    """x, the first matrix cut by outputs, the second by inputs, and the sum; colour is a rank."""
+    _, axes = figures.plt.subplots(figsize=figures.SIZES["normal"])
+    width, gap = 0.9, 0.12
+    _matrix(axes, 0.0, 1.2, 0.9, 1.6, "x", "all have it")
+    for rank in range(ranks):
+        tint = figures.shade(f"rank{rank}")
+        shift = rank * (width + gap)
+        _block(axes, 2.3 + shift, 1.55, width, 0.9, tint, f"A{_low(rank)}")
+        _block(axes, 2.3 + ranks * (width + gap) + 0.75 + shift, 1.2, width, 1.6, tint,
+               f"h{_low(rank)}")  # fmt: skip
+    top = 1.2 + 0.8 + ranks * width / 2
+    left = 2.3 + 2 * ranks * (width + gap) + 1.4
+    for rank in range(ranks):
+        tint = figures.shade(f"rank{rank}")
+        _block(axes, left, top - (rank + 1) * (width + gap), 0.9, width, tint, f"B{_low(rank)}")
+    end = left + 1.6
+    for rank in range(ranks):
+        tint = figures.shade(f"rank{rank}")
+        _block(axes, end + 0.95 * rank, 1.2, 0.55, 1.6, tint, "")
+        if rank:
+            axes.text(end + 0.95 * rank - 0.2, 2.0, "+", ha="center", va="center", fontsize=13)
+    _matrix(axes, end + 0.95 * ranks + 0.35, 1.2, 0.9, 1.6, "y", "all have it")
+    for x, text in ((1.55, "f"), (end + 0.95 * ranks - 0.03, "g")):
+        axes.text(x, 3.35, text, ha="center", fontsize=15, style="italic", color=figures.GOLD)
+        axes.plot([x, x], [0.9, 3.2], color=figures.GOLD, linestyle="--", linewidth=1.4)
+    middle = 2.3 + ranks * (width + gap) / 2
+    axes.text(middle, 0.55, "column: cut by outputs", ha="center", fontsize=10)
+    axes.text(left + 0.45, 0.05, "row: cut by inputs", ha="center", fontsize=10)
+    axes.text(left - 1.5, 3.35, "nothing travels", ha="center", fontsize=10, color=figures.GREY)
+    axes.set(xlim=(-0.2, end + 0.95 * ranks + 1.5), ylim=(-0.2, 3.8), aspect="equal")
+    axes.axis("off")
+    figures.show()
+
+
+def _low(index):
+    return "₀₁₂₃₄₅₆₇"[index]
+
+
+def _block(axes, x, y, width, height, tint, text):
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=tint, edgecolor="white"))
+    axes.text(x + width / 2, y + height / 2, text, color="white", ha="center", va="center")
+
+
+def _matrix(axes, x, y, width, height, text, note):
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=figures.PALE, edgecolor=figures.GREY))
+    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center")
+    axes.text(x + width / 2, y - 0.3, note, ha="center", fontsize=9, color=figures.GREY)
+
+
+def heads(cases, ranks: int = 2) -> None:
+    """Query heads above, key-value heads below, in the colour of the rank that computes them.
+
+    cases: [(query heads, key-value heads)]; a key-value head that several ranks need is hatched.
+    """
+    _, panels = figures.plt.subplots(1, len(cases), figsize=figures.SIZES["strip"])
+    for axes, (queries, keys) in zip(panels, cases, strict=True):
+        owner = query_owners(queries, keys, ranks)
+        group = queries // keys
+        for head, rank in enumerate(owner):
+            _block(axes, head, 1.1, 0.9, 0.9, figures.shade(f"rank{rank}"), "q")
+        for head in range(keys):
+            using = sorted(set(owner[head * group : (head + 1) * group]))
+            tint = figures.shade(f"rank{using[0]}") if len(using) == 1 else figures.GREY
+            _block(axes, head * group, 0, group - 0.1, 0.9, tint, "kv")
+        axes.set(xlim=(-0.2, max(queries, 8)), ylim=(-0.2, 2.2))
+        axes.set_title(f"{queries} query, {keys} key-value heads", fontsize=10)
+        axes.axis("off")
+    figures.show()
+
+
+def query_owners(queries: int, keys: int, ranks: int) -> list[int]:
+    """The rank of each query head: with its key-value head where these suffice for all ranks."""
+    group = queries // keys
+    held = [group * n for n in shares(keys, ranks)] if keys >= ranks else shares(queries, ranks)
+    return [rank for rank, count in enumerate(held) for _ in range(count)]
+
+
+def layer_regions() -> None:
+    """One layer from left to right: who holds what, and what happens at the borders."""
+    rows = (("tensor parallel", False), ("with sequence parallel", True))
+    _, panels = figures.plt.subplots(2, 1, figsize=figures.SIZES["normal"])
+    parts = (("norm", 1.0, False), ("attention", 1.7, True), ("add, norm", 1.2, False),
+             ("MLP", 1.7, True), ("add", 0.9, False))  # fmt: skip
+    for axes, (title, split) in zip(panels, rows, strict=True):
+        left = 0.0
+        for name, width, shared in parts:
+            _region(axes, left, width, name, shared, split)
+            left += width + 0.75
+        borders = ("all-gather", "reduce-scatter") if split else ("f", "g: all-reduce")
+        left = 0.0
+        for index, (_, width, _) in enumerate(parts[:-1]):
+            left += width
+            text = borders[index % 2]
+            axes.text(left + 0.375, 2.25, text, ha="center", fontsize=9, color=figures.GOLD)
+            axes.annotate("", (left + 0.68, 1.0), (left + 0.07, 1.0),
+                          arrowprops={"arrowstyle": "-|>", "color": figures.GOLD})  # fmt: skip
+            left += 0.75
+        axes.set(xlim=(-0.1, left + 1.0), ylim=(-0.6, 2.7))
+        axes.set_title(title, fontsize=11)
+        axes.axis("off")
+    figures.show()
+
+
+def _region(axes, left, width, name, shared, split):
+    for rank in range(2):
+        tint = figures.shade(f"rank{rank}")
+        if shared:  # each rank a part of the heads or columns
+            axes.add_patch(Rectangle((left + rank * width / 2, 0), width / 2 - 0.04, 2, color=tint))
+        elif split:  # each rank a part of the positions
+            axes.add_patch(Rectangle((left, 1.02 - rank * 1.02), width, 0.98, color=tint))
+    if not shared and not split:
+        axes.add_patch(Rectangle((left, 0), width, 2, facecolor=figures.PALE,
+                                 edgecolor=figures.GREY))  # fmt: skip
+    axes.text(left + width / 2, -0.32, name, ha="center", va="center", fontsize=10)

@@ -1,0 +1,1 @@
+"""Counts and measurements: traffic, memory, time, this machine."""

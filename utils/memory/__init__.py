@@ -1,0 +1,1 @@
+"""What makes a step need less memory: fewer bits, recomputation, offloading."""

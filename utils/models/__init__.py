@@ -1,0 +1,1 @@
+"""The decoder, its sizes, its files on disk and its tokenizer."""

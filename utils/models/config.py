@@ -1,0 +1,290 @@
+"""What a model is: its sizes, checked; its cost, by formula; its Hugging Face config.json.
+
+config = GPTConfig(hidden_size=128, layers=4, heads=4)
+config.parameter_count()            # 0.86 million, without building the model
+config.flops_per_token(seq=128)     # of one training step
+config.to_hf(), GPTConfig.from_hf(dictionary)
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+ROPE_KINDS = {  # rope_type -> the keys that it needs besides
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The sizes of a Llama-layout decoder. Raises ValueError where they do not fit together.
+
+    A None is worked out from the other sizes: read `key_value_heads`, `head_size`, `mlp_size`.
+    """
+
+    vocab_size: int = 256
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int | None = None  # None: as many as heads; 1: multi-query attention
+    head_dim: int | None = None  # None: hidden_size / heads
+    intermediate_size: int | None = None  # None: 8/3 hidden_size, rounded up to a multiple of 8
+    max_positions: int = 2048
+    rope_theta: float = 10000.0
+    rope_scaling: dict | None = field(default=None, hash=False)  # {"rope_type": "llama3", ...}
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    experts: int | None = (
+        None  # None: one MLP a block; else a mixture of so many (utils/models/moe.py)
+    )
+    experts_per_token: int = 2  # how many of them compute each token
+    bos_token_id: int | None = None
+    eos_token_id: int | tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "layers",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "max_positions",
+            "experts",
+            "experts_per_token",
+        ):
+            value = getattr(self, name)
+            optional = name in ("kv_heads", "head_dim", "intermediate_size", "experts")
+            if not ((type(value) is int and value > 0) or (optional and value is None)):
+                raise ValueError(f"{name} {value!r} is not a whole number of at least 1")
+        if self.hidden_size % self.heads:
+            raise ValueError(f"heads {self.heads} does not divide hidden_size {self.hidden_size}")
+        if self.heads % self.key_value_heads:
+            raise ValueError(
+                f"kv_heads {self.kv_heads} does not divide heads {self.heads}: each "
+                "key-value head serves an equal group of query heads"
+            )
+        if self.head_size % 2:
+            raise ValueError(
+                f"head size {self.head_size} is odd: rotary positions turn pairs of "
+                "values, so choose an even hidden_size / heads"
+            )
+        if not self.rope_theta > 0 or not self.norm_eps > 0:
+            raise ValueError(
+                f"rope_theta {self.rope_theta} and norm_eps {self.norm_eps} must be above 0"
+            )
+        self._check_rope_scaling()
+        self._check_experts()
+
+    def _check_experts(self):
+        if self.experts is None:
+            return
+        if self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} is more than the {self.experts} "
+                "experts there are"
+            )
+        for name in ("attention_bias", "mlp_bias"):
+            if getattr(self, name):
+                raise ValueError(
+                    f"{name} does not go with experts {self.experts}: the layout with experts, "
+                    "Mixtral's, has no biases"
+                )
+
+    def _check_rope_scaling(self):
+        scaling = self.rope_scaling or {"rope_type": "default"}
+        kind = scaling.get("rope_type")
+        if kind not in ROPE_KINDS:
+            raise ValueError(
+                f"rope scaling {kind!r} is not supported: only {', '.join(ROPE_KINDS)} are"
+            )
+        for key in ROPE_KINDS[kind]:
+            if not isinstance(scaling.get(key), (int, float)) or scaling[key] <= 0:
+                raise ValueError(
+                    f"rope scaling {kind!r} needs a positive {key}, not {scaling.get(key)!r}"
+                )
+
+    @property
+    def key_value_heads(self):
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_size(self):
+        return self.hidden_size // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def mlp_size(self):
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        return 8 * math.ceil(self.hidden_size / 3)
+
+    # ---- cost, by formula
+
+    def matmul_parameter_count(self):
+        """The parameters that multiply every token: all matrices but the embedding's lookup.
+
+        Of the experts only those count that compute a token.
+        """
+        queries = self.hidden_size * self.heads * self.head_size
+        keys = self.hidden_size * self.key_value_heads * self.head_size
+        mlp = self._expert_parameter_count()
+        if self.experts is not None:
+            mlp = self.experts_per_token * mlp + self.experts * self.hidden_size  # and the router
+        block = 2 * queries + 2 * keys + mlp
+        return self.layers * block + self.vocab_size * self.hidden_size  # the last: lm_head
+
+    def _expert_parameter_count(self):
+        """The matrices of one expert, or of the one MLP of a block."""
+        return 3 * self.hidden_size * self.mlp_size
+
+    def parameter_count(self):
+        """All parameters; tied embeddings count once."""
+        idle = 0 if self.experts is None else self.experts - self.experts_per_token
+        return self.active_parameter_count() + self.layers * idle * self._expert_parameter_count()
+
+    def active_parameter_count(self):
+        """All parameters but those of the experts that a token does not use."""
+        biases = 0
+        if self.attention_bias:
+            biases += (self.heads + 2 * self.key_value_heads) * self.head_size + self.hidden_size
+        if self.mlp_bias:
+            biases += 2 * self.mlp_size + self.hidden_size
+        norms = (2 * self.layers + 1) * self.hidden_size
+        lookup = 0 if self.tie_embeddings else self.vocab_size * self.hidden_size
+        return self.matmul_parameter_count() + lookup + norms + self.layers * biases
+
+    def flops_per_token(self, seq, causal=False):
+        """Floating-point operations of one training step (forward and backward) per token.
+
+        6 per matmul parameter (2 forward, 4 backward), and 12 · layers · heads · head size · seq
+        for the attention scores and their use (PaLM, arXiv:2204.02311, appendix B).
+
+        The rule of thumb "6 N" with N = all parameters is wrong where the embedding is a large part
+        of N (its lookup multiplies nothing), where embeddings are tied (lm_head still multiplies),
+        and where seq is not small beside 6 · hidden_size (attention). Norms, rotary positions,
+        activations and softmax are left out, here as there. `causal` counts only the half of the
+        scores that a causal kernel needs; hardware counters and published MFU count all.
+        """
+        attended = (seq + 1) / 2 if causal else seq
+        attention = 12 * self.layers * self.heads * self.head_size * attended
+        return 6 * self.matmul_parameter_count() + attention
+
+    # ---- Hugging Face's config.json
+
+    def to_hf(self):
+        """The dictionary of config.json, as transformers 5 writes it."""
+        scaling = dict(self.rope_scaling or {"rope_type": "default"})
+        eos = self.eos_token_id
+        kind = "llama" if self.experts is None else "mixtral"
+        names = HF_NAMES | HF_NAMES_OF[kind]
+        return {
+            "architectures": [f"{kind.title()}ForCausalLM"],
+            "model_type": kind,
+            **{theirs: getattr(self, ours) for theirs, ours in names.items()},
+            "num_key_value_heads": self.key_value_heads,
+            "head_dim": self.head_size,
+            "intermediate_size": self.mlp_size,
+            "rope_parameters": {**scaling, "rope_theta": self.rope_theta},
+            "hidden_act": "silu",
+            "eos_token_id": list(eos) if isinstance(eos, tuple) else eos,
+        }
+
+    @classmethod
+    def from_hf(cls, hf):
+        """A GPTConfig from config.json's dictionary. Raises ValueError for what is neither Llama
+        nor Mixtral."""
+        _refuse_other_models(hf)
+        hf = {**HF_DEFAULTS[hf["model_type"]], **hf}  # Hugging Face's defaults differ from ours
+        names = HF_NAMES | HF_NAMES_OF[hf["model_type"]]
+        values = {ours: hf[theirs] for theirs, ours in names.items() if theirs in hf}
+        for theirs, ours in (
+            ("num_key_value_heads", "kv_heads"),
+            ("head_dim", "head_dim"),
+            ("intermediate_size", "intermediate_size"),
+        ):
+            values[ours] = hf.get(theirs)
+        if isinstance(hf.get("eos_token_id"), list):
+            values["eos_token_id"] = tuple(hf["eos_token_id"])
+        # transformers 5 keeps all of rope in rope_parameters; before, it was in two places
+        rope = dict(hf.get("rope_scaling") or {})
+        rope.update(hf.get("rope_parameters") or {})
+        values["rope_theta"] = rope.pop("rope_theta", hf.get("rope_theta", 10000.0))
+        old_name = rope.pop("type", "default")
+        rope.setdefault("rope_type", old_name)
+        if rope.pop("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError("partial_rotary_factor is not supported: all of a head is rotated")
+        values["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+        return cls(**values)._with_defaults_as_none()
+
+    def _with_defaults_as_none(self):
+        """The same sizes, with None wherever None means them: what was saved comes back equal."""
+        config = self
+        for name in ("kv_heads", "head_dim", "intermediate_size"):
+            try:
+                shorter = replace(config, **{name: None})
+            except ValueError:  # an odd hidden_size / heads is fine beside a head_dim of its own
+                continue
+            if shorter.to_hf() == self.to_hf():
+                config = shorter
+        return config
+
+
+HF_NAMES = {  # config.json's name -> ours, where the value is the same
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "max_position_embeddings": "max_positions",
+    "rms_norm_eps": "norm_eps",
+    "tie_word_embeddings": "tie_embeddings",
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+}
+HF_NAMES_OF = {  # what only one of the two layouts has
+    "llama": {"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+    "mixtral": {"num_local_experts": "experts", "num_experts_per_tok": "experts_per_token"},
+}
+HF_DEFAULTS = {  # what a config.json means that leaves them out
+    "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
+    "mixtral": {
+        "max_position_embeddings": 4096 * 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+}
+
+
+def _refuse_other_models(hf):
+    if hf.get("model_type") not in HF_DEFAULTS:
+        raise ValueError(
+            f"model_type {hf.get('model_type')!r} is not supported: only 'llama' and 'mixtral' are"
+        )
+    for name in ("sliding_window", "router_jitter_noise"):
+        if hf["model_type"] == "mixtral" and hf.get(name):
+            raise ValueError(f"{name} {hf[name]} is not supported: only none is")
+    for name in (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+    ):
+        if hf.get(name) is None:
+            raise ValueError(f"config.json has no {name}")
+    if hf.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ValueError(f"hidden_act {hf['hidden_act']!r} is not supported: only 'silu' is")
+    if hf.get("attention_dropout"):
+        raise ValueError(f"attention_dropout {hf['attention_dropout']} is not supported: only 0 is")
+    if hf.get("quantization_config"):
+        method = hf["quantization_config"].get("quant_method")
+        raise ValueError(
+            f"quantization_config {method!r} is not supported: bring the checkpoint "
+            "in float32, bfloat16 or float16"
+        )

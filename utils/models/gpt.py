@@ -1,0 +1,290 @@
+"""The model: a Llama-layout decoder in plain PyTorch, which knows nothing of parallelism.
+
+Parameter names and checkpoint files are Hugging Face's, so a Llama-layout checkpoint can be brought
+along, and what is trained here opens in `transformers`:
+
+    model = GPT(GPTConfig(hidden_size=128, layers=4, heads=4))
+    logits = model(tokens)                                # (B, T) -> (B, T, V)
+    loss = cross_entropy(logits, targets)                 # nats per token
+    model.save_pretrained("folder")
+    model = GPT.from_pretrained("folder")
+
+Shapes: B sequences, T positions, C hidden size, H query heads, K key-value heads, D head size,
+M size inside the MLP, V vocabulary. Sources: the layout arXiv:2302.13971, RMSNorm arXiv:1910.07467,
+rotary positions arXiv:2104.09864, SwiGLU arXiv:2002.05202, grouped-query attention
+arXiv:2305.13245. With `experts` in the config each block has a mixture of experts
+(utils/models/moe.py), in the layout of Mixtral.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from utils.models import hf_format
+from utils.models.config import GPTConfig
+from utils.models.moe import MoE
+from utils.models.ops import rms_norm, rotate
+
+# ---- 1. rotary positions
+
+
+def rotary_frequencies(config):
+    """Radians per position for each pair of values of a head, fp32 (D/2,)."""
+    exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
+    frequencies = 1.0 / config.rope_theta**exponents  # (D/2,)
+    scaling = config.rope_scaling or {"rope_type": "default"}
+    if scaling["rope_type"] == "linear":
+        return frequencies / scaling["factor"]
+    if scaling["rope_type"] == "llama3":
+        return _llama3_frequencies(frequencies, scaling)
+    return frequencies
+
+
+def _llama3_frequencies(frequencies, scaling):
+    """Slow waves are slowed by `factor`, fast ones kept, those between mixed (Llama 3.1)."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)  # 0: slowed, 1: kept
+    return kept * frequencies + (1 - kept) * frequencies / scaling["factor"]
+
+
+def rotary_tables(config, positions, dtype):
+    """cos and sin of every angle, (T, D) each: the D/2 pairs twice, for both halves of a head.
+
+    Made anew in every forward pass: it costs microseconds, and a model without buffers is easier to
+    move, shard and save.
+    """
+    frequencies = rotary_frequencies(config).to(positions.device)
+    angles = torch.outer(positions.float(), frequencies)  # (T, D/2)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+# ---- 2. one block
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's layer, with a gradient that is faster on a CPU."""
+
+    def forward(self, x):
+        return rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention: H query heads share K key-value heads."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.head_size = config.head_size
+        queries = config.heads * config.head_size
+        keys = config.key_value_heads * config.head_size
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
+
+    def forward(self, x, cos, sin):
+        B, T, _ = x.shape
+        # the number of heads is read from the weights' output: a rank may hold only some of them
+        q = self.q_proj(x).view(B, T, -1, self.head_size)  # (B, T, H, D)
+        k = self.k_proj(x).view(B, T, -1, self.head_size)  # (B, T, K, D)
+        v = self.v_proj(x).view(B, T, -1, self.head_size)  # (B, T, K, D)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=q.shape[2] != k.shape[2],
+        )  # (B, H, T, D)
+        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))  # (B, T, C)
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x):
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # (B, T, C)
+
+
+class Block(nn.Module):
+    """One layer: attention, then the MLP, each normalized first and added to what came in."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.self_attn = Attention(config)
+        if config.experts is None:
+            self.mlp = MLP(config)
+        else:
+            self.block_sparse_moe = MoE(config)
+        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+    def forward(self, x, cos, sin):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.feed_forward(self.post_attention_layernorm(x))  # (B, T, C)
+
+    def feed_forward(self, x):
+        return self.mlp(x) if hasattr(self, "mlp") else self.block_sparse_moe(x)
+
+
+# ---- 3. the model
+
+
+class Decoder(nn.Module):
+    """Tokens -> hidden states: everything but the last matrix."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+
+    def forward(self, tokens):
+        x = self.embed_tokens(tokens)  # (B, T, C)
+        # A prompt in the embedding makes the sequence longer than the tokens; sequence parallelism
+        # keeps only this rank's part of it.
+        length = max(x.shape[1], tokens.shape[1])
+        if length > self.config.max_positions:
+            raise ValueError(
+                f"sequence of {length} tokens is longer than max_positions "
+                f"{self.config.max_positions}"
+            )
+        positions = torch.arange(length, device=tokens.device)
+        # (T, 1, D): one table for all heads, in the type that the projections come out in
+        cos, sin = rotary_tables(self.config, positions, x.dtype)
+        cos, sin = cos[:, None], sin[:, None]
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x)  # (B, T, C)
+
+
+class GPT(nn.Module):
+    """The whole language model. Its initial weights come from torch's global random numbers."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.model = Decoder(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tie()
+        self.initialize()
+
+    def tie(self):
+        """One matrix for the first and the last layer, where the config asks for it."""
+        if self.config.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    @torch.no_grad()
+    def initialize(self):
+        """Normal weights of 0.02, less where a block adds to the residual stream (GPT-2, 2.3)."""
+        for name, parameter in self.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            elif name.endswith("bias"):
+                parameter.zero_()
+            else:
+                adds = name.endswith(("o_proj.weight", "down_proj.weight", ".w2.weight"))
+                scale = math.sqrt(2 * self.config.layers) if adds else 1.0
+                parameter.normal_(0.0, 0.02 / scale)
+
+    def forward(self, tokens):
+        """Logits (B, T, V) for int64 tokens (B, T), T at most config.max_positions."""
+        return self.lm_head(self.model(tokens))
+
+    def parameter_count(self):
+        """Parameters held by this module (tied ones once): config.parameter_count() if whole."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @torch.no_grad()
+    def generate(self, tokens, max_new_tokens, temperature=1.0, top_k=None, seed=0):
+        """Tokens (B, T) with max_new_tokens more, drawn one at a time: (B, T + max_new_tokens).
+
+        temperature 0 takes the likeliest token. Equal seeds give equal tokens. Every step runs the
+        whole sequence again, cut to the last max_positions; a server keeps keys and values instead.
+        """
+        if temperature < 0 or (top_k is not None and top_k < 1):
+            raise ValueError(
+                f"temperature {temperature} must be at least 0 and top_k {top_k} at least 1"
+            )
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(max_new_tokens):
+            logits = self(tokens[:, -self.config.max_positions :])[:, -1].float().cpu()  # (B, V)
+            if temperature == 0:
+                drawn = logits.argmax(dim=-1, keepdim=True)
+            else:
+                if top_k is not None and top_k < logits.shape[-1]:
+                    least = logits.topk(top_k).values[:, -1:]
+                    logits = logits.masked_fill(logits < least, -math.inf)
+                probabilities = F.softmax(logits / temperature, dim=-1)
+                drawn = torch.multinomial(probabilities, 1, generator=generator)  # (B, 1)
+            tokens = torch.cat((tokens, drawn.to(tokens.device)), dim=1)
+        return tokens
+
+    # ---- Hugging Face checkpoint folders
+
+    @classmethod
+    def from_pretrained(cls, folder, dtype=None, device="cpu"):
+        """A model from a Hugging Face folder; dtype None keeps the stored one.
+
+        Raises CheckpointError (a ValueError) naming what is missing, damaged or not supported.
+        """
+        hf = hf_format.read_config(folder)
+        try:
+            config = GPTConfig.from_hf(hf)
+        except ValueError as error:
+            raise hf_format.CheckpointError(f"{folder}: {error}") from None
+        with torch.device("meta"):
+            model = cls(config)
+        headers = {
+            name: header
+            for name, header in hf_format.read_headers(folder).items()
+            if not _is_redundant(name, config)
+        }
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        hf_format.check_shapes(headers, shapes, where=folder)
+        state = {
+            name: tensor.to(device=device, dtype=dtype)
+            for name, tensor in hf_format.read_tensors(headers)
+        }
+        model.load_state_dict(state, strict=False, assign=True)
+        model.tie()
+        return model
+
+    def save_pretrained(self, folder, max_shard_bytes=5 * 10**9):
+        """Writes a Hugging Face folder; it appears whole or not at all."""
+        with hf_format.replacing(folder) as beside:
+            self.write_pretrained(beside, max_shard_bytes)
+
+    def write_pretrained(self, folder, max_shard_bytes=5 * 10**9, tensors=None):
+        """Writes the same files into a folder that is already there; `tensors` by name if it has
+        them from elsewhere, because this rank holds only a part."""
+        if tensors is None:
+            tensors = dict(self.named_parameters())  # a tied lm_head is not stored twice
+        dtype = str(self.lm_head.weight.dtype).removeprefix("torch.")
+        config = {**self.config.to_hf(), "dtype": dtype}
+        hf_format.write_json(f"{folder}/{hf_format.CONFIG}", config)
+        hf_format.write_weights(folder, tensors, max_shard_bytes)
+
+
+def _is_redundant(name, config):
+    """Tensors that some checkpoints hold although they follow from the rest."""
+    return (name == "lm_head.weight" and config.tie_embeddings) or name.endswith("inv_freq")
+
+
+def cross_entropy(logits, targets, reduction="mean"):
+    """The loss in nats: logits (B, T, V), targets (B, T); "mean", "sum" or "none" over tokens.
+
+    Never computed below fp32, whatever the logits are.
+    """
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)

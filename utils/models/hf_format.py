@@ -1,0 +1,265 @@
+"""A Hugging Face checkpoint folder: config.json and safetensors files, one or several.
+
+This file knows nothing of the model. It reads and writes
+
+    folder/config.json                          what the model is
+    folder/model.safetensors                    all tensors in one file, or
+    folder/model.safetensors.index.json         which tensor is in which shard, with
+    folder/model-00001-of-00003.safetensors     the shards
+    folder/tokenizer.json                       how text becomes tokens (utils/models/tokenizer.py)
+
+Only safetensors: a pickle checkpoint (*.bin, *.pt) can run code while it is read, and is refused.
+A folder is written beside its final place and then renamed, so it is never seen half-written.
+Format: https://huggingface.co/docs/safetensors, section "Format".
+"""
+
+import json
+import os
+import re
+import shutil
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# what a checkpoint folder may hold; anything else belongs to someone and is never replaced
+OURS = re.compile(
+    r"(config|generation_config|training)\.json|model\.safetensors\.index\.json"
+    r"|(model|optimizer)(-\d+-of-\d+)?\.safetensors"
+    r"|tokenizer(_config)?\.json|special_tokens_map\.json"
+)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint folder that cannot be used; the message names the file and the fix."""
+
+
+# ---- 1. reading
+
+
+def read_json(path):
+    """The JSON object in a file, as a dict."""
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: is {path.parent} a checkpoint folder?") from None
+    except NotADirectoryError:
+        raise CheckpointError(f"{path.parent} is a file: give the checkpoint's folder") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(data).__name__}, not an object")
+    return data
+
+
+def read_config(folder):
+    """config.json of a checkpoint folder, as a dict."""
+    folder = recover(folder)
+    if not folder.exists():
+        raise CheckpointError(f"checkpoint folder {folder} does not exist")
+    return read_json(folder / CONFIG)
+
+
+def read_headers(folder):
+    """What the folder's tensors are, without reading them: {name: (file, shape)}."""
+    folder = recover(folder)
+    if (folder / INDEX).exists():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files")
+        return _read_sharded_headers(folder, weight_map)
+    if (folder / WEIGHTS).exists():
+        shapes = file_shapes(folder / WEIGHTS)
+        return {name: (folder / WEIGHTS, shape) for name, shape in shapes.items()}
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    for file in entries:
+        if file.suffix in PICKLES:
+            raise CheckpointError(
+                f"{file} is a pickle checkpoint, which can run code when it is read: only "
+                "safetensors are read, so convert it with transformers' save_pretrained first"
+            )
+    raise CheckpointError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
+
+
+def _read_sharded_headers(folder, weight_map):
+    shapes = {}
+    for shard in sorted(set(map(str, weight_map.values()))):
+        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{folder / INDEX} names {shard!r}, which is not a safetensors "
+                "file in the same folder"
+            )
+        if not (folder / shard).exists():
+            raise CheckpointError(f"{folder / INDEX} names the shard {shard}, which is missing")
+        shapes[shard] = file_shapes(folder / shard)
+    headers = {}
+    for name, shard in weight_map.items():
+        if name not in shapes[shard]:
+            raise CheckpointError(f"{folder / INDEX} says that {name} is in {shard}, but it is not")
+        headers[name] = (folder / shard, shapes[shard][name])
+    return headers
+
+
+def check_shapes(headers, expected, where):
+    """Raises CheckpointError unless the headers hold exactly the expected {name: shape}."""
+    missing = [name for name in expected if name not in headers]
+    extra = [name for name in headers if name not in expected]
+    if missing:
+        raise CheckpointError(f"{where} lacks {_listed(missing)}")
+    if extra:
+        raise CheckpointError(f"{where} holds {_listed(extra)}, which this model does not have")
+    for name, shape in expected.items():
+        if tuple(headers[name][1]) != tuple(shape):
+            raise CheckpointError(
+                f"{where}: {name} has shape {list(headers[name][1])}, "
+                f"but the model needs {list(shape)}"
+            )
+
+
+def read_tensors(headers, names=None):
+    """Yields (name, tensor) for the named tensors (default: all), file by file, on the CPU."""
+    wanted = headers if names is None else names
+    by_file = {}
+    for name in wanted:
+        by_file.setdefault(headers[name][0], []).append(name)
+    for file, members in by_file.items():
+        with _open(file) as data:
+            for name in members:
+                yield name, data.get_tensor(name)
+
+
+def file_shapes(file):
+    """{name: shape} of one safetensors file, read from its header."""
+    with _open(file) as data:
+        return {name: tuple(data.get_slice(name).get_shape()) for name in data.keys()}  # noqa: SIM118 (no dict)
+
+
+@contextmanager
+def _open(file):
+    try:
+        handle = safe_open(str(file), framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} is not a readable safetensors file ({error}): it is cut "
+            "short or damaged, copy it again"
+        ) from None
+    with handle as data:
+        yield data
+
+
+def _listed(names):
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest
+
+
+# ---- 2. writing
+
+
+def write_weights(folder, tensors, max_shard_bytes=5 * 10**9):
+    """Writes {name: tensor} into an open folder as one file, or as shards with an index."""
+    shards, size = [{}], 0
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().contiguous().cpu()
+        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = tensor
+        size += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], str(Path(folder) / WEIGHTS), metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for number, shard in enumerate(shards, start=1):
+        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        save_file(shard, str(Path(folder) / file), metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(shard, file))
+    total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
+    write_json(Path(folder) / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def write_json(path, data):
+    """Writes a JSON object, readable by a person."""
+    Path(path).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def copy_tokenizer(source, folder):
+    """Copies the tokenizer's files of one checkpoint folder into another, as far as there are."""
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        if (Path(source) / name).exists():
+            shutil.copyfile(Path(source) / name, Path(folder) / name)
+
+
+@contextmanager
+def replacing(folder):
+    """A new, empty folder beside `folder`; when the block ends well it takes that place.
+
+    After an error nothing has changed. The old folder is set aside, never deleted, until the new
+    one is in place; `recover` puts it back should the machine stop in between.
+    """
+    folder = Path(folder).expanduser().resolve()
+    check_replaceable(folder)
+    beside, old = _beside(folder, "partial"), _beside(folder, "old")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"{beside.parent} cannot be written to: {error.strerror}") from None
+    try:
+        yield beside
+        for file in beside.iterdir():
+            _to_disk(file)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    beside.rename(folder)
+    _to_disk(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def recover(folder):
+    """The folder as a Path, put back first if a write stopped between its two renames."""
+    folder = Path(folder).expanduser().resolve()
+    if not folder.exists():
+        with suppress(FileNotFoundError):  # the usual case; or another rank was first
+            _beside(folder, "old").rename(folder)
+    return folder
+
+
+def check_replaceable(folder):
+    """Raises CheckpointError when `folder` cannot be written, or when that would delete something
+    which is not part of a checkpoint."""
+    folder = Path(folder)
+    above = next(path for path in folder.absolute().parents if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise CheckpointError(f"{folder} cannot be written: {above} is no folder to write to")
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file: name a folder")
+    for entry in sorted(folder.iterdir()) if folder.exists() else []:
+        if not OURS.fullmatch(entry.name):
+            raise CheckpointError(
+                f"{folder} holds {entry.name}, which is not part of a "
+                "checkpoint and would be lost: choose another folder"
+            )
+
+
+def _beside(folder, word):
+    return folder.with_name(f".{folder.name}.{word}")
+
+
+def _to_disk(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

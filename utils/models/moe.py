@@ -1,0 +1,252 @@
+"""Mixture of experts: many MLPs in place of one, of which each token uses a few.
+
+    layer = MoE(GPTConfig(hidden_size=64, experts=8, experts_per_token=2))
+    y = layer(x)                            # (B, T, C) -> (B, T, C)
+    layer.counts                            # (E,) how many choices fell on each expert
+    layer.balance_loss                      # 1.0 where all experts are used alike
+
+For each token the router (`gate`) gives every expert a probability; the k likeliest compute the
+token, and their results are added up, weighted by their probabilities over their sum. Layout and
+parameter names are those of Mixtral's checkpoints (arXiv:2401.04088).
+
+What depends on several tokens, capacity and balance loss, is worked out for each sequence by itself
+(the groups of GShard, arXiv:2006.16668, 2.2). So it does not matter on which rank or in which
+micro-batch a sequence is computed.
+
+Shapes: B sequences, T positions, C hidden size, S = B·T tokens, E experts, k choices of a token.
+"""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+# ---- 1. the router's choice
+
+
+def choose(logits, count, bias=None):
+    """(chosen, weights, probabilities) for router logits (..., E).
+
+    chosen         (..., k) int64, the likeliest expert first; k = count
+    weights        (..., k), adding up to 1 for each token
+    probabilities  (..., E) of all experts
+    bias           (E,) or None: added to the probabilities for the choice, not for the weights
+                   (arXiv:2408.15664)
+    """
+    probabilities = logits.softmax(dim=-1)
+    chosen = (probabilities if bias is None else probabilities + bias).topk(count, dim=-1).indices
+    weights = probabilities.gather(-1, chosen)
+    return chosen, weights / weights.sum(dim=-1, keepdim=True), probabilities
+
+
+def capacity_of(tokens, count, experts, factor):
+    """How many of a sequence's choices one expert takes: factor · T·k/E, rounded up."""
+    return math.ceil(factor * tokens * count / experts)
+
+
+def within_capacity(chosen, experts, capacity):
+    """Which choices (B, T, k) find room, bool: each expert takes `capacity` of every sequence.
+
+    First choices go before second ones, earlier tokens before later ones.
+    """
+    order = chosen.transpose(1, 2).flatten(1)  # (B, k·T): all first choices, then all second ones
+    taken = F.one_hot(order, experts).cumsum(dim=1)  # of each expert, this choice included
+    place = taken.gather(-1, order[..., None]).squeeze(-1)  # (B, k·T), from 1
+    return (place <= capacity).unflatten(1, (chosen.shape[2], -1)).transpose(1, 2)
+
+
+def balance_loss(probabilities, chosen):
+    """How unevenly the sequences use the experts: E · Σ_e f_e · P_e, averaged over sequences.
+
+    probabilities  (B, T, E); P_e is their mean over a sequence
+    chosen         (B, T, k); f_e is the part of a sequence's choices that fell on expert e
+
+    1 where all are used alike; E where all tokens choose one expert (Switch Transformer,
+    arXiv:2101.03961, 2.2; for each sequence: DeepSeek-V3, arXiv:2412.19437, 2.1.2). f_e has no
+    gradient; P_e has, and lowers the probability of what is used much.
+    """
+    experts = probabilities.shape[-1]
+    used = F.one_hot(chosen, experts).to(probabilities.dtype).mean(dim=(1, 2))  # (B, E)
+    return experts * (used * probabilities.mean(dim=1)).sum(dim=-1).mean()
+
+
+# ---- 2. tokens to experts and back
+
+
+def gather_rows(tokens, chosen, experts):
+    """The tokens, once for each choice, those of expert 0 first: what the experts compute.
+
+    tokens (S, C), chosen (S, k); a choice that is `experts` or more is dropped.
+    Returns rows (n, C), order (n,) the choice that each row is for, as a place in (S·k),
+    and counts (E,) the rows of each expert.
+    """
+    choices = chosen.flatten()  # (S·k)
+    counts = torch.bincount(choices, minlength=experts + 1)[:experts]
+    order = choices.argsort(stable=True)
+    if bool((choices >= experts).any()):
+        order = order[: int(counts.sum())]  # what was dropped stands last
+    return tokens.index_select(0, order // chosen.shape[1]), order, counts
+
+
+def combine_rows(rows, order, weights):
+    """The experts' results (n, C), back at their tokens, weighted and added up: (S, C)."""
+    places = rows.new_zeros(weights.numel(), rows.shape[1])  # (S·k, C); what was dropped stays 0
+    places = places.index_copy(0, order, rows).unflatten(0, weights.shape)  # (S, k, C)
+    return (places * weights.to(rows.dtype)[..., None]).sum(dim=1)
+
+
+def run_experts(experts, rows, counts):
+    """Each expert on its own rows (n, C), which stand one expert behind another.
+
+    An expert without a row is called too: its gradients are then zeros, and not None, for which
+    an all-reduce of gradients would wait for ever.
+    """
+    parts = rows.split(counts)
+    return torch.cat([expert(part) for expert, part in zip(experts.values(), parts, strict=True)])
+
+
+def compute_here(experts, tokens, chosen, weights):
+    """All experts on one rank: tokens (S, C) -> (S, C)."""
+    rows, order, counts = gather_rows(tokens, chosen, len(experts))
+    return combine_rows(run_experts(experts, rows, counts.tolist()), order, weights)
+
+
+# ---- 3. the layer
+
+
+class Expert(nn.Module):
+    """A SwiGLU MLP under Mixtral's names: w2(silu(w1(x)) * w3(x))."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.w1 = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
+        self.w2 = nn.Linear(config.mlp_size, config.hidden_size, bias=False)
+        self.w3 = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))  # (n, C)
+
+
+class MoE(nn.Module):
+    """The experts of one block, and the router that shares out the tokens.
+
+    After a forward pass:
+        counts        (E,) int64: choices of this pass by expert, before any is dropped
+        dropped       choices that found no room
+        balance_loss  see `balance_loss`; differentiable
+    What may be set from outside:
+        capacity_factor  None: every choice is computed; else see `capacity_of`
+        balance_weight   see `set_balance`
+        bias             (E,) or None, see `choose`
+        compute          (experts, tokens, chosen, weights) -> (S, C): what the experts do with the
+                         tokens, `compute_here` or over several ranks
+    """
+
+    def __init__(self, config):
+        super().__init__()
+        self.count, self.chosen_per_token = config.experts, config.experts_per_token
+        self.gate = nn.Linear(config.hidden_size, config.experts, bias=False)
+        # a dictionary, so that an expert keeps its name where a rank holds only some of them
+        self.experts = nn.ModuleDict({str(index): Expert(config) for index in range(self.count)})
+        self.capacity_factor, self.balance_weight, self.bias = None, 0.0, None
+        self.compute = compute_here
+        self.counts = self.dropped = self.balance_loss = None
+
+    def __getstate__(self):
+        """A copy begins without the results of a pass, which copy.deepcopy would refuse."""
+        return {**super().__getstate__(), **dict.fromkeys(("counts", "dropped", "balance_loss"))}
+
+    def forward(self, x):
+        chosen, weights, probabilities = choose(
+            self.router_logits(x), self.chosen_per_token, self.bias
+        )
+        self.counts = torch.bincount(chosen.flatten(), minlength=self.count)
+        self.balance_loss, self.dropped = balance_loss(probabilities, chosen), 0
+        if self.capacity_factor is not None:
+            room = capacity_of(x.shape[1], self.chosen_per_token, self.count, self.capacity_factor)
+            kept = within_capacity(chosen, self.count, room)
+            chosen, weights = chosen.where(kept, self.count), weights.where(kept, 0.0)
+            self.dropped = int((~kept).sum())
+        rows = (tensor.flatten(0, 1) for tensor in (x, chosen, weights))  # (S, …) each
+        y = self.compute(self.experts, *rows)
+        if self.balance_weight:
+            if torch.compiler.is_compiling():  # what raises is not compiled but run as it is
+                raise RuntimeError(
+                    "call utils.models.moe.keep_from_compiling(model) before torch.compile"
+                )
+            y = _WithLoss.apply(y, self.balance_loss, self.balance_weight * len(x))
+        return y.view_as(x).to(x.dtype)
+
+    def router_logits(self, x):
+        """(B, T, E), never below fp32: rounding would change which expert is chosen."""
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(_at_least_fp32(x), _at_least_fp32(self.gate.weight))
+
+
+def _at_least_fp32(tensor):
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class _WithLoss(torch.autograd.Function):
+    """Forward: y as it is. Backward: its gradient as it is, and `weight` for the loss beside it.
+
+    So a loss inside the model is minimized too, without a way out of the model: through pipeline
+    stages and recomputed blocks alike.
+    """
+
+    @staticmethod
+    def forward(ctx, y, loss, weight):
+        ctx.weight, ctx.format = weight, loss.dtype
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, gradient.new_full((), ctx.weight, dtype=ctx.format), None
+
+
+# ---- 4. all layers of a model
+
+
+def moe_layers(model):
+    """The MoE layers of a model, or of a part of it, in order."""
+    return [module for module in model.modules() if isinstance(module, MoE)]
+
+
+def set_balance(model, weight):
+    """Every backward pass from now on minimizes the balance losses too: it adds the gradient of
+    `weight` times the sum of them over the sequences of its forward pass.
+
+    A sum, so that it does not matter how a step's sequences are shared out over ranks and
+    micro-batches. For a loss that is the mean over a step's tokens, with c times the mean over all
+    layers and sequences beside it, the weight is  c / layers / sequences of the step.
+    """
+    for layer in moe_layers(model):
+        layer.balance_weight = weight
+
+
+def keep_from_compiling(model):
+    """Before `torch.compile(model)`: its MoE layers run as they are, the rest is compiled.
+
+    Their sizes depend on the tokens, so they would be compiled again and again; and torch 2.13's
+    compiler loses the gradient of the balance losses (see `_WithLoss`).
+    """
+    for layer in moe_layers(model):
+        layer.forward = torch.compiler.disable(layer.forward)
+
+
+@torch.no_grad()
+def move_bias(layer, counts, rate=1e-3):
+    """Balancing without a loss: what is used too much is chosen less from now on.
+
+    counts  (E,) choices of a whole step, added up over micro-batches and ranks
+    Call it after each step (Wang et al. 2024, arXiv:2408.15664, algorithm 1).
+    """
+    counts = counts.double()
+    step = rate * (counts.mean() - counts).sign()
+    layer.bias = (torch.zeros_like(step) if layer.bias is None else layer.bias) + step
+
+
+def is_expert(name):
+    """Whether a parameter of this name belongs to one expert, and not to all ranks."""
+    return ".experts." in f".{name}"

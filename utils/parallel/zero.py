@@ -1,0 +1,223 @@
+"""Sharded data parallelism: every rank keeps a part of the state instead of a copy (ZeRO).
+
+    level   each rank keeps 1/N of                how                         arXiv:1910.02054
+    1       optimizer state                       `WholeParameters`           P_os
+    2       and gradients                         FSDP2, gathered once a step P_os+g
+    3       and parameters                        FSDP2, gathered as needed   P_os+g+p
+
+With Ψ parameters, one step without accumulation sends and receives about 2Ψ at levels 1 and 2 (a
+reduce-scatter of gradients, an all-gather of parameters) and 3Ψ at level 3 (parameters are gathered
+for the forward and again for the backward pass). Data parallelism's all-reduce is 2Ψ too.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from utils.memory.precision import FORMATS, is_mixed
+from utils.models.moe import is_expert, moe_layers
+from utils.parallel.full_tensor import keep_splits, whole_size
+from utils.parallel.mesh import Axis
+from utils.parallel.tp_ops import all_gather, reduce_scatter
+
+# ---- level 1: whole parameters, each with one owner
+
+
+def owners(sizes, ranks):
+    """For each parameter, by its number of values, the rank that owns it: shares nearly equal.
+
+    The largest first, each to the rank that has least so far. Every rank computes the same.
+    """
+    load, owner = [0] * ranks, [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        owner[index] = min(range(ranks), key=load.__getitem__)
+        load[owner[index]] += sizes[index]
+    return owner
+
+
+def everyone():
+    """The axis of all ranks."""
+    ranks = tuple(range(dist.get_world_size()))
+    return Axis("dp", ranks, dist.get_rank(), dist.group.WORLD)
+
+
+class WholeParameters:
+    """ZeRO-1: every rank computes with all parameters, and updates only those that it owns.
+
+    Parameters are whole, so an optimizer that needs whole matrices (Muon) works as it is. All of
+    them live in one buffer of N rows, row r being what rank r owns, filled up to the longest row;
+    their gradients live in a second one. So each exchange is one collective on one tensor:
+
+        gradients   reduce-scatter   row r, summed over the ranks, arrives at rank r
+        parameters  all-gather       after the step every rank receives all rows
+
+    Gradients stay on the rank until the last micro-batch of a step. Unlike DDP this does not
+    overlap with the backward pass.
+    """
+
+    def __init__(self, model, axis=None):
+        """model: a module, or {name: parameter}; axis: the ranks that share, None: all of them."""
+        self.axis = axis or everyone()
+        self.rank, ranks = self.axis.index, self.axis.size
+        self.named = model if isinstance(model, dict) else dict(model.named_parameters())
+        if len(self.named) < ranks:
+            raise ValueError(
+                f"{ranks} ranks cannot share {len(self.named)} parameters, each of which has one "
+                "owner: take --shard 2 or 3, or fewer ranks"
+            )
+        # by whole sizes: the ranks of tensor parallelism, with unequal slices, agree on the owners
+        owner = owners([whole_size(parameter) for parameter in self.named.values()], ranks)
+        self.owner = dict(zip(self.named, owner))
+        self.owned = {n: p for n, p in self.named.items() if self.owner[n] == self.rank}
+        self._lay_out(ranks)
+
+    def _lay_out(self, ranks):
+        used, places = [0] * ranks, {}
+        for name, parameter in self.named.items():
+            owner = self.owner[name]
+            places[name] = owner, slice(used[owner], used[owner] + parameter.numel())
+            used[owner] += parameter.numel()
+        like = next(iter(self.named.values())).detach()
+        self.parameters = like.new_zeros(ranks, max(used))
+        self.gradients = torch.zeros_like(self.parameters)
+        for name, parameter in self.named.items():
+            self.parameters[places[name]].copy_(parameter.detach().flatten())
+            parameter.data = self.parameters[places[name]].view_as(parameter)
+            parameter.grad = self.gradients[places[name]].view_as(parameter)
+
+    def reduce_gradients(self):
+        """Sums, over all ranks, the gradients of what this rank owns; only those are to be used."""
+        if self.axis.group is not None:
+            own, everything = self.gradients[self.rank], self.gradients.view(-1)
+            reduce_scatter(own, everything, group=self.axis.group)
+
+    def gather_parameters(self):
+        """After the optimizer's step: everyone receives what the owners have changed."""
+        if self.axis.group is not None:
+            own, everything = self.parameters[self.rank], self.parameters.view(-1)
+            all_gather(everything, own, group=self.axis.group)
+
+    def zero_grad(self):
+        self.gradients.zero_()
+
+    def from_owner(self, key, state):
+        """A state of the optimizer on every rank, from the one that has it.
+
+        key     "<parameter name>/<key>"
+        state   {key: tensor} of what this rank owns
+        """
+        name, kind = key.rsplit("/", 1)
+        like, source = self.named[name], self.axis.ranks[self.owner[name]]
+        shape, format = ((), torch.float32) if kind == "step" else (like.shape, like.dtype)
+        tensor = torch.empty(shape, dtype=format, device=like.device)
+        if self.owner[name] == self.rank:
+            tensor.copy_(state[key])
+        if self.axis.group is not None:
+            dist.broadcast(tensor, src=source, group=self.axis.group)
+        return tensor
+
+    def release(self):
+        """Gives each parameter memory of its own again."""
+        for parameter in self.named.values():
+            parameter.data, parameter.grad = parameter.detach().clone(), None
+
+
+# ---- levels 2 and 3: FSDP2
+
+
+def device_meshes(grid, device):
+    """The DeviceMeshes that `shard` needs, of dp and of edp; every rank must make them.
+
+    FSDP2 wants a group even where it has one rank. All ranks make all groups of one, in one order.
+    """
+    kind = torch.device(device).type
+    groups = []
+    for axis in (grid.dp, grid.edp) if grid else (everyone(),) * 2:
+        if axis.group is None and not groups:
+            groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+        group = axis.group or groups[dist.get_rank()]
+        yield DeviceMesh.from_group(group, kind, mesh_dim_names=(axis.name,))
+
+
+def shard(model, level, device, precision="fp32", offload=False, grid=None, meshes=None):
+    """Splits every parameter of a GPT, or of a pipeline stage of one, over ranks, in place, with
+    FSDP2; returns the model.
+
+    level      2: gathered for the forward pass, kept until the backward pass is over
+               3: let go after the forward pass of its block, gathered again for the backward pass
+    precision  bf16, fp16: gathered and multiplied in 16 bits, so half the bytes travel; the parts
+               that a rank keeps, and the sums of gradients, stay in fp32
+    offload    the parts, their gradients and so the optimizer's state live in host memory
+    grid       a `utils.parallel.mesh.Mesh`: its dp shares the parameters, its edp the experts where
+               ep has shared these out before; None: all ranks share all
+    meshes     the grid's `device_meshes`, where several pieces are sharded with the same
+
+    A block is gathered as a whole, while the block before it still computes. The embedding is a
+    unit too; the last norm and lm_head are one that is kept for the backward pass, which begins
+    with it.
+    """
+    plain = list(model.parameters())
+    kind = torch.device(device).type
+    axis = grid.dp if grid else everyone()
+    mesh, experts_mesh = meshes or device_meshes(grid, device)
+    policy = MixedPrecisionPolicy()
+    if is_mixed(precision):
+        policy = MixedPrecisionPolicy(
+            param_dtype=FORMATS[precision], reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    offload_policy = CPUOffloadPolicy(pin_memory=kind != "cpu")
+    options = {
+        "mp_policy": policy,
+        "offload_policy": offload_policy if offload else OffloadPolicy(),
+    }
+    if grid is not None and grid.ep.size > 1:
+        _shard_experts(model, experts_mesh, reshard_after_forward=level == 3, **options)
+    options["mesh"] = mesh
+    first, last = model.model.embed_tokens, model.lm_head  # a stage of a pipeline may lack them
+    for block in model.model.layers:
+        fully_shard(block, reshard_after_forward=level == 3, **options)
+    if first is None or last is None or not model.config.tie_embeddings:
+        if first is not None:
+            fully_shard(first, reshard_after_forward=level == 3, **options)
+        if last is not None:
+            fully_shard([model.model.norm, last], reshard_after_forward=False, **options)
+    # a tied matrix belongs to both ends, so to the root
+    fully_shard(model, reshard_after_forward=False, **options)
+    keep_splits(plain, model.parameters())
+    for name, parameter in model.named_parameters():
+        parameter.zero_axis = grid.edp if grid and grid.ep.size > 1 and is_expert(name) else axis
+    return model
+
+
+def _shard_experts(model, mesh, **options):
+    """This rank's experts are shared out over edp only, and FSDP2 takes the mean over that. Of what
+    all ranks' losses ask of an expert that is ep times the mean over dp: see `mean_over_dp`."""
+    for layer in moe_layers(model):
+        experts = [*layer.experts.values()]
+        fully_shard(experts, mesh=mesh, **options)
+
+
+def mean_over_dp(model, grid):
+    """After the backward passes of a step: the gradients of experts as those of all else."""
+    for layer in moe_layers(model) if grid.ep.size > 1 else ():
+        for parameter in layer.experts.parameters():
+            parameter.grad.to_local().div_(grid.ep.size)
+
+
+def keep_gathered(model, keep):
+    """Whether the next backward pass leaves the parameters gathered, for one more micro-batch."""
+    model.set_reshard_after_backward(not keep)
+
+
+def let_go(model):
+    """Frees what is gathered, after a forward pass that no backward pass follows."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -1,0 +1,305 @@
+"""Seconds of one decode step, and of prefill, on 1, 2, 4 … ranks: where tensor parallelism pays.
+
+    model, machine = MODELS["llama2-13b"], MACHINES["dgx-h100"]          # of utils.planner
+    decode_step(model, machine, batch=16, context=512, tp=4).tokens_per_second
+    over(model, machine, batches=(1, 16, 64), tps=(1, 2, 4))             # a frame
+    print(where_it_pays(model, machine))
+
+A step computes one new token for each of B rows. It reads every weight once whatever B is, and the
+keys and values of all positions so far; so at small B it waits for the memory, not for arithmetic:
+
+    t(B, N) = max(weights / N / bandwidth, FLOPs / N / rate)      a matrix at a time
+            + B · context · cache / N / bandwidth
+            + kernels · launch                                    N does not help
+            + (2L + 1) · all_reduce(B · C values)  +  gather(B · V logits)
+
+With N ranks the first two lines fall to a part, the last one comes besides: α for every message,
+which no batch makes smaller, and β for its bytes. Each layer sums twice (after attention, after the
+MLP), the cut embedding once. Prefill is the same with B·T rows in place of B.
+
+Peaks, links and their efficiencies are the planner's (`utils.planner.machine`, with sources);
+`here` measures them on this machine, links by real all-reduces on real ranks.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from utils.planner import MACHINES, MODELS, kernels, network
+from utils.planner.machine import HERE
+from utils.planner.strategy import PRECISIONS
+
+KINDS = ("weights", "cache", "launch", "latency", "bytes")  # of a step, in this order
+KERNELS = 12  # that a layer starts on a GPU, as in the planner's `kernels.layer`
+OPERATORS = 30  # that a layer of our own decoder calls, one by one, on this machine's CPU
+
+# gpt-fast, README, "Tensor Parallelism": bf16, batch 1, 5 tokens of prompt and 200 new ones,
+# 8 x A100 80GB limited to 330 W. {model: {GPUs: tokens/s}}
+PUBLISHED = {
+    "llama-7b": {1: 104.9, 2: 168.84, 4: 254.02, 8: 328.43},
+    "llama2-70b": {2: 21.32, 4: 38.01, 8: 62.50},
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a forward pass costs.
+
+    seconds  by kind: weights (reading them, or computing with them where that takes longer),
+             cache (keys and values), launch (starting kernels), latency and bytes (of messages)
+    tokens   new tokens that it makes;  memory: bytes of weights and cache on a rank
+    fits     whether they fit the device
+    """
+
+    batch: int
+    tp: int
+    seconds: dict
+    tokens: int
+    memory: float
+    fits: bool
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.total
+
+    @property
+    def communication(self) -> float:
+        """The part of the step that messages take, 0 to 1."""
+        return (self.seconds["latency"] + self.seconds["bytes"]) / self.total
+
+
+def decode_step(model, machine, batch=1, context=512, tp=1, links=None, calls=None) -> Step:
+    """One new token for each of `batch` rows that have `context` positions already.
+
+    machine a `Machine`, or {tp: Machine} as `here` measures them
+    links   {tp: Link of an all-reduce} as `all_reduce_link` measures; None: the machine's networks
+    calls   kernels that one layer starts; None: KERNELS, on this machine OPERATORS
+    Raises ValueError where tp does not divide the heads.
+    """
+    return _forward(model, machine, batch, 1, context, tp, links, calls)
+
+
+def prefill(model, machine, tokens, batch=1, tp=1, links=None, calls=None) -> Step:
+    """`batch` prompts of `tokens` tokens each; what comes out is their first new tokens."""
+    return _forward(model, machine, batch, tokens, tokens / 2, tp, links, calls)
+
+
+def _forward(model, machine, batch, length, context, tp, links, calls):
+    _check(model, batch, length, tp)
+    if isinstance(machine, dict):
+        if tp not in machine:
+            raise ValueError(f"tp {tp} is not among the measured ones, {sorted(machine)}")
+        machine = machine[tp]
+    calls = calls or (OPERATORS if machine.name == HERE else KERNELS)
+    value = float(PRECISIONS[machine.precision][0])
+    rows = batch * length
+    rate = machine.peak * machine.sustained
+
+    def matrices(values, rows):
+        """Seconds of matrices with `values` values on a rank: their bytes, or their FLOPs."""
+        return np.maximum(kernels.stream(machine, value * values), 2 * values * rows / rate)
+
+    attention = model.attention_matrices / tp
+    routed = min(model.experts, rows * model.experts_per_token)  # experts that some row meets
+    expert = model.expert_matrices / tp
+    used = rows * model.experts_per_token / routed  # rows that one of them gets
+    head = model.vocab * model.hidden / tp
+    weights = model.layers * (matrices(attention, rows) + routed * matrices(expert, used))
+    weights += matrices(head, batch)
+    keys = max(model.key_width / tp, model.head_size)  # each rank has one head at least
+    stored = 2 * model.layers * keys * value  # bytes of the cache for a position
+    scores = 4 * model.layers * rows * context * model.width / tp
+    cache = max(kernels.stream(machine, stored * batch * context), scores / rate)
+    latency, size = _messages(model, machine, batch, rows, tp, links, value)
+    table = 0 if model.is_tied else head  # the embedding is read row by row, yet it is stored
+    held = value * (model.layers * (attention + model.experts * expert) + head + table)
+    held += stored * batch * (context if length == 1 else length)
+    seconds = {
+        "weights": float(weights),
+        "cache": float(cache),
+        "launch": model.layers * calls * machine.launch,
+        "latency": float(latency),
+        "bytes": float(size),
+    }
+    return Step(batch, tp, seconds, batch, held, held <= machine.memory)
+
+
+def _messages(model, machine, batch, rows, tp, links, value):
+    """(latency, bytes) in seconds: 2L + 1 all-reduces of rows · C values, one gather of logits."""
+    if tp == 1:
+        return 0.0, 0.0
+    count = 2 * model.layers + 1
+    hidden, logits = value * rows * model.hidden, value * batch * model.vocab
+    if links is None:
+        alpha = float(network.all_reduce(machine, 0, tp, 1))
+        first = float(network.gather(machine, 0, tp, 1))
+        sums = float(network.all_reduce(machine, hidden, tp, 1)) - alpha
+        gathered = float(network.gather(machine, logits, tp, 1)) - first
+    elif tp not in links:
+        raise ValueError(f"tp {tp} has no measured link, and links has {sorted(links)}: measure it")
+    else:  # a ring's gather sends half of what its all-reduce sends
+        alpha = first = links[tp].alpha
+        sums, gathered = links[tp].beta * hidden, links[tp].beta * logits / 2
+    return count * alpha + first, count * sums + gathered
+
+
+def _check(model, batch, length, tp):
+    for name, number in (("batch", batch), ("tokens", length), ("tp", tp)):
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{name} {number!r} is not a whole number above 0")
+    if model.heads % tp:
+        raise ValueError(f"tp {tp} does not divide the {model.heads} heads: choose a divisor")
+
+
+# ---- many at once
+
+
+def over(model, machine, batches=(1, 4, 16, 64), tps=(1, 2, 4), **options) -> pd.DataFrame:
+    """A row for each tp and batch: tp, batch, seconds by kind, step (s), tokens_per_second,
+    per_device (tokens/s of a rank), memory (bytes of a rank), fits. `options` of `decode_step`."""
+    rows = []
+    for tp in tps:
+        for batch in batches:
+            step = decode_step(model, machine, batch, tp=tp, **options)
+            rows.append({
+                "tp": tp, "batch": batch, **step.seconds, "step": step.total,
+                "tokens_per_second": step.tokens_per_second,
+                "per_device": step.tokens_per_second / tp,
+                "memory": step.memory, "fits": step.fits,
+            })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def where_it_pays(model, machine, batches=(1, 4, 16, 64), tps=(1, 2, 4), **options) -> str:
+    """A line for each batch: which tp answers soonest, and which makes most of each device."""
+    table = over(model, machine, batches, tps, **options)
+    lines = []
+    for batch, rows in table.groupby("batch", sort=False):
+        rows = rows[rows["fits"]]
+        if rows.empty:
+            lines.append(f"batch {batch}: fits on none of tp {', '.join(map(str, tps))}")
+            continue
+        fast, thrifty = (rows.loc[rows[name].idxmax()] for name in ("tokens_per_second",
+                                                                    "per_device"))  # fmt: skip
+        least = rows.iloc[0]
+        lines.append(
+            f"batch {batch}: soonest with tp {fast['tp']:.0f}, {fast['step'] * 1e3:.3g} ms a step "
+            f"({least['step'] / fast['step']:.2g}x as fast as tp {least['tp']:.0f}); most tokens "
+            f"for each device with tp {thrifty['tp']:.0f}"
+        )
+    return "\n".join(lines)
+
+
+def published() -> pd.DataFrame:
+    """What gpt-fast measured beside what is predicted: model, tp, measured, predicted (tokens/s),
+    error (a share). The mean context is 5 tokens of prompt and half of 200 new ones."""
+    rows = []
+    for name, measured in PUBLISHED.items():
+        for tp, rate in measured.items():
+            step = decode_step(MODELS[name], MACHINES["dgx-a100"], 1, 105, tp)
+            rows.append({"model": name, "tp": tp, "measured": rate,
+                         "predicted": step.tokens_per_second,
+                         "error": step.tokens_per_second / rate - 1})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+# ---- this machine
+
+
+def here(ranks, model, tps=(1, 2, 4)):
+    """({tp: Machine}, {tp: Link}): this machine, measured with as many of the open `ranks` at work
+    as each tp has. Both go where the functions above take a machine and links.
+
+    Bandwidth is that of products of one row with matrices of the model's own sizes, cut into tp
+    parts: a model that fits the cache is read faster than from memory. `launch` is the time of the
+    smallest product. More ranks than cores share the cores, and so each of them is slower.
+    """
+    machines, links = {}, {}
+    for tp in tps:
+        if not 1 <= tp <= ranks.size:
+            raise ValueError(f"tp {tp} of {ranks.size} ranks: open Ranks({max(tps)})")
+        shape = (model.hidden, max(1, model.inner // tp))
+        found = ranks.run(_speeds, tp, shape, 3 * model.layers)[:tp]
+        rates, launches, flops = zip(*found)
+        machines[tp] = replace(
+            MACHINES["laptop"],
+            name=HERE,
+            bandwidth=min(rates) / kernels.STREAM,
+            peak=min(flops),
+            sustained=1.0,
+            launch=max(launches),
+            source=f"measured, {tp} ranks at once",
+        )
+        if tp > 1:
+            links[tp] = all_reduce_link(ranks, tp)
+    return machines, links
+
+
+def all_reduce_link(ranks, size=None, values=(256, 4096, 65536, 2**18), repeats=11):
+    """`timing.Link` of an all-reduce among the first `size` ranks: α + β · bytes seconds.
+
+    values   how many fp32 values each message has; the median of `repeats` counts
+    Where noise hides what bytes cost, β is 1e-13, ten TB/s.
+    """
+    from utils.measure.timing import Link, alpha_beta
+
+    size = size or ranks.size
+    if not 2 <= size <= ranks.size:
+        raise ValueError(
+            f"an all-reduce among {size} of {ranks.size} ranks: take 2 or more of them"
+        )
+    times = ranks.run(_all_reduce_times, size, tuple(values), repeats)[0]
+    sizes = [4 * count for count in values]
+    alpha, beta = alpha_beta(sizes, times)
+    return Link(alpha, max(beta, 1e-13), tuple(sizes), tuple(times))
+
+
+def _all_reduce_times(size, values, repeats):
+    """Runs on every rank; rank 0 returns the median seconds of each message."""
+    import torch
+    import torch.distributed as dist
+
+    group = dist.new_group(list(range(size)))
+    times = []
+    if dist.get_rank() < size:
+        for count in values:
+            tensor, took = torch.ones(count), []
+            for _ in range(repeats + 2):  # the first two warm the connection up
+                dist.barrier(group)
+                begin = time.perf_counter()
+                dist.all_reduce(tensor, group=group)
+                took.append(time.perf_counter() - begin)
+            times.append(statistics.median(took[2:]))
+        dist.destroy_process_group(group)
+    return times
+
+
+def _speeds(size, shape, count):
+    """Runs on every rank, the first `size` work: (bytes/s of `count` matrices of `shape` (inputs,
+    outputs) times one row, seconds of the smallest product, FLOP/s); the others: None."""
+    import torch
+    import torch.distributed as dist
+
+    from utils.measure.timing import matmul_flops, seconds
+
+    working = dist.get_rank() < size
+    found = None
+    dist.barrier()
+    if working:
+        weights = [torch.randn(shape[1], shape[0]) for _ in range(count)]
+        row, tiny = torch.randn(1, shape[0]), (torch.randn(1, 8), torch.randn(8, 8))
+        with torch.inference_mode():
+            launch = seconds(lambda: torch.nn.functional.linear(*tiny))
+            took = seconds(lambda: [torch.nn.functional.linear(row, one) for one in weights])
+        moved = 4 * count * shape[0] * shape[1]
+        rate = moved / max(took - count * launch, 0.1 * took)
+        found = rate, launch, matmul_flops(256, repeats=3)
+    dist.barrier()
+    return found

@@ -1,0 +1,1 @@
+"""Prompt tuning: virtual tokens for a frozen model, and what they are compared with."""

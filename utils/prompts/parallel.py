@@ -1,0 +1,167 @@
+"""Prompt tuning on a model that is broken over ranks: one prompt, the same as on one rank.
+
+    mesh = make_mesh(dp=1, pp=2, tp=2)
+    prompt, history = tune_on_ranks(model, tokenizer, examples, config, mesh)      # on every rank
+
+Where the prompt is, and what its gradient needs:
+
+    tensor parallel    every rank has all of it. Its gradient is whole on each: what reaches the
+                       embedding has come through every layer's f, which summed it. Nothing more
+    pipeline parallel  the first stage has it, and its gradient. The other stages hold no state
+    data parallel      every rank has all of it. Each has seen its own rows: one all-reduce, P·C
+                       numbers, whatever the size of the model
+
+The weights are frozen, so no gradient of theirs is computed or sent. In a pipeline the virtual
+tokens have places of their own in the token tensor, since every stage takes its sizes from there.
+"""
+
+import torch
+import torch.distributed as dist
+
+from utils.memory.precision import autocast
+from utils.parallel.mesh import shares
+from utils.parallel.pipeline import Pipeline, make_stages
+from utils.parallel.tensor import loss_function, tensor_parallel
+from utils.prompts.data import IGNORED, padded
+from utils.prompts.embedding import PromptedEmbedding
+from utils.prompts.tuning import (
+    PromptConfig,
+    descend,
+    encode_all,
+    first_prompt,
+    prompt_loss,
+)
+
+
+class PlacedEmbedding(PromptedEmbedding):
+    """A PromptedEmbedding for tokens (B, P + T), of which the first P only keep the places."""
+
+    def forward(self, tokens):
+        return super().forward(tokens[:, self.length :])  # (B, P + T, C)
+
+
+class PromptedRanks:
+    """This rank's part of a frozen model with a prompt in front.
+
+    model          a whole GPT, the same on every rank; it is broken up, and freed where possible
+    prompt         a Parameter (P, C), the same on every rank
+    micro_batches  how many the rows of a data-parallel rank are cut into, in a pipeline
+    schedule, chunks, layers   of the pipeline: see `Pipeline` and `make_stages`
+
+    `prompt` afterwards: the Parameter, or None on a rank whose stages come later.
+    """
+
+    def __init__(
+        self, model, prompt, mesh, *, micro_batches=None, schedule="1f1b", chunks=1, layers=None,
+        precision="fp32",
+    ):  # fmt: skip
+        self.mesh, self.device, self.length = mesh, prompt.device, prompt.shape[0]
+        self.precision, self.micro_batches = precision, micro_batches or mesh.pp.size
+        self.prompt = prompt if mesh.pp.is_first else None
+        self.like = prompt.detach()  # what its shape and format are, on every rank
+        model.requires_grad_(False)
+        self.parts = [model]
+        if mesh.pp.size > 1:
+            self.parts = make_stages(model, mesh.pp, chunks, layers)
+        for part in self.parts:
+            tensor_parallel(part, mesh.tp)
+        self.loss = loss_function(self.parts[-1])
+        if self.prompt is not None:
+            put = PlacedEmbedding if mesh.pp.size > 1 else PromptedEmbedding
+            first = self.parts[0].model
+            first.embed_tokens = put(first.embed_tokens, prompt)
+        if mesh.pp.size > 1:
+            weights = next(part.model.layers[0].input_layernorm.weight for part in self.parts)
+            self.pipeline = Pipeline(
+                self.parts, mesh.pp, schedule, self._loss_of_pipeline,
+                forward_context=lambda: autocast(precision, self.device),
+                boundary=lambda x: ((*x.shape, prompt.shape[1]), weights.dtype),
+            )  # fmt: skip
+
+    def backward(self, rows):
+        """Forward and backward passes of a step's rows, of which this rank takes its share.
+
+        Returns the mean loss over all of them, the same on every rank; the prompt's gradient, where
+        there is one, is that of this mean.
+        """
+        self.tokens_counted = sum(len(answer) for _, answer in rows)
+        if len(rows) < self.mesh.dp.size:
+            raise ValueError(
+                f"batch {len(rows)} leaves some of {self.mesh.dp.size} data-parallel ranks without "
+                "a row: raise the batch"
+            )
+        sizes = shares(len(rows), self.mesh.dp.size)
+        first = sum(sizes[: self.mesh.dp.index])
+        mine = rows[first : first + sizes[self.mesh.dp.index]]
+        total = self._pipeline(mine) if self.mesh.pp.size > 1 else self._one_piece(mine)
+        return self._over_data_parallel(total)
+
+    def _one_piece(self, rows):
+        tokens, targets = padded(rows, self.device)
+        with autocast(self.precision, self.device):
+            loss = prompt_loss(self.parts[0], tokens, targets, "sum", self.loss)
+            loss = loss / self.tokens_counted
+        loss.backward()
+        return loss.detach()
+
+    def _pipeline(self, rows):
+        batches = []
+        for part in _cut(rows, self.micro_batches):
+            tokens, targets = padded(part, self.device)
+            places = tokens.new_zeros(len(tokens), self.length)
+            batches.append((torch.cat((places, tokens), dim=1), targets))  # (B, P + T), (B, T)
+        return self.pipeline.run(batches)
+
+    def _loss_of_pipeline(self, logits, targets):
+        counted = targets != IGNORED
+        logits = logits[:, self.length :][counted]  # (N, V) or, of this rank's words, (N, V_local)
+        loss = self.loss(logits[None], targets[counted][None], reduction="sum")
+        return loss / self.tokens_counted
+
+    def _over_data_parallel(self, total):
+        """Sums the gradients and, in the same message, the losses."""
+        axis = self.mesh.dp
+        if axis.size == 1:
+            return total.item()
+        if self.prompt is None:  # a later stage: only the loss
+            total = total.clone()
+            dist.all_reduce(total, group=axis.group)
+            return total.item()
+        gradient = self.prompt.grad
+        both = torch.cat((gradient.flatten(), total.to(gradient.dtype)[None]))
+        dist.all_reduce(both, group=axis.group)
+        gradient.copy_(both[:-1].view_as(gradient))
+        return both[-1].item()
+
+    @torch.no_grad()
+    def prompt_everywhere(self):
+        """The prompt (P, C) on every rank, later stages included."""
+        axis = self.mesh.pp
+        if axis.size == 1:
+            return self.prompt.detach()
+        held = self.like if self.prompt is None else self.prompt
+        prompt = held.detach().clone()
+        dist.broadcast(prompt, axis.ranks[0], group=axis.group)
+        return prompt
+
+
+def tune_on_ranks(model, tokenizer, examples, config, mesh, on_step=None, start=None, **pipeline):
+    """`tune` on the ranks of a mesh, each of which calls it alike; (prompt, history) on each.
+
+    model      whole and the same on every rank; afterwards it is broken up and cannot be used
+    pipeline   micro_batches, schedule, chunks, layers of `PromptedRanks`
+    `on_step` must return the same on all ranks.
+    """
+    config = config or PromptConfig()
+    rows = encode_all(model, tokenizer, examples, config)
+    prompt = first_prompt(model, tokenizer, rows, config, start)
+    ranks = PromptedRanks(model, prompt, mesh, precision=config.precision, **pipeline)
+    history = descend(ranks.prompt, rows, config, ranks.backward, on_step)
+    return ranks.prompt_everywhere(), history
+
+
+def _cut(rows, parts):
+    """`parts` lists of rows, none empty: fewer parts where there are fewer rows."""
+    sizes = shares(len(rows), min(parts, len(rows)))
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    return [rows[start : start + size] for start, size in zip(starts, sizes)]

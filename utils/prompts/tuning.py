@@ -1,0 +1,209 @@
+"""Prompt tuning: a frozen model learns a task from some virtual tokens in front of its input.
+
+    model, tokenizer = base_model.load("base")
+    examples = read_examples("task.jsonl")                  # {"input": …, "output": …} a line
+    prompt, history = tune(model, tokenizer, examples, PromptConfig(length=16, steps=200))
+    answer(model, tokenizer, ["module: "], prompt)          # greedy, many inputs at once
+    save_prompt("task.safetensors", prompt, "models/base")
+
+A virtual token is a vector (C,) that no word has to have; P of them stand before the embedded input
+and are all that is learned: P·C numbers (Lester et al., arXiv:2104.08691). The model itself knows
+nothing of it; only its embedding is replaced for a while:
+
+    with prompted(model, prompt):
+        logits = model(tokens)[:, P:]                       # (B, T, V) for tokens (B, T)
+
+Rows may have a prompt each, so one batch can do several tasks. From the shell, for any Llama-layout
+checkpoint: python -m utils.prompt_tuning --model FOLDER --data FILE.jsonl --out FILE
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from utils.cli import check_types, option
+from utils.memory.precision import autocast
+from utils.models.fingerprint import fingerprint
+from utils.models.gpt import cross_entropy
+from utils.prompts.answers import answer, matches
+from utils.prompts.data import (
+    IGNORED,
+    Example,
+    batch_of,
+    encode,
+    padded,
+    read_examples,
+    rows_of_step,
+)
+from utils.prompts.embedding import PromptedEmbedding, draw_prompt, frozen, prompted
+from utils.prompts.file import load_prompt, save_prompt
+
+__all__ = [
+    "IGNORED",
+    "Example",
+    "PromptConfig",
+    "PromptedEmbedding",
+    "answer",
+    "batch_of",
+    "draw_prompt",
+    "fingerprint",
+    "frozen",
+    "load_prompt",
+    "matches",
+    "prompt_loss",
+    "prompted",
+    "read_examples",
+    "save_prompt",
+    "tune",
+]
+
+
+@dataclass(frozen=True)
+class PromptConfig:
+    """How a prompt is tuned. Raises ValueError for values that make no sense."""
+
+    length: int = option(16, "virtual tokens")
+    lr: float = option(0.1, "learning rate of Adam, far above what weights bear")
+    cooldown: float = option(0.5, "part of the steps in which the learning rate falls to 0")
+    steps: int = option(200, "how many steps")
+    batch: int = option(16, "examples in a step")
+    seed: int = option(0, "of the first prompt and of the order of the examples")
+    init: str = option(
+        "words",
+        "the first prompt; words: the embeddings of --words; random: those of random tokens",
+        ("words", "random"),
+    )
+    words: str | None = option(
+        None, "text to begin with, repeated or cut to --length; default: the first examples"
+    )
+    precision: str = option(
+        "fp32",
+        "bf16: matrix products in 16 bits, the prompt in fp32; fp64: to compare runs",
+        ("fp32", "bf16", "fp64"),
+    )
+
+    def __post_init__(self):
+        check_types(self)
+        for name in ("length", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} {getattr(self, name)} is not at least 1")
+        if not 0 < self.lr <= 1e6:
+            raise ValueError(f"--lr {self.lr} is not above 0 and at most 1e6")
+        if not 0 <= self.cooldown <= 1:
+            raise ValueError(f"--cooldown {self.cooldown} is not a part of the run, from 0 to 1")
+        if self.words is not None and self.init == "random":
+            raise ValueError("--words is what --init words begins with: leave out --init random")
+
+    def rate(self, step):
+        """The learning rate of a step, counted from 0: level, then falling to 0 in a line."""
+        left = 1 - step / self.steps
+        return self.lr * min(1.0, left / self.cooldown if self.cooldown else 1.0)
+
+
+def prompt_loss(model, tokens, targets, reduction="mean", loss=cross_entropy):
+    """The loss of the answers in nats: tokens and targets (B, T) as `batch_of` makes them.
+
+    The same as `loss(model(tokens)[:, P:], targets)`, without the logits that do not count.
+    """
+    length = getattr(model.model.embed_tokens, "length", 0)
+    counted = targets != IGNORED
+    hidden = model.model(tokens)[:, length:][counted]  # (N, C): N tokens of answers
+    return loss(model.lm_head(hidden[None]), targets[counted][None], reduction=reduction)
+
+
+def tune(model, tokenizer, examples, config=None, on_step=None, start=None):
+    """Learns a prompt for a frozen model; returns (prompt (P, C), history).
+
+    start     the first prompt; None: as `config` says
+    on_step   called with each step's {"step", "loss" (nats per token of the answers), "lr"}, which
+              make up the history; the tuning ends early where it returns True
+    Raises ValueError naming the examples that do not fit with the prompt into max_positions, and
+    FloatingPointError where the loss is not finite. On several ranks: `utils/prompts/parallel.py`.
+    """
+    config = config or PromptConfig()
+    rows = encode_all(model, tokenizer, examples, config)
+    prompt = first_prompt(model, tokenizer, rows, config, start)
+    device = prompt.device
+
+    def backward(rows):
+        tokens, targets = padded(rows, device)
+        with autocast(config.precision, device):
+            loss = prompt_loss(model, tokens, targets)
+        loss.backward()
+        return loss.item()
+
+    with frozen(model), prompted(model, prompt):
+        history = descend(prompt, rows, config, backward, on_step)
+    return prompt.detach(), history
+
+
+def encode_all(model, tokenizer, examples, config):
+    """The rows of `prompt_data.encode`, each short enough to follow the prompt."""
+    vocabulary, positions = model.config.vocab_size, model.config.max_positions
+    if tokenizer.size > vocabulary:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.size} tokens and the model knows {vocabulary}: they do "
+            "not belong together"
+        )
+    if config.length >= positions:
+        raise ValueError(
+            f"--length {config.length} leaves no room for tokens: the model has {positions} "
+            "positions"
+        )
+    if not examples:
+        raise ValueError("there are no examples to learn from: give at least one")
+    return encode(examples, tokenizer, positions - config.length)
+
+
+def first_prompt(model, tokenizer, rows, config, start=None):
+    """The parameter that will be learned: fp32, fp64 in a model of that format."""
+    if start is None and config.init == "words":
+        words = tokenizer.encode(config.words) if config.words else _words(rows, config.length)
+        start = draw_prompt(model, config.length, words=words)
+    elif start is None:
+        start = draw_prompt(model, config.length, config.seed)
+    if len(start) != config.length:
+        raise ValueError(
+            f"the first prompt has {len(start)} virtual tokens and the config {config.length}: "
+            f"give PromptConfig(length={len(start)})"
+        )
+    like = model.model.embed_tokens.weight
+    wide = like.dtype if like.dtype == torch.float64 else torch.float32
+    return nn.Parameter(start.detach().to(like.device, wide, copy=True))
+
+
+def _words(rows, length):
+    """The first examples one after the other: what a prompt of real tokens would show."""
+    words = []
+    for question, tail in rows:
+        words += question + tail
+        if len(words) >= length:
+            break
+    return words
+
+
+def descend(prompt, rows, config, backward, on_step=None):
+    """The loop: Adam on one tensor. `backward(rows)` leaves the gradient and returns the loss.
+
+    prompt None: this rank has no part of it, and only takes part in `backward`.
+    """
+    optimizer = None if prompt is None else torch.optim.Adam([prompt], lr=config.lr)
+    history = []
+    for step in range(config.steps):
+        numbers = rows_of_step(len(rows), step, config.batch, config.seed)
+        loss = backward([rows[number] for number in numbers])
+        if not math.isfinite(loss):
+            advice = (
+                "lower --lr" if step else "the model's weights or the first prompt are not finite"
+            )
+            raise FloatingPointError(f"the loss is {loss} at step {step + 1}: {advice}")
+        if optimizer:
+            optimizer.param_groups[0]["lr"] = config.rate(step)
+            optimizer.step()
+            optimizer.zero_grad()
+        history.append({"step": step + 1, "loss": loss, "lr": config.rate(step)})
+        if on_step and on_step(history[-1]):
+            break
+    return history

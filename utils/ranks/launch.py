@@ -1,0 +1,173 @@
+"""Starts a training script on several ranks with torchrun, from a notebook.
+
+    metrics = launch("utils.train", ranks=2, args=["--steps", 50, "--metrics", "-"])
+
+`utils.ranks` runs cells; this runs programs, the way a terminal or a cluster runs them. It prints
+the command, shows rank 0's output as it comes, and returns rank 0's metrics: every line of its
+standard output that is a JSON object is one row of the table (and is not shown).
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pandas as pd
+
+PREFIX = "[default0]:"  # what torchrun puts before each line of rank 0
+
+
+class LaunchError(RuntimeError):
+    """A rank of a launched script failed; the message begins with that rank's traceback."""
+
+    def _render_traceback_(self):  # IPython shows this instead of the notebook's own frames
+        return [f"LaunchError: {self}"]
+
+
+def launch(target, *, ranks=2, args=(), timeout=600.0):
+    """Runs a module ("utils.train") or a script ("path/to/file.py") on `ranks` processes.
+
+    args: words for its command line (numbers are fine). timeout: seconds for the whole run.
+    Returns a pandas DataFrame, one row per metrics line of rank 0 (empty if there were none).
+    Raises LaunchError when a rank fails or time runs out, ValueError for a target that is neither.
+    Interrupting the kernel ends the run: SIGTERM first, SIGKILL to what is left.
+    """
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"ranks={ranks!r} is not a number of ranks: give 1 or more")
+    program = program_words(target) + [str(word) for word in args]
+    print("$ " + shell_command(program, ranks), flush=True)
+    with tempfile.TemporaryDirectory(prefix="launch-") as logs:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "utils.ranks.supervise", *torchrun_words(logs, ranks), *program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Jupyter's interrupt is for the kernel, which passes it on
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        )
+        late = threading.Event()
+        timer = threading.Timer(timeout, lambda: (late.set(), run.stdin.close()))
+        timer.daemon = True
+        timer.start()
+        try:
+            rows, log = read(run.stdout)
+            status = run.wait()
+        finally:  # whatever happened here, the run must not outlive this call
+            timer.cancel()
+            run.stdin.close()
+            run.wait()
+            run.stdout.close()
+        if late.is_set():
+            raise LaunchError(f"The run did not end within {timeout:g} s and was stopped.")
+        if status:
+            raise LaunchError(failure(logs, log, status))
+    return pd.DataFrame(rows)
+
+
+def program_words(target):
+    """["-m", "utils.train"] or ["path/to/script.py"]."""
+    target = str(target)
+    if target.endswith(".py"):
+        if not Path(target).is_file():
+            raise ValueError(f"there is no script {target!r} (looked in {os.getcwd()})")
+        return [target]
+    if not re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", target):
+        raise ValueError(f'{target!r} is neither a module ("utils.train") nor a .py file')
+    return ["-m", target]
+
+
+def torchrun_words(logs, ranks, nodes=1, head="node0"):
+    """torchrun with every rank's output in files and rank 0's on our pipe too."""
+    options = [*meeting_words(ranks, nodes, head), f"--log-dir={logs}"]
+    options += ["--redirects=3", "--tee=3", "--local-ranks-filter=0"]
+    return [sys.executable, "-m", "torch.distributed.run", *options]
+
+
+def meeting_words(ranks, nodes=1, head="node0", job="1"):
+    """How many ranks each node starts, and where the nodes meet: the same words on every node.
+
+    head    name or address of the first node; it holds the store through which all find each other
+    job     tells runs apart that meet at the same place
+    """
+    if nodes == 1:
+        return ["--standalone", f"--nproc-per-node={ranks}"]
+    place = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500", f"--rdzv-id={job}"]
+    return [f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *place]
+
+
+def shell_command(program, ranks, nodes=1, head="node0", job="1"):
+    """What a person types in a terminal (on each node) for the same run.
+
+    program     ["-m", "utils.train", "--steps", "50"], or a script's path and its arguments
+    ranks       of each node
+    """
+    words = ["torchrun", *meeting_words(ranks, nodes, head, job), *map(str, program)]
+    return "OMP_NUM_THREADS=1 " + shlex.join(words)
+
+
+def read(stream):
+    """Shows rank 0's lines as they come; returns (its metrics, torchrun's own lines)."""
+    rows, log = [], []
+    for line in stream:
+        line = line.rstrip("\n")
+        if not line.startswith(PREFIX):
+            log.append(line)
+            continue
+        line = line.removeprefix(PREFIX)
+        row = metrics_row(line)
+        if row is not None:
+            rows.append(row)
+        elif not line.startswith("[rank0]:"):  # its traceback is not news: the first failure's is
+            print(line, flush=True)
+    return rows, log
+
+
+def metrics_row(line):
+    """The JSON object on this line, or None."""
+    if not line.startswith("{"):
+        return None
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def failure(logs, log, status):
+    """The text of a LaunchError: the rank that failed first, its traceback, then how it ended."""
+    root = root_cause(log)
+    if not root:
+        return f"torchrun ended with status {status}:\n" + "\n".join(log[-15:])
+    rank, local_rank, code = root
+    traceback = last_traceback(logs, rank, local_rank)
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    head = f"rank {rank} failed first:\n{traceback}\n" if traceback else ""
+    return f"{head}Rank {rank} {how}; the other ranks were stopped."
+
+
+def root_cause(log):
+    """(rank, its number on its node, exit code) of torchrun's "Root Cause", or None."""
+    found = re.search(
+        r"Root Cause.*?rank\s*:\s*(\d+) \(local_rank: (\d+)\).*?exitcode\s*:\s*(-?\d+)",
+        "\n".join(log),
+        re.S,
+    )
+    return tuple(map(int, found.groups())) if found else None
+
+
+def last_traceback(logs, rank, local_rank):
+    """The last traceback that a rank wrote on its standard error, or its last lines."""
+    for path in sorted(Path(logs).glob(f"*/attempt_*/{local_rank}/stderr.log"), reverse=True):
+        text = path.read_text(errors="replace")
+        start = text.rfind("Traceback (most recent call last)")
+        lines = re.sub(rf"(?m)^\[rank{rank}\]: ?", "", text[max(start, 0) :]).rstrip().splitlines()
+        lines = [line for line in lines if not line.startswith("terminate called")]
+        return "\n".join(lines if start >= 0 else lines[-15:])
+    return ""

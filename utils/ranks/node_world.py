@@ -1,0 +1,137 @@
+"""The process that holds the network of `nodes`: a switch, and a cable from it to each node.
+
+    unshare --net --mount --uts --pid --fork --mount-proc python -m utils.ranks.node_world 2 hosts
+
+It is process 1 of its own process namespace, and the switch lives in its network namespace. Each
+node is a small process in a network namespace of its own. All of it belongs to nobody else: no name
+is taken on the machine, and when this process ends, in whatever way, the kernel kills everything in
+its process namespace, and the namespaces and cables go with the last process in them.
+
+It first writes one JSON line, {"nodes": [pid of each node, as seen inside]}. Then it takes requests
+from standard input, {"gbit": number or null}, and answers each with {} or {"error": sentence}. When
+standard input ends it removes the folder that the file `hosts` is in, and ends too.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+SEARCH = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin:/sbin:/usr/bin:/bin"
+CABLE = "eth0"  # what a node calls its end
+
+
+class NetworkError(RuntimeError):
+    """A command failed: the message holds it, and what it said."""
+
+
+def address(node):
+    """The IP address of a node; the network is private, so it can be the same everywhere."""
+    return f"10.77.{node // 200}.{node % 200 + 1}"
+
+
+def command(*words):
+    """Runs a command and raises NetworkError with its own words if it fails."""
+    environment = {**os.environ, "PATH": SEARCH}
+    try:
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=20)
+    except FileNotFoundError:
+        raise NetworkError(f"the command {words[0]} is missing") from None
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+        raise NetworkError(f"{' '.join(words)}: {said}")
+
+
+def inside(pid, *words):
+    """The same in the network namespace of a process."""
+    command("nsenter", "--target", str(pid), "--net", *words)
+
+
+def start_node(node):
+    """A process in a network namespace with a host name of its own; returns it."""
+    waits = f"hostname node{node} && ip link set lo up && echo ready && exec cat"
+    process = subprocess.Popen(
+        ["unshare", "--net", "--uts", "sh", "-c", waits],
+        stdin=subprocess.PIPE,  # never written to: the node waits until this process ends
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PATH": SEARCH},
+    )
+    first = process.stdout.readline().strip()
+    if first != "ready":
+        raise NetworkError(f"a network namespace could not be made: {first or 'no answer'}")
+    return process
+
+
+def connect(node, pid):
+    """A cable between the switch and a node, up at both ends."""
+    port = f"port{node}"
+    peer = ("peer", "name", CABLE, "netns", str(pid))
+    command("ip", "link", "add", port, "type", "veth", *peer)
+    command("ip", "link", "set", port, "master", "switch", "addrgenmode", "none", "up")
+    inside(pid, "ip", "link", "set", CABLE, "addrgenmode", "none", "up")
+    inside(pid, "ip", "address", "add", f"{address(node)}/16", "dev", CABLE)
+
+
+def limit(pids, gbit):
+    """Lets every cable carry `gbit` Gbit/s in each direction; None: all that it can.
+
+    A token bucket at both ends: what a node sends, and what the switch sends to it when several
+    others talk to it at once. The bucket holds what passes in 2 ms, and 64 KiB at least, because
+    the kernel hands over packets of that size. The queue before it is long: nothing is lost, TCP
+    does not slow down.
+    """
+    for node, pid in enumerate(pids):
+        shape = ("tc", "qdisc", "replace", "dev")
+        if gbit is None:
+            inside(pid, *shape, CABLE, "root", "pfifo_fast")
+            command(*shape, f"port{node}", "root", "pfifo_fast")
+            continue
+        bits = round(gbit * 1e9)
+        bucket = max(65536, round(bits / 8 * 0.002))
+        words = ("root", "tbf", "rate", f"{bits}bit", "burst", f"{bucket}b", "limit", "64mb")
+        inside(pid, *shape, CABLE, *words)
+        command(*shape, f"port{node}", *words)
+
+
+def main(count, hosts):
+    """Builds the network, then serves requests until standard input closes; removes the folder."""
+    try:
+        return serve(count, hosts)
+    finally:
+        if os.getpid() == 1:  # of its own namespace: nobody shall write into the folder any more
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        shutil.rmtree(os.path.dirname(hosts), ignore_errors=True)
+
+
+def serve(count, hosts):
+    """Returns the exit status."""
+    try:
+        command("mount", "--bind", hosts, "/etc/hosts")
+        command("ip", "link", "set", "lo", "up")
+        command("ip", "link", "add", "switch", "type", "bridge")
+        command("ip", "link", "set", "switch", "addrgenmode", "none", "up")
+        nodes = [start_node(node) for node in range(count)]
+        pids = [process.pid for process in nodes]
+        for node, pid in enumerate(pids):
+            connect(node, pid)
+    except (NetworkError, subprocess.TimeoutExpired) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    print(json.dumps({"nodes": pids}), flush=True)
+    for line in sys.stdin:
+        try:
+            limit(pids, json.loads(line)["gbit"])
+            print(json.dumps({}), flush=True)
+        except (NetworkError, subprocess.TimeoutExpired) as error:
+            print(json.dumps({"error": str(error)}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

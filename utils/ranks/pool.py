@@ -1,0 +1,341 @@
+"""Ranks in a notebook: real processes that run cells and functions together.
+
+    ranks = Ranks(4)                 # four processes and their process group, in about 0.05 s
+    ranks.run(function, x)           # function(x) on every rank -> [result of rank 0, 1, 2, 3]
+
+    %%ranks                          # this cell runs on every rank
+    t = torch.ones(1) * rank
+    dist.all_reduce(t)
+
+How it works. Python's *forkserver* is a small process that has imported torch and does nothing
+else. A new rank is a fork of it, so it starts in milliseconds with torch in place; a fork of the
+kernel itself would copy locks that the kernel's threads hold, and hang. Each rank waits for work at
+its end of a pipe (`utils/ranks/worker.py`). The file `utils/ranks/report.py` words what went wrong.
+"""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import weakref
+from multiprocessing import connection, forkserver
+
+import cloudpickle
+
+from utils.ranks import report
+from utils.ranks import worker as rank_worker
+from utils.ranks.report import RankError
+
+# What the forkserver imports once for all ranks. torch._dynamo is what the first step of any of
+# torch's optimizers imports: a second of work that every rank would else do anew.
+PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "utils.ranks.worker"]
+GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
+PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
+
+_pools = []  # weak references to the open pools, newest last: what %%ranks acts on
+
+
+class Ranks:
+    """A pool of `size` ranks on this machine, each a process with one thread.
+
+    device: "cpu", "cuda" or None. None takes CUDA where every rank has a GPU of its own (NCCL),
+        else the CPU (gloo).
+    timeout: seconds after which a collective that does not complete fails. seed: of torch, random
+    and numpy, the same on every rank. places: for each rank the node that it lives on
+    (`utils.ranks.nodes`, which calls this); then gloo.
+
+    Cells find `rank`, `world_size`, `device`, `dist` and `torch`; their variables stay.
+    Raises RankError when a rank fails, ValueError for arguments that make no sense.
+    """
+
+    def __init__(self, size, *, device=None, timeout=30.0, seed=0, places=None):
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 256:
+            raise ValueError(f"size {size!r} is not a number of ranks: give 1 to 256")
+        if not 0 < timeout < float("inf"):
+            raise ValueError(f"timeout {timeout!r} is not a time limit: give seconds above 0")
+        self.size, self.timeout, self.seed = size, timeout, seed
+        self.backend, self._devices = choose_devices(size, "cpu" if places else device)
+        self._places = places or [None] * size
+        self._cells = 0
+        self._start()
+        _pools.append(weakref.ref(self))
+        register_magic()
+
+    # --- what a notebook calls ------------------------------------------------------------------
+
+    def run(self, function, *args, **keywords):
+        """Calls `function(*args, **keywords)` on every rank and returns the results by rank."""
+        return self._ask(range(self.size), "call", function, args, keywords)
+
+    def cell(self, source, on=None):
+        """Runs the text of a cell on the ranks `on` (all by default); `%%ranks` calls this."""
+        self._cells += 1
+        name = f"<ranks cell {self._cells}>"
+        report.remember_source(name, source)
+        self._ask(on if on is not None else range(self.size), "cell", name, source)
+
+    def get(self, name):
+        """The variable `name` of every rank, as a list by rank."""
+        return self._ask(range(self.size), "get", name)
+
+    def put(self, **values):
+        """Sets variables on every rank."""
+        self._ask(range(self.size), "put", values)
+
+    def restart(self):
+        """Kills these ranks and starts new ones with nothing in their memory."""
+        self.close()
+        self._start()
+        _pools.append(weakref.ref(self))
+
+    def close(self):
+        """Ends the ranks. Closing twice does nothing."""
+        self._stop("they were closed")
+        _pools[:] = [pool for pool in _pools if pool() not in (self, None)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        state = f"stopped: {self._stopped}" if self._stopped else f"{self.backend}, open"
+        return f"Ranks({self.size}) on {self._devices[0].split(':')[0]} ({state})"
+
+    @property
+    def pids(self):
+        """Process ids by rank."""
+        return [process.pid for process in self._processes]
+
+    # --- starting and stopping ------------------------------------------------------------------
+
+    def _start(self):
+        context = start_forkserver()
+        self._folder = tempfile.mkdtemp(prefix="ranks-")
+        self._stopped, self._generation = None, 0
+        self._seen = {}  # bytes of each output file that were shown already
+        self._pipes, self._processes = [], []
+        self._finalizer = weakref.finalize(
+            self, end_processes, self._processes, self._pipes, self._folder
+        )
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            setup = rank_worker.Setup(
+                rank, self.size, self._devices[rank], self.backend,
+                self._folder, self.timeout, self.seed, self._places[rank],
+            )  # fmt: skip
+            process = context.Process(
+                target=rank_worker.main, args=(setup, theirs), name=f"rank {rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        self._ask(range(self.size), "join", self._generation)
+
+    def _stop(self, reason):
+        self._stopped = self._stopped or reason
+        self._finalizer()
+
+    # --- one request to some ranks, and everything that can go wrong with it --------------------
+
+    def _ask(self, on, *request):
+        if self._stopped:
+            raise RankError(f"The ranks are not running: {self._stopped}. Call ranks.restart().")
+        on = list(on)
+        payload = rank_worker.dumps(request)
+        replies, waiting_for = {}, set(on)
+        try:
+            for rank in on:
+                self._pipes[rank].send_bytes(payload)
+            self._collect(waiting_for, replies, until=None, stop_at_failure=True)
+            if failed(replies):
+                raise self._failure(on, waiting_for, replies)
+        except KeyboardInterrupt:
+            self._interrupt(waiting_for, replies)
+            raise
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._dead() from None
+        finally:
+            print(report.folded(self._new_output(on), self.size), end="")
+        return [replies[rank] for rank in on]
+
+    def _collect(self, waiting_for, replies, until, stop_at_failure=False):
+        """Moves ranks from `waiting_for` to `replies`, until a moment (None: no limit)."""
+        while waiting_for:
+            pipes = {self._pipes[rank]: rank for rank in waiting_for}
+            ends = [process.sentinel for process in self._processes]
+            limit = None if until is None else max(0.0, until - time.monotonic())
+            ready = connection.wait([*pipes, *ends], limit)
+            for pipe in ready:
+                if pipe in pipes:
+                    try:
+                        replies[pipes[pipe]] = cloudpickle.loads(pipe.recv_bytes())[1]
+                    except EOFError:
+                        continue
+                    waiting_for.discard(pipes[pipe])
+            if any(end in ready for end in ends):
+                raise self._dead()
+            if not ready:
+                return
+            if stop_at_failure and failed(replies):
+                return
+
+    def _failure(self, on, waiting_for, replies):
+        """One rank failed: lets the others end, makes the group anew, returns the RankError."""
+        self._collect(waiting_for, replies, time.monotonic() + GRACE)
+        stacks = report.stacks(self, waiting_for)
+        first = dict(replies)
+        hung = any(report.timed_out(reply) for reply in first.values())
+        self._release(waiting_for, replies, self.timeout, interrupt=hung)
+        error = RankError(report.failure(self, on, first, stacks, replies, hung))
+        self._rejoin()
+        return error
+
+    def _release(self, waiting_for, replies, seconds, interrupt):
+        """Ends what still runs. A rank that leaves the group frees those who wait for it."""
+        deadline = time.monotonic() + seconds
+        if interrupt:
+            self._signal(waiting_for, signal.SIGINT)
+            deadline = time.monotonic() + PATIENCE
+        left = set()
+        while waiting_for and time.monotonic() < deadline:
+            idle = set(range(self.size)) - waiting_for - left
+            self._request_all(idle, "leave")
+            left |= idle
+            self._collect(waiting_for, replies, time.monotonic() + 0.2)
+        if waiting_for:
+            names = report.label(sorted(waiting_for), self.size)
+            self._stop(f"{names} did not end after a failure and had to be killed")
+
+    def _rejoin(self):
+        """A process group is of no use after a failure; variables are: keep them, make it anew."""
+        if self._stopped:
+            return
+        self._generation += 1
+        everyone = set(range(self.size))
+        self._request_all(everyone, "leave")
+        self._request_all(everyone, "join", self._generation)
+
+    def _request_all(self, ranks, *request):
+        ranks, replies = set(ranks), {}
+        for rank in ranks:
+            self._pipes[rank].send_bytes(rank_worker.dumps(request))
+        self._collect(ranks, replies, time.monotonic() + self.timeout + rank_worker.JOIN_TIMEOUT)
+        if ranks:
+            names = report.label(sorted(ranks), self.size)
+            self._stop(f"{names} did not answer and had to be killed")
+
+    def _interrupt(self, waiting_for, replies):
+        """The kernel was interrupted: so are its ranks."""
+        self._release(waiting_for, replies, PATIENCE, interrupt=True)
+        self._rejoin()
+
+    def _dead(self):
+        """A process has ended by itself: names it, ends the others, returns the RankError."""
+        # exit codes reach the kernel through the forkserver, a moment after the process has gone
+        connection.wait([process.sentinel for process in self._processes], 5.0)
+        time.sleep(0.05)  # for others that went with it
+        text = report.deaths(self)
+        self._stop(text.splitlines()[0].rstrip("."))
+        return RankError(text + "\nThe other ranks were ended too. Call ranks.restart().")
+
+    def _signal(self, ranks, signum):
+        for rank in ranks:
+            if self._processes[rank].is_alive():
+                os.kill(self._processes[rank].pid, signum)
+
+    def _new_output(self, ranks):
+        """What each rank has printed since the last call: {rank: text}."""
+        read = report.read_new
+        return {rank: read(self._folder, f"rank{rank}.out", self._seen) for rank in ranks}
+
+
+def failed(replies):
+    """Whether any of the replies is a failure."""
+    return any(isinstance(reply, rank_worker.Failure) for reply in replies.values())
+
+
+def choose_devices(size, device):
+    """(backend, device of each rank) for `size` ranks."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if device not in (None, "cpu", "cuda"):
+        raise ValueError(f'device {device!r} is not known here: give "cpu", "cuda" or None')
+    if device == "cuda" and gpus < size:
+        raise ValueError(f'{size} ranks need {size} GPUs and this machine has {gpus}: device="cpu"')
+    if device != "cpu" and gpus >= size:
+        return "nccl", [f"cuda:{rank}" for rank in range(size)]
+    if device is None and gpus:
+        print(f"{size} ranks and {gpus} GPU(s): the ranks run on the CPU, with gloo.")
+    return "gloo", ["cpu"] * size
+
+
+def start_forkserver():
+    """The forkserver with torch imported: 1 to 3 s for the first pool of a kernel, then nothing."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores: more threads would be slower
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+    return context
+
+
+def end_processes(processes, pipes, folder):
+    """Closes the pipes, so that idle ranks end by themselves, and kills what is still there."""
+    for pipe in pipes:
+        pipe.close()
+    deadline = time.monotonic() + 0.3
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.exitcode is None:
+            process.kill()
+            process.join(5)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def device():
+    """The torch.device of the rank that calls this; in the kernel, the CPU."""
+    return rank_worker.device
+
+
+def register_magic():
+    """Makes `%%ranks` known where there is a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        shell.register_magic_function(ranks_magic, "cell", "ranks")
+
+
+def ranks_magic(line, cell):
+    """%%ranks [0,2]: runs the cell on every rank, or on some, of the newest open `Ranks`."""
+    open_pools = [pool() for pool in _pools if pool() is not None]
+    if not open_pools:
+        raise RankError("No ranks are open: run `ranks = Ranks(4)` in a cell first.")
+    pool = open_pools[-1]
+    pool.cell(cell, parse_ranks(line, pool.size))
+
+
+def parse_ranks(line, size):
+    """ "0,2" -> [0, 2]; "" -> None, which means all."""
+    words = line.replace(",", " ").split()
+    if not words:
+        return None
+    if not all(word.isdigit() and int(word) < size for word in words):
+        raise RankError(
+            f"%%ranks {line.strip()}: give ranks from 0 to {size - 1}, like 0,{size - 1}"
+        )
+    return sorted({int(word) for word in words})
+
+
+register_magic()

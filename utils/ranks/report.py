@@ -1,0 +1,211 @@
+"""Words for what ranks print and for what goes wrong on them. Used by `utils.ranks`."""
+
+import linecache
+import os
+import re
+import signal
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+from utils.ranks.worker import Failure, Frame
+
+LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+class RankError(RuntimeError):
+    """A rank failed. The message says which, where, and what to do."""
+
+    def _render_traceback_(self):  # IPython shows this instead of the kernel's own frames
+        return [f"RankError: {self}"]
+
+
+def label(ranks, size):
+    """[0, 1, 2, 5] -> "ranks 0–2, 5"; every rank -> "all ranks"."""
+    if len(ranks) == size and size > 1:
+        return "all ranks"
+    runs = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
+
+
+def folded(texts, size):
+    """{rank: text} as labelled lines; ranks with the same text share one block."""
+    return columns([(rank, text) for rank, text in texts.items() if text], size)
+
+
+def columns(pairs, size):
+    """[(rank, text)] as `label │ line`, equal texts folded."""
+    blocks = {}
+    for rank, text in pairs:
+        blocks.setdefault(text.rstrip("\n"), []).append(rank)
+    labels = {text: label(ranks, size) for text, ranks in blocks.items()}
+    width = max(map(len, labels.values()), default=0)
+    lines = []
+    for text, name in labels.items():
+        for number, line in enumerate(text.split("\n")):
+            lines.append(f"{name if number == 0 else '':<{width}} │ {line}".rstrip() + "\n")
+    return "".join(lines)
+
+
+def read_new(folder, name, seen):
+    """What was appended to a file since the last call; `seen` remembers the position."""
+    try:
+        with open(Path(folder) / name, "rb") as file:
+            file.seek(seen.get(name, 0))
+            data = file.read()
+    except FileNotFoundError:
+        return ""
+    seen[name] = seen.get(name, 0) + len(data)
+    return data.decode("utf-8", "replace")
+
+
+def remember_source(name, source):
+    """Lets `source_line` find the lines of a cell."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+
+
+def timed_out(reply):
+    """Whether a rank's failure is a collective that ran into its time limit."""
+    return says(reply, r"[Tt]imed out|[Tt]imeout")
+
+
+def consequence(reply):
+    """Whether a rank failed only because another had left: its connection was closed."""
+    return says(reply, r"closed by peer|Connection reset|Broken pipe|aborted")
+
+
+def says(reply, pattern):
+    """Whether a rank failed in a collective, with a message like this."""
+    return (
+        isinstance(reply, Failure)
+        and bool(re.search(pattern, reply.message))
+        and bool(collective(reply.stack) or re.search("gloo|NCCL|ProcessGroup", reply.message))
+    )
+
+
+def collective(stack):
+    """The name of the collective (or send, recv, barrier …) a stack is in, or None."""
+    inside = [frame for frame in stack if in_torch(frame, "distributed")]
+    inside = [frame for frame in inside if frame.function not in ("wrapper", "__exit__")]
+    return inside[0].function if inside else None
+
+
+def in_torch(frame, package):
+    """Whether a frame belongs to a package of torch, such as "distributed"."""
+    return f"torch/{package}/" in frame.file.replace(os.sep, "/")
+
+
+def own(stack):
+    """The frames the learner wrote: not those of Python's library or installed packages."""
+    mine = [frame for frame in stack if not frame.file.startswith((*LIBRARIES, "<frozen"))]
+    return mine or list(stack[-1:])
+
+
+def where(frame):
+    """ "line 3", with the file's name unless it is a cell."""
+    if frame.file.startswith("<ranks cell"):
+        place = f"line {frame.line}"
+    elif "ipykernel" in frame.file:
+        place = f"{frame.function}, line {frame.line}"
+    else:
+        place = f"{Path(frame.file).name}:{frame.line}"
+    code = linecache.getline(frame.file, frame.line).strip()
+    return f"{place}: {code}" if code else place
+
+
+def failure(pool, on, first, stacks, final, hung):
+    """The whole text of a RankError: what each rank did, equal ranks folded, and what holds now.
+
+    first: replies when the failure was noticed; stacks: {rank: frames} of those that still ran;
+    final: replies after the others were let go; hung: a collective ran into its time limit.
+    """
+    blocks, waited = [], []
+    for rank in on:
+        reply = first.get(rank, final.get(rank))
+        stack = stacks.get(rank) or (reply.stack if isinstance(reply, Failure) else ())
+        lines = [where(frame) for frame in own(stack)]
+        in_backward = any(in_torch(frame, "autograd") for frame in stack)
+        waits_in = collective(stack)
+        if timed_out(reply) or consequence(reply):  # DDP starts collectives inside autograd's C++
+            waits_in = waits_in or ("backward, in a collective" if in_backward else "a collective")
+        is_victim = rank not in first or consequence(reply) or timed_out(reply)
+        if is_victim and waits_in:
+            waited.append(rank)
+            blocks.append((rank, "\n".join([f"waiting in {waits_in}", *lines])))
+        elif rank not in first:
+            state = "running backward" if in_backward else "running, in no collective"
+            blocks.append((rank, "\n".join([state, *lines])))
+        elif isinstance(reply, Failure):
+            lines.append(f"{reply.kind}: {reply.message}".rstrip(": "))
+            blocks.append((rank, "\n".join(lines)))
+        else:
+            blocks.append((rank, "had finished"))
+    idle = [rank for rank in range(pool.size) if rank not in on]
+    if hung:
+        blocks += [(rank, "does not run this cell") for rank in idle]
+        head = f"A collective did not complete within {pool.timeout:g} s. Where each rank was:"
+    else:
+        culprits = [r for r in on if isinstance(first.get(r), Failure) and r not in waited]
+        head = f"{label(culprits, pool.size).capitalize()} failed:"
+    if pool._stopped:
+        tail = f"The ranks were ended: {pool._stopped}. Call ranks.restart()."
+    else:
+        tail = "The ranks stay usable and keep their variables; the process group was made anew."
+    return f"{head}\n{columns(blocks, pool.size)}{tail}"
+
+
+def stacks(pool, ranks):
+    """The stack of each of these ranks now: {rank: frames, outermost first}.
+
+    The ranks write it themselves on SIGUSR1 (faulthandler), even inside C++ code.
+    """
+    texts = dict.fromkeys(ranks, "")
+    for rank in ranks:
+        read_new(pool._folder, f"rank{rank}.stack", pool._seen)
+    pool._signal(ranks, signal.SIGUSR1)
+    deadline = time.monotonic() + 5.0
+    # the outermost frame comes last (or "...", where there are many): a stack may be half written
+    while not all(text.endswith((" in <module>\n", "  ...\n")) for text in texts.values()):
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+        for rank in ranks:
+            texts[rank] += read_new(pool._folder, f"rank{rank}.stack", pool._seen)
+    found = {}
+    for rank, text in texts.items():
+        lines = re.findall(r'File "(.+)", line (\d+) in (.+)', text)
+        if lines:
+            frames = [Frame(file, int(line), name) for file, line, name in reversed(lines)]
+            found[rank] = tuple(frame for frame in frames if not plumbing(frame))
+    return found
+
+
+def plumbing(frame):
+    """Frames below the learner's code: the worker's loop and what started it."""
+    return frame.file.endswith(("ranks/worker.py", "<string>")) or "multiprocessing" in frame.file
+
+
+def deaths(pool):
+    """Names the processes that have ended, how, and the last lines they left."""
+    lines = []
+    for rank, process in enumerate(pool._processes):
+        code = process.exitcode
+        if code is None:
+            continue
+        killed = code < 0
+        how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with code {code}"
+        lines.append(f"Rank {rank} {how}.")
+        log = read_new(pool._folder, f"rank{rank}.log", {}).strip().splitlines()[-5:]
+        lines += [f"    {line}" for line in log]
+    return "\n".join(lines) or "A rank closed its connection."
+
+
+if sys.platform == "win32":
+    raise ImportError("utils.ranks needs Linux or macOS (on Windows: use WSL 2)")

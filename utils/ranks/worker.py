@@ -1,0 +1,261 @@
+"""One rank of `utils.ranks`: the loop that runs in every worker process.
+
+The notebook's kernel and a rank talk over one pipe, a request and its reply at a time:
+
+    ("join", generation)            make the process group       -> ("ok", None)
+    ("leave",)                      destroy the process group    -> ("ok", None)
+    ("cell", name, source)          run the source of a cell     -> ("ok", None)
+    ("call", function, args, kw)    call a function              -> ("ok", result)
+    ("get", name), ("put", values)  read or set variables        -> ("ok", value)
+
+What fails answers `("error", Failure)` instead. What a cell prints goes to a file that the kernel
+reads, so nothing is lost when a rank is killed.
+"""
+
+import ast
+import ctypes
+import datetime
+import faulthandler
+import importlib
+import io
+import linecache
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import traceback
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+JOIN_TIMEOUT = 30.0  # seconds to meet, on a machine that may be busy: not the learner's time limit
+device = torch.device("cpu")  # of this process; a rank sets its own, for functions that ask
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack: file name, line number (from 1), function name."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on a rank: its one-line text and its stack, outermost frame first."""
+
+    kind: str  # name of the exception's class
+    message: str
+    stack: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The node of `nodes` that a rank lives on: a process whose namespaces it enters."""
+
+    pid: int
+    namespaces: tuple[str, ...]  # in this order: "user" (where there is one), "net", "uts"
+    interface: str  # the node's cable
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a rank has to know before its first cell. `timeout` is in seconds."""
+
+    rank: int
+    world_size: int
+    device: str
+    backend: str
+    folder: str
+    timeout: float
+    seed: int
+    place: Place | None = None
+
+
+class Interrupt:
+    """Lets Ctrl-C end the running cell, once, and never the loop between two cells.
+
+    The notebook's interrupt reaches a rank twice: from Jupyter, which signals the whole process
+    group, and from the kernel, which passes it on.
+    """
+
+    def __init__(self):
+        self.armed = False
+        signal.signal(signal.SIGINT, self.handle)
+
+    def handle(self, signum, frame):
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+
+    def __enter__(self):
+        self.armed = True
+
+    def __exit__(self, *exception):
+        self.armed = False
+
+
+class Pickler(cloudpickle.CloudPickler):
+    """cloudpickle, which carries a notebook's functions, and every module by its name.
+
+    A function that imports `torch.distributed` and has a global named like one of its submodules
+    (`config`) takes that module along; some of torch's are objects that cloudpickle refuses.
+    """
+
+    def reducer_override(self, value):
+        name = value.__name__ if isinstance(value, types.ModuleType) else "__main__"
+        if name != "__main__" and sys.modules.get(name) is value:
+            return importlib.import_module, (name,)
+        return super().reducer_override(value)
+
+
+def dumps(value):
+    """What travels over a pipe, as bytes; `cloudpickle.loads` reads it."""
+    with io.BytesIO() as buffer:
+        Pickler(buffer).dump(value)
+        return buffer.getvalue()
+
+
+def main(setup, connection):
+    """Serves requests until the pipe closes."""
+    global device
+    if setup.place:  # before the first thread: a process with several cannot change its user
+        enter(setup.place)
+    device = torch.device(setup.device)
+    interrupt = Interrupt()
+    redirect_output(setup)
+    die_with_kernel(setup.folder)
+    # the kernel treats ranks as daemons, which may have no children; DataLoader's workers are some
+    multiprocessing.current_process()._config["daemon"] = False
+    namespace = first_namespace(setup)
+    while True:
+        try:
+            request = connection.recv_bytes()
+        except (EOFError, OSError):
+            return
+        try:
+            with interrupt:
+                reply = ("ok", answer(setup, namespace, *cloudpickle.loads(request)))
+                payload = dumps(reply)
+        except BaseException as error:  # exit() and Ctrl-C in a cell must not end the rank
+            payload = dumps(("error", describe(error)))
+        sys.stdout.flush()
+        connection.send_bytes(payload)
+
+
+def enter(place):
+    """Moves this process to a node: from now on it has that node's network and host name."""
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
+    for name in place.namespaces:
+        with open(f"/proc/{place.pid}/ns/{name}") as namespace:
+            if libc.setns(namespace.fileno(), 0):
+                number = ctypes.get_errno()
+                raise OSError(number, f"the rank could not move to its node: {os.strerror(number)}")
+    os.environ["GLOO_SOCKET_IFNAME"] = place.interface
+
+
+def answer(setup, namespace, kind, *args):
+    """Does what one request asks for and returns the reply's value."""
+    if kind == "cell":
+        return run_cell(namespace, *args)
+    if kind == "call":
+        function, positional, keywords = args
+        return function(*positional, **keywords)
+    if kind == "join":
+        return join(setup, *args)
+    if kind == "leave":
+        return dist.destroy_process_group() if dist.is_initialized() else None
+    if kind == "get":
+        return namespace[args[0]]
+    if kind == "put":
+        return namespace.update(args[0])
+    raise ValueError(f"unknown request {kind!r}")
+
+
+def join(setup, generation):
+    """Makes the process group; a file in the pool's folder is the meeting point."""
+    if setup.backend == "nccl":
+        torch.cuda.set_device(setup.device)
+    else:  # a host name that does not resolve, or a VPN, must not matter on one machine
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    store = dist.FileStore(f"{setup.folder}/meeting-{generation}", setup.world_size)
+    store.set_timeout(datetime.timedelta(seconds=JOIN_TIMEOUT))
+    store.set(f"rank {setup.rank} is here", "")
+    store.wait([f"rank {rank} is here" for rank in range(setup.world_size)])
+    limit = datetime.timedelta(seconds=setup.timeout)
+    # groups that a cell makes with new_group take their time limit from here
+    dist.distributed_c10d.default_pg_timeout = limit
+    dist.distributed_c10d.default_pg_nccl_timeout = limit
+    dist.init_process_group(
+        setup.backend, store=store, rank=setup.rank, world_size=setup.world_size, timeout=limit
+    )
+
+
+def first_namespace(setup):
+    """The variables a cell starts with. Every rank gets the same seed, as a learner expects."""
+    torch.set_num_threads(1)
+    torch.manual_seed(setup.seed)
+    random.seed(setup.seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(setup.seed)
+    return {
+        "__name__": "__ranks__",
+        "torch": torch,
+        "dist": dist,
+        "rank": setup.rank,
+        "world_size": setup.world_size,
+        "device": device,
+    }
+
+
+def run_cell(namespace, name, source):
+    """Runs a cell; shows the value of a last line that is an expression, as Jupyter does."""
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    tree = ast.parse(source, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec"), namespace)
+    if last is not None:
+        value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
+        if value is not None and not source.rstrip().endswith(";"):
+            print(repr(value))
+
+
+def describe(error):
+    """An exception as a `Failure`; the kernel looks up the source lines, since it has them all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    stack = [Frame(f.filename, f.lineno or 0, f.name) for f in frames if f.filename != __file__]
+    if isinstance(error, SyntaxError) and error.filename:
+        stack.append(Frame(error.filename, error.lineno or 0, "<module>"))
+    message = str(error.args[0]) if isinstance(error, SyntaxError) else str(error)
+    return Failure(type(error).__name__, message, tuple(stack))
+
+
+def redirect_output(setup):
+    """Prints go to `rank0.out`; what libraries write below Python goes to `rank0.log`."""
+    base = f"{setup.folder}/rank{setup.rank}"
+    sys.stdout = sys.stderr = open(f"{base}.out", "a", 1, encoding="utf-8")  # noqa: SIM115
+    os.dup2(sys.stdout.fileno(), 1)
+    with open(f"{base}.log", "ab", buffering=0) as log:
+        os.dup2(log.fileno(), 2)
+    # on SIGUSR1 the stack is written even while the rank waits inside a collective's C++ code
+    stack = open(f"{base}.stack", "ab")  # noqa: SIM115, faulthandler keeps it open
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+
+
+def die_with_kernel(folder):
+    """Ends this rank when the kernel ends, whatever the rank is doing then."""
+
+    def watch():
+        multiprocessing.parent_process().join()
+        shutil.rmtree(Path(folder), ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="watch the kernel").start()

@@ -1,0 +1,1 @@
+"""The engine that every exported version ships: continuous batching over ranks."""

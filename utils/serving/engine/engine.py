@@ -1,0 +1,299 @@
+"""The engine: many requests share one tensor-parallel model by continuous batching.
+
+    with Engine("triton_model_repo/gpt_engine/1") as engine:      # waits until its ranks are ready
+        stream = engine.submit([17, 4], Sampling(max_tokens=32))
+        for chunk in stream:
+            print(chunk.text, end="")
+        engine.complete([17, 4]).tokens                           # submit and wait
+
+One thread, the leader's loop, does the same four things again and again: plan who is served, tell
+the ranks, hand out the tokens of the step before while they compute, take the new ones. Requests
+come from any thread. Model, cache and random numbers are in the ranks (`worker.py`), processes of
+their own; when one dies, all requests end with Unavailable and the ranks are started again.
+"""
+
+import queue as queues
+import threading
+import time
+import traceback
+
+from .ranks import Bell, RankDied, RankGroup
+from .request import BadRequest, Stream, Unavailable
+from .scheduler import Request, Scheduler
+from .stats import Stats
+from .text_stream import TextStream, load_tokenizer
+from .version import LoadError, Version
+
+LONGEST_PAUSE = 30.0  # seconds between two attempts to start ranks that do not start
+
+
+class Engine:
+    """Serves one version folder of the model repository.
+
+    folder         what the export wrote; its manifest says how many ranks
+    slots          requests that run together: rows of the KV cache
+    queue          requests that may wait besides; more are refused with Unavailable
+    device         "cpu", "cuda" (one GPU a rank), or "auto": CUDA where every rank has a GPU
+    threads        of each rank on the CPU; None: the cores but one, divided by the ranks (that one
+                   is for the leader and the clients: a thread that waits for a core stops the rank)
+    positions      of a request at most, virtual and new tokens with it; None: what the model has
+    piece          positions of prompts that are read in one step: how long others wait for them
+    step_seconds   after which a rank that does not answer counts as dead
+    restarts       whether ranks that died are started again
+
+    Raises LoadError (by file name), Unavailable where ranks do not start.
+    """
+
+    def __init__(self, folder, slots=16, queue=64, device="auto", threads=None, positions=None,
+                 piece=256, step_seconds=20.0, start_seconds=120.0, restarts=True):  # fmt: skip
+        _check(
+            device, {"step_seconds": step_seconds, "start_seconds": start_seconds}, slots=slots,
+            queue=queue, piece=piece, threads=1 if threads is None else threads,
+            positions=1 if positions is None else positions,
+        )  # fmt: skip
+        self.version = Version.read(folder)
+        self.model, self.tp = self.version.model, self.version.tp
+        self.positions = min(positions or self.model.max_positions, self.model.max_positions)
+        self.tokenizer = load_tokenizer(folder)
+        self.restarts = restarts
+        self.on_ready = None  # called with False when the ranks have died, True when they are back
+        self._scheduler = Scheduler(slots, queue, min(piece, 4096), self.model.end_tokens)
+        self._streams = {}  # Request -> (Stream, TextStream)
+        self._stats = Stats()
+        self._lock = threading.Lock()  # over scheduler, streams and statistics
+        self._bell = Bell()  # rung when there is work
+        self._group, self._ready, self._idle = None, False, False
+        self._why_not = "the engine is starting"  # the reason for not being ready
+        self._closed = threading.Event()
+        self._make_group = lambda: RankGroup(
+            self.version, slots, self.positions, device, threads, start_seconds, step_seconds
+        )
+        started = queues.SimpleQueue()
+        self._announcements = queues.SimpleQueue()
+        self._loop = threading.Thread(target=self._run, args=(started,), daemon=True, name="engine")
+        self._loop.start()
+        threading.Thread(target=self._announce, daemon=True, name="engine news").start()
+        try:
+            error = started.get()
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
+        if error is not None:
+            self.close()
+            raise error if isinstance(error, LoadError) else Unavailable(str(error))
+
+    # --- what callers use, from any thread ------------------------------------------------------
+
+    def submit(self, tokens, sampling=None, prompt=None, id=None):
+        """Puts a request into the queue and returns its Stream.
+
+        tokens   token ids;   prompt   name of virtual tokens to put before them
+        id       a name to cancel it by, unlike all others now served; None: one is made
+        Raises BadRequest, and Unavailable when the queue is full or the ranks are down.
+        """
+        request = Request.of(self.version, self.positions, tokens, sampling, prompt, id)
+        stream = Stream(request.id, self.cancel)
+        text = TextStream(self.tokenizer, request.sampling.stop)
+        with self._lock:
+            if not self._ready:
+                self._stats.rejected += 1
+                raise Unavailable(self._why_not)
+            if request.id in self._scheduler.requests:
+                raise BadRequest(f"the id {request.id!r} belongs to a request that is still served")
+            try:
+                self._scheduler.add(request)
+            except Unavailable:
+                self._stats.rejected += 1
+                raise
+            self._streams[request] = stream, text
+            self._stats.submitted(request)
+            if self._idle:
+                self._bell.ring()
+        return stream
+
+    def complete(self, tokens, sampling=None, prompt=None):
+        """Submits a request and waits for all of it: a Completion. Raises as `submit` does."""
+        stream = self.submit(tokens, sampling, prompt)
+        try:
+            return stream.result()
+        except KeyboardInterrupt:
+            stream.cancel()
+            raise
+
+    def cancel(self, id):
+        """Ends a request now and frees its slot; whether there was one of this id."""
+        with self._lock:
+            request = self._scheduler.requests.get(id)
+            if request is None:
+                return False
+            self._scheduler.end(request, "cancelled")
+            stream, text = self._streams.pop(request)
+            stream.put([], text.end(), "cancelled")
+            self._stats.cancelled += 1
+        return True
+
+    @property
+    def ready(self):
+        """Whether requests are taken."""
+        return self._ready
+
+    @property
+    def threads(self):
+        """Threads of each rank on the CPU."""
+        return self._group.threads if self._group else 0
+
+    @property
+    def pids(self):
+        """Process ids of the ranks; empty while there are none."""
+        group = self._group
+        return group.pids if group else []
+
+    def stats(self):
+        """What the engine does now and has done: a dictionary of numbers."""
+        with self._lock:
+            return {"ready": self._ready} | self._stats.read(self._scheduler, self.positions)
+
+    def close(self):
+        """Ends all requests with Unavailable, and the ranks. Closing twice does nothing."""
+        self._closed.set()
+        with self._lock:
+            self._ready, self._why_not = False, "the engine was closed"
+            self._fail_all(self._why_not)
+        self._bell.ring()
+        self._loop.join(1.0)
+        while self._loop.is_alive():  # in a step, or in a start that takes long: no need to wait
+            if self._group:
+                self._group.kill()
+            self._loop.join(0.1)
+        self._announcements.put(None)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    # --- the loop, in its own thread ------------------------------------------------------------
+
+    def _run(self, started):
+        try:
+            self._start_ranks()
+        except Exception as error:
+            self._closed.set()
+            started.put(error)
+        else:
+            started.put(None)
+        while not self._closed.is_set():
+            try:
+                self._serve()
+            except Exception as error:  # whatever it is: nobody may wait for ever
+                if not isinstance(error, RankDied):
+                    traceback.print_exc()
+                self._lose_ranks(error)
+                self._restart()
+        if self._group:
+            self._group.close()
+
+    def _serve(self):
+        """Continuous batching: until the engine closes, or a rank dies."""
+        served = []  # (request, token) of the last step
+        while not self._closed.is_set():
+            with self._lock:
+                step = self._scheduler.plan()
+                self._idle = step is None
+            if step is None:
+                self._hand_out(served)
+                served = []
+                self._group.wait(self._bell)
+                continue
+            begin = time.monotonic()
+            try:
+                self._group.send(step.command())
+            finally:
+                self._hand_out(served)  # while the ranks compute
+            tokens = self._group.receive()["tokens"]
+            with self._lock:
+                served = self._scheduler.advance(step, tokens)
+                self._stats.stepped(step, served, time.monotonic() - begin)
+
+    def _hand_out(self, served):
+        """Gives each request its token as text; one whose stop string has come ends here."""
+        with self._lock:
+            for request, token in served:
+                if request not in self._streams:  # cancelled meanwhile
+                    continue
+                stream, text = self._streams[request]
+                new, stopped = "", False
+                if token not in self.model.end_tokens:
+                    new, stopped = text.add(token)
+                if stopped:
+                    self._scheduler.end(request, "stop")
+                    request.finish = "stop"  # also where it was at its last token
+                if request.finish:
+                    new += text.end()
+                    del self._streams[request]
+                stream.put([token], new, request.finish)
+
+    def _start_ranks(self):
+        self._group = self._make_group()
+        self._group.ready()
+        with self._lock:
+            self._ready = not self._closed.is_set()
+
+    def _lose_ranks(self, error):
+        """Ends all that is served or waits: what was computed for it is gone."""
+        with self._lock:
+            self._ready = False
+            if not self._closed.is_set():
+                then = "; its ranks are started again, try again later" if self.restarts else ""
+                self._why_not = f"the engine is down: {error}{then}"
+                self._fail_all(f"{error}: the request was cut off, send it again")
+                self._announcements.put(False)
+        self._group.close()
+
+    def _restart(self):
+        """Starts ranks again, for as long as it takes; without `restarts`, waits to be closed."""
+        pause = 0.5
+        while not self._closed.is_set():
+            if self.restarts:
+                try:
+                    self._start_ranks()
+                except Exception as error:  # from a damaged file to a machine without memory
+                    self._group.close()
+                    with self._lock:
+                        self._why_not = f"the ranks do not start: {error}"
+                else:
+                    self._stats.restarts += 1
+                    self._announcements.put(True)
+                    return
+            self._closed.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _fail_all(self, reason):
+        self._stats.failed += len(self._streams)
+        for stream, _ in self._streams.values():
+            stream.fail(Unavailable(reason))
+        self._streams.clear()
+        self._scheduler.clear()
+
+    def _announce(self):
+        """Calls `on_ready` in a thread of its own: it may take its time."""
+        while (news := self._announcements.get()) is not None:
+            try:
+                if self.on_ready is not None:
+                    self.on_ready(news)
+            except Exception:
+                traceback.print_exc()
+
+
+def _check(device, limits, **numbers):
+    """Raises ValueError for options that make no sense."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f'device {device!r} is not known: give "auto", "cpu" or "cuda"')
+    for name, value in numbers.items():
+        least = 0 if name == "queue" else 1
+        if type(value) is not int or value < least:
+            raise ValueError(f"{name} {value!r} is not a whole number of at least {least}")
+    for name, value in limits.items():
+        if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise ValueError(f"{name} {value!r} is not a time limit: give seconds above 0")

@@ -1,0 +1,253 @@
+"""The leader's side of the ranks: N processes that do one step together, or die together.
+
+    group = RankGroup(version, slots=16, positions=512)
+    group.ready()                                            # LoadError, RankDied
+    group.send(step.command())
+    tokens = group.receive()                                 # RankDied, at once or at step_seconds
+    group.close()                                            # no process is left
+
+A rank is `worker.py` of the folder that this file stands in, run by Python: with pipes for commands
+and answers, and a temporary file where the ranks meet. When one of them dies or stops, the others
+wait for it in a collective; so the leader watches all, kills the rest, and says who was first.
+"""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .version import LoadError
+
+HERE = Path(__file__).resolve().parent
+# Loads the package by its folder under the name "serving". Not by sys.path: beside the folder stand
+# files that are named like modules of Python.
+START = """
+import importlib.util as util, sys
+sys.path[:] = [path for path in sys.path if path]
+spec = util.spec_from_file_location(
+    "serving", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
+sys.modules["serving"] = package = util.module_from_spec(spec)
+spec.loader.exec_module(package)
+from serving.worker import main
+main()
+"""
+
+
+class RankDied(RuntimeError):
+    """A rank ended or did not answer; the message says which, and why."""
+
+
+class Bell:
+    """Lets any thread end the wait of the one that waits for ranks to speak."""
+
+    def __init__(self):
+        self._heard, self._rope = socket.socketpair()
+        self._heard.setblocking(False)
+        self._rope.setblocking(False)
+
+    def fileno(self):
+        return self._heard.fileno()
+
+    def ring(self):
+        with contextlib.suppress(BlockingIOError):  # full: it will be heard
+            self._rope.send(b".")
+
+    def clear(self):
+        with contextlib.suppress(BlockingIOError):
+            self._heard.recv(1 << 16)
+
+
+class RankGroup:
+    """The ranks of one version of a model, as processes: call `ready` before the first step.
+
+    Make, use and close it in one thread: on Linux a rank ends with the thread that started it.
+
+    Raises LoadError where the version can not be loaded, RankDied where a rank fails.
+    """
+
+    def __init__(self, version, slots, positions, device="auto", threads=None, start_seconds=120.0,
+                 step_seconds=20.0):  # fmt: skip
+        self.size, self.start_seconds, self.step_seconds = version.tp, start_seconds, step_seconds
+        self.threads = threads or max(1, (cores() - 1) // self.size)
+        self._processes, self._errors = [], []
+        self._meeting = tempfile.mkdtemp(prefix="ranks-")
+        try:
+            for _ in range(self.size):
+                self._start()
+            self._outputs = [process.stdout.fileno() for process in self._processes]
+            self._poll = select.poll()
+            for output in self._outputs:
+                self._poll.register(output, select.POLLIN)
+            setup = {
+                "leader": os.getpid(), "tp": self.size, "slots": slots, "positions": positions,
+                "folder": str(version.folder.resolve()), "device": device, "threads": self.threads,
+                "meeting": f"{self._meeting}/file", "seconds": max(start_seconds, 2 * step_seconds),
+            }  # fmt: skip
+            for rank in range(self.size):
+                self._tell(rank, setup | {"rank": rank})
+        except BaseException:
+            self.close()
+            raise
+
+    def ready(self):
+        """Waits until all ranks have loaded their part."""
+        self.receive(self.start_seconds)
+        shutil.rmtree(self._meeting, ignore_errors=True)
+
+    @property
+    def pids(self):
+        """Process ids by rank."""
+        return [process.pid for process in self._processes]
+
+    def send(self, command):
+        """The same command for every rank."""
+        for rank in range(self.size):
+            self._tell(rank, command)
+
+    def receive(self, seconds=None):
+        """The answer of rank 0 to the command before, once all have answered."""
+        seconds = self.step_seconds if seconds is None else seconds
+        deadline = time.monotonic() + seconds
+        answers, lines = {}, [b""] * self.size
+        while len(answers) < self.size:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise RankDied(self._who_is_late(set(range(self.size)) - set(answers), seconds))
+            for output, _ in self._poll.poll(1000 * left):
+                rank = self._outputs.index(output)
+                data = os.read(output, 1 << 20)
+                lines[rank] += data
+                if not data:
+                    raise RankDied(self._who_died(rank))
+                if data.endswith(b"\n"):
+                    answers[rank] = self._checked(rank, json.loads(lines[rank]))
+        return answers[0]
+
+    def wait(self, bell):
+        """Until somebody rings; RankDied when a rank ends meanwhile."""
+        self._poll.register(bell, select.POLLIN)
+        ready = [descriptor for descriptor, _ in self._poll.poll()]
+        self._poll.unregister(bell)
+        bell.clear()
+        for rank, output in enumerate(self._outputs):
+            if output in ready:  # it has nothing to say now: this is the end of its pipe
+                raise RankDied(self._who_died(rank))
+
+    def close(self):
+        """Ends the ranks: idle ones end by themselves when their pipe closes, others are killed."""
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        deadline = time.monotonic() + 0.3
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+            process.kill()  # SIGKILL ends a stopped process too; one that has ended gets none
+            process.wait()
+            process.stdout.close()
+        for file in self._errors:
+            file.close()
+        self._processes, self._errors = [], []
+        shutil.rmtree(self._meeting, ignore_errors=True)
+
+    def kill(self):
+        """Ends the ranks from another thread; who waits in `receive` gets RankDied."""
+        for process in list(self._processes):
+            process.kill()
+
+    # --- one rank -------------------------------------------------------------------------------
+
+    def _start(self):
+        self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 (closed by close)
+        self._processes.append(
+            subprocess.Popen(
+                [python(), "-c", START, str(HERE)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors[-1],
+                env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
+            )
+        )
+
+    def _tell(self, rank, message):
+        # A pipe takes 64 KiB without a reader, and the rank has read all that came before: this
+        # does not block, because a step has no more than a few thousand tokens.
+        pipe = self._processes[rank].stdin
+        try:
+            pipe.write(json.dumps(message).encode() + b"\n")
+            pipe.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            raise RankDied(self._who_died(rank)) from None
+
+    def _checked(self, rank, answer):
+        if "load_error" in answer:
+            raise LoadError(answer["load_error"])
+        if "error" in answer:
+            raise RankDied(self._who_died(rank, answer["error"]))
+        return answer
+
+    # --- what went wrong ------------------------------------------------------------------------
+
+    def _who_died(self, rank, error=None):
+        """Names the rank to blame: one that was killed, before one whose collective failed then."""
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            killed = [r for r, p in enumerate(self._processes) if (p.poll() or 0) < 0]
+            if killed:
+                code = -self._processes[killed[0]].returncode
+                return f"{self._name(killed[0])} was killed by {signal.Signals(code).name}"
+            time.sleep(0.01)
+        if error is not None:
+            return f"{self._name(rank)} failed: {error}"
+        status = self._processes[rank].poll()
+        return f"{self._name(rank)} ended with status {status}: {self._last_words(rank)}"
+
+    def _who_is_late(self, ranks, seconds):
+        stopped = [rank for rank in sorted(ranks) if _is_stopped(self._processes[rank].pid)]
+        if stopped:
+            return f"{self._name(stopped[0])} is stopped: no answer in {seconds:g} seconds"
+        names = ", ".join(str(rank) for rank in sorted(ranks))
+        return f"rank {names} of {self.size} did not answer in {seconds:g} seconds"
+
+    def _name(self, rank):
+        return f"rank {rank} of {self.size} (process {self._processes[rank].pid})"
+
+    def _last_words(self, rank):
+        """The last line that a rank wrote to standard error."""
+        self._errors[rank].seek(0)
+        lines = self._errors[rank].read().decode(errors="replace").split("\n")
+        lines = [line.strip() for line in lines if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+
+def python():
+    """The interpreter for ranks. In an embedded one, as in a server, sys.executable is another
+    program; then it is the first python3 on PATH."""
+    if Path(sys.executable or "").name.startswith("python"):
+        return sys.executable
+    found = shutil.which("python3")
+    if found is None:
+        raise RankDied("there is no python3 on PATH to run the ranks with")
+    return found
+
+
+def cores():
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _is_stopped(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:  # not Linux, or gone
+        return False

@@ -1,0 +1,142 @@
+"""The process of one rank: one line of JSON in, one line of JSON out, until its leader ends it.
+
+    {"prefill": [...], "slots": [0, 3], "tokens": [17, 4]}  ->  {"tokens": [9, 23]}   rank 0
+                                                            ->  {}                    the others
+
+The first line tells the rank who it is (`ranks.py` starts it); the answer to that comes when
+the model is ready: {"ready": true}, or {"load_error": "..."}. All ranks get the same lines, so they
+make the same collectives in the same order; rank 0 has the logits and chooses the tokens.
+
+A rank ends when the pipe closes, when its leader has gone in whatever way, or after {"error": ...}.
+"""
+
+import ctypes
+import datetime
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+from .version import LoadError, Version
+
+PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
+
+
+def main():
+    """Serves the lines of standard input."""
+    commands, answers = _pipes()
+    setup = json.loads(commands.readline())
+    _end_with(setup["leader"])
+    try:
+        worker = Worker(setup)
+        _say(answers, {"ready": True})
+        for line in commands:
+            _say(answers, worker.step(json.loads(line)))
+    except LoadError as error:
+        _say(answers, {"load_error": str(error)})
+    except Exception as error:
+        first_line = str(error).partition("\n")[0]
+        _say(answers, {"error": f"{type(error).__name__}: {first_line}"})
+    os._exit(0)  # no farewell to the other ranks: who is left there may not answer
+
+
+class Worker:
+    """This rank's decoder and, on rank 0, a sampler for each slot."""
+
+    def __init__(self, setup):
+        import torch
+
+        from .model import Decoder
+        from .sampling import Sampler, sample
+
+        self._sampler, self._sample = Sampler, sample
+        self.rank, tp = setup["rank"], setup["tp"]
+        torch.set_num_threads(setup["threads"])
+        version = Version.read(setup["folder"])
+        device = _device(torch, setup["device"], self.rank, tp)
+        if tp > 1:
+            _join(setup, device)
+        self.decoder = Decoder(
+            version.model, version.weights(self.rank), self.rank, tp, setup["slots"],
+            setup["positions"], version.prompt_tensors(), device,
+        )  # fmt: skip
+        self.samplers = [None] * setup["slots"]
+        # the first pass of a process is slow, and NCCL meets in its first collective
+        self.decoder.prefill(0, 0, [0])
+        self.decoder.decode([0], [0])
+
+    def step(self, command):
+        """Does what a Step of the scheduler says; the tokens are in the order that it expects."""
+        tokens = []
+        for piece in command["prefill"]:
+            tokens += self._prefill(**piece)
+        if command["slots"]:
+            logits = self.decoder.decode(command["slots"], command["tokens"])
+            if logits is not None:
+                tokens += self._sample(logits, [self.samplers[slot] for slot in command["slots"]])
+        return {"tokens": tokens} if self.rank == 0 else {}
+
+    def _prefill(self, slot, start, tokens, prompt=None, sampling=None):
+        logits = self.decoder.prefill(slot, start, tokens, prompt, logits=sampling is not None)
+        if logits is None:
+            return []
+        self.samplers[slot] = self._sampler(*sampling)
+        return self._sample(logits, [self.samplers[slot]])
+
+
+def _pipes():
+    """(lines in, lines out). What anyone prints goes to standard error, never between the lines."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return sys.stdin.buffer, answers
+
+
+def _say(answers, message):
+    answers.write(json.dumps(message).encode() + b"\n")
+    answers.flush()
+
+
+def _end_with(leader):
+    """This process ends when process `leader` has gone, even if it is stopped or in a collective.
+
+    It does not listen to what ends a terminal's processes together: its leader decides, and lets
+    requests end first.
+    """
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch():
+        while os.getppid() == leader:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _device(torch, wanted, rank, tp):
+    """The device of this rank: a GPU of its own, or the CPU."""
+    gpus = torch.cuda.device_count()
+    if wanted == "cpu" or (wanted == "auto" and gpus < tp):
+        return torch.device("cpu")
+    if gpus < tp:
+        raise LoadError(f'{tp} ranks need {tp} GPUs and this machine has {gpus}: device="cpu"')
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
+
+
+def _join(setup, device):
+    """The process group: NCCL between GPUs, else gloo, over the loopback interface."""
+    import torch.distributed as dist
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    dist.init_process_group(
+        "gloo" if device.type == "cpu" else "nccl",
+        init_method=f"file://{setup['meeting']}",
+        rank=setup["rank"],
+        world_size=setup["tp"],
+        timeout=datetime.timedelta(seconds=setup["seconds"]),
+    )

@@ -1,0 +1,99 @@
+"""The same checkpoint for Triton's vLLM backend: the way to production on GPUs.
+
+    export_vllm("models/base", "triton_model_repo", tp=2)      # …/gpt_vllm/1
+    python -m utils.serving.export --model models/base --tp 2 --backend vllm
+
+    gpt_vllm/config.pbtxt          backend "vllm"; vLLM takes the devices, so KIND_MODEL
+    gpt_vllm/1/model.json          arguments of vLLM's engine: the model's folder, how many GPUs
+    gpt_vllm/1/model/              the checkpoint as it is: vLLM splits it itself
+
+Source: github.com/triton-inference-server/vllm_backend, src/model.py, README.md and samples/ (state
+of January 2026). The backend makes AsyncEngineArgs of 1/model.json, so each key must be an argument
+of the vLLM in the image: only such stand here as all versions have (`disable_log_requests`, which
+older examples give, is gone: vllm-project/vllm pull request 21739). It refuses a model that is not
+decoupled, which it declares by itself only where the server completes configurations; the command
+of utils/serving/install.py for the container does not let it, so config.pbtxt says all.
+
+This was NOT run: the server of this workshop's wheel has no vLLM backend and vLLM needs a GPU. What
+is tested: the files parse, the server's own rules for names and types hold, and `transformers`
+opens the model's folder.
+"""
+
+import shutil
+from pathlib import PurePosixPath
+
+from utils.models import hf_format
+from utils.serving import repository
+from utils.serving.checkpoint import Source
+from utils.serving.install import container_command
+from utils.serving.repository import ExportError
+
+MODEL = "gpt_vllm"
+ARGUMENTS = "model.json"
+MOUNT = "/models"  # where the container's command puts the repository
+CONFIG = """\
+# The same model behind Triton's vLLM backend (python -m utils.serving.export --backend vllm).
+
+backend: "vllm"
+
+# vLLM batches by itself (continuous batching), so Triton must not.
+max_batch_size: 0
+
+# Any number of responses to a request: a stream. The backend accepts nothing else.
+model_transaction_policy { decoupled: true }
+
+# vLLM starts its tensor-parallel ranks and chooses their devices: one instance, whatever GPUs there
+# are. KIND_GPU would make an instance of the whole model on each GPU.
+instance_group [ { kind: KIND_MODEL count: 1 } ]
+
+input [
+  { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
+  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true },
+  # a JSON object: {"max_tokens": 64, "temperature": 0.0}
+  { name: "sampling_parameters" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+  { name: "exclude_input_in_output" data_type: TYPE_BOOL dims: [ 1 ] optional: true },
+  { name: "return_finish_reason" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
+]
+output [
+  { name: "text_output" data_type: TYPE_STRING dims: [ -1 ] },
+  { name: "finish_reason" data_type: TYPE_STRING dims: [ -1 ] }
+]
+"""
+
+
+def export_vllm(model, out, tp, version=None, mount=MOUNT):
+    """Writes a checkpoint for the vLLM backend into the repository `out`; returns 1/ or N/.
+
+    tp      GPUs that share the model; divides its heads
+    mount   where the server sees `out`: vLLM wants the model's folder as an absolute path
+    Mixtures of experts are fine here. Raises ValueError as `export` does.
+    """
+    source = Source.read(model, experts=True)
+    heads = source.config.heads
+    if type(tp) is not int or tp < 1 or heads % tp:
+        raise ExportError(f"tp {tp!r} does not divide the model's {heads} heads")
+    if not PurePosixPath(mount).is_absolute():
+        raise ExportError(f"--mount {mount} is no absolute path, which vLLM needs: give one")
+    with repository.building(out, MODEL, ARGUMENTS) as building:
+        number = building.free_version(version)
+        folder = building.open_version(number, source.bytes)
+        (folder / "model").mkdir()
+        source.copy_small_files(folder / "model")
+        for file in {file for file, _ in source.headers.values()}:
+            shutil.copyfile(file, folder / "model" / file.name)
+        if (source.folder / hf_format.INDEX).is_file():
+            shutil.copyfile(source.folder / hf_format.INDEX, folder / "model" / hf_format.INDEX)
+        (building.beside / MODEL / "config.pbtxt").write_text(CONFIG)
+        arguments = {
+            "model": str(PurePosixPath(mount) / MODEL / str(number) / "model"),
+            "tensor_parallel_size": tp,
+            "dtype": source.dtype_name,
+            "gpu_memory_utilization": 0.5,  # of each GPU, as the backend's README has it
+        }
+        hf_format.write_json(folder / ARGUMENTS, arguments)
+        return building.publish()
+
+
+def command(out):
+    """What serves the repository in NVIDIA's image."""
+    return container_command(out)

@@ -1,0 +1,1 @@
+"""The training loop: its command line, one step of it, the optimizer, checkpoints."""

@@ -1,0 +1,296 @@
+"""What a training run is asked to do: one frozen dataclass, and the command line made from it."""
+
+from dataclasses import dataclass, fields
+
+from utils.cli import check_types, flag, option, parse_flags
+from utils.data import corpus
+from utils.memory.checkpointing import MODES
+from utils.memory.precision import PRECISIONS
+from utils.models import tokenizer
+from utils.models.config import GPTConfig
+from utils.parallel import schedules
+from utils.training import checkpoint, combinations
+from utils.training.optimizer import LEARNING_RATES
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Options of `python -m utils.train`; every one is a flag of the same name. Raises ValueError
+    with one sentence for values that make no sense."""
+
+    # the model
+    layers: int = option(4, "blocks of the model")
+    hidden: int = option(128, "hidden size")
+    heads: int = option(4, "attention heads; must divide the hidden size")
+    kv_heads: int | None = option(None, "key-value heads (grouped-query attention); default: heads")
+    vocab: int = option(
+        256, "size of the vocabulary; never below the tokens there are: 256, or the tokenizer's"
+    )
+    tie: bool = option(False, "one matrix for the embedding and the last layer")
+    experts: int | None = option(
+        None, "experts in every block, of which each token uses a few; default: one MLP a block"
+    )
+    experts_per_token: int = option(2, "experts that compute each token")
+    balance: float = option(
+        0.01, "weight of the loss that lets the router use all experts alike; it is not reported"
+    )
+    # the data
+    text: str | None = option(
+        None,
+        "file or folder to learn from, or 'library' for Python's standard library; default: the "
+        "Python language reference",
+        None,
+        "PATH",
+    )
+    tokenizer: str | None = option(
+        None,
+        "folder with a Hugging Face tokenizer.json that makes the tokens; default: bytes",
+        None,
+        "FOLDER",
+    )
+    batch: int = option(16, "sequences per step, over all ranks together")
+    seq: int = option(128, "tokens per sequence")
+    seed: int = option(0, "of the initial weights and of the order of the data")
+    # how long
+    steps: int | None = option(None, "stop after this many steps in all")
+    seconds: float | None = option(
+        None, "stop after this many seconds in all; default: 60, unless --steps is given"
+    )
+    # the optimizer
+    optimizer: str = option(
+        "muon",
+        "muon: Muon on the matrices of the blocks, AdamW on the rest; adamw: AdamW on everything",
+        tuple(LEARNING_RATES),
+    )
+    lr: float | None = option(None, "peak learning rate; default: 0.02 for muon, 0.003 for adamw")
+    adamw_lr: float = option(6e-3, "peak learning rate of what muon leaves to AdamW")
+    warmup: float = option(0.02, "part of the run in which the learning rate rises from 0")
+    cooldown: float = option(0.5, "part of the run in which the learning rate falls to 0")
+    weight_decay: float = option(0.0, "weight decay of the matrices")
+    clip: float = option(1.0, "largest norm of the gradient; 0: no clipping")
+    # how it is computed
+    device: str = option("auto", "auto: a GPU when there is one", ("auto", "cpu", "cuda"))
+    precision: str = option(
+        "fp32",
+        "bf16, fp16: matmuls in 16 bits, weights in fp32 (fp16 also scales the loss); fp64: to "
+        "compare runs",
+        PRECISIONS,
+    )
+    compile: bool = option(False, "use torch.compile")
+    # how it fits into memory
+    accumulate: int = option(
+        1, "micro-batches in which every rank works off its rows of a step, one after the other"
+    )
+    recompute: str = option(
+        "none",
+        "activations that are computed again in the backward pass; full: all inside a block; "
+        "selective: all but the outputs of matmuls and attention",
+        MODES,
+    )
+    offload: str = option(
+        "none",
+        "what leaves the device between its uses: activations, optimizer, parameters (with "
+        "--shard 3), or several with commas; it goes to host memory, or to files where the CPU is "
+        "the device (parameters then stay)",
+        None,
+        "WHAT",
+    )
+    shard: str = option(
+        "none",
+        "each rank keeps only its part of: 1: the optimizer's state; 2: and gradients; 3: and "
+        "parameters (ZeRO 1, 2, 3)",
+        ("none", "1", "2", "3"),
+    )
+    engine: str = option("torch", "what computes a step", ("torch", "deepspeed"))
+    # how the model is broken up over ranks
+    dp: int | None = option(
+        None, "data-parallel ranks, which share the rows; default: all that --pp and --tp leave"
+    )
+    pp: int = option(1, "pipeline-parallel ranks, which share the layers")
+    tp: int = option(1, "tensor-parallel ranks, which share every matrix")
+    ep: int = option(1, "expert-parallel ranks, which share the experts; must divide --dp")
+    sequence_parallel: bool = option(
+        False, "the ranks of --tp share the positions too, where they do not share a matrix"
+    )
+    schedule: str = option("1f1b", "order of the pipeline's work", schedules.NAMES)
+    chunks: int | None = option(
+        None,
+        "pieces of the model on each rank of the pipeline; default: 2 with --schedule interleaved, "
+        "else 1",
+    )
+    micro_batches: int | None = option(
+        None,
+        "parts of a step that go through the pipeline one behind the other; the same as "
+        "--accumulate",
+    )
+    # what it leaves behind
+    out: str | None = option(
+        None,
+        "checkpoint folder, written at the end and on Ctrl-C; transformers opens it too",
+        None,
+        "FOLDER",
+    )
+    save_every: int | None = option(None, "write the checkpoint every so many steps too")
+    resume: str | None = option(
+        None,
+        "continue the run in this folder, with its options; those given here go first",
+        None,
+        "FOLDER",
+    )
+    metrics: str | None = option(
+        None, "write one JSON line per step to this file, or - for standard output", None, "FILE"
+    )
+    held_out_every: int = option(100, "steps between measurements on the held-out text")
+    sample: int = option(300, "tokens of text to write at the end; 0: none")
+
+    def __post_init__(self):
+        if type(self.shard) is int:  # in a notebook one would write shard=3
+            object.__setattr__(self, "shard", str(self.shard))
+        check_types(self)
+        self._check_counts()
+        for name in ("warmup", "cooldown"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"--{name} {getattr(self, name)} is not a part between 0 and 1")
+        if self.warmup + self.cooldown > 1:
+            raise ValueError(
+                f"--warmup {self.warmup} and --cooldown {self.cooldown} are more than the whole run"
+            )
+        if self.steps is not None and self.seconds is not None:
+            raise ValueError("give --steps or --seconds, not both")
+        if self.vocab < corpus.VOCAB_SIZE:
+            raise ValueError(
+                f"--vocab {self.vocab} is too small: tokens are bytes, so it takes "
+                f"{corpus.VOCAB_SIZE} or more"
+            )
+        if self.save_every is not None and self.out is None:
+            raise ValueError("--save-every needs --out FOLDER, where the checkpoint goes")
+        combinations.check(self)
+        self.model_config()  # checks that the model's sizes fit together
+
+    def _check_counts(self):
+        least = dict.fromkeys(
+            (
+                "layers",
+                "hidden",
+                "heads",
+                "kv_heads",
+                "experts",
+                "experts_per_token",
+                "batch",
+                "seq",
+                "steps",
+                "accumulate",
+                "micro_batches",
+                "dp",
+                "pp",
+                "tp",
+                "ep",
+                "chunks",
+                "save_every",
+                "held_out_every",
+            ),
+            1,
+        )
+        least.update(seed=0, sample=0, weight_decay=0, clip=0, balance=0)
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise ValueError(f"{flag(name)} {value} is too small: it takes {smallest} or more")
+        for name in ("seconds", "lr", "adamw_lr"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{flag(name)} {value} must be above 0")
+
+    def offloads(self):
+        """What is offloaded, as a tuple of names."""
+        return tuple(name for name in self.offload.split(",") if name != "none")
+
+    def level(self):
+        """ZeRO's level: 0 (nothing is sharded) to 3."""
+        return 0 if self.shard == "none" else int(self.shard)
+
+    def parts(self):
+        """Micro-batches in which every rank works off its rows of a step."""
+        return self.micro_batches or self.accumulate
+
+    def splits_model(self):
+        """Whether a rank has only a part of the model to compute with."""
+        return self.pp * self.tp * self.ep > 1
+
+    def mesh_sizes(self, world_size):
+        """{"dp", "pp", "tp", "ep"}: how many ranks of the world each direction has."""
+        rest = max(1, world_size // (self.pp * self.tp))
+        return {"dp": self.dp or rest, "pp": self.pp, "tp": self.tp, "ep": self.ep}
+
+    def pieces(self):
+        """Pieces of the model on each rank of the pipeline."""
+        return self.chunks or (2 if self.schedule == "interleaved" and self.pp > 1 else 1)
+
+    def needs_group(self):
+        """Whether even a single rank needs a process group."""
+        return self.level() > 0 or self.engine == "deepspeed"
+
+    def peak_lr(self):
+        """The peak learning rate, or that of Muon's matrices."""
+        return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
+
+    def budget(self):
+        """(steps, seconds): the one that ends the run, and None for the other."""
+        if self.steps is None and self.seconds is None:
+            return None, 60.0
+        return self.steps, self.seconds
+
+    def model_config(self):
+        """The model's GPTConfig; it can generate up to 2048 tokens, or seq if that is more."""
+        tokens, end = tokenizer.facts(self.tokenizer) if self.tokenizer else (256, None)
+        return GPTConfig(
+            vocab_size=max(self.vocab, tokens),
+            hidden_size=self.hidden,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            tie_embeddings=self.tie,
+            experts=self.experts,
+            experts_per_token=self.experts_per_token,
+            max_positions=max(2048, self.seq),
+            eos_token_id=end,
+        )
+
+
+def resumed(folder, **changes):
+    """The TrainConfig to continue the run saved in `folder`, with some options changed."""
+    saved = checkpoint.read_run(folder).get("config", {})
+    unknown = set(saved) - {entry.name for entry in fields(TrainConfig)}
+    if unknown:
+        raise checkpoint.CheckpointError(
+            f"{folder} was saved with the option {min(unknown)}, which this version does not have"
+        )
+    if saved.get("tokenizer") is not None:
+        saved["tokenizer"] = str(folder)  # the checkpoint carries it
+        given = changes.get("tokenizer")
+        if given is not None and not tokenizer.same(given, folder):
+            raise ValueError(
+                f"--tokenizer {given} is not the tokenizer of the run in {folder}: leave it out"
+            )
+    elif changes.get("tokenizer") is not None:
+        raise ValueError(f"the run in {folder} is one on bytes: --tokenizer does not go with it")
+    if "steps" in changes or "seconds" in changes:
+        saved.update(steps=None, seconds=None)
+    return TrainConfig(**{**saved, "out": str(folder), **changes, "resume": str(folder)})
+
+
+def parse(arguments=None):
+    """A TrainConfig from command-line arguments (default: those of this process)."""
+    given = parse_flags(
+        TrainConfig,
+        arguments,
+        prog="python -m utils.train",
+        description="Train a small language model, on one process or on several:",
+        epilog="Examples:  python -m utils.train --seconds 60 --out run   ·   "
+        "python -m utils.train --resume run --seconds 120   ·   "
+        "torchrun --standalone --nproc-per-node 2 -m utils.train --steps 100   ·   "
+        "torchrun --standalone --nproc-per-node 8 -m utils.train --dp 2 --pp 2 --tp 2",
+    )
+    if "resume" in given:
+        return resumed(given.pop("resume"), **given)
+    return TrainConfig(**given)

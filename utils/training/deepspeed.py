@@ -1,0 +1,241 @@
+"""A training step on DeepSpeed: the methods of `step.TorchEngine`, ZeRO 0 to 3 underneath.
+
+DeepSpeed takes the model, the optimizer and a dictionary, and then decides itself when gradients
+are reduced and parameters gathered. The curve is the same as PyTorch's, and so are the checkpoints.
+
+    stage 0   data parallel              stage 2   and gradients sharded
+    stage 1   optimizer state sharded    stage 3   and parameters sharded
+
+Its options: https://www.deepspeed.ai/docs/config-json/. On a CPU nothing is compiled: the helpers
+that DeepSpeed would build there (its own Adam, shared-memory collectives) are not asked for.
+"""
+
+import math
+import os
+import warnings
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.utils import get_total_norm
+
+from utils.memory.checkpointing import recompute
+from utils.memory.offload import offloaded_activations
+from utils.memory.precision import FORMATS, is_mixed
+from utils.models.gpt import cross_entropy
+from utils.models.moe import set_balance
+from utils.parallel.full_tensor import assembled
+from utils.training import checkpoint
+from utils.training.optimizer import STATE, make_optimizer
+
+MOMENTS = [key for key in STATE[torch.optim.AdamW] if key != "step"]
+
+
+def import_deepspeed(device):
+    """The package, made ready for a run. Raises ValueError where it is not installed."""
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    # it asks the environment for what torchrun puts there
+    os.environ.setdefault("LOCAL_RANK", str(device.index or dist.get_rank()))
+    try:
+        import deepspeed
+        from deepspeed.runtime import torch_autocast
+        from deepspeed.utils import groups
+    except ImportError as error:
+        raise ValueError(f"--engine deepspeed cannot be used here: {error}") from None
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.utils.logger.setLevel("ERROR")
+    warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
+    # what it remembers of an earlier run in this process: autocast, and a group that may be gone
+    groups._WORLD_GROUP = None
+    torch_autocast.TORCH_AUTOCAST_INITIALIZED, torch_autocast.TORCH_AUTOCAST_DTYPE = False, None
+    return deepspeed
+
+
+def settings(config, device, world_size):
+    """DeepSpeed's dictionary for a TrainConfig."""
+    pinned = {"device": "cpu", "pin_memory": device.type == "cuda"}
+    # values that travel together, as with DDP about 25 MB; DeepSpeed's own 500 million are buffers
+    # of 2 GB even for a small model
+    bucket = min(2**23, config.model_config().parameter_count())
+    zero = {
+        "stage": config.level(),
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": bucket,
+        "stage3_param_persistence_threshold": 0,  # small parameters are sharded too
+    }
+    if "optimizer" in config.offloads():
+        zero["offload_optimizer"] = pinned
+    if "parameters" in config.offloads():
+        zero.update(offload_param=pinned, offload_optimizer=pinned)
+    result = {
+        "train_micro_batch_size_per_gpu": 1,  # only the product of the three is looked at
+        "gradient_accumulation_steps": config.parts(),
+        "train_batch_size": config.parts() * world_size,
+        "gradient_clipping": config.clip,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**62,
+    }
+    if is_mixed(config.precision):  # as torch does it: weights in fp32, matmuls under autocast
+        name = str(FORMATS[config.precision]).removeprefix("torch.")
+        result["torch_autocast"] = {"enabled": True, "dtype": name}
+    return result
+
+
+class DeepSpeedEngine:
+    """Every rank's part of a step, done by DeepSpeed."""
+
+    counts = True  # no two ranks work on the same rows
+
+    def __init__(self, model, config, device, mesh):
+        world_size = mesh.dp.size
+        self.deepspeed = import_deepspeed(device)
+        self.device, self.kind, self.stage = device, config.optimizer, config.level()
+        self.world_size, self.clip = world_size, config.clip
+        self.balance = config.balance / config.layers * config.seq
+        self.saved_tensors = nullcontext
+        if "activations" in config.offloads():
+            self.saved_tensors = offloaded_activations
+        recompute(model, config.recompute)  # DeepSpeed moves the model itself
+        optimizer = make_optimizer(model, "adamw", config.lr, weight_decay=config.weight_decay)
+        self.adamw = optimizer.parts[0]  # torch's; with ZeRO its parameters become flat parts
+        self.engine, *_ = self.deepspeed.initialize(
+            model=model,
+            optimizer=self.adamw,
+            config=settings(config, device, world_size),
+            dist_init_required=False,
+        )
+        self.model = self.engine.module
+
+    # ---- one step
+
+    def backward(self, micro_batches, global_tokens):
+        """Forward and backward passes of a step's micro-batches (x, y); returns their losses' sum.
+
+        The gradients are averaged over the ranks, as with DDP, but never over the micro-batches
+        (`scale_wrt_gas`): each is already divided by the tokens of the whole step.
+        """
+        share, losses = self.world_size / global_tokens, 0.0
+        set_balance(self.model, self.balance * share)
+        for number, (x, y) in enumerate(micro_batches, start=1):
+            self.engine.set_gradient_accumulation_boundary(number == len(micro_batches))
+            with self.saved_tensors():
+                logits = self.engine(x)
+            loss = cross_entropy(logits, y, reduction="sum")
+            self.engine.backward(loss * share, scale_wrt_gas=False)
+            losses += loss.detach()
+        return losses
+
+    def step(self, clip):
+        """Clipping, update and clearing in one; returns the gradients' norm before.
+
+        `clip` is what DeepSpeed was told at the start.
+        """
+        norm = None
+        if self.stage == 0:  # only ZeRO remembers it
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            norm = get_total_norm(gradients)
+        self.engine.step()
+        return float(self.engine.get_global_grad_norm() if norm is None else norm)
+
+    def set_rate(self, scale):
+        for group in self.adamw.param_groups:
+            group["lr"] = scale * group["peak_lr"]
+
+    def warm_up(self, micro_batches, global_tokens):
+        """Nothing: DeepSpeed does not change its order after the first pass."""
+
+    @torch.no_grad()
+    def loss_sum(self, x, y):
+        """The sum of the losses of these rows."""
+        return cross_entropy(self.engine(x), y, reduction="sum")
+
+    def after_evaluation(self):
+        """Nothing: DeepSpeed lets go of what it gathered by itself."""
+
+    # ---- the state as a whole
+
+    def weights(self):
+        """Yields (name, whole tensor) of every parameter."""
+        for name, parameter in self.model.named_parameters():
+            if self.stage < 3:
+                yield name, parameter.detach()
+                continue
+            with self.deepspeed.zero.GatheredParameters([parameter]):
+                yield name, parameter.detach().clone()
+
+    def optimizer_state(self):
+        """Yields ("<parameter name>/<key>", whole tensor); nothing before the first step."""
+        if not any("exp_avg" in state for state in self.adamw.state.values()):
+            return
+        self._link_state()
+        count = self._counts()[0]
+        for name, parameter in self.model.named_parameters():
+            yield f"{name}/step", count.clone()
+            for key in MOMENTS:
+                if self.stage == 0:
+                    yield f"{name}/{key}", self.adamw.state[parameter][key]
+                    continue
+                yield (
+                    f"{name}/{key}",
+                    self.deepspeed.utils.safe_get_full_optimizer_state(parameter, key),
+                )
+
+    def _counts(self):
+        """AdamW's counts of steps, all equal."""
+        return [state["step"] for state in self.adamw.state.values() if "step" in state]
+
+    def save(self, folder, run, writes):
+        run = {**run, "optimizer": self.kind}
+        state = self.optimizer_state()
+        checkpoint.save_parts(folder, self.model, self.weights(), state, run, writes)
+
+    def load(self, folder, run):
+        """Takes the optimizer's state from a checkpoint. DeepSpeed makes the places for it in the
+        first step, so one is done with learning rate 0, which changes no weight."""
+        self.set_rate(0.0)
+        nothing = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+        self.backward([(nothing, nothing)], self.world_size)
+        self.step(self.clip)
+        self._link_state()
+        parameters = dict(self.model.named_parameters())
+        for name, tensor in checkpoint.read_state(folder):
+            parameter_name, key = name.rsplit("/", 1)
+            if key == "step":
+                for count in self._counts():
+                    count.copy_(tensor)
+            else:
+                self._put(parameters[parameter_name], key, tensor.to(self.device))
+
+    def _link_state(self):
+        """Tells ZeRO-1 and 2 where the state of each parameter is. DeepSpeed 0.19 does so itself
+        after the first step, but too early for any group of parameters but the first."""
+        if self.stage not in (1, 2):
+            return
+        zero = self.engine.optimizer
+        for parameters, flat in zip(zero.bit16_groups, zero.single_partition_of_fp32_groups):
+            link = self.deepspeed.utils.lazy_init_hp_params_optimizer_state
+            link(parameters, flat, self.adamw.state)
+
+    def _put(self, parameter, key, tensor):
+        zero = self.deepspeed.utils
+        if self.stage == 0:
+            self.adamw.state[parameter][key].copy_(tensor)
+        elif self.stage < 3:
+            zero.safe_set_full_optimizer_state(parameter, tensor, key)
+        else:  # every rank has a part of the same length, the last one filled up
+            part = math.ceil(tensor.numel() / self.world_size)
+            padded = F.pad(tensor.flatten(), (0, part * self.world_size - tensor.numel()))
+            mine = padded.view(self.world_size, part)[dist.get_rank()]
+            zero.safe_set_local_optimizer_state(parameter, mine, key)
+
+    def finished(self):
+        """The trained model on rank 0's CPU, None on the other ranks; ends DeepSpeed."""
+        recompute(self.model, "none")
+        model = assembled(self.model.config, self.weights())
+        self.engine.destroy()
+        return model

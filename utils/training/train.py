@@ -1,0 +1,311 @@
+"""The training loop, on one process or on several that share every batch.
+
+    python -m utils.train                                           60 s, then a sample of text
+    python -m utils.train --steps 300 --out run --metrics run.jsonl
+    python -m utils.train --resume run --steps 600
+    torchrun --standalone --nproc-per-node 2 -m utils.train --steps 300
+    torchrun --standalone --nproc-per-node 2 -m utils.train --shard 3 --recompute full
+    torchrun --standalone --nproc-per-node 8 -m utils.train --dp 2 --pp 2 --tp 2 --micro-batches 4
+    python -m utils.train --help
+
+N ranks compute what one rank computes, whatever is split, sharded, recomputed, offloaded or
+accumulated: the global batch is the same, and every micro-batch counts by its tokens, so a batch
+that does not divide evenly changes nothing either. From a notebook:
+
+    model, history = train(TrainConfig(steps=100))
+"""
+
+import gc
+import math
+import os
+import sys
+import time
+import zlib
+from dataclasses import asdict
+from functools import partial
+from itertools import zip_longest
+
+import torch
+import torch.distributed as dist
+from tqdm import tqdm
+
+from utils.data import corpus
+from utils.memory.precision import autocast, weight_format
+from utils.models import hf_format
+from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
+from utils.parallel.mesh import make_mesh
+from utils.parallel.parallelize import draw_weights
+from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
+from utils.training import checkpoint, combinations
+from utils.training.config import TrainConfig, parse, resumed  # noqa: F401
+from utils.training.step import backward, make_engine  # noqa: F401
+
+# ---- 1. small parts
+
+
+def schedule(progress, warmup=0.02, cooldown=0.5):
+    """The learning rate as a part of its peak, for progress 0..1 through the run: a trapezoid.
+
+    Progress may be steps or seconds, so a run with a time budget cools down just the same.
+    """
+    rising = (progress + 1e-3) / warmup if warmup else 1.0  # the first step is not lost
+    falling = (1 - progress) / cooldown if cooldown else 1.0
+    return max(0.0, min(1.0, rising, falling))
+
+
+def micro_batches(x, y, count):
+    """[(x, y), …]: `count` parts of a rank's rows, whose sizes are at most one apart."""
+    shares = [corpus.share(len(x), number, count) for number in range(count)]
+    return [(x[first:stop], y[first:stop]) for first, stop in shares]
+
+
+@torch.no_grad()
+def evaluate(engine, tokens, seq, dp, byte_lengths=None):
+    """The mean loss over the held-out tokens, shared out over the axis `dp`: (nats per token, bits
+    per byte). byte_lengths: bytes of each token (V,); None: tokens are bytes.
+    """
+    # sum of losses, tokens; and bytes, where they are not the same
+    count = 2 if byte_lengths is None else 3
+    total = torch.zeros(count, dtype=torch.float64, device=engine.device)
+    mine = corpus.held_out_batches(tokens, seq, rank=dp.index, world_size=dp.size)
+    most = corpus.held_out_batches(tokens, seq, rank=0, world_size=dp.size)
+    for own, first in zip_longest(mine, most):
+        # a rank that has no rows left runs rank 0's, and does not count them: where parameters are
+        # sharded, every forward pass needs all ranks
+        x, y = (part.to(engine.device) for part in own or first)
+        loss_sum = engine.loss_sum(x, y)
+        if own and engine.counts:
+            total[0] += loss_sum
+            total[1] += y.numel()
+            if byte_lengths is not None:
+                total[2] += byte_lengths[y.cpu()].sum()
+    engine.after_evaluation()
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    return (total[0] / total[1]).item(), (total[0] / total[-1]).item() / math.log(2)
+
+
+# ---- 2. what a run begins with
+
+
+def _texts(config):
+    """(tokens to train on, held-out tokens, tokenizer, fingerprint of the text)."""
+    tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else Tokenizer()
+    train_tokens, held_out = corpus.load_split(config.text, tokenizer)
+    corpus.check_length(train_tokens, config.seq, "the part of the text to train on")
+    corpus.check_length(held_out, config.seq, "the held-out part (5 %) of the text")
+    data = corpus.load(config.text)
+    text = {"bytes": len(data), "crc32": zlib.crc32(data.numpy())}
+    if corpus.is_library(config.text):
+        text["python"] = "{}.{}.{}".format(*sys.version_info)  # the text is this release's
+    return train_tokens, held_out, tokenizer, text
+
+
+def _warn_of_another_text(text, before):
+    """The run goes on with another text than it began with: most likely not what was meant."""
+    print("utils.train: this is not the text that the run began with", file=sys.stderr)
+    pythons = [each.get("python") for each in (before or {}, text)]
+    if all(pythons) and pythons[0] != pythons[1]:
+        print(
+            f"utils.train: it was the library of Python {pythons[0]}, this is {pythons[1]}",
+            file=sys.stderr,
+        )
+
+
+def _start(config, device, mesh):
+    """(engine, run): a new model and optimizer, or those of the checkpoint that is resumed."""
+    torch.manual_seed(config.seed)
+    weights = None
+    if config.splits_model():  # it may be too large for one rank: a whole model without memory
+        with torch.device("meta"):
+            model = GPT(config.model_config())
+        weights = partial(draw_weights, config.model_config())
+        if config.resume:
+            weights = partial(checkpoint.hand_out, config.resume)
+    else:
+        model = GPT(config.model_config())
+    model.to(weight_format(config.precision))
+    run = {"step": 0, "seconds": 0.0, "skipped": 0, "text": None}
+    if config.resume:
+        run.update(checkpoint.load_weights(config.resume, model, config.optimizer))
+        steps, seconds = config.budget()
+        if run["step"] >= (steps or math.inf) or run["seconds"] >= (seconds or math.inf):
+            raise ValueError(
+                f"{config.resume} is at step {run['step']} after {run['seconds']:.1f} s, the end "
+                "of its run: give a larger --steps or --seconds"
+            )
+    engine = make_engine(model, config, device, mesh, weights)
+    if config.resume:
+        engine.load(config.resume, run)
+    return engine, run
+
+
+def _check_out(config):
+    """Says before the run, not after it, when the checkpoint could not be written."""
+    if config.out is None:
+        return
+    out = hf_format.recover(config.out)
+    hf_format.check_replaceable(out)
+    continued = config.resume and hf_format.recover(config.resume) == out
+    if (out / hf_format.CONFIG).exists() and not continued:
+        raise ValueError(
+            f"{config.out} holds a checkpoint already: continue it with --resume "
+            f"{config.out}, or choose another --out"
+        )
+
+
+def _progress_bar(config, run, shown):
+    steps, seconds = config.budget()
+    return tqdm(
+        total=steps or seconds,
+        initial=run["step"] if steps else run["seconds"],
+        disable=not shown,
+        unit="step" if steps else "s",
+        bar_format="{percentage:3.0f}% {bar} {n:.0f}/{total:.0f} {unit} {postfix}",
+    )
+
+
+# ---- 3. the loop
+
+
+def train(config, *, on_step=None):
+    """Trains a model; returns (model, history), history being the list of metric dictionaries.
+
+    One step is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
+    "tokens_per_s", "lr", "grad_norm"}, now and then with "held_out" (nats per token) and
+    "held_out_bits" (bits per byte), in fp16 with "loss_scale"; "grad_norm" is None where fp16
+    skipped the step.
+    `on_step(row)` is called with each. On several ranks all of them must call this. The model is
+    whole; where ranks held only parts of it, only rank 0 gets it (on the CPU), the others None.
+    Torch's random numbers, the signal handlers and the device are afterwards what they were.
+    Raises ValueError for options that do not fit, FloatingPointError when the loss is not finite.
+    """
+    gpus = range(torch.cuda.device_count())
+    with (
+        world(config.device, config.needs_group()) as (rank, world_size, device),
+        asked_to_stop() as asked,
+        freed_memory_kept(),
+        torch.random.fork_rng(devices=gpus),
+    ):
+        _check_out(config)
+        combinations.check_ranks(config, world_size)
+        train_tokens, held_out, tokenizer, text = _texts(config)
+        byte_lengths = tokenizer.byte_lengths() if tokenizer.model else None
+        mesh = make_mesh(**config.mesh_sizes(world_size))  # which ranks share what
+        engine, run = _start(config, device, mesh)
+        if config.resume and run["text"] != text and rank == 0:
+            _warn_of_another_text(text, run["text"])
+
+        total_steps, total_seconds = config.budget()
+        step, seconds, skipped, history = run["step"], run["seconds"], run["skipped"], []
+        tokens_per_step = config.batch * config.seq  # over all ranks
+
+        def rows_of(step):
+            x, y = corpus.batch(
+                train_tokens, step, config.batch, config.seq, config.seed,
+                mesh.dp.index, mesh.dp.size,
+            )  # fmt: skip
+            return micro_batches(x.to(device), y.to(device), config.parts())  # (B_local, T) each
+
+        if config.compile or (config.resume and world_size > 1):
+            # One pass for nothing. Compiling takes long, which is not the training's time. And DDP
+            # rearranges its buckets after the first backward pass, and so the order in which
+            # gradients are summed: a run that goes on must not start with the first order again.
+            engine.warm_up(rows_of(step), tokens_per_step)
+
+        bar = _progress_bar(config, run, shown=rank == 0 and sys.stderr.isatty())
+        with bar, metric_lines(config.metrics if rank == 0 else None, step) as write:
+            began, done = time.perf_counter() - seconds, False
+            while not done:
+                step_began = time.perf_counter()
+                progress = step / total_steps if total_steps else seconds / total_seconds
+                rate = schedule(progress, config.warmup, config.cooldown)
+                engine.set_rate(rate)
+                loss_sum = engine.backward(rows_of(step), tokens_per_step)
+                grad_norm = engine.step(config.clip)  # None: fp16 overflowed, nothing was updated
+                skipped += grad_norm is None
+                step += 1
+
+                # the ranks agree: on the loss, on rank 0's clock, and whether anyone shall stop
+                clock = time.perf_counter() - began if rank == 0 else 0.0
+                agreed = torch.tensor([loss_sum, clock, asked.is_set()], dtype=torch.float64)
+                if world_size > 1:
+                    agreed = agreed.to(device)
+                    dist.all_reduce(agreed)
+                loss, seconds, stop = agreed[0].item() / tokens_per_step, *agreed[1:].tolist()
+                if not math.isfinite(loss):
+                    raise FloatingPointError(f"the loss is {loss} at step {step}: lower --lr")
+
+                over = step >= total_steps if total_steps else seconds >= total_seconds
+                done = over or stop > 0
+                row = {
+                    "step": step,
+                    "loss": loss,
+                    "tokens": step * tokens_per_step,
+                    "seconds": round(seconds, 4),
+                    "tokens_per_s": round(tokens_per_step / (time.perf_counter() - step_began)),
+                    "lr": rate * config.peak_lr(),
+                    "grad_norm": grad_norm,
+                }
+                if config.precision == "fp16":
+                    row["loss_scale"] = engine.loss_scale()
+                if config.out and (done or step % (config.save_every or math.inf) == 0):
+                    run = {
+                        "step": step,
+                        "seconds": seconds,
+                        "skipped": skipped,
+                        "text": text,
+                        "config": {**asdict(config), "resume": None},
+                    }
+                    engine.save(config.out, run, writes=rank == 0)
+                if done or step % config.held_out_every == 0:
+                    nats, bits = evaluate(engine, held_out, config.seq, mesh.dp, byte_lengths)
+                    row.update(held_out=nats, held_out_bits=bits)
+                history.append(row)
+                write(row)
+                if on_step:
+                    on_step(row)
+                bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+                bar.update((step if total_steps else min(seconds, total_seconds)) - bar.n)
+        model = engine.finished()
+        # DDP goes before its process group: as the group's last owner it would wait, holding
+        # Python's lock, for threads of the group that may want that lock
+        del engine
+        gc.collect()
+        mesh.close()
+        return model, history
+
+
+# ---- 4. the command
+
+
+def main(arguments=None):
+    """What `python -m utils.train` does; returns the exit status."""
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        config = parse(arguments)
+        model, history = train(config)
+    except (ValueError, FloatingPointError) as error:
+        where = "" if first else f"rank {os.environ['RANK']}: "
+        print(f"utils.train: {where}{error}", file=sys.stderr)
+        return 2
+    if not first:
+        return 0
+    last = history[-1]
+    print(
+        f"held-out loss {last['held_out']:.3f} nats = {last['held_out_bits']:.3f} bits per byte "
+        f"after {last['step']} steps, {last['tokens']:,} tokens, {last['seconds']:.1f} s"
+    )
+    if config.out:
+        print(f"saved in {config.out}; go on with: python -m utils.train --resume {config.out}")
+    if config.sample:
+        tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else Tokenizer()
+        first = "The" if tokenizer.model else "The "  # a tokenizer's words begin with their space
+        start = torch.tensor(tokenizer.encode(first), device=next(model.parameters()).device)[
+            None
+        ]  # (1, T)
+        with autocast(config.precision, start.device):
+            text = model.generate(start, config.sample, temperature=0.7, seed=config.seed)
+        print(f"a sample of its text:\n{tokenizer.decode(text[0][text[0] < tokenizer.size])}")
+    return 0
