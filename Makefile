@@ -43,9 +43,9 @@ lock: ready ## resolve requirements.in into requirements.txt (UPGRADE=1)
 	$(RUN) utils.workshop.lock $(if $(UPGRADE),--upgrade)
 
 base-model: ready ## pretrain, measure and describe the models in models/ again (hours on two cores)
-	$(RUN) utils.models.base_model train
-	$(RUN) utils.models.base_model measure
-	$(RUN) utils.models.base_model card
+	$(RUN) models.build train
+	$(RUN) models.build measure
+	$(RUN) models.build card
 
 export: ready ## fill the Triton model repository (MODEL=models/base TP=2)
 	$(RUN) utils.serving.export --model $(MODEL) --tp $(TP)

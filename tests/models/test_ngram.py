@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from utils.models.ngram import NGram, largest
+from models.build.ngram import NGram, largest
 
 TOKENS = np.random.default_rng(0).zipf(1.6, 3000) % 7
 

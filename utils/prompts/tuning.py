@@ -1,6 +1,6 @@
 """Prompt tuning: a frozen model learns a task from some virtual tokens in front of its input.
 
-    model, tokenizer = base_model.load("base")
+    model, tokenizer = load("base")
     examples = read_examples("task.jsonl")                  # {"input": …, "output": …} a line
     prompt, history = tune(model, tokenizer, examples, PromptConfig(length=16, steps=200))
     answer(model, tokenizer, ["module: "], prompt)          # greedy, many inputs at once

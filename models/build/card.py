@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from models.build.measure import LINE, MEASURED, PART, SAMPLE
 from utils.models import hf_format
-from utils.models.base_measure import LINE, MEASURED, PART, SAMPLE
 from utils.training.optimizer import LEARNING_RATES
 
 CURVE = "loss.svg"
@@ -21,13 +21,13 @@ pipeline_tag: text-generation
 
 A language model of {parameters:,} parameters that knows one thing: Python's standard library. It is
 what lessons tune, compress and serve, small enough for two CPU cores. `models/small` and
-`models/tiny` are the same in smaller; this card describes all three. It is written by `python -m
-utils.models.base_model card` from what `python -m utils.models.base_model measure` measured.
+`models/tiny` are the same in smaller; this card describes all three. It is written by
+`python -m models.build card` from what `python -m models.build measure` measured.
 
 ```python
-from utils.models import base_model
+from utils.models.shipped import load
 
-model, tokenizer = base_model.load("base")
+model, tokenizer = load("base")
 ```
 
 Or in other tools: `AutoModelForCausalLM.from_pretrained("models/base")` and
@@ -90,13 +90,13 @@ windows of {window} tokens that move on by {stride}, so every token is predicted
 
 {table}
 
-The n-gram model (interpolated Kneser-Ney, `utils/models/ngram.py`, the same tokens and training
+The n-gram model (interpolated Kneser-Ney, `models/build/ngram.py`, the same tokens and training
 text) has the longest n-grams with which its compressed file is no larger than the model's file
 beside it.
 
 ```
-python -m utils.models.base_model measure       # all of it, minutes
-python -m pytest tests/models/test_base_model.py    # the first {part:,} held-out tokens, compared
+python -m models.build measure              # all of it, minutes
+python -m pytest tests/models/test_build.py    # the first {part:,} held-out tokens, compared
 ```
 
 ## Samples
@@ -213,7 +213,7 @@ def _commands(models):
     return "\n".join(
         [
             "make base-model",
-            f"python -m utils.models.base_model train{steps}    # the first part of it",
+            f"python -m models.build train{steps}    # the first part of it",
         ]
     )
 

@@ -8,11 +8,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from models.build import card as model_card
+from models.build import measure as measuring
+from models.build.__main__ import main
+from models.build.train import train
 from utils.data import corpus
 from utils.data import library as library_text
-from utils.models import base_card, base_measure, base_model
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
+from utils.models.shipped import MODELS, SIZES, load
 from utils.models.tokenizer import Tokenizer
 
 TEXT = corpus.embedded()[:30_000]
@@ -40,7 +44,7 @@ def made(tmp_path_factory):
         "compile": False, "device": "cpu",
     }  # fmt: skip
     runs = str(home / "runs")
-    base_model.train("tiny", home / "out", runs, ranks=1, steps=1, **small)
+    train("tiny", home / "out", runs, ranks=1, steps=1, **small)
     return home
 
 
@@ -50,7 +54,7 @@ def test_train_writes_a_folder_that_opens_everywhere(made):
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     ]  # fmt: skip
     assert GPT.from_pretrained(folder).lm_head.weight.dtype == torch.bfloat16
-    model, tokenizer = base_model.load("tiny", made / "out")
+    model, tokenizer = load("tiny", made / "out")
     assert model.lm_head.weight.dtype == torch.float32 and not model.training
     assert model.config.max_positions == 512 and model.config.eos_token_id == tokenizer.end
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -62,20 +66,20 @@ def test_train_writes_a_folder_that_opens_everywhere(made):
 
 def test_train_goes_on_where_it_was(made):
     (made / "out" / "tiny" / "README.md").write_text("stays")
-    base_model.train("tiny", made / "out", str(made / "runs"), ranks=1, steps=2)
+    train("tiny", made / "out", str(made / "runs"), ranks=1, steps=2)
     rows = (made / "runs" / "tiny.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [1, 2]
     assert (made / "out" / "tiny" / "README.md").read_text() == "stays"
     with pytest.raises(ValueError, match="training ended with status 2"):  # it is at its end
-        base_model.train("tiny", made / "out", str(made / "runs"), ranks=1, steps=2)
+        train("tiny", made / "out", str(made / "runs"), ranks=1, steps=2)
 
 
 def test_wrong_names_are_refused(tmp_path, capsys):
     with pytest.raises(ValueError, match="model 'huge' is not one of base, small, tiny"):
-        base_model.load("huge")
+        load("huge")
     with pytest.raises(ValueError, match="does not exist"):
-        base_model.load("base", tmp_path)
-    assert base_model.main(["card", "--folder", str(tmp_path)]) == 2
+        load("base", tmp_path)
+    assert main(["card", "--folder", str(tmp_path)]) == 2
     assert "measured.json is missing" in capsys.readouterr().err
 
 
@@ -87,7 +91,7 @@ def test_every_token_is_scored_once_and_with_its_context(count, window, stride):
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=256, hidden_size=16, layers=1, heads=2)).double()
     tokens = torch.randint(0, 256, (count,))
-    ours = base_measure.held_out_bits(model, Tokenizer(), tokens, window, stride, batch=3)
+    ours = measuring.held_out_bits(model, Tokenizer(), tokens, window, stride, batch=3)
     assert (ours["tokens"], ours["bytes"]) == (count, count)
     row, total = torch.cat((torch.zeros(1, dtype=torch.long), tokens)), 0.0
     window = min(window, count)
@@ -107,15 +111,15 @@ def test_measure_and_card(made, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(library_text, "split", lambda: parts)
     monkeypatch.setattr(library_text, "fingerprint", lambda: facts)
     monkeypatch.setattr(library_text, "held_out_modules", lambda: ["one", "two"])
-    monkeypatch.setitem(base_measure.SAMPLE, "max_new_tokens", 4)
+    monkeypatch.setitem(measuring.SAMPLE, "max_new_tokens", 4)
     folder = tmp_path / "models"
-    for name in base_model.SIZES:
+    for name in SIZES:
         shutil.copytree(made / "out" / "tiny", folder / name)
     runs = tmp_path / "runs"
     shutil.copytree(made / "runs" / "tiny", runs / "base")
     shutil.copy(made / "runs" / "tiny.jsonl", runs / "base.jsonl")
     where = ["--folder", str(folder)]
-    assert base_model.main(["measure", *where, "--runs", str(runs)]) == 0
+    assert main(["measure", *where, "--runs", str(runs)]) == 0
     measured = json.loads((folder / "base" / "measured.json").read_text())
     base, text = measured["models"]["base"], measured["text"]
     assert base["bytes"] == text["held_out_bytes"] == len(parts[1].encode())
@@ -125,19 +129,19 @@ def test_measure_and_card(made, tmp_path, monkeypatch, capsys):
     assert text["ngrams"]["base"]["file_bytes"] <= base["file_bytes"]
     assert 1 < text["ngrams"]["base"]["bits_per_byte"] < 8
 
-    assert base_model.main(["card", *where]) == 0
+    assert main(["card", *where]) == 0
     card, curve = ((folder / "base" / name).read_bytes() for name in ("README.md", "loss.svg"))
     assert f"**{base['bits_per_byte']:.3f}**".encode() in card and b"`one`, `two`" in card
-    base_card.write_card(folder)
+    model_card.write_card(folder)
     assert (folder / "base" / "README.md").read_bytes() == card
     assert (folder / "base" / "loss.svg").read_bytes() == curve
 
-    assert base_model.main(["measure", "--only", "tiny", *where, "--runs", "no"]) == 0
+    assert main(["measure", "--only", "tiny", *where, "--runs", "no"]) == 0
     again = json.loads((folder / "base" / "measured.json").read_text())
     assert again == measured
     monkeypatch.setattr(library_text, "fingerprint", lambda: {**facts, "python": "3.12"})
     capsys.readouterr()
-    assert base_model.main(["measure", "--only", "tiny", *where]) == 2
+    assert main(["measure", "--only", "tiny", *where]) == 2
     assert "library of Python 3.11, this is Python 3.12" in capsys.readouterr().err
 
 
@@ -146,40 +150,40 @@ def test_measure_and_card(made, tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def measured():
-    return json.loads((base_model.MODELS / "base" / base_measure.MEASURED).read_text())
+    return json.loads((MODELS / "base" / measuring.MEASURED).read_text())
 
 
-@pytest.mark.parametrize("name", base_model.SIZES)
+@pytest.mark.parametrize("name", SIZES)
 def test_shipped_models_are_as_stated(name, measured):
     facts = measured["models"][name]
-    model, tokenizer = base_model.load(name)
-    file = base_model.MODELS / name / "model.safetensors"
+    model, tokenizer = load(name)
+    file = MODELS / name / "model.safetensors"
     assert file.stat().st_size == facts["file_bytes"] <= 16_000_000
     assert model.parameter_count() == facts["parameters"]
     assert tokenizer.size == model.config.vocab_size == measured["text"]["vocabulary"] == 4096
-    first = base_model.MODELS / "base" / "tokenizer.json"
-    assert (base_model.MODELS / name / "tokenizer.json").read_bytes() == first.read_bytes()
+    first = MODELS / "base" / "tokenizer.json"
+    assert (MODELS / name / "tokenizer.json").read_bytes() == first.read_bytes()
 
 
-@pytest.mark.parametrize("name", base_model.SIZES)
+@pytest.mark.parametrize("name", SIZES)
 def test_shipped_models_predict_as_well_as_stated(name, measured):
     text = library_text.fingerprint()
     if any(measured["text"][key] != value for key, value in text.items()):
         pytest.skip(f"measured on Python {measured['text']['python']}, this is {text['python']}")
-    model, tokenizer = base_model.load(name)
+    model, tokenizer = load(name)
     held_out = torch.tensor(tokenizer.encode(library_text.split()[1]))
     assert len(held_out) == measured["text"]["held_out_tokens"]
     stated = measured["models"][name]["part"]
-    ours = base_measure.held_out_bits(model, tokenizer, held_out[: base_measure.PART])
+    ours = measuring.held_out_bits(model, tokenizer, held_out[: measuring.PART])
     assert ours == pytest.approx(stated, rel=1e-3)
 
 
 def test_the_card_is_that_of_the_figures(tmp_path):
     """README.md and the curve are what `card` makes of measured.json today."""
-    shipped = base_model.MODELS / "base"
+    shipped = MODELS / "base"
     (tmp_path / "base").mkdir()
-    shutil.copy(shipped / base_measure.MEASURED, tmp_path / "base")
-    card = base_card.write_card(tmp_path)
+    shutil.copy(shipped / measuring.MEASURED, tmp_path / "base")
+    card = model_card.write_card(tmp_path)
     assert card.read_text() == (shipped / "README.md").read_text()
 
 

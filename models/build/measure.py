@@ -1,7 +1,7 @@
 """What the base model is worth, measured: models/base/measured.json.
 
-    python -m utils.models.base_model measure              everything, for all models
-    python -m utils.models.base_model measure --only base  one; text: what it is held to
+    python -m models.build measure              everything, for all models
+    python -m models.build measure --only base  one; text: what it is held to
 
 The measure is bits per byte of the held-out text: how many bits are needed, on average, to write
 down one byte of text that the model has never seen, if it makes the prediction (an arithmetic coder
@@ -16,11 +16,12 @@ from pathlib import Path
 
 import torch
 
+from models.build.ngram import largest
 from utils.data import corpus
 from utils.data import library as library_text
 from utils.models import hf_format
 from utils.models.gpt import cross_entropy
-from utils.models.ngram import largest
+from utils.models.shipped import SIZES, load
 
 MEASURED = "measured.json"
 WINDOW, STRIDE = 512, 384  # tokens
@@ -82,8 +83,6 @@ def samples(model, tokenizer, prompts=PROMPTS):
 
 def measure_model(name, folder, runs):
     """What is to be known of one model; its training, where the run's files are there."""
-    from utils.models.base_model import load
-
     model, tokenizer = load(name, folder)
     _, held_out = corpus.load_split("library", tokenizer)
     config = model.config
@@ -189,8 +188,6 @@ def _lines_seen(train, held_out):
 def measure(names, folder, runs):
     """Measures the named models, "text" among them, and brings folder/base/measured.json up to
     date with it. Returns its content."""
-    from utils.models.base_model import SIZES, load
-
     file = Path(folder) / "base" / MEASURED
     measured = hf_format.read_json(file) if file.exists() else {}
     text = library_text.fingerprint()
