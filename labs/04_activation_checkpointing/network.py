@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from utils.measure import timing as measure
+from utils.measure import timing
 from utils.measure.memory import Memory
 
 ROWS, WIDTH = 128, 64
@@ -43,8 +43,8 @@ def measure_layers(layers: nn.ModuleList, x: torch.Tensor) -> list[Layer]:
     """Runs each layer alone and counts."""
     result = []
     for layer in layers:
-        inside = measure.saved_bytes(lambda layer=layer: layer(x), [*layer.parameters(), x])
-        result.append(Layer(x.nbytes, inside, measure.flops(lambda layer=layer: layer(x))))
+        inside = timing.saved_bytes(lambda layer=layer: layer(x), [*layer.parameters(), x])
+        result.append(Layer(x.nbytes, inside, timing.flops(lambda layer=layer: layer(x))))
     return result
 
 
@@ -67,4 +67,4 @@ def real_peak(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> i
 
 def real_flops(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> int:
     """FLOPs of a real pass, counted."""
-    return measure.flops(lambda: forward_backward(layers, x, recomputed))
+    return timing.flops(lambda: forward_backward(layers, x, recomputed))

@@ -5,8 +5,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from utils.course import checks
-from utils.course import record as store
+from utils.course import checks, record
 from utils.course.checks import NotHere, Wrong, check, on_ranks
 
 
@@ -36,7 +35,7 @@ def judge(path) -> str:
 
 
 def remembered() -> dict:
-    return store.read()["checks"]
+    return record.read()["checks"]
 
 
 def test_the_three_marks(file, capsys):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.course import predictions as ledger
-from utils.course import record as store
+from utils.course import predictions, record
 from utils.course.predictions import predict, reveal
 from utils.paths import ROOT
 
@@ -20,7 +19,7 @@ matplotlib.use("agg")
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(ledger, "_unwritten", {})
+    monkeypatch.setattr(predictions, "_unwritten", {})
     return tmp_path / "home"
 
 
@@ -66,7 +65,7 @@ def test_none_does_not_wipe_out_a_prediction_and_a_reveal_fixes_it(capsys):
     capsys.readouterr()
     predict("01 a", 7)
     assert "6 stays, since the measurement was revealed already" in capsys.readouterr().out
-    assert store.read()["predictions"]["01 a"]["value"] == 6
+    assert record.read()["predictions"]["01 a"]["value"] == 6
 
 
 def test_a_first_prediction_after_the_reveal_is_noted():
@@ -74,7 +73,7 @@ def test_a_first_prediction_after_the_reveal_is_noted():
     predict("01 a", None)
     reveal("01 a", measured=7, show="text")
     predict("01 a", 5)
-    assert store.read()["predictions"]["01 a"]["value"] == 5
+    assert record.read()["predictions"]["01 a"]["value"] == 5
 
 
 @pytest.mark.parametrize("value", ["12 MB", True, float("nan"), float("inf"), [1], 1j, np.ones(2)])
@@ -95,7 +94,7 @@ def test_bad_names_and_bad_show():
 @pytest.mark.parametrize("value", [3, 3.0, np.float32(3), np.int64(3), torch.tensor(3.0)])
 def test_numbers_of_all_libraries(value):
     predict("01 a", value)
-    assert store.read()["predictions"]["01 a"]["value"] == 3.0
+    assert record.read()["predictions"]["01 a"]["value"] == 3.0
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,7 @@ def test_numbers_of_all_libraries(value):
      (1e20, "1e+20"), (1.23456e-7, "1.235e-07")],
 )  # fmt: skip
 def test_numbers_are_readable(value, text):
-    assert ledger._text(value, "") == text
+    assert predictions._text(value, "") == text
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def test_numbers_are_readable(value, text):
      (-1, 3, "4 below")],
 )  # fmt: skip
 def test_comparisons(value, truth, text):
-    assert ledger._compared(value, truth) == text
+    assert predictions._compared(value, truth) == text
 
 
 # ── the file ──────────────────────────────────────────────────────────────────────────────────
@@ -133,8 +132,8 @@ def test_notebooks_that_write_at_once_lose_nothing(home):
     for writer in writers:
         writer.join(200)  # each of them imports torch first
     assert [writer.exitcode for writer in writers] == [0] * 4
-    predictions = store.read()["predictions"]
-    assert {name: entry["value"] for name, entry in predictions.items()} == {
+    noted = record.read()["predictions"]
+    assert {name: entry["value"] for name, entry in noted.items()} == {
         f"{writer} {number}": number for writer in range(4) for number in range(20)
     }
     assert sorted(path.name for path in home.iterdir()) == ["ledger.json", "ledger.lock"]
@@ -144,7 +143,7 @@ def test_a_failed_write_leaves_the_old_file(home, monkeypatch):
     predict("01 a", 1)
     before = (home / "ledger.json").read_bytes()
     with pytest.raises(TypeError):
-        store.change(lambda content: content.update(bad=object()))
+        record.change(lambda content: content.update(bad=object()))
     assert (home / "ledger.json").read_bytes() == before
     assert not list(home.glob("*.tmp"))
 
@@ -158,7 +157,7 @@ def test_an_unreadable_file_is_kept_aside(home, capsys, content):
         aside = home / f"ledger-unreadable-{number}.json"
         assert f"It is kept as {aside}, and a new one begins." in capsys.readouterr().out
         assert aside.read_bytes() == content
-    assert store.read()["predictions"]["01 a"]["value"] == 2
+    assert record.read()["predictions"]["01 a"]["value"] == 2
 
 
 def test_a_folder_that_cannot_be_used_does_not_stop_the_lesson(tmp_path, monkeypatch, capsys):
@@ -173,7 +172,7 @@ def test_a_folder_that_cannot_be_used_does_not_stop_the_lesson(tmp_path, monkeyp
 
 def test_without_the_variable_the_ledger_lies_in_the_repository(monkeypatch):
     monkeypatch.delenv("KINTSUGI_HOME")
-    assert store.home() == ROOT / ".kintsugi"
+    assert record.home() == ROOT / ".kintsugi"
 
 
 def test_what_was_noted_under_a_lessons_old_number_is_carried_over(home):
@@ -185,7 +184,7 @@ def test_what_was_noted_under_a_lessons_old_number_is_carried_over(home):
     (home / "ledger.json").write_text(json.dumps(old))
     predict("16 steps", 2)
     predict("08 bubble", None)
-    content = store.read()
+    content = record.read()
     assert set(content["predictions"]) == {"08 bubble", "09 busiest", "01 payload", "16 steps"}
     assert content["predictions"]["08 bubble"]["value"] == 1.0
     assert content["checks"] == {

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.course import record as store
+from utils.course import record
 from utils.course.checks import check
 from utils.paths import ROOT
 
@@ -146,4 +146,4 @@ def _judge(lab, exercise, source):
             answer = Path(place) / file
             answer.write_text(source)
         check(exercise, getattr(importlib.import_module(module), function), answer)
-        return Judged(printed.getvalue(), store.read()["checks"])
+        return Judged(printed.getvalue(), record.read()["checks"])

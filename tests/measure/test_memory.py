@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.measure import timing as measure
+from utils.measure import timing
 from utils.measure.memory import KINDS, Memory
 from utils.memory.checkpointing import recompute
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
@@ -141,7 +141,7 @@ def test_several_optimizers_in_one():
 def test_activations_are_what_autograd_saves(mode):
     model, x, y = small_gpt()
     recompute(model, mode)
-    saved = measure.saved_bytes(lambda: cross_entropy(model(x), y), list(model.parameters()))
+    saved = timing.saved_bytes(lambda: cross_entropy(model(x), y), list(model.parameters()))
     with Memory(model) as memory:
         loss = cross_entropy(model(x), y)
         assert memory.now()["activations"] == saved + loss.nbytes  # x and y are among the saved
@@ -155,7 +155,7 @@ def test_under_autocast_the_copies_of_the_weights_are_activations_too():
             logits = model(x)
         return cross_entropy(logits, y)
 
-    saved = measure.saved_bytes(forward, list(model.parameters()))
+    saved = timing.saved_bytes(forward, list(model.parameters()))
     with Memory(model) as memory:
         loss = forward()
         assert memory.now()["activations"] == saved + loss.nbytes
@@ -163,7 +163,7 @@ def test_under_autocast_the_copies_of_the_weights_are_activations_too():
 
 def test_recomputed_activations_are_activations_again():
     model, x, y = small_gpt(layers=4)
-    plain = measure.saved_bytes(lambda: cross_entropy(model(x), y), list(model.parameters()))
+    plain = timing.saved_bytes(lambda: cross_entropy(model(x), y), list(model.parameters()))
     kept = {}
     for mode in ("none", "full", "selective"):
         recompute(model, mode)

@@ -5,33 +5,33 @@ import time
 import pytest
 import torch
 
-from utils.measure import timing as measure
+from utils.measure import timing
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.ranks import Ranks
 
 
 def test_seconds_is_near_what_a_sleep_takes():
-    assert 0.02 <= measure.seconds(lambda: time.sleep(0.02), repeats=3) < 0.5
+    assert 0.02 <= timing.seconds(lambda: time.sleep(0.02), repeats=3) < 0.5
 
 
 def test_seconds_of_something_short_is_more_than_nothing():
-    assert 0 < measure.seconds(lambda: None) < 1e-3
+    assert 0 < timing.seconds(lambda: None) < 1e-3
 
 
 def test_seconds_refuses_zero_repeats():
     with pytest.raises(ValueError, match="repeats 0 measures nothing"):
-        measure.seconds(lambda: None, repeats=0)
+        timing.seconds(lambda: None, repeats=0)
 
 
 def test_a_matrix_product_has_more_flops_a_second_than_a_copy_has_numbers():
     """A product does `size` multiplications for each number it touches: reuse is its point."""
-    numbers = min(measure.memory_bandwidth(size=2**26, repeats=1) for _ in range(3)) / 4
-    assert max(measure.matmul_flops(512, repeats=1) for _ in range(5)) > numbers
+    numbers = min(timing.memory_bandwidth(size=2**26, repeats=1) for _ in range(3)) / 4
+    assert max(timing.matmul_flops(512, repeats=1) for _ in range(5)) > numbers
 
 
 def test_flops_of_a_matrix_product_are_two_per_multiply_and_add():
     a, b = torch.randn(3, 5), torch.randn(5, 7)
-    assert measure.flops(lambda: a @ b) == 2 * 3 * 5 * 7
+    assert timing.flops(lambda: a @ b) == 2 * 3 * 5 * 7
 
 
 def test_flops_count_the_backward_pass_and_attention():
@@ -41,46 +41,46 @@ def test_flops_count_the_backward_pass_and_attention():
     def step():
         cross_entropy(model(tokens), tokens).backward()
 
-    forward = measure.flops(lambda: model(tokens))
+    forward = timing.flops(lambda: model(tokens))
     matrices = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2)
     matrices -= 0 if tiny.tie_embeddings else model.model.embed_tokens.weight.numel()
     attention = 2 * 2 * 8 * 16 * tiny.layers  # q·k and p·v, for each token
     assert forward == 2 * 8 * (2 * matrices + attention)
-    assert measure.flops(step) == 3 * forward
+    assert timing.flops(step) == 3 * forward
 
 
 def test_saved_bytes_of_a_linear_layer_are_its_input():
     layer, x = torch.nn.Linear(4, 6), torch.randn(3, 4)
-    assert measure.saved_bytes(lambda: layer(x), besides=layer.parameters()) == 3 * 4 * 4
-    assert measure.saved_bytes(lambda: layer(x), besides=[x, *layer.parameters()]) == 0
+    assert timing.saved_bytes(lambda: layer(x), besides=layer.parameters()) == 3 * 4 * 4
+    assert timing.saved_bytes(lambda: layer(x), besides=[x, *layer.parameters()]) == 0
 
 
 def test_saved_bytes_count_a_tensor_once():
     x = torch.randn(10, requires_grad=True)
     hidden = x.exp()
-    assert measure.saved_bytes(lambda: hidden * hidden + hidden * hidden) == 10 * 4
+    assert timing.saved_bytes(lambda: hidden * hidden + hidden * hidden) == 10 * 4
 
 
 def test_alpha_beta_recovers_the_line():
     sizes = [4, 1e3, 1e6]
-    alpha, beta = measure.alpha_beta(sizes, [3e-5 + 2e-9 * size for size in sizes])
+    alpha, beta = timing.alpha_beta(sizes, [3e-5 + 2e-9 * size for size in sizes])
     assert alpha == pytest.approx(3e-5) and beta == pytest.approx(2e-9)
 
 
 def test_alpha_beta_is_never_negative():
-    assert measure.alpha_beta([100, 200], [1e-3, 3e-3])[0] == 0
-    assert measure.alpha_beta([100, 200], [3e-3, 1e-3])[1] == 0
+    assert timing.alpha_beta([100, 200], [1e-3, 3e-3])[0] == 0
+    assert timing.alpha_beta([100, 200], [3e-3, 1e-3])[1] == 0
 
 
 @pytest.mark.parametrize("sizes, times", [([4], [1.0]), ([4, 8], [1.0]), ([4, 8], [0.0, 1.0])])
 def test_alpha_beta_says_what_it_needs(sizes, times):
     with pytest.raises(ValueError, match="two or more sizes"):
-        measure.alpha_beta(sizes, times)
+        timing.alpha_beta(sizes, times)
 
 
 def test_a_link_between_real_ranks_has_a_latency_and_a_bandwidth():
     with Ranks(2) as ranks:
-        link = measure.link(ranks, sizes=(4, 2**16, 2**24), repeats=9)
+        link = timing.link(ranks, sizes=(4, 2**16, 2**24), repeats=9)
     assert link.alpha >= 0 and link.beta > 0
     assert link.times[-1] > link.times[0]
     assert link(2**23) > link(2**22) > link.alpha
@@ -88,6 +88,6 @@ def test_a_link_between_real_ranks_has_a_latency_and_a_bandwidth():
 
 def test_a_link_works_beside_idle_ranks_and_refuses_a_single_one():
     with Ranks(3) as ranks:
-        assert len(measure.link(ranks, sizes=(4, 4096), repeats=2).times) == 2
+        assert len(timing.link(ranks, sizes=(4, 4096), repeats=2).times) == 2
     with Ranks(1) as ranks, pytest.raises(ValueError, match="a link joins two ranks"):
-        measure.link(ranks)
+        timing.link(ranks)

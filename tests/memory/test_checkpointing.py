@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.measure import timing as measure
+from utils.measure import timing
 from utils.memory.checkpointing import is_recomputed, recompute
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 
@@ -68,9 +68,9 @@ def test_full_keeps_one_input_a_layer_to_the_byte(step):
     saved = {}
     for every in (1, 2, 4):
         recompute(model, "full", every)
-        saved[every] = measure.saved_bytes(loss, kept)
+        saved[every] = timing.saved_bytes(loss, kept)
     recompute(model, "none")
-    none = measure.saved_bytes(loss, kept)
+    none = timing.saved_bytes(loss, kept)
     tables = 2 * 16 * 8 * 4  # cos and sin, inputs of every layer: kept once, not at all without
     layer = (none - saved[1] + tables) / 4  # what one layer saves besides its input
     assert layer > 0
@@ -87,7 +87,7 @@ def test_selective_recomputes_no_matrix_product(step):
     flops = {}
     for mode in ("none", "full", "selective"):
         recompute(model, mode)
-        flops[mode] = measure.flops(work)
+        flops[mode] = timing.flops(work)
     assert flops["selective"] == flops["none"]
     # the backward pass is twice the forward; recomputing the layers is almost a third more
     assert 1.2 < flops["full"] / flops["none"] < 1.34

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.measure import timing as measure
+from utils.measure import timing
 from utils.measure.memory import Memory
 from utils.memory.checkpointing import recompute
 from utils.memory.offload import OffloadedOptimizer, offloaded_activations
@@ -49,7 +49,7 @@ def test_gradients_are_equal_to_the_bit(mode, device):
 
 def test_each_storage_goes_out_once_and_leaves_memory():
     model, loss = small_gpt()
-    saved = measure.saved_bytes(loss, list(model.parameters()))
+    saved = timing.saved_bytes(loss, list(model.parameters()))
     with Memory(model) as memory:
         with offloaded_activations(min_bytes=0) as moved:
             result = loss()
@@ -76,7 +76,7 @@ def test_with_recomputation_only_the_layers_inputs_go_out():
     model, loss = small_gpt()
     rows = 3 * 16 * 32 * 4
     recompute(model)
-    inside = measure.saved_bytes(loss, list(model.parameters()))
+    inside = timing.saved_bytes(loss, list(model.parameters()))
     with offloaded_activations(min_bytes=0) as moved:
         loss()
     assert moved.bytes == inside and 3 * rows < moved.bytes < 14 * rows

@@ -20,7 +20,7 @@ from utils.planner.decode import (
 )
 from utils.planner.kernels import STREAM
 from utils.ranks import Ranks
-from utils.serving.engine import version as shards
+from utils.serving.engine import version
 from utils.serving.engine.model import Decoder
 
 A100 = MACHINES["dgx-a100"]
@@ -169,9 +169,9 @@ def test_operators_of_a_layer_are_counted(one_thread):
                   "num_hidden_layers": layers,
                   "num_attention_heads": 2, "intermediate_size": 48, "rms_norm_eps": 1e-5,
                   "max_position_embeddings": 32, "tie_word_embeddings": True}  # fmt: skip
-        model = shards.Model.from_config(config)
+        model = version.Model.from_config(config)
         weights = {name: torch.randn(shape) for name, shape in
-                   shards.rank_shapes(model, 0, 1).items()}  # fmt: skip
+                   version.rank_shapes(model, 0, 1).items()}  # fmt: skip
         decoder = Decoder(model, weights, 0, 1, slots=4, positions=32)
         decoder.prefill(0, 0, [1, 2, 3])
         for slots in ([0], [0, 1, 2, 3]):

@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from utils.models.config import GPTConfig
 from utils.parallel.mesh import make_mesh
-from utils.planner import fake_run as fake_world
+from utils.planner import fake_run
 from utils.planner.fake_run import observe, world_of
 from utils.planner.machine import MACHINES
 from utils.planner.model import Model
@@ -26,7 +26,7 @@ def for_real(config, mix, options):
     """On a real rank: what is compared, of the step at which gloo's threads held least."""
     mesh = make_mesh(**mix)
     seen = min(
-        (fake_world.one_step(config, mesh, **options) for _ in range(3)),
+        (fake_run.one_step(config, mesh, **options) for _ in range(3)),
         key=lambda seen: seen.total,
     )
     return seen.parameters, traffic_of(seen), seen.memory

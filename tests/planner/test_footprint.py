@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from utils.measure import timing as measure
+from utils.measure import timing
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.planner import footprint
 
@@ -77,7 +77,7 @@ def test_activations_are_what_autograd_keeps(config, batch, seq):
     model = GPT(config)
     x = torch.zeros(batch, seq, dtype=torch.long)
     y = torch.zeros(batch, seq, dtype=torch.long)
-    kept = measure.saved_bytes(
+    kept = timing.saved_bytes(
         lambda: cross_entropy(model(x), y), besides=[*model.parameters(), x, y]
     )
     computed = footprint.activation_bytes(config, batch, seq, value_bytes=4)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import cloudpickle
 
-from utils.course import record as store
+from utils.course import record
 from utils.ranks import RankError, Ranks
 
 HANG = 5.0  # seconds until a collective counts as hanging
@@ -74,8 +74,8 @@ def check(name: str, judge: Callable[[Path], str], file: str | Path) -> None:
     else:
         passed, text = True, seen
     _say("[ok]" if passed else "[x]", name, text)
-    with contextlib.suppress(store.StoreError):  # a check must not fail for a read-only folder
-        store.change(lambda content: content["checks"].update({name: passed}))
+    with contextlib.suppress(record.RecordError):  # a check must not fail for a read-only folder
+        record.change(lambda content: content["checks"].update({name: passed}))
 
 
 def on_ranks(size: int, path: Path, scenario: Callable, *args, hang: str = "") -> list:

@@ -12,7 +12,7 @@ sentence that compares them. The numbers stay in one file for all lessons
 import math
 import numbers
 
-from utils.course import record as store
+from utils.course import record
 from utils.drawing import figures
 
 SHOW = ("all", "text", "figure")
@@ -127,12 +127,12 @@ _unwritten: dict[str, dict] = {}
 
 def _keep(note) -> None:
     try:
-        store.change(note)
-    except store.StoreError as error:
+        record.change(note)
+    except record.RecordError as error:
         print(f"Not kept after this notebook: {error}.")
         content = {"predictions": _unwritten}
         note(content)
 
 
 def _entry(name: str) -> dict:
-    return _unwritten.get(name) or store.read()["predictions"][name]
+    return _unwritten.get(name) or record.read()["predictions"][name]

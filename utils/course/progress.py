@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.course import record as store
+from utils.course import record
 from utils.paths import ROOT
 
 
@@ -53,7 +53,7 @@ def _names(function: str, code: str) -> tuple[str, ...]:
 
 def report(root: Path = ROOT) -> None:
     """Prints one line for each lesson and lab, and what comes next."""
-    found, content = parts(root), store.read()
+    found, content = parts(root), record.read()
     if not found:
         print(f"There are no lessons in {root}.")
         return

@@ -27,7 +27,7 @@ NUMBERING = 2
 RENUMBERED = {"07": "08", "08": "09", "09": "10", "12": "14", "14": "16"}
 
 
-class StoreError(RuntimeError):
+class RecordError(RuntimeError):
     """The ledger's folder cannot be used. The message names it and the fix."""
 
 
@@ -50,7 +50,7 @@ def read() -> dict:
     except (ValueError, AttributeError):
         pass
     except OSError as error:
-        raise StoreError(_unusable(error)) from None
+        raise RecordError(_unusable(error)) from None
     _keep_aside(path)
     return {"predictions": {}, "checks": {}}
 
@@ -65,7 +65,7 @@ def change(edit: Callable[[dict], None]) -> None:
             content["numbering"] = NUMBERING
             _replace(home() / "ledger.json", content)
     except OSError as error:
-        raise StoreError(_unusable(error)) from None
+        raise RecordError(_unusable(error)) from None
 
 
 def _renumbered(content: dict) -> dict:

@@ -45,8 +45,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from utils.measure.operators import Watching, plain_tensors, tensors_in
-from utils.measure.traffic import FAMILIES
+from utils.measure.traffic import FAMILIES, Watching, plain_tensors, tensors_in
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary", "communication")
 OWNED = KINDS[:3]  # known by who points to them; the first wins

@@ -1,7 +1,7 @@
-"""Traces into figures: when does a rank compute, and when does it talk?
+"""Traces: when does a rank compute, and when does it talk?
 
     spans = profile.record(step)             # on a rank: runs step() three times, traces the last
-    profile.timeline({"rank 0": spans})      # in the notebook
+    timeline({"rank 0": spans})              # in the notebook: utils.drawing.timeline
     profile.hidden(spans)                    # share of the communication covered by computation
 
 The events are those of `torch.profiler`. On the CPU, gloo notes one `gloo:all_reduce` for each
@@ -22,10 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
-from utils.drawing import figures
-
 COMPUTE = ("forward", "backward", "optimizer", "compute")
-NUMBERED = 16  # as many collectives of a trace can be told apart by a number in the figure
 COLLECTIVES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -35,7 +32,6 @@ COLLECTIVES = {
     "sendrecv": "send",
     "reduce": "reduce",
 }
-TINTS = {"forward": "data", "backward": "compute", "optimizer": "optimizer", "compute": "compute"}
 
 
 @dataclass(frozen=True)
@@ -123,35 +119,6 @@ def loopback_bytes() -> int | None:
     return int(counts[0][8]) if counts else None
 
 
-def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
-    """Draws traces below one another on one clock: a lane that computes, and lanes of collectives.
-
-    traces: {name: spans}. Collectives, if there are few, are numbered in the order in which they
-    began; those that run at the same time get lanes of their own.
-    """
-    _, axes = figures.figure("tall" if len(traces) > 1 else "normal")
-    y, ticks = 0.0, []
-    for name, trace in traces.items():
-        ticks.append((y, f"{name}: compute"))
-        for span in trace:
-            if span.kind in COMPUTE:
-                _bar(axes, y, span)
-        few = len(communication(trace)) <= NUMBERED
-        for depth, lane in enumerate(_lanes(communication(trace))):
-            y += 1
-            ticks.append((y, "" if depth else "communication"))
-            for number, span in lane:
-                _bar(axes, y, span, str(number) if few else "")
-        y += 1.5
-    axes.set_yticks([y for y, _ in ticks], [name for _, name in ticks])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
-    axes.set(xlabel="ms since the step began", title=title)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=5, fontsize=10)
-    figures.show()
-
-
 def _kind(event, on_gpu: bool) -> str | None:
     """What a profiler event is to us: a kind of compute, a collective, or nothing (None)."""
     name = event.name
@@ -180,24 +147,3 @@ def _join(some: list[Span], gap: float = 0.0) -> list[Span]:
             span = Span(last.kind, last.start, max(last.end, span.end))
         joined.append(span)
     return joined
-
-
-def _lanes(talk: list[Span]) -> list[list[tuple[int, Span]]]:
-    """Numbered spans on as few lanes as keep those that run together apart."""
-    lanes: list[list[tuple[int, Span]]] = []
-    for number, span in enumerate(talk):
-        free = next((lane for lane in lanes if lane[-1][1].end <= span.start), None)
-        if free is None:
-            lanes.append(free := [])
-        free.append((number, span))
-    return lanes
-
-
-def _bar(axes, y: float, span: Span, text: str = "") -> None:
-    """One span as a bar; the first of each kind names the colour in the legend."""
-    label = span.kind.replace("_", "-")
-    if label in axes.get_legend_handles_labels()[1]:
-        label = None
-    tint, edge = figures.shade(TINTS.get(span.kind, "communication")), "white" if text else "none"
-    axes.barh(y, span.ms, left=span.start, height=0.7, color=tint, edgecolor=edge, label=label)
-    axes.text(span.start + span.ms / 2, y, text, ha="center", va="center", fontsize=9)

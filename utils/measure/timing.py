@@ -1,13 +1,13 @@
 """What this machine can do, and what a piece of work costs on it: seconds, FLOPs, bytes.
 
-    from utils.measure import timing as measure
+    from utils.measure import timing
 
-    print(measure.machine())                     # cores, memory, devices
-    measure.seconds(lambda: model(x))            # the median of some repeats
-    measure.matmul_flops(1024)                   # FLOP/s of a matrix product
-    measure.flops(lambda: model(x))              # FLOPs, counted from the shapes: no clock
-    measure.saved_bytes(lambda: model(x).sum())  # what the forward pass keeps for the backward
-    measure.link(ranks)                          # seconds per message, seconds per byte
+    print(timing.machine())                     # cores, memory, devices
+    timing.seconds(lambda: model(x))            # the median of some repeats
+    timing.matmul_flops(1024)                   # FLOP/s of a matrix product
+    timing.flops(lambda: model(x))              # FLOPs, counted from the shapes: no clock
+    timing.saved_bytes(lambda: model(x).sum())  # what the forward pass keeps for the backward
+    timing.link(ranks)                          # seconds per message, seconds per byte
 
 Counts are exact and the same everywhere; times are not, above all on a busy machine.
 """

@@ -31,6 +31,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
 )
 
@@ -91,12 +92,16 @@ class Event:
     group: str = field(default="", compare=False)  # the process group's name
 
 
-class _Counting(TorchDispatchMode):
-    """Appends an event to `events` for each c10d operator of the thread that it is entered on."""
+class Watching(TorchDispatchMode):
+    """Calls `saw(func, tensors, outputs)` before each operator of this thread and after it.
 
-    def __init__(self, events: list[Event]) -> None:
+    tensors are its arguments (outputs=False) or its results (outputs=True), nested as they come.
+    The backward passes that the thread starts are seen as well, on whichever thread they run.
+    """
+
+    def __init__(self, saw):
         super().__init__()
-        self.events = events
+        self.saw = saw
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -104,14 +109,26 @@ class _Counting(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        # A wrapper (DTensor, AsyncCollectiveTensor) first unfolds into the operators that it stands
-        # for; those come past here again, its collectives among them.
+        # a wrapper (DTensor …) first unfolds into the operators that it stands for
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if func.namespace in FAMILIES:
-            self.events += _events(func, args, kwargs)
-        return func(*args, **kwargs)
+        self.saw(func, (args, kwargs), outputs=False)
+        result = func(*args, **kwargs)
+        self.saw(func, result, outputs=True)
+        return result
+
+
+class _Counting(Watching):
+    """Appends an event to `events` for each c10d operator of the thread that it is entered on."""
+
+    def __init__(self, events: list[Event]) -> None:
+        super().__init__(self._count)
+        self.events = events
+
+    def _count(self, func, given, outputs: bool) -> None:
+        if not outputs and func.namespace in FAMILIES:
+            self.events += _events(func, *given)
 
     def counting_callbacks(self, then):
         """`Future.then` whose callbacks are counted too, on whichever thread they run."""
@@ -271,3 +288,26 @@ def _others_part(payload: int, size: int, rank: int, given: dict) -> Fraction:
     if not splits or sum(splits) == 0:  # no list: equal parts
         return Fraction((size - 1) * payload, size)
     return payload * Fraction(sum(splits) - splits[rank], sum(splits))
+
+
+def tensors_in(nested):
+    """The plain tensors in nested lists, tuples and dictionaries."""
+    if isinstance(nested, torch.Tensor):
+        yield from plain_tensors(nested)
+    elif isinstance(nested, (list, tuple)):
+        for item in nested:
+            yield from tensors_in(item)
+    elif isinstance(nested, dict):
+        for item in nested.values():
+            yield from tensors_in(item)
+
+
+def plain_tensors(tensor):
+    """The tensors that a wrapper (DTensor …) holds; a plain tensor itself; nothing for the rest."""
+    if not isinstance(tensor, torch.Tensor):
+        return
+    if not is_traceable_wrapper_subclass(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from plain_tensors(getattr(tensor, name))

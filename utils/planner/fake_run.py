@@ -26,9 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from utils.measure.memory import Memory
 from utils.measure.traffic import Traffic
-from utils.memory.checkpointing import recompute as recompute_blocks
-from utils.models import gpt
-from utils.models import ops as pointwise
+from utils.memory.checkpointing import recompute as checkpoint_blocks
+from utils.models import gpt, ops
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.parallel.mesh import Mesh, make_mesh
@@ -63,7 +62,7 @@ def fake_numbers():
     PyTorch's norm is made of small ones, which keep copies in fp32, where a GPU has one kernel. So
     the norm is the course's own here, which keeps what that kernel keeps: its input and a scale.
     """
-    before, gpt.rms_norm = gpt.rms_norm, pointwise._RMSNorm.apply
+    before, gpt.rms_norm = gpt.rms_norm, ops._RMSNorm.apply
     try:
         with FakeTensorMode():
             yield
@@ -169,7 +168,7 @@ def one_step(
     for stage in stages:
         tensor_parallel(stage, mesh.tp, sequence_parallel)
         stage.sequence_shares = shares
-        recompute_blocks(stage, recompute)
+        checkpoint_blocks(stage, recompute)
     parameters = list(model.parameters())
     optimizer = MixedAdamW(parameters)
     if precision == "fp32":

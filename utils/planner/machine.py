@@ -113,19 +113,19 @@ def measured(ranks=None, cores: float = 1) -> Machine:
 
     ranks: an open `utils.ranks.Ranks` of two or more, for the link; None keeps a typical link.
     """
-    from utils.measure import timing as measure
+    from utils.measure import timing
 
-    here = measure.machine()
+    here = timing.machine()
     machine = replace(
         MACHINES["laptop"],
         name=HERE,
-        peak=measure.matmul_flops(1024) * cores / max(1, here.threads),
+        peak=timing.matmul_flops(1024) * cores / max(1, here.threads),
         sustained=1.0,
-        bandwidth=measure.memory_bandwidth(),
+        bandwidth=timing.memory_bandwidth(),
         memory=here.memory / max(1, int(here.cores)),
         source=f"measured: {here.processor}",
     )
     if ranks is None:
         return machine
-    link = measure.link(ranks)
+    link = timing.link(ranks)
     return replace(machine, levels=(Level(ANY, 1 / max(link.beta, 1e-15), link.alpha),))
