@@ -22,7 +22,7 @@ def test_embedded_text_is_the_language_reference(tokens):
     assert tokens.dtype == torch.uint8 and bytes(tokens.tolist()) == text
     assert 400_000 < len(text) < 600_000  # 3.11 and 3.12 differ a little
     assert text.startswith(b'The "assert" statement')
-    code = "import zlib; from utils import corpus; print(zlib.crc32(corpus.embedded()))"
+    code = "import zlib; from utils.data import corpus; print(zlib.crc32(corpus.embedded()))"
     other = {**os.environ, "PYTHONHASHSEED": "12345"}
     result = subprocess.run([sys.executable, "-c", code], env=other, capture_output=True, text=True)
     assert int(result.stdout) == zlib.crc32(text)

@@ -89,7 +89,7 @@ def test_whole_modules_are_held_out(pages):
 def test_it_is_the_same_in_another_process():
     ours = library_text.fingerprint()
     assert ours["bytes"] == len(corpus.load("library"))
-    code = "from utils import library_text; print(library_text.fingerprint()['sha256'])"
+    code = "from utils.data import library; print(library.fingerprint()['sha256'])"
     other = {**os.environ, "PYTHONHASHSEED": "12345"}
     result = subprocess.run([sys.executable, "-c", code], env=other, capture_output=True, text=True)
     assert result.stdout.strip() == ours["sha256"]
