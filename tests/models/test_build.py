@@ -19,15 +19,9 @@ from utils.models.gpt import GPT, cross_entropy
 from utils.models.shipped import MODELS, SIZES, load
 from utils.models.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXT = corpus.embedded()[:30_000]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # ---- 1. made

@@ -12,6 +12,8 @@ from utils.models import hf_format
 from utils.models import ops as pointwise
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers asks deepspeed, which is then quiet
 LLAMA3 = {
     "rope_type": "llama3",
@@ -20,14 +22,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the models are too small for two
-    yield
-    torch.set_num_threads(before)
 
 
 def random_config(seed):

@@ -14,15 +14,9 @@ from utils.memory.precision import autocast
 from utils.models import moe
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers asks deepspeed, which is then quiet
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def small(**changes):

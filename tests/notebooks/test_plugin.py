@@ -52,6 +52,9 @@ NOT_RUN = notebook(("print(1)", []), ("print(2)", [text("2\n")]))
 NOT_RUN.cells[0].execution_count = None
 
 NOTEBOOKS = {
+    "in_order": notebook(
+        ("x = 1", []), *[("x += 1; print(x)", [text(f"{i}\n")]) for i in (2, 3, 4)]
+    ),
     "equal": notebook(("print('one')", [text("one\n")]), ("1 + 1", [result("2", 2)])),
     "differs": notebook("# Sums", "## By hand", ("print(1 + 1)", [text("3\n")])),
     "missing": notebook(("print('more')", [])),
@@ -85,14 +88,17 @@ pytestmark = pytest.mark.timeout(600)  # the first test runs all notebooks
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory):
-    """The outcome of every test of every notebook above, from one pytest run."""
+    """The outcome of every test of every notebook above, from one pytest run of two workers.
+
+    Nothing of this repository's tests is selected, and yet each notebook goes to a worker whole.
+    """
     folder = tmp_path_factory.mktemp("notebooks")
     for name, content in NOTEBOOKS.items():
         nbformat.write(content, folder / f"{name}.ipynb")
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), str(folder)]
     command += ["--rootdir", str(folder), "-p", "no:cacheprovider", "--junitxml", str(report)]
-    command += ["--nbval-cell-timeout", str(LIMIT), "-q"]
+    command += ["--nbval-cell-timeout", str(LIMIT), "-q", "-n", "2"]
     command += ["-o", "junit_duration_report=call"]  # without the start of the kernel
     subprocess.run(command, cwd=ROOT, capture_output=True, timeout=500)
     found = {name: [] for name in NOTEBOOKS}
@@ -112,6 +118,7 @@ def kinds(outcomes, name):
 @pytest.mark.parametrize(
     "name",
     [
+        "in_order",
         "equal",
         "ignored",
         "subprocess",

@@ -13,6 +13,8 @@ from utils.parallel import experts
 from utils.parallel.mesh import make_mesh
 from utils.ranks import Ranks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = {"vocab_size": 61, "hidden_size": 24, "layers": 2, "heads": 4, "intermediate_size": 15}
 
 
@@ -26,14 +28,6 @@ def ranks():
 def three():
     with Ranks(3, device="cpu") as group:
         yield group
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_model(experts=6, count=2, **changes):

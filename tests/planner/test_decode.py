@@ -153,14 +153,6 @@ class Count(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.fixture
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_operators_of_a_layer_are_counted(one_thread):
     """The difference between decoders of 2 and 5 layers, for a batch and for one row."""
     found = []

@@ -22,6 +22,8 @@ from utils.planner import MACHINES, Model, Strategy, plan
 from utils.planner.strategy import RECOMPUTE
 from utils.ranks import Ranks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 LAPTOP = MACHINES["laptop"]
 CONFIGS = {  # a GPT, sequences of a micro-batch, tokens of each
     "plain": (GPTConfig(hidden_size=128, layers=4, heads=4), 8, 64),
@@ -106,14 +108,6 @@ def _prepared(model, x, micro_batches, split):
 
 def _summed(logits, y):
     return cross_entropy(logits, y, reduction="sum")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("name", "mode"), ONE)

@@ -24,6 +24,8 @@ from utils.prompts.lora import PeerConfig, tune_weights
 from utils.prompts.tasks import TASKS, Question, Task
 from utils.prompts.tuning import PromptConfig, prompted, tune
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WORDS = ("red", "green", "blue", "black")
 
 
@@ -44,14 +46,6 @@ CHOICES = Task("choices", "Which of the colors?", draw_choice)
 def small(seed=0, vocab=256):
     torch.manual_seed(seed)
     return GPT(GPTConfig(vocab_size=vocab, hidden_size=32, layers=2, heads=2, max_positions=256))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the models are too small for two
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

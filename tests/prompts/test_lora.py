@@ -11,16 +11,10 @@ from utils.models.tokenizer import Tokenizer
 from utils.prompts.lora import MATRICES, PeerConfig, learned_numbers, prepared, tune_weights
 from utils.prompts.tuning import Example, PromptConfig, batch_of, matches, prompt_loss
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TOKENIZER = Tokenizer()  # bytes
 EXAMPLES = [Example(f"{name}:", " yes" if name in "ace" else " no") for name in "abcdef"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the models are too small for two
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

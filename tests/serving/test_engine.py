@@ -11,7 +11,8 @@ from utils.models.tokenizer import Tokenizer
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import Sampling
 
-pytestmark = pytest.mark.timeout(600)
+# Threads that wait for a core of a busy machine would take most of these tests' time.
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
 
 TEXTS = [
     "import os\n",
@@ -21,15 +22,6 @@ TEXTS = [
     "x",
     "for line in file:\n" * 12,
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Threads that wait for a core of a busy machine would take most of these tests' time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -25,19 +25,13 @@ from utils.ranks.context import freed_memory_kept
 from utils.training.config import flag, parse
 from utils.training.train import TrainConfig, backward, main, resumed, schedule, train
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # odd on purpose: 7 rows on 2, 3 and 4 ranks are 4 + 3, 3 + 2 + 2 and 2 + 2 + 2 + 1
 ODD = TrainConfig(
     layers=2, hidden=24, heads=4, kv_heads=2, vocab=259, batch=7, seq=33, steps=6, held_out_every=4,
     precision="fp64", device="cpu", sample=0,
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only: what it does is there")

@@ -1,9 +1,20 @@
-"""What all tests share, and their order when two processes run them (`make test`)."""
+"""What every pytest run of the workshop needs; pyproject.toml loads it, whatever is selected.
+
+A conftest.py would be read only when something of its own folder is selected: `pytest -n 2
+notebooks labs` would then run without it, and cut notebooks in two.
+"""
+
+import gc
+import os
 
 import cloudpickle
 import pytest
 
 import tests
+
+# Torch's threads sleep while they wait for one another. They would spin: beside other work on the
+# same cores, that took six times the processor time. Kernels, ranks and servers inherit this.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 pytest.register_assert_rewrite("tests.labs.lab_tests")  # its asserts say what they compared, too
 
@@ -17,13 +28,19 @@ LONG = ("notebooks/", "labs/")
 
 
 def pytest_collection_modifyitems(config, items):
-    """What two processes share, the long files first, so that both are done at the same time."""
+    """What several processes share, the long files first, so that all are done at the same time."""
     shared = hasattr(config, "workerinput")
 
     def place(item):
         return item.nodeid.startswith(LAST), shared and not item.nodeid.startswith(LONG)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """What is imported by now stays: the garbage collector need not look at it again each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,3 +54,14 @@ def pytest_xdist_make_scheduler(config, log):
 
     config.option.loadscopereorder = False  # in the order of collection
     return Files(config, log)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Torch computes with one thread, as a rank does, and as before afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
