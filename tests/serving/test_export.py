@@ -1,7 +1,9 @@
 """The export: what each rank gets, versions, prompts, the code that goes along, the command."""
 
+import ast
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from utils.serving import shard as split
 from utils.serving.checkpoint import byte_tokenizer
 from utils.serving.engine.version import LoadError, Version
 from utils.serving.export import ExportError, export, rebuild
+from utils.serving.install import ServerError, models_of
 
 
 @pytest.fixture
@@ -91,8 +94,8 @@ def test_rebuild_is_the_source_to_the_byte(tmp_path, tp, dtype):
     assert manifest["parameters"] == config.parameter_count()
     assert manifest["fingerprint"] == fingerprint(source) and manifest["name"] == "model"
     assert (manifest["tp"], manifest["format"], manifest["prompts"]) == (tp, 1, {})
-    written = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.suffix != ".py"}
-    assert set(manifest["files"]) == written - {"serving", "manifest.json"}
+    written = {str(f.relative_to(folder)) for f in folder.rglob("*.*") if f.suffix != ".py"}
+    assert set(manifest["files"]) == written - {"manifest.json"}
     for name, facts in manifest["files"].items():
         content = (folder / name).read_bytes()
         assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -167,7 +170,7 @@ def test_versions_in_their_order(tmp_path, model):
 def test_a_version_with_other_code_is_another_one(tmp_path, model):
     out = tmp_path / "repo"
     first = export(model, out, 1)
-    (first / "serving" / "engine.py").write_text("# of last year\n")
+    (first / "utils" / "serving" / "engine" / "engine.py").write_text("# of last year\n")
     assert export(model, out, 1).name == "2"
 
 
@@ -234,51 +237,110 @@ def test_prompts_go_along(tmp_path, prompts):
 # ---- 4. the code that goes along
 
 
-def test_the_stored_copies_of_the_engine_are_those_of_the_workshop():
-    assert repository.stale_code() == [], "run: python -m utils.serving.export --code"
+NEEDS = ("torch", "numpy", "safetensors", "tokenizers")  # besides Python's own modules
 
 
-def test_stale_copies_are_written_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(repository, "SOURCE", tmp_path)
-    copies = tmp_path / "gpt_engine" / "1" / "serving"
-    assert set(repository.refresh_code()) == set(repository.SHIPPED)
-    assert repository.stale_code() == []
-    (copies / "engine.py").write_text("# edited in the wrong place\n")
-    (copies / "old.py").write_text("# no longer shipped\n")
-    assert repository.refresh_code() == ["engine.py", "old.py"]
-    assert {file.name for file in copies.iterdir()} == set(repository.SHIPPED)
+def test_what_a_version_ships_needs_four_packages():
+    files = repository.shipped()
+    assert "utils/serving/engine/engine.py" in files and "utils/serving/export.py" not in files
+    allowed = {*NEEDS, *sys.stdlib_module_names, "utils", "triton_python_backend_utils"}
+    for file in [
+        ROOT / "triton_model_repo" / "gpt_engine" / "model.py",
+        *map(ROOT.joinpath, files),
+    ]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
+            assert {name.partition(".")[0] for name in names} <= allowed, (file, names)
+
+
+def test_the_files_to_ship_are_found_from_imports(tmp_path):
+    texts = {
+        "utils/a/__init__.py": "from utils.a.face import nobody_ships_me",
+        "utils/a/start.py": "import torch.nn\nfrom .near import x\nfrom utils.b import far, file",
+        "utils/a/near.py": "def later():\n    import utils.b.deep.late",
+        "utils/b/far.py": "from utils.a.start import x",
+        "utils/b/file.py": "from ..a import near",
+        "utils/b/deep/late.py": "",
+        "utils/b/other.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    expected = ["a/near", "a/start", "b/deep/late", "b/far", "b/file"]
+    assert repository.shipped(tmp_path, "utils/a") == [f"utils/{name}.py" for name in expected]
+    (tmp_path / "utils/b/far.py").write_text("from utils.a import name_of_the_room")
+    with pytest.raises(
+        ExportError, match=r"utils/b/far.py imports utils.a.name_of_the_room, which"
+    ):
+        repository.shipped(tmp_path, "utils/a")
 
 
 ISOLATED = """
-import importlib, sys
-class Nobody:
+import importlib, os, sys
+ours, names = sys.argv[1], sys.argv[2].split()
+class Nobody:  # only what NEEDS names and Python itself; their own neighbours they may ask for
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("utils", "transformers", "tests"):
+        frame = sys._getframe(1)
+        while "importlib" in frame.f_code.co_filename:
+            frame = frame.f_back
+        room = name.split(".")[0]
+        if frame.f_code.co_filename.startswith(ours) and room not in allowed:
             raise ImportError(name + " is not on the server")
+allowed = {"utils", *sys.argv[3].split(), *sys.stdlib_module_names}
 sys.meta_path.insert(0, Nobody())
-sys.path.insert(0, sys.argv[1])
-for name in sys.argv[2].split():
-    module = importlib.import_module("serving." + name)
-    assert module.__file__.startswith(sys.argv[1]), module.__file__
-from serving.version import Version
-print(Version.read(sys.argv[1]).model.vocab_size)
+sys.path.insert(0, ours)
+for name in names:
+    module = importlib.import_module(name)
+    assert module.__file__.startswith(ours), module.__file__
+from utils.serving.engine.engine import Engine
+with Engine(ours) as engine:
+    print(engine.version.model.vocab_size, len(engine.complete([7, 9]).tokens) > 0)
+    for pid in engine.pids:
+        words = open(f"/proc/{pid}/cmdline").read().split("\\0")
+        assert ours in words, words
+print(sorted({m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "utils"
+              and not m.__file__.startswith(ours)}))
 """
 
 
 def test_a_version_runs_without_the_workshop(tmp_path, model):
-    folder = export(model, tmp_path / "repo", 1)
-    assert {file.name for file in (folder / "serving").iterdir()} == set(repository.SHIPPED)
-    source = ROOT / "triton_model_repo" / "gpt_engine" / "1" / "model.py"
+    """Its own files do, in a process that has the four packages only, and in its ranks; the
+    workshop's files, which PYTHONPATH offers, are not asked."""
+    folder = export(model, tmp_path / "repo", 2)
+    code = {str(file.relative_to(folder)) for file in folder.rglob("*.py")}
+    shipped = set(repository.shipped())
+    assert code - shipped - {"model.py"} == {name for name in code if name.endswith("__init__.py")}
+    assert shipped <= code
+    source = ROOT / "triton_model_repo" / "gpt_engine" / "model.py"
     assert (folder / "model.py").read_bytes() == source.read_bytes()
-    names = " ".join(Path(name).stem for name in repository.SHIPPED if name != "__init__.py")
+    names = " ".join(name.removesuffix(".py").replace("/", ".") for name in sorted(shipped))
     done = subprocess.run(
-        [sys.executable, "-I", "-c", ISOLATED, str(folder), names],
+        [sys.executable, "-c", ISOLATED, str(folder), names, " ".join(NEEDS)],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=200,
     )
-    assert (done.returncode, done.stdout) == (0, "256\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "256 True\n[]\n"), done.stderr
+
+
+def test_a_version_from_before_the_engine_came_along(tmp_path, model):
+    """What git had of it is gone after an update: the server says what to do, the export goes on,
+    and its weights are read as ever."""
+    out = tmp_path / "repo"
+    old = export(model, out, 1)
+    (old / "model.py").unlink()
+    shutil.rmtree(old / "utils")
+    with pytest.raises(ServerError, match=r"gpt_engine/1 was exported before .*: export it again"):
+        models_of(out, None, {"python"})
+    assert Version.read(old).weights(0)
+    assert export(model, out, 1) == out / "gpt_engine" / "2"
+    assert "gpt_engine" in models_of(out, None, {"python"})[0]
 
 
 def test_all_models_are_in_a_new_repository(tmp_path, model):
@@ -287,11 +349,11 @@ def test_all_models_are_in_a_new_repository(tmp_path, model):
     expected = {
         file.relative_to(stored)
         for name in (repository.ENGINE, *repository.FRONT)
-        for file in (stored / name / "config.pbtxt", *(stored / name / "1").iterdir())
-        if file.name in ("config.pbtxt", "model.py", ".gitkeep")
+        for file in (stored / name / "config.pbtxt", *(stored / name).glob("1/*"))
+        if file.name in ("config.pbtxt", "model.py", ".gitkeep") and name != repository.ENGINE
     }
-    assert len(expected) >= 9
-    for file in expected - {Path("gpt_engine/1/.gitkeep")}:
+    assert len(expected) == 8
+    for file in expected | {Path("gpt_engine/config.pbtxt")}:
         assert (tmp_path / "repo" / file).read_bytes() == (stored / file).read_bytes()
 
 

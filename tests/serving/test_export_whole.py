@@ -30,9 +30,7 @@ def killed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     stored, model = folder / "as-in-git", new_model(folder / "model")
     repository.copy_models(stored)
-    repository.copy_code(stored / "gpt_engine" / "1")
-    old = stored / "gpt_engine" / "1" / "serving" / "engine.py"
-    old.write_text("# of last year\n")  # the export brings this year's
+    (stored / "gpt_engine" / "1" / "serving" / "__pycache__").mkdir(parents=True)  # of last year
     done = command("-m", "tests.serving.killed_export", model, folder, stored)
     assert done.returncode == 0, done.stderr
     outs = {
@@ -61,29 +59,27 @@ def test_a_crash_at_any_moment_leaves_no_half_version(killed):
     assert whole and whole == list(outs["new"])[-len(whole) :] and len(whole) < len(outs["new"])
 
 
-def test_a_crash_while_the_stored_version_is_filled(killed):
-    """The first version stands in git with its code: that is always there, and the version counts
-    as filled only where it is whole."""
+def test_a_crash_while_the_workshops_own_repository_is_filled(killed):
+    """Its models stand there already, and what a version of last year has left."""
     model, outs, stored = killed
-    code = [file.relative_to(stored) for file in stored.rglob("*.py")]
-    new = export(model, stored.with_name("whole"), 2).parents[1]
+    models = [file.relative_to(stored) for file in stored.rglob("*.*") if file.is_file()]
+    assert len(models) >= 8
     filled = {}
     for number, out in outs["stored"].items():
         version = out / "gpt_engine" / "1"
         filled[number] = (version / "manifest.json").exists()
         if filled[number]:
             check_whole(version)
-        for file in code:
-            known = [(place / file).read_bytes() for place in (stored, new)]
-            assert (out / file).read_bytes() in known[filled[number] :]
+        else:
+            assert not [file for file in version.rglob("*") if file.is_file()]
+        for file in models:
+            assert (out / file).read_bytes() == (stored / file).read_bytes()
     assert set(filled.values()) == {False, True}
-    partly = outs["stored"][max(number for number in filled if not filled[number])]
-    version = partly / "gpt_engine" / "1"
-    assert (version / "rank-0-of-2.safetensors").exists()
+    last = outs["stored"][max(number for number in filled if not filled[number])]
     with pytest.raises(LoadError, match=r"manifest.json is missing"):
-        Version.read(version)
-    assert export(model, partly, 2) == version
-    check_whole(version)
+        Version.read(last / "gpt_engine" / "1")
+    assert export(model, last, 2) == last / "gpt_engine" / "1"
+    check_whole(last / "gpt_engine" / "1")
 
 
 def test_a_reader_never_sees_a_version_without_its_manifest(tmp_path, model):

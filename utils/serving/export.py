@@ -7,7 +7,6 @@ From the shell:
 
     python -m utils.serving.export --model models/base --tp 2 [--prompts DIR] [--version N]
         [--out triton_model_repo] [--backend python|vllm]
-    python -m utils.serving.export --code     # only the copies of the engine's code that git stores
 
 The model: a Hugging Face folder in Llama's layout (float32, bfloat16 or float16), with a
 tokenizer.json or trained on bytes. The version's folder has everything that Triton's stock image
@@ -32,9 +31,9 @@ from utils.serving import shard as split
 from utils.serving import vllm as vllm_variant
 from utils.serving.checkpoint import EXTRAS, Source, check_prompts, facts_of_prompt, find_prompts
 from utils.serving.engine.version import Version
-from utils.serving.repository import MANIFEST, SHIPPED, ExportError
+from utils.serving.repository import MANIFEST, ExportError
 
-__all__ = ["SHIPPED", "ExportError", "export", "rebuild"]
+__all__ = ["ExportError", "export", "rebuild"]
 
 PROGRAM = "utils.serving.export"
 FORMAT = 1  # of manifest.json
@@ -66,11 +65,11 @@ def _export(model, out, tp, prompts, version):
             (folder / "prompts").mkdir(exist_ok=True)
             shutil.copyfile(file, folder / "prompts" / f"{name}.safetensors")
         small = {str(file.relative_to(folder)): _facts(file) for file in _files(folder)}
-        if version is None and (same := _same(building, source, tp, small)):
+        repository.copy_code(folder)
+        if version is None and (same := _same(building, folder, source, tp, small)):
             return same, None
         _check_tokenizer(building, folder)
         repository.copy_models(building.beside)
-        repository.copy_code(folder)
         for name in repository.TOKENIZING:
             (building.beside / name / "1").mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / hf_format.TOKENIZER, building.beside / name / "1")
@@ -102,10 +101,11 @@ def _facts(file):
     return {"bytes": file.stat().st_size, "sha256": sha256}
 
 
-def _same(building, source, tp, small):
+def _same(building, new, source, tp, small):
     """The folder of the newest version if it is what would be written now, else None.
 
-    small   {name: facts} of all files but weights
+    new     the folder that has the code already
+    small   {name: facts} of all files but weights and code
     """
     if not building.filled():
         return None
@@ -115,7 +115,7 @@ def _same(building, source, tp, small):
     same = (
         files == small
         and (there["tp"], there["dtype"]) == (tp, source.dtype_name)
-        and not repository.stale_code(folder)
+        and repository.same_code(new, folder)
         and there["fingerprint"] == fingerprint(source.folder)
     )
     return folder if same else None
@@ -171,11 +171,10 @@ class Command:
     mount: str = option(
         vllm_variant.MOUNT, "with vllm: where the server will see the repository", None, "FOLDER"
     )
-    code: bool = option(False, "only refresh the engine's code stored in triton_model_repo")
 
     def __post_init__(self):
         check_types(self)
-        if self.model is None and not self.code:
+        if self.model is None:
             raise ValueError("--model is missing: give the checkpoint's folder")
         if self.backend == "vllm" and self.prompts is not None:
             raise ValueError(
@@ -198,10 +197,7 @@ def main(arguments=None):
 
 
 def run(command):
-    if command.code:
-        stale = repository.refresh_code()
-        print(f"written again: {', '.join(stale)}" if stale else "all copies are as they should be")
-    elif command.backend == "vllm":
+    if command.backend == "vllm":
         folder = vllm_variant.export_vllm(
             command.model, command.out, command.tp, command.version, command.mount
         )

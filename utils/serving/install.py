@@ -24,6 +24,7 @@ from pathlib import Path
 
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"  # named by Triton's compatibility table
 GLIBC = (2, 35)  # what the wheel was built for (its tag is manylinux_2_35)
+EXPORT = "python -m utils.serving.export"
 SYSTEM = Path("/opt/tritonserver")  # where NVIDIA's images and packages have it
 
 
@@ -163,20 +164,34 @@ def models_of(repo: Path, wanted, backends: set[str]) -> tuple[list[str], dict[s
     """
     found = {path.parent.name: path for path in sorted(Path(repo).glob("*/config.pbtxt"))}
     if not found:
-        raise ServerError(
-            f"{repo} has no model (NAME/config.pbtxt): fill one with python -m utils.serving.export"
-        )
+        raise ServerError(f"{repo} has no model (NAME/config.pbtxt): fill one with {EXPORT}")
     if wanted is not None:
         for name in wanted:
             if name not in found:
                 raise ServerError(f"{repo} has no model {name!r}: it has {', '.join(found)}")
-        return list(wanted), {}
+        found = {name: found[name] for name in wanted}
     left_out = {}
     for name, path in found.items():
-        backend = re.search(r'^\s*backend\s*:\s*"([^"]+)"', path.read_text(), re.MULTILINE)
-        if backend and backend[1] not in backends:
-            left_out[name] = f"this server has no backend {backend[1]!r}"
+        match = re.search(r'^\s*backend\s*:\s*"([^"]+)"', path.read_text(), re.MULTILINE)
+        backend = match[1] if match else None
+        if backend == "python":
+            check_version(path.parent)
+        if wanted is None and backend and backend not in backends:
+            left_out[name] = f"this server has no backend {backend!r}"
     return [name for name in found if name not in left_out], left_out
+
+
+def check_version(model: Path) -> None:
+    """Raises ServerError where the newest version of a model is not there, or has no code."""
+    versions = [int(path.name) for path in model.iterdir() if path.name.isdigit()]
+    if not versions:
+        raise ServerError(f"{model} has no version yet: {EXPORT} fills it")
+    newest = model / str(max(versions))
+    if (newest / "manifest.json").is_file() and not (newest / "model.py").is_file():
+        raise ServerError(
+            f"{newest} was exported before a version had all of its code: export it again, with "
+            f"{EXPORT}"
+        )
 
 
 def python_version() -> str:

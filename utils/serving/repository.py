@@ -2,15 +2,19 @@
 
     with building(out) as repository:                # a hidden folder beside `out`; nobody else
         folder = repository.open_version(2)          # empty, in the hidden folder
-        …                                            # filled, manifest.json last
+        …                                            # filled: code, weights, manifest.json
         repository.publish()                         # to disk, then renamed to out/gpt_engine/2
 
-A version is one rename, of a folder whose files are on the disk already. Only the first version of
-this workshop's own repository is another case: its folder stands in git with the code in it, so the
-files are moved into it one by one, manifest.json last; without that file a version is not filled.
-What a crash leaves behind is the hidden folder, which the next export removes.
+A version appears by one rename, of a folder whose files are on the disk already. What a crash
+leaves behind is the hidden folder, which the next export removes.
+
+The code of a version is model.py, which Triton calls, and the engine with the files of this
+workshop that it imports, under the names that they have here (utils/serving/engine/engine.py): what
+is imported is found by reading, so nobody keeps a list. A version needs torch, numpy, safetensors
+and tokenizers besides.
 """
 
+import ast
 import fcntl
 import os
 import re
@@ -23,29 +27,18 @@ from safetensors import SafetensorError
 from utils.paths import ROOT
 
 SOURCE = ROOT / "triton_model_repo"
-CODE = ROOT / "utils" / "serving" / "engine"
+CODE = "utils/serving/engine"
 ENGINE = "gpt_engine"
 FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize", "gpt_ensemble")
 TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
-SHIPPED = (
-    "__init__.py",
-    "request.py",
-    "version.py",
-    "model.py",
-    "sampling.py",
-    "text_stream.py",
-    "scheduler.py",
-    "stats.py",
-    "worker.py",
-    "ranks.py",
-    "engine.py",
-    "socket_server.py",
-)
 VERSION = re.compile(r"[1-9]\d*")
-# what stands in a version's folder in git, and what an export that was stopped may have left there
-STORED = re.compile(r"model\.py|serving|\.gitkeep")
-LEFT = re.compile(r"__pycache__|prompts|rank-\d+-of-\d+\.safetensors|[a-z_]+\.json")
+# what may lie in the folder of a version that is not filled: of an export that was stopped, or of
+# the time when this workshop's repository had the code of its first version in git
+LEFT = re.compile(
+    r"model\.py|serving|utils|\.gitkeep|__pycache__|prompts"
+    r"|rank-\d+-of-\d+\.safetensors|[a-z_]+\.json"
+)
 
 
 class ExportError(ValueError):
@@ -172,7 +165,7 @@ class Repository:
         """A new, empty folder for the version of about `size` bytes, beside the repository."""
         there = self.folder_of(version)
         for entry in sorted(there.iterdir()) if there.is_dir() else ():
-            if not STORED.fullmatch(entry.name) and not LEFT.fullmatch(entry.name):
+            if not LEFT.fullmatch(entry.name):
                 raise ExportError(
                     f"{there} holds {entry.name}, which is not ours and would be lost: move it away"
                 )
@@ -226,17 +219,9 @@ class Repository:
         folder = self.beside / self.engine / str(self.version)
         if not folder.exists():
             return  # it came with the whole model
-        if not target.exists():
-            folder.rename(target)
-            return
-        for entry in sorted(target.iterdir()):
-            if LEFT.fullmatch(entry.name):
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-        for file in sorted(_files(folder), key=lambda file: file == folder / self.last):
-            there = target / file.relative_to(folder)
-            there.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(file, there)
-            to_disk(there.parent)
+        if target.exists():  # with what LEFT names only: it goes with the hidden folder
+            target.rename(self.beside / "left")
+        folder.rename(target)
 
 
 # ---- the code
@@ -252,37 +237,62 @@ def copy_models(beside):
 
 
 def copy_code(folder):
-    """model.py and serving/ of a version: what it needs besides torch, numpy, safetensors and
-    tokenizers."""
-    for name in SHIPPED:
-        _copy(CODE / name, folder / "serving" / name)
-    _copy(SOURCE / ENGINE / "1" / "model.py", folder / "model.py")
+    """model.py and utils/ of a version: the engine and what it imports."""
+    _copy(SOURCE / ENGINE / "model.py", folder / "model.py")
+    for name in shipped():
+        _copy(ROOT / name, folder / name)
+        for package in list(Path(name).parents)[:-1]:
+            # Empty: what a room offers by its name is not what the engine needs of it.
+            (folder / package / "__init__.py").touch()
 
 
-def stale_code(folder=None):
-    """Names of what in a version's folder (None: the stored one) is not a copy of this workshop's
-    code."""
-    folder = folder or SOURCE / ENGINE / "1"
-    copies = {name: folder / "serving" / name for name in SHIPPED}
-    pairs = [(CODE / name, copy) for name, copy in copies.items()]
-    pairs.append((SOURCE / ENGINE / "1" / "model.py", folder / "model.py"))
-    wrong = [copy.name for file, copy in pairs if _content(file) != _content(copy)]
-    return wrong + sorted({file.name for file in folder.glob("serving/*.py")} - set(SHIPPED))
+def shipped(root=ROOT, start=CODE):
+    """Files of this workshop that a version gets, relative to `root`, in order: those of the folder
+    `start`, and what they import, and what that imports.
+
+    Raises ExportError for a name that one of them takes from a room and not from a file.
+    """
+    waiting = [file.relative_to(root) for file in sorted((root / start).glob("*.py"))]
+    found = set()
+    while waiting:
+        file = waiting.pop()
+        if file not in found and file.name != "__init__.py":
+            found.add(file)
+            waiting += imported(root, file)
+    return sorted(map(str, found))
 
 
-def refresh_code():
-    """Writes the stored copies in triton_model_repo/ again; returns the names of those that were
-    stale."""
-    stale = stale_code()
-    folder = SOURCE / ENGINE / "1" / "serving"
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in stale:
-        if name in SHIPPED:
-            shutil.copyfile(CODE / name, folder / f".{name}.partial")
-            os.replace(folder / f".{name}.partial", folder / name)
+def imported(root, file):
+    """The files under `root` that a file of it imports, wherever in it the import stands."""
+    files = []
+    for node in ast.walk(ast.parse((root / file).read_text())):
+        if isinstance(node, ast.Import):
+            modules = [Path(*alias.name.split(".")) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = file.parents[node.level - 1] if node.level else Path()
+            module = above.joinpath(*(node.module or "").split("."))
+            is_room = (root / module).is_dir()
+            modules = [module / alias.name for alias in node.names] if is_room else [module]
         else:
-            (folder / name).unlink()
-    return stale
+            continue
+        for module in modules:
+            if (root / module.with_suffix(".py")).is_file():
+                files.append(module.with_suffix(".py"))
+            elif module.parts[0] == file.parts[0]:
+                raise ExportError(
+                    f"{file} imports {'.'.join(module.parts)}, which is no file, so a version "
+                    "would lack it: import it from the file that it stands in"
+                )
+    return files
+
+
+def same_code(one, other):
+    """Whether two folders of versions hold the same code."""
+    return _code(one) == _code(other)
+
+
+def _code(folder):
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.py")}
 
 
 def _content(file):

@@ -2,9 +2,9 @@
 
 It asks gpt_tokenize for the ids of the text by *BLS* (business logic scripting: a model calls
 another one of its server) and gpt_engine for what follows. That goes through a Unix socket beside
-the server (serving/socket_server.py), because BLS of 24.10 has no way to cancel a request and can
-hang when many streams run at once. So a client that leaves frees its slot, and who waits for an
-engine that was killed gets an error at once.
+the server (utils/serving/engine/socket_server.py), because BLS of 24.10 has no way to cancel a
+request and can hang when many streams run at once. So a client that leaves frees its slot, and who
+waits for an engine that was killed gets an error at once.
 """
 
 import contextlib

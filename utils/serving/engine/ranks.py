@@ -26,17 +26,12 @@ from pathlib import Path
 
 from .version import LoadError
 
-HERE = Path(__file__).resolve().parent
-# Loads the package by its folder under the name "serving". Not by sys.path: beside the folder stand
-# files that are named like modules of Python.
+ROOT = Path(__file__).resolve().parents[3]  # the folder of `utils`: the workshop, or a version
+# First on the path, so that a rank's files are those of its leader, whatever is installed.
 START = """
-import importlib.util as util, sys
-sys.path[:] = [path for path in sys.path if path]
-spec = util.spec_from_file_location(
-    "serving", sys.argv[1] + "/__init__.py", submodule_search_locations=[sys.argv[1]])
-sys.modules["serving"] = package = util.module_from_spec(spec)
-spec.loader.exec_module(package)
-from serving.worker import main
+import sys
+sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
+from utils.serving.engine.worker import main
 main()
 """
 
@@ -169,7 +164,7 @@ class RankGroup:
         self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 (closed by close)
         self._processes.append(
             subprocess.Popen(
-                [python(), "-c", START, str(HERE)],
+                [python(), "-c", START, str(ROOT)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors[-1],

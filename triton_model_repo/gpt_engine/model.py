@@ -1,28 +1,36 @@
 """gpt_engine: token ids in, token ids out, while they are made (a *decoupled* model).
 
-One instance of this model is one engine (serving/engine.py): this process leads, and the ranks, one
-process each, hold a shard of the weights and follow. `execute` hands a request to the engine and
-returns at once; the engine puts it into its running batch, and a thread sends what comes out. So
-requests of many clients are in one batch at different places of their texts, which Triton's own
-dynamic batcher cannot do: it joins requests only before they begin and parts them only at the end.
+One instance of this model is one engine (utils/serving/engine/): this process leads, and the
+ranks, one process each, hold a shard of the weights and follow. `execute` hands a request to the
+engine and returns at once; the engine puts it into its running batch, and a thread sends what comes
+out. So requests of many clients are in one batch at different places of their texts, which Triton's
+own dynamic batcher cannot do: it joins requests only before they begin and parts them only at the
+end.
 
 Errors carry Triton's code and begin with its name, because HTTP shows clients the text alone:
 INVALID_ARG for what the client should change, UNAVAILABLE for what may work a little later.
+
+The export copies this file into each version of the model, and the engine with it.
 """
 
 import json
 import os
 import queue
 import re
+import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from serving.engine import Engine
-from serving.request import BadRequest, Sampling, Unavailable
-from serving.socket_server import Door, folder_of
+
+# The engine of this very version, whatever else is installed under this name.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from utils.serving.engine.engine import Engine
+from utils.serving.engine.request import BadRequest, Sampling, Unavailable
+from utils.serving.engine.socket_server import Door, folder_of
 
 
 class Cancelled(Exception):

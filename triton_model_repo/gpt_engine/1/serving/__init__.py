@@ -1,1 +1,0 @@
-"""The engine that every exported version ships: continuous batching over ranks."""
