@@ -9,7 +9,7 @@ import pytest
 
 from utils.data import corpus
 from utils.data import library as library_text
-from utils.data.library_pages import inspected_page, parsed_page
+from utils.data.library import inspected_page, parsed_page
 
 MODULE = '''"""What it is for."""
 import os

@@ -13,7 +13,6 @@ from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.parallel import full_tensor as wholes
 from utils.parallel import zero as sharded
 from utils.parallel.ddp import data_parallel, without_sync
-from utils.parallel.muon import ShardedMuon
 from utils.ranks import Ranks
 from utils.training.optimizer import make_optimizer
 
@@ -297,7 +296,7 @@ def muon_steps(muon, level):
 @pytest.mark.parametrize("level", [2, 3])
 def test_muon_on_split_matrices_is_muon_on_whole_ones(ranks, level):
     alone, momenta = muon_steps(torch.optim.Muon, 0)
-    results = ranks.run(muon_steps, ShardedMuon, level)
+    results = ranks.run(muon_steps, sharded.ShardedMuon, level)
     torch.testing.assert_close(results[0][0], alone, rtol=1e-9, atol=1e-12)
     assert sum(held for _, held in results) == momenta  # each rank keeps its part of the momentum
 

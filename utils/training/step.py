@@ -25,7 +25,6 @@ from utils.models.moe import is_expert, keep_from_compiling
 from utils.parallel import full_tensor as wholes
 from utils.parallel import zero as sharded
 from utils.parallel.ddp import SummedGradients, data_parallel, without_sync
-from utils.parallel.muon import ShardedMuon
 from utils.parallel.parallelize import Pieces
 from utils.training import checkpoint
 from utils.training.optimizer import make_optimizer, state_shapes
@@ -129,7 +128,7 @@ class TorchEngine:
                 config.lr,
                 config.adamw_lr,
                 config.weight_decay,
-                muon=ShardedMuon if splits_matrices else torch.optim.Muon,
+                muon=sharded.ShardedMuon if splits_matrices else torch.optim.Muon,
             )
 
         self.offloaded = None

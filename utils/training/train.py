@@ -37,8 +37,8 @@ from utils.models.tokenizer import Tokenizer
 from utils.parallel.mesh import make_mesh
 from utils.parallel.parallelize import draw_weights
 from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
-from utils.training import checkpoint, combinations
-from utils.training.config import TrainConfig, parse, resumed  # noqa: F401
+from utils.training import checkpoint
+from utils.training.config import TrainConfig, check_ranks, parse, resumed  # noqa: F401
 from utils.training.step import backward, make_engine  # noqa: F401
 
 # ---- 1. small parts
@@ -189,7 +189,7 @@ def train(config, *, on_step=None):
         torch.random.fork_rng(devices=gpus),
     ):
         _check_out(config)
-        combinations.check_ranks(config, world_size)
+        check_ranks(config, world_size)
         train_tokens, held_out, tokenizer, text = _texts(config)
         byte_lengths = tokenizer.byte_lengths() if tokenizer.model else None
         mesh = make_mesh(**config.mesh_sizes(world_size))  # which ranks share what
