@@ -2,8 +2,11 @@
 
     @dataclass(frozen=True)
     class Config:
-        steps: int = option(100, "how many steps")
+        steps: int = option(100, "how many steps", least=1)
         kind: str | None = option(None, "which kind", choices=("a", "b"))
+
+        def __post_init__(self):
+            check_options(self)
 
     Config(**parse_flags(Config, ["--steps", "5"], prog="program"))
 
@@ -12,38 +15,69 @@ Whole numbers, numbers, texts and switches (--name, --no-name), each with a defa
 
 import argparse
 import math
-from dataclasses import field, fields
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import Field, field, fields
+from typing import Any
 
 WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "True or False"}
 
 
-def option(default, help, choices=None, metavar=None):
-    """A field of the dataclass, with what `--help` says of it."""
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
+def option(
+    default: Any,
+    help: str,
+    choices: Sequence[str] | None = None,
+    metavar: str | None = None,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+) -> Any:
+    """A field of the dataclass, with what `--help` says of it.
+
+    choices        the texts that it may be
+    least, above   the smallest number that it may be; the number that it must be larger than
+    """
+    facts = {"help": help, "choices": choices, "metavar": metavar, "least": least, "above": above}
+    return field(default=default, metadata=facts)
 
 
-def flag(name):
+def flag(name: str) -> str:
     """The command-line flag of an option: held_out_every -> --held-out-every."""
     return "--" + name.replace("_", "-")
 
 
-def check_types(config):
-    """Raises ValueError naming the first option whose value is not of its type or its choices."""
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        kind, optional = _kind(entry)
-        if value is None and optional:
-            continue
-        if kind is float and type(value) is int:
-            value = float(value)
-        if type(value) is not kind or (kind is float and not math.isfinite(value)):
-            raise ValueError(f"{flag(entry.name)} {value!r} is not {WORDS[kind]}")
-        choices = entry.metadata["choices"]
-        if choices and value not in choices:
-            raise ValueError(f"{flag(entry.name)} {value!r} is not one of {', '.join(choices)}")
+def check_options(config: Any) -> None:
+    """Raises ValueError naming the first option whose value is not of its type, not one of its
+    choices, or outside its range."""
+    for check in (_check_type, _check_range):  # a wrong type is named before any number
+        for entry in fields(config):
+            value = getattr(config, entry.name)
+            if value is not None or not _kind(entry)[1]:
+                check(entry, value)
 
 
-def parse_flags(config_class, arguments=None, prog="", **texts):
+def _check_type(entry: Field, value: Any) -> None:
+    kind, _ = _kind(entry)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or (kind is float and not math.isfinite(value)):
+        raise ValueError(f"{flag(entry.name)} {value!r} is not {WORDS[kind]}")
+    choices = entry.metadata["choices"]
+    if choices and value not in choices:
+        raise ValueError(f"{flag(entry.name)} {value!r} is not one of {', '.join(choices)}")
+
+
+def _check_range(entry: Field, value: Any) -> None:
+    least, above = entry.metadata["least"], entry.metadata["above"]
+    if least is not None and value < least:
+        raise ValueError(f"{flag(entry.name)} {value} is too small: it takes {least} or more")
+    if above is not None and value <= above:
+        raise ValueError(f"{flag(entry.name)} {value} must be above {above}")
+
+
+def parse_flags(
+    config_class: type, arguments: Sequence[str] | None = None, prog: str = "", **texts: str
+) -> dict[str, Any]:
     """{option: value} of those that are given in `arguments` (default: those of this process).
 
     prog, description, epilog   as argparse takes them. Wrong flags end the process with status 2.
@@ -63,6 +97,31 @@ def parse_flags(config_class, arguments=None, prog="", **texts):
             )
         parser.add_argument(flag(entry.name), **keywords)
     return vars(parser.parse_args(arguments))
+
+
+def exit_status(
+    program: str,
+    run: Callable[[], None],
+    errors: tuple[type[Exception], ...] = (ValueError,),
+    stopped: str | None = None,
+) -> int:
+    """Runs a command; what went wrong becomes one sentence on stderr.
+
+    errors    those that have a sentence of their own; any other one passes
+    stopped   what to say of Ctrl-C; None: it passes
+    Returns 0; 2 after an error, 130 after Ctrl-C, as shells have it.
+    """
+    try:
+        run()
+    except errors as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        if stopped is None:
+            raise
+        print(f"\n{program}: {stopped}", file=sys.stderr)
+        return 130
+    return 0
 
 
 class _Parser(argparse.ArgumentParser):

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
+from utils.cli import flag
 from utils.data import corpus
 from utils.data import library as library_text
 from utils.models import hf_format
 from utils.models.gpt import GPT
 from utils.models.shipped import MODELS, SIZES
 from utils.models.tokenizer import Tokenizer
-from utils.training.config import flag
 
 VOCABULARY = 4096
 RUNS = "runs/base_model"  # where training keeps its checkpoints

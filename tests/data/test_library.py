@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from utils.data import corpus
-from utils.data import library as library_text
+from utils.data import corpus, library
 from utils.data.library import inspected_page, parsed_page
 
 MODULE = '''"""What it is for."""
@@ -59,7 +58,7 @@ def test_a_module_in_c_has_a_page_too(monkeypatch):
 
 @pytest.fixture(scope="module")
 def pages():
-    return library_text.documents()
+    return library.documents()
 
 
 def test_it_holds_what_it_should(pages):
@@ -71,23 +70,23 @@ def test_it_holds_what_it_should(pages):
     texts = [text for _, text in pages]
     assert len(set(texts)) == len(texts)  # no text twice
     assert 8_000_000 < sum(map(len, texts)) < 14_000_000
-    assert not any(library_text.END in text for text in texts)
+    assert not any(library.END in text for text in texts)
     first = [hashlib.sha256(name.encode()).digest() for name, _ in pages]
     assert first == sorted(first)
 
 
 def test_whole_modules_are_held_out(pages):
-    train, held_out = library_text.split()
-    assert train + held_out == library_text.END.join(text for _, text in pages)
-    kept = train.count(library_text.END)
+    train, held_out = library.split()
+    assert train + held_out == library.END.join(text for _, text in pages)
+    kept = train.count(library.END)
     outside = {name for name, _ in pages[kept:]}
     assert not outside & {name for name, _ in pages[:kept]}
-    assert outside == set(library_text.held_out_modules())
+    assert outside == set(library.held_out_modules())
     assert 0.03 < len(held_out) / len(train + held_out) <= 0.05
 
 
 def test_it_is_the_same_in_another_process():
-    ours = library_text.fingerprint()
+    ours = library.fingerprint()
     assert ours["bytes"] == len(corpus.load("library"))
     code = "from utils.data import library; print(library.fingerprint()['sha256'])"
     other = {**os.environ, "PYTHONHASHSEED": "12345"}
@@ -96,6 +95,6 @@ def test_it_is_the_same_in_another_process():
 
 
 def test_the_corpus_is_split_there():
-    train, held_out = (part.encode() for part in library_text.split())
+    train, held_out = (part.encode() for part in library.split())
     ours = corpus.load_split("library")
     assert [part.numpy().tobytes() for part in ours] == [train, held_out]

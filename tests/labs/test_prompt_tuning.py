@@ -25,7 +25,7 @@ cases, place = fixtures(LAB)
 
 OTHERS = {
     "forward: the model's own forward, with another embedding": """
-from utils.prompts.tuning import prompted
+from utils.prompts import prompted
 
 
 def forward(model, prompt, tokens):
@@ -112,8 +112,8 @@ def test_the_reference_is_the_library():
     """What the checks hold for right is what utils/prompts/tuning.py computes."""
     import reference
 
+    from utils.prompts import prompted
     from utils.prompts.data import padded
-    from utils.prompts.tuning import prompted
 
     model, pairs = reference.random_model(), reference.random_pairs(5, seed=1)
     prompt = reference.random_prompt(4, seed=2)

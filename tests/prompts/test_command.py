@@ -12,10 +12,10 @@ import torch
 
 from utils.models.gpt import GPT, GPTConfig
 from utils.models.tokenizer import Tokenizer
+from utils.prompts import Example, PromptConfig, tune
 from utils.prompts import command as prompt_command
 from utils.prompts.command import main, split
 from utils.prompts.file import load_prompt, prompt_facts
-from utils.prompts.tuning import Example, PromptConfig, tune
 
 ANSWERS = {"one": "1", "two": "2", "three": "3", "four": "4", "five": "5"}
 

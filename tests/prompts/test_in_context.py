@@ -9,7 +9,7 @@ import torch
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
-from utils.prompts import in_context
+from utils.prompts import PromptConfig, in_context, prompted, tune
 from utils.prompts.in_context import (
     Accuracy,
     accuracy,
@@ -22,7 +22,6 @@ from utils.prompts.in_context import (
 )
 from utils.prompts.lora import PeerConfig, tune_weights
 from utils.prompts.tasks import TASKS, Question, Task
-from utils.prompts.tuning import PromptConfig, prompted, tune
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

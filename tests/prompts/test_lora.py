@@ -8,8 +8,8 @@ import torch
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
+from utils.prompts import Example, PromptConfig, batch_of, matches, prompt_loss
 from utils.prompts.lora import MATRICES, PeerConfig, learned_numbers, prepared, tune_weights
-from utils.prompts.tuning import Example, PromptConfig, batch_of, matches, prompt_loss
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,11 +96,11 @@ def test_schedule_and_order_are_those_of_prompt_tuning(model):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"kind": "half"}, "kind 'half' is not one of full, lora"),
-    ({"steps": 0}, "steps 0 is not at least 1"),
-    ({"rank": -1}, "rank -1 is not at least 1"),
-    ({"lr": 0.0}, "lr 0.0 is not above 0"),
-    ({"cooldown": 2.0}, "cooldown 2.0 is not a part of the run"),
+    ({"kind": "half"}, "--kind 'half' is not one of full, lora"),
+    ({"steps": 0}, "--steps 0 is too small: it takes 1 or more"),
+    ({"rank": -1}, "--rank -1 is too small: it takes 1 or more"),
+    ({"lr": 0.0}, "--lr 0.0 must be above 0"),
+    ({"cooldown": 2.0}, "--cooldown 2.0 is not a part of the run"),
 ])  # fmt: skip
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
@@ -115,5 +115,5 @@ def test_bad_runs_are_refused(model):
     broken = copy.deepcopy(model)
     with torch.no_grad():
         broken.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(FloatingPointError, match="lower lr"):
+    with pytest.raises(FloatingPointError, match="weights or the first prompt are not finite"):
         tune_weights(broken, TOKENIZER, EXAMPLES)

@@ -15,9 +15,7 @@ from utils.measure.traffic import Traffic
 from utils.models.gpt import GPTConfig
 from utils.parallel.mesh import make_mesh
 from utils.parallel.tensor import tensor_parallel
-from utils.prompts.data import IGNORED, encode, padded
-from utils.prompts.parallel import PromptedRanks, tune_on_ranks
-from utils.prompts.tuning import (
+from utils.prompts import (
     Example,
     PromptConfig,
     PromptedEmbedding,
@@ -27,6 +25,8 @@ from utils.prompts.tuning import (
     prompted,
     tune,
 )
+from utils.prompts.data import IGNORED, encode, padded
+from utils.prompts.parallel import PromptedRanks, tune_on_ranks
 from utils.ranks import RankError, Ranks
 
 P, C, LAYERS = 3, 24, 5

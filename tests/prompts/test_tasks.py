@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from utils.prompts import Example
 from utils.prompts.tasks import KINDS, NOUNS, TASKS, Task, is_held_out, task
-from utils.prompts.tuning import Example
 
 
 @pytest.mark.parametrize("name", TASKS)

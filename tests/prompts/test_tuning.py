@@ -8,16 +8,13 @@ from torch import nn
 
 from utils.measure.memory import Memory
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.prompts.data import IGNORED, encode, padded, rows_of_step
-from utils.prompts.file import read_peft
-from utils.prompts.tuning import (
+from utils.prompts import (
     Example,
     PromptConfig,
     PromptedEmbedding,
     answer,
     batch_of,
     draw_prompt,
-    first_prompt,
     frozen,
     matches,
     prompt_loss,
@@ -25,6 +22,9 @@ from utils.prompts.tuning import (
     read_examples,
     tune,
 )
+from utils.prompts.data import IGNORED, encode, padded, rows_of_step
+from utils.prompts.file import read_peft
+from utils.prompts.tuning import first_prompt
 
 CONFIG = GPTConfig(
     vocab_size=256, hidden_size=24, layers=3, heads=6, kv_heads=3, max_positions=64,
@@ -349,7 +349,7 @@ def test_the_learning_rate_is_level_then_falls():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"length": 0}, "--length 0 is not at least 1"),
+        ({"length": 0}, "--length 0 is too small: it takes 1 or more"),
         ({"lr": 0.0}, "--lr 0.0 is not above 0"),
         ({"lr": 1e38}, r"--lr 1e\+38 is not above 0 and at most 1e6"),
         ({"lr": math.nan}, "--lr nan is not a finite number"),

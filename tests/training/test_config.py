@@ -5,7 +5,8 @@ from dataclasses import fields
 import pytest
 import torch
 
-from utils.training.config import flag, parse
+from utils.cli import flag
+from utils.training.config import parse
 from utils.training.train import TrainConfig, main, train
 
 TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "cpu", "sample": 0}

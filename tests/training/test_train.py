@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.cli import flag
 from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.models.gpt import GPT, cross_entropy
 from utils.models.tokenizer import Tokenizer
 from utils.ranks import Ranks
 from utils.ranks.context import freed_memory_kept
-from utils.training.config import flag, parse
+from utils.training.config import parse
 from utils.training.train import TrainConfig, backward, main, resumed, schedule, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

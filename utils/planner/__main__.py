@@ -17,6 +17,7 @@ import json
 import sys
 from dataclasses import fields, replace
 
+from utils.cli import exit_status
 from utils.planner.machine import HERE, MACHINES, measured
 from utils.planner.model import MODELS, Model
 from utils.planner.plan import counted, plan
@@ -169,12 +170,7 @@ def run(given) -> str:
 def main(arguments=None) -> int:
     """What `python -m utils.planner` does; returns the exit status."""
     given = parser().parse_args(arguments)
-    try:
-        print(run(given))
-    except ValueError as error:
-        print(f"utils.planner: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status("utils.planner", lambda: print(run(given)))
 
 
 if __name__ == "__main__":

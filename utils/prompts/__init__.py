@@ -1,1 +1,44 @@
-"""Prompt tuning: virtual tokens for a frozen model, and what they are compared with."""
+"""Prompt tuning: virtual tokens for a frozen model, and what they are compared with.
+
+tune, PromptConfig                      learn a prompt from examples, on one rank
+PromptedRanks, tune_on_ranks            the same on a model that is broken over ranks
+prompted, draw_prompt, frozen           put a prompt in front of what a model reads
+answer, matches                         what the model says then, and whether it is right
+read_examples, batch_of                 examples: a JSON-lines file -> tokens and targets
+save_prompt, load_prompt                a prompt on disk, which knows its model
+tune_weights, PeerConfig                full fine-tuning and LoRA, to compare
+curve, few_shot                         in-context learning: no training at all
+"""
+
+from utils.prompts.answers import answer, matches
+from utils.prompts.data import IGNORED, Example, batch_of, read_examples
+from utils.prompts.embedding import PromptedEmbedding, draw_prompt, frozen, prompted
+from utils.prompts.file import load_prompt, save_prompt
+from utils.prompts.in_context import curve, few_shot
+from utils.prompts.lora import PeerConfig, tune_weights
+from utils.prompts.parallel import PromptedRanks, tune_on_ranks
+from utils.prompts.tuning import PromptConfig, prompt_loss, tune
+
+__all__ = [
+    "IGNORED",
+    "Example",
+    "PeerConfig",
+    "PromptConfig",
+    "PromptedEmbedding",
+    "PromptedRanks",
+    "answer",
+    "batch_of",
+    "curve",
+    "draw_prompt",
+    "few_shot",
+    "frozen",
+    "load_prompt",
+    "matches",
+    "prompt_loss",
+    "prompted",
+    "read_examples",
+    "save_prompt",
+    "tune",
+    "tune_on_ranks",
+    "tune_weights",
+]

@@ -15,13 +15,14 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from utils.cli import option, parse_flags
+from utils.cli import exit_status, option, parse_flags
 from utils.memory.precision import weight_format
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
+from utils.prompts.answers import matches
 from utils.prompts.data import read_examples
 from utils.prompts.file import save_prompt
-from utils.prompts.tuning import PromptConfig, encode_all, matches, tune
+from utils.prompts.tuning import PromptConfig, encode_all, tune
 from utils.ranks.context import asked_to_stop, world
 
 PROGRAM = "utils.prompt_tuning"
@@ -59,15 +60,12 @@ def main(arguments=None):
         "epilog": "A line of the data: "
         '{"input": "what the model reads", "output": "what it shall answer"}',
     }
-    try:
-        run(CommandConfig(**parse_flags(CommandConfig, arguments, **texts)))
-    except (ValueError, FloatingPointError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\n{PROGRAM}: stopped, nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status(
+        PROGRAM,
+        lambda: run(CommandConfig(**parse_flags(CommandConfig, arguments, **texts))),
+        (ValueError, FloatingPointError),
+        "stopped, nothing was written",
+    )
 
 
 def run(config):

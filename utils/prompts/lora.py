@@ -3,7 +3,7 @@
     tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("full", lr=3e-4))
     tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("lora", lr=1e-2, rank=4))
     learned_numbers(tuned)              # how many numbers were learned
-    matches(tuned, tokenizer, held_out) # of utils.prompt_tuning: the result is a GPT like any other
+    matches(tuned, tokenizer, held_out) # of utils.prompts: the result is a GPT like any other
 
 The loss, the batches, their order and the schedule of the learning rate are those of `tune` in
 utils/prompts/tuning.py; only what is learned differs. The model that is given is not touched.
@@ -13,49 +13,36 @@ first B is zero, so nothing changes.
 """
 
 import copy
-import math
 import warnings
 from dataclasses import dataclass
 
 import torch
 
-from utils.cli import check_types, option
-from utils.prompts.data import encode, padded, rows_of_step
-from utils.prompts.tuning import prompt_loss
+from utils.cli import check_options, option
+from utils.prompts.data import encode, padded
+from utils.prompts.tuning import FallingRate, descend, prompt_loss
 
 KINDS = ("full", "lora")
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
-class PeerConfig:
+class PeerConfig(FallingRate):
     """How weights are tuned. Raises ValueError for values that make no sense."""
 
     kind: str = option("full", "full: every weight; lora: thin matrices beside each", KINDS)
-    lr: float = option(3e-4, "learning rate of Adam")
+    lr: float = option(3e-4, "learning rate of Adam", above=0)
     cooldown: float = option(0.5, "part of the steps in which the learning rate falls to 0")
-    steps: int = option(200, "how many steps")
-    batch: int = option(16, "examples in a step")
+    steps: int = option(200, "how many steps", least=1)
+    batch: int = option(16, "examples in a step", least=1)
     seed: int = option(0, "of LoRA's first matrices and of the order of the examples")
-    rank: int = option(4, "LoRA: columns of the thin matrices")
+    rank: int = option(4, "LoRA: columns of the thin matrices", least=1)
     alpha: float | None = option(None, "LoRA: the update is scaled by alpha / rank; default: rank")
 
     def __post_init__(self):
-        check_types(self)
-        if self.kind not in KINDS:
-            raise ValueError(f"kind {self.kind!r} is not one of {', '.join(KINDS)}")
-        for name in ("steps", "batch", "rank"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is not at least 1")
-        if self.lr <= 0:
-            raise ValueError(f"lr {self.lr} is not above 0")
+        check_options(self)
         if not 0 <= self.cooldown <= 1:
-            raise ValueError(f"cooldown {self.cooldown} is not a part of the run, from 0 to 1")
-
-    def rate(self, step):
-        """The learning rate of a step, counted from 0: level, then falling to 0 in a line."""
-        left = 1 - step / self.steps
-        return self.lr * min(1.0, left / self.cooldown if self.cooldown else 1.0)
+            raise ValueError(f"--cooldown {self.cooldown} is not a part of the run, from 0 to 1")
 
 
 def tune_weights(model, tokenizer, examples, config=None, on_step=None):
@@ -71,22 +58,14 @@ def tune_weights(model, tokenizer, examples, config=None, on_step=None):
     rows = encode(examples, tokenizer, model.config.max_positions)
     tuned = prepared(model, config)
     parameters = [parameter for parameter in tuned.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.Adam(parameters, lr=config.lr)
-    device, history = tuned.lm_head.weight.device, []
-    for step in range(config.steps):
-        numbers = rows_of_step(len(rows), step, config.batch, config.seed)
-        loss = prompt_loss(tuned, *padded([rows[number] for number in numbers], device))
-        if not math.isfinite(loss.item()):
-            raise FloatingPointError(f"the loss is {loss.item()} at step {step + 1}: lower lr")
-        for group in optimizer.param_groups:
-            group["lr"] = config.rate(step)
+    device = tuned.lm_head.weight.device
+
+    def backward(rows):
+        loss = prompt_loss(tuned, *padded(rows, device))
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        history.append({"step": step + 1, "loss": loss.item(), "lr": config.rate(step)})
-        if on_step and on_step(history[-1]):
-            break
-    return tuned, history
+        return loss.item()
+
+    return tuned, descend(parameters, rows, config, backward, on_step)
 
 
 def prepared(model, config):

@@ -156,7 +156,8 @@ def tune_on_ranks(model, tokenizer, examples, config, mesh, on_step=None, start=
     rows = encode_all(model, tokenizer, examples, config)
     prompt = first_prompt(model, tokenizer, rows, config, start)
     ranks = PromptedRanks(model, prompt, mesh, precision=config.precision, **pipeline)
-    history = descend(ranks.prompt, rows, config, ranks.backward, on_step)
+    learned = [] if ranks.prompt is None else [ranks.prompt]
+    history = descend(learned, rows, config, ranks.backward, on_step)
     return ranks.prompt_everywhere(), history
 
 

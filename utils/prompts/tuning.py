@@ -18,57 +18,37 @@ checkpoint: python -m utils.prompt_tuning --model FOLDER --data FILE.jsonl --out
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from utils.cli import check_types, option
+from utils.cli import check_options, option
 from utils.memory.precision import autocast
-from utils.models.fingerprint import fingerprint
 from utils.models.gpt import cross_entropy
-from utils.prompts.answers import answer, matches
-from utils.prompts.data import (
-    IGNORED,
-    Example,
-    batch_of,
-    encode,
-    padded,
-    read_examples,
-    rows_of_step,
-)
-from utils.prompts.embedding import PromptedEmbedding, draw_prompt, frozen, prompted
-from utils.prompts.file import load_prompt, save_prompt
+from utils.prompts.data import IGNORED, encode, padded, rows_of_step
+from utils.prompts.embedding import draw_prompt, frozen, prompted
 
-__all__ = [
-    "IGNORED",
-    "Example",
-    "PromptConfig",
-    "PromptedEmbedding",
-    "answer",
-    "batch_of",
-    "draw_prompt",
-    "fingerprint",
-    "frozen",
-    "load_prompt",
-    "matches",
-    "prompt_loss",
-    "prompted",
-    "read_examples",
-    "save_prompt",
-    "tune",
-]
+
+class FallingRate:
+    """What configs of tuning share: the learning rate, from their `lr`, `cooldown` and `steps`."""
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0: level, then falling to 0 in a line."""
+        left = 1 - step / self.steps
+        return self.lr * min(1.0, left / self.cooldown if self.cooldown else 1.0)
 
 
 @dataclass(frozen=True)
-class PromptConfig:
+class PromptConfig(FallingRate):
     """How a prompt is tuned. Raises ValueError for values that make no sense."""
 
-    length: int = option(16, "virtual tokens")
+    length: int = option(16, "virtual tokens", least=1)
     lr: float = option(0.1, "learning rate of Adam, far above what weights bear")
     cooldown: float = option(0.5, "part of the steps in which the learning rate falls to 0")
-    steps: int = option(200, "how many steps")
-    batch: int = option(16, "examples in a step")
+    steps: int = option(200, "how many steps", least=1)
+    batch: int = option(16, "examples in a step", least=1)
     seed: int = option(0, "of the first prompt and of the order of the examples")
     init: str = option(
         "words",
@@ -85,21 +65,13 @@ class PromptConfig:
     )
 
     def __post_init__(self):
-        check_types(self)
-        for name in ("length", "steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)} is not at least 1")
+        check_options(self)
         if not 0 < self.lr <= 1e6:
             raise ValueError(f"--lr {self.lr} is not above 0 and at most 1e6")
         if not 0 <= self.cooldown <= 1:
             raise ValueError(f"--cooldown {self.cooldown} is not a part of the run, from 0 to 1")
         if self.words is not None and self.init == "random":
             raise ValueError("--words is what --init words begins with: leave out --init random")
-
-    def rate(self, step):
-        """The learning rate of a step, counted from 0: level, then falling to 0 in a line."""
-        left = 1 - step / self.steps
-        return self.lr * min(1.0, left / self.cooldown if self.cooldown else 1.0)
 
 
 def prompt_loss(model, tokens, targets, reduction="mean", loss=cross_entropy):
@@ -135,12 +107,12 @@ def tune(model, tokenizer, examples, config=None, on_step=None, start=None):
         return loss.item()
 
     with frozen(model), prompted(model, prompt):
-        history = descend(prompt, rows, config, backward, on_step)
+        history = descend([prompt], rows, config, backward, on_step)
     return prompt.detach(), history
 
 
 def encode_all(model, tokenizer, examples, config):
-    """The rows of `prompt_data.encode`, each short enough to follow the prompt."""
+    """The rows of `utils.prompts.data.encode`, each short enough to follow the prompt."""
     vocabulary, positions = model.config.vocab_size, model.config.max_positions
     if tokenizer.size > vocabulary:
         raise ValueError(
@@ -184,12 +156,20 @@ def _words(rows, length):
     return words
 
 
-def descend(prompt, rows, config, backward, on_step=None):
-    """The loop: Adam on one tensor. `backward(rows)` leaves the gradient and returns the loss.
+def descend(
+    parameters: list[nn.Parameter],
+    rows: list,
+    config: FallingRate,
+    backward: Callable[[list], float],
+    on_step: Callable[[dict], bool | None] | None = None,
+) -> list[dict]:
+    """The loop of all tuning: Adam on these parameters; returns the history.
 
-    prompt None: this rank has no part of it, and only takes part in `backward`.
+    parameters   []: this rank has none of what is learned, and only takes part in `backward`
+    config       with steps, batch, seed, lr and cooldown
+    backward     called with the rows of a step; leaves the gradients, returns the loss
     """
-    optimizer = None if prompt is None else torch.optim.Adam([prompt], lr=config.lr)
+    optimizer = torch.optim.Adam(parameters, lr=config.lr) if parameters else None
     history = []
     for step in range(config.steps):
         numbers = rows_of_step(len(rows), step, config.batch, config.seed)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.cli import check_types, option, parse_flags
+from utils.cli import check_options, option, parse_flags
 from utils.measure.machine import cores, processor_name
 from utils.serving.bench_contenders import LIMIT, World, newest
 from utils.serving.engine.version import Version
@@ -60,7 +60,7 @@ class Settings:
     quick: bool = option(False, "one round of few tokens")
 
     def __post_init__(self):
-        check_types(self)
+        check_options(self)
         for name in ("rounds", "requests", "prompt_tokens", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)} is not above 0")

@@ -22,7 +22,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.cli import check_types, option, parse_flags
+from utils.cli import check_options, exit_status, option, parse_flags
 from utils.models import hf_format
 from utils.models.config import GPTConfig
 from utils.models.fingerprint import fingerprint
@@ -173,7 +173,7 @@ class Command:
     )
 
     def __post_init__(self):
-        check_types(self)
+        check_options(self)
         if self.model is None:
             raise ValueError("--model is missing: give the checkpoint's folder")
         if self.backend == "vllm" and self.prompts is not None:
@@ -185,15 +185,12 @@ class Command:
 def main(arguments=None):
     """Exports and says what was written; returns the exit status."""
     texts = {"prog": f"python -m {PROGRAM}", "description": "Fill a Triton model repository."}
-    try:
-        run(Command(**parse_flags(Command, arguments, **texts)))
-    except (ValueError, OSError) as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"\n{PROGRAM}: stopped, nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return exit_status(
+        PROGRAM,
+        lambda: run(Command(**parse_flags(Command, arguments, **texts))),
+        (ValueError, OSError),
+        "stopped, nothing was written",
+    )
 
 
 def run(command):

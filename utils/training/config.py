@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from utils.cli import check_types, flag, option, parse_flags
+from utils.cli import check_options, option, parse_flags
 from utils.data import corpus
 from utils.memory.checkpointing import MODES
 from utils.memory.precision import PRECISIONS
@@ -21,20 +21,26 @@ class TrainConfig:
     with one sentence for values that make no sense."""
 
     # the model
-    layers: int = option(4, "blocks of the model")
-    hidden: int = option(128, "hidden size")
-    heads: int = option(4, "attention heads; must divide the hidden size")
-    kv_heads: int | None = option(None, "key-value heads (grouped-query attention); default: heads")
+    layers: int = option(4, "blocks of the model", least=1)
+    hidden: int = option(128, "hidden size", least=1)
+    heads: int = option(4, "attention heads; must divide the hidden size", least=1)
+    kv_heads: int | None = option(
+        None, "key-value heads (grouped-query attention); default: heads", least=1
+    )
     vocab: int = option(
         256, "size of the vocabulary; never below the tokens there are: 256, or the tokenizer's"
     )
     tie: bool = option(False, "one matrix for the embedding and the last layer")
     experts: int | None = option(
-        None, "experts in every block, of which each token uses a few; default: one MLP a block"
+        None,
+        "experts in every block, of which each token uses a few; default: one MLP a block",
+        least=1,
     )
-    experts_per_token: int = option(2, "experts that compute each token")
+    experts_per_token: int = option(2, "experts that compute each token", least=1)
     balance: float = option(
-        0.01, "weight of the loss that lets the router use all experts alike; it is not reported"
+        0.01,
+        "weight of the loss that lets the router use all experts alike; it is not reported",
+        least=0,
     )
     # the data
     text: str | None = option(
@@ -50,13 +56,13 @@ class TrainConfig:
         None,
         "FOLDER",
     )
-    batch: int = option(16, "sequences per step, over all ranks together")
-    seq: int = option(128, "tokens per sequence")
-    seed: int = option(0, "of the initial weights and of the order of the data")
+    batch: int = option(16, "sequences per step, over all ranks together", least=1)
+    seq: int = option(128, "tokens per sequence", least=1)
+    seed: int = option(0, "of the initial weights and of the order of the data", least=0)
     # how long
-    steps: int | None = option(None, "stop after this many steps in all")
+    steps: int | None = option(None, "stop after this many steps in all", least=1)
     seconds: float | None = option(
-        None, "stop after this many seconds in all; default: 60, unless --steps is given"
+        None, "stop after this many seconds in all; default: 60, unless --steps is given", above=0
     )
     # the optimizer
     optimizer: str = option(
@@ -64,12 +70,14 @@ class TrainConfig:
         "muon: Muon on the matrices of the blocks, AdamW on the rest; adamw: AdamW on everything",
         tuple(LEARNING_RATES),
     )
-    lr: float | None = option(None, "peak learning rate; default: 0.02 for muon, 0.003 for adamw")
-    adamw_lr: float = option(6e-3, "peak learning rate of what muon leaves to AdamW")
+    lr: float | None = option(
+        None, "peak learning rate; default: 0.02 for muon, 0.003 for adamw", above=0
+    )
+    adamw_lr: float = option(6e-3, "peak learning rate of what muon leaves to AdamW", above=0)
     warmup: float = option(0.02, "part of the run in which the learning rate rises from 0")
     cooldown: float = option(0.5, "part of the run in which the learning rate falls to 0")
-    weight_decay: float = option(0.0, "weight decay of the matrices")
-    clip: float = option(1.0, "largest norm of the gradient; 0: no clipping")
+    weight_decay: float = option(0.0, "weight decay of the matrices", least=0)
+    clip: float = option(1.0, "largest norm of the gradient; 0: no clipping", least=0)
     # how it is computed
     device: str = option("auto", "auto: a GPU when there is one", ("auto", "cpu", "cuda"))
     precision: str = option(
@@ -81,7 +89,9 @@ class TrainConfig:
     compile: bool = option(False, "use torch.compile")
     # how it fits into memory
     accumulate: int = option(
-        1, "micro-batches in which every rank works off its rows of a step, one after the other"
+        1,
+        "micro-batches in which every rank works off its rows of a step, one after the other",
+        least=1,
     )
     recompute: str = option(
         "none",
@@ -106,11 +116,13 @@ class TrainConfig:
     engine: str = option("torch", "what computes a step", ("torch", "deepspeed"))
     # how the model is broken up over ranks
     dp: int | None = option(
-        None, "data-parallel ranks, which share the rows; default: all that --pp and --tp leave"
+        None,
+        "data-parallel ranks, which share the rows; default: all that --pp and --tp leave",
+        least=1,
     )
-    pp: int = option(1, "pipeline-parallel ranks, which share the layers")
-    tp: int = option(1, "tensor-parallel ranks, which share every matrix")
-    ep: int = option(1, "expert-parallel ranks, which share the experts; must divide --dp")
+    pp: int = option(1, "pipeline-parallel ranks, which share the layers", least=1)
+    tp: int = option(1, "tensor-parallel ranks, which share every matrix", least=1)
+    ep: int = option(1, "expert-parallel ranks, which share the experts; must divide --dp", least=1)
     sequence_parallel: bool = option(
         False, "the ranks of --tp share the positions too, where they do not share a matrix"
     )
@@ -119,11 +131,13 @@ class TrainConfig:
         None,
         "pieces of the model on each rank of the pipeline; default: 2 with --schedule interleaved, "
         "else 1",
+        least=1,
     )
     micro_batches: int | None = option(
         None,
         "parts of a step that go through the pipeline one behind the other; the same as "
         "--accumulate",
+        least=1,
     )
     # what it leaves behind
     out: str | None = option(
@@ -132,7 +146,7 @@ class TrainConfig:
         None,
         "FOLDER",
     )
-    save_every: int | None = option(None, "write the checkpoint every so many steps too")
+    save_every: int | None = option(None, "write the checkpoint every so many steps too", least=1)
     resume: str | None = option(
         None,
         "continue the run in this folder, with its options; those given here go first",
@@ -142,14 +156,13 @@ class TrainConfig:
     metrics: str | None = option(
         None, "write one JSON line per step to this file, or - for standard output", None, "FILE"
     )
-    held_out_every: int = option(100, "steps between measurements on the held-out text")
-    sample: int = option(300, "tokens of text to write at the end; 0: none")
+    held_out_every: int = option(100, "steps between measurements on the held-out text", least=1)
+    sample: int = option(300, "tokens of text to write at the end; 0: none", least=0)
 
     def __post_init__(self):
         if type(self.shard) is int:  # in a notebook one would write shard=3
             object.__setattr__(self, "shard", str(self.shard))
-        check_types(self)
-        self._check_counts()
+        check_options(self)
         for name in ("warmup", "cooldown"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"--{name} {getattr(self, name)} is not a part between 0 and 1")
@@ -168,40 +181,6 @@ class TrainConfig:
             raise ValueError("--save-every needs --out FOLDER, where the checkpoint goes")
         _check_together(self)
         self.model_config()  # checks that the model's sizes fit together
-
-    def _check_counts(self):
-        least = dict.fromkeys(
-            (
-                "layers",
-                "hidden",
-                "heads",
-                "kv_heads",
-                "experts",
-                "experts_per_token",
-                "batch",
-                "seq",
-                "steps",
-                "accumulate",
-                "micro_batches",
-                "dp",
-                "pp",
-                "tp",
-                "ep",
-                "chunks",
-                "save_every",
-                "held_out_every",
-            ),
-            1,
-        )
-        least.update(seed=0, sample=0, weight_decay=0, clip=0, balance=0)
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise ValueError(f"{flag(name)} {value} is too small: it takes {smallest} or more")
-        for name in ("seconds", "lr", "adamw_lr"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{flag(name)} {value} must be above 0")
 
     def offloads(self):
         """What is offloaded, as a tuple of names."""

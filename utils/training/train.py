@@ -29,6 +29,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from utils.cli import exit_status
 from utils.data import corpus
 from utils.memory.precision import autocast, weight_format
 from utils.models import hf_format
@@ -282,16 +283,16 @@ def train(config, *, on_step=None):
 
 def main(arguments=None):
     """What `python -m utils.train` does; returns the exit status."""
-    first = os.environ.get("RANK", "0") == "0"
-    try:
-        config = parse(arguments)
-        model, history = train(config)
-    except (ValueError, FloatingPointError) as error:
-        where = "" if first else f"rank {os.environ['RANK']}: "
-        print(f"utils.train: {where}{error}", file=sys.stderr)
-        return 2
-    if not first:
-        return 0
+    rank = os.environ.get("RANK", "0")
+    program = "utils.train" if rank == "0" else f"utils.train: rank {rank}"
+    return exit_status(program, lambda: run(parse(arguments)), (ValueError, FloatingPointError))
+
+
+def run(config):
+    """Trains, and says on rank 0 how it went."""
+    model, history = train(config)
+    if os.environ.get("RANK", "0") != "0":
+        return
     last = history[-1]
     print(
         f"held-out loss {last['held_out']:.3f} nats = {last['held_out_bits']:.3f} bits per byte "
@@ -308,4 +309,3 @@ def main(arguments=None):
         with autocast(config.precision, start.device):
             text = model.generate(start, config.sample, temperature=0.7, seed=config.seed)
         print(f"a sample of its text:\n{tokenizer.decode(text[0][text[0] < tokenizer.size])}")
-    return 0

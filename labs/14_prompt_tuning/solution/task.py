@@ -9,8 +9,8 @@ import torch
 from school import END, examples
 
 from utils.models.gpt import GPT
+from utils.prompts import prompted
 from utils.prompts.data import rows_of_step
-from utils.prompts.tuning import prompted
 
 NAMES = ("next", "previous")
 LENGTHS = {"next": 4, "previous": 6}  # virtual tokens
