@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from utils.models.ops import rotate
-from utils.parallel.mesh import shares
+from utils.shares import shares
 
 
 def part(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from utils.course.checks import Wrong, load_answer, on_ranks
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.parallel.mesh import make_mesh
-from utils.parallel.pipeline import Pipeline, make_stages
+from utils.parallel.pipeline import Pipeline
 from utils.parallel.schedules import Action, check, counts, in_flight, schedule, simulate
+from utils.parallel.stages import make_stages
 from utils.ranks import Ranks
 
 SIZES = [(1, 3), (2, 1), (2, 2), (2, 5), (3, 3), (3, 7), (4, 2), (4, 4), (4, 6), (4, 9)]

@@ -58,11 +58,6 @@ def test_ranks_share_the_global_batch(tokens, world_size, batch):
     assert max(sizes) - min(sizes) <= 1 and sizes == sorted(sizes, reverse=True)
 
 
-def test_seven_rows_on_two_ranks_are_four_and_three():
-    assert corpus.share(7, 0, 2) == (0, 4)
-    assert corpus.share(7, 1, 2) == (4, 7)
-
-
 def test_batch_is_a_pure_function_of_seed_and_step(tokens):
     torch.manual_seed(1)
     x, y = corpus.batch(tokens, step=9, batch=4, seq=16, seed=2)
@@ -152,5 +147,3 @@ def test_bad_text_is_named(tmp_path):
         corpus.batch(torch.zeros(8, dtype=torch.uint8), 0, batch=1, seq=8)
     with pytest.raises(ValueError, match="batch 3 leaves some of 4 ranks without a row"):
         corpus.batch(torch.zeros(99, dtype=torch.uint8), 0, batch=3, seq=8, rank=0, world_size=4)
-    with pytest.raises(ValueError, match="rank 2 is outside a world of 2"):
-        corpus.share(4, 2, 2)

@@ -6,14 +6,20 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.memory.precision import LossScaler, autocast, weight_format
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.parallel import full_tensor as wholes
 from utils.parallel import zero as sharded
 from utils.parallel.ddp import data_parallel, without_sync
+from utils.parallel.full_tensor import (
+    clip_gradients,
+    full_state,
+    full_tensor,
+    local_shards,
+    shard_of,
+)
 from utils.ranks import Ranks
+from utils.shares import share
 from utils.training.optimizer import make_optimizer
 
 SMALL = GPTConfig(vocab_size=61, hidden_size=24, layers=2, heads=4, kv_heads=2)
@@ -33,7 +39,7 @@ def small_model(config=SMALL):
 
 def rows_of(rank, size, count=7):
     tokens = torch.randint(61, (count, 12), generator=torch.Generator().manual_seed(1))
-    first, stop = corpus.share(count, rank, size)
+    first, stop = share(count, rank, size)
     return tokens[first:stop, :-1], tokens[first:stop, 1:]
 
 
@@ -157,7 +163,7 @@ def accumulated(flag_after_forward=False):
     x, y = rows_of(dist.get_rank(), dist.get_world_size(), count=11)
     with Traffic() as traffic:
         for number in range(3):
-            first, stop = corpus.share(len(x), number, 3)
+            first, stop = share(len(x), number, 3)
             part, target = x[first:stop], y[first:stop]
             if flag_after_forward:
                 loss = cross_entropy(parallel(part), target, reduction="sum") * (3 / (11 * 11))
@@ -253,9 +259,9 @@ def fsdp_gradients(level, tie):
         learn(model, x, y, 7 * 11, ranks=3)
     named = list(model.named_parameters())
     parts = sum(parameter.to_local().numel() for _, parameter in named)
-    gathered = {name: wholes.whole(parameter.grad, parameter) for name, parameter in named}
-    local = wholes.local_parts(dict(named).values())
-    norms = [wholes.clip_gradients(local, 0.0, CPU, how).item() for how in (local, None)]
+    gathered = {name: full_tensor(parameter.grad, parameter) for name, parameter in named}
+    local = local_shards(dict(named).values())
+    norms = [clip_gradients(local, 0.0, CPU, how).item() for how in (local, None)]
     return gathered, parts, traffic.calls("all_gather"), traffic.calls("reduce_scatter"), norms
 
 
@@ -288,9 +294,9 @@ def muon_steps(muon, level):
         learn(model, x, y, 7 * 11, ranks=size)
         optimizer.step()
         optimizer.zero_grad()
-    parameters = {name: whole.clone() for name, whole in wholes.full_state(model)}
+    parameters = {name: whole.clone() for name, whole in full_state(model)}
     momenta = [s["momentum_buffer"] for s in optimizer.parts[0].state.values()]
-    return parameters, sum(wholes.local_parts([m])[0].numel() for m in momenta)
+    return parameters, sum(local_shards([m])[0].numel() for m in momenta)
 
 
 @pytest.mark.parametrize("level", [2, 3])
@@ -304,12 +310,12 @@ def test_muon_on_split_matrices_is_muon_on_whole_ones(ranks, level):
 def round_trip():
     model = sharded.shard(small_model(), 3, CPU)
     named = dict(model.named_parameters())
-    whole = dict(wholes.full_state(model))
+    whole = dict(full_state(model))
     same = []
     for name, parameter in named.items():
-        part = wholes.part_of(whole[name], parameter)
+        part = shard_of(whole[name], parameter)
         same.append(torch.equal(part.to_local(), parameter.to_local()))
-        plain = wholes.whole(part.to_local(), parameter)  # a plain tensor of the same part
+        plain = full_tensor(part.to_local(), parameter)  # a plain tensor of the same part
         same.append(torch.equal(plain, whole[name]))
     return all(same), {name: tensor.sum().item() for name, tensor in whole.items()}
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.memory.checkpointing import recompute
 from utils.models import moe
@@ -12,6 +11,7 @@ from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.parallel import experts
 from utils.parallel.mesh import make_mesh
 from utils.ranks import Ranks
+from utils.shares import share
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -42,7 +42,7 @@ def make_model(experts=6, count=2, **changes):
 
 def rows_of(rank, size, count):
     tokens = torch.randint(61, (count, 12), generator=torch.Generator().manual_seed(1))
-    first, stop = corpus.share(count, rank, size)
+    first, stop = share(count, rank, size)
     return tokens[first:stop, :-1], tokens[first:stop, 1:]
 
 
@@ -173,7 +173,7 @@ def test_messages_and_bytes(ranks, name):
     case = CASES[name]
     results = ranks.run(one_pass, **case)
     count = case["sizes"]["experts"]
-    held = experts.shares(count, 4)
+    held = experts.expert_shares(count, 4)
     for rank, result in enumerate(results):
         assert [op for op, *_ in result["events"]] == ["all_to_all"] * (3 * 2 + 2 * 2)
         expected = []
@@ -277,9 +277,9 @@ def test_each_expert_has_one_owner_and_keeps_its_number(ranks, ep, count):
 
 
 def test_shares():
-    assert experts.shares(7, 3) == (3, 2, 2)
+    assert experts.expert_shares(7, 3) == (3, 2, 2)
     with pytest.raises(ValueError, match="2 experts cannot be shared out over 3 ranks"):
-        experts.shares(2, 3)
+        experts.expert_shares(2, 3)
     with pytest.raises(ValueError, match="there is no expert after number 3 of 4"):
         experts.owner_of(4, 4, 2)
 

@@ -45,11 +45,6 @@ def test_the_lines_of_each_axis_hold_every_rank_once(dp, pp, tp, ep):
     assert {rank for group in meshes.lines(ranks, "tp")[:1] for rank in group} == set(range(tp))
 
 
-def test_shares_are_nearly_equal():
-    assert meshes.shares(7, 3) == (3, 2, 2) and meshes.shares(8, 4) == (2, 2, 2, 2)
-    assert meshes.shares(2, 3) == (1, 1, 0)
-
-
 def sums(dp, pp, tp, ep):
     """On each axis: (ranks, index, sum of the global ranks by an all-reduce)."""
     mesh = meshes.make_mesh(dp, pp, tp, ep, timeout=60)

@@ -12,16 +12,17 @@ from utils.measure.traffic import Traffic
 from utils.memory.checkpointing import recompute
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.parallel.mesh import Axis, make_mesh, one_rank
-from utils.parallel.pipeline import (
-    Pipeline,
+from utils.parallel.pipeline import Pipeline
+from utils.parallel.schedules import Action, schedule
+from utils.parallel.stages import (
+    SleepingStage,
     make_stages,
     measured_costs,
     owned_parameters,
     partition,
     reduce_tied_gradients,
+    sleeping_micro_batches,
 )
-from utils.parallel.schedules import Action, schedule
-from utils.parallel.waiting import WaitingStage, waiting_micro_batches
 from utils.parallel.zero_bubble import WeightGradientsLater
 from utils.ranks import RankError, Ranks
 
@@ -262,11 +263,11 @@ def test_events_tell_what_happened(pools, name):
 
 
 def test_waiting_stages_wait_in_every_action():
-    stages = [WaitingStage(forward=0.004, backward=0.01, weight=0.006)]
+    stages = [SleepingStage(forward=0.004, backward=0.01, weight=0.006)]
     pipeline = Pipeline(
-        stages, one_rank().pp, "zero-bubble", WaitingStage.loss, boundary=WaitingStage.boundary
+        stages, one_rank().pp, "zero-bubble", SleepingStage.loss, boundary=SleepingStage.boundary
     )
-    assert pipeline.run(waiting_micro_batches(3)).item() == 3
+    assert pipeline.run(sleeping_micro_batches(3)).item() == 3
     seconds = dict.fromkeys("FBW", 0.0)
     for event in pipeline.events:
         seconds[event.kind] += event.end - event.begin

@@ -8,20 +8,20 @@ from torch.nn import functional as F
 from utils.measure.traffic import Traffic
 from utils.memory.checkpointing import recompute
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.parallel import tp_ops as regions
-from utils.parallel.by_name import split_by_name
-from utils.parallel.mesh import Axis, make_mesh, one_rank, shares
-from utils.parallel.randomness import different_numbers
+from utils.parallel import tp_ops
+from utils.parallel.mesh import Axis, make_mesh, one_rank
 from utils.parallel.tensor import (
     Split,
+    VocabularyLinear,
     gathered_logits,
     loss_function,
     reduce_replicated_gradients,
+    split_by_name,
     tensor_parallel,
     vocabulary_cross_entropy,
 )
-from utils.parallel.vocabulary import VocabularyLinear
 from utils.ranks import Ranks
+from utils.shares import shares
 
 PLAIN = GPTConfig(vocab_size=61, hidden_size=24, layers=2, heads=4)
 CONFIGS = {
@@ -84,7 +84,7 @@ def alone(config, length=9, steps=1):
 
 def whole(parameter, tensor):
     split = getattr(parameter, "tp_split", None)
-    return tensor if split is None else split.whole(tensor)
+    return tensor if split is None else split.full_tensor(tensor)
 
 
 def together(config, length=9, steps=1, sequence_parallel=False, mode="none"):
@@ -198,7 +198,7 @@ def on_meta():
         split = getattr(parameter, "tp_split", None)
         assert parameter.shape == (value if split is None else split.part(value)).shape
         if split is not None:
-            assert torch.equal(split.whole(split.part(value)), value)
+            assert torch.equal(split.full_tensor(split.part(value)), value)
     return True
 
 
@@ -277,7 +277,7 @@ def losses_of(logits, targets, reduction, dtype, told):
     own = split.part(logits).to(dtype).clone().requires_grad_()
     loss = vocabulary_cross_entropy(own, targets, axis, reduction, sizes if told else None)
     loss.sum().backward()
-    return loss.detach(), split.whole(own.grad), gathered_logits(own, axis)
+    return loss.detach(), split.full_tensor(own.grad), gathered_logits(own, axis)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -314,7 +314,7 @@ def conjugates():
     axis = make_mesh(tp=dist.get_world_size()).tp
     rank = axis.index
     found = []
-    for into in (regions.enter, regions.leave):
+    for into in (tp_ops.copy_to_region, tp_ops.reduce_from_region):
         x = torch.full((2,), float(10 + rank), requires_grad=True)
         y = into(x, axis)
         y.backward(torch.full((2,), float(1 + rank)))
@@ -333,13 +333,13 @@ def gradcheck_of_the_sequence(length):
     torch.manual_seed(0)
     whole = torch.randn(2, length, 3, dtype=torch.float64)
     weight = torch.randn(axis.size, 2, length, 3, dtype=torch.float64)
-    own = regions.own_positions(whole, axis).requires_grad_()
-    y = regions.gather(own, axis, length)
-    back = regions.scatter(y * weight[axis.index], axis)
-    back.backward(regions.own_positions(torch.cos(whole), axis))
+    own = tp_ops.own_positions(whole, axis).requires_grad_()
+    y = tp_ops.gather_to_region(own, axis, length)
+    back = tp_ops.reduce_scatter_from_region(y * weight[axis.index], axis)
+    back.backward(tp_ops.own_positions(torch.cos(whole), axis))
     expected = whole * weight.sum(0), torch.cos(whole) * weight.sum(0)
     return all(
-        torch.allclose(found, regions.own_positions(value, axis))
+        torch.allclose(found, tp_ops.own_positions(value, axis))
         for found, value in zip((back, own.grad), expected)
     )
 
@@ -353,7 +353,7 @@ def keeps_its_input():
     """A gradient that two branches share must not be changed by the all-reduce of one of them."""
     axis = make_mesh(tp=2).tp
     x = torch.ones(3, requires_grad=True)
-    y = regions.enter(x, axis)
+    y = tp_ops.copy_to_region(x, axis)
     (y + x).sum().backward()
     return x.grad.tolist()
 
@@ -472,14 +472,14 @@ def drawn():
     axis = make_mesh(tp=dist.get_world_size()).tp
     torch.manual_seed(0)
     first = torch.rand(3).tolist()
-    with different_numbers(axis):
+    with tp_ops.different_numbers(axis):
         own = torch.rand(3).tolist()
     state = torch.get_rng_state()
-    with different_numbers(axis):
+    with tp_ops.different_numbers(axis):
         other = torch.rand(3).tolist()
     after = torch.rand(3).tolist()
     torch.set_rng_state(state)
-    with different_numbers(axis):
+    with tp_ops.different_numbers(axis):
         again = torch.rand(3).tolist()
     assert again == other != own
     return first, own, other, after

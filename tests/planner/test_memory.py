@@ -15,7 +15,8 @@ from utils.memory.checkpointing import recompute
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
 from utils.parallel.mesh import make_mesh
-from utils.parallel.pipeline import Pipeline, make_stages
+from utils.parallel.pipeline import Pipeline
+from utils.parallel.stages import make_stages
 from utils.parallel.tensor import loss_function, tensor_parallel
 from utils.parallel.zero import shard
 from utils.planner import MACHINES, Model, Strategy, plan

@@ -2,12 +2,12 @@
 
 import torch
 
-from utils.data import corpus
 from utils.models.gpt import GPT
-from utils.parallel.full_tensor import split_of, whole_size
+from utils.parallel.full_tensor import full_size, split_of
 from utils.parallel.mesh import Axis, Mesh
 from utils.parallel.parallelize import EMBEDDING, Pieces
 from utils.parallel.zero import owners
+from utils.shares import share
 from utils.training.optimizer import is_block_matrix
 
 
@@ -31,7 +31,7 @@ def traffic_by_formula(config):
     value = 8 if config.precision == "fp64" else 4  # bytes of a weight, a gradient, a hidden value
     pieces = pieces_of_rank_0(config)
     named, micro_batches = pieces.named(), config.parts()
-    rows = corpus.share(config.batch, 0, config.dp)[1]
+    rows = share(config.batch, 0, config.dp)[1]
     tokens = rows * config.seq  # in all micro-batches together
     hidden = value * tokens * config.hidden  # bytes of the hidden states of all of them
 
@@ -51,7 +51,7 @@ def traffic_by_formula(config):
         reduced.append(value * sum(parameter.numel() for parameter in named.values()))
     mine = named
     if config.level() == 1:
-        owner = owners([whole_size(parameter) for parameter in named.values()], config.dp)
+        owner = owners([full_size(parameter) for parameter in named.values()], config.dp)
         load = [0] * config.dp
         for parameter, place in zip(named.values(), owner):
             load[place] += parameter.numel()

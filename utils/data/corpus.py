@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from utils.data import library as library_text
+from utils.shares import share
 
 VOCAB_SIZE = 256  # one token per byte value
 HELD_OUT = 0.05  # the last 5 % of a text is never trained on
@@ -153,18 +154,6 @@ def split(tokens, held_out=HELD_OUT):
 
 
 # ---- 2. tokens -> batches
-
-
-def share(rows, rank, world_size):
-    """(start, stop): rank's contiguous share of `rows` rows; the first ranks take what is over.
-
-    7 rows on 2 ranks are 4 + 3: share(7, 0, 2) = (0, 4) and share(7, 1, 2) = (4, 7).
-    """
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank {rank} is outside a world of {world_size}: ranks go from 0")
-    base, extra = divmod(rows, world_size)
-    start = rank * base + min(rank, extra)
-    return start, start + base + (rank < extra)
 
 
 def share_of_batch(batch, rank, world_size):

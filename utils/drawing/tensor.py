@@ -3,7 +3,7 @@
 from matplotlib.patches import Rectangle
 
 from utils.drawing import figures
-from utils.parallel.mesh import shares
+from utils.shares import shares
 
 
 def column_and_row(ranks: int = 2) -> None:

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 
 from utils.models.moe import combine_rows, gather_rows, moe_layers, run_experts
-from utils.parallel import mesh
+from utils.shares import shares
 
 
-def shares(experts, ranks):
+def expert_shares(experts: int, ranks: int) -> tuple[int, ...]:
     """How many experts each rank keeps: neighbours together, at most one more than another.
 
     Raises ValueError where a rank would have none.
@@ -38,12 +38,12 @@ def shares(experts, ranks):
             f"{experts} experts cannot be shared out over {ranks} ranks: take --ep {experts} or "
             "less, or more experts"
         )
-    return mesh.shares(experts, ranks)
+    return shares(experts, ranks)
 
 
 def owner_of(expert, experts, ranks):
     """The rank, as a place on the axis, that keeps an expert (its number)."""
-    for rank, count in enumerate(shares(experts, ranks)):
+    for rank, count in enumerate(expert_shares(experts, ranks)):
         if expert < count:
             return rank
         expert -= count
@@ -65,7 +65,7 @@ def expert_parallel(model, axis):
             f"--ep {axis.size} shares out experts, and the model has none: add --experts"
         )
     for layer in layers if axis.size > 1 else ():
-        counts = shares(layer.count, axis.size)
+        counts = expert_shares(layer.count, axis.size)
         first = sum(counts[: axis.index])
         for index in range(layer.count):
             if not first <= index < first + counts[axis.index]:
@@ -74,16 +74,16 @@ def expert_parallel(model, axis):
     return model
 
 
-def compute_over(axis, shares, experts, tokens, chosen, weights):
+def compute_over(axis, held, experts, tokens, chosen, weights):
     """What `utils.models.moe.compute_here` computes, with the experts shared out over the axis.
 
-    shares   experts of each rank
+    held     experts of each rank
     experts  those of this rank, by name
     tokens   (S, C) of this rank; chosen and weights (S, k), with the numbers of all experts
     """
-    rows, order, counts = gather_rows(tokens, chosen, sum(shares))
-    arriving = exchange_counts(counts, shares, axis)  # (ranks, own experts)
-    sizes = [part.sum() for part in counts.split(shares)]
+    rows, order, counts = gather_rows(tokens, chosen, sum(held))
+    arriving = exchange_counts(counts, held, axis)  # (ranks, own experts)
+    sizes = [part.sum() for part in counts.split(held)]
     send, receive = torch.stack([torch.stack(sizes), arriving.sum(dim=1)]).tolist()
 
     arrived = AllToAll.apply(rows, send, receive, axis.group)  # by rank, then by expert
@@ -94,14 +94,14 @@ def compute_over(axis, shares, experts, tokens, chosen, weights):
     return combine_rows(AllToAll.apply(results, receive, send, axis.group), order, weights)
 
 
-def exchange_counts(counts, shares, axis):
+def exchange_counts(counts, held, axis):
     """(ranks, own experts): how many rows each rank will send for each of this rank's experts.
 
     counts   (E,) rows of this rank for each expert
     """
-    own = shares[axis.index]
+    own = held[axis.index]
     arriving = counts.new_empty(axis.size * own)
-    dist.all_to_all_single(arriving, counts, [own] * axis.size, list(shares), group=axis.group)
+    dist.all_to_all_single(arriving, counts, [own] * axis.size, list(held), group=axis.group)
     return arriving.view(axis.size, own)
 
 

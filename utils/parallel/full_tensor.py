@@ -1,7 +1,7 @@
-"""Parts and wholes: what a rank holds of a tensor, and how all of it comes together.
+"""Full tensors and shards: what a rank holds of a tensor, and how all of it comes together.
 
-    whole(tensor, parameter)      put together from every rank that has a part of it
-    part_of(tensor, parameter)    this rank's part of a whole tensor; nothing is sent
+    full_tensor(tensor, parameter)   put together from every rank that has a part of it
+    shard_of(tensor, parameter)      this rank's part of a full tensor; nothing is sent
 
 A parameter may be a part in two ways, one inside the other. Tensor parallelism cuts a slice out of
 it and leaves a note, `parameter.tp_split`; ZeRO-2 and 3 cut what is there over the data-parallel
@@ -23,7 +23,7 @@ from utils.parallel.tp_ops import all_gather
 
 
 @torch.no_grad()
-def whole(tensor, parameter):
+def full_tensor(tensor, parameter):
     """A parameter, or a state of the same shape, put together from all ranks on each of them.
 
     The state may be a plain tensor of this rank's part. What is not split comes back as it is.
@@ -31,12 +31,12 @@ def whole(tensor, parameter):
     if tensor.ndim == 0:  # a count has no parts
         return tensor
     if isinstance(parameter, DTensor):
-        tensor = _whole_of_shards(tensor, parameter)
+        tensor = _gather_shards(tensor, parameter)
     split = split_of(parameter)
-    return split.whole(tensor) if split else tensor
+    return split.full_tensor(tensor) if split else tensor
 
 
-def part_of(tensor, parameter):
+def shard_of(tensor, parameter):
     """This rank's part of a whole tensor, split as the parameter is; nothing is sent."""
     if tensor.ndim == 0:
         return tensor
@@ -49,7 +49,7 @@ def part_of(tensor, parameter):
     return distribute_tensor(tensor.to(mesh.device_type), mesh, placements, src_data_rank=None)
 
 
-def whole_size(parameter):
+def full_size(parameter):
     """How many values the whole has of which this plain parameter is this rank's slice."""
     split = split_of(parameter)
     if not split:
@@ -69,7 +69,7 @@ def keep_splits(parameters, others):
             other.tp_split = parameter.tp_split
 
 
-def _whole_of_shards(tensor, parameter):
+def _gather_shards(tensor, parameter):
     """One all-gather over `parameter.zero_axis`. Not DTensor's own, over its device mesh: torch
     keeps device meshes for later, and takes one of the same ranks whose groups may be closed."""
     axis, shape = parameter.zero_axis, parameter.shape
@@ -92,7 +92,7 @@ def full_state(model):
     """Yields (name, whole tensor) of every parameter of one model, one at a time; all ranks must
     go through."""
     for name, parameter in model.named_parameters():
-        yield name, whole(parameter.detach(), parameter)
+        yield name, full_tensor(parameter.detach(), parameter)
 
 
 class OnRankZero:
@@ -118,7 +118,7 @@ class OnRankZero:
         shape    of the whole
         """
         if name in self.named:
-            tensor = whole(tensor, self.named[name])
+            tensor = full_tensor(tensor, self.named[name])
         source = self.holders[name] if self.holders else 0
         rank = dist.get_rank() if source else 0
         if source and rank == 0:
@@ -129,7 +129,7 @@ class OnRankZero:
         return tensor
 
 
-def assembled(config, weights):
+def full_model(config, weights):
     """A GPT on rank 0's CPU made of (name, whole tensor) pairs; None on the other ranks."""
     first = dist.get_rank() == 0
     state = {name: tensor.detach().cpu() for name, tensor in weights if first}
@@ -145,12 +145,12 @@ def assembled(config, weights):
 # ---- gradients
 
 
-def local_parts(parameters):
+def local_shards(parameters):
     """Plain tensors on the memory of this rank's part of each parameter, with its gradient."""
-    return [_local_part(parameter) for parameter in parameters]
+    return [_local_shard(parameter) for parameter in parameters]
 
 
-def _local_part(parameter):
+def _local_shard(parameter):
     if not isinstance(parameter, DTensor):
         return parameter
     part = parameter.to_local().detach()

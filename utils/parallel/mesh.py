@@ -96,11 +96,6 @@ def lines(ranks: torch.Tensor, axis: str) -> list[tuple[int, ...]]:
     return [tuple(line) for line in last.reshape(-1, last.shape[-1]).tolist()]
 
 
-def shares(total: int, ranks: int) -> tuple[int, ...]:
-    """How many of `total` things each rank holds: equal, or one more on the first ranks."""
-    return tuple(total // ranks + (index < total % ranks) for index in range(ranks))
-
-
 def make_mesh(
     dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1, timeout: float | None = None
 ) -> Mesh:

@@ -19,10 +19,11 @@ from utils.memory.precision import FORMATS, is_mixed, weight_format
 from utils.models.gpt import GPT, Block
 from utils.models.moe import is_expert, set_balance
 from utils.parallel.experts import expert_parallel
-from utils.parallel.full_tensor import keep_splits, part_of
-from utils.parallel.mesh import shares
-from utils.parallel.pipeline import Pipeline, make_stages, reduce_tied_gradients
+from utils.parallel.full_tensor import keep_splits, shard_of
+from utils.parallel.pipeline import Pipeline
+from utils.parallel.stages import make_stages, reduce_tied_gradients
 from utils.parallel.tensor import loss_function, reduce_replicated_gradients, tensor_parallel
+from utils.shares import shares
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -73,7 +74,7 @@ class Pieces:
         def put(name, tensor):
             for own in (name, HEAD) if self.config.tie and name == EMBEDDING else (name,):
                 if own in named:
-                    named[own].copy_(part_of(tensor, named[own]))
+                    named[own].copy_(shard_of(tensor, named[own]))
 
         weights(put)
 

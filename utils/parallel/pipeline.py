@@ -10,8 +10,8 @@ The order of work is a list for each rank (`utils/parallel/schedules.py`); this 
 Every rank knows the lists of all ranks, so no message needs a header: who sends what next is known.
 
 Why it cannot hang: a schedule that would is refused before it begins (`check`); sends do not wait,
-and messages are received in the order in which the other rank sends them (`messages.py`); every
-receive has the process group's time limit.
+and messages are received in the order in which the other rank sends them; every receive has the
+process group's time limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,29 +25,12 @@ import torch.distributed as dist
 from torch import nn
 
 from utils.parallel.mesh import Axis
-from utils.parallel.messages import Messages
-from utils.parallel.schedules import Action, Actions, check, counts, feeds
+from utils.parallel.schedules import Action, Actions, check, counts, feeds, needs
 from utils.parallel.schedules import schedule as make_schedule
-from utils.parallel.stages import (
-    Stage,
-    make_stages,
-    measured_costs,
-    owned_parameters,
-    partition,
-    reduce_tied_gradients,
-)
+from utils.parallel.stages import Stage
 from utils.parallel.zero_bubble import WeightGradientsLater
 
-__all__ = [
-    "Event",
-    "Pipeline",
-    "Stage",
-    "make_stages",
-    "measured_costs",
-    "owned_parameters",
-    "partition",
-    "reduce_tied_gradients",
-]
+# ---- 1. the pipeline
 
 
 class Event(NamedTuple):
@@ -148,6 +131,9 @@ class Pipeline:
         return (*x.shape, self.stages[0].config.hidden_size), parameter.dtype
 
 
+# ---- 2. one run of it
+
+
 class _Run:
     """The state of one run: what is kept between a forward pass and its backward pass."""
 
@@ -157,7 +143,7 @@ class _Run:
         self.chunks, self.last = len(pipeline.stages), len(pipeline.stages) * self.size - 1
         self.order, self.forward_only = orders[self.rank], forward_only
         self.splits = any(action.kind == "W" for action in self.order)
-        self.messages = Messages(pipeline, micro_batches, orders)
+        self.messages = _Messages(pipeline, micro_batches, orders)
         self.kept = {}  # (micro-batch, chunk) -> (input, what the backward pass begins with)
         self.later = {}  # (micro-batch, chunk) -> WeightGradientsLater
         self.passed = [0] * self.chunks  # backward passes of each chunk
@@ -219,3 +205,113 @@ class _Run:
         if self.pipeline.synchronize and self.total.is_cuda:
             torch.cuda.synchronize(self.total.device)
         return perf_counter()
+
+
+# ---- 3. what travels: hidden states one way, gradients the other
+
+
+class _Messages:
+    """The messages of one run. What a rank sends to itself stays where it is.
+
+    pipeline   its axis, its number of chunks, `boundary`, `limit`, and the groups `up` and `down`
+    orders     the lists of all ranks: they tell who sends what next, so no message has a header
+
+    Three rules keep it from hanging and from filling the memory:
+
+    - A send does not wait. Its tensor is kept until the receiver must have it; a later message from
+      there, made after the tensor was used, is the proof.
+    - Receives are posted in the order in which the other rank sends, whatever is needed first. NCCL
+      matches messages by their order alone.
+    - On NCCL the two directions have a group each: it carries out what a group is given strictly in
+      order, so two neighbours who both send first would wait for each other. (Not run here: that
+      takes several GPUs.)
+    """
+
+    def __init__(self, pipeline, micro_batches, orders):
+        self.axis, self.pipeline, self.micro_batches = pipeline.axis, pipeline, micro_batches
+        self.size, self.chunks = self.axis.size, len(pipeline.stages)
+        self.places = [{action: n for n, action in enumerate(order)} for order in orders]
+        # what each other rank will send here, in its order: (its place there, for which action)
+        self.expected = {
+            rank: iter(
+                [
+                    (place, goal[1])
+                    for place, action in enumerate(order)
+                    if (goal := feeds(action, rank, self.size, self.chunks))
+                    and goal[0] == self.axis.index
+                    and goal[1] in self.places[goal[0]]
+                ]
+            )
+            for rank, order in enumerate(orders)
+        }
+        self.arriving = {}  # action -> (work, tensor, place of its sender in the sender's order)
+        self.sent = {rank: [] for rank in range(self.size)}  # (place where it is used, work, it)
+        self.own = {}  # action -> tensor from this rank itself
+
+    def send(self, action, tensor):
+        """Hands the result of `action` to the stage that uses it."""
+        rank, goal = feeds(action, self.axis.index, self.size, self.chunks)
+        if rank == self.axis.index:
+            self.own[goal] = tensor
+            return
+        shape, dtype = self._boundary(action)
+        if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+            raise ValueError(
+                f"rank {self.axis.index} has {tuple(tensor.shape)} {tensor.dtype} to send for "
+                f"{action}, and its neighbour expects {shape} {dtype}: give Pipeline a boundary="
+            )
+        tensor = tensor.contiguous()
+        work = dist.isend(tensor, self.axis.ranks[rank], group=self._group(self.axis.index, rank))
+        self.sent[rank].append((self.places[rank][goal], work, tensor))
+
+    def receive(self, action):
+        """The tensor that `action` needs from another stage, or None if it needs none."""
+        for rank, needed in needs(action, self.axis.index, self.size, self.chunks):
+            if needed.kind != action.kind:  # a B needs its own F, a W its B: no messages
+                continue
+            if rank == self.axis.index:
+                return self.own.pop(action)
+            while action not in self.arriving:
+                self._post(rank)
+            work, tensor, place = self.arriving.pop(action)
+            self._wait(work, f"{needed} of rank {self.axis.ranks[rank]}")
+            self._release(rank, place)
+            return tensor
+        return None
+
+    def finish(self):
+        """Waits until everything that was sent has arrived."""
+        for rank in self.sent:
+            self._release(rank, len(self.places[rank]))
+
+    def _post(self, rank):
+        """Begins to receive the next message of another rank."""
+        place, goal = next(self.expected[rank])
+        shape, dtype = self._boundary(goal)
+        tensor = torch.empty(shape, dtype=dtype, device=self.micro_batches[0][0].device)
+        work = dist.irecv(tensor, self.axis.ranks[rank], group=self._group(rank, self.axis.index))
+        self.arriving[goal] = work, tensor, place
+
+    def _release(self, rank, place):
+        """Lets go of what that rank has used at `place` in its order or before."""
+        left = []
+        for used, work, tensor in self.sent[rank]:
+            if used > place:
+                left.append((used, work, tensor))
+            else:
+                self._wait(work, f"rank {self.axis.ranks[rank]} to take a message")
+        self.sent[rank] = left
+
+    def _wait(self, work, what):
+        limit = self.pipeline.limit
+        try:
+            work.wait(limit) if limit else work.wait()
+        except RuntimeError as error:
+            raise RuntimeError(f"pipeline: waited for {what}: {error}") from error
+
+    def _boundary(self, action):
+        shape, dtype = self.pipeline.boundary(self.micro_batches[action.micro_batch][0])
+        return tuple(shape), dtype
+
+    def _group(self, sender, receiver):
+        return self.pipeline.up if sender < receiver else self.pipeline.down

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from utils.data.corpus import share
+from utils.shares import share
 
 NAMES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 KINDS = ("F", "B", "W")

@@ -10,7 +10,7 @@ Parameters keep the names that they have in the whole model, so checkpoints need
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import nn
 
 from utils.models.gpt import GPT, cross_entropy, rotary_tables
 from utils.parallel.mesh import Axis
+from utils.parallel.zero_bubble import defer
 
 # ---- 1. which layers go where
 
@@ -222,3 +223,60 @@ def reduce_tied_gradients(stages: Sequence[nn.Module], axis: Axis) -> None:
 
 def _is_tied_copy(stage: nn.Module, axis: Axis) -> bool:
     return axis.size > 1 and stage.config.tie_embeddings and stage.is_last
+
+
+# ---- 4. stages that sleep instead of computing
+
+
+class SleepingStage(nn.Module):
+    """Hands its input on after `forward` seconds, the gradient after `backward` seconds.
+
+        stages = [SleepingStage(forward=0.01, backward=0.02)]
+        pipeline = Pipeline(
+            stages, mesh.pp, "1f1b", SleepingStage.loss, boundary=SleepingStage.boundary
+        )
+        pipeline.run(sleeping_micro_batches(8))
+
+    A pipeline's clockwork without its work. Stages that compute need a core each; where ranks share
+    cores, a rank's pause is another rank's chance to compute, and no bubble shows. A stage that
+    sleeps needs no core: four of them show the bubble of four devices on a laptop. The messages
+    are real.
+
+    weight  seconds of `backward` that a W action takes over; None: half of them
+    """
+
+    def __init__(self, forward: float, backward: float, weight: float | None = None):
+        super().__init__()
+        self.seconds = forward, backward, backward / 2 if weight is None else weight
+        self.scale = nn.Parameter(torch.ones(()))  # something to learn: x has a gradient then
+
+    def forward(self, x):
+        return _Sleep.apply(x * self.scale, *self.seconds)
+
+    @staticmethod
+    def loss(x, y):
+        return (x - y).sum()
+
+    @staticmethod
+    def boundary(x):
+        return x.shape, x.dtype
+
+
+def sleeping_micro_batches(count: int, device="cpu") -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Micro-batches of one number."""
+    return [(torch.ones(1, device=device), torch.zeros(1, device=device)) for _ in range(count)]
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, forward, backward, weight):
+        ctx.seconds = backward, weight
+        time.sleep(forward)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        backward, weight = ctx.seconds
+        time.sleep(backward - weight)
+        defer(partial(time.sleep, weight))
+        return gradient, None, None, None

@@ -3,17 +3,24 @@
     tensor_parallel(model, mesh.tp)                  in place, before the optimizer is made
     loss = loss_function(model)(model(x), y)         model(x): logits of this rank's words
     loss.backward()
+    split_by_name(bert, mesh.tp, columns, rows)      any other model, by the names of its matrices
 
 One pair of matrices needs one exchange each way (Shoeybi et al., arXiv:1909.08053):
 
     column   the first matrix is split by its outputs: q, k and v by heads, gate and up
     row      the second by its inputs, which are those outputs: o, down; partial results add up
 
+The two large matrices at the ends of the model are split by words of the vocabulary. The embedding
+looks up the words that this rank holds, zero for the others, and adds up over the ranks. The last
+matrix gives each rank the logits of its own words, (B, T, V_local), and the loss is computed from
+these without ever bringing them together: what travels is three numbers a token, not V.
+
 The model's own code does not change: its modules hold less. Parameters stay plain and keep their
 names; one that is split has `parameter.tp_split`, which tells which part of the whole it is.
 """
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 import torch.distributed as dist
@@ -21,29 +28,19 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from utils.models.gpt import MLP, Attention, RMSNorm
+from utils.models.gpt import MLP, Attention, RMSNorm, cross_entropy
 from utils.models.moe import Expert, MoE
-from utils.parallel.mesh import Axis, shares
-from utils.parallel.tp_ops import Region, all_of, enter, leave, own_of
-from utils.parallel.vocabulary import (
-    VocabularyEmbedding,
-    VocabularyLinear,
-    gathered_logits,
-    loss_function,
-    vocabulary_cross_entropy,
+from utils.parallel.mesh import Axis
+from utils.parallel.tp_ops import (
+    Region,
+    copy_to_region,
+    gather_sequence,
+    reduce_from_region,
+    split_sequence,
 )
+from utils.shares import shares
 
-__all__ = [
-    "Split",
-    "column",
-    "gathered_logits",
-    "loss_function",
-    "reduce_replicated_gradients",
-    "row",
-    "split_parameter",
-    "tensor_parallel",
-    "vocabulary_cross_entropy",
-]
+IGNORED = -100  # the target of a token that does not count, as in torch's cross_entropy
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Split:
         return whole.narrow(self.dim, self.start, self.sizes[self.axis.index])
 
     @torch.no_grad()
-    def whole(self, part):
+    def full_tensor(self, part):
         """The whole tensor on every rank of the axis, each of which gives its part."""
         shape = list(part.shape)
         shape[self.dim] = max(self.sizes)
@@ -91,7 +88,7 @@ def split_parameter(parameter, dim, axis, sizes):
 def column(linear, axis, sizes=None):
     """Splits an nn.Linear by its outputs, in place; it then returns this rank's outputs.
 
-    Its input must have come through `enter`, once for all matrices that read it.
+    Its input must have come through `copy_to_region`, once for all matrices that read it.
     sizes   outputs of each rank; None: equal, or one more on the first ranks
     """
     sizes = sizes or shares(linear.out_features, axis.size)
@@ -139,8 +136,40 @@ class SharedHeads(nn.Module):
         return F.linear(x, weight, None if self.bias is None else self._pick(self.bias))
 
     def _pick(self, parameter):
-        by_head = enter(parameter, self.axis).unflatten(0, (-1, self.head_size))
+        by_head = copy_to_region(parameter, self.axis).unflatten(0, (-1, self.head_size))
         return by_head[self.heads].flatten(0, 1)
+
+
+# ---- the two matrices at the ends
+
+
+class VocabularyEmbedding(nn.Module):
+    """An nn.Embedding whose rows are split: `weight` (V_local, C)."""
+
+    def __init__(self, weight, region):
+        super().__init__()
+        self.weight, self.region = weight, region
+        self.start = weight.tp_split.start
+
+    def forward(self, tokens):
+        """(B, T) -> (B, T, C), or this rank's positions of it."""
+        local = tokens - self.start
+        elsewhere = (local < 0) | (local >= self.weight.shape[0])
+        x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self.region.leave(x.masked_fill(elsewhere[..., None], 0.0))
+
+
+class VocabularyLinear(nn.Module):
+    """The last matrix, split by rows: `weight` (V_local, C)."""
+
+    def __init__(self, weight, bias, region):
+        super().__init__()
+        self.weight, self.bias, self.region = weight, bias, region
+        self.axis, self.sizes = weight.tp_split.axis, weight.tp_split.sizes
+
+    def forward(self, x):
+        """(B, T, C), or this rank's positions of it -> logits of its own words (B, T, V_local)."""
+        return F.linear(self.region.enter(x), self.weight, self.bias)
 
 
 # ---- a whole model
@@ -241,15 +270,17 @@ def _split_experts(moe, region):
     whole = moe.compute
 
     def compute(experts, tokens, chosen, weights):
-        partial = whole(experts, enter(tokens, axis), chosen, enter(weights, axis))
-        return leave(partial, axis)
+        partial = whole(
+            experts, copy_to_region(tokens, axis), chosen, copy_to_region(weights, axis)
+        )
+        return reduce_from_region(partial, axis)
 
     moe.compute = compute
     if region.sequence_parallel:  # the router judges whole sequences
         moe.register_forward_pre_hook(
-            lambda module, args: (all_of(args[0], axis, region.length), *args[1:])
+            lambda module, args: (gather_sequence(args[0], axis, region.length), *args[1:])
         )
-        moe.register_forward_hook(lambda module, args, y: own_of(y, axis))
+        moe.register_forward_hook(lambda module, args, y: split_sequence(y, axis))
 
 
 def _split_words(weight, axis, split):
@@ -271,6 +302,95 @@ def _check(axis, size, what, why):
             f"{axis.name} {axis.size} is more than the {size} {what}: {why}, "
             f"so take at most {size} ranks"
         )
+
+
+# ---- the loss over a split vocabulary
+
+
+def vocabulary_cross_entropy(logits, targets, axis, reduction="mean", sizes=None):
+    """The loss in nats, the same number on every rank; two all-reduces.
+
+    logits     (B, T, V_local): this rank's words; targets (B, T), in words of the whole vocabulary
+    reduction  "mean", "sum" or "none" over tokens
+    sizes      words of each rank; None: they ask each other
+    Never computed below fp32.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f'reduction {reduction!r} is not one of "mean", "sum" and "none"')
+    if axis.size == 1:
+        return cross_entropy(logits, targets, reduction=reduction)
+    sizes = sizes or _sizes(logits, axis)
+    start = sum(sizes[: axis.index])
+    losses = _CrossEntropy.apply(logits.flatten(0, 1), targets.flatten(), axis.group, start)
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total if reduction == "sum" else total / (targets != IGNORED).sum()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """log(sum of exp(logits)) - logit of the target, for each token; the gradient of the logits is
+    softmax - 1 at the target, of which each rank has its own columns."""
+
+    @staticmethod
+    def forward(ctx, logits, targets, group, start):
+        values = logits if logits.dtype == torch.float64 else logits.float()  # (N, V_local)
+        largest = values.max(dim=-1).values
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        values = values - largest[:, None]
+        local = targets - start
+        elsewhere = (local < 0) | (local >= logits.shape[-1])
+        local = local.masked_fill(elsewhere, 0)
+        own = values.gather(1, local[:, None])[:, 0].masked_fill(elsewhere, 0.0)
+        exponentials = values.exp_()
+        both = torch.stack((exponentials.sum(dim=-1), own))  # (2, N): summed in one call
+        dist.all_reduce(both, group=group)
+        total, target = both
+        counts = targets != IGNORED
+        softmax = exponentials.div_(total[:, None])
+        ctx.save_for_backward(softmax, local, elsewhere, counts)
+        ctx.dtype = logits.dtype
+        return torch.where(counts, total.log() - target, 0.0)
+
+    @staticmethod
+    def backward(ctx, dlosses):
+        softmax, local, elsewhere, counts = ctx.saved_tensors
+        dlogits = softmax.clone()
+        hit = (~elsewhere).to(softmax.dtype)[:, None]
+        dlogits.scatter_add_(1, local[:, None], -hit)
+        dlogits.mul_((dlosses * counts)[:, None])
+        return dlogits.to(ctx.dtype), None, None, None
+
+
+def loss_function(model):
+    """callable(logits, targets, reduction) that fits what `model` returns, split or not."""
+    for module in model.modules():
+        if isinstance(module, VocabularyLinear):
+            axis, sizes = module.axis, module.sizes
+            return lambda logits, targets, reduction="mean": vocabulary_cross_entropy(
+                logits, targets, axis, reduction, sizes
+            )
+    return cross_entropy
+
+
+@torch.no_grad()
+def gathered_logits(logits, axis, sizes=None):
+    """(B, T, V_local) -> (B, T, V) on every rank, to measure or to generate; no gradient."""
+    if axis.size == 1:
+        return logits
+    sizes = sizes or _sizes(logits, axis)
+    part = F.pad(logits, (0, max(sizes) - logits.shape[-1])).contiguous()
+    parts = [torch.empty_like(part) for _ in sizes]
+    dist.all_gather(parts, part, group=axis.group)
+    return torch.cat([one[..., :size] for one, size in zip(parts, sizes)], dim=-1)
+
+
+def _sizes(logits, axis):
+    """Words of each rank, by asking."""
+    own = torch.tensor([logits.shape[-1]], device=logits.device)
+    sizes = [torch.empty_like(own) for _ in range(axis.size)]
+    dist.all_gather(sizes, own, group=axis.group)
+    return tuple(size.item() for size in sizes)
 
 
 # ---- once a step, where the sequence is split
@@ -304,3 +424,58 @@ def _of_some_positions(model):
             yield module.weight
         elif isinstance(module, RowLinear) and module.bias is not None:
             yield module.bias
+
+
+# ---- any model, by the names of its matrices
+
+
+def split_by_name(model, axis, columns, rows):
+    """Splits the nn.Linears whose names match a pattern, in place; returns the model.
+
+        split_by_name(bert, mesh.tp, columns=["*.query", "*.key", "*.value",
+                      "*.intermediate.dense"], rows=["*.attention.output.dense",
+                      "*.layer.*.output.dense"])
+
+    Works where the model's code takes the number of heads from the shapes. Every column matrix has
+    an f of its own, because this function does not know which of them read the same input; so the
+    backward pass makes more all-reduces than `tensor_parallel` does, and the values are the same.
+
+    Raises ValueError for a pattern that matches nothing, and for sizes that `axis` does not divide
+    (a head might be cut).
+    """
+    if axis.size == 1:
+        return model
+    region = Region(axis)
+    for patterns, split in ((columns, _split_column), (rows, _split_row)):
+        for pattern in patterns:
+            found = [
+                name
+                for name, module in model.named_modules()
+                if isinstance(module, nn.Linear) and fnmatchcase(name, pattern)
+            ]
+            if not found:
+                raise ValueError(f"no linear layer has a name like {pattern!r}")
+            for name in found:
+                split(model, name, region)
+    return model
+
+
+def _split_column(model, name, region):
+    linear = model.get_submodule(name)
+    _check_divides(name, linear.out_features, "outputs", region.axis)
+    column(linear, region.axis)
+    linear.register_forward_pre_hook(
+        lambda module, args: (copy_to_region(args[0], region.axis), *args[1:])
+    )
+
+
+def _split_row(model, name, region):
+    linear = model.get_submodule(name)
+    _check_divides(name, linear.in_features, "inputs", region.axis)
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, row(linear, region))
+
+
+def _check_divides(name, size, what, axis):
+    if size % axis.size:
+        raise ValueError(f"{axis.name} {axis.size} does not divide the {size} {what} of {name}")

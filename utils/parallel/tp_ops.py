@@ -1,10 +1,10 @@
 """Into the layers that ranks share, and out of them again: the conjugate pair f and g.
 
-                      forward       backward
-    enter     f       nothing       all-reduce        every rank has all of x
-    leave     g       all-reduce    nothing
-    gather    f       all-gather    reduce-scatter    every rank has its positions of x
-    scatter   g       reduce-scatter  all-gather      (sequence parallelism)
+                                    forward         backward
+    copy_to_region               f  nothing         all-reduce      every rank has all of x
+    reduce_from_region           g  all-reduce      nothing
+    gather_to_region             f  all-gather      reduce-scatter  every rank has its positions
+    reduce_scatter_from_region   g  reduce-scatter  all-gather      of x (sequence parallelism)
 
 Inside, each rank computes with its part of the weights. What comes in is used by all of them, so
 its gradient is the sum of theirs; what goes out is the sum of their partial results, and each of
@@ -12,11 +12,13 @@ them takes the gradient of that sum as it is. f and g: Shoeybi et al., arXiv:190
 with the sequence split: Korthikanti et al., arXiv:2205.05198, section 4.2.
 """
 
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from utils.parallel.mesh import shares
+from utils.shares import shares
 
 # torch 2.13 renames them and warns of the old names, which are all that 2.11 has
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -33,49 +35,49 @@ class Region:
     def enter(self, x):
         """(B, T, C), or this rank's positions of it -> (B, T, C)."""
         if self.sequence_parallel:
-            return gather(x, self.axis, self.length)
-        return enter(x, self.axis)
+            return gather_to_region(x, self.axis, self.length)
+        return copy_to_region(x, self.axis)
 
     def leave(self, x):
         """(B, T, C), to be added up over the ranks -> the sum, or this rank's positions of it."""
         if self.sequence_parallel:
             self.length = x.shape[1]
-            return scatter(x, self.axis)
-        return leave(x, self.axis)
+            return reduce_scatter_from_region(x, self.axis)
+        return reduce_from_region(x, self.axis)
 
 
-def enter(x, axis):
+def copy_to_region(x, axis):
     """f: x as it is; its gradient is summed over the ranks of the axis."""
-    return x if axis.size == 1 else _Enter.apply(x, axis.group)
+    return x if axis.size == 1 else _CopyToRegion.apply(x, axis.group)
 
 
-def leave(x, axis):
+def reduce_from_region(x, axis):
     """g: the sum of x over the ranks of the axis; the gradient passes as it is."""
-    return x if axis.size == 1 else _Leave.apply(x, axis.group)
+    return x if axis.size == 1 else _ReduceFromRegion.apply(x, axis.group)
 
 
-def gather(x, axis, length):
+def gather_to_region(x, axis, length):
     """f with the sequence split: the positions of all ranks, (B, T_local, C) -> (B, length, C)."""
-    return x if axis.size == 1 else _Gather.apply(x, axis, length)
+    return x if axis.size == 1 else _GatherToRegion.apply(x, axis, length)
 
 
-def scatter(x, axis):
+def reduce_scatter_from_region(x, axis):
     """g with the sequence split: this rank's positions of the sum, (B, T, C) -> (B, T_local, C)."""
-    return x if axis.size == 1 else _Scatter.apply(x, axis)
+    return x if axis.size == 1 else _ReduceScatterFromRegion.apply(x, axis)
 
 
-def all_of(x, axis, length):
+def gather_sequence(x, axis, length):
     """The positions of all ranks for something that every rank then computes alike, (B, T_local, C)
     -> (B, length, C). Its gradient is whole on every rank, which takes its own positions of it."""
-    return x if axis.size == 1 else _AllOf.apply(x, axis, length)
+    return x if axis.size == 1 else _GatherSequence.apply(x, axis, length)
 
 
-def own_of(x, axis):
+def split_sequence(x, axis):
     """This rank's positions of what all have computed alike, (B, T, C) -> (B, T_local, C)."""
-    return x if axis.size == 1 else _OwnOf.apply(x, axis)
+    return x if axis.size == 1 else _SplitSequence.apply(x, axis)
 
 
-class _Enter(torch.autograd.Function):
+class _CopyToRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
@@ -86,7 +88,7 @@ class _Enter(torch.autograd.Function):
         return summed(dy, ctx.group), None
 
 
-class _Leave(torch.autograd.Function):
+class _ReduceFromRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
         return summed(x, group)
@@ -96,7 +98,7 @@ class _Leave(torch.autograd.Function):
         return dy, None
 
 
-class _Gather(torch.autograd.Function):
+class _GatherToRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis, length):
         ctx.axis = axis
@@ -107,7 +109,7 @@ class _Gather(torch.autograd.Function):
         return own_positions_summed(dy, ctx.axis), None, None
 
 
-class _Scatter(torch.autograd.Function):
+class _ReduceScatterFromRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis):
         ctx.axis, ctx.length = axis, x.shape[1]
@@ -118,7 +120,7 @@ class _Scatter(torch.autograd.Function):
         return all_positions(dy, ctx.axis, ctx.length), None
 
 
-class _AllOf(torch.autograd.Function):
+class _GatherSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis, length):
         ctx.axis = axis
@@ -129,7 +131,7 @@ class _AllOf(torch.autograd.Function):
         return own_positions(dy, ctx.axis), None, None
 
 
-class _OwnOf(torch.autograd.Function):
+class _SplitSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, axis):
         ctx.axis, ctx.length = axis, x.shape[1]
@@ -173,3 +175,28 @@ def own_positions_summed(x, axis):
 def own_positions(x, axis):
     """(B, T, C) -> (B, T_local, C); nothing is sent."""
     return x.split(shares(x.shape[1], axis.size), dim=1)[axis.index].contiguous()
+
+
+# ---- random numbers
+
+
+@contextmanager
+def different_numbers(axis):
+    """Inside, each rank of the axis draws numbers of its own; outside, all go on as if one.
+
+        with different_numbers(mesh.tp):
+            probabilities = F.dropout(probabilities, 0.1)      # this rank's own heads: its own mask
+        x = x + F.dropout(y, 0.1)                              # what all ranks hold: the same mask
+
+    Ranks that began with one seed draw the same numbers. That is right for what all of them hold:
+    with different masks they would no longer hold the same. For the parts that each has alone it
+    is wrong: all parts would get one mask (Shoeybi et al., arXiv:1909.08053, appendix B.2).
+
+    The seed is itself drawn from what all ranks share. So every entry has new numbers, and where
+    recomputation sets the shared state back, the same ones again.
+    """
+    seed = torch.randint(2**62, (), device="cpu").item()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed + axis.index)
+        yield

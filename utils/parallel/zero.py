@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 
 from utils.memory.precision import FORMATS, is_mixed
 from utils.models.moe import is_expert, moe_layers
-from utils.parallel.full_tensor import keep_splits, part_of, whole, whole_size
+from utils.parallel.full_tensor import full_size, full_tensor, keep_splits, shard_of
 from utils.parallel.mesh import Axis
 from utils.parallel.tp_ops import all_gather, reduce_scatter
 
@@ -73,7 +73,7 @@ class WholeParameters:
                 "owner: take --shard 2 or 3, or fewer ranks"
             )
         # by whole sizes: the ranks of tensor parallelism, with unequal slices, agree on the owners
-        owner = owners([whole_size(parameter) for parameter in self.named.values()], ranks)
+        owner = owners([full_size(parameter) for parameter in self.named.values()], ranks)
         self.owner = dict(zip(self.named, owner))
         self.owned = {n: p for n, p in self.named.items() if self.owner[n] == self.rank}
         self._lay_out(ranks)
@@ -250,9 +250,9 @@ class ShardedMuon(torch.optim.Muon):
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
         update = gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
-        change = _orthogonal_change(whole(update, parameter), group)
+        change = _orthogonal_change(full_tensor(update, parameter), group)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(part_of(change, parameter))
+        parameter.add_(shard_of(change, parameter))
 
 
 def _orthogonal_change(update, group):

@@ -51,7 +51,7 @@ class WeightGradientsLater:
             self.waiting.pop()()
 
 
-def leave(function):
+def defer(function):
     """For autograd functions of one's own, in their backward pass: calls `function()` when the
     innermost open `WeightGradientsLater` adds its gradients; at once where none is open."""
     if _open:

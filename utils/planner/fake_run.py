@@ -31,7 +31,8 @@ from utils.models import gpt, ops
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.parallel.mesh import Mesh, make_mesh
-from utils.parallel.pipeline import Pipeline, make_stages, reduce_tied_gradients
+from utils.parallel.pipeline import Pipeline
+from utils.parallel.stages import make_stages, reduce_tied_gradients
 from utils.parallel.tensor import loss_function, reduce_replicated_gradients, tensor_parallel
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

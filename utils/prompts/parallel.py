@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 
 from utils.memory.precision import autocast
-from utils.parallel.mesh import shares
-from utils.parallel.pipeline import Pipeline, make_stages
+from utils.parallel.pipeline import Pipeline
+from utils.parallel.stages import make_stages
 from utils.parallel.tensor import loss_function, tensor_parallel
 from utils.prompts.data import IGNORED, padded
 from utils.prompts.embedding import PromptedEmbedding
@@ -31,6 +31,7 @@ from utils.prompts.tuning import (
     first_prompt,
     prompt_loss,
 )
+from utils.shares import shares
 
 
 class PlacedEmbedding(PromptedEmbedding):

@@ -27,7 +27,7 @@ from safetensors import safe_open
 
 from utils.models.fingerprint import Fingerprint
 from utils.models.gpt import GPT
-from utils.parallel.mesh import shares
+from utils.shares import shares
 
 BLOCK = 4 * 2**20  # bytes that are read at once (or one row, where that is longer)
 WIDTHS = {"F32": 4, "BF16": 2, "F16": 2}  # bytes of a number, by safetensors' names

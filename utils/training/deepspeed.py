@@ -25,7 +25,7 @@ from utils.memory.offload import offloaded_activations
 from utils.memory.precision import FORMATS, is_mixed
 from utils.models.gpt import cross_entropy
 from utils.models.moe import set_balance
-from utils.parallel.full_tensor import assembled
+from utils.parallel.full_tensor import full_model
 from utils.training import checkpoint
 from utils.training.optimizer import STATE, make_optimizer
 
@@ -236,6 +236,6 @@ class DeepSpeedEngine:
     def finished(self):
         """The trained model on rank 0's CPU, None on the other ranks; ends DeepSpeed."""
         recompute(self.model, "none")
-        model = assembled(self.model.config, self.weights())
+        model = full_model(self.model.config, self.weights())
         self.engine.destroy()
         return model

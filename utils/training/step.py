@@ -22,7 +22,7 @@ from utils.memory.offload import OffloadedOptimizer, offloaded_activations
 from utils.memory.precision import LossScaler, autocast
 from utils.models.gpt import cross_entropy
 from utils.models.moe import is_expert, keep_from_compiling
-from utils.parallel import full_tensor as wholes
+from utils.parallel import full_tensor
 from utils.parallel import zero as sharded
 from utils.parallel.ddp import SummedGradients, data_parallel, without_sync
 from utils.parallel.parallelize import Pieces
@@ -121,7 +121,7 @@ class TorchEngine:
         splits_matrices = self.level >= 2 or self.mesh.tp.size > 1
 
         def make(parameters):
-            wholes.keep_splits(self.updated.values(), parameters)
+            full_tensor.keep_splits(self.updated.values(), parameters)
             return make_optimizer(
                 zip(self.updated, parameters),
                 config.optimizer,
@@ -196,9 +196,9 @@ class TorchEngine:
 
         Returns the gradients' norm before, or None where fp16 overflowed and nothing was updated.
         """
-        gradients = wholes.local_parts(self.updated.values())
+        gradients = full_tensor.local_shards(self.updated.values())
         self.scaler.unscale_(gradients)
-        norm = wholes.clip_gradients(gradients, clip, self.device, self._counted(gradients))
+        norm = full_tensor.clip_gradients(gradients, clip, self.device, self._counted(gradients))
         stepped = self.scaler.step(self.offloaded or self.optimizer)
         for part in self.parts:
             part.gather_parameters()
@@ -217,7 +217,7 @@ class TorchEngine:
         replicas = self.mesh.edp if is_expert(name) else self.mesh.dp
         if self.level == 0 and replicas.index:
             return False
-        if self.mesh.tp.index and not wholes.split_of(parameter):
+        if self.mesh.tp.index and not full_tensor.split_of(parameter):
             return False
         return not self.pieces.is_tied_copy(name)
 
@@ -276,7 +276,7 @@ class TorchEngine:
             yield key, bring(name, mine, shape, format)
 
     def _collector(self):
-        return wholes.OnRankZero(self.named, self.device, self.config.splits_model()).bring
+        return full_tensor.OnRankZero(self.named, self.device, self.config.splits_model()).bring
 
     def _state_here(self, name, key, state):
         for part in self.parts:
@@ -296,7 +296,7 @@ class TorchEngine:
         self.scaler.load_state_dict(run.get("scaler", {}))
 
         def part_of(tensor, name):
-            part = wholes.part_of(tensor, self.named[name])
+            part = full_tensor.shard_of(tensor, self.named[name])
             return part.to_local() if self.offloaded and isinstance(part, DTensor) else part
 
         state = self.pieces.with_tied_copy(checkpoint.read_state(folder))
@@ -310,4 +310,4 @@ class TorchEngine:
             part.release()
         if self.level < 2 and not self.config.splits_model():
             return self.pieces.model
-        return wholes.assembled(self.pieces.whole.config, self.weights())
+        return full_tensor.full_model(self.pieces.whole.config, self.weights())

@@ -38,6 +38,7 @@ from utils.models.tokenizer import Tokenizer
 from utils.parallel.mesh import make_mesh
 from utils.parallel.parallelize import draw_weights
 from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
+from utils.shares import share
 from utils.training import checkpoint
 from utils.training.config import TrainConfig, check_ranks, parse, resumed  # noqa: F401
 from utils.training.step import backward, make_engine  # noqa: F401
@@ -57,7 +58,7 @@ def schedule(progress, warmup=0.02, cooldown=0.5):
 
 def micro_batches(x, y, count):
     """[(x, y), …]: `count` parts of a rank's rows, whose sizes are at most one apart."""
-    shares = [corpus.share(len(x), number, count) for number in range(count)]
+    shares = [share(len(x), number, count) for number in range(count)]
     return [(x[first:stop], y[first:stop]) for first, stop in shares]
 
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from utils.measure.traffic import Traffic
 from utils.models.gpt import MLP, Attention, GPTConfig, cross_entropy, rotary_tables
-from utils.parallel.mesh import shares
+from utils.shares import shares
 
 # sizes that 2 and 3 do not divide; biases, which are easily added too often
 CONFIG = GPTConfig(

@@ -10,7 +10,7 @@ from utils.drawing import pipeline as pictures
 from utils.parallel.mesh import make_mesh
 from utils.parallel.pipeline import Pipeline
 from utils.parallel.schedules import schedule, simulate
-from utils.parallel.waiting import WaitingStage, waiting_micro_batches
+from utils.parallel.stages import SleepingStage, sleeping_micro_batches
 from utils.ranks import Ranks
 
 RANKS, MICRO_BATCHES, UNIT = 4, 8, 0.015  # UNIT: seconds of a forward pass
@@ -47,9 +47,9 @@ def real_clocks(lists: dict) -> dict:
 
 def _events(orders) -> list:
     mesh = make_mesh(pp=dist.get_world_size())
-    stages = [WaitingStage(UNIT, 2 * UNIT)]
-    pipeline = Pipeline(stages, mesh.pp, orders, WaitingStage.loss, boundary=WaitingStage.boundary)
+    stage = SleepingStage(UNIT, 2 * UNIT)
+    pipeline = Pipeline([stage], mesh.pp, orders, stage.loss, boundary=stage.boundary)
     for _ in range(2):
         dist.barrier()
-        pipeline.run(waiting_micro_batches(MICRO_BATCHES))
+        pipeline.run(sleeping_micro_batches(MICRO_BATCHES))
     return pipeline.events
