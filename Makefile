@@ -10,7 +10,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab test course progress refresh labs lock base-model export serve bench lint clean
+.PHONY: help setup ready lab check test course progress refresh labs lock base-model export serve bench lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -23,6 +23,9 @@ ready:
 
 lab: ready ## open JupyterLab on the table of lessons (PORT=8888)
 	$(RUN) utils.workshop.lab --port $(PORT)
+
+check: ready ## can this machine run the workshop? (two minutes; run this first)
+	$(RUN) tests.check
 
 test: ready ## run all tests, every notebook included (about 35 minutes)
 	$(RUN) pytest -n 2
