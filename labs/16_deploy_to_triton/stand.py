@@ -25,7 +25,6 @@ import numpy as np
 from utils.course.checks import NotHere, Wrong
 from utils.paths import ROOT
 from utils.serving.server import ServerError, TritonServer, server_available
-from utils.serving.triton_http import LOST, call
 
 HERE = Path(__file__).resolve().parent
 CHECKPOINT = ROOT / "models" / "small"
@@ -130,10 +129,9 @@ def take(name: str = NAME) -> None:
     if not triton.states(name, *busy):
         return
     try:
-        path = f"/v2/repository/models/{name}/unload"
-        call(triton.http, "POST", path, {"parameters": {}}, timeout=UNLOAD)
+        triton.unload(name, seconds=UNLOAD)
         gone = wait_for(lambda: not triton.states(name, *busy), UNLOAD)
-    except (*LOST, ServerError):
+    except ServerError:
         gone = False
     if not gone:
         stop()

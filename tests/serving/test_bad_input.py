@@ -11,7 +11,6 @@ from tritonclient.grpc import InferInput
 from tests.serving.probe import MODELS, Asked, astream, at_rest, generate, processes, stream, tokens
 from tests.serving.world import PATIENCE, configure, post, repo_of, serving, until
 from utils.serving.client import Client, ServeError
-from utils.serving.triton_http import call
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -243,7 +242,6 @@ def test_wrong_http_inputs(server):
         ("gpt_detokenize", [{"name": "ids", "shape": [1], "datatype": "INT32", "data": ["a"]}]),
         ("gpt", [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}]),
     ]:
-        path = f"/v2/models/{model}/infer"
-        status, answer = call(server.http, "POST", path, {"inputs": inputs}, PATIENCE)
+        status, answer = post(server, model, "infer", inputs=inputs)
         assert status in (400, 500, 501), (model, inputs, answer)
         assert "error" in json.loads(answer)

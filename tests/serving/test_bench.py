@@ -9,8 +9,8 @@ import pytest
 from tests.serving.world import configure, repo_of, serving
 from utils.models.tokenizer import Tokenizer
 from utils.serving import perf_analyzer
-from utils.serving.bench import Settings, main, quartiles, report, summary
-from utils.serving.bench_contenders import CONTENDERS, configured, newest
+from utils.serving.bench.__main__ import Settings, main, quartiles, report, summary
+from utils.serving.bench.contenders import CONTENDERS, configured, newest
 from utils.serving.client import Client
 from utils.serving.load import Load, run
 from utils.serving.perf_analyzer import Absent, command, loads_of, profile

@@ -4,6 +4,7 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing, contextmanager
+from http.client import HTTPConnection
 
 import pytest
 
@@ -22,7 +23,6 @@ from tests.serving.world import (
     until,
 )
 from utils.serving.client import Client, ServeError, tensors
-from utils.serving.triton_http import connect
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -75,7 +75,8 @@ def a_cancellation(server):
 def test_a_http_client_that_leaves(server):
     """By a stream only: where nothing is written before the end, Triton does not see them leave."""
     body = json.dumps({"text_input": "def ", "max_tokens": LONG, "stream": True})
-    with a_cancellation(server), closing(connect(server.http, PATIENCE)) as connection:
+    connection = HTTPConnection(server.http, timeout=PATIENCE)
+    with a_cancellation(server), closing(connection):
         connection.request("POST", "/v2/models/gpt/generate_stream", body, {"Connection": "close"})
         assert connection.getresponse().readline().startswith(b"data:")
 

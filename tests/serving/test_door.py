@@ -11,7 +11,7 @@ import pytest
 
 from tests.serving.world import PATIENCE, Reference, repo_of, until
 from utils.serving.engine.engine import Engine
-from utils.serving.engine.socket_server import Door, folder_of, own_folder
+from utils.serving.engine.socket_server import SocketServer, folder_of, own_folder
 
 TOKENS = [7, 8, 9]
 LONG = 500  # tokens: what is cancelled before it ends
@@ -31,7 +31,7 @@ def folder(tmp_path):
 
 @contextmanager
 def a_door(engine, folder, name="gpt_engine-1"):
-    door = Door(engine, folder, name)
+    door = SocketServer(engine, folder, name)
     try:
         yield door
     finally:
@@ -107,7 +107,7 @@ def test_who_leaves_frees_the_slot(engine, folder, stream):
 
 
 def test_closing_loses_nobody_who_came_before(engine, folder):
-    door = Door(engine, folder, "gpt_engine-1")
+    door = SocketServer(engine, folder, "gpt_engine-1")
     with ThreadPoolExecutor(24) as pool:
         callers = [pool.submit(answers, knock(door, max_tokens=8)) for _ in range(24)]
         door.close()
@@ -135,7 +135,7 @@ def test_only_this_user_may_come(engine, folder, tmp_path):
     (other / f"mine-{2**22 + 1}.sock").touch()
     folder.symlink_to(other)
     with pytest.raises(PermissionError, match="belongs to somebody else"):
-        Door(engine, folder, "gpt_engine-1")
+        SocketServer(engine, folder, "gpt_engine-1")
     assert len(list(other.iterdir())) == 1
 
 

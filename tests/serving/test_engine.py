@@ -9,7 +9,7 @@ from tests.serving.engines import MODELS, ODD, TIED, reference, version_of
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
 from utils.serving.engine.engine import Engine
-from utils.serving.engine.request import Sampling
+from utils.serving.engine.request import SamplingParams
 
 # Threads that wait for a core of a busy machine would take most of these tests' time.
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
@@ -56,8 +56,8 @@ def test_greedy_tokens_are_those_of_training_and_of_transformers(tp, tmp_path, p
         streams = []
         for number in chance.sample(range(len(prompts)), len(prompts)) * 2:
             count = chance.randint(1, 24)
-            company = engine.submit(prompts[number][:3], Sampling(max_tokens=50))
-            streams.append(engine.submit(prompts[number], Sampling(max_tokens=count)))
+            company = engine.submit(prompts[number][:3], SamplingParams(max_tokens=50))
+            streams.append(engine.submit(prompts[number], SamplingParams(max_tokens=count)))
             wanted[streams[-1].id] = expected[number][:count]
             served[streams[-1].id] = []
             one = chance.choice(streams)
@@ -88,7 +88,7 @@ def test_odd_sizes_biases_scaled_positions_and_prompts(config, tp, tmp_path):
     model = GPT.from_pretrained(tmp_path / "model")
     with Engine(folder, slots=4, piece=8) as engine:
         streams = [
-            engine.submit(tokens, Sampling(max_tokens=count), prompt=name)
+            engine.submit(tokens, SamplingParams(max_tokens=count), prompt=name)
             for tokens, name, count in cases
         ]
         served = [stream.result() for stream in streams]

@@ -12,12 +12,12 @@ import pytest
 
 from tests.serving.engines import ENDLESS, PATIENCE, children, running, until, version_of
 from utils.serving.engine.engine import Engine
-from utils.serving.engine.request import Sampling, Unavailable
+from utils.serving.engine.request import SamplingParams, Unavailable
 from utils.serving.engine.version import LoadError
 
 pytestmark = pytest.mark.timeout(600)
 
-LONG = Sampling(max_tokens=50_000)
+LONG = SamplingParams(max_tokens=50_000)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_ranks_that_die_or_stop_are_named_and_replaced(version):
     news = []
     with Engine(version, slots=2, step_seconds=8.0) as engine:
         engine.on_ready = news.append
-        expected = engine.complete([5, 6], Sampling(max_tokens=8)).tokens
+        expected = engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens
         for rank, sent, message in (
             (1, signal.SIGKILL, r"rank 1 of 2 \(process \d+\) was killed by SIGKILL: the request"),
             (0, signal.SIGKILL, r"rank 0 of 2 \(process \d+\) was killed by SIGKILL: the request"),
@@ -59,7 +59,7 @@ def test_ranks_that_die_or_stop_are_named_and_replaced(version):
                 engine.submit([1])
             assert not engine.ready
             until(lambda: engine.ready)
-            assert engine.complete([5, 6], Sampling(max_tokens=8)).tokens == expected
+            assert engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens == expected
             assert engine.stats()["requests_failed"] == failed + 3
             until(lambda pids=before: not any(map(running, pids)))
         assert engine.stats()["restarts"] == 3
@@ -72,7 +72,7 @@ def test_ranks_that_die_or_stop_are_named_and_replaced(version):
 def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
     """And ranks that do not start again leave an engine that says why, until they do."""
     with Engine(copy) as engine:
-        expected = engine.complete([5, 6], Sampling(max_tokens=8)).tokens
+        expected = engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens
         shard = copy / "rank-1-of-2.safetensors"
         whole = shard.read_bytes()
         shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -87,7 +87,7 @@ def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
         assert str(shard) in until(reason)
         shard.write_bytes(whole)
         until(lambda: engine.ready)
-        assert engine.complete([5, 6], Sampling(max_tokens=8)).tokens == expected
+        assert engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens == expected
 
 
 def test_without_restarts_an_engine_stays_down(version):
@@ -103,9 +103,9 @@ def test_without_restarts_an_engine_stays_down(version):
 SCRIPT = """
 import sys, time
 from utils.serving.engine.engine import Engine
-from utils.serving.engine.request import Sampling
+from utils.serving.engine.request import SamplingParams
 engine = Engine(sys.argv[1])
-stream = engine.submit([1], Sampling(max_tokens=50_000))
+stream = engine.submit([1], SamplingParams(max_tokens=50_000))
 stream.read()
 print(*engine.pids, flush=True)
 time.sleep(600)
@@ -246,10 +246,10 @@ def test_a_version_folder_is_served_by_its_own_code_alone(version, tmp_path):
         "import sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
         "from serving.engine import Engine\n"
-        "from serving.request import Sampling\n"
+        "from serving.request import SamplingParams\n"
         "assert not any(name == 'utils' or name.startswith('torch') for name in sys.modules)\n"
         "with Engine(sys.argv[1]) as engine:\n"
-        "    print(*engine.complete([5, 6], Sampling(max_tokens=8)).tokens)\n"
+        "    print(*engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens)\n"
     )
     answer = subprocess.run(
         [sys.executable, "-I", str(script), str(version)],
@@ -257,5 +257,5 @@ def test_a_version_folder_is_served_by_its_own_code_alone(version, tmp_path):
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     with Engine(version) as engine:
-        expected = engine.complete([5, 6], Sampling(max_tokens=8)).tokens
+        expected = engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens
     assert [int(token) for token in answer.stdout.split()] == expected

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models
 
 from tests.serving.engines import MODELS
-from utils.serving.engine.request import BadRequest, Sampling, Unavailable, check_tokens
+from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
 from utils.serving.engine.sampling import Sampler, sample
 from utils.serving.engine.scheduler import Request, Scheduler
 from utils.serving.engine.text_stream import Bytes, TextStream, load_tokenizer
@@ -29,13 +29,13 @@ REFUSED = {
 def test_bad_sampling_is_refused_in_one_sentence(name):
     for value in REFUSED[name]:
         with pytest.raises(BadRequest, match=name.partition("_")[0]) as refused:
-            Sampling(**{name: value})
+            SamplingParams(**{name: value})
         assert "\n" not in str(refused.value) and len(str(refused.value)) < 250
 
 
 def test_good_sampling_is_taken_as_plain_values():
     numpy = torch.tensor([3, 2]).numpy()
-    taken = Sampling(max_tokens=numpy[0], top_k=numpy[1], temperature=1, stop="\n")
+    taken = SamplingParams(max_tokens=numpy[0], top_k=numpy[1], temperature=1, stop="\n")
     assert (taken.max_tokens, taken.top_k, taken.temperature) == (3, 2, 1.0)
     assert type(taken.max_tokens) is int and taken.stop == ("\n",)
     assert check_tokens(numpy, 4) == check_tokens((3, 2), 4) == [3, 2]
@@ -52,7 +52,7 @@ def test_bad_tokens_are_refused(tokens):
 
 def request(name, length=3, count=4, virtual=0):
     prompt = "p" if virtual else None
-    return Request(name, [1] * length, Sampling(max_tokens=count), prompt, virtual)
+    return Request(name, [1] * length, SamplingParams(max_tokens=count), prompt, virtual)
 
 
 def names(step):

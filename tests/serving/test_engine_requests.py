@@ -7,12 +7,12 @@ import torch
 
 from tests.serving.engines import ENDLESS, PATIENCE, until, version_of
 from utils.serving.engine.engine import Engine
-from utils.serving.engine.request import BadRequest, Sampling, Unavailable
+from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 from utils.serving.engine.version import LoadError
 
 pytestmark = pytest.mark.timeout(300)
 
-LONG = Sampling(max_tokens=50_000)
+LONG = SamplingParams(max_tokens=50_000)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def idle(engine):
 
 
 def test_an_answer_in_chunks_and_at_once_is_the_same(engine):
-    sampling = Sampling(max_tokens=40)
+    sampling = SamplingParams(max_tokens=40)
     whole = engine.complete([1, 2, 3], sampling)
     chunks = list(engine.submit([1, 2, 3], sampling))
     assert [token for chunk in chunks for token in chunk.tokens] == whole.tokens
@@ -39,44 +39,44 @@ def test_an_answer_in_chunks_and_at_once_is_the_same(engine):
 
 
 def test_who_reads_late_gets_all_in_one_chunk(engine):
-    stream = engine.submit([1, 2], Sampling(max_tokens=30))
+    stream = engine.submit([1, 2], SamplingParams(max_tokens=30))
     idle(engine)
     assert [len(chunk.tokens) for chunk in stream] == [30]
 
 
 def test_equal_seeds_give_equal_tokens_whatever_the_batch(engine):
-    wanted = Sampling(max_tokens=30, temperature=1.0, top_p=0.9, seed=11)
+    wanted = SamplingParams(max_tokens=30, temperature=1.0, top_p=0.9, seed=11)
     alone = engine.complete([4, 5], wanted).tokens
     for company in (1, 2):
-        others = [engine.submit([9], Sampling(40, 1.0, seed=11 + n)) for n in range(company)]
+        others = [engine.submit([9], SamplingParams(40, 1.0, seed=11 + n)) for n in range(company)]
         stream = engine.submit([4, 5], wanted)
         assert stream.result().tokens == alone
         assert all(other.result().tokens != alone for other in others)
-    drawn = [Sampling(max_tokens=30, temperature=1.0) for _ in range(2)]
+    drawn = [SamplingParams(max_tokens=30, temperature=1.0) for _ in range(2)]
     one, other = (engine.complete([4, 5], sampling).tokens for sampling in drawn)
     assert one != other  # without a seed they are drawn
 
 
 def test_a_stop_string_ends_the_text_and_frees_the_slot(engine):
-    text = engine.complete([1, 2, 3], Sampling(max_tokens=40)).text
+    text = engine.complete([1, 2, 3], SamplingParams(max_tokens=40)).text
     stop = next(text[n : n + 3] for n in range(6, 36) if text.find(text[n : n + 3]) == n)
-    stream = engine.submit([1, 2, 3], Sampling(max_tokens=50_000, stop=("never seen", stop)))
+    stream = engine.submit([1, 2, 3], SamplingParams(max_tokens=50_000, stop=("never seen", stop)))
     chunks = list(stream)
     assert "".join(chunk.text for chunk in chunks) == text[: text.index(stop)]
     assert chunks[-1].finish == "stop" and sum(len(chunk.tokens) for chunk in chunks) <= 40
     never = text[-1] + "never"  # what waited for the rest of it is given at the end
-    assert engine.complete([1, 2, 3], Sampling(max_tokens=40, stop=(never,))).text == text
+    assert engine.complete([1, 2, 3], SamplingParams(max_tokens=40, stop=(never,))).text == text
     idle(engine)
 
 
 def test_cancelling_frees_the_slot_for_who_waits(engine):
     before = engine.stats()
     running = [engine.submit([n], LONG, id=f"run-{n}") for n in range(3)]
-    waiting = [engine.submit([n], Sampling(max_tokens=2)) for n in range(2)]
+    waiting = [engine.submit([n], SamplingParams(max_tokens=2)) for n in range(2)]
     for stream in running:
         assert stream.read(PATIENCE).tokens  # all three hold a slot now
     with pytest.raises(Unavailable, match="the queue is full: 3 requests run and 2 wait"):
-        engine.submit([1], Sampling(max_tokens=1))
+        engine.submit([1], SamplingParams(max_tokens=1))
     assert engine.stats()["requests_rejected"] == before["requests_rejected"] + 1
     assert engine.stats()["occupancy"] == 1.0
     assert engine.cancel("run-1") and not engine.cancel("run-1") and not engine.cancel("nobody")
@@ -109,8 +109,8 @@ def test_ids_are_unlike_each_other_while_they_are_served(engine):
         engine.submit([1], id="same")
     for n in range(20):  # the next of this id gets none of the tokens that were on their way
         first.cancel()
-        answer = engine.submit([n], Sampling(max_tokens=4), id="same").result()
-        assert answer == engine.complete([n], Sampling(max_tokens=4))
+        answer = engine.submit([n], SamplingParams(max_tokens=4), id="same").result()
+        assert answer == engine.complete([n], SamplingParams(max_tokens=4))
         first = engine.submit([1], LONG, id="same")
         assert first.read(PATIENCE).tokens
     first.cancel()
@@ -126,8 +126,11 @@ def test_ids_are_unlike_each_other_while_they_are_served(engine):
         (([1], None, "nobody"), "prompt 'nobody' is unknown: this version has kind, names"),
         (([1], None, 7), "prompt 7 is unknown"),
         (([1], None, None, 7), "id 7 is not a string"),
-        (([1] * 11, Sampling(max_tokens=59_990)), r"0 virtual tokens \+ 11 tokens \+ max_tokens"),
-        (([1], Sampling(max_tokens=59_995), "kind"), "5 virtual .* the 60000 positions"),
+        (
+            ([1] * 11, SamplingParams(max_tokens=59_990)),
+            r"0 virtual tokens \+ 11 tokens \+ max",
+        ),
+        (([1], SamplingParams(max_tokens=59_995), "kind"), "5 virtual .* the 60000 positions"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(engine, arguments, message):
@@ -138,12 +141,12 @@ def test_bad_input_is_refused_in_one_sentence(engine, arguments, message):
 
 def test_many_threads_ask_at_once(engine):
     """More than the queue holds: each gets its answer, or a clear refusal, and nothing is lost."""
-    expected = {n: engine.complete([n], Sampling(max_tokens=12)).tokens for n in range(4)}
+    expected = {n: engine.complete([n], SamplingParams(max_tokens=12)).tokens for n in range(4)}
     outcomes, lock = [], threading.Lock()
 
     def ask(number):
         try:
-            outcome = engine.complete([number % 4], Sampling(max_tokens=12)).tokens
+            outcome = engine.complete([number % 4], SamplingParams(max_tokens=12)).tokens
             outcome = outcome == expected[number % 4]
         except Unavailable as error:
             outcome = str(error).startswith("the queue is full")
@@ -161,7 +164,7 @@ def test_many_threads_ask_at_once(engine):
 
 def test_statistics_count(engine):
     before = engine.stats()
-    engine.complete([1, 2], Sampling(max_tokens=9))
+    engine.complete([1, 2], SamplingParams(max_tokens=9))
     after = engine.stats()
     assert after["requests_total"] == before["requests_total"] + 1
     assert after["tokens_total"] == before["tokens_total"] + 9

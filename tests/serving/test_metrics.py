@@ -1,6 +1,5 @@
 """Metrics and statistics of a real server, as frames."""
 
-import math
 import socket
 
 import pytest
@@ -27,21 +26,6 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="module")
 def client(server):
     return Client(server, timeout=PATIENCE)
-
-
-def test_prometheus_text_is_read_to_the_letter():
-    text = (
-        "# HELP a words\n# TYPE a counter\n"
-        'a{model="gpt",version="1"} 3\n'
-        'b{path="C:\\\\x, y}",quote="\\"q\\"",line="1\\n2"} 1.5e-3 1700000000\n'
-        "c 7\nd NaN\ne +Inf\n\n"
-    )
-    rows = {row.pop("name"): row for row in metrics.parse(text)}
-    assert rows["a"] == {"model": "gpt", "version": "1", "value": 3.0}
-    labels = {"path": "C:\\x, y}", "quote": '"q"', "line": "1\n2"}
-    assert rows["b"] == {**labels, "value": 0.0015}
-    assert rows["c"] == {"value": 7.0}
-    assert math.isnan(rows["d"]["value"]) and rows["e"]["value"] == math.inf
 
 
 def test_metrics_agree_with_what_was_asked(server, client):

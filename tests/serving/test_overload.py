@@ -18,9 +18,8 @@ from tests.serving.probe import (
     stream,
     tokens,
 )
-from tests.serving.world import PATIENCE, configure, kintsugi, ranks, repo_of, serving, until
+from tests.serving.world import PATIENCE, configure, kintsugi, post, ranks, repo_of, serving, until
 from utils.serving.client import Client, ServeError
-from utils.serving.triton_http import call
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -61,9 +60,7 @@ def overload(server, client, right, extra, note=""):
 
         def more():
             for _ in range(extra // 8):
-                body = {"text_input": TEXT * 200, "max_tokens": 8, "note": note}
-                path = "/v2/models/gpt/generate"
-                errors.append(call(server.http, "POST", path, body, PATIENCE))
+                errors.append(post(server, text_input=TEXT * 200, max_tokens=8, note=note))
 
         threads = [threading.Thread(target=more) for _ in range(8)]
         for thread in threads:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.serving.triton_models import write_models
 from utils.serving import install as server_files
-from utils.serving import server_log
+from utils.serving import server as server_log
 from utils.serving.server import container_command, server_available
 
 # --- where the server is --------------------------------------------------------------------------

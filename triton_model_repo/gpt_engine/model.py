@@ -29,8 +29,8 @@ import triton_python_backend_utils as pb_utils
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from utils.serving.engine.engine import Engine
-from utils.serving.engine.request import BadRequest, Sampling, Unavailable
-from utils.serving.engine.socket_server import Door, folder_of
+from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
+from utils.serving.engine.socket_server import SocketServer, folder_of
 
 
 class Cancelled(Exception):
@@ -75,7 +75,8 @@ class TritonPythonModel:
         )
         self.pace = float(setting["pace"])
         folder, name = folder_of(os.getppid()), f"gpt_engine-{args['model_version']}"
-        self.door = Door(self.engine, folder, name, self.pace)  # `gpt` comes this way
+        # `gpt` comes this way
+        self.socket_server = SocketServer(self.engine, folder, name, self.pace)
         self.calls = set()  # direct requests that are not over, to see when their client leaves
         self.metrics = Metrics({"model": args["model_name"], "version": args["model_version"]})
         self.news = queue.SimpleQueue()  # the ranks are down (False), or up again (True)
@@ -104,7 +105,7 @@ class TritonPythonModel:
         ids = pb_utils.get_input_tensor_by_name(call.request, "input_ids")
         stream = self.engine.submit(
             [] if ids is None else ids.as_numpy().tolist(),
-            Sampling(stop=tuple(strings(call.request, "stop")), **sampling),
+            SamplingParams(stop=tuple(strings(call.request, "stop")), **sampling),
             prompt=string(call.request, "prompt_name") or None,
             id=call.request.request_id() or None,
         )
@@ -134,7 +135,7 @@ class TritonPythonModel:
             for call, stream in list(self.calls):
                 if call.left():
                     stream.cancel()
-            self.door.watch()
+            self.socket_server.watch()
             while not self.news.empty():
                 show_ready(self.news.get())
             if time.monotonic() > tell:
@@ -148,7 +149,7 @@ class TritonPythonModel:
     def finalize(self):
         """Triton calls this when no request is in flight, on SIGTERM or after a newer version."""
         self.engine.on_ready = None
-        self.door.close()  # Triton does not know of those requests: they end here
+        self.socket_server.close()  # Triton does not know of those requests: they end here
         self.ended.set()  # a thread that goes on would hold up the server's exit
         self.watcher.join()
         self.metrics.tell(self.engine.stats())

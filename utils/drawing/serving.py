@@ -15,7 +15,7 @@ import numpy as np
 from utils.drawing import figures
 from utils.drawing.figures import BLUE, GOLD, GREY, INK, PALE, Sketch
 from utils.planner.decode import KINDS
-from utils.serving.engine.request import Sampling
+from utils.serving.engine.request import SamplingParams
 from utils.serving.engine.scheduler import Request, Scheduler
 
 PARTS = {  # kinds of a decode step: (name in the legend, colour)
@@ -78,7 +78,7 @@ def continuous(lengths, slots: int) -> list[list]:
     for each slot a list over steps with the number of the request in it, or None."""
     scheduler = Scheduler(slots, queue=len(lengths), piece=10**9, end_tokens=())
     for number, length in enumerate(lengths):
-        scheduler.add(Request(str(number), [0], Sampling(max_tokens=length)))
+        scheduler.add(Request(str(number), [0], SamplingParams(max_tokens=length)))
     steps = []
     while (step := scheduler.plan()) is not None:
         requests = [None if one is None else int(one.id) for one in scheduler.slots]

@@ -24,8 +24,6 @@ from contextlib import closing
 
 import numpy as np
 
-from utils.serving.triton_http import connect, reason_of, send
-
 SAMPLING = {
     "max_tokens": "INT32",
     "temperature": "FP32",
@@ -107,12 +105,17 @@ class Client:
         """The JSON objects of an answer: one, or one for each event of a stream."""
         body = {"text_input": text, **known(parameters, TEXT), "stream": stream}
         until = time.monotonic() + self.timeout
-        with closing(connect(self.http, self.timeout)) as connection:
+        host, _, port = self.http.rpartition(":")
+        # A connection for each call: Triton waits for open ones before it stops.
+        connection = http.client.HTTPConnection(host, int(port), timeout=self.timeout)
+        with closing(connection):
             try:
                 connection.connect()
                 socket = connection.sock
+                headers = {"Connection": "close", "Content-Type": "application/json"}
                 path = f"/v2/models/{self.model}/{endpoint}"
-                with send(connection, "POST", path, body) as response:
+                connection.request("POST", path, json.dumps(body).encode(), headers)
+                with connection.getresponse() as response:
                     status = response.status
                     lines = response if stream and status == 200 else [response.read()]
                     for line in lines:
@@ -211,6 +214,14 @@ def event_of(line: bytes, status: int) -> dict | None:
     if "error" in found:
         raise ServeError(found["error"], http=status)
     return found
+
+
+def reason_of(body: bytes) -> str:
+    """The text of an error's answer: what {"error": …} says, else the body itself."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace").strip()
 
 
 def tensors(values: dict, types: dict) -> list:

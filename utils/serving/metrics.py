@@ -13,48 +13,38 @@ Metrics come in the text format of Prometheus, from a port of their own; a count
 `_total`. `server` is a TritonServer, or for metrics the "host:port" of any server's metrics.
 """
 
-import json
-import re
 import threading
 import time
+import urllib.request
 
 import pandas as pd
+from prometheus_client.parser import text_string_to_metric_families
+from tritonclient.utils import InferenceServerException
 
-from utils.serving.triton_http import LOST, call
+from utils.serving.server import LOST, connected
 
 OURS = "kintsugi_"
-SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
-LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past every proxy
 TIMES = ("queue", "compute_input", "compute_infer", "compute_output")  # of Triton's statistics
 
 
-def metrics(server, timeout=5.0) -> pd.DataFrame:
+def metrics(server, timeout: float = 5.0) -> pd.DataFrame:
     """Every sample of /metrics: columns `name`, one for each label, and `value`.
 
     Raises OSError or http.client.HTTPException when the server does not answer.
     """
-    status, body = call(getattr(server, "metrics", server), "GET", "/metrics", timeout=timeout)
-    if status != 200:
-        raise OSError(f"/metrics answers {status}")
-    rows = parse(body.decode())
+    address = getattr(server, "metrics", server)
+    with DIRECT.open(f"http://{address}/metrics", timeout=timeout) as answer:
+        lines = answer.read().decode().splitlines()
+    # Without the lines on types: of a counter they would change the name, to NAME_total.
+    text = "\n".join(line for line in lines if not line.startswith("#"))
+    rows = [
+        {"name": sample.name, **sample.labels, "value": sample.value}
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    ]
     frame = pd.DataFrame(rows, columns=list(dict.fromkeys(key for row in rows for key in row)))
     return frame[[*frame.columns.drop("value", errors="ignore"), "value"]] if rows else frame
-
-
-def parse(text: str) -> list[dict]:
-    """The samples of a text in Prometheus' format: {"name": …, label: …, "value": float} each."""
-    rows = []
-    for line in text.splitlines():
-        if not line.startswith("#") and (match := SAMPLE.match(line)):
-            labels = {key: unescaped(value) for key, value in LABEL.findall(match["labels"] or "")}
-            rows.append({"name": match["name"], **labels, "value": float(match["value"])})
-    return rows
-
-
-def unescaped(text: str) -> str:
-    r"""A label's value without the backslashes of the format: \\, \" and \n."""
-    return re.sub(r"\\.", lambda match: ESCAPES.get(match[0], match[0]), text)
 
 
 def scrape(server, prefix=OURS, by=None) -> pd.Series:
@@ -82,12 +72,13 @@ def statistics(server, model=None) -> pd.DataFrame:
     Of a decoupled model Triton sees the call alone: every request went well, as fast as `execute`
     returned. What its answers met and how long they took is in our own metrics.
     """
-    path = f"/v2/models/{model}/stats" if model else "/v2/models/stats"
-    status, body = call(server.http, "GET", path, timeout=5.0)
-    if status != 200:
-        raise OSError(f"{path} answers {status}: {body.decode(errors='replace')}")
+    try:
+        with connected(server.http, 5.0) as client:
+            found = client.get_inference_statistics(model or "")
+    except InferenceServerException as error:
+        raise OSError(f"the statistics cannot be had: {error.message()}") from None
     rows = []
-    for entry in json.loads(body)["model_stats"]:
+    for entry in found["model_stats"]:
         times = entry["inference_stats"]
         row = {
             "model": entry["name"],

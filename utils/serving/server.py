@@ -9,22 +9,38 @@
 
 The server is a real one, with an address on this machine only (127.0.0.1). It has a process group
 of its own, so the Ctrl-C that interrupts a cell does not reach it; `utils/serving/keeper.py` ends
-it, its stubs and its ranks with whoever started it. Where its binary is: `server_files.py`.
+it, its stubs and its ranks with whoever started it. `utils/serving/install.py` knows where its
+binary is, and NVIDIA's `tritonclient` asks it what it is asked here.
+
+The command says how far it is and then what to try with curl. Its exit status: 0 it was told to end
+and every request in flight ended well; 1 the server did not start, or ended by itself; 2 wrong
+arguments.
+
+1. the server   2. how it starts: ports, progress, why it failed   3. its log   4. the command
 """
 
+import argparse
+import http.client
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+from tritonclient.http import InferenceServerClient
+from tritonclient.utils import InferenceServerException
+
+from utils.paths import ROOT
 from utils.serving import keeper
 from utils.serving.install import (
     ServerError,
@@ -33,18 +49,34 @@ from utils.serving.install import (
     models_of,
     server_available,
 )
-from utils.serving.server_log import end_of, load_reason, port_was_taken, tail
-from utils.serving.server_start import HOST, Progress, choose_ports, failure, listens
-from utils.serving.triton_http import LOST, call, reason_of
 
 __all__ = ["ServerError", "TritonServer", "container_command", "server_available"]
 
+HOST = "127.0.0.1"
+PORTS = range(20000, 32000)  # below those that the kernel hands out to outgoing connections
 TRIES = 5  # starts with other ports, should somebody take one between our look and the server's
 KILL = 5.0  # seconds after the server's own time limit until it is killed
 # The model that calls the others. On SIGTERM Triton lets requests by HTTP end first, but stops all
 # models at once for those by gRPC: a request that is on its way from one to the next would fail.
 FRONT = "gpt"
 LOAD = 120.0  # seconds that a model may take to load or to unload
+LOST = (OSError, http.client.HTTPException)  # what a call raises where there is no answer
+
+
+# ---- 1. the server
+
+
+@contextmanager
+def connected(address: str, seconds: float):
+    """tritonclient for the server at "host:port", for one call of at most so many seconds.
+
+    Each call has a connection of its own: Triton waits for open ones before it stops.
+    """
+    client = InferenceServerClient(address, connection_timeout=seconds, network_timeout=seconds)
+    try:
+        yield client
+    finally:
+        client.close()
 
 
 class TritonServer:
@@ -91,9 +123,8 @@ class TritonServer:
 
     def ready(self, model=None) -> bool:
         """Whether the server, or one of its models, says that it is ready. Never raises."""
-        path = f"/v2/models/{model}/ready" if model else "/v2/health/ready"
-        with suppress(*LOST):
-            return call(self.http, "GET", path, timeout=5.0)[0] == 200
+        with suppress(*LOST), connected(self.http, 5.0) as client:
+            return client.is_model_ready(model) if model else client.is_server_ready()
         return False
 
     def load(self, model: str, config: dict | None = None) -> None:
@@ -102,17 +133,17 @@ class TritonServer:
 
         Raises ServerError with the model's own reason; versions that were served still are.
         """
-        body = {"parameters": {"config": json.dumps(config)}} if config is not None else {}
         try:
-            self._ask(f"/v2/repository/models/{model}/load", body)
+            with self._asked() as client:
+                client.load_model(model, config=None if config is None else json.dumps(config))
         except ServerError as error:
             raise ServerError(load_reason(model, str(error))) from None
 
     def unload(self, model: str, dependents=False, seconds=LOAD) -> None:
         """Unloads a model and returns when its requests have ended and it has gone."""
         until = time.monotonic() + seconds
-        body = {"parameters": {"unload_dependents": bool(dependents)}}
-        self._ask(f"/v2/repository/models/{model}/unload", body, seconds)
+        with self._asked(seconds) as client:
+            client.unload_model(model, unload_dependents=bool(dependents))
         while self.states(model, "READY", "UNLOADING"):
             if time.monotonic() > until:
                 raise ServerError(f"{model} still has requests in flight after {seconds:g} s")
@@ -124,14 +155,16 @@ class TritonServer:
 
     def states(self, model: str, *which: str) -> dict[int, str]:
         """{version: state} of a model, of all states or of some: "READY", "LOADING", …"""
-        entries = json.loads(self._ask("/v2/repository/index", {}))
+        with self._asked() as client:
+            entries = client.get_model_repository_index()
         mine = [entry for entry in entries if entry["name"] == model and entry.get("version")]
         states = {int(entry["version"]): entry.get("state", "") for entry in mine}
         return {v: state for v, state in states.items() if not which or state in which}
 
     def config(self, model: str) -> dict:
         """The configuration that a model is served with, defaults filled in."""
-        return json.loads(self._ask(f"/v2/models/{model}/config"))
+        with self._asked() as client:
+            return client.get_model_config(model)
 
     def alive(self) -> bool:
         """Whether the server's process is there."""
@@ -238,20 +271,22 @@ class TritonServer:
 
     def _is_ours(self, name) -> bool:
         """With a taken port another server may answer; ours has the name that we gave it."""
-        with suppress(*LOST, ValueError, KeyError):
-            status, body = call(self.http, "GET", "/v2", timeout=5.0)
-            return status == 200 and json.loads(body)["name"] == name
+        lost = (*LOST, ValueError, KeyError, InferenceServerException)
+        with suppress(*lost), connected(self.http, 5.0) as client:
+            return client.get_server_metadata()["name"] == name
         return False
 
-    def _ask(self, path, body=None, seconds=LOAD) -> bytes:
-        method = "GET" if body is None else "POST"
+    @contextmanager
+    def _asked(self, seconds=LOAD):
+        """tritonclient for one call; what the server refuses, or does not answer, is a
+        ServerError."""
         try:
-            status, answer = call(self.http, method, path, body, timeout=seconds)
+            with connected(self.http, seconds) as client:
+                yield client
+        except InferenceServerException as error:
+            raise ServerError(error.message()) from None
         except LOST as error:
             raise ServerError(f"the server does not answer at {self.http}: {error}") from None
-        if status != 200:
-            raise ServerError(reason_of(answer))
-        return answer
 
 
 def finish(held, seconds, keep_folder=False, at_once=False):
@@ -284,7 +319,216 @@ def check_limits(control, models, start_seconds, exit_seconds):
             raise ValueError(f"{name} {seconds!r} is not a time limit: give seconds above 0")
 
 
-if __name__ == "__main__":
-    from utils.serving.server_command import main
+# ---- 2. how it starts
 
+
+def choose_ports(wanted, host) -> list[int]:
+    """The ports for HTTP, gRPC and metrics; 0 becomes a free one."""
+    chosen = []
+    for port, option in zip(wanted, ("http", "grpc", "metrics")):
+        if port and taken(host, port):
+            raise ServerError(f"port {port} is taken: give {option} another one, or 0 for any")
+        while not port or port in chosen:
+            candidate = PORTS[secrets.randbelow(len(PORTS))]
+            port = 0 if taken(host, candidate) or candidate in wanted else candidate
+        chosen.append(port)
+    return chosen
+
+
+def taken(host: str, port: int) -> bool:
+    """Whether somebody listens on this port."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not that of old ones
+        try:
+            listener.bind((host, port))
+        except OSError:
+            return True
+    return False
+
+
+class Progress:
+    """What is said while a server starts: in a terminal one line that changes, else one that does
+    not depend on the machine, in one piece: a stored notebook is compared with it."""
+
+    def __init__(self, server, quiet):
+        self.server, self.quiet, self.terminal = server, quiet, sys.stdout.isatty()
+        self.begin = time.monotonic()
+
+    def look(self):
+        if self.quiet or not self.terminal:
+            return
+        loaded = set(re.findall(r"successfully loaded '([^']+)'", end_of(self.server.log)))
+        missing = [model for model in self.server.models if model not in loaded]
+        self._show(f"tritonserver: {time.monotonic() - self.begin:.0f} s, {', '.join(missing)} …")
+
+    def end(self, how):
+        """The last word: "ready" or "failed"."""
+        if self.quiet:
+            return
+        text = f"tritonserver starts: {', '.join(self.server.models)} … {how}"
+        if self.terminal:
+            self._show("")
+            print("\r", end="")
+        print(text, flush=True)
+
+    def _show(self, text):
+        columns = shutil.get_terminal_size().columns - 1
+        print("\r" + text[:columns].ljust(columns), end="", flush=True)
+
+
+def failure(log, what, temporary) -> str:
+    """The message about a server that did not start: reasons, then the end of its log."""
+    head = "".join(f"{reason}\n" for reason in reasons(end_of(log)))
+    where = "name a log file to keep all of it" if temporary else log
+    return f"{head}tritonserver {what}. The end of its log ({where}):\n{tail(log, 12)}"
+
+
+def listens(pid: int, address: str) -> bool:
+    """Whether the process `pid` listens at the port of an address, "host:port"."""
+    with suppress(psutil.Error):
+        port = int(address.rpartition(":")[2])
+        connections = psutil.Process(pid).net_connections("tcp")
+        return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections)
+    return False
+
+
+# ---- 3. its log
+
+LOG_END = 200_000  # bytes from the end of a log that are read
+
+LOAD_FAILURES = [
+    re.compile(r"failed to load '(?P<name>[^']+ version \d+)': (?P<why>.*)", re.DOTALL),
+    re.compile(r"failed to load model '(?P<name>[^']+)': (?P<why>.*)", re.DOTALL),
+    re.compile(r"Poll failed for model directory '(?P<name>[^']+)': (?P<why>.*)", re.DOTALL),
+    re.compile(r"failed to start (?P<name>\w+) service: (?P<why>.*)", re.DOTALL),
+]
+VERSION_NUMBER = re.compile(r"' version (\d+): ")  # Triton quotes the name alone
+CONFIG_ERROR = re.compile(r"Error parsing text-format inference.ModelConfig: (?P<why>.*)")
+# E1122 07:45:40.050702 22841 file.cc:12] "
+LINE_HEAD = re.compile(r'^[IWEF]\d{4} \S+ +\d+ \S+\] "?')
+STATUS_WORD = re.compile(r"^(Internal|Invalid argument|Unavailable|Not found|Unsupported)(: | - )")
+VERSION_STATE = re.compile(
+    r"version (\d+) is at UNAVAILABLE state: (.*?);\s*(?=version|$)", re.DOTALL
+)
+TABLE_ROWS = ("+-", "| ")  # how lines of Triton's tables begin
+
+
+def end_of(path) -> str:
+    """The end of the log as text; "" when there is none yet."""
+    try:
+        with Path(path).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - LOG_END))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def tail(path, lines: int = 20) -> str:
+    """The last lines of the log, without its tables of options."""
+    all_lines = end_of(path).splitlines()
+    kept = [
+        line for line in all_lines if LINE_HEAD.sub("", line) and not line.startswith(TABLE_ROWS)
+    ]
+    return "\n".join(kept[-lines:])
+
+
+def reasons(text: str) -> list[str]:
+    """Why models could not be loaded or a port not be opened, each reason once, in order."""
+    found, details = [], ""
+    for line in text.splitlines():
+        if match := CONFIG_ERROR.search(line):
+            details = f": {match['why']}"  # the parser's words come before the server's
+        message = VERSION_NUMBER.sub(r" version \1': ", LINE_HEAD.sub("", line))
+        for pattern in LOAD_FAILURES:
+            if match := pattern.search(message):
+                found.append(f"{match['name']}: {own_words(match['why'])}{details}")
+                details = ""
+                break
+    return list(dict.fromkeys(found))
+
+
+def load_reason(model: str, text: str) -> str:
+    """The same from the answer to a request to load a model."""
+    found = [
+        f"{model} version {match[1]}: {own_words(match[2])}"
+        for match in VERSION_STATE.finditer(text)
+    ]
+    return "\n".join(found) or text
+
+
+def own_words(text: str) -> str:
+    """A reason without Triton's status, the traceback and the quotes around it."""
+    text = text.replace("\\n", "\n").partition("\n\nAt:")[0]
+    return STATUS_WORD.sub("", text.strip().strip('"').strip())
+
+
+def port_was_taken(text: str) -> bool:
+    """Whether another program had one of the server's ports."""
+    return "already in use" in text
+
+
+# ---- 4. the command
+
+REPOSITORY = ROOT / "triton_model_repo"
+LOOK = 0.2  # seconds between two looks at whether the server is still there
+
+
+def main(arguments=None) -> int:
+    """Serves; returns the exit status."""
+    options = vars(parse(arguments))
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored where a shell's & starts us
+        signal.signal(number, signal.default_int_handler)
+    server = None
+    try:
+        with TritonServer(options.pop("repo"), **options) as server:
+            print(to_try(server), flush=True)
+            while server.alive():
+                time.sleep(LOOK)
+            print(f"tritonserver has ended by itself. Its log:\n{server.tail()}", file=sys.stderr)
+            return 1
+    except ServerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        status = server.returncode if server else 0
+        print("stopped" if status == 0 else "stopped: requests in flight were cut short")
+        return 0 if status == 0 else 1
+
+
+def parse(arguments):
+    """The command line, named as TritonServer's arguments are."""
+    parser = argparse.ArgumentParser(
+        prog="python -m utils.serving.server",
+        description="Serve a Triton model repository on this machine until Ctrl-C.",
+    )
+    add = parser.add_argument
+    add("--repo", default=REPOSITORY, metavar="FOLDER", help="the repository (triton_model_repo)")
+    add("--models", nargs="+", metavar="NAME", help="models to load; default: all")
+    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        add(f"--{name}", type=int, default=port, metavar="PORT", help=f"{port}; 0: a free one")
+    add("--host", default=HOST, metavar="ADDRESS", help=f"{HOST}: from this machine only; 0.0.0.0")
+    add("--log", metavar="FILE", help="the server's log; default: a temporary file")
+    add("--start-seconds", type=float, default=300.0, metavar="S", help="limit to be ready (300)")
+    add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests in flight (15)")
+    return parser.parse_args(arguments)
+
+
+def to_try(server) -> str:
+    """Lines for a second terminal."""
+    lines = [f"HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}. Try:"]
+    if "gpt" in server.models:
+        for endpoint, stream in (("generate", ""), ("generate_stream", ', "stream": true')):
+            body = f'{{"text_input": "def ", "max_tokens": 20{stream}}}'
+            lines.append(f"  curl -sN {server.http}/v2/models/gpt/{endpoint} -d '{body}'")
+    else:
+        lines.append(f"  curl -s {server.http}/v2/models/{server.models[0]}/config")
+    lines.append(f"  curl -s {server.metrics}/metrics")
+    lines += [f"{name} is left out: {reason}" for name, reason in server.left_out.items()]
+    return "\n".join([*lines, f"The log is {server.log}. Ctrl-C ends it."])
+
+
+if __name__ == "__main__":
     sys.exit(main())

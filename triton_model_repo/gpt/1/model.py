@@ -104,15 +104,15 @@ class TritonPythonModel:
                 return
         if call.gone:
             raise Refusal("CANCELLED: the client has left")
-        self.dead = "gpt_engine" if doors() else self.dead
+        self.dead = "gpt_engine" if engine_sockets() else self.dead
         raise Refusal("UNAVAILABLE: gpt_engine has died or is not loaded, try again later")
 
     def engine_lines(self, call, wanted):
         """What the newest gpt_engine answers, a line for each chunk; ends early where it dies."""
-        for door in (door for pause in (0, 0.05, 0.1) for door in doors(pause)):
+        for file in (file for pause in (0, 0.05, 0.1) for file in engine_sockets(pause)):
             with socket.socket(socket.AF_UNIX) as connection:
                 try:
-                    connection.connect(str(door))
+                    connection.connect(str(file))
                     call.enter(connection)
                     connection.sendall(wanted)
                     lines = connection.makefile("rb")
@@ -135,8 +135,8 @@ class TritonPythonModel:
 
     def heal(self, model):
         """Has a model loaded again whose process was killed: Triton does not start it anew."""
-        found = doors()
-        if model == "gpt_engine" and (not found or any(listening(door) for door in found)):
+        found = engine_sockets()
+        if model == "gpt_engine" and (not found or any(listening(file) for file in found)):
             return  # it was unloaded, or a newer one serves
         if explicit_mode():
             pb_utils.Logger.log_error(f"{model} has died: it is loaded again")
@@ -200,7 +200,7 @@ class Call:
                     self.connection.shutdown(socket.SHUT_RDWR)
 
 
-def doors(pause=0.0):
+def engine_sockets(pause=0.0):
     """The sockets of gpt_engine, the newest version first; a killed engine leaves its one."""
     time.sleep(pause)
     folder = Path(tempfile.gettempdir(), f"kintsugi-{os.getuid()}-{os.getppid()}")
@@ -216,9 +216,9 @@ def age(file):
         return 0.0
 
 
-def listening(door):
+def listening(file):
     with socket.socket(socket.AF_UNIX) as connection:
-        return connection.connect_ex(str(door)) == 0
+        return connection.connect_ex(str(file)) == 0
 
 
 def values(request, name):

@@ -1,7 +1,7 @@
 """The engine: many requests share one tensor-parallel model by continuous batching.
 
     with Engine("triton_model_repo/gpt_engine/1") as engine:      # waits until its ranks are ready
-        stream = engine.submit([17, 4], Sampling(max_tokens=32))
+        stream = engine.submit([17, 4], SamplingParams(max_tokens=32))
         for chunk in stream:
             print(chunk.text, end="")
         engine.complete([17, 4]).tokens                           # submit and wait
@@ -16,14 +16,15 @@ import queue as queues
 import threading
 import time
 import traceback
+from collections import deque
 
-from .ranks import Bell, RankDied, RankGroup
-from .request import BadRequest, Stream, Unavailable
-from .scheduler import Request, Scheduler
-from .stats import Stats
-from .text_stream import TextStream, load_tokenizer
-from .version import LoadError, Version
+from utils.serving.engine.ranks import Bell, RankDied, RankGroup
+from utils.serving.engine.request import BadRequest, Stream, Unavailable
+from utils.serving.engine.scheduler import Request, Scheduler
+from utils.serving.engine.text_stream import TextStream, load_tokenizer
+from utils.serving.engine.version import LoadError, Version
 
+WINDOW = 5.0  # seconds that "tokens per second" looks back
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start ranks that do not start
 
 
@@ -297,3 +298,66 @@ def _check(device, limits, **numbers):
     for name, value in limits.items():
         if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise ValueError(f"{name} {value!r} is not a time limit: give seconds above 0")
+
+
+class Stats:
+    """What the engine counts: since the start, and of the last moments.
+
+    stats.submitted(request);  stats.stepped(step, served, seconds)
+    stats.read(scheduler, positions)            # a dictionary of numbers
+    """
+
+    def __init__(self):
+        self.tokens = self.requests = self.steps = self.restarts = 0
+        self.failed = self.cancelled = self.rejected = 0
+        self._first_total, self._first_count, self._first_last = 0.0, 0, 0.0
+        self._recent = deque()  # (when, tokens, seconds) of the steps in the window
+
+    def submitted(self, request):
+        """A request was taken."""
+        self.requests += 1
+        request.came = time.monotonic()
+
+    def stepped(self, step, served, seconds):
+        """A step has given these (request, token)."""
+        now = time.monotonic()
+        self.steps += 1
+        self.tokens += len(served)
+        for request, _ in served:
+            if len(request.new) == 1:
+                self._first_last = now - request.came
+                self._first_total += self._first_last
+                self._first_count += 1
+        self._recent.append((now, len(served), seconds))
+        self._forget(now)
+
+    def _forget(self, now):
+        while self._recent and self._recent[0][0] < now - WINDOW:
+            self._recent.popleft()
+
+    def read(self, scheduler, positions):
+        """Numbers by name; times in seconds, `kv_` in positions."""
+        now = time.monotonic()
+        self._forget(now)
+        running, slots = scheduler.running, len(scheduler.slots)
+        since = now - self._recent[0][0] + self._recent[0][2] if self._recent else 1.0
+        return {
+            "running": len(running),
+            "waiting": len(scheduler.waiting),
+            "slots": slots,
+            "queue": scheduler.queue,
+            "occupancy": len(running) / slots,
+            "kv_used": sum(request.cached for request in running),
+            "kv_size": slots * positions,
+            "tokens_total": self.tokens,
+            "requests_total": self.requests,
+            "requests_failed": self.failed,
+            "requests_cancelled": self.cancelled,
+            "requests_rejected": self.rejected,
+            "restarts": self.restarts,
+            "steps_total": self.steps,
+            "tokens_per_second": sum(tokens for _, tokens, _ in self._recent) / since,
+            "step_seconds": sum(s for _, _, s in self._recent) / max(1, len(self._recent)),
+            "time_to_first_token_last": self._first_last,
+            "time_to_first_token": self._first_total / max(1, self._first_count),
+        }

@@ -24,7 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .version import LoadError
+from utils.serving.engine.version import LoadError
 
 ROOT = Path(__file__).resolve().parents[3]  # the folder of `utils`: the workshop, or a version
 # First on the path, so that a rank's files are those of its leader, whatever is installed.

@@ -1,6 +1,6 @@
 """A request as its caller sees it: how to sample, what comes back, and what can go wrong.
 
-    Sampling(max_tokens=32, temperature=0.8, top_p=0.9, seed=1, stop=("\\n\\n",))
+    SamplingParams(max_tokens=32, temperature=0.8, top_p=0.9, seed=1, stop=("\\n\\n",))
     stream = engine.submit(tokens, sampling)
     for chunk in stream: chunk.tokens, chunk.text, chunk.finish
 
@@ -24,7 +24,7 @@ class Unavailable(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParams:
     """How the tokens of one request are chosen, and when it ends. Raises BadRequest.
 
     max_tokens    new tokens at most

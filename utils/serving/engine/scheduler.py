@@ -15,7 +15,7 @@ import uuid
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from .request import BadRequest, Sampling, Unavailable, check_tokens
+from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class Request:
 
     id: str
     tokens: list[int]
-    sampling: Sampling
+    sampling: SamplingParams
     prompt: str | None = None  # name of the virtual tokens in front
     virtual: int = 0  # how many those are
     slot: int | None = None  # its row of the batch and of the KV cache, while it runs
@@ -38,9 +38,9 @@ class Request:
         """The request of a caller, if `version` can serve it with so many positions; else
         BadRequest."""
         tokens = check_tokens(tokens, version.model.vocab_size)
-        sampling = Sampling() if sampling is None else sampling
-        if not isinstance(sampling, Sampling):
-            raise BadRequest(f"sampling is a {type(sampling).__name__}: give a Sampling")
+        sampling = SamplingParams() if sampling is None else sampling
+        if not isinstance(sampling, SamplingParams):
+            raise BadRequest(f"sampling is a {type(sampling).__name__}: give a SamplingParams")
         if not (id is None or isinstance(id, str)):
             raise BadRequest(f"id {id!r:.80} is not a string")
         virtual = 0

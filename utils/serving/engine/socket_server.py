@@ -1,6 +1,6 @@
-"""The engine's side door: requests by a Unix socket, for a process of the same machine.
+"""The engine behind a Unix socket: requests of another process of the same machine.
 
-    door = Door(engine, folder, name)      # in gpt_engine: takes requests until door.close()
+    server = SocketServer(engine, folder, name)    # in gpt_engine: takes requests until its close()
 
     -> {"ids": [17, 4], "sampling": {"max_tokens": 8}, "prompt": null, "stream": true}
     <- {"ids": [99], "text": " the", "finish": null}        a line for each chunk, or one for all
@@ -20,18 +20,18 @@ import threading
 import time
 from pathlib import Path
 
-from .request import BadRequest, Sampling, Unavailable
+from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 
-DRAIN = 60.0  # seconds that requests may take to end once the door is closed
+DRAIN = 60.0  # seconds that requests may take to end once the socket is closed
 
 
 def folder_of(server):
-    """Where the doors of the models of one server are: a folder of this user, by the server's
+    """Where the sockets of the models of one server are: a folder of this user, by the server's
     process id."""
     return Path(tempfile.gettempdir(), f"kintsugi-{os.getuid()}-{server}")
 
 
-class Door:
+class SocketServer:
     """Takes requests for `engine` at the socket FOLDER/NAME-PID.sock, as an old and a new instance
     of one version may be there together; at most one chunk of each request in `pace` seconds."""
 
@@ -41,7 +41,7 @@ class Door:
         self.closing = threading.Event()
         self.file = folder / f"{name}-{os.getpid()}.sock"
         self.listener = self._made()
-        self.taker = threading.Thread(target=self._take, daemon=True, name="door")
+        self.taker = threading.Thread(target=self._take, daemon=True, name="socket server")
         self.taker.start()
 
     def close(self):
@@ -87,7 +87,7 @@ class Door:
                     raise
 
     def _take(self):
-        """Until the door is closed and everybody is in who came before."""
+        """Until the socket is closed and everybody is in who came before."""
         with self.listener:
             while True:
                 closing = self.closing.is_set()  # the file was gone before this wait
@@ -116,7 +116,7 @@ class Door:
         try:
             with connection.makefile("rb") as lines:
                 request = json.loads(lines.readline())
-            sampling = Sampling(**request["sampling"])
+            sampling = SamplingParams(**request["sampling"])
             stream = self.engine.submit(request["ids"], sampling, prompt=request["prompt"])
             self.open[connection] = stream
             for piece in stream if request["stream"] else [stream.result()]:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from .version import LoadError, Version
+from utils.serving.engine.version import LoadError, Version
 
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
@@ -48,8 +48,8 @@ class Worker:
     def __init__(self, setup):
         import torch
 
-        from .model import Decoder
-        from .sampling import Sampler, sample
+        from utils.serving.engine.model import Decoder
+        from utils.serving.engine.sampling import Sampler, sample
 
         self._sampler, self._sample = Sampler, sample
         self.rank, tp = setup["rank"], setup["tp"]

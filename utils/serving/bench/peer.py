@@ -24,7 +24,7 @@ class Peer:
     def __init__(self, folder, threads, seconds=180.0):
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "utils.serving.bench_peer", str(folder), str(threads)],
+            [sys.executable, "-m", "utils.serving.bench.peer", str(folder), str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

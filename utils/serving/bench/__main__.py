@@ -30,7 +30,7 @@ import numpy as np
 
 from utils.cli import check_options, option, parse_flags
 from utils.measure.machine import cores, processor_name
-from utils.serving.bench_contenders import LIMIT, World, newest
+from utils.serving.bench.contenders import LIMIT, World, newest
 from utils.serving.engine.version import Version
 
 WHOLE = ("engine", "triton")  # whose first token comes with the last one

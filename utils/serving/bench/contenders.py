@@ -1,4 +1,4 @@
-"""Who is compared by `utils/serving/bench.py`, started and idle until it is asked.
+"""Who is compared by `python -m utils.serving.bench`, started and idle until it is asked.
 
     with ExitStack() as stack:
         world = World(stack, repo, version, prompt_tokens=32, new=64)
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from utils.serving.bench_peer import Peer
-from utils.serving.engine.request import Sampling
+from utils.serving.bench.peer import Peer
+from utils.serving.engine.request import SamplingParams
 from utils.serving.load import Load, run
 
 CONTENDERS = ("engine", "engine stream", "triton", "triton stream", "sequential", "static")
@@ -119,7 +119,7 @@ class World:
 
     @property
     def sampling(self):
-        return Sampling(max_tokens=self.new, temperature=0.0)
+        return SamplingParams(max_tokens=self.new, temperature=0.0)
 
     def load(self, name, many, requests, seconds) -> Load:
         """One load of a contender with so many clients: `requests` of each, but four at least in
