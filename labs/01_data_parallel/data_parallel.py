@@ -9,9 +9,10 @@ arrays begin with a capital letter and change the array in place: `comm.Bcast(ar
 `comm.Allreduce(MPI.IN_PLACE, array)`, which sums.
 """
 
-import digits
 import numpy as np
 from mpi4py import MPI
+
+from labs.support.data_parallel import digits
 
 
 def shard(rows: int, rank: int, size: int) -> slice:

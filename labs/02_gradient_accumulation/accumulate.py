@@ -12,7 +12,8 @@ Write the two functions below.
 
 import torch
 import torch.distributed as dist
-from tiny import MicroBatch, counted, loss_sum
+
+from labs.support.gradient_accumulation.tiny_model import MicroBatch, counted, loss_sum
 
 
 def accumulate(model: torch.nn.Module, micro_batches: list[MicroBatch]) -> tuple[float, int]:
@@ -20,7 +21,7 @@ def accumulate(model: torch.nn.Module, micro_batches: list[MicroBatch]) -> tuple
 
     Returns (the sum of the losses, the number of tokens that count), both of this rank alone.
     At no time may memory hold the activations of more than one micro-batch.
-    `loss_sum(model, x, y)` and `counted(y)` are given; see tiny.py.
+    `loss_sum(model, x, y)` and `counted(y)` are given; see tiny_model.py.
     """
     raise NotImplementedError("backward for each micro-batch; add up its loss and its tokens")
 

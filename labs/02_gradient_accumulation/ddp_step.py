@@ -11,9 +11,10 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from tiny import MicroBatch, counted, loss_sum
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.nn.utils import clip_grad_norm_
+
+from labs.support.gradient_accumulation.tiny_model import MicroBatch, counted, loss_sum
 
 
 def tokens_of_all(micro_batches: list[MicroBatch]) -> int:

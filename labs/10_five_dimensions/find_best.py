@@ -7,8 +7,7 @@
 
 import itertools
 
-from cases import outcomes
-
+from labs.support.five_dimensions.cases import outcomes
 from utils.planner import Machine, Model, Strategy
 
 

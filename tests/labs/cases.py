@@ -34,8 +34,9 @@ SECONDS = 120  # for one answer, waiting for its turn not included
 
 @dataclass(frozen=True)
 class Lab:
-    """name: its folder in labs/; exercises: {name of the folder in wrong/: (judge's module, its
-    function, the answer's file)}; limits: {"module.NAME": seconds}, time limits for these tests."""
+    """name: its folder in labs/; exercises: {name of the folder in wrong/: (module in labs/support/
+    that has the check, its function, the answer's file)}; limits: {"module.NAME": seconds}, time
+    limits for these tests."""
 
     name: str
     exercises: dict
@@ -44,6 +45,11 @@ class Lab:
     @property
     def folder(self):
         return ROOT / "labs" / self.name
+
+    @property
+    def support(self):
+        """The package with its checks."""
+        return f"labs.support.{self.name[3:]}"
 
     @property
     def solution(self):
@@ -137,6 +143,7 @@ def _prepare(lab):
 
 def _judge(lab, exercise, source):
     module, function, file = lab.exercises[exercise]
+    judge = getattr(importlib.import_module(f"{lab.support}.{module}"), function)
     with tempfile.TemporaryDirectory() as place, redirect_stdout(io.StringIO()) as printed:
         os.environ["KINTSUGI_HOME"] = f"{place}/home"
         answer = lab.solution / file
@@ -145,5 +152,5 @@ def _judge(lab, exercise, source):
                 (Path(place) / given.name).write_text(given.read_text())
             answer = Path(place) / file
             answer.write_text(source)
-        check(exercise, getattr(importlib.import_module(module), function), answer)
+        check(exercise, judge, answer)
         return Judged(printed.getvalue(), record.read()["checks"])

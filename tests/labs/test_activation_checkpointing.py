@@ -6,9 +6,9 @@ from tests.labs.lab_tests import LabTests
 LAB = Lab(
     "04_activation_checkpointing",
     {
-        "checkpoint": ("judge_checkpoint", "checkpointing", "checkpointed.py"),
-        "peak_bytes": ("judge_plan", "peak", "plan.py"),
-        "choose": ("judge_plan", "choice", "plan.py"),
+        "checkpoint": ("check_checkpoint", "checkpointing", "checkpointed.py"),
+        "peak_bytes": ("check_plan", "peak", "plan.py"),
+        "choose": ("check_plan", "choice", "plan.py"),
     },
 )
 cases, place = fixtures(LAB)
@@ -72,7 +72,14 @@ class TestLab(LabTests):
 
 
 def test_the_layers_are_counted_by_hand():
-    from network import ROWS, SHAPES, WIDTH, batch, measure_layers, network
+    from labs.support.activation_checkpointing.network import (
+        ROWS,
+        SHAPES,
+        WIDTH,
+        batch,
+        measure_layers,
+        network,
+    )
 
     for (inside, times), layer in zip(SHAPES, measure_layers(network(), batch()), strict=True):
         assert layer.input_bytes == 4 * ROWS * WIDTH
@@ -83,9 +90,10 @@ def test_the_layers_are_counted_by_hand():
 def test_the_judge_and_the_solution_count_alike():
     import random
 
-    from judge_plan import _best, _peak, _sets
-    from network import Layer
     from plan import choose, peak_bytes
+
+    from labs.support.activation_checkpointing.check_plan import _best, _peak, _sets
+    from labs.support.activation_checkpointing.network import Layer
 
     dice = random.Random(1)
     for _ in range(30):
@@ -104,8 +112,8 @@ def test_the_judge_and_the_solution_count_alike():
 
 
 def test_the_last_layer_never_pays():
-    from judge_plan import _peak, _sets
-    from network import Layer
+    from labs.support.activation_checkpointing.check_plan import _peak, _sets
+    from labs.support.activation_checkpointing.network import Layer
 
     layers = [Layer(3, 20, 1), Layer(3, 5, 1), Layer(3, 40, 1)]
     for chosen in _sets(layers):

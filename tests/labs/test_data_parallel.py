@@ -9,13 +9,13 @@ from utils.course.checks import check
 LAB = Lab(
     "01_data_parallel",
     {
-        "data_parallel": ("judge_mpi", "data_parallel", "data_parallel.py"),
-        "ring": ("judge_messages", "ring", "ring.py"),
-        "bucketed": ("judge_buckets", "bucketed", "bucketed.py"),
-        "tree_all_reduce": ("judge_messages", "tree", "tree_all_reduce.py"),
-        "crossover": ("judge_messages", "crossover", "tree_all_reduce.py"),
+        "data_parallel": ("check_mpi", "data_parallel", "data_parallel.py"),
+        "ring": ("check_messages", "ring", "ring.py"),
+        "bucketed": ("check_buckets", "bucketed", "bucketed.py"),
+        "tree_all_reduce": ("check_messages", "tree", "tree_all_reduce.py"),
+        "crossover": ("check_messages", "crossover", "tree_all_reduce.py"),
     },
-    {"judge_mpi.HANG": 20.0},  # several are judged at once
+    {"labs.support.data_parallel.check_mpi.HANG": 20.0},  # several are judged at once
 )
 cases, place = fixtures(LAB)
 
@@ -124,7 +124,7 @@ class TestLab(LabTests):
 
 
 def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):
-    from judge_messages import ring
+    from labs.support.data_parallel.check_messages import ring
 
     monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
     for given in LAB.solution.glob("*.py"):
@@ -145,7 +145,7 @@ def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):
 
 
 def test_longest_path():
-    from paths import longest_path
+    from labs.support.data_parallel.longest_path import longest_path
 
     assert longest_path([[], []]) == 0
     assert longest_path([[("send", 1, 4)], [("recv", 0, 4)]]) == 1
@@ -158,9 +158,10 @@ def test_longest_path():
 
 
 def test_the_digits_are_scikit_learns_and_the_gradient_is_right():
-    import digits
     import numpy as np
     from sklearn.datasets import load_digits
+
+    from labs.support.data_parallel import digits
 
     images, labels = digits.load()
     theirs = load_digits()
@@ -176,7 +177,7 @@ def test_the_digits_are_scikit_learns_and_the_gradient_is_right():
 
 
 def test_crossing():
-    from race import crossing
+    from labs.support.data_parallel.ring_against_tree import crossing
 
     sizes = [100, 200, 400]
     assert crossing(sizes, {"ring": [3, 4, 5], "tree": [1, 2, 3]}) is None

@@ -21,10 +21,10 @@ pytestmark = [
 LAB = Lab(
     "16_deploy_to_triton",
     {
-        "config": ("judge_config", "config", "config.py"),
-        "rank": ("judge_rank", "rank", "rank.py"),
-        "batch": ("judge_batch", "batch", "scheduler.py"),
-        "goal": ("judge_goal", "goal", "settings.py"),
+        "config": ("check_config", "config", "config.py"),
+        "rank": ("check_rank", "rank", "rank.py"),
+        "batch": ("check_batch", "batch", "scheduler.py"),
+        "goal": ("check_goal", "goal", "settings.py"),
     },
 )
 cases, place = fixtures(LAB)
@@ -106,35 +106,35 @@ class TestLab(LabTests):
 
 def test_the_prompts_leave_no_doubt():
     """What the answers are compared with does not hang on the last digits of a logit."""
-    import stand
+    from labs.support.deploy_to_triton import lab_server
 
     for number, count in ((0, 48), (1, 48), (2, 16)):
-        tokens = [*stand.prompt(number), *stand.right(number, count)]
+        tokens = [*lab_server.prompt(number), *lab_server.right(number, count)]
         with torch.no_grad():
-            logits = stand.model()(torch.tensor([tokens]))[0, len(stand.prompt(number)) - 1 : -1]
+            logits = lab_server.model()(torch.tensor([tokens]))[
+                0, len(lab_server.prompt(number)) - 1 : -1
+            ]
         first, second = logits.topk(2).values.T
         assert (first - second).min() > 0.003
-        assert torch.allclose(first, torch.tensor(stand.right_logits(number, count)))
+        assert torch.allclose(first, torch.tensor(lab_server.right_logits(number, count)))
 
 
 def test_nothing_is_measured_where_nothing_is_written(tmp_path):
-    import measured
-    import stand
+    from labs.support.deploy_to_triton import lab_server, measurements
 
     for name in ("config.py", "rank.py", "scheduler.py", "settings.py"):
         (tmp_path / name).write_text(labs.generated(LAB.solution / name, ROOT))
     config, rank, scheduler, settings = (str(path) for path in sorted(tmp_path.glob("*.py")))
-    assert measured.batches(scheduler) is None and measured.loads(settings) is None
-    assert measured.together(config, rank, scheduler) is None
-    assert stand._here["server"] is None, "a server was started for nothing"
+    assert measurements.batches(scheduler) is None and measurements.loads(settings) is None
+    assert measurements.together(config, rank, scheduler) is None
+    assert lab_server._here["server"] is None, "a server was started for nothing"
 
 
 def test_the_server_ends_with_its_process():
-    code = "import stand; print(stand.server().pid, flush=True)"
-    path = os.pathsep.join([str(LAB.solution), str(ROOT)])
+    code = "from labs.support.deploy_to_triton.lab_server import server; print(server().pid)"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,

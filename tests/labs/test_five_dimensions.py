@@ -7,9 +7,9 @@ SUBMITTED = ("one_node", "cluster", "frontier")
 LAB = Lab(
     "10_five_dimensions",
     {
-        "by_hand": ("judge_strategies", "by_hand", "by_hand.py"),
-        **{name: ("judge_strategies", name, "submissions.py") for name in SUBMITTED},
-        "search": ("judge_strategies", "search", "find_best.py"),
+        "by_hand": ("check_strategies", "by_hand", "by_hand.py"),
+        **{name: ("check_strategies", name, "submissions.py") for name in SUBMITTED},
+        "search": ("check_strategies", "search", "find_best.py"),
     },
 )
 cases, place = fixtures(LAB)

@@ -32,10 +32,19 @@ def test_the_stored_copy_is_what_make_labs_makes(source, target):
     )
 
 
-def test_every_lab_is_there():
-    folders = {source.parent.parent.name for source, _ in COPIES}
-    assert folders == {path.name for path in (ROOT / "labs").iterdir() if path.is_dir()}
-    assert "01_data_parallel" in folders
+def test_a_lab_shows_only_what_the_learner_writes():
+    git = ["git", "-C", str(ROOT), "ls-files", "labs/[0-9]*"]
+    stored_files = set(subprocess.run(git, capture_output=True, text=True).stdout.split())
+    pairs = {str(path.relative_to(ROOT)) for pair in COPIES for path in pair}
+    stored_files = {name for name in stored_files if "/wrong/" not in name}
+    assert stored_files == pairs and "labs/01_data_parallel/lab.ipynb" in pairs
+
+
+def test_every_lab_has_its_checks():
+    labs = {source.parent.parent.name[3:] for source, _ in COPIES}
+    support = ROOT / "labs" / "support"
+    assert labs == {path.parent.name for path in support.glob("*/__init__.py")}
+    assert labs == {path.parent.name for path in support.glob("*/check_*.py")}
 
 
 def printed(cell):
@@ -67,6 +76,14 @@ def test_a_block_becomes_its_task():
     stub = 'def add(a, b):\n    raise NotImplementedError("return the sum")'
     assert without_solution(f"x = 1\n{BLOCK}\ny = 2", "") == f"x = 1\n{stub}\ny = 2"
     assert without_solution("x = 1\n", "") == "x = 1\n"
+
+
+def test_only_what_has_a_solution_block_is_copied(tmp_path):
+    folder = tmp_path / "labs" / "01_sum" / "solution"
+    folder.mkdir(parents=True)
+    for name, text in (("add.py", BLOCK), ("given.py", "x = 1"), ("lab.ipynb", ""), ("a.md", "")):
+        (folder / name).write_text(text)
+    assert [target.name for _, target in solutions(tmp_path)] == ["add.py", "lab.ipynb"]
 
 
 def test_a_long_task_gets_a_line_of_its_own():

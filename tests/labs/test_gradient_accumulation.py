@@ -7,10 +7,10 @@ from utils.workshop import labs
 LAB = Lab(
     "02_gradient_accumulation",
     {
-        "accumulate": ("judge_accumulate", "accumulation", "accumulate.py"),
-        "ddp": ("judge_ddp", "ddp", "ddp_step.py"),
-        "noise": ("judge_noise", "norms", "noise.py"),
-        "estimate": ("judge_noise", "estimate", "noise.py"),
+        "accumulate": ("check_accumulate", "accumulation", "accumulate.py"),
+        "ddp": ("check_ddp", "ddp", "ddp_step.py"),
+        "noise": ("check_noise", "norms", "noise.py"),
+        "estimate": ("check_noise", "estimate", "noise.py"),
     },
     {"utils.course.checks.HANG": 10.0},  # two answers are judged at once
 )
@@ -112,20 +112,20 @@ class TestLab(LabTests):
 
 
 def test_micro_batches_are_as_long_as_asked():
-    import tiny
+    from labs.support.gradient_accumulation import tiny_model
 
-    (x, y), (_, padding) = tiny.micro_batches(0, [[3, 7], [0]])
-    assert x.shape == y.shape == (2, tiny.LENGTH)
-    assert [int((row != tiny.IGNORE).sum()) for row in y] == [3, 7]
-    assert tiny.counted(y) == 10 and tiny.counted(padding) == 0
-    again = tiny.micro_batches(0, [[3, 7], [0]])
+    (x, y), (_, padding) = tiny_model.micro_batches(0, [[3, 7], [0]])
+    assert x.shape == y.shape == (2, tiny_model.LENGTH)
+    assert [int((row != tiny_model.IGNORE).sum()) for row in y] == [3, 7]
+    assert tiny_model.counted(y) == 10 and tiny_model.counted(padding) == 0
+    again = tiny_model.micro_batches(0, [[3, 7], [0]])
     assert again[0][0].equal(x) and again[0][1].equal(y)
 
 
 def test_the_measurement_says_when_there_is_nothing_to_measure(tmp_path, capsys):
-    import judge_noise
+    from labs.support.gradient_accumulation import check_noise
 
     for given in LAB.solution.glob("*.py"):
         (tmp_path / given.name).write_text(labs.generated(given, ROOT))
-    assert judge_noise.measure(tmp_path / "noise.py", steps=3, size=1) is None
+    assert check_noise.measure(tmp_path / "noise.py", steps=3, size=1) is None
     assert "is not written" in capsys.readouterr().out

@@ -6,9 +6,9 @@ from tests.labs.lab_tests import LabTests
 LAB = Lab(
     "03_mixed_precision",
     {
-        "loss_scaler": ("judge_scaler", "scaler", "loss_scaler.py"),
-        "master_weights": ("judge_master", "master_weights", "master_weights.py"),
-        "stochastic": ("judge_stochastic", "stochastic", "stochastic.py"),
+        "loss_scaler": ("check_scaler", "scaler", "loss_scaler.py"),
+        "master_weights": ("check_master", "master_weights", "master_weights.py"),
+        "stochastic": ("check_stochastic", "stochastic", "stochastic.py"),
     },
 )
 cases, place = fixtures(LAB)
@@ -96,14 +96,13 @@ class TestLab(LabTests):
 
 
 def test_the_figures_of_the_lab_come_from_the_answer():
-    import judge_scaler
-    import judge_stochastic
+    from labs.support.mixed_precision import check_scaler, check_stochastic
 
-    scales, skipped = judge_scaler.fp16_run(LAB.solution / "loss_scaler.py", steps=12)
+    scales, skipped = check_scaler.fp16_run(LAB.solution / "loss_scaler.py", steps=12)
     assert len(scales) == len(skipped) == 12 and skipped[0] and not all(skipped)
     for step in range(11):
         assert scales[step + 1] == scales[step] * (0.5 if skipped[step] else 1) or (
             not skipped[step] and scales[step + 1] == 2 * scales[step]
         )
-    means = judge_stochastic.walk(LAB.solution / "stochastic.py", steps=100)
+    means = check_stochastic.walk(LAB.solution / "stochastic.py", steps=100)
     assert means[0] == 1.0 and abs(means[-1] - 1.1) < 0.02

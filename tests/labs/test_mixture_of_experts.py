@@ -8,9 +8,9 @@ from tests.labs.lab_tests import LabTests
 LAB = Lab(
     "09_mixture_of_experts",
     {
-        "all_to_all": ("judge_dispatch", "all_to_all", "dispatch.py"),
-        "dispatch": ("judge_dispatch", "dispatching", "dispatch.py"),
-        "combine": ("judge_dispatch", "combining", "dispatch.py"),
+        "all_to_all": ("check_dispatch", "all_to_all", "dispatch.py"),
+        "dispatch": ("check_dispatch", "dispatching", "dispatch.py"),
+        "combine": ("check_dispatch", "combining", "dispatch.py"),
     },
     {"utils.course.checks.HANG": 6.0},
 )
@@ -82,7 +82,7 @@ class TestLab(LabTests):
 
 
 def test_the_loads_are_as_uneven_as_they_say():
-    from loads import CASES, ODD, PER_RANK, TABLE, chosen_of
+    from labs.support.mixture_of_experts.scenarios import CASES, ODD, PER_RANK, TABLE, chosen_of
 
     assert all(sum(row[:size]) % size for size in (2, 3, 4) for row in ODD[:size])
     assert sum(TABLE[1]) == 0 and sum(row[1] for row in TABLE[:2]) == 0

@@ -6,9 +6,9 @@ from tests.labs.lab_tests import LabTests
 LAB = Lab(
     "08_pipeline_parallel",
     {
-        "memory": ("judge_schedules", "less_memory", "less_memory.py"),
-        "halves": ("judge_halves", "halves", "halves.py"),
-        "bubble": ("judge_schedules", "less_bubble", "less_bubble.py"),
+        "memory": ("check_schedules", "less_memory", "less_memory.py"),
+        "halves": ("check_halves", "halves", "halves.py"),
+        "bubble": ("check_schedules", "less_bubble", "less_bubble.py"),
     },
     limits={
         "utils.course.checks.HANG": 30.0,

@@ -12,10 +12,10 @@ from utils.workshop import labs
 LAB = Lab(
     "14_prompt_tuning",
     {
-        "forward": ("judge_forward", "forward", "prompting.py"),
-        "tune": ("judge_tune", "tuning", "prompting.py"),
-        "together": ("judge_together", "together", "prompting.py"),
-        "ranks": ("judge_ranks", "ranks", "prompting.py"),
+        "forward": ("check_forward", "forward", "prompting.py"),
+        "tune": ("check_tune", "tuning", "prompting.py"),
+        "together": ("check_together", "together", "prompting.py"),
+        "ranks": ("check_ranks", "ranks", "prompting.py"),
     },
     {
         "utils.course.checks.HANG": 20.0
@@ -110,8 +110,7 @@ class TestLab(LabTests):
 
 def test_the_reference_is_the_library():
     """What the checks hold for right is what utils/prompts/tuning.py computes."""
-    import reference
-
+    from labs.support.prompt_tuning import reference
     from utils.prompts import prompted
     from utils.prompts.data import padded
 
@@ -126,7 +125,7 @@ def test_the_reference_is_the_library():
 
 
 def test_nothing_is_measured_where_nothing_is_written(tmp_path):
-    from measured import cost, two_tasks
+    from labs.support.prompt_tuning.measurements import cost, two_tasks
 
     path = tmp_path / "prompting.py"
     path.write_text(labs.generated(LAB.solution / "prompting.py", ROOT))
@@ -134,12 +133,12 @@ def test_nothing_is_measured_where_nothing_is_written(tmp_path):
 
 
 def test_the_lesson_of_the_last_cells():
-    import task
-    from measured import cost, two_tasks
+    from labs.support.prompt_tuning import tasks
+    from labs.support.prompt_tuning.measurements import cost, two_tasks
 
     file = str(LAB.solution / "prompting.py")
     found = cost(file)
     assert found["state"] == 2 * 4 * found["tuned"] < found["whole state"] / 200
     for part in two_tasks(file).values():
-        assert part["in one batch"] == pytest.approx(part["alone"], abs=1.5 / task.TO_MEASURE)
+        assert part["in one batch"] == pytest.approx(part["alone"], abs=1.5 / tasks.TO_MEASURE)
         assert part["alone"] > 0.8 and part["other prompt"] < 0.2 and part["without"] < 0.2

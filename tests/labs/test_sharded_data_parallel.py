@@ -7,7 +7,7 @@ from tests.labs.lab_tests import LabTests
 
 LAB = Lab(
     "05_sharded_data_parallel",
-    {name: ("judge_zero", name, "zero.py") for name in ("zero1", "zero2", "zero3")},
+    {name: ("check_zero", name, "zero.py") for name in ("zero1", "zero2", "zero3")},
     {"utils.course.checks.HANG": 10.0},  # two answers are judged at once
 )
 cases, place = fixtures(LAB)
@@ -63,7 +63,7 @@ class TestLab(LabTests):
 
 
 def test_the_formula_is_what_is_measured():
-    from measured import KINDS, formula, measured
+    from labs.support.sharded_data_parallel.measurements import KINDS, formula, measured
 
     kept, expected = measured(2, LAB.solution / "zero.py"), formula(2)
     for stage, by_kind in expected.items():

@@ -8,7 +8,7 @@ from tests.labs.lab_tests import LabTests
 EXERCISES = ("pair", "mlp", "attention", "loss")
 LAB = Lab(
     "06_tensor_parallel",
-    {name: ("judge_megatron", name, "megatron.py") for name in EXERCISES},
+    {name: ("check_megatron", name, "megatron.py") for name in EXERCISES},
     {
         "utils.course.checks.HANG": 20.0
     },  # none of the answers hangs; a busy machine must not look so
@@ -56,7 +56,7 @@ class TestLab(LabTests):
 
 
 def test_the_lesson_of_the_last_cells():
-    from measured import CONFIG, measured
+    from labs.support.tensor_parallel.measurements import CONFIG, measured
 
     runs = {size: measured(size, LAB.solution / "megatron.py") for size in (1, 2, 3)}
     for run in runs.values():

@@ -1,6 +1,6 @@
 """What a lab's check cell calls: it tells how far your answer is, and never raises.
 
-    check("01b ring all-reduce", judge.ring, "ring.py")
+    check("01b ring all-reduce", check_messages.ring, "ring.py")
 
     [ ] 01b ring all-reduce: not started. Your task: …
     [x] 01b ring all-reduce: … what is wrong, and where to look
@@ -148,7 +148,7 @@ def _of_interest(text: str) -> str:
     lines, label = [], ""
     for line in text.splitlines():
         head, bar, rest = line.partition("│")
-        if bar and re.match(r" (checks|traffic|judge\w*)\.py:\d+: ", rest):
+        if bar and re.match(r" (checks|traffic|scenarios|check_\w+)\.py:\d+: ", rest):
             label = head if head.strip() else label  # of the rank: for the next line
         elif not re.match(r"The (other )?ranks (stay|were)", line):
             lines.append(f"{label}{bar}{rest}" if bar and label else line)

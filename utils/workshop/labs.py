@@ -1,7 +1,9 @@
 """Make the learner's copies of the labs from their solutions: `make labs [FORCE=1]`.
 
-`labs/NN_name/solution/` is written by hand; each file in it gets a copy one folder up, in which
-what the learner writes is left out. Markers stand on lines of their own, in code cells and .py:
+`labs/NN_name/solution/` is written by hand: the notebook, and the files that the learner writes.
+Each gets a copy one folder up, in which what the learner writes is left out. Markers stand on lines
+of their own, in code cells and .py; a .py without any has no copy. What a lab gives (its checks,
+its helpers) stands once, in `labs/support/name/`, and is imported by both.
 
     def ring(x):
         ### BEGIN SOLUTION: send the left half to the next rank
@@ -106,13 +108,15 @@ def learner_notebook(solution, place: str):
 
 def solutions(root: Path) -> list[tuple[Path, Path]]:
     """(solution file, learner's copy) for every lab; notebooks last, since they use the scripts."""
-    files = [
-        path
-        for path in sorted(root.glob("labs/*/solution/*"))
-        if path.is_file() and path.suffix != ".tmp" and not path.name.startswith(".")
-    ]
+    scripts = [path for path in root.glob("labs/*/solution/*.py") if has_solution(path)]
+    files = [*scripts, *root.glob("labs/*/solution/*.ipynb")]
     files.sort(key=lambda path: (path.parent, path.suffix == ".ipynb", path.name))
     return [(path, path.parent.parent / path.name) for path in files]
+
+
+def has_solution(script: Path) -> bool:
+    """Whether the learner writes something in it."""
+    return any(map(BEGIN.match, script.read_text(encoding="utf-8").splitlines()))
 
 
 def learner_notebooks(root: Path) -> list[Path]:
@@ -125,8 +129,7 @@ def generated(source: Path, root: Path) -> str | nbformat.NotebookNode:
     place = name(source, root)
     if source.suffix == ".ipynb":
         return learner_notebook(read(source), place)
-    text = source.read_text(encoding="utf-8")
-    return without_solution(text, place) if source.suffix == ".py" else text
+    return without_solution(source.read_text(encoding="utf-8"), place)
 
 
 def essence(content: str | nbformat.NotebookNode):

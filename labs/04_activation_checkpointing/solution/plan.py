@@ -15,7 +15,7 @@ Write the two functions below.
 
 from itertools import combinations
 
-from network import Layer
+from labs.support.activation_checkpointing.network import Layer
 
 
 def peak_bytes(layers: list[Layer], recomputed: set[int]) -> int:

@@ -4,7 +4,7 @@
     model(x) … .backward()                  # on this rank's rows, as ever
     zero.step()                             # the mean gradient, and the new parameters everywhere
 
-Each class builds on the one before. A `Unit` (flat.py) holds the parameters of one module as one
+Each class builds on the one before. A `Unit` (unit.py) holds the parameters of one module as one
 flat tensor of N equal parts; part r belongs to rank r.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from flat import Unit
+
+from labs.support.sharded_data_parallel.unit import Unit
 
 
 class Zero1:

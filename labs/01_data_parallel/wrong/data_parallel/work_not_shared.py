@@ -3,8 +3,9 @@
 hint: the work is not shared
 """
 
-import digits
 import numpy as np
+
+from labs.support.data_parallel import digits
 
 
 def train(comm, epochs=4, batch=200, lr=0.5):

@@ -3,7 +3,7 @@
 hint: Are all numbers copied back
 """
 
-from tiny import counted, loss_sum
+from labs.support.gradient_accumulation.tiny_model import counted, loss_sum
 
 
 def accumulate(model, micro_batches):

@@ -5,7 +5,8 @@ hint: adds up the micro-batches' means
 
 import torch
 import torch.distributed as dist
-from tiny import counted, loss_sum
+
+from labs.support.gradient_accumulation.tiny_model import counted, loss_sum
 
 
 def accumulate(model, micro_batches):

@@ -3,7 +3,7 @@
 hint: Padding (the target -100) does not count
 """
 
-from tiny import loss_sum
+from labs.support.gradient_accumulation.tiny_model import loss_sum
 
 
 def accumulate(model, micro_batches):

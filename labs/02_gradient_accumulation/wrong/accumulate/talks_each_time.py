@@ -4,7 +4,8 @@ hint: accumulate communicates
 """
 
 import torch.distributed as dist
-from tiny import counted, loss_sum
+
+from labs.support.gradient_accumulation.tiny_model import counted, loss_sum
 
 
 def accumulate(model, micro_batches):

@@ -5,8 +5,9 @@ hint: DDP reads the flag in the forward pass
 
 import torch
 import torch.distributed as dist
-from tiny import loss_sum
 from torch.nn.utils import clip_grad_norm_
+
+from labs.support.gradient_accumulation.tiny_model import loss_sum
 
 
 def train_step(model, micro_batches, optimizer, max_norm):

@@ -7,8 +7,9 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from tiny import counted, loss_sum
 from torch.nn.utils import clip_grad_norm_
+
+from labs.support.gradient_accumulation.tiny_model import counted, loss_sum
 
 
 def train_step(model, micro_batches, optimizer, max_norm):

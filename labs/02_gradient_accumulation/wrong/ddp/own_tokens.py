@@ -3,7 +3,7 @@
 hint: tokens_of_all returns
 """
 
-from tiny import counted
+from labs.support.gradient_accumulation.tiny_model import counted
 
 
 def tokens_of_all(micro_batches):

@@ -3,8 +3,7 @@
 hint: does not fit
 """
 
-from cases import outcomes
-
+from labs.support.five_dimensions.cases import outcomes
 from utils.planner import Strategy
 
 

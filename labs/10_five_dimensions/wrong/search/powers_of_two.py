@@ -3,8 +3,7 @@
 hint: 530 billion on 560 A100
 """
 
-from cases import outcomes
-
+from labs.support.five_dimensions.cases import outcomes
 from utils.planner import Strategy
 
 

@@ -1,0 +1,1 @@
+"""What each lab gives: its checks and its helpers. Both copies of a notebook import them."""

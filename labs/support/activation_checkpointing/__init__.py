@@ -1,0 +1,1 @@
+"""Lab 04, activation checkpointing: its checks, and what it gives."""

@@ -1,0 +1,133 @@
+"""Given: pictures of what your answers do. One that does not run yet stops no notebook."""
+
+import functools
+import time
+from itertools import combinations
+from pathlib import Path
+
+import torch
+
+from labs.support.activation_checkpointing.network import (
+    batch,
+    forward_backward,
+    measure_layers,
+    network,
+    real_peak,
+)
+from utils.course.checks import load_answer
+from utils.data import corpus
+from utils.drawing import figures
+from utils.drawing import memory as pictures_memory
+from utils.measure.memory import Memory
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
+
+MB = 1e6
+
+
+def _patient(function):
+    """Says in a line, instead of a traceback, that an answer does not run yet; returns None."""
+
+    @functools.wraps(function)
+    def patient(file, *args):
+        try:
+            return function(load_answer(Path(file).resolve()), *args)
+        except NotImplementedError:
+            print(f"{file} is not finished yet.")
+        except Exception as error:
+            print(f"{file} does not run yet ({type(error).__name__}); the check tells more.")
+
+    return patient
+
+
+@_patient
+def your_checkpoint(answer) -> None:
+    """One step of a small GPT whose layers are your checkpoints, as a timeline, and in words."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(hidden_size=64, layers=6, heads=4))
+    x, y = corpus.batch(corpus.load(), 0, 4, 64)
+    most, gradients = [], []
+    for _ in range(2):  # as it is, then with checkpoints
+        with Memory(model=model) as memory:
+            with memory.phase("forward"):
+                loss = cross_entropy(model(x), y)
+            with memory.phase("backward"):
+                loss.backward()
+        most.append(max(held["activations"] for _, held in memory.timeline))
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+        model.zero_grad()
+        for layer in model.model.layers:
+            layer.forward = _wrapped(answer.checkpoint, layer.forward)
+    pictures_memory.timeline(memory, title="with your checkpoint")
+    equal = all(a.equal(b) for a, b in zip(*gradients, strict=True))
+    print(
+        f"activations: {most[0] / MB:.1f} MB as it is, {most[1] / MB:.1f} MB with your checkpoint"
+    )
+    print("equal gradients:", equal)
+
+
+def _wrapped(checkpoint, forward):
+    return lambda *inputs: checkpoint(forward, *inputs)
+
+
+@_patient
+def your_plans(answer) -> None:
+    """All sets of layers as points, yours for some budgets among them."""
+    layers, x = network(), batch()
+    costs = measure_layers(layers, x)
+    whole, work = real_peak(layers, x, set()), sum(layer.flops for layer in costs)
+
+    def point(chosen):
+        return (
+            100 * answer.peak_bytes(costs, set(chosen)) / whole,
+            100 * sum(costs[index].flops for index in chosen) / work,
+        )
+
+    sets = [c for n in range(len(costs) + 1) for c in combinations(range(len(costs)), n)]
+    cloud = [point(chosen) for chosen in sets]
+    budgets = (0.9, 0.75, 0.6, 0.45)
+    plans = {share: answer.choose(costs, int(share * whole)) for share in budgets}
+    axes = figures.figure()[1]
+    axes.plot(*zip(*cloud, strict=True), "o", color=figures.GREY, markersize=4, alpha=0.5)
+    axes.plot(
+        *zip(*map(point, plans.values()), strict=True), "o", color=figures.GOLD, markersize=10
+    )
+    axes.set(xlabel="% of the memory without recomputation", ylabel="% of the forward pass again")
+    axes.set_title("each point is a set of layers; gold: yours")
+    figures.show()
+    for share, chosen in plans.items():
+        memory, again = point(chosen)
+        print(
+            f"budget {share:.0%}: layers {sorted(chosen)}, {memory:.0f} % of the memory, "
+            f"{again:.0f} % of the forward pass again"
+        )
+
+
+@_patient
+def share_of_work(answer, budget: float) -> float | None:
+    """Per cent of the forward pass that your plan recomputes; None if it does not run yet."""
+    layers, x = network(), batch()
+    costs = measure_layers(layers, x)
+    chosen = answer.choose(costs, int(budget * real_peak(layers, x, set())))
+    return 100 * sum(costs[i].flops for i in chosen) / sum(layer.flops for layer in costs)
+
+
+@_patient
+def clock(answer, budget: float, rows: int = 8192) -> None:
+    """Seconds of a real pass with many rows: nothing, your plan, and everything recomputed."""
+    layers = network()
+    costs = measure_layers(layers, batch())
+    plan = answer.choose(costs, int(budget * real_peak(layers, batch(), set())))
+    x, times = torch.randn(rows, batch().shape[1]), {}
+    for name, chosen in (
+        ("nothing", set()),
+        (f"your plan, {budget:.0%}", set(plan)),
+        ("everything", set(range(len(costs)))),
+    ):
+        seconds = []
+        for _ in range(4):
+            began = time.perf_counter()
+            forward_backward(layers, x, chosen)
+            seconds.append(time.perf_counter() - began)
+        times[name] = 1e3 * min(seconds)
+    figures.bars(times, unit="ms", title="one pass", colors=dict.fromkeys(times, "rank0"))
+    print({name: f"{ms / times['nothing']:.2f} times" for name, ms in times.items()})

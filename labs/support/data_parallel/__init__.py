@@ -1,0 +1,1 @@
+"""Lab 01, data parallel: its checks, and what it gives."""

@@ -1,0 +1,1 @@
+"""Lab 10, five dimensions: its checks, and what it gives."""

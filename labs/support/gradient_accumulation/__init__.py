@@ -1,0 +1,1 @@
+"""Lab 02, gradient accumulation: its checks, and what it gives."""

@@ -1,0 +1,1 @@
+"""Lab 08, pipeline parallel: its checks, and what it gives."""

@@ -1,0 +1,1 @@
+"""Lab 14, prompt tuning: its checks, and what it gives."""

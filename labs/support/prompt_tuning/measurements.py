@@ -1,0 +1,57 @@
+"""Given: your functions on the model of pretrained.py: the cost of a task, and two in one batch."""
+
+from pathlib import Path
+
+import torch
+
+from labs.support.prompt_tuning import pretrained, tasks
+from utils.course.checks import load_answer
+from utils.models.gpt import GPT
+
+
+def cost(file: str) -> dict | None:
+    """What a training step keeps: numbers that are tuned, numbers of the model, bytes of Adam's
+    state, and what that would be for all weights; None if the answer is not ready."""
+    model, name = GPT(pretrained.CONFIG), tasks.NAMES[0]  # its weights do not matter here
+    try:
+        answer = load_answer(Path(file).resolve())
+        prompt, optimizer = answer.begin(model, tasks.first_words(name), 0.1)
+        answer.step(model, prompt, optimizer, *next(iter(tasks.Batches(answer, name))))
+        held = [t for state in optimizer.state.values() for t in state.values() if t.ndim]
+    except Exception:
+        return None
+    return {
+        "tuned": prompt.numel(),
+        "model": model.parameter_count(),
+        "state": sum(t.numel() * t.element_size() for t in held),
+        "whole state": 2 * 4 * model.parameter_count(),
+    }
+
+
+def two_tasks(file: str) -> dict | None:
+    """The same questions asked for both tasks, {task: accuracies}; None if the answer is not ready.
+
+    without: no prompt; alone: only rows of this task; in one batch: both tasks in turns, through
+    `together`; other prompt: the same with the prompts exchanged
+    """
+    if cost(file) is None:
+        return None  # before the model goes to school
+    model = pretrained.load()
+    try:
+        answer = load_answer(Path(file).resolve())
+        prompts = [tasks.tune(answer, name, model)[0].detach() for name in tasks.NAMES]
+        tokens, targets, which = tasks.to_measure(*tasks.NAMES)
+        with torch.no_grad():
+            right = tasks.exact(answer.together(model, prompts, which, tokens), targets)
+            swapped = tasks.exact(answer.together(model, prompts, 1 - which, tokens), targets)
+    except Exception:
+        return None
+    return {
+        name: {
+            "without": tasks.accuracy(model, name),
+            "alone": tasks.accuracy(model, name, prompts[number]),
+            "in one batch": right[which == number].float().mean().item(),
+            "other prompt": swapped[which == number].float().mean().item(),
+        }
+        for number, name in enumerate(tasks.NAMES)
+    }

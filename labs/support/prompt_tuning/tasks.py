@@ -1,0 +1,69 @@
+"""Given: two tasks for the frozen model of pretrained.py, the batches to learn them from, and how
+many held-out questions a prompt answers."""
+
+from collections.abc import Iterator
+
+import torch
+
+from labs.support.prompt_tuning import pretrained, reference
+from labs.support.prompt_tuning.pretrained import END, examples
+from utils.models.gpt import GPT
+from utils.prompts import prompted
+from utils.prompts.data import rows_of_step
+
+NAMES = ("next", "previous")
+LENGTHS = {"next": 4, "previous": 6}  # virtual tokens
+STEPS, ROWS = 60, 32
+TO_LEARN, TO_MEASURE = 300, 200
+
+
+def first_words(name: str) -> torch.Tensor:
+    """The tokens that the prompt starts from, int64 (P): some letters."""
+    return 3 * torch.arange(LENGTHS[name]) % pretrained.LETTERS
+
+
+class Batches:
+    """STEPS batches of a task, made by the answer's `batch`; `drawn` counts those handed out."""
+
+    def __init__(self, answer, name: str):
+        self.answer, self.drawn, self.pairs = answer, 0, examples(name, TO_LEARN, seed=0)
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for step in range(STEPS):
+            self.drawn += 1
+            rows = rows_of_step(len(self.pairs), step, ROWS)
+            yield self.answer.batch([self.pairs[row] for row in rows], END)
+
+
+def tune(answer, name: str, model: GPT) -> tuple[torch.Tensor, Batches]:
+    """The prompt that the answer's `tune` makes for a task, and the batches that it drew from."""
+    batches = Batches(answer, name)
+    return answer.tune(model, first_words(name), batches), batches
+
+
+def to_measure(*names: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Held-out questions; several tasks take turns with the same ones: tokens and targets (B, T),
+    and each row's task as a number (B)."""
+    by_task = [examples(name, TO_MEASURE, seed=1, held_out=True) for name in names]
+    tokens, targets = reference.right_batch([pair for row in zip(*by_task) for pair in row], END)
+    return tokens, targets, torch.arange(len(tokens)) % len(names)
+
+
+def exact(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Which rows are answered to the letter, bool (B): the likeliest token is the right one
+    wherever a target counts."""
+    return ((logits.argmax(dim=-1) == targets) | (targets == -100)).all(dim=1)
+
+
+@torch.no_grad()
+def accuracy(model: GPT, name: str, prompt: torch.Tensor | None = None) -> float:
+    """The part of the held-out questions that are answered to the letter, by the library's way of
+    putting a prompt in."""
+    tokens, targets, _ = to_measure(name)
+    if prompt is None:
+        return exact(model(tokens), targets).float().mean().item()
+    with prompted(model, prompt):
+        return exact(model(tokens)[:, len(prompt) :], targets).float().mean().item()

@@ -1,0 +1,1 @@
+"""Lab 06, tensor parallel: its checks, and what it gives."""
