@@ -1,17 +1,21 @@
 """What every lab must keep to: the solution passes, the untouched copy is not started, every
 typical wrong answer is rejected for what is wrong with it, and other right answers pass.
 
+    LAB = Lab("01_data_parallel", {"ring": ("check_messages", "ring", "ring.py")})
+
     class TestLab(LabTests):
         lab, others, least = LAB, OTHERS, 40
 
-A wrong answer (labs/NN_name/wrong/EXERCISE/*.py) holds only what it does differently; the answer is
-the solution followed by it. Its docstring names the words that the hint must contain.
+All answers that the tests of a module will ask for are begun together: many of them are wrong in a
+way that has to wait for a time limit.
 """
 
 import re
-from pathlib import Path
 
-from tests.labs.cases import ROOT, hint, selected
+import pytest
+
+from tests.labs.answers import WrongAnswer, judges_of
+from utils.paths import ROOT
 from utils.workshop import labs
 
 
@@ -26,52 +30,69 @@ class LabTests:
         """The task that an untouched exercise shows, out of all in its file."""
         return tasks[0]
 
+    @pytest.fixture(scope="class")
+    def judged(self):
+        with judges_of(self.lab) as judges:
+            yield judges
+
     def pytest_generate_tests(self, metafunc):
         """The parameters of the tests below, which differ from lab to lab."""
         values = {
             "exercise": list(self.lab.exercises),
             "not_started": list(self.untouched or self.lab.exercises),
-            "wrong": self.lab.wrong,
+            "wrong": self.lab.wrong(),
             "other": list(self.others),
         }
         for name in set(values) & set(metafunc.fixturenames):
-            metafunc.parametrize(name, values[name], ids=_id)
+            metafunc.parametrize(name, values[name], ids=name_of)
 
     def other_answer(self, name):
         exercise = name.split(":")[0]
         return exercise, self.lab.source(exercise) + "\n\n" + self.others[name]
 
-    def test_the_solution_passes(self, cases, exercise):
-        judged = cases(exercise)
-        assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
-        assert judged.checks == {exercise: True}
+    def test_the_solution_passes(self, judged, exercise):
+        found = judged(exercise)
+        assert found.out.startswith(f"[ok] {exercise}: "), found.out
+        assert found.checks == {exercise: True}
 
-    def test_the_learners_copy_is_not_started(self, cases, not_started):
+    def test_the_learners_copy_is_not_started(self, judged, not_started):
         path = self.lab.solution / self.lab.exercises[not_started][2]
-        judged = cases(not_started, labs.generated(path, ROOT))
+        found = judged(not_started, labs.generated(path, ROOT))
         tasks = re.findall(r"### BEGIN SOLUTION: (.*)", path.read_text())
         task = self.task(not_started, tasks)
-        assert judged.out == f"[ ] {not_started}: not started. Your task: {task}\n"
-        assert judged.checks == {}
+        assert found.out == f"[ ] {not_started}: not started. Your task: {task}\n"
+        assert found.checks == {}
 
-    def test_a_wrong_answer_is_rejected_with_its_symptom(self, cases, wrong, request):
-        cases.begin(self.lab.with_wrong(path) for path in selected(request, "wrong"))
-        exercise, source = self.lab.with_wrong(wrong)
-        judged = cases(exercise, source)
-        assert judged.out.startswith(f"[x] {exercise}: "), judged.out
-        assert hint(wrong) in judged.out.replace("\n    ", " "), judged.out
-        assert judged.checks == {exercise: False}
+    def test_a_wrong_answer_is_rejected_with_its_symptom(self, judged, wrong, request):
+        judged.begin((one.exercise, one.source) for one in selected(request, "wrong"))
+        found = judged(wrong.exercise, wrong.source)
+        assert found.out.startswith(f"[x] {wrong.exercise}: "), found.out
+        assert wrong.hint in found.out.replace("\n    ", " "), found.out
+        assert found.checks == {wrong.exercise: False}
 
     def test_each_exercise_has_wrong_answers(self):
-        assert {path.parent.name for path in self.lab.wrong} == set(self.lab.exercises)
-        assert len(self.lab.wrong) >= self.least
+        wrong = self.lab.wrong()
+        assert {answer.exercise for answer in wrong} == set(self.lab.exercises)
+        assert len(wrong) >= self.least
 
-    def test_another_right_answer_passes(self, cases, other, request):
-        cases.begin(self.other_answer(name) for name in selected(request, "other"))
+    def test_another_right_answer_passes(self, judged, other, request):
+        judged.begin(self.other_answer(name) for name in selected(request, "other"))
         exercise, source = self.other_answer(other)
-        judged = cases(exercise, source)
-        assert judged.out.startswith(f"[ok] {exercise}: "), judged.out
+        found = judged(exercise, source)
+        assert found.out.startswith(f"[ok] {exercise}: "), found.out
 
 
-def _id(value):
-    return f"{value.parent.name}-{value.stem}" if isinstance(value, Path) else value
+def name_of(value) -> str:
+    """Of a test: its parameter, in words."""
+    return f"{value.exercise}-{value.mistake}" if isinstance(value, WrongAnswer) else value
+
+
+def selected(request, name: str) -> list:
+    """The values of the parameter `name` in the tests of this module that will run."""
+    found = [
+        item.callspec.params[name]
+        for item in request.session.items  # a notebook's cells have no module
+        if getattr(item, "module", None) is request.module
+        and name in getattr(getattr(item, "callspec", None), "params", {})
+    ]
+    return list(dict.fromkeys(found))

@@ -1,7 +1,8 @@
 """Lab 04: the answers that its checks must accept and reject, and its pieces."""
 
-from tests.labs.cases import Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
+from utils.course.checks import load_answer
 
 LAB = Lab(
     "04_activation_checkpointing",
@@ -11,7 +12,6 @@ LAB = Lab(
         "choose": ("check_plan", "choice", "plan.py"),
     },
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "checkpoint: random state in a block, gradients by name": """
@@ -90,23 +90,22 @@ def test_the_layers_are_counted_by_hand():
 def test_the_judge_and_the_solution_count_alike():
     import random
 
-    from plan import choose, peak_bytes
-
     from labs.support.activation_checkpointing.check_plan import _best, _peak, _sets
     from labs.support.activation_checkpointing.network import Layer
 
+    plan = load_answer(LAB.solution / "plan.py")
     dice = random.Random(1)
     for _ in range(30):
         layers = [
             Layer(dice.randint(0, 9), dice.randint(0, 50), dice.randint(1, 9)) for _ in range(5)
         ]
         for chosen in _sets(layers):
-            assert peak_bytes(layers, chosen) == _peak(layers, chosen)
+            assert plan.peak_bytes(layers, chosen) == _peak(layers, chosen)
         budget = _peak(layers, set()) - 1 - dice.randint(0, 3)
         if any(_peak(layers, chosen) <= budget for chosen in _sets(layers)):
             cost = [
                 sum(layers[i].flops for i in s)
-                for s in (choose(layers, budget), _best(layers, budget))
+                for s in (plan.choose(layers, budget), _best(layers, budget))
             ]
             assert cost[0] == cost[1]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.labs.cases import Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 from utils.course.checks import check
 
@@ -17,7 +17,6 @@ LAB = Lab(
     },
     {"labs.support.data_parallel.check_mpi.HANG": 20.0},  # several are judged at once
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "ring: asynchronous sends": """
@@ -130,9 +129,9 @@ def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):
     for given in LAB.solution.glob("*.py"):
         (tmp_path / given.name).write_text(given.read_text())
     right, file = LAB.source("ring"), tmp_path / "ring.py"
-    wrong = (LAB.folder / "wrong" / "ring" / "calls_all_reduce.py").read_text()
+    wrong = next(one.source for one in LAB.wrong() if one.mistake == "calls_all_reduce")
     for source, mark in (
-        (f"{right}\n\n{wrong}", "[x] ring: "),
+        (wrong, "[x] ring: "),
         (right, "[ok] ring: "),
         (f"{right}\n)", "[x] ring: ring.py line"),
     ):

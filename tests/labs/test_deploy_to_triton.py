@@ -8,8 +8,9 @@ import psutil
 import pytest
 import torch
 
-from tests.labs.cases import ROOT, Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
+from utils.paths import ROOT
 from utils.serving.server import server_available
 from utils.workshop import labs
 
@@ -27,7 +28,6 @@ LAB = Lab(
         "goal": ("check_goal", "goal", "settings.py"),
     },
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "config: other spelling, a name, lists one by one": """

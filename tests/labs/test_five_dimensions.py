@@ -1,6 +1,6 @@
 """Lab 10: the answers that its checks must accept and reject, and its pieces."""
 
-from tests.labs.cases import Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 
 SUBMITTED = ("one_node", "cluster", "frontier")
@@ -12,7 +12,6 @@ LAB = Lab(
         "search": ("check_strategies", "search", "find_best.py"),
     },
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "one_node: fewer stages, more pieces": """

@@ -1,7 +1,8 @@
 """Lab 02: the answers that its checks must accept and reject, and its pieces."""
 
-from tests.labs.cases import ROOT, Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
+from utils.paths import ROOT
 from utils.workshop import labs
 
 LAB = Lab(
@@ -14,7 +15,6 @@ LAB = Lab(
     },
     {"utils.course.checks.HANG": 10.0},  # two answers are judged at once
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "accumulate: divides before the all-reduce is copied back, into new gradients": """

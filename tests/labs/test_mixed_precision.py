@@ -1,6 +1,6 @@
 """Lab 03: the answers that its checks must accept and reject, and its pieces."""
 
-from tests.labs.cases import Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 
 LAB = Lab(
@@ -11,7 +11,6 @@ LAB = Lab(
         "stochastic": ("check_stochastic", "stochastic", "stochastic.py"),
     },
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "loss_scaler: multiplies by the inverse, asks with a sum, flags as whole numbers": """

@@ -2,7 +2,7 @@
 
 import torch
 
-from tests.labs.cases import Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 
 LAB = Lab(
@@ -14,7 +14,6 @@ LAB = Lab(
     },
     {"utils.course.checks.HANG": 6.0},
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "all_to_all: one function for both ways, waited for": """

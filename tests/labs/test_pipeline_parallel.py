@@ -1,6 +1,6 @@
 """Lab 08: the answers that its checks must accept and reject, and its pieces."""
 
-from tests.labs.cases import Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 
 LAB = Lab(
@@ -15,7 +15,6 @@ LAB = Lab(
         "utils.course.checks.TOO_LONG": 60.0,
     },  # no answer waits for them
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "memory: counts what is in flight": """

@@ -5,8 +5,9 @@ import re
 import pytest
 import torch
 
-from tests.labs.cases import ROOT, Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
+from utils.paths import ROOT
 from utils.workshop import labs
 
 LAB = Lab(
@@ -21,7 +22,6 @@ LAB = Lab(
         "utils.course.checks.HANG": 20.0
     },  # none of the answers hangs; a busy machine must not look so
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "forward: the model's own forward, with another embedding": """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.labs.cases import Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 
 LAB = Lab(
@@ -10,7 +10,6 @@ LAB = Lab(
     {name: ("check_zero", name, "zero.py") for name in ("zero1", "zero2", "zero3")},
     {"utils.course.checks.HANG": 10.0},  # two answers are judged at once
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "zero1: all-to-all and a sum": """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.labs.cases import Lab, fixtures
+from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 
 EXERCISES = ("pair", "mlp", "attention", "loss")
@@ -13,7 +13,6 @@ LAB = Lab(
         "utils.course.checks.HANG": 20.0
     },  # none of the answers hangs; a busy machine must not look so
 )
-cases, place = fixtures(LAB)
 
 OTHERS = {
     "pair: an empty tensor, filled": """

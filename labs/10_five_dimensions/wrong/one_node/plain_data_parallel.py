@@ -1,8 +1,0 @@
-"""Every GPU holds the whole model.
-
-hint: Most are optimizer
-"""
-
-
-def one_node():
-    return Strategy(dp=8)  # noqa: F821

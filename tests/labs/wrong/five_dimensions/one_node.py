@@ -1,0 +1,81 @@
+"""Lab 10, one_node: each body, written after the solution, is a wrong answer."""
+
+
+def a_dictionary():
+    """Names the sizes in a dictionary.
+
+    hint: a Strategy is asked for
+    """
+
+    def one_node():
+        return {"dp": 4, "tp": 2, "micro_batch": 2}
+
+
+def all_tensor_parallel():
+    """Cuts the matrices into eight parts, one sequence at a time.
+
+    hint: Most is lost by
+    """
+
+    def one_node():
+        return Strategy(tp=8, recompute="full")
+
+
+def everything_sharded():
+    """ZeRO-3 and full recomputation: it fits easily, and computes a third more.
+
+    hint: activations are computed again although there is room
+    """
+
+    def one_node():
+        return Strategy(dp=8, zero=3, recompute="full", micro_batch=8)
+
+
+def nothing_recomputed():
+    """Keeps all activations of two sequences.
+
+    hint: Most are activations
+    """
+
+    def one_node():
+        return Strategy(dp=4, tp=2, micro_batch=4, zero=1, sequence_parallel=True)
+
+
+def odd_micro_batch():
+    """256 sequences are not shared out in threes.
+
+    hint: not a multiple of dp · micro-batch
+    """
+
+    def one_node():
+        return Strategy(dp=4, tp=2, micro_batch=3, zero=1)
+
+
+def one_long_pipeline():
+    """Eight stages and few large micro-batches.
+
+    hint: stages wait
+    """
+
+    def one_node():
+        return Strategy(pp=8, micro_batch=16, recompute="full")
+
+
+def plain_data_parallel():
+    """Every GPU holds the whole model.
+
+    hint: Most are optimizer
+    """
+
+    def one_node():
+        return Strategy(dp=8)
+
+
+def seven_gpus():
+    """Leaves a GPU idle.
+
+    hint: there are 8 GPUs: all of them must work
+    """
+
+    def one_node():
+        return Strategy(dp=7, zero=3, recompute="full")
