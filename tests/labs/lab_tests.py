@@ -31,8 +31,9 @@ class LabTests:
         return tasks[0]
 
     @pytest.fixture(scope="class")
-    def judged(self):
-        with judges_of(self.lab) as judges:
+    @classmethod
+    def judged(cls):
+        with judges_of(cls.lab) as judges:
             yield judges
 
     def pytest_generate_tests(self, metafunc):
