@@ -63,8 +63,9 @@ bench: ready ## measure ranks, training step, memory and mixes against their pee
 	$(RUN) tests.bench.bench_parallel
 	$(RUN) tests.bench.bench_planner
 
-lint: ready ## ruff over code and notebooks, and the notebooks' hygiene
+lint: ready ## ruff over code and notebooks, the order of the rooms, the notebooks' hygiene
 	$(RUN) ruff check && $(RUN) ruff format --check
+	.venv/bin/lint-imports --no-cache
 	$(RUN) pytest -q tests/notebooks/test_static.py
 
 clean:     ## remove what running made (.venv and your own progress stay)

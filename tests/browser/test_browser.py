@@ -12,7 +12,7 @@ import pytest
 from tests.browser.jupyterlab import CELLS, Browser, error_outputs, find_chromium, picture, run_all
 from tests.notebooks.rules import tags
 from utils.paths import ROOT
-from utils.workshop.refresh import read
+from utils.workshop.notebooks import read
 
 ARTIFACTS = ROOT / "tests" / "artifacts"
 LESSONS = ["notebooks/00_start_here.ipynb", "notebooks/01_data_parallel.ipynb"]

@@ -16,7 +16,7 @@ from utils.workshop.labs import (
     stored,
     without_solution,
 )
-from utils.workshop.refresh import METADATA, read
+from utils.workshop.notebooks import METADATA, read
 
 COPIES = solutions(ROOT)
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from utils.workshop.notebooks import where
-from utils.workshop.refresh import METADATA, read
+from utils.workshop.notebooks import METADATA, read, where
 
 TAGS = {"nbval-ignore-output", "raises-exception", "hide-input"}
 MAX_LINES = 25

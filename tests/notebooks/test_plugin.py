@@ -11,7 +11,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from utils.paths import ROOT
-from utils.workshop.refresh import METADATA
+from utils.workshop.notebooks import METADATA
 
 
 def text(words, name="stdout"):

@@ -8,8 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from tests.notebooks.rules import EVERYWHERE, anatomy, broken_links, jupyter_anchor, slug
 from utils.paths import ROOT
-from utils.workshop.notebooks import every_notebook, name
-from utils.workshop.refresh import METADATA, read
+from utils.workshop.notebooks import METADATA, every_notebook, name, read
 
 NOTEBOOKS = every_notebook()
 LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]

@@ -16,8 +16,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from tests.browser.jupyterlab import free_port
 from utils.paths import ROOT
-from utils.workshop import course, lab, refresh
-from utils.workshop.notebooks import every_notebook, heading_above, run
+from utils.workshop import course, lab
+from utils.workshop.notebooks import METADATA, every_notebook, heading_above, refresh, run
 
 
 def write(path, *sources, **metadata):
@@ -27,7 +27,7 @@ def write(path, *sources, **metadata):
     for index, cell in enumerate(cells):
         cell["id"] = f"n-{index}"
     content = new_notebook(
-        cells=cells, metadata={"kernelspec": refresh.METADATA["kernelspec"], "widgets": {}}
+        cells=cells, metadata={"kernelspec": METADATA["kernelspec"], "widgets": {}}
     )
     content.metadata.update(metadata)
     nbformat.write(content, path)
@@ -55,15 +55,15 @@ def test_refresh_stores_the_same_bytes_twice(tmp_path):
     content["cells"][6]["metadata"]["tags"] = ["nbval-ignore-output"]
     path.write_text(json.dumps(content))
 
-    assert refresh.refresh(path) == ""
+    assert refresh(path) == ""
     first = json.loads(path.read_text())
-    assert refresh.refresh(path) == ""
+    assert refresh(path) == ""
     second = json.loads(path.read_text())
     clock, again = first["cells"][6].pop("outputs"), second["cells"][6].pop("outputs")
     assert clock != again  # an ignored cell takes its new output
     assert first == second
 
-    assert first["metadata"] == refresh.METADATA
+    assert first["metadata"] == METADATA
     assert [cell["id"] for cell in first["cells"]] == [
         "n-0",
         "cell-01",
@@ -81,16 +81,16 @@ def test_refresh_stores_the_same_bytes_twice(tmp_path):
 
 def test_refresh_without_ignored_cells_changes_no_byte(tmp_path):
     path = write(tmp_path / "lesson.ipynb", "1 + 1", "print('ä')")
-    assert refresh.refresh(path) == ""
+    assert refresh(path) == ""
     before = digest(path)
-    assert refresh.refresh(path) == "" and digest(path) == before
+    assert refresh(path) == "" and digest(path) == before
     assert [file.name for file in tmp_path.iterdir()] == ["lesson.ipynb"]
 
 
 def test_a_failing_notebook_stays_as_it_was(tmp_path, capsys):
     path = write(tmp_path / "lesson.ipynb", "1 + 1", "1 / 0", "3")
     before = digest(path)
-    problem = refresh.refresh(path)
+    problem = refresh(path)
     assert "code cell 2 (id n-2) under “Part one”: ZeroDivisionError: division by zero" in problem
     assert digest(path) == before
 

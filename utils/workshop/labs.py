@@ -33,8 +33,7 @@ from pathlib import Path
 import nbformat
 
 from utils.paths import ROOT
-from utils.workshop.notebooks import name
-from utils.workshop.refresh import read, refresh
+from utils.workshop.notebooks import name, read, refresh
 
 BEGIN = re.compile(r"(\s*)### BEGIN SOLUTION(?::\s*(.*))?$")
 END = re.compile(r"\s*### END SOLUTION\s*$")
@@ -119,11 +118,6 @@ def has_solution(script: Path) -> bool:
     return any(map(BEGIN.match, script.read_text(encoding="utf-8").splitlines()))
 
 
-def learner_notebooks(root: Path) -> list[Path]:
-    """The learner's notebooks, made from the solutions."""
-    return [target for source, target in solutions(root) if target.suffix == ".ipynb"]
-
-
 def generated(source: Path, root: Path) -> str | nbformat.NotebookNode:
     """What the learner's copy of `source` should be: text, or a notebook without outputs."""
     place = name(source, root)
@@ -189,7 +183,9 @@ def make_labs(root: Path = ROOT, *, force: bool = False, again: bool = False) ->
 def main():
     parser = argparse.ArgumentParser(description="Make the learner's copies of the labs.")
     parser.add_argument("--force", action="store_true", help="overwrite edited copies")
-    sys.exit(make_labs(ROOT, force=parser.parse_args().force) > 0)
+    parser.add_argument("--again", action="store_true", help="run every notebook again")
+    options = parser.parse_args()
+    sys.exit(make_labs(ROOT, force=options.force, again=options.again) > 0)
 
 
 if __name__ == "__main__":

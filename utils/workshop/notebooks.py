@@ -1,8 +1,11 @@
-"""The workshop's notebooks: which there are, and how one is run, in a kernel of its own."""
+"""The workshop's notebooks: which there are, how one is run in a kernel of its own, and stored."""
 
+import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -17,14 +20,21 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 
 from utils.paths import ROOT
 
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
 MARK = "KINTSUGI_NOTEBOOK"  # every process that a notebook starts inherits this variable
 
 
+def written_notebooks(root: Path = ROOT) -> list[Path]:
+    """Those written by hand: the lessons, then the solution of each lab."""
+    return sorted(root.glob("notebooks/*.ipynb")) + sorted(root.glob("labs/*/solution/*.ipynb"))
+
+
 def every_notebook(root: Path = ROOT) -> list[Path]:
-    """Lessons, then each lab's solution and its learner's copy."""
-    lessons = sorted(root.glob("notebooks/*.ipynb"))
-    labs = sorted(root.glob("labs/*/solution/*.ipynb")) + sorted(root.glob("labs/*/*.ipynb"))
-    return lessons + labs
+    """Those written by hand, then the learner's copies of the labs."""
+    return written_notebooks(root) + sorted(root.glob("labs/*/*.ipynb"))
 
 
 def name(path: Path, root: Path = ROOT) -> str:
@@ -169,3 +179,60 @@ def run(path: Path, notebook=None, *, on_cell=None, cell_timeout: float = 600) -
         if left and not problem:
             problem = f"{name(path)} left processes: " + "; ".join(map(describe, left))
     return Run(notebook, seconds, problem)
+
+
+def read(path: Path):
+    """A notebook in format 4.5; a missing or repeated id is made from the cell's position."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["nbformat"], content["nbformat_minor"] = 4, 5
+    seen = set()
+    for index, cell in enumerate(content["cells"]):
+        if cell.get("id") in seen | {None}:
+            cell["id"] = f"cell-{index:02d}"
+        seen.add(cell["id"])
+    return nbformat.reads(json.dumps(content), as_version=4)
+
+
+def local_paths_removed(line: str) -> str:
+    """A line of a traceback without the places and colours of this machine."""
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    line = re.sub(r"0x[0-9a-f]{6,}", "0x…", line)
+    for place, word in [(ROOT, ""), (sys.prefix, ".venv/"), (sys.base_prefix, "python/")]:
+        line = line.replace(f"{place}{os.sep}", word)
+    return line.replace(str(Path.home()), "~")
+
+
+def normalise(notebook):
+    """Reduce a notebook to what is worth storing, in place; returns it."""
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        tags = sorted(cell.metadata.get("tags", []))
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        if "hide-input" in tags:  # the tag is the author's wish; this is what JupyterLab obeys
+            cell.metadata["jupyter"] = {"source_hidden": True}
+        for output in cell.get("outputs", []):
+            if "metadata" in output:
+                output["metadata"] = nbformat.from_dict({})
+            if output.output_type == "error":
+                output["traceback"] = [local_paths_removed(line) for line in output["traceback"]]
+    return notebook
+
+
+def store(notebook, path: Path):
+    """Write beside and rename, so that a crash leaves the old file or the new one."""
+    nbformat.validate(notebook)
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(nbformat.writes(notebook).rstrip("\n") + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def refresh(path: Path, notebook=None) -> str:
+    """Run and store one notebook; returns the problem or ''.
+
+    `notebook` is its new content, if that is not to be read from `path`.
+    """
+    done = run(path, notebook or read(path))
+    if not done.problem:
+        store(normalise(done.notebook), path)
+    print(f"{name(path)}: {done.problem or f'stored, {done.seconds:.1f} s'}", flush=True)
+    return done.problem

@@ -1,0 +1,46 @@
+"""The house: rooms that know only what stands below them, and no file that stands twice."""
+
+import hashlib
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from utils.paths import ROOT
+
+ROOMS = sorted(path.parent for path in ROOT.glob("utils/*/__init__.py"))
+
+
+def tracked() -> list[Path]:
+    """The files that git knows and that are there."""
+    names = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True).stdout
+    if not names:
+        pytest.skip("not a git repository")
+    paths = [ROOT / name for name in names.decode().split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def test_no_arrow_leads_up_and_none_in_a_circle():
+    """The layers stand in pyproject.toml; `make lint` runs the same."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=[room.name for room in ROOMS])
+def test_a_room_says_what_it_is_for(room):
+    assert (room / "__init__.py").read_text().startswith('"""')
+
+
+def test_no_file_stands_twice():
+    """But for the tokenizer, which each model's folder has, as Hugging Face's loaders want it."""
+    found = defaultdict(list)
+    for path in tracked():
+        content = path.read_bytes()
+        model = path.is_relative_to(ROOT / "models") and path.name == "tokenizer.json"
+        if content.count(b"\n") > 10 and not model:
+            found[hashlib.sha256(content).digest()].append(str(path.relative_to(ROOT)))
+    twice = [names for names in found.values() if len(names) > 1]
+    assert not twice, f"each of these is one file: {twice}"
