@@ -5,10 +5,7 @@ version = version_of("base", folder, tp=4)      # models/base
 reference(model, tokens, 8, prompt)             # what the engine must give, by the training model
 """
 
-import os
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -20,7 +17,6 @@ from utils.prompts.file import save_prompt
 from utils.serving.export import export
 
 MODELS = ROOT / "models"
-PATIENCE = 120.0  # seconds: a busy machine may be much slower than this test's author's
 
 # No 2 or 4 divides its words and MLP columns; everything that a Llama may have, it has.
 ODD = replace(
@@ -73,33 +69,3 @@ def reference(model, tokens, count, prompt=None):
         if new[-1] in ends:
             break
     return new
-
-
-def running(pid):
-    """Whether a process is there and is more than a dead child that nobody has asked about."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(condition, seconds=PATIENCE):
-    """Waits until `condition()` is true, and returns what it gave."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f"after {seconds:g} s it is still not so"
-        time.sleep(0.02)
-    return found
-
-
-def children(pid=None):
-    """Process ids of the children of a process (None: of this one) that run."""
-    pid, found = pid or os.getpid(), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == pid and running(int(folder.name)):
-            found.append(int(folder.name))
-    return found

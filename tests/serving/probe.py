@@ -5,7 +5,7 @@
     with frozen(*ranks(server)): ...            # stopped meanwhile: what was asked stays in flight
     at_rest(server);  processes(server);  memory(server)
 
-Looks and repositories are those of `serving_world.py`. Nothing here sleeps as a proof.
+Looks and repositories are those of `world.py`. Nothing here sleeps as a proof.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.serving.world import PATIENCE, alive, kintsugi, parent
+from tests.serving.processes import PATIENCE, alive, parent
+from tests.serving.world import kintsugi
 from utils.serving.client import ServeError
 
 MODELS = ["gpt", "gpt_engine", "gpt_tokenize", "gpt_detokenize"]  # the ensemble is not under test
@@ -30,7 +31,7 @@ def processes(server):
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            parents[int(folder.name)] = parent(folder)
+            parents[int(folder.name)] = parent(folder.name)
     found = {server.pid}
     while more := {pid for pid, above in parents.items() if above in found} - found:
         found |= more

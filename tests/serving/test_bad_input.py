@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferInput
 
-from tests.serving.probe import MODELS, Asked, astream, at_rest, generate, processes, stream, tokens
-from tests.serving.world import PATIENCE, configure, post, repo_of, serving, until
-from utils.serving.client import Client, ServeError
+from tests.serving.probe import Asked, astream, at_rest, generate, processes, stream, tokens
+from tests.serving.processes import PATIENCE, until
+from tests.serving.world import post
+from utils.serving.client import ServeError
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -59,16 +60,8 @@ IDS = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("bad") / "repo")
-    configure(repo, slots=4, queue=16, step_seconds=60)
-    with serving(repo, models=MODELS) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return Client(server, timeout=PATIENCE)
+def server(tiny_server):
+    return tiny_server
 
 
 @pytest.fixture(autouse=True, scope="module")

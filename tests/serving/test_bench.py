@@ -6,7 +6,7 @@ import re
 import pandas as pd
 import pytest
 
-from tests.serving.world import configure, repo_of, serving
+from tests.serving.world import configure, repo_of
 from utils.models.tokenizer import Tokenizer
 from utils.serving import perf_analyzer
 from utils.serving.bench.__main__ import Settings, main, quartiles, report, summary
@@ -26,9 +26,8 @@ def repo(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(repo):
-    with serving(repo) as running:
-        yield running
+def server(tiny_server):
+    return tiny_server
 
 
 # ---- our load on a real server

@@ -10,11 +10,10 @@ import time
 import psutil
 import pytest
 
-from tests.serving.metrics_seen import gone, settled_gone
-from tests.serving.server_processes import PATIENCE, until
-from tests.serving.triton_models import write_models
+from tests.serving.processes import PATIENCE, until
+from tests.serving.triton_models import gone, settled_gone
 from utils.serving.client import Client, ServeError, tensors
-from utils.serving.server import TritonServer, server_available
+from utils.serving.server import server_available
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -23,15 +22,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repo = write_models(tmp_path_factory.mktemp("repo"), "echo", "slow", "gpt", "gpt_engine")
-    with TritonServer(repo, quiet=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return Client(server, timeout=PATIENCE)
+def server(toy_server):
+    return toy_server
 
 
 def collect(pieces):

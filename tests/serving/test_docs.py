@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from tests.notebooks import rules as notebook_rules
-from tests.serving.world import Reference, repo_of, serving, until
+from tests.serving.processes import until
+from tests.serving.world import Reference
 from utils.paths import ROOT
 from utils.serving.client import Client
 from utils.serving.install import IMAGE
@@ -107,9 +108,8 @@ def test_the_service_and_the_autoscaler_mean_this_deployment(kinds, container):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with serving(repo_of("tiny", 1, tmp_path_factory.mktemp("docs"))) as server:
-        yield server
+def server(tiny_server):
+    return tiny_server
 
 
 @pytest.mark.timeout(600)
@@ -130,6 +130,7 @@ def test_probes_metric_and_hook_are_those_of_a_real_server(kinds, container, ser
     assert text == "import " + Reference("tiny").text("import ", 200)
     assert not server.ready("gpt")
     assert status(alive, server) == 1
+    server.load("gpt")  # for the other tests of this server
 
 
 def got(address, path):

@@ -9,7 +9,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.serving.world import PATIENCE, Reference, repo_of, until
+from tests.serving.processes import PATIENCE, until
+from tests.serving.world import Reference, repo_of
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.socket_server import SocketServer, folder_of, own_folder
 

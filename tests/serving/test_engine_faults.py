@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from tests.serving.engines import ENDLESS, PATIENCE, children, running, until, version_of
+from tests.serving.engines import ENDLESS, version_of
+from tests.serving.processes import PATIENCE, alive, children, until
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import SamplingParams, Unavailable
 from utils.serving.engine.version import LoadError
@@ -61,11 +62,11 @@ def test_ranks_that_die_or_stop_are_named_and_replaced(version):
             until(lambda: engine.ready)
             assert engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens == expected
             assert engine.stats()["requests_failed"] == failed + 3
-            until(lambda pids=before: not any(map(running, pids)))
+            until(lambda pids=before: not any(map(alive, pids)))
         assert engine.stats()["restarts"] == 3
         until(lambda: news == [False, True] * 3)
         last = engine.pids
-    assert not any(map(running, last)) and not engine.pids
+    assert not any(map(alive, last)) and not engine.pids
     assert news == [False, True] * 3  # closing is no news
 
 
@@ -97,7 +98,7 @@ def test_without_restarts_an_engine_stays_down(version):
         all_end([stream], "rank 0 of 2")
         with pytest.raises(Unavailable, match=r"the engine is down: rank 0 .* SIGKILL$"):
             engine.submit([1])
-        until(lambda: not any(map(running, pids)))
+        until(lambda: not any(map(alive, pids)))
 
 
 SCRIPT = """
@@ -119,14 +120,14 @@ def test_ranks_end_when_their_leader_is_killed(version, stopped):
     )
     try:
         pids = [int(pid) for pid in leader.stdout.readline().split()]
-        assert len(pids) == 2 and all(map(running, pids))
+        assert len(pids) == 2 and all(map(alive, pids))
         if stopped:
             os.kill(pids[1], signal.SIGSTOP)
     finally:
         leader.kill()
         leader.wait(PATIENCE)
         leader.stdout.close()
-    until(lambda: not any(map(running, pids)))
+    until(lambda: not any(map(alive, pids)))
 
 
 def test_closing_ends_what_is_served_and_nothing_stays(version):

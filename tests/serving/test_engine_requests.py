@@ -5,7 +5,8 @@ import threading
 import pytest
 import torch
 
-from tests.serving.engines import ENDLESS, PATIENCE, until, version_of
+from tests.serving.engines import ENDLESS, version_of
+from tests.serving.processes import PATIENCE, until
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 from utils.serving.engine.version import LoadError

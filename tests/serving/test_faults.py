@@ -17,8 +17,9 @@ from tests.serving.probe import (
     stream,
     tokens,
 )
-from tests.serving.world import PATIENCE, configure, kintsugi, pids, ranks, repo_of, serving, until
-from utils.serving.client import Client, ServeError
+from tests.serving.processes import PATIENCE, until
+from tests.serving.world import configure, kintsugi, pids, ranks, repo_of, serving
+from utils.serving.client import ServeError
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -34,11 +35,6 @@ def server(tmp_path_factory):
     # what a killed stub had taken in never ends for Triton, so the server would wait for it
     with serving(repo, models=MODELS, exit_seconds=2) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return Client(server, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")

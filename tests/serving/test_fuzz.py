@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 from tests.serving.garbage import KINDS
-from tests.serving.probe import MODELS, Asked, astream, at_rest, generate, processes, stream, tokens
-from tests.serving.world import PATIENCE, configure, repo_of, serving, until
+from tests.serving.probe import Asked, astream, at_rest, generate, processes, stream, tokens
+from tests.serving.processes import PATIENCE, until
 from utils.serving.client import Client
 
 pytestmark = pytest.mark.timeout(900)
@@ -23,11 +23,8 @@ DOORS = (generate, stream, astream, tokens)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("fuzz") / "repo")
-    configure(repo, slots=4, queue=64, step_seconds=60)
-    with serving(repo, models=MODELS) as server:
-        yield server
+def server(tiny_server):
+    return tiny_server
 
 
 def send(server, seed, number):

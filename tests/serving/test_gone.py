@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from tests.serving.probe import (
-    MODELS,
     Asked,
     astream,
     at_rest,
@@ -16,28 +15,19 @@ from tests.serving.probe import (
     stream,
     tokens,
 )
-from tests.serving.world import PATIENCE, configure, kintsugi, ranks, repo_of, serving, until
+from tests.serving.processes import PATIENCE, until
+from tests.serving.world import SLOTS, kintsugi, ranks
 from utils.serving.client import Client, ServeError
 
 pytestmark = pytest.mark.timeout(900)
 
-SLOTS, QUEUE = 4, 16
 TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
 LONG = 480
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("gone") / "repo")
-    configure(repo, slots=SLOTS, queue=QUEUE, step_seconds=60)
-    # a client that leaves at the very moment of the last answer: Triton may wait for it for ever
-    with serving(repo, models=MODELS, exit_seconds=3) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return Client(server, timeout=PATIENCE)
+def server(tiny_server):
+    return tiny_server
 
 
 @pytest.mark.parametrize("door", [stream, astream, tokens])

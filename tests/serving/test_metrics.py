@@ -4,28 +4,17 @@ import socket
 
 import pytest
 
-from tests.serving.metrics_seen import settled
-from tests.serving.server_processes import PATIENCE, until
-from tests.serving.triton_models import write_models
+from tests.serving.processes import until
+from tests.serving.triton_models import settled
 from utils.serving import metrics
 from utils.serving.client import Client, ServeError
-from utils.serving.server import TritonServer, server_available
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    if reason := server_available():
-        pytest.skip(reason)
-    repo = write_models(tmp_path_factory.mktemp("repo"), "echo", "slow", "gpt")
-    with TritonServer(repo, quiet=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return Client(server, timeout=PATIENCE)
+def server(toy_server):
+    return toy_server
 
 
 def test_metrics_agree_with_what_was_asked(server, client):

@@ -13,18 +13,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.serving.processes import PATIENCE
 from tests.serving.world import (
     ENGINE,
     MODELS,
-    PATIENCE,
     TEXTS,
     Reference,
     company,
     error_of,
     post,
-    prompt_file,
-    repo_of,
-    serving,
     text_of,
 )
 from utils.serving.client import Client, ServeError, tensors
@@ -35,22 +32,13 @@ NEW = 24
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("served")
-    prompt_file(folder / "prompts", "small", "imports", "import os\nimport re\nimport")
-    repo = repo_of("small", 2, folder / "repo", prompts=folder / "prompts")
-    with serving(repo) as server:
-        yield server
+def server(small_server):
+    return small_server
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return Reference("small")
-
-
-@pytest.fixture
-def client(server):
-    return Client(server, timeout=PATIENCE)
+def reference(small_reference):
+    return small_reference
 
 
 def engine_ids(client, ids, **parameters):
@@ -75,11 +63,6 @@ def check_line(server, model, texts=TEXTS, new=NEW, others=6):
 
 def test_from_checkpoint_to_served_tokens_on_two_ranks(server):
     check_line(server, "small")
-
-
-def test_from_checkpoint_to_served_tokens_on_four_ranks(tmp_path):
-    with serving(repo_of("base", 4, tmp_path / "repo")) as server:
-        check_line(server, "base", TEXTS[2:3], new=12, others=2)
 
 
 def test_requests_at_once_each_get_their_own(server, reference):

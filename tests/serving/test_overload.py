@@ -6,7 +6,6 @@ import threading
 import pytest
 
 from tests.serving.probe import (
-    MODELS,
     Asked,
     astream,
     at_rest,
@@ -18,27 +17,19 @@ from tests.serving.probe import (
     stream,
     tokens,
 )
-from tests.serving.world import PATIENCE, configure, kintsugi, post, ranks, repo_of, serving, until
-from utils.serving.client import Client, ServeError
+from tests.serving.processes import PATIENCE, until
+from tests.serving.world import QUEUE, SLOTS, kintsugi, post, ranks
+from utils.serving.client import ServeError
 
 pytestmark = pytest.mark.timeout(900)
 
-SLOTS, QUEUE = 4, 6
 DOORS = (generate, stream, astream)
 TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("overload") / "repo")
-    configure(repo, slots=SLOTS, queue=QUEUE, step_seconds=60)
-    with serving(repo, models=MODELS) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return Client(server, timeout=PATIENCE)
+def server(tiny_server):
+    return tiny_server
 
 
 def samples(count):
@@ -99,7 +90,7 @@ def test_overload_at_full_speed(server, client, right):
 
     def ask(number):
         served = 0
-        while served < 5:
+        while served < 3:
             which, door = (number + served) % len(right), DOORS[(number + served) % len(DOORS)]
             outcome = Asked(door, client, **wanted[which]).outcome()
             if isinstance(outcome, ServeError):

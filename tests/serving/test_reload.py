@@ -11,9 +11,10 @@ import threading
 import pytest
 
 from tests.serving.probe import MODELS, Asked, generate, gone, processes, stream, tokens
-from tests.serving.world import PATIENCE, configure, ranks, repo_of, serving, until
+from tests.serving.processes import PATIENCE, until
+from tests.serving.world import configure, ranks, repo_of, serving
 from utils.paths import ROOT
-from utils.serving.client import Client, ServeError
+from utils.serving.client import ServeError
 from utils.serving.repository import SOURCE, shipped
 from utils.serving.server import ServerError
 
@@ -38,11 +39,6 @@ def repo(tmp_path_factory):
 def server(repo):
     with serving(repo, models=MODELS) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def client(server):
-    return Client(server, timeout=PATIENCE)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import socket
 import psutil
 import pytest
 
-from tests.serving.server_processes import connections, family, in_thread, until, wait_gone
+from tests.serving.processes import connections, family, in_thread, until, wait_gone
 from tests.serving.triton_models import write_code, write_models
 from utils.serving.client import Client, ServeError
 from utils.serving.server import (

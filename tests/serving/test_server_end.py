@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.serving.server_processes import (
+from tests.serving.processes import (
     PATIENCE,
     ROOT,
     connections,

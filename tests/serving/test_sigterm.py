@@ -20,7 +20,8 @@ from tests.serving.probe import (
     stream,
     tokens,
 )
-from tests.serving.world import PATIENCE, configure, ranks, repo_of, serving, until
+from tests.serving.processes import PATIENCE, until
+from tests.serving.world import configure, ranks, repo_of, serving
 from utils.serving.client import Client, ServeError
 
 pytestmark = pytest.mark.timeout(600)

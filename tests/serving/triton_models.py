@@ -12,7 +12,11 @@ litter    starts a process in a session of its own and forgets it
 """
 
 import textwrap
+import time
 from pathlib import Path
+
+from tests.serving.processes import until
+from utils.serving import metrics
 
 TEXT = """
     input [ { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] } ]
@@ -180,3 +184,26 @@ def write_code(folder, name, version=1, like=None):
     path = Path(folder) / name / str(version)
     path.mkdir(exist_ok=True)
     (path / "model.py").write_text(textwrap.dedent(HEAD + CODE[like or name]))
+
+
+# ---- what their metrics say
+
+
+def gone(server):
+    """How many requests were cancelled by now."""
+    return metrics.scrape(server)["cancelled_total"]
+
+
+def settled_gone(server):
+    return settled(server)["cancelled_total"]
+
+
+def settled(server):
+    """Our metrics when no request of another test is under way any more: a word takes 50 ms."""
+
+    def twice():
+        first = metrics.scrape(server)
+        time.sleep(0.3)
+        return [first] if first.equals(metrics.scrape(server)) else None
+
+    return until(twice)[0]

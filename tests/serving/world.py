@@ -14,7 +14,6 @@ import json
 import random
 import re
 import threading
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.serving.processes import PATIENCE, parent, until
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
 from utils.paths import ROOT
@@ -33,9 +33,9 @@ from utils.serving.export import export
 from utils.serving.server import TritonServer, server_available
 
 MODELS = ROOT / "models"
+SLOTS, QUEUE = 4, 16  # of the tiny server
 TEXTS = ("import json\n", "def ", "class Reader:\n    def __init__(self", "The name – naïve 🙂 –")
 ENGINE = {**SAMPLING, "input_ids": "INT32", "cancel": "BYTES", "stream": "BOOL"}  # its inputs
-PATIENCE = 120.0  # seconds: a busy machine may be much slower than this test's author's
 
 
 def repo_of(model, tp, out, **options):
@@ -105,15 +105,6 @@ def configure(repo, model="gpt_engine", **settings):
     file.write_text(text)
 
 
-def until(condition, seconds=PATIENCE):
-    """Waits until `condition()` is true, and returns what it gave."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f"after {seconds:g} s it is still not so"
-        time.sleep(0.05)
-    return found
-
-
 def post(server, model="gpt", endpoint="generate", **fields):
     """(HTTP status, text of the answer) of POST /v2/models/MODEL/generate."""
     url = f"http://{server.http}/v2/models/{model}/{endpoint}"
@@ -155,7 +146,7 @@ def pids(server):
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if "python_backend_stub" in words[0] and parent(folder) == server.pid:
+            if "python_backend_stub" in words[0] and parent(folder.name) == server.pid:
                 found[Path(words[1]).parents[1].name] = int(folder.name)
     return found
 
@@ -166,22 +157,9 @@ def ranks(server):
     children = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if parent(folder) == leader and b"python" in (folder / "cmdline").read_bytes():
+            if parent(folder.name) == leader and b"python" in (folder / "cmdline").read_bytes():
                 children.append(int(folder.name))
     return sorted(children)
-
-
-def parent(folder):
-    """The parent's id of the process with this folder in /proc."""
-    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-
-
-def alive(pid):
-    """Whether the process is there and has not ended."""
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Reference:

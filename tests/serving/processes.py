@@ -1,22 +1,49 @@
-"""What the tests of TritonServer need to look at its processes."""
+"""Waiting for a condition, and a look at processes: what all tests of this room share."""
 
+import os
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import psutil
 
 from utils.paths import ROOT
 
-PATIENCE = 90.0  # seconds: a busy machine may be much slower than usual
+PATIENCE = 120.0  # seconds: a busy machine may be much slower than this test's author's
 
 
 def until(condition, seconds=PATIENCE):
-    """Waits for a condition; the limit has room for a busy machine."""
-    deadline = time.monotonic() + seconds
+    """Waits until `condition()` is true, and returns what it gave."""
+    end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < deadline, "the condition did not come true"
+        assert time.monotonic() < end, f"after {seconds:g} s it is still not so"
         time.sleep(0.02)
+    return found
+
+
+def parent(pid):
+    """The parent's id of a process. Raises OSError where it has gone."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def alive(pid):
+    """Whether a process is there and is more than a dead child that nobody has asked about."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid=None):
+    """Process ids of the children of a process (None: of this one) that run."""
+    pid, found = pid or os.getpid(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if parent(folder.name) == pid and alive(folder.name):
+                found.append(int(folder.name))
+        except OSError:
+            continue
     return found
 
 
