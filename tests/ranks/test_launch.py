@@ -48,7 +48,7 @@ def script(tmp_path):
 
 
 def running(path):
-    """Command lines of the processes that run this script, torchrun and tether included."""
+    """Command lines of the processes that run this script, torchrun and its supervisor included."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):
         words = process.info["cmdline"] or []
@@ -95,7 +95,7 @@ def test_a_time_limit_ends_the_run(script):
 
 def test_an_interrupt_ends_the_run(script):
     def interrupt_when_it_runs():
-        while len(running(script)) < 4:  # tether, torchrun, two ranks
+        while len(running(script)) < 4:  # supervisor, torchrun, two ranks
             time.sleep(0.05)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
@@ -109,7 +109,7 @@ def test_a_killed_notebook_takes_the_run_with_it(script):
     kernel = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
     assert kernel.stdout.readline().startswith("$ ")
     assert kernel.stdout.readline() == "ready 0 1\n"
-    assert len(running(script)) >= 4  # tether, torchrun, two ranks
+    assert len(running(script)) >= 4  # supervisor, torchrun, two ranks
     kernel.kill()
     kernel.wait()
     deadline = time.monotonic() + 60

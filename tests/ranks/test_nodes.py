@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.ranks import RankError, node_network
-from utils.ranks import nodes as module
+from utils.ranks import RankError
+from utils.ranks import nodes as nodes_module
 from utils.ranks.launch import LaunchError
 from utils.ranks.nodes import Nodes, NodesError
 
@@ -182,8 +182,8 @@ def test_a_failing_rank_on_a_node_is_named_as_everywhere(four):
 
 @needs_nodes
 def test_without_root_a_user_namespace_does_the_same(mark, monkeypatch):
-    monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
-    if reason := module._why_not(1000):
+    monkeypatch.setattr(nodes_module.os, "geteuid", lambda: 1000)
+    if reason := nodes_module._why_not(1000):
         pytest.skip(reason)
     with Nodes(2, gbit=1) as nodes:
         assert nodes._world.user
@@ -216,7 +216,7 @@ def test_a_launch_meets_across_nodes(mark, tmp_path, capsys):
 
 @needs_nodes
 def test_the_node_and_the_rank_that_failed_first_are_named(mark, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(module, "GRACE", 0.5)
+    monkeypatch.setattr(nodes_module, "GRACE", 0.5)
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     with Nodes(2) as nodes, pytest.raises(LaunchError) as error:
@@ -300,32 +300,32 @@ def test_nodes_that_nobody_holds_are_closed(mark):
 
 
 def test_one_sentence_says_why_not(monkeypatch):
-    module._why_not.cache_clear()
+    nodes_module._why_not.cache_clear()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(module.sys, "platform", "darwin")
+            patch.setattr(nodes_module.sys, "platform", "darwin")
             assert "need Linux" in Nodes.available()
             with pytest.raises(NodesError, match="need Linux"):
                 Nodes(2)
-        module._why_not.cache_clear()
+        nodes_module._why_not.cache_clear()
         with monkeypatch.context() as patch:
-            patch.setattr(module.sys, "platform", "linux")
-            patch.setattr(module.shutil, "which", lambda word, path: None)
+            patch.setattr(nodes_module.sys, "platform", "linux")
+            patch.setattr(nodes_module.shutil, "which", lambda word, path: None)
             assert Nodes.available().count(".") == 1 and "apt-get install" in Nodes.available()
     finally:
-        module._why_not.cache_clear()
+        nodes_module._why_not.cache_clear()
 
 
 @needs_nodes
 def test_a_kernel_that_refuses_is_quoted(monkeypatch):
-    module._why_not.cache_clear()
+    nodes_module._why_not.cache_clear()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(node_network, "SEARCH", "/nowhere")
-            patch.setattr(module.shutil, "which", lambda word, path: word)
+            patch.setattr(nodes_module, "SEARCH", "/nowhere")
+            patch.setattr(nodes_module.shutil, "which", lambda word, path: word)
             assert Nodes.available().startswith("This machine does not allow several nodes (")
     finally:
-        module._why_not.cache_clear()
+        nodes_module._why_not.cache_clear()
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, 65, "2", True])

@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.ranks import report as rank_report
-from utils.ranks.pool import RankError, Ranks, device, parse_ranks
+from utils.ranks import diagnosis
+from utils.ranks.magic import parse_ranks
+from utils.ranks.pool import RankError, Ranks, device
 
 LIMIT = 3  # seconds for a collective: more than ranks are apart on a busy machine
 HUNG = f"did not complete within {LIMIT} s"
@@ -87,7 +88,7 @@ def test_output_is_labelled_and_folded(pool, capsys):
      ([0, 1], 4, "ranks 0, 1"), ([0, 1, 2, 5], 8, "ranks 0–2, 5")],
 )  # fmt: skip
 def test_labels(ranks, size, text):
-    assert rank_report.label(ranks, size) == text
+    assert diagnosis.label(ranks, size) == text
 
 
 def test_an_exception_shows_that_ranks_own_line_once_and_ranks_stay_usable(pool):

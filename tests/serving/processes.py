@@ -48,9 +48,9 @@ def children(pid=None):
 
 
 def family(pid):
-    """The keeper that has started the server `pid`, the server, and all that they have started."""
-    keeper = psutil.Process(pid).parent()
-    return [keeper, *keeper.children(recursive=True)]
+    """The supervisor that has started the server `pid`, the server, and all of theirs."""
+    supervisor = psutil.Process(pid).parent()
+    return [supervisor, *supervisor.children(recursive=True)]
 
 
 def wait_gone(processes):

@@ -246,9 +246,11 @@ def test_a_version_folder_is_served_by_its_own_code_alone(version, tmp_path):
     script.write_text(
         "import sys\n"
         "sys.path.insert(0, sys.argv[1])\n"
-        "from serving.engine import Engine\n"
-        "from serving.request import SamplingParams\n"
-        "assert not any(name == 'utils' or name.startswith('torch') for name in sys.modules)\n"
+        "from utils.serving.engine.engine import Engine\n"
+        "from utils.serving.engine.request import SamplingParams\n"
+        "ours = [module.__file__ for name, module in sys.modules.items() if name[:5] == 'utils']\n"
+        "assert ours and all(file.startswith(sys.argv[1]) for file in ours), ours\n"
+        "assert not any(name.startswith('torch') for name in sys.modules)\n"
         "with Engine(sys.argv[1]) as engine:\n"
         "    print(*engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens)\n"
     )

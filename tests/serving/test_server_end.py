@@ -79,10 +79,10 @@ def test_requests_in_flight_end_and_an_idle_client_does_not_hold_it(repo):
 
 
 def idle_can_be_closed():
-    """Whether the kernel allows what the keeper does for that (containers often do not)."""
+    """Whether the kernel allows what `drain` does for that (containers often do not)."""
     import ctypes
 
-    from utils.serving.keeper import PIDFD_GETFD
+    from utils.serving.drain import PIDFD_GETFD
 
     child = subprocess.Popen(["sleep", "60"])
     try:
@@ -103,7 +103,7 @@ def test_a_request_that_takes_too_long_is_cut_and_the_status_says_so(repo):
     wait_gone(processes)
 
 
-@pytest.mark.parametrize("victim", ["server", "keeper"])
+@pytest.mark.parametrize("victim", ["server", "supervisor"])
 def test_a_killed_server_leaves_no_stub(repo, victim):
     server = TritonServer(repo, ["echo"], quiet=True)
     processes = family(server.pid)

@@ -11,13 +11,14 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import threading
 from pathlib import Path
 
 import pandas as pd
+
+from utils.ranks.supervise import OVER, Child, end, supervised
 
 PREFIX = "[default0]:"  # what torchrun puts before each line of rank 0
 
@@ -42,32 +43,25 @@ def launch(target, *, ranks=2, args=(), timeout=600.0):
     program = program_words(target) + [str(word) for word in args]
     print("$ " + shell_command(program, ranks), flush=True)
     with tempfile.TemporaryDirectory(prefix="launch-") as logs:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "utils.ranks.supervise", *torchrun_words(logs, ranks), *program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Jupyter's interrupt is for the kernel, which passes it on
+        run = Child(
+            supervised(torchrun_words(logs, ranks) + program),
+            output="together",
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         )
         late = threading.Event()
-        timer = threading.Timer(timeout, lambda: (late.set(), run.stdin.close()))
+        timer = threading.Timer(timeout, lambda: (late.set(), run.hang_up()))
         timer.daemon = True
         timer.start()
         try:
-            rows, log = read(run.stdout)
-            status = run.wait()
+            rows, log = read(run.lines())
+            run.wait()
         finally:  # whatever happened here, the run must not outlive this call
             timer.cancel()
-            run.stdin.close()
-            run.wait()
-            run.stdout.close()
+            end([run], OVER)
         if late.is_set():
             raise LaunchError(f"The run did not end within {timeout:g} s and was stopped.")
-        if status:
-            raise LaunchError(failure(logs, log, status))
+        if run.returncode:
+            raise LaunchError(failure(logs, log, run.returncode))
     return pd.DataFrame(rows)
 
 
@@ -112,11 +106,10 @@ def shell_command(program, ranks, nodes=1, head="node0", job="1"):
     return "OMP_NUM_THREADS=1 " + shlex.join(words)
 
 
-def read(stream):
+def read(lines):
     """Shows rank 0's lines as they come; returns (its metrics, torchrun's own lines)."""
     rows, log = [], []
-    for line in stream:
-        line = line.rstrip("\n")
+    for line in lines:
         if not line.startswith(PREFIX):
             log.append(line)
             continue

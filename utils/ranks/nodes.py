@@ -17,8 +17,8 @@ namespace too (`utils/ranks/node_world.py`), so there are no names to collide, a
 removes everything when the one process that holds it ends, however it ends.
 """
 
-import contextlib
 import functools
+import json
 import os
 import shutil
 import sys
@@ -31,14 +31,20 @@ from pathlib import Path
 import pandas as pd
 import psutil
 
-from utils.ranks import Ranks
-from utils.ranks import launch as launching
+from utils.paths import ROOT
+from utils.ranks import launch as torchrun
 from utils.ranks.launch import LaunchError
-from utils.ranks.node_network import NodesError, World, sent_bytes
-from utils.ranks.node_world import CABLE, SEARCH
+from utils.ranks.node_world import CABLE, SEARCH, address
+from utils.ranks.pool import Ranks
+from utils.ranks.supervise import OVER, Child, ChildEnded, end, supervised
 from utils.ranks.worker import Place
 
 GRACE = 8.0  # seconds that the other nodes may go on when the ranks of one have failed
+START = 30.0  # seconds that the network may take to come up, on a machine that may be busy
+
+
+class NodesError(RuntimeError):
+    """The nodes could not be made, or are gone. The message says why, and what would help."""
 
 
 class Nodes:
@@ -104,14 +110,14 @@ class Nodes:
         """
         if type(ranks_per_node) is not int or ranks_per_node < 1:
             raise ValueError(f"ranks_per_node={ranks_per_node!r}: give 1 or more")
-        program = launching.program_words(target) + [str(word) for word in args]
-        shown = launching.shell_command(program, ranks_per_node, self.count)
+        program = torchrun.program_words(target) + [str(word) for word in args]
+        shown = torchrun.shell_command(program, ranks_per_node, self.count)
         on_each = f"on each of {self.count} nodes" if self.count > 1 else "on node0"
         print(f"{on_each} $ {shown}", flush=True)
         with tempfile.TemporaryDirectory(prefix="launch-", dir=self._world.folder) as folder:
             logs = [f"{folder}/{name}" for name in self.names]
             commands = [
-                launching.torchrun_words(log, ranks_per_node, self.count) + program for log in logs
+                torchrun.torchrun_words(log, ranks_per_node, self.count) + program for log in logs
             ]
             rows, ended, late = self._run_all(commands, timeout, environment or {})
             if late:
@@ -164,45 +170,36 @@ class Nodes:
                 thread = threading.Thread(target=_collect, args=(run, outputs, node), daemon=True)
                 thread.start()
                 threads.append(thread)
-            rows, outputs[0] = launching.read(runs[0].stdout)
+            rows, outputs[0] = torchrun.read(runs[0].lines())
             for thread in threads:
                 thread.join()
-            ended = [(run.wait(), lines) for run, lines in zip(runs, outputs)]
-        finally:  # whatever happened here, the runs must not outlive this call
-            for run in runs:
-                _hang_up(run)
             for run in runs:
                 run.wait()
-                run.stdout.close()
+        finally:  # whatever happened here, the runs must not outlive this call
+            end(runs, OVER)
         watch.join()
+        ended = [(run.returncode, lines) for run, lines in zip(runs, outputs)]
         return rows, ended, over.is_set()
 
 
 def _watch(runs, timeout, over):
     """Hangs up when time is over, or when one node has failed and the others go on for long."""
     began, failed_at = time.monotonic(), None
-    while any(run.poll() is None for run in runs):
+    while any(run.returncode is None for run in runs):
         now = time.monotonic()
-        if failed_at is None and any(run.poll() for run in runs):
+        if failed_at is None and any(run.returncode for run in runs):
             failed_at = now
         if now - began > timeout:
             over.set()
         if over.is_set() or (failed_at is not None and now - failed_at > GRACE):
             for run in runs:
-                _hang_up(run)
+                run.hang_up()
         time.sleep(0.05)
-
-
-def _hang_up(run):
-    """Closes the tether: SIGTERM for what it holds, and SIGKILL some seconds later."""
-    with contextlib.suppress(OSError):
-        run.stdin.close()
 
 
 def _collect(run, outputs, node):
     """The lines of a node that is not the first, without those of its ranks."""
-    lines = [line.rstrip("\n") for line in run.stdout]
-    outputs[node] = [line for line in lines if not line.startswith("[default")]
+    outputs[node] = [line for line in run.lines() if not line.startswith("[default")]
 
 
 def first_failure(logs, ended):
@@ -210,7 +207,7 @@ def first_failure(logs, ended):
     failed = [node for node, (status, _) in enumerate(ended) if status]
 
     def when(node):
-        root = launching.root_cause(ended[node][1])
+        root = torchrun.root_cause(ended[node][1])
         if root is None:  # it was stopped, because of another node
             return float("inf")
         files = list(Path(logs[node]).glob(f"*/attempt_*/{root[1]}/stderr.log"))
@@ -218,7 +215,120 @@ def first_failure(logs, ended):
 
     node = min(failed, key=when)
     status, lines = ended[node]
-    return f"On node{node} {launching.failure(logs[node], lines, status)}"
+    return f"On node{node} {torchrun.failure(logs[node], lines, status)}"
+
+
+class World:
+    """The process that holds the network of `count` nodes, and everything that runs in it.
+
+    It is `utils/ranks/node_world.py` in namespaces of its own. When its standard input closes,
+    because it is told to or because the owner has died, the world ends, and the kernel ends
+    everything in it.
+    """
+
+    def __init__(self, count):
+        self.folder = tempfile.mkdtemp(prefix="nodes-")  # the world removes it, whatever happens
+        hosts = Path(self.folder) / "hosts"
+        # torch's stores listen for both kinds of addresses, and see the first kind as the second
+        kinds = ("{}", "::ffff:{}")
+        lines = [
+            f"{kind.format(address(node))} node{node}\n" for kind in kinds for node in range(count)
+        ]
+        hosts.write_text("127.0.0.1 localhost\n::1 localhost\n" + "".join(lines))
+        self.user = os.geteuid() != 0
+        words = ["unshare", *(["--user", "--map-root-user"] if self.user else [])]
+        words += ["--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        words += [sys.executable, "-m", "utils.ranks.node_world", str(count), str(hosts)]
+        environment = {**os.environ, "PATH": SEARCH, "PYTHONPATH": _import_path()}
+        self._process = Child(words, output="together", env=environment)
+        self._finalizer = weakref.finalize(self, _end_world, self._process, self.folder)
+        try:
+            inside = self._answer()["nodes"]
+            self.pids = outside_pids(self._process.pid, inside)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def closed(self):
+        return not self._finalizer.alive
+
+    def open_pids(self):
+        """The processes of the nodes; NodesError if they are gone."""
+        if self.closed or self._process.returncode is not None:
+            raise NodesError("the nodes are closed: make new ones with Nodes(…)")
+        return self.pids
+
+    def namespaces(self, names):
+        return ("user", *names) if self.user else tuple(names)
+
+    def ask(self, request):
+        """Sends a request to the world and waits for its answer; NodesError if it could not."""
+        self.open_pids()
+        self._process.say(json.dumps(request).encode())
+        self._answer()
+
+    def _answer(self):
+        line = b""
+        try:
+            line = self._process.answer(START)
+            answer = json.loads(line)
+        except (ValueError, ChildEnded, TimeoutError):
+            said = line.decode(errors="replace").strip()
+            answer = {"error": said or f"no answer within {START:g} s"}
+        if "error" in answer:
+            raise NodesError(answer["error"])
+        return answer
+
+    def start_on(self, pid, command, more):
+        """A command on a node, as a `Child`; more: variables of its environment."""
+        flags = [f"--{name}" for name in self.namespaces(("net", "uts", "mount", "pid"))]
+        keep = ["--preserve-credentials"] if self.user else []
+        enter = ["nsenter", "--target", str(pid), *flags, *keep]
+        here = ["sh", "-c", 'cd "$0" && exec "$@"', os.getcwd()]
+        environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{SEARCH}",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "GLOO_SOCKET_IFNAME": CABLE,
+            **more,
+        }
+        words = supervised(command, daemons=True)  # they end with the node
+        return Child([*enter, *here, *words], output="together", env=environment)
+
+    def close(self):
+        self._finalizer()
+
+
+def _end_world(process, folder):
+    """The world ends when its input does; the kernel then kills what is left in it."""
+    end([process], 3.0)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def outside_pids(process, inside):
+    """The pids by which this process knows what the world calls `inside`: /proc has both."""
+    found = {}
+    for child in psutil.Process(process).children(recursive=True):
+        for line in Path(f"/proc/{child.pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                found[int(line.split()[-1])] = child.pid
+    return [found[pid] for pid in inside]
+
+
+def sent_bytes(pid):
+    """Bytes sent through the cable of the node that a process lives on."""
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == CABLE:
+            return int(numbers.split()[8])
+    raise NodesError(f"process {pid} has no cable: the nodes are closed")
+
+
+def _import_path():
+    """Where this process found `utils`, for a program that is started elsewhere."""
+    return os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
 def check_speed(gbit):

@@ -10,14 +10,13 @@
 How it works. Python's *forkserver* is a small process that has imported torch and does nothing
 else. A new rank is a fork of it, so it starts in milliseconds with torch in place; a fork of the
 kernel itself would copy locks that the kernel's threads hold, and hang. Each rank waits for work at
-its end of a pipe (`utils/ranks/worker.py`). The file `utils/ranks/report.py` words what went wrong.
+its end of a pipe (`utils/ranks/worker.py`). `utils/ranks/diagnosis.py` says what went wrong.
 """
 
 import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
 import weakref
@@ -25,9 +24,10 @@ from multiprocessing import connection, forkserver
 
 import cloudpickle
 
-from utils.ranks import report
-from utils.ranks import worker as rank_worker
-from utils.ranks.report import RankError
+from utils.ranks import diagnosis, worker
+from utils.ranks.diagnosis import RankError, RankFiles
+from utils.ranks.magic import register_magic
+from utils.ranks.supervise import end
 
 # What the forkserver imports once for all ranks. torch._dynamo is what the first step of any of
 # torch's optimizers imports: a second of work that every rank would else do anew.
@@ -74,7 +74,7 @@ class Ranks:
         """Runs the text of a cell on the ranks `on` (all by default); `%%ranks` calls this."""
         self._cells += 1
         name = f"<ranks cell {self._cells}>"
-        report.remember_source(name, source)
+        diagnosis.remember_source(name, source)
         self._ask(on if on is not None else range(self.size), "cell", name, source)
 
     def get(self, name):
@@ -117,19 +117,19 @@ class Ranks:
         context = start_forkserver()
         self._folder = tempfile.mkdtemp(prefix="ranks-")
         self._stopped, self._generation = None, 0
-        self._seen = {}  # bytes of each output file that were shown already
+        self._files = RankFiles(self._folder)
         self._pipes, self._processes = [], []
         self._finalizer = weakref.finalize(
-            self, end_processes, self._processes, self._pipes, self._folder
+            self, end_ranks, self._processes, self._pipes, self._folder
         )
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            setup = rank_worker.Setup(
+            setup = worker.Setup(
                 rank, self.size, self._devices[rank], self.backend,
                 self._folder, self.timeout, self.seed, self._places[rank],
             )  # fmt: skip
             process = context.Process(
-                target=rank_worker.main, args=(setup, theirs), name=f"rank {rank}", daemon=True
+                target=worker.main, args=(setup, theirs), name=f"rank {rank}", daemon=True
             )
             process.start()
             theirs.close()
@@ -147,7 +147,7 @@ class Ranks:
         if self._stopped:
             raise RankError(f"The ranks are not running: {self._stopped}. Call ranks.restart().")
         on = list(on)
-        payload = rank_worker.dumps(request)
+        payload = worker.dumps(request)
         replies, waiting_for = {}, set(on)
         try:
             for rank in on:
@@ -161,7 +161,7 @@ class Ranks:
         except (BrokenPipeError, ConnectionResetError):
             raise self._dead() from None
         finally:
-            print(report.folded(self._new_output(on), self.size), end="")
+            print(diagnosis.folded(self._new_output(on), self.size), end="")
         return [replies[rank] for rank in on]
 
     def _collect(self, waiting_for, replies, until, stop_at_failure=False):
@@ -188,11 +188,15 @@ class Ranks:
     def _failure(self, on, waiting_for, replies):
         """One rank failed: lets the others end, makes the group anew, returns the RankError."""
         self._collect(waiting_for, replies, time.monotonic() + GRACE)
-        stacks = report.stacks(self, waiting_for)
+        stacks = diagnosis.stacks(self._files, waiting_for, self._signal)
         first = dict(replies)
-        hung = any(report.timed_out(reply) for reply in first.values())
+        hung = any(diagnosis.timed_out(reply) for reply in first.values())
         self._release(waiting_for, replies, self.timeout, interrupt=hung)
-        error = RankError(report.failure(self, on, first, stacks, replies, hung))
+        limit = self.timeout if hung else None
+        text = diagnosis.failure(
+            on, first, stacks, replies, size=self.size, limit=limit, ended=self._stopped
+        )
+        error = RankError(text)
         self._rejoin()
         return error
 
@@ -209,7 +213,7 @@ class Ranks:
             left |= idle
             self._collect(waiting_for, replies, time.monotonic() + 0.2)
         if waiting_for:
-            names = report.label(sorted(waiting_for), self.size)
+            names = diagnosis.label(sorted(waiting_for), self.size)
             self._stop(f"{names} did not end after a failure and had to be killed")
 
     def _rejoin(self):
@@ -224,10 +228,10 @@ class Ranks:
     def _request_all(self, ranks, *request):
         ranks, replies = set(ranks), {}
         for rank in ranks:
-            self._pipes[rank].send_bytes(rank_worker.dumps(request))
-        self._collect(ranks, replies, time.monotonic() + self.timeout + rank_worker.JOIN_TIMEOUT)
+            self._pipes[rank].send_bytes(worker.dumps(request))
+        self._collect(ranks, replies, time.monotonic() + self.timeout + worker.JOIN_TIMEOUT)
         if ranks:
-            names = report.label(sorted(ranks), self.size)
+            names = diagnosis.label(sorted(ranks), self.size)
             self._stop(f"{names} did not answer and had to be killed")
 
     def _interrupt(self, waiting_for, replies):
@@ -240,7 +244,8 @@ class Ranks:
         # exit codes reach the kernel through the forkserver, a moment after the process has gone
         connection.wait([process.sentinel for process in self._processes], 5.0)
         time.sleep(0.05)  # for others that went with it
-        text = report.deaths(self)
+        codes = [process.exitcode for process in self._processes]
+        text = diagnosis.deaths(self._files, codes)
         self._stop(text.splitlines()[0].rstrip("."))
         return RankError(text + "\nThe other ranks were ended too. Call ranks.restart().")
 
@@ -251,13 +256,12 @@ class Ranks:
 
     def _new_output(self, ranks):
         """What each rank has printed since the last call: {rank: text}."""
-        read = report.read_new
-        return {rank: read(self._folder, f"rank{rank}.out", self._seen) for rank in ranks}
+        return {rank: self._files.new(rank, "out") for rank in ranks}
 
 
 def failed(replies):
     """Whether any of the replies is a failure."""
-    return any(isinstance(reply, rank_worker.Failure) for reply in replies.values())
+    return any(isinstance(reply, worker.Failure) for reply in replies.values())
 
 
 def choose_devices(size, device):
@@ -292,50 +296,40 @@ def start_forkserver():
     return context
 
 
-def end_processes(processes, pipes, folder):
+class ForkedRank:
+    """A rank's process and our end of its pipe, as `supervise.end` takes them."""
+
+    def __init__(self, process, pipe):
+        self._process, self._pipe = process, pipe
+
+    def hang_up(self):
+        self._pipe.close()
+
+    def wait(self, seconds=5.0):
+        self._process.join(seconds)
+        return self._process.exitcode is not None
+
+    def kill(self):
+        self._process.kill()
+
+    def bury(self):
+        pass  # the forkserver is its parent
+
+
+def end_ranks(processes, pipes, folder):
     """Closes the pipes, so that idle ranks end by themselves, and kills what is still there."""
-    for pipe in pipes:
-        pipe.close()
-    deadline = time.monotonic() + 0.3
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.exitcode is None:
-            process.kill()
-            process.join(5)
+    end(map(ForkedRank, processes, pipes), 0.3)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def device():
     """The torch.device of the rank that calls this; in the kernel, the CPU."""
-    return rank_worker.device
+    return worker.device
 
 
-def register_magic():
-    """Makes `%%ranks` known where there is a notebook."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
-        shell.register_magic_function(ranks_magic, "cell", "ranks")
-
-
-def ranks_magic(line, cell):
-    """%%ranks [0,2]: runs the cell on every rank, or on some, of the newest open `Ranks`."""
+def newest():
+    """The pool that was opened last; RankError where none is open."""
     open_pools = [pool() for pool in _pools if pool() is not None]
     if not open_pools:
         raise RankError("No ranks are open: run `ranks = Ranks(4)` in a cell first.")
-    pool = open_pools[-1]
-    pool.cell(cell, parse_ranks(line, pool.size))
-
-
-def parse_ranks(line, size):
-    """ "0,2" -> [0, 2]; "" -> None, which means all."""
-    words = line.replace(",", " ").split()
-    if not words:
-        return None
-    if not all(word.isdigit() and int(word) < size for word in words):
-        raise RankError(
-            f"%%ranks {line.strip()}: give ranks from 0 to {size - 1}, like 0,{size - 1}"
-        )
-    return sorted({int(word) for word in words})
-
-
-register_magic()
+    return open_pools[-1]

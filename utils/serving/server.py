@@ -8,7 +8,7 @@
     python -m utils.serving.server --repo triton_model_repo        # stays until Ctrl-C
 
 The server is a real one, with an address on this machine only (127.0.0.1). It has a process group
-of its own, so the Ctrl-C that interrupts a cell does not reach it; `utils/serving/keeper.py` ends
+of its own, so the Ctrl-C that interrupts a cell does not reach it; `utils/ranks/supervise.py` ends
 it, its stubs and its ranks with whoever started it. `utils/serving/install.py` knows where its
 binary is, and NVIDIA's `tritonclient` asks it what it is asked here.
 
@@ -28,7 +28,6 @@ import secrets
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,7 +40,8 @@ from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from utils.paths import ROOT
-from utils.serving import keeper
+from utils.ranks.supervise import AT_ONCE, Child, end, supervised
+from utils.serving import drain
 from utils.serving.install import (
     ServerError,
     container_command,
@@ -107,7 +107,7 @@ class TritonServer:
         installation = find_server()
         self.models, self.left_out = models_of(self.repo, models, installation.backends())
         self._folder = Path(tempfile.mkdtemp(prefix="triton-"))
-        self._held = {"owner": os.getpid(), "folder": self._folder, "process": None}
+        self._held = {"owner": os.getpid(), "folder": self._folder, "child": None}
         self._finalizer = weakref.finalize(self, finish, self._held, self.exit_seconds)
         self.log = Path(log).resolve() if log else self._folder / "server.log"
         self.pid, progress = None, Progress(self, quiet)
@@ -168,8 +168,8 @@ class TritonServer:
 
     def alive(self) -> bool:
         """Whether the server's process is there."""
-        process = self._held["process"]
-        return process is not None and process.poll() is None
+        child = self._held["child"]
+        return child is not None and child.returncode is None
 
     def tail(self, lines: int = 20) -> str:
         """The last lines of the log."""
@@ -189,8 +189,8 @@ class TritonServer:
     @property
     def returncode(self) -> int | None:
         """The server's exit status, 128 + n for signal n; None while it runs."""
-        process = self._held["process"]
-        return None if process is None else process.poll()
+        child = self._held["child"]
+        return None if child is None else child.returncode
 
     def __enter__(self):
         return self
@@ -242,16 +242,16 @@ class TritonServer:
 
     def _spawn(self, command, environment):
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        launcher = [sys.executable, "-I", "-S", keeper.__file__]
-        launcher += [str(self.exit_seconds + KILL), self.http.rpartition(":")[2], str(self._folder)]
-        with self.log.open("wb") as log:
-            process = self._held["process"] = subprocess.Popen(
-                launcher + command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                env=environment, start_new_session=True,
-            )  # fmt: skip
-        line = process.stdout.readline()  # the keeper writes it at once, or ends
-        process.stdout.close()
-        self.pid = int(line) if line.strip().isdigit() else None
+        heard, told = os.pipe()
+        words = supervised(
+            command, grace=self.exit_seconds + KILL, folder=self._folder, pid_to=told,
+            while_ending=(drain.__file__, self.http.rpartition(":")[2]),
+        )  # fmt: skip
+        with open(heard, "rb") as said:
+            with self.log.open("wb") as log, open(told, "wb"):
+                self._held["child"] = Child(words, output=log, env=environment, fds=(told,))
+            pid = said.read()  # the supervisor writes it at once, or ends
+        self.pid = int(pid) if pid else None
 
     def _wait(self, name, progress) -> bool:
         """Waits until this very server serves the models; False: it has ended or lacks a port."""
@@ -290,20 +290,14 @@ class TritonServer:
 
 
 def finish(held, seconds, keep_folder=False, at_once=False):
-    """Ends the server through its keeper, within a time limit; removes the temporary folder."""
+    """Ends the server through its supervisor, within a time limit; removes the temporary folder."""
     if held["owner"] != os.getpid():
         return  # this is a fork of the process that owns the server
-    process = held["process"]
-    if process is not None and process.poll() is None:
-        with suppress(BrokenPipeError):
-            process.stdin.write(keeper.AT_ONCE if at_once else b"")
-            process.stdin.close()  # the keeper's sign
-        try:
-            process.wait(seconds + 2 * KILL)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+    child = held["child"]
+    if child is not None and child.returncode is None:
+        if at_once:
+            child.hang_up(AT_ONCE)
+        end([child], seconds + 2 * KILL)
     if not keep_folder:
         shutil.rmtree(held["folder"], ignore_errors=True)
 

@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -20,10 +19,12 @@ import webbrowser
 from pathlib import Path
 
 from utils.paths import ROOT
+from utils.ranks.supervise import Child, end, supervised
 
 LOG = Path(sys.prefix) / "lab.log"  # what the server and its kernels say
 SETTINGS = Path(__file__).with_name("lab_settings")
 HOST = "127.0.0.1"
+GRACE = 15.0  # seconds that the server and its kernels may take to end
 
 
 class LabError(Exception):
@@ -72,15 +73,13 @@ def command(port: int, root: Path = ROOT, *more: str) -> list[str]:
     return [sys.executable, "-m", "jupyterlab", "--no-browser", *allowed, *named, *more]
 
 
-def start(command: list[str], environment: dict, log: Path = LOG) -> subprocess.Popen:
-    """Start the server in a session of its own: Ctrl-C comes to us, who stop it in good order."""
+def start(command: list[str], environment: dict, log: Path = LOG) -> Child:
+    """Start the server under a supervisor: Ctrl-C comes to us, who stop it in good order."""
     with log.open("w") as out:
-        return subprocess.Popen(
-            command, env=environment, stdout=out, stderr=out, start_new_session=True
-        )
+        return Child(supervised(command, grace=GRACE), output=out, env=environment)
 
 
-def wait_until_ready(server: subprocess.Popen, port: int, token: str, seconds: float = 60) -> None:
+def wait_until_ready(server: Child, port: int, token: str, seconds: float = 60) -> None:
     """Return when the server answers to our token; raise LabError when it ends or is too late."""
     request = urllib.request.Request(
         f"http://{HOST}:{port}/api/status", headers={"Authorization": f"token {token}"}
@@ -88,7 +87,7 @@ def wait_until_ready(server: subprocess.Popen, port: int, token: str, seconds: f
     no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if server.poll() is not None:
+        if server.returncode is not None:
             raise LabError(f"JupyterLab ended by itself; {LOG} says why.")
         with contextlib.suppress(OSError, urllib.error.URLError):
             no_proxy.open(request, timeout=2).close()
@@ -97,15 +96,9 @@ def wait_until_ready(server: subprocess.Popen, port: int, token: str, seconds: f
     raise LabError(f"JupyterLab did not answer within {seconds:.0f} s: is the machine overloaded?")
 
 
-def stop(server: subprocess.Popen) -> None:
-    """Ask the server to stop its kernels and itself; after 15 s kill what is left."""
-    if server.poll() is None:
-        server.terminate()
-        try:
-            server.wait(15)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+def stop(server: Child) -> None:
+    """Ask the server to stop its kernels and itself; after GRACE kill what is left."""
+    end([server], 2 * GRACE)
 
 
 def has_display() -> bool:

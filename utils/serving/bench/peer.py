@@ -11,23 +11,18 @@ of a batch have one length, so nothing is padded: the best case of a static batc
 
 import json
 import os
-import select
-import subprocess
 import sys
-import tempfile
 import time
+
+from utils.ranks.supervise import Child, ChildEnded, end
 
 
 class Peer:
     """The process. Raises RuntimeError with its last words when it ends or does not answer."""
 
     def __init__(self, folder, threads, seconds=180.0):
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
-        self._process = subprocess.Popen(
+        self._process = Child(
             [sys.executable, "-m", "utils.serving.bench.peer", str(folder), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         )
         try:
@@ -39,24 +34,12 @@ class Peer:
     def generate(self, prompts, max_tokens, seconds=300.0):
         """(new tokens of each prompt, seconds until the first ones) of one batch."""
         question = {"prompts": prompts, "max_tokens": max_tokens}
-        try:
-            self._process.stdin.write(json.dumps(question).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise RuntimeError(f"transformers ended: {self._last_words()}") from None
-        answer = self._answer(seconds)
+        answer = self._answer(seconds, json.dumps(question).encode())
         return answer["tokens"], answer["first"]
 
     def close(self):
         """Ends the process: it ends by itself when its pipe closes, else it is killed."""
-        self._process.stdin.close()
-        try:
-            self._process.wait(2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._errors.close()
+        end([self._process], 2.0)
 
     def __enter__(self):
         return self
@@ -64,22 +47,15 @@ class Peer:
     def __exit__(self, *exception):
         self.close()
 
-    def _answer(self, seconds):
-        pipe, line, deadline = self._process.stdout.fileno(), b"", time.monotonic() + seconds
-        while not line.endswith(b"\n"):
-            ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise RuntimeError(f"transformers did not answer within {seconds:g} s")
-            data = os.read(pipe, 1 << 20)
-            if not data:
-                raise RuntimeError(f"transformers ended: {self._last_words()}")
-            line += data
-        return json.loads(line)
-
-    def _last_words(self):
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+    def _answer(self, seconds, question=None):
+        try:
+            if question is not None:
+                self._process.say(question)
+            return json.loads(self._process.answer(seconds))
+        except ChildEnded:
+            raise RuntimeError(f"transformers ended: {self._process.last_words()}") from None
+        except TimeoutError:
+            raise RuntimeError(f"transformers did not answer within {seconds:g} s") from None
 
 
 def main(folder, threads):

@@ -18,12 +18,12 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from utils.ranks.supervise import Child, ChildEnded, end
 from utils.serving.engine.version import LoadError
 
 ROOT = Path(__file__).resolve().parents[3]  # the folder of `utils`: the workshop, or a version
@@ -72,12 +72,13 @@ class RankGroup:
                  step_seconds=20.0):  # fmt: skip
         self.size, self.start_seconds, self.step_seconds = version.tp, start_seconds, step_seconds
         self.threads = threads or max(1, (cores() - 1) // self.size)
-        self._processes, self._errors = [], []
+        self._ranks = []
         self._meeting = tempfile.mkdtemp(prefix="ranks-")
         try:
+            environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
             for _ in range(self.size):
-                self._start()
-            self._outputs = [process.stdout.fileno() for process in self._processes]
+                self._ranks.append(Child([python(), "-c", START, str(ROOT)], env=environment))
+            self._outputs = [rank.fileno() for rank in self._ranks]
             self._poll = select.poll()
             for output in self._outputs:
                 self._poll.register(output, select.POLLIN)
@@ -100,7 +101,7 @@ class RankGroup:
     @property
     def pids(self):
         """Process ids by rank."""
-        return [process.pid for process in self._processes]
+        return [rank.pid for rank in self._ranks]
 
     def send(self, command):
         """The same command for every rank."""
@@ -111,19 +112,19 @@ class RankGroup:
         """The answer of rank 0 to the command before, once all have answered."""
         seconds = self.step_seconds if seconds is None else seconds
         deadline = time.monotonic() + seconds
-        answers, lines = {}, [b""] * self.size
+        answers = {}
         while len(answers) < self.size:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise RankDied(self._who_is_late(set(range(self.size)) - set(answers), seconds))
             for output, _ in self._poll.poll(1000 * left):
                 rank = self._outputs.index(output)
-                data = os.read(output, 1 << 20)
-                lines[rank] += data
-                if not data:
-                    raise RankDied(self._who_died(rank))
-                if data.endswith(b"\n"):
-                    answers[rank] = self._checked(rank, json.loads(lines[rank]))
+                try:
+                    line = self._ranks[rank].hear()
+                except ChildEnded:
+                    raise RankDied(self._who_died(rank)) from None
+                if line is not None:
+                    answers[rank] = self._checked(rank, json.loads(line))
         return answers[0]
 
     def wait(self, bell):
@@ -138,48 +139,23 @@ class RankGroup:
 
     def close(self):
         """Ends the ranks: idle ones end by themselves when their pipe closes, others are killed."""
-        for process in self._processes:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        deadline = time.monotonic() + 0.3
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-            process.kill()  # SIGKILL ends a stopped process too; one that has ended gets none
-            process.wait()
-            process.stdout.close()
-        for file in self._errors:
-            file.close()
-        self._processes, self._errors = [], []
+        end(self._ranks, 0.3)
+        self._ranks = []
         shutil.rmtree(self._meeting, ignore_errors=True)
 
     def kill(self):
         """Ends the ranks from another thread; who waits in `receive` gets RankDied."""
-        for process in list(self._processes):
-            process.kill()
+        for rank in list(self._ranks):
+            rank.kill()
 
     # --- one rank -------------------------------------------------------------------------------
-
-    def _start(self):
-        self._errors.append(tempfile.TemporaryFile())  # noqa: SIM115 (closed by close)
-        self._processes.append(
-            subprocess.Popen(
-                [python(), "-c", START, str(ROOT)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors[-1],
-                env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
-            )
-        )
 
     def _tell(self, rank, message):
         # A pipe takes 64 KiB without a reader, and the rank has read all that came before: this
         # does not block, because a step has no more than a few thousand tokens.
-        pipe = self._processes[rank].stdin
         try:
-            pipe.write(json.dumps(message).encode() + b"\n")
-            pipe.flush()
-        except (BrokenPipeError, ConnectionResetError):
+            self._ranks[rank].say(json.dumps(message).encode())
+        except ChildEnded:
             raise RankDied(self._who_died(rank)) from None
 
     def _checked(self, rank, answer):
@@ -195,32 +171,25 @@ class RankGroup:
         """Names the rank to blame: one that was killed, before one whose collective failed then."""
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline:
-            killed = [r for r, p in enumerate(self._processes) if (p.poll() or 0) < 0]
+            killed = [r for r, p in enumerate(self._ranks) if (p.returncode or 0) < 0]
             if killed:
-                code = -self._processes[killed[0]].returncode
+                code = -self._ranks[killed[0]].returncode
                 return f"{self._name(killed[0])} was killed by {signal.Signals(code).name}"
             time.sleep(0.01)
         if error is not None:
             return f"{self._name(rank)} failed: {error}"
-        status = self._processes[rank].poll()
-        return f"{self._name(rank)} ended with status {status}: {self._last_words(rank)}"
+        status = self._ranks[rank].returncode
+        return f"{self._name(rank)} ended with status {status}: {self._ranks[rank].last_words()}"
 
     def _who_is_late(self, ranks, seconds):
-        stopped = [rank for rank in sorted(ranks) if _is_stopped(self._processes[rank].pid)]
+        stopped = [rank for rank in sorted(ranks) if _is_stopped(self._ranks[rank].pid)]
         if stopped:
             return f"{self._name(stopped[0])} is stopped: no answer in {seconds:g} seconds"
         names = ", ".join(str(rank) for rank in sorted(ranks))
         return f"rank {names} of {self.size} did not answer in {seconds:g} seconds"
 
     def _name(self, rank):
-        return f"rank {rank} of {self.size} (process {self._processes[rank].pid})"
-
-    def _last_words(self, rank):
-        """The last line that a rank wrote to standard error."""
-        self._errors[rank].seek(0)
-        lines = self._errors[rank].read().decode(errors="replace").split("\n")
-        lines = [line.strip() for line in lines if line.strip()]
-        return lines[-1] if lines else "it said nothing"
+        return f"rank {rank} of {self.size} (process {self._ranks[rank].pid})"
 
 
 def python():

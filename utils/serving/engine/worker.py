@@ -10,25 +10,22 @@ make the same collectives in the same order; rank 0 has the logits and chooses t
 A rank ends when the pipe closes, when its leader has gone in whatever way, or after {"error": ...}.
 """
 
-import ctypes
 import datetime
 import json
 import os
 import signal
 import sys
-import threading
-import time
 
+from utils.ranks.supervise import end_with
 from utils.serving.engine.version import LoadError, Version
-
-PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 
 
 def main():
     """Serves the lines of standard input."""
     commands, answers = _pipes()
     setup = json.loads(commands.readline())
-    _end_with(setup["leader"])
+    _listen_to_nobody_else()
+    end_with(setup["leader"])  # even if this process is stopped or in a collective then
     try:
         worker = Worker(setup)
         _say(answers, {"ready": True})
@@ -98,23 +95,11 @@ def _say(answers, message):
     answers.flush()
 
 
-def _end_with(leader):
-    """This process ends when process `leader` has gone, even if it is stopped or in a collective.
-
-    It does not listen to what ends a terminal's processes together: its leader decides, and lets
-    requests end first.
-    """
+def _listen_to_nobody_else():
+    """What ends a terminal's processes together is not for a rank: its leader decides, and lets
+    requests end first."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def watch():
-        while os.getppid() == leader:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _device(torch, wanted, rank, tp):

@@ -1,4 +1,5 @@
-"""Words for what ranks print and for what goes wrong on them. Used by `utils.ranks`."""
+"""What went wrong on which rank, in words: a hang with the stack of every rank, an exception, a
+death. And what ranks print, equal lines folded. `utils.ranks.pool` calls this."""
 
 import linecache
 import os
@@ -54,16 +55,23 @@ def columns(pairs, size):
     return "".join(lines)
 
 
-def read_new(folder, name, seen):
-    """What was appended to a file since the last call; `seen` remembers the position."""
-    try:
-        with open(Path(folder) / name, "rb") as file:
-            file.seek(seen.get(name, 0))
-            data = file.read()
-    except FileNotFoundError:
-        return ""
-    seen[name] = seen.get(name, 0) + len(data)
-    return data.decode("utf-8", "replace")
+class RankFiles:
+    """What the ranks write into the folder of their pool: rank0.out, rank0.log, rank0.stack …"""
+
+    def __init__(self, folder):
+        self._folder, self._seen = Path(folder), {}
+
+    def new(self, rank, kind):
+        """What was appended to one of these files since the last call."""
+        path = self._folder / f"rank{rank}.{kind}"
+        try:
+            with open(path, "rb") as file:
+                file.seek(self._seen.get(path, 0))
+                data = file.read()
+        except FileNotFoundError:
+            return ""
+        self._seen[path] = self._seen.get(path, 0) + len(data)
+        return data.decode("utf-8", "replace")
 
 
 def remember_source(name, source):
@@ -120,11 +128,13 @@ def where(frame):
     return f"{place}: {code}" if code else place
 
 
-def failure(pool, on, first, stacks, final, hung):
+def failure(on, first, stacks, final, *, size, limit, ended):
     """The whole text of a RankError: what each rank did, equal ranks folded, and what holds now.
 
-    first: replies when the failure was noticed; stacks: {rank: frames} of those that still ran;
-    final: replies after the others were let go; hung: a collective ran into its time limit.
+    on: the ranks that were asked, of `size`; first: replies when the failure was noticed; stacks:
+    {rank: frames} of those that still ran; final: replies after the others were let go; limit:
+    seconds, where a collective ran into its time limit, else None; ended: why the ranks had to be
+    ended, or None.
     """
     blocks, waited = [], []
     for rank in on:
@@ -147,29 +157,31 @@ def failure(pool, on, first, stacks, final, hung):
             blocks.append((rank, "\n".join(lines)))
         else:
             blocks.append((rank, "had finished"))
-    idle = [rank for rank in range(pool.size) if rank not in on]
-    if hung:
+    idle = [rank for rank in range(size) if rank not in on]
+    if limit is not None:
         blocks += [(rank, "does not run this cell") for rank in idle]
-        head = f"A collective did not complete within {pool.timeout:g} s. Where each rank was:"
+        head = f"A collective did not complete within {limit:g} s. Where each rank was:"
     else:
         culprits = [r for r in on if isinstance(first.get(r), Failure) and r not in waited]
-        head = f"{label(culprits, pool.size).capitalize()} failed:"
-    if pool._stopped:
-        tail = f"The ranks were ended: {pool._stopped}. Call ranks.restart()."
+        head = f"{label(culprits, size).capitalize()} failed:"
+    if ended:
+        tail = f"The ranks were ended: {ended}. Call ranks.restart()."
     else:
         tail = "The ranks stay usable and keep their variables; the process group was made anew."
-    return f"{head}\n{columns(blocks, pool.size)}{tail}"
+    return f"{head}\n{columns(blocks, size)}{tail}"
 
 
-def stacks(pool, ranks):
+def stacks(files, ranks, signal_ranks):
     """The stack of each of these ranks now: {rank: frames, outermost first}.
+
+    files: their `RankFiles`; signal_ranks(ranks, number) sends them a signal.
 
     The ranks write it themselves on SIGUSR1 (faulthandler), even inside C++ code.
     """
     texts = dict.fromkeys(ranks, "")
     for rank in ranks:
-        read_new(pool._folder, f"rank{rank}.stack", pool._seen)
-    pool._signal(ranks, signal.SIGUSR1)
+        files.new(rank, "stack")
+    signal_ranks(ranks, signal.SIGUSR1)
     deadline = time.monotonic() + 5.0
     # the outermost frame comes last (or "...", where there are many): a stack may be half written
     while not all(text.endswith((" in <module>\n", "  ...\n")) for text in texts.values()):
@@ -177,7 +189,7 @@ def stacks(pool, ranks):
             break
         time.sleep(0.02)
         for rank in ranks:
-            texts[rank] += read_new(pool._folder, f"rank{rank}.stack", pool._seen)
+            texts[rank] += files.new(rank, "stack")
     found = {}
     for rank, text in texts.items():
         lines = re.findall(r'File "(.+)", line (\d+) in (.+)', text)
@@ -192,17 +204,19 @@ def plumbing(frame):
     return frame.file.endswith(("ranks/worker.py", "<string>")) or "multiprocessing" in frame.file
 
 
-def deaths(pool):
-    """Names the processes that have ended, how, and the last lines they left."""
+def deaths(files, exit_codes):
+    """Names the ranks that have ended, how, and the last lines they left.
+
+    exit_codes: by rank, -n for signal n, None for those that run.
+    """
     lines = []
-    for rank, process in enumerate(pool._processes):
-        code = process.exitcode
+    for rank, code in enumerate(exit_codes):
         if code is None:
             continue
         killed = code < 0
         how = f"was killed by {signal.Signals(-code).name}" if killed else f"ended with code {code}"
         lines.append(f"Rank {rank} {how}.")
-        log = read_new(pool._folder, f"rank{rank}.log", {}).strip().splitlines()[-5:]
+        log = files.new(rank, "log").strip().splitlines()[-5:]
         lines += [f"    {line}" for line in log]
     return "\n".join(lines) or "A rank closed its connection."
 
