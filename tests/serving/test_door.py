@@ -21,7 +21,7 @@ LONG = 500  # tokens: what is cancelled before it ends
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     repo = repo_of("tiny", 1, tmp_path_factory.mktemp("door") / "repo")
-    with Engine(repo / "gpt_engine" / "1", slots=4) as engine:
+    with Engine(repo / "gpt_engine" / "1", max_num_seqs=4) as engine:
         yield engine
 
 

@@ -52,7 +52,7 @@ def test_greedy_tokens_are_those_of_training_and_of_transformers(tp, tmp_path, p
     """In a batch that others join and leave at every moment; long prompts are read in pieces."""
     chance = random.Random(tp)
     wanted, served = {}, {}
-    with Engine(version_of("base", tmp_path, tp), slots=5, piece=32) as engine:
+    with Engine(version_of("base", tmp_path, tp), max_num_seqs=5, prefill_chunk=32) as engine:
         streams = []
         for number in chance.sample(range(len(prompts)), len(prompts)) * 2:
             count = chance.randint(1, 24)
@@ -86,7 +86,7 @@ def test_odd_sizes_biases_scaled_positions_and_prompts(config, tp, tmp_path):
     cases.append(([3] * 70, "kind", config.max_positions - 75))  # to the last position
     folder = version_of(config, tmp_path, tp, virtual)
     model = GPT.from_pretrained(tmp_path / "model")
-    with Engine(folder, slots=4, piece=8) as engine:
+    with Engine(folder, max_num_seqs=4, prefill_chunk=8) as engine:
         streams = [
             engine.submit(tokens, SamplingParams(max_tokens=count), prompt=name)
             for tokens, name, count in cases

@@ -42,7 +42,7 @@ def all_end(streams, message):
 
 def test_ranks_that_die_or_stop_are_named_and_replaced(version):
     news = []
-    with Engine(version, slots=2, step_seconds=8.0) as engine:
+    with Engine(version, max_num_seqs=2, step_seconds=8.0) as engine:
         engine.on_ready = news.append
         expected = engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens
         for rank, sent, message in (
@@ -132,7 +132,7 @@ def test_ranks_end_when_their_leader_is_killed(version, stopped):
 
 def test_closing_ends_what_is_served_and_nothing_stays(version):
     before = children()
-    engine = Engine(version, slots=2)
+    engine = Engine(version, max_num_seqs=2)
     streams = [engine.submit([n], LONG) for n in range(4)]
     streams[0].read(PATIENCE)
     engine.close()

@@ -56,11 +56,11 @@ def request(name, length=3, count=4, virtual=0):
 
 
 def names(step):
-    return [p.request.id for p in step.pieces], [r.id for r in step.running]
+    return [p.request.id for p in step.chunks], [r.id for r in step.running]
 
 
 def test_requests_join_and_leave_between_steps():
-    scheduler = Scheduler(slots=2, queue=2, piece=100, end_tokens=[0])
+    scheduler = Scheduler(max_num_seqs=2, queue=2, prefill_chunk=100, end_tokens=[0])
     a, b, c, d = (request(name, count=2 + (name == "b")) for name in "abcd")
     for one in (a, b, c, d):
         scheduler.add(one)
@@ -87,7 +87,7 @@ def test_requests_join_and_leave_between_steps():
 
 
 def test_who_is_cancelled_while_the_ranks_work_gets_nothing():
-    scheduler = Scheduler(slots=2, queue=0, piece=100, end_tokens=[])
+    scheduler = Scheduler(max_num_seqs=2, queue=0, prefill_chunk=100, end_tokens=[])
     a, b = request("a"), request("b")
     scheduler.add(a), scheduler.add(b)
     step = scheduler.plan()
@@ -98,8 +98,8 @@ def test_who_is_cancelled_while_the_ranks_work_gets_nothing():
     assert names(scheduler.plan()) == (["c"], ["b"]) and c.slot == 0
 
 
-def test_a_long_prompt_is_read_in_pieces_and_nobody_waits_for_it():
-    scheduler = Scheduler(slots=4, queue=4, piece=10, end_tokens=[])
+def test_a_long_prompt_is_read_in_chunks_and_nobody_waits_for_it():
+    scheduler = Scheduler(max_num_seqs=4, queue=4, prefill_chunk=10, end_tokens=[])
     short, last = request("short", 4, count=9), request("last", 2)
     long = request("long", 25, virtual=3)
     for one in (short, long, last):
@@ -107,7 +107,7 @@ def test_a_long_prompt_is_read_in_pieces_and_nobody_waits_for_it():
     pieces = []
     for _ in range(5):
         step = scheduler.plan()
-        assert sum(piece.stop - piece.start for piece in step.pieces) <= 10
+        assert sum(chunk.stop - chunk.start for chunk in step.chunks) <= 10
         pieces.append(names(step))
         scheduler.advance(step, [5] * len(step.expected()))
     assert pieces == [
@@ -120,8 +120,8 @@ def test_a_long_prompt_is_read_in_pieces_and_nobody_waits_for_it():
     assert long.length == long.cached - 1 == 28
 
 
-def test_virtual_tokens_come_whole_with_the_first_piece():
-    scheduler = Scheduler(slots=1, queue=1, piece=2, end_tokens=[])
+def test_virtual_tokens_come_whole_with_the_first_chunk():
+    scheduler = Scheduler(max_num_seqs=1, queue=1, prefill_chunk=2, end_tokens=[])
     scheduler.add(request("a", 3, virtual=5))
     commands = []
     for _ in range(3):

@@ -20,7 +20,7 @@ LONG = SamplingParams(max_tokens=50_000)
 def engine(tmp_path_factory):
     virtual = {"kind": torch.randn(5, 16), "names": torch.randn(3, 16)}
     folder = version_of(ENDLESS, tmp_path_factory.mktemp("engine"), 1, virtual)
-    with Engine(folder, slots=3, queue=2) as engine:
+    with Engine(folder, max_num_seqs=3, queue=2) as engine:
         yield engine
 
 
@@ -178,8 +178,9 @@ def test_statistics_count(engine):
 
 @pytest.mark.parametrize(
     "option",
-    [{"slots": 0}, {"queue": -1}, {"device": "tpu"}, {"threads": 0}, {"positions": 1.5},
-     {"piece": 0}, {"step_seconds": 0}, {"start_seconds": float("inf")}],
+    [{"max_num_seqs": 0}, {"queue": -1}, {"device": "tpu"}, {"threads": 0},
+     {"max_model_len": 1.5}, {"prefill_chunk": 0}, {"step_seconds": 0},
+     {"start_seconds": float("inf")}],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(option):
     with pytest.raises(ValueError, match=next(iter(option))):

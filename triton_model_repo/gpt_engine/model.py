@@ -46,7 +46,7 @@ COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "k
     "requests_failed": ("requests_failed_total", "Requests that ended in an error."),
     "requests_cancelled": ("requests_cancelled_total", "Requests that their client left."),
     "requests_rejected": ("requests_rejected_total", "Requests refused: the queue was full."),
-    "steps_total": ("steps_total", "Steps of the model, of one token or a piece of a prompt."),
+    "steps_total": ("steps_total", "Steps of the model, of one token or a chunk of a prompt."),
     "restarts": ("rank_restarts_total", "Times that the ranks were started anew."),
 }
 GAUGES = {
@@ -67,7 +67,7 @@ class TritonPythonModel:
         setting = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.engine = Engine(
             Path(args["model_repository"], args["model_version"]),
-            slots=int(setting["slots"]),
+            max_num_seqs=int(setting["slots"]),
             queue=int(setting["queue"]),
             device=setting["device"],
             threads=int(setting["threads"]) or None,

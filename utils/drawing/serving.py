@@ -76,7 +76,7 @@ def front_doors(tp: int = 2) -> None:
 def continuous(lengths, slots: int) -> list[list]:
     """What the engine's own scheduler does with requests of `lengths` tokens that arrive together:
     for each slot a list over steps with the number of the request in it, or None."""
-    scheduler = Scheduler(slots, queue=len(lengths), piece=10**9, end_tokens=())
+    scheduler = Scheduler(slots, queue=len(lengths), prefill_chunk=10**9, end_tokens=())
     for number, length in enumerate(lengths):
         scheduler.add(Request(str(number), [0], SamplingParams(max_tokens=length)))
     steps = []

@@ -84,10 +84,10 @@ class World:
         """`count` prompts of the corpus that survive text and tokens, and are answered in full."""
         from utils.data import corpus
 
-        if self.prompt_tokens + self.new > self.engine.positions:
+        if self.prompt_tokens + self.new > self.engine.max_model_len:
             raise ValueError(
                 f"{self.prompt_tokens} tokens and {self.new} new ones are more than the "
-                f"{self.engine.positions} positions of the model: lower --prompt-tokens"
+                f"{self.engine.max_model_len} positions of the model: lower --prompt-tokens"
             )
         text = bytes(corpus.load()[:200_000].tolist()).decode(errors="ignore")
         candidates = []

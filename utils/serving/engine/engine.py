@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from pathlib import Path
 
 from utils.serving.engine.ranks import Bell, RankDied, RankGroup
 from utils.serving.engine.request import BadRequest, Stream, Unavailable
@@ -32,33 +33,52 @@ class Engine:
     """Serves one version folder of the model repository.
 
     folder         what the export wrote; its manifest says how many ranks
-    slots          requests that run together: rows of the KV cache
+    max_num_seqs   requests that run together: slots, which are rows of the KV cache
     queue          requests that may wait besides; more are refused with Unavailable
     device         "cpu", "cuda" (one GPU a rank), or "auto": CUDA where every rank has a GPU
     threads        of each rank on the CPU; None: the cores but one, divided by the ranks (that one
                    is for the leader and the clients: a thread that waits for a core stops the rank)
-    positions      of a request at most, virtual and new tokens with it; None: what the model has
-    piece          positions of prompts that are read in one step: how long others wait for them
+    max_model_len  positions of a request at most, virtual and new tokens with it; None: what the
+                   model has
+    prefill_chunk  positions of prompts that are read in one step: how long others wait for them
     step_seconds   after which a rank that does not answer counts as dead
     restarts       whether ranks that died are started again
 
     Raises LoadError (by file name), Unavailable where ranks do not start.
     """
 
-    def __init__(self, folder, slots=16, queue=64, device="auto", threads=None, positions=None,
-                 piece=256, step_seconds=20.0, start_seconds=120.0, restarts=True):  # fmt: skip
+    def __init__(
+        self,
+        folder: str | Path,
+        max_num_seqs: int = 16,
+        queue: int = 64,
+        device: str = "auto",
+        threads: int | None = None,
+        max_model_len: int | None = None,
+        prefill_chunk: int = 256,
+        step_seconds: float = 20.0,
+        start_seconds: float = 120.0,
+        restarts: bool = True,
+    ):
         _check(
-            device, {"step_seconds": step_seconds, "start_seconds": start_seconds}, slots=slots,
-            queue=queue, piece=piece, threads=1 if threads is None else threads,
-            positions=1 if positions is None else positions,
-        )  # fmt: skip
+            device,
+            {"step_seconds": step_seconds, "start_seconds": start_seconds},
+            max_num_seqs=max_num_seqs,
+            queue=queue,
+            prefill_chunk=prefill_chunk,
+            threads=1 if threads is None else threads,
+            max_model_len=1 if max_model_len is None else max_model_len,
+        )
         self.version = Version.read(folder)
         self.model, self.tp = self.version.model, self.version.tp
-        self.positions = min(positions or self.model.max_positions, self.model.max_positions)
+        most = self.model.max_positions
+        self.max_model_len = min(max_model_len or most, most)
         self.tokenizer = load_tokenizer(folder)
         self.restarts = restarts
         self.on_ready = None  # called with False when the ranks have died, True when they are back
-        self._scheduler = Scheduler(slots, queue, min(piece, 4096), self.model.end_tokens)
+        self._scheduler = Scheduler(
+            max_num_seqs, queue, min(prefill_chunk, 4096), self.model.end_tokens
+        )
         self._streams = {}  # Request -> (Stream, TextStream)
         self._stats = Stats()
         self._lock = threading.Lock()  # over scheduler, streams and statistics
@@ -67,7 +87,13 @@ class Engine:
         self._why_not = "the engine is starting"  # the reason for not being ready
         self._closed = threading.Event()
         self._make_group = lambda: RankGroup(
-            self.version, slots, self.positions, device, threads, start_seconds, step_seconds
+            self.version,
+            max_num_seqs,
+            self.max_model_len,
+            device,
+            threads,
+            start_seconds,
+            step_seconds,
         )
         started = queues.SimpleQueue()
         self._announcements = queues.SimpleQueue()
@@ -92,7 +118,7 @@ class Engine:
         id       a name to cancel it by, unlike all others now served; None: one is made
         Raises BadRequest, and Unavailable when the queue is full or the ranks are down.
         """
-        request = Request.of(self.version, self.positions, tokens, sampling, prompt, id)
+        request = Request.of(self.version, self.max_model_len, tokens, sampling, prompt, id)
         stream = Stream(request.id, self.cancel)
         text = TextStream(self.tokenizer, request.sampling.stop)
         with self._lock:
@@ -152,7 +178,7 @@ class Engine:
     def stats(self):
         """What the engine does now and has done: a dictionary of numbers."""
         with self._lock:
-            return {"ready": self._ready} | self._stats.read(self._scheduler, self.positions)
+            return {"ready": self._ready} | self._stats.read(self._scheduler, self.max_model_len)
 
     def close(self):
         """Ends all requests with Unavailable, and the ranks. Closing twice does nothing."""
@@ -304,7 +330,7 @@ class Stats:
     """What the engine counts: since the start, and of the last moments.
 
     stats.submitted(request);  stats.stepped(step, served, seconds)
-    stats.read(scheduler, positions)            # a dictionary of numbers
+    stats.read(scheduler, max_model_len)            # a dictionary of numbers
     """
 
     def __init__(self):
@@ -335,7 +361,7 @@ class Stats:
         while self._recent and self._recent[0][0] < now - WINDOW:
             self._recent.popleft()
 
-    def read(self, scheduler, positions):
+    def read(self, scheduler, max_model_len):
         """Numbers by name; times in seconds, `kv_` in positions."""
         now = time.monotonic()
         self._forget(now)
@@ -348,7 +374,7 @@ class Stats:
             "queue": scheduler.queue,
             "occupancy": len(running) / slots,
             "kv_used": sum(request.cached for request in running),
-            "kv_size": slots * positions,
+            "kv_size": slots * max_model_len,
             "tokens_total": self.tokens,
             "requests_total": self.requests,
             "requests_failed": self.failed,

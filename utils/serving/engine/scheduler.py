@@ -1,12 +1,12 @@
 """Who is served when: the queue, the slots of the running batch, and the work of each step.
 
-    scheduler = Scheduler(slots=16, queue=64, piece=256, end_tokens=(0,))
+    scheduler = Scheduler(max_num_seqs=16, queue=64, prefill_chunk=256, end_tokens=(0,))
     scheduler.add(request)                  # Unavailable when the queue is full
     step = scheduler.plan()                 # a Step, or None where there is nothing to do
     done = scheduler.advance(step, tokens)  # the ranks' tokens -> [(request, token), ...]
 
 Continuous batching (Yu et al., Orca, OSDI 2022): requests join and leave between two steps; nobody
-waits for the longest. A long prompt is read in pieces, so that those who run go on meanwhile
+waits for the longest. A long prompt is read in chunks, so that those who run go on meanwhile
 (Agrawal et al., arXiv:2308.16369). No torch and no clock: this is bookkeeping only.
 """
 
@@ -34,8 +34,8 @@ class Request:
     came: float = 0.0  # when, on the clock of whoever keeps statistics
 
     @classmethod
-    def of(cls, version, positions, tokens, sampling=None, prompt=None, id=None):
-        """The request of a caller, if `version` can serve it with so many positions; else
+    def of(cls, version, max_model_len, tokens, sampling=None, prompt=None, id=None):
+        """The request of a caller, if `version` can serve it in `max_model_len` positions; else
         BadRequest."""
         tokens = check_tokens(tokens, version.model.vocab_size)
         sampling = SamplingParams() if sampling is None else sampling
@@ -51,10 +51,10 @@ class Request:
             virtual = version.prompts[prompt]
         if not tokens and not virtual:
             raise BadRequest("there is nothing to continue: give one token at least, or a prompt")
-        if virtual + len(tokens) + sampling.max_tokens > positions:
+        if virtual + len(tokens) + sampling.max_tokens > max_model_len:
             raise BadRequest(
                 f"{virtual} virtual tokens + {len(tokens)} tokens + max_tokens "
-                f"{sampling.max_tokens} are more than the {positions} positions that are served"
+                f"{sampling.max_tokens} are more than the {max_model_len} positions that are served"
             )
         if sampling.seed is None and sampling.temperature > 0:
             sampling = replace(sampling, seed=secrets.randbits(63))
@@ -67,7 +67,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PrefillChunk:
     """A part of a request's positions, to be read in one step."""
 
     request: Request
@@ -80,7 +80,7 @@ class Piece:
         return self.stop == self.request.length
 
     def command(self):
-        """The piece for the ranks; virtual tokens come whole, with the first piece."""
+        """The chunk for the ranks; virtual tokens come whole, with the first one."""
         request = self.request
         first, last = max(0, self.start - request.virtual), self.stop - request.virtual
         command = {"slot": request.slot, "start": self.start, "tokens": request.tokens[first:last]}
@@ -94,19 +94,19 @@ class Piece:
 
 @dataclass(frozen=True)
 class Step:
-    """The work of one step: pieces to read, and requests that get their next token."""
+    """The work of one step: chunks of prompts to read, and requests that get their next token."""
 
-    pieces: list[Piece]
+    chunks: list[PrefillChunk]
     running: list[Request]
 
     def expected(self):
         """The requests that get a token, in the order of the ranks' answer."""
-        return [piece.request for piece in self.pieces if piece.last] + self.running
+        return [chunk.request for chunk in self.chunks if chunk.last] + self.running
 
     def command(self):
         """What the ranks are told."""
         return {
-            "prefill": [piece.command() for piece in self.pieces],
+            "prefill": [chunk.command() for chunk in self.chunks],
             "slots": [request.slot for request in self.running],
             "tokens": [request.new[-1] for request in self.running],
         }
@@ -115,16 +115,17 @@ class Step:
 class Scheduler:
     """First come, first served.
 
-    slots        requests that run together
-    queue        requests that may wait besides
-    piece        positions that are read in one step at most, over all requests (virtual tokens of
-                 one request are never divided)
-    end_tokens   ids that end a text
+    max_num_seqs    requests that run together: as many slots there are
+    queue           requests that may wait besides
+    prefill_chunk   positions of prompts that are read in one step at most, over all requests
+                    (virtual tokens of one request are never divided)
+    end_tokens      ids that end a text
     """
 
-    def __init__(self, slots, queue, piece, end_tokens):
-        self.queue, self.piece, self.end_tokens = queue, piece, frozenset(end_tokens)
-        self.slots = [None] * slots  # the request in each
+    def __init__(self, max_num_seqs, queue, prefill_chunk, end_tokens):
+        self.queue, self.prefill_chunk = queue, prefill_chunk
+        self.end_tokens = frozenset(end_tokens)
+        self.slots = [None] * max_num_seqs  # the request in each
         self.waiting = deque()
         self.requests = {}  # by id: waiting and running
 
@@ -147,30 +148,30 @@ class Scheduler:
     def plan(self):
         """The next Step; None where nothing runs and nobody waits."""
         running = [request for request in self.running if request.new]
-        left, pieces = self.piece, []
+        left, chunks = self.prefill_chunk, []
         for request in self.running:  # those whose prompt was read in part go first
             if not request.new:
-                pieces.append(self._piece(request, left))
-                left -= pieces[-1].stop - pieces[-1].start
+                chunks.append(self._chunk(request, left))
+                left -= chunks[-1].stop - chunks[-1].start
         while left > 0 and self.waiting and None in self.slots:
             request = self.waiting.popleft()
             request.slot = self.slots.index(None)  # the lowest: the batch stays dense
             self.slots[request.slot] = request
-            pieces.append(self._piece(request, left))
-            left -= pieces[-1].stop - pieces[-1].start
-        return Step(pieces, running) if pieces or running else None
+            chunks.append(self._chunk(request, left))
+            left -= chunks[-1].stop - chunks[-1].start
+        return Step(chunks, running) if chunks or running else None
 
-    def _piece(self, request, left):
+    def _chunk(self, request, left):
         stop = min(request.length, max(request.cached + left, request.virtual))
-        return Piece(request, request.cached, stop)
+        return PrefillChunk(request, request.cached, stop)
 
     def advance(self, step, tokens):
         """Takes the tokens of a step: (request, token) for each request that goes on or ends now.
 
         Those that were cancelled while the ranks worked are left out.
         """
-        for piece in step.pieces:
-            piece.request.cached = piece.stop
+        for chunk in step.chunks:
+            chunk.request.cached = chunk.stop
         for request in step.running:
             request.cached += 1
         served = []
