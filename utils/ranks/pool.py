@@ -29,9 +29,6 @@ from utils.ranks.diagnosis import RankError, RankFiles
 from utils.ranks.magic import register_magic
 from utils.ranks.supervise import end
 
-# What the forkserver imports once for all ranks. torch._dynamo is what the first step of any of
-# torch's optimizers imports: a second of work that every rank would else do anew.
-PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "numpy", "utils.ranks.worker"]
 GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
 PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
 
@@ -283,7 +280,7 @@ def choose_devices(size, device):
 def start_forkserver():
     """The forkserver with torch imported: 1 to 3 s for the first pool of a kernel, then nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(["utils.ranks.preload"])
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores: more threads would be slower
     try:
