@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from utils.models.config import GPTConfig
+from utils.models.tp_plan import rank_shapes
 from utils.planner import MACHINES, MODELS, Model, network
 from utils.planner.decode import (
     KINDS,
@@ -20,8 +22,7 @@ from utils.planner.decode import (
 )
 from utils.planner.kernels import STREAM
 from utils.ranks import Ranks
-from utils.serving.engine import version
-from utils.serving.engine.model import Decoder
+from utils.serving.engine.model import ServedDecoder
 
 A100 = MACHINES["dgx-a100"]
 SMALL = Model(5, 128, 2, vocab=4096, seq=512, ffn=344, gated=True, tied=True)
@@ -161,10 +162,10 @@ def test_operators_of_a_layer_are_counted(one_thread):
                   "num_hidden_layers": layers,
                   "num_attention_heads": 2, "intermediate_size": 48, "rms_norm_eps": 1e-5,
                   "max_position_embeddings": 32, "tie_word_embeddings": True}  # fmt: skip
-        model = version.Model.from_config(config)
+        model = GPTConfig.from_hf(config)
         weights = {name: torch.randn(shape) for name, shape in
-                   version.rank_shapes(model, 0, 1).items()}  # fmt: skip
-        decoder = Decoder(model, weights, 0, 1, slots=4, positions=32)
+                   rank_shapes(model, 0, 1).items()}  # fmt: skip
+        decoder = ServedDecoder(model, weights, 0, 1, slots=4, positions=32)
         decoder.prefill(0, 0, [1, 2, 3])
         for slots in ([0], [0, 1, 2, 3]):
             with Count() as counter:

@@ -19,12 +19,12 @@ def steps_on_rank(folder, tp):
     import torch.distributed as dist
 
     from utils.measure.traffic import Traffic
-    from utils.serving.engine.model import Decoder
+    from utils.serving.engine.model import ServedDecoder
     from utils.serving.engine.version import Version
 
     rank = dist.get_rank()
     version = Version.read(folder)
-    decoder = Decoder(
+    decoder = ServedDecoder(
         version.model, version.weights(rank), rank, tp, slots=4, positions=96,
         prompts=version.prompt_tensors(),
     )  # fmt: skip

@@ -122,6 +122,44 @@ class GPTConfig:
             return self.intermediate_size
         return 8 * math.ceil(self.hidden_size / 3)
 
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Each of them ends a text."""
+        if self.eos_token_id is None:
+            return ()
+        one = not isinstance(self.eos_token_id, tuple)
+        return (self.eos_token_id,) if one else self.eos_token_id
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """{name: shape} of every parameter, without building the model; tied ones once."""
+        C, M = self.hidden_size, self.mlp_size
+        queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
+        attention = {"q": (queries, C), "k": (keys, C), "v": (keys, C), "o": (C, queries)}
+        mlp = {"gate": (M, C), "up": (M, C), "down": (C, M)}
+        shapes = {"model.embed_tokens.weight": (self.vocab_size, C)}
+        for number in range(self.layers):
+            layer = f"model.layers.{number}."
+            matrices = [("self_attn", attention, self.attention_bias)]
+            if self.experts is None:
+                matrices.append(("mlp", mlp, self.mlp_bias))
+            for module, sizes, biased in matrices:
+                for name, size in sizes.items():
+                    shapes[f"{layer}{module}.{name}_proj.weight"] = size
+                    if biased:
+                        shapes[f"{layer}{module}.{name}_proj.bias"] = size[:1]
+            moe = f"{layer}block_sparse_moe."
+            if self.experts is not None:
+                shapes[f"{moe}gate.weight"] = (self.experts, C)
+            for expert in range(self.experts or 0):
+                for name, size in {"w1": (M, C), "w2": (C, M), "w3": (M, C)}.items():
+                    shapes[f"{moe}experts.{expert}.{name}.weight"] = size
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                shapes[f"{layer}{name}.weight"] = (C,)
+        shapes["model.norm.weight"] = (C,)
+        if not self.tie_embeddings:
+            shapes["lm_head.weight"] = (self.vocab_size, C)
+        return shapes
+
     # ---- cost, by formula
 
     def matmul_parameter_count(self):

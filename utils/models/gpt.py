@@ -1,5 +1,7 @@
 """The model: a Llama-layout decoder in plain PyTorch, which knows nothing of parallelism.
 
+The stages of a pipeline and the server's engine are made of the same blocks (`Decoder`).
+
 Parameter names and checkpoint files are Hugging Face's, so a Llama-layout checkpoint can be brought
 along, and what is trained here opens in `transformers`:
 
@@ -85,21 +87,32 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
 
-    def forward(self, x, cos, sin):
+    def forward(self, x, cos, sin, cache=None):
+        """cache: None, or what keeps the keys and values of earlier positions; see `Decoder`."""
+        q, k, v = self.project(x, cos, sin)
+        y = causal_attention(q, k, v) if cache is None else cache.attend(q, k, v)
+        return self.o_proj(y)  # (B, T, C)
+
+    def project(self, x, cos, sin):
+        """Queries (B, T, H, D), keys and values (B, T, K, D), turned to their positions."""
         B, T, _ = x.shape
         # the number of heads is read from the weights' output: a rank may hold only some of them
         q = self.q_proj(x).view(B, T, -1, self.head_size)  # (B, T, H, D)
         k = self.k_proj(x).view(B, T, -1, self.head_size)  # (B, T, K, D)
         v = self.v_proj(x).view(B, T, -1, self.head_size)  # (B, T, K, D)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=q.shape[2] != k.shape[2],
-        )  # (B, H, T, D)
-        return self.o_proj(y.transpose(1, 2).reshape(B, T, -1))  # (B, T, C)
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+
+def causal_attention(q, k, v):
+    """q (B, T, H, D), k and v (B, T, K, D) -> (B, T, H·D): each position looks at those before."""
+    y = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        is_causal=True,
+        enable_gqa=q.shape[2] != k.shape[2],
+    )  # (B, H, T, D)
+    return y.transpose(1, 2).flatten(2)
 
 
 class MLP(nn.Module):
@@ -112,7 +125,11 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
 
     def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))  # (B, T, C)
+        gate, up = self.project(x)
+        return self.down_proj(F.silu(gate) * up)  # (B, T, C)
+
+    def project(self, x):
+        return self.gate_proj(x), self.up_proj(x)  # (B, T, M) each
 
 
 class Block(nn.Module):
@@ -128,8 +145,8 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    def forward(self, x, cos, sin):
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+    def forward(self, x, cos, sin, *cache):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
         return x + self.feed_forward(self.post_attention_layernorm(x))  # (B, T, C)
 
     def feed_forward(self, x):
@@ -140,32 +157,47 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens -> hidden states: everything but the last matrix."""
+    """Tokens -> hidden states: everything but the last matrix; all of it, or a part.
 
-    def __init__(self, config):
+    embed_tokens  None: hidden states come in, from the stage of a pipeline before
+    layers        an nn.ModuleList of blocks, some of the model's or all
+    norm          None: the hidden states go to another stage
+    """
+
+    def __init__(self, config, embed_tokens, layers, norm):
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.embed_tokens, self.layers, self.norm = embed_tokens, layers, norm
 
-    def forward(self, tokens):
-        x = self.embed_tokens(tokens)  # (B, T, C)
-        # A prompt in the embedding makes the sequence longer than the tokens; sequence parallelism
-        # keeps only this rank's part of it.
-        length = max(x.shape[1], tokens.shape[1])
+    def forward(self, x, length=None, cache=None):
+        """Tokens (B, T), or hidden states (B, T, C) where there is no embedding -> (B, T, C).
+
+        length  positions of the whole sequence, where x has only some of them (sequence
+                parallelism); None: as many as x has
+        cache   what keeps the keys and values of earlier positions (a server's): its `cos` and
+                `sin` (B, T, 1, D) say where the positions of x are, and each of its `layers` has
+                `attend(q, k, v)` -> (B, T, H·D). None: x is all there is
+        """
+        length = length or x.shape[1]
+        if self.embed_tokens is not None:
+            x = self.embed_tokens(x)  # (B, T, C)
+        if cache is not None:
+            for layer, kept in zip(self.layers, cache.layers):
+                x = layer(x, cache.cos, cache.sin, kept)
+            return x if self.norm is None else self.norm(x)
+        # a prompt in the embedding makes the sequence longer than the tokens
+        length = max(length, x.shape[1])
         if length > self.config.max_positions:
             raise ValueError(
                 f"sequence of {length} tokens is longer than max_positions "
                 f"{self.config.max_positions}"
             )
-        positions = torch.arange(length, device=tokens.device)
         # (T, 1, D): one table for all heads, in the type that the projections come out in
-        cos, sin = rotary_tables(self.config, positions, x.dtype)
+        cos, sin = rotary_tables(self.config, torch.arange(length, device=x.device), x.dtype)
         cos, sin = cos[:, None], sin[:, None]
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return self.norm(x)  # (B, T, C)
+        return x if self.norm is None else self.norm(x)  # (B, T, C)
 
 
 class GPT(nn.Module):
@@ -174,7 +206,12 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.model = Decoder(config)
+        self.model = Decoder(
+            config,
+            nn.Embedding(config.vocab_size, config.hidden_size),
+            nn.ModuleList(Block(config) for _ in range(config.layers)),
+            RMSNorm(config.hidden_size, eps=config.norm_eps),
+        )
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
         self.initialize()

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 
 def rms_norm(x, weight, eps):
     """x (..., C) divided by the root of its mean square over C, times weight (C,)."""
+    if torch.is_inference_mode_enabled():  # a server's: there is no gradient
+        return F.rms_norm(x, weight.shape, weight, eps)
     # other devices have a fused kernel, and the compiler makes one; below fp32, PyTorch's takes
     # care of the precision
     by_hand = x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype.itemsize >= 4
@@ -46,9 +48,10 @@ class _RMSNorm(torch.autograd.Function):
 def rotate(x, cos, sin):
     """Turns each pair (x[i], x[i + D/2]) of every head by its position's angle.
 
-    x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated.
+    x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated; (B, T, 1, D) where a
+    server's rows stand at different positions.
     """
-    if torch.compiler.is_compiling():
+    if torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat((second, first), dim=-1) * sin
     # one row per head: long rows multiply twice as fast as rows of D

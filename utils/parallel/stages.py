@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils.models.gpt import GPT, cross_entropy, rotary_tables
+from utils.models.gpt import GPT, Decoder, cross_entropy
 from utils.parallel.mesh import Axis
 from utils.parallel.zero_bubble import defer
 
@@ -109,26 +109,6 @@ class Layers(nn.ModuleList):
         return list(self.children())[place]
 
 
-class StageDecoder(nn.Module):
-    """What a stage has of the model's `Decoder`; None where it has not."""
-
-    def __init__(self, decoder: nn.Module, layers: range, is_first: bool, is_last: bool):
-        super().__init__()
-        self.config = decoder.config
-        self.embed_tokens = decoder.embed_tokens if is_first else None
-        self.layers = Layers({number: decoder.layers[number] for number in layers})
-        self.norm = decoder.norm if is_last else None
-
-    def forward(self, x, length):
-        if self.embed_tokens is not None:
-            x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
-        cos, sin = rotary_tables(self.config, torch.arange(length, device=x.device), x.dtype)
-        cos, sin = cos[:, None], sin[:, None]
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        return x if self.norm is None else self.norm(x)  # (B, T, C)
-
-
 class Stage(nn.Module):
     """Consecutive layers of a GPT: hidden states (B, T, C) in, hidden states out.
 
@@ -143,17 +123,17 @@ class Stage(nn.Module):
     def __init__(self, model: GPT, layers: range, is_first=False, is_last=False):
         super().__init__()
         self.config, self.is_first, self.is_last = model.config, is_first, is_last
-        self.model = StageDecoder(model.model, layers, is_first, is_last)
+        whole = model.model
+        self.model = Decoder(
+            model.config,
+            whole.embed_tokens if is_first else None,
+            Layers({number: whole.layers[number] for number in layers}),
+            whole.norm if is_last else None,
+        )
         self.lm_head = model.lm_head if is_last else None
 
     def forward(self, x):
-        length = self.length or x.shape[1]
-        if length > self.config.max_positions:
-            raise ValueError(
-                f"sequence of {length} tokens is longer than max_positions "
-                f"{self.config.max_positions}"
-            )
-        x = self.model(x, length)
+        x = self.model(x, self.length)
         return x if self.lm_head is None else self.lm_head(x)
 
     def parameter_count(self) -> int:

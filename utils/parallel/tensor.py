@@ -10,6 +10,8 @@ One pair of matrices needs one exchange each way (Shoeybi et al., arXiv:1909.080
     column   the first matrix is split by its outputs: q, k and v by heads, gate and up
     row      the second by its inputs, which are those outputs: o, down; partial results add up
 
+Which matrix is cut how stands in one table, `utils.models.tp_plan.TP_PLAN`.
+
 The two large matrices at the ends of the model are split by words of the vocabulary. The embedding
 looks up the words that this rank holds, zero for the others, and adds up over the ranks. The last
 matrix gives each rank the logits of its own words, (B, T, V_local), and the loss is computed from
@@ -30,6 +32,14 @@ from torch.nn import functional as F
 
 from utils.models.gpt import MLP, Attention, RMSNorm, cross_entropy
 from utils.models.moe import Expert, MoE
+from utils.models.tp_plan import (
+    KV_HEADS,
+    MLP_COLUMNS,
+    QUERY_HEADS,
+    TP_PLAN,
+    WORDS,
+    head_shares,
+)
 from utils.parallel.mesh import Axis
 from utils.parallel.tp_ops import (
     Region,
@@ -197,14 +207,27 @@ def tensor_parallel(model, axis, sequence_parallel=False):
             _split_mlp(module, region)
         elif isinstance(module, MoE):
             _split_experts(module, region)
-        elif name.endswith("embed_tokens"):
-            weight = _split_words(module.weight, axis, split)
-            _replace(model, name, VocabularyEmbedding(weight, region))
-        elif name.endswith("lm_head"):
-            weight = _split_words(module.weight, axis, split)
-            bias = split_parameter(module.bias, 0, axis, weight.tp_split.sizes)
-            _replace(model, name, VocabularyLinear(weight, bias, region))
+        elif TP_PLAN.get(name.rpartition(".")[2]) == ("column", WORDS):
+            _split_words(model, name, region, split)
     return model
+
+
+def _split_matrices(module, region, sizes, partial=False):
+    """Splits the matrices of one module as `TP_PLAN` says.
+
+    sizes     {what is shared out: how long each rank's part of it is}
+    partial   whether the results of row matrices stay partial, for the caller to add up
+    """
+    for name, linear in list(module.named_children()):
+        how, what = TP_PLAN.get(name, (None, None))
+        if what not in sizes:
+            continue
+        if how == "column":
+            column(linear, region.axis, sizes[what])
+        elif partial:
+            linear.weight = split_parameter(linear.weight, 1, region.axis, sizes[what])
+        else:
+            setattr(module, name, row(linear, region, sizes[what]))
 
 
 def _split_attention(attention, region):
@@ -212,21 +235,17 @@ def _split_attention(attention, region):
     heads = attention.q_proj.out_features // size
     kv_heads = attention.k_proj.out_features // size
     _check(axis, heads, "attention heads", "a head is not split")
-    if kv_heads >= axis.size:  # each rank: some key-value heads and all queries that use them
-        kv_shares = shares(kv_heads, axis.size)
-        q_shares = tuple(share * (heads // kv_heads) for share in kv_shares)
-        for linear in (attention.k_proj, attention.v_proj):
-            column(linear, axis, tuple(share * size for share in kv_shares))
+    queries, keys = head_shares(heads, kv_heads, axis.size)
+    sizes = {QUERY_HEADS: tuple(share * size for share in queries)}
+    if keys is not None:
+        sizes[KV_HEADS] = tuple(share * size for share in keys)
     else:
-        q_shares = shares(heads, axis.size)
-        first = sum(q_shares[: axis.index])
-        queries = range(first, first + q_shares[axis.index])
-        needed = _key_value_heads(queries, heads // kv_heads)
+        first = sum(queries[: axis.index])
+        own = range(first, first + queries[axis.index])
+        needed = _key_value_heads(own, heads // kv_heads)
         attention.k_proj = SharedHeads(attention.k_proj, axis, size, needed)
         attention.v_proj = SharedHeads(attention.v_proj, axis, size, needed)
-    sizes = tuple(share * size for share in q_shares)
-    column(attention.q_proj, axis, sizes)
-    attention.o_proj = row(attention.o_proj, region, sizes)
+    _split_matrices(attention, region, sizes)
 
     def enter_attention(module, args):
         x, cos, *rest = args
@@ -245,11 +264,9 @@ def _key_value_heads(queries, group):
 
 
 def _split_mlp(mlp, region):
-    axis = region.axis
-    _check(axis, mlp.gate_proj.out_features, "columns of the MLP", "a column is not split")
-    column(mlp.gate_proj, axis)
-    column(mlp.up_proj, axis)
-    mlp.down_proj = row(mlp.down_proj, region)
+    columns = mlp.gate_proj.out_features
+    _check(region.axis, columns, MLP_COLUMNS, "a column is not split")
+    _split_matrices(mlp, region, {MLP_COLUMNS: shares(columns, region.axis.size)})
     mlp.register_forward_pre_hook(lambda module, args: (region.enter(args[0]), *args[1:]))
 
 
@@ -262,18 +279,15 @@ def _split_experts(moe, region):
     axis = region.axis
     for module in moe.modules():
         if isinstance(module, Expert):
-            _check(axis, module.w1.out_features, "columns of an expert", "a column is not split")
-            column(module.w1, axis)
-            column(module.w3, axis)
-            column_sizes = module.w1.weight.tp_split.sizes
-            module.w2.weight = split_parameter(module.w2.weight, 1, axis, column_sizes)
+            columns = module.w1.out_features
+            _check(axis, columns, "columns of an expert", "a column is not split")
+            sizes = {MLP_COLUMNS: shares(columns, axis.size)}
+            _split_matrices(module, region, sizes, partial=True)
     whole = moe.compute
 
     def compute(experts, tokens, chosen, weights):
-        partial = whole(
-            experts, copy_to_region(tokens, axis), chosen, copy_to_region(weights, axis)
-        )
-        return reduce_from_region(partial, axis)
+        tokens, weights = copy_to_region(tokens, axis), copy_to_region(weights, axis)
+        return reduce_from_region(whole(experts, tokens, chosen, weights), axis)
 
     moe.compute = compute
     if region.sequence_parallel:  # the router judges whole sequences
@@ -283,17 +297,21 @@ def _split_experts(moe, region):
         moe.register_forward_hook(lambda module, args, y: split_sequence(y, axis))
 
 
-def _split_words(weight, axis, split):
-    _check(axis, weight.shape[0], "words of the vocabulary", "a row is not split")
+def _split_words(model, name, region, split):
+    module, axis = model.get_submodule(name), region.axis
+    weight = module.weight
+    _check(axis, weight.shape[0], WORDS, "a row is not split")
     if id(weight) not in split:
-        part = split_parameter(weight, 0, axis, shares(weight.shape[0], axis.size))
-        split[id(weight)] = part
-    return split[id(weight)]
-
-
-def _replace(model, name, module):
+        sizes = shares(weight.shape[0], axis.size)
+        split[id(weight)] = split_parameter(weight, 0, axis, sizes)
+    part = split[id(weight)]
+    if isinstance(module, nn.Linear):
+        bias = split_parameter(module.bias, 0, axis, part.tp_split.sizes)
+        new = VocabularyLinear(part, bias, region)
+    else:
+        new = VocabularyEmbedding(part, region)
     parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)
+    setattr(model.get_submodule(parent), last, new)
 
 
 def _check(axis, size, what, why):

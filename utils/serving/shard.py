@@ -4,9 +4,8 @@
     facts = split(headers, plan, "BF16", folder)        # rank-0-of-2.safetensors, rank-1-of-2…
     join(plan, "BF16", shards, "model.safetensors")     # the whole checkpoint, bit for bit
 
-The cuts are those of utils/parallel/tensor.py (Shoeybi et al., arXiv:1909.08053): q, k, v, gate and
-up by rows (whole heads), o and down by columns, the embedding and lm_head by words. Norms are on
-every rank; the biases of o and down on rank 0 only, because partial results are summed.
+The cuts are those of training, from the one table utils/models/tp_plan.py. Norms are on every rank;
+the biases of o and down on rank 0 only, because partial results are summed.
 
 A model may be larger than memory, so the source is read once, BLOCK bytes of one tensor's rows at a
 time, and each block goes to the files of all ranks at once. That works because a safetensors file
@@ -26,8 +25,7 @@ import torch
 from safetensors import safe_open
 
 from utils.models.fingerprint import Fingerprint
-from utils.models.gpt import GPT
-from utils.shares import shares
+from utils.models.tp_plan import rank_shapes, tp_cuts
 
 BLOCK = 4 * 2**20  # bytes that are read at once (or one row, where that is longer)
 WIDTHS = {"F32": 4, "BF16": 2, "F16": 2}  # bytes of a number, by safetensors' names
@@ -37,39 +35,9 @@ NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # ---- 1. what each rank gets
 
 
-@dataclass(frozen=True)
-class Cut:
-    """How one tensor is divided: along `dim`, into `sizes` by rank.
-
-    dim None: it is not; the ranks with size 1 have the whole of it, those with 0 nothing.
-    """
-
-    dim: int | None
-    sizes: tuple[int, ...]
-
-    def shape(self, rank, whole):
-        """The shape of this rank's part; None where it has none."""
-        if self.dim is None:
-            return tuple(whole) if self.sizes[rank] else None
-        return (*whole[: self.dim], self.sizes[rank], *whole[self.dim + 1 :])
-
-    def part(self, rank, first, rows):
-        """What this rank has of some rows, of which the whole one is number `first`; or None."""
-        if self.dim is None:
-            return rows if self.sizes[rank] else None
-        start = sum(self.sizes[:rank])
-        stop = start + self.sizes[rank]
-        if self.dim == 1:
-            return rows[:, start:stop]
-        start, stop = max(start - first, 0), min(stop - first, len(rows))
-        return rows[start:stop] if start < stop else None
-
-
 def shapes_of(config):
     """{name: shape} of every tensor of a model, in the order of the names."""
-    with torch.device("meta"):
-        model = GPT(config)  # takes no memory
-    return {name: tuple(p.shape) for name, p in sorted(model.named_parameters())}
+    return dict(sorted(config.parameter_shapes().items()))
 
 
 class Plan:
@@ -79,54 +47,12 @@ class Plan:
     """
 
     def __init__(self, config, tp):
-        check_ranks(config, tp)
-        self.tp, self.shapes = tp, shapes_of(config)
-        heads = [heads * config.head_size for heads in shares(config.heads, tp)]
-        kv_heads = [heads * config.head_size for heads in shares(config.key_value_heads, tp)]
-        columns, words = shares(config.mlp_size, tp), shares(config.vocab_size, tp)
-        by_rows = {
-            "q_proj": heads,
-            "k_proj": kv_heads,
-            "v_proj": kv_heads,
-            "gate_proj": columns,
-            "up_proj": columns,
-            "embed_tokens": words,
-            "lm_head": words,
-        }
-        by_columns = {"o_proj": heads, "down_proj": columns}
-        self.cuts = {}
-        for name in self.shapes:
-            module, kind = name.split(".")[-2:]
-            if module in by_rows:
-                cut = Cut(0, tuple(by_rows[module]))
-            elif module in by_columns and kind == "weight":
-                cut = Cut(1, tuple(by_columns[module]))
-            elif module in by_columns:  # a bias, which is added once
-                cut = Cut(None, (1,) + (0,) * (tp - 1))
-            else:
-                cut = Cut(None, (1,) * tp)
-            self.cuts[name] = cut
+        self.tp, self.config, self.shapes = tp, config, shapes_of(config)
+        self.cuts = dict(sorted(tp_cuts(config, tp).items()))
 
     def rank_shapes(self, rank):
         """{name: shape} of what this rank holds."""
-        parts = {name: self.cuts[name].shape(rank, shape) for name, shape in self.shapes.items()}
-        return {name: shape for name, shape in parts.items() if shape is not None}
-
-
-def check_ranks(config, tp):
-    """Raises ValueError unless `tp` ranks can share this model."""
-    if type(tp) is not int or tp < 1:
-        raise ValueError(f"tp {tp!r} is no number of ranks: give 1 or more")
-    heads, kv_heads = config.heads, config.key_value_heads
-    if heads % tp or kv_heads % tp:
-        *first, last = [str(n) for n in range(1, kv_heads + 1) if kv_heads % n == 0]
-        raise ValueError(
-            f"tp {tp} does not divide the model's {heads} heads and {kv_heads} key-value heads: "
-            f"give {', '.join(first) + ' or ' if first else ''}{last}"
-        )
-    for size, what in ((config.mlp_size, "columns of the MLP"), (config.vocab_size, "words")):
-        if size < tp:
-            raise ValueError(f"tp {tp} is more than the model's {size} {what}: give fewer ranks")
+        return rank_shapes(self.config, rank, self.tp)
 
 
 def shard_name(rank, tp):

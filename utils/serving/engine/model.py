@@ -1,6 +1,6 @@
-"""One rank's piece of the model, with its KV cache: utils/models/gpt.py as a server computes it.
+"""One rank's part of the model, with its KV cache: the decoder of utils/models/gpt.py, served.
 
-    decoder = Decoder(model, weights, rank, tp, slots=16, positions=512)
+    decoder = ServedDecoder(config, weights, rank, tp, slots=16, positions=512)
     logits = decoder.prefill(slot, start=0, tokens=[5, 7])       # (1, V) on rank 0, else None
     logits = decoder.decode([0, 3], [17, 4])                     # (2, V): one token for each slot
 
@@ -14,182 +14,211 @@ attention and MLP of each layer), and, where logits are wanted, one gather of B 
 numbers from each rank to rank 0.
 """
 
-import math
-
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from .version import shares
+from utils.models import gpt
+from utils.models.ops import rotate
+from utils.shares import shares
 
-# ---- 1. rotary positions
-
-
-def rotary_frequencies(model):
-    """Radians per position for each pair of values of a head, fp32 (D/2,)."""
-    rope = model.rope
-    exponents = torch.arange(0, model.head_size, 2, dtype=torch.float32) / model.head_size
-    frequencies = 1.0 / rope["rope_theta"] ** exponents
-    if rope["rope_type"] == "linear":
-        return frequencies / rope["factor"]
-    if rope["rope_type"] == "llama3":  # slow waves are slowed, fast ones kept, those between mixed
-        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-        turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
-        return kept * frequencies + (1 - kept) * frequencies / rope["factor"]
-    return frequencies
-
-
-def rotary_tables(model, positions):
-    """cos and sin of every angle, (P, 1, D) each, the first half of sin negated."""
-    angles = torch.outer(torch.arange(positions).float(), rotary_frequencies(model))  # (P, D/2)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
-
-
-def rotate(x, cos, sin):
-    """Turns each pair (x[i], x[i + D/2]) of a head by its position's angle: (B, T, heads, D)."""
-    half = x.shape[-1] // 2
-    return x * cos + torch.cat((x[..., half:], x[..., :half]), dim=-1) * sin
-
-
-# ---- 2. one block
+# ---- 1. a block as it is served
+#
+# What a layer computes is `forward` of the model's own classes. Here they are plain objects and no
+# nn.Modules: nobody trains, hooks or moves them, and a module's call and its attributes would take
+# a tenth of a decode step of a small model.
 
 
 class Norm:
     """RMSNorm."""
 
+    __call__ = gpt.RMSNorm.forward
+
     def __init__(self, weight, eps):
         self.weight, self.eps = weight, eps
 
-    def __call__(self, x):
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
 
 class Attention:
-    """Causal grouped-query attention of this rank's heads over what the cache holds."""
+    """This rank's heads. q, k and v read the same x: one matrix for the three is read and started
+    once."""
 
-    def __init__(self, model, part, tp, slots, positions):
-        self.head_size = model.head_size
-        self.heads, self.kv_heads = model.heads // tp, model.kv_heads // tp
-        # q, k and v read the same x: one matrix for the three is read and started once
-        self.qkv, self.qkv_bias = part.joined("self_attn", "q_proj", "k_proj", "v_proj")
-        self.o, self.o_bias = part.joined("self_attn", "o_proj")
-        # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
-        self.cache = self.o.new_zeros(slots, 2, self.kv_heads, positions, self.head_size)
+    __call__ = gpt.Attention.forward
 
-    def __call__(self, x, now):
+    def __init__(self, config, part):
+        self.head_size = config.head_size
+        self.heads, self.kv_heads = config.heads // part.tp, config.key_value_heads // part.tp
+        self.qkv_proj = part.linear("self_attn", "q_proj", "k_proj", "v_proj")
+        self.o_proj = part.linear("self_attn", "o_proj", summed=True)
+
+    def project(self, x, cos, sin):
         B, T, _ = x.shape
         H, K = self.heads, self.kv_heads
-        qkv = F.linear(x, self.qkv, self.qkv_bias).view(B, T, H + 2 * K, self.head_size)
-        qk, v = qkv.split((H + K, K), dim=2)
-        q, k = rotate(qk, now.cos, now.sin).split((H, K), dim=2)
-        self.cache[now.rows, :, :, now.positions] = torch.stack((k, v), dim=2)  # (B, T, 2, K, D)
-        k, v = self.cache[now.first : now.first + B, :, :, : now.longest].unbind(1)  # (B, K, L, D)
-        if T == 1:  # queries that share a key-value head stand where positions would
-            q = q.view(B, K, H // K, self.head_size)
-        else:
-            q = q.transpose(1, 2)  # (B, H, T, D)
-        y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=now.mask, is_causal=now.causal, enable_gqa=q.shape[1] != K
-        )
-        y = y.view(B, 1, -1) if T == 1 else y.transpose(1, 2).reshape(B, T, -1)
-        return F.linear(y, self.o, self.o_bias)  # (B, T, C), to be summed over the ranks
+        qk, v = self.qkv_proj(x).view(B, T, H + 2 * K, self.head_size).split((H + K, K), dim=2)
+        q, k = rotate(qk, cos, sin).split((H, K), dim=2)
+        return q, k, v
 
 
 class MLP:
-    """SwiGLU: down(silu(gate(x)) * up(x)), of this rank's columns."""
+    """This rank's columns, gate and up in one matrix."""
+
+    __call__ = gpt.MLP.forward
 
     def __init__(self, part):
-        self.gate_up, self.bias = part.joined("mlp", "gate_proj", "up_proj")
-        self.down, self.down_bias = part.joined("mlp", "down_proj")
+        self.gate_up_proj = part.linear("mlp", "gate_proj", "up_proj")
+        self.down_proj = part.linear("mlp", "down_proj", summed=True)
+
+    def project(self, x):
+        return self.gate_up_proj(x).chunk(2, dim=-1)  # (B, T, M) each
+
+
+class Block:
+    """One layer, with the weights of this rank."""
+
+    __call__ = gpt.Block.forward
+
+    def __init__(self, config, part):
+        self.self_attn, self.feed_forward = Attention(config, part), MLP(part)
+        self.input_layernorm = part.norm("input_layernorm", config.norm_eps)
+        self.post_attention_layernorm = part.norm("post_attention_layernorm", config.norm_eps)
+
+
+class Layers:
+    """All of them, from hidden states to hidden states: what is at the ends is cut by words."""
+
+    __call__ = gpt.Decoder.forward
+    embed_tokens = norm = None
+
+    def __init__(self, blocks):
+        self.layers = blocks
+
+
+class Linear:
+    """y = x·Wᵀ + b; `summed`: these are partial results, of which every rank gets the sum."""
+
+    def __init__(self, weight, bias, summed):
+        self.weight, self.bias, self.summed = weight, bias, summed
 
     def __call__(self, x):
-        gate, up = F.linear(x, self.gate_up, self.bias).chunk(2, dim=-1)  # (B, T, M) each
-        return F.linear(F.silu(gate).mul_(up), self.down, self.down_bias)  # to be summed
+        y = F.linear(x, self.weight, self.bias)
+        if self.summed:
+            dist.all_reduce(y)
+        return y
 
 
 class Part:
     """Weights of this rank whose names begin with `prefix`, one layer's as a rule. They are taken
     out as they are used, so that none is in memory twice for long."""
 
-    def __init__(self, weights, prefix, device, dtype):
-        self.weights, self.prefix, self.place = weights, prefix, {"device": device, "dtype": dtype}
+    def __init__(self, weights, prefix, tp, device, dtype):
+        self.weights, self.prefix, self.tp = weights, prefix, tp
+        self.place = {"device": device, "dtype": dtype}
 
     def take(self, name):
         """A tensor where and in which type it is computed with; None where there is none."""
         tensor = self.weights.pop(self.prefix + name, None)
         return None if tensor is None else tensor.to(**self.place)
 
-    def joined(self, module, *names):
-        """(weight, bias or None) of several matrices that read the same input, one above the
-        other. The bias of o and down is on rank 0 only: the sum over the ranks adds it once."""
+    def linear(self, module, *names, summed=False):
+        """Several matrices that read the same input, one above the other. The bias of o and down
+        is on rank 0 only: the sum over the ranks adds it once."""
         both = []
         for kind in ("weight", "bias"):
             found = [self.take(f"{module}.{name}.{kind}") for name in names]
             both.append(None if found[0] is None else torch.cat(found))
-        return both
+        return Linear(*both, summed and self.tp > 1)
 
     def norm(self, name, eps):
         return Norm(self.take(f"{name}.weight"), eps)
 
 
-class Block:
-    """One layer: attention, then the MLP, each normalized first and added to what came in."""
+# ---- 2. the cache
 
-    def __init__(self, model, part, tp, slots, positions):
-        self.attention = Attention(model, part, tp, slots, positions)
-        self.mlp = MLP(part)
-        self.before_attention = part.norm("input_layernorm", model.norm_eps)
-        self.before_mlp = part.norm("post_attention_layernorm", model.norm_eps)
 
-    def __call__(self, x, now, summed):
-        x = x + summed(self.attention(self.before_attention(x), now))
-        return x + summed(self.mlp(self.before_mlp(x)))  # (B, T, C)
+class KVCache:
+    """Keys and values of all slots in all layers; for one pass, where its positions stand and what
+    they may look at.
+
+    shape   (slots, K, P, D)
+    """
+
+    def __init__(self, config, shape, device, dtype):
+        slots, kv_heads, positions, head_size = shape
+        # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
+        numbers = (slots, 2, kv_heads, positions, head_size)
+        self.layers = [
+            LayerCache(self, torch.zeros(numbers, device=device, dtype=dtype))
+            for _ in range(config.layers)
+        ]
+        tables = gpt.rotary_tables(config, torch.arange(positions), dtype)
+        self._cos, self._sin = (table[:, None].to(device) for table in tables)  # (P, 1, D)
+
+    def begin(self, first, positions, longest, mask, causal):
+        """A pass over the rows first, first + 1, ... of the cache.
+
+        positions (B, T) of what comes in;   longest: how many positions are looked at, L
+        """
+        rows = torch.arange(first, first + len(positions), device=positions.device)
+        self.first, self.rows, self.positions = first, rows[:, None], positions  # (B, 1), (B, T)
+        self.longest, self.mask, self.causal = longest, mask, causal
+        self.cos, self.sin = self._cos[positions], self._sin[positions]  # (B, T, 1, D)
+        return self
+
+
+class LayerCache:
+    """Keys and values of one layer."""
+
+    def __init__(self, cache, numbers):
+        self.cache, self.numbers = cache, numbers  # (slots, 2, K, P, D)
+
+    def attend(self, q, k, v):
+        """Keeps k and v (B, T, K, D), and lets q (B, T, H, D) look at all there is: (B, T, H·D)."""
+        B, T, H, D = q.shape
+        K, now = k.shape[2], self.cache
+        self.numbers[now.rows, :, :, now.positions] = torch.stack((k, v), dim=2)  # (B, T, 2, K, D)
+        k, v = self.numbers[now.first : now.first + B, :, :, : now.longest].unbind(
+            1
+        )  # (B, K, L, D)
+        if T == 1:  # queries that share a key-value head stand where positions would
+            q = q.view(B, K, H // K, D)
+        else:
+            q = q.transpose(1, 2)  # (B, H, T, D)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=now.mask, is_causal=now.causal, enable_gqa=q.shape[1] != K
+        )
+        return y.view(B, 1, -1) if T == 1 else y.transpose(1, 2).reshape(B, T, -1)
 
 
 # ---- 3. the model
 
 
-class Pass:
-    """Where the positions of one pass stand, and what they may look at."""
-
-    def __init__(self, decoder, first, positions, longest, mask, causal):
-        self.first = first  # the rows of the cache are first, first + 1, ... first + B - 1
-        rows = torch.arange(first, first + len(positions), device=positions.device)
-        self.rows, self.positions = rows[:, None], positions  # (B, 1), (B, T)
-        self.longest, self.mask, self.causal = longest, mask, causal
-        self.cos, self.sin = decoder.cos[positions], decoder.sin[positions]  # (B, T, 1, D)
-
-
-class Decoder:
+class ServedDecoder:
     """This rank's piece of the model and of the KV cache.
 
-    model      shards.Model;   weights {name: tensor} of this rank;   prompts {name: (P, C)}
+    config     GPTConfig;   weights {name: tensor} of this rank;   prompts {name: (P, C)}
     slots      requests at the same time;   positions: of each, at most
     device     "cpu" computes in fp32, "cuda:R" in the stored type
     """
 
-    def __init__(self, model, weights, rank, tp, slots, positions, prompts=None, device="cpu"):
+    def __init__(self, config, weights, rank, tp, slots, positions, prompts=None, device="cpu"):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
         weights = dict(weights)  # they are taken out of it
         dtype = weights["model.norm.weight"].dtype if self.device.type != "cpu" else torch.float32
-        top = Part(weights, "", self.device, dtype)
-        words = shares(model.vocab_size, tp)
+        top = Part(weights, "", tp, self.device, dtype)
+        words = shares(config.vocab_size, tp)
         self.words, self.first_word = words, sum(words[:rank])
         # a gather wants equal parts: where tp does not divide V, the last ranks add a row of zeros
         self.embedding = _padded(top.take("model.embed_tokens.weight"), words[0])  # (V/tp, C)
         self.lm_head = self.embedding
-        if not model.tied:
+        if not config.tie_embeddings:
             self.lm_head = _padded(top.take("lm_head.weight"), words[0])
         parts = (
-            Part(weights, f"model.layers.{number}.", self.device, dtype)
-            for number in range(model.layers)
+            Part(weights, f"model.layers.{number}.", tp, self.device, dtype)
+            for number in range(config.layers)
         )
-        self.blocks = [Block(model, part, tp, slots, positions) for part in parts]
-        self.norm = top.norm("model.norm", model.norm_eps)
-        cos, sin = rotary_tables(model, positions)
-        self.cos, self.sin = cos.to(self.device, dtype), sin.to(self.device, dtype)
+        self.layers = Layers([Block(config, part) for part in parts])
+        self.norm = top.norm("model.norm", config.norm_eps)
+        shape = (slots, config.key_value_heads // tp, positions, config.head_size)
+        self.cache = KVCache(config, shape, self.device, dtype)
         self.prompts = {name: p.to(self.device, dtype) for name, p in (prompts or {}).items()}
         self.columns = torch.arange(positions, device=self.device)
         self.lengths = [0] * slots  # positions that each slot has in the cache
@@ -208,7 +237,7 @@ class Decoder:
         positions = self.columns[None, start:stop]  # (1, T)
         # at the start "causal" is all that is to be said, and a mask would only be slower
         mask = None if start == 0 else self.columns[:stop] <= positions[..., None]  # (1, T, L)
-        x = self._layers(x, Pass(self, slot, positions, stop, mask, causal=start == 0))
+        x = self._through(x, slot, positions, stop, mask, causal=start == 0)
         self.lengths[slot] = stop
         return self._logits(x[:, -1]) if logits else None
 
@@ -232,16 +261,14 @@ class Decoder:
         mask = None  # a row alone looks at all there is
         if B > 1:
             mask = self.columns[:longest] <= positions[:, None, None]  # (B, 1, 1, L)
-        x = self._layers(self._embed(tokens), Pass(self, 0, positions, longest, mask, causal=False))
+        x = self._through(self._embed(tokens), 0, positions, longest, mask, causal=False)
         for slot in slots:
             self.lengths[slot] += 1
         x = x[:, -1]  # (B, C)
         return self._logits(x if len(slots) == B else x[slots])
 
-    def _layers(self, x, now):
-        for block in self.blocks:
-            x = block(x, now, self._summed)
-        return x
+    def _through(self, x, *where, causal):
+        return self.layers(x, cache=self.cache.begin(*where, causal))
 
     def _embed(self, tokens):
         """Tokens (B, T) -> (B, T, C): each rank knows some words, the sum knows all."""

@@ -13,86 +13,22 @@ Nothing but JSON and safetensors is read: neither can run code.
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from utils.models.config import GPTConfig
+from utils.models.tp_plan import check_ranks, rank_shapes
+
 MANIFEST = "manifest.json"
-ROPE_KINDS = ("default", "linear", "llama3")
-COUNTS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
-    "max_position_embeddings",
-)  # fmt: skip
 
 
 class LoadError(ValueError):
     """The version folder can not be served; the message names the file and what is wrong."""
 
 
-@dataclass(frozen=True)
-class Model:
-    """The sizes of a Llama-layout decoder, from config.json."""
-
-    vocab_size: int
-    hidden_size: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    mlp_size: int
-    max_positions: int
-    norm_eps: float
-    rope: dict  # rope_theta, rope_type and the numbers that the type needs
-    tied: bool  # one matrix for the first and the last layer
-    attention_bias: bool
-    mlp_bias: bool
-    end_tokens: tuple[int, ...]  # each of them ends the text
-
-    @classmethod
-    def from_config(cls, config, end=None):
-        """From config.json's dictionary. Raises KeyError, TypeError or ValueError.
-
-        end: eos_token_id of generation_config.json, which overrules
-        """
-        if config.get("model_type") != "llama":
-            raise ValueError(f"model_type {config.get('model_type')!r} is served by no code here")
-        # transformers 5 keeps all of rope in rope_parameters; before, it was in two places
-        rope = {"rope_theta": config.get("rope_theta", 10000.0)}
-        rope.update(config.get("rope_scaling") or {})
-        rope.update(config.get("rope_parameters") or {})
-        rope.setdefault("rope_type", rope.pop("type", "default"))
-        if rope["rope_type"] not in ROPE_KINDS:
-            raise ValueError(f"rope scaling {rope['rope_type']!r} is not supported")
-        for name, value in config.items():
-            if name in COUNTS and (type(value) is not int or value < 1):
-                raise ValueError(f"{name} {value!r} is not a whole number of at least 1")
-        end = config.get("eos_token_id") if end is None else end
-        heads = config["num_attention_heads"]
-        return cls(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            layers=config["num_hidden_layers"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads,
-            mlp_size=config["intermediate_size"],
-            max_positions=config.get("max_position_embeddings", 2048),
-            norm_eps=config.get("rms_norm_eps", 1e-6),
-            rope=rope,
-            tied=config.get("tie_word_embeddings", False),
-            attention_bias=config.get("attention_bias", False),
-            mlp_bias=config.get("mlp_bias", False),
-            end_tokens=tuple(end) if isinstance(end, list) else () if end is None else (end,),
-        )
-
-
 def prompt_file(name):
     """Where a prompt is, in the version folder."""
     return f"prompts/{name}.safetensors"
-
-
-def shares(total, ranks):
-    """How many of `total` things each rank holds: equal, or one more on the first ranks."""
-    return [total // ranks + (rank < total % ranks) for rank in range(ranks)]
 
 
 @dataclass(frozen=True)
@@ -101,7 +37,7 @@ class Version:
 
     folder: Path
     manifest: dict
-    model: Model
+    model: GPTConfig
 
     @classmethod
     def read(cls, folder):
@@ -124,21 +60,15 @@ class Version:
             version.listed(name)
         for name in manifest["files"]:
             version.verify(name, values=not name.startswith("rank-"))
+        file = folder / "config.json"
         try:
-            end = None
-            if "generation_config.json" in manifest["files"]:
-                end = _json(folder, "generation_config.json").get("eos_token_id")
-            model = Model.from_config(_json(folder, "config.json"), end)
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, LoadError):
-                raise
-            what = f"has no {error}" if isinstance(error, KeyError) else str(error)
-            raise LoadError(f"{folder / 'config.json'}: {what}") from None
-        if model.kv_heads % version.tp or model.heads % version.tp:
-            raise LoadError(
-                f"{folder / MANIFEST}: tp {version.tp} does not divide {model.heads} heads and "
-                f"{model.kv_heads} key-value heads"
-            )
+            model = _config(folder, manifest["files"])
+            file = folder / MANIFEST
+            check_ranks(model, version.tp)
+        except LoadError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise LoadError(f"{file}: {error}") from None
         return cls(folder, manifest, model)
 
     @property
@@ -218,33 +148,16 @@ class Version:
         return prompts
 
 
-def rank_shapes(model, rank, tp):
-    """{name: shape} of one rank's tensors.
-
-    Of q, k, v, gate, up and the words' matrices a rank has some rows, with their biases, of o and
-    down some columns; the biases of these two are on rank 0 only.
-    """
-    C, D = model.hidden_size, model.head_size
-    queries, keys = model.heads // tp * D, model.kv_heads // tp * D
-    columns, words = shares(model.mlp_size, tp)[rank], shares(model.vocab_size, tp)[rank]
-    attention = {"q": (queries, C), "k": (keys, C), "v": (keys, C), "o": (C, queries)}
-    mlp = {"gate": (columns, C), "up": (columns, C), "down": (C, columns)}
-    shapes = {"model.embed_tokens.weight": (words, C), "model.norm.weight": (C,)}
-    if not model.tied:
-        shapes["lm_head.weight"] = (words, C)
-    for number in range(model.layers):
-        layer = f"model.layers.{number}."
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{layer}{name}.weight"] = (C,)
-        for module, sizes, biased in (
-            ("self_attn", attention, model.attention_bias),
-            ("mlp", mlp, model.mlp_bias),
-        ):
-            for name, size in sizes.items():
-                shapes[f"{layer}{module}.{name}_proj.weight"] = size
-                if biased and (rank == 0 or name not in ("o", "down")):
-                    shapes[f"{layer}{module}.{name}_proj.bias"] = size[:1]
-    return shapes
+def _config(folder, files):
+    """The sizes that config.json gives. Raises ValueError for a model that this engine has not."""
+    config = GPTConfig.from_hf(_json(folder, "config.json"))
+    if config.experts is not None:
+        raise ValueError("a mixture of experts is served by no code here")
+    if "generation_config.json" in files:  # its end tokens overrule
+        ends = _json(folder, "generation_config.json").get("eos_token_id")
+        if ends is not None:
+            config = replace(config, eos_token_id=tuple(ends) if isinstance(ends, list) else ends)
+    return config
 
 
 def _json(folder, name, hint="export this version again"):

@@ -45,7 +45,7 @@ class Worker:
     def __init__(self, setup):
         import torch
 
-        from utils.serving.engine.model import Decoder
+        from utils.serving.engine.model import ServedDecoder
         from utils.serving.engine.sampling import Sampler, sample
 
         self._sampler, self._sample = Sampler, sample
@@ -55,7 +55,7 @@ class Worker:
         device = _device(torch, setup["device"], self.rank, tp)
         if tp > 1:
             _join(setup, device)
-        self.decoder = Decoder(
+        self.decoder = ServedDecoder(
             version.model, version.weights(self.rank), self.rank, tp, setup["slots"],
             setup["positions"], version.prompt_tensors(), device,
         )  # fmt: skip

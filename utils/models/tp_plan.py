@@ -1,0 +1,131 @@
+"""How each matrix of the decoder is cut for tensor parallelism: the one table.
+
+    TP_PLAN["o_proj"]                      ("row", "query heads")
+    cuts = tp_cuts(config, ranks=2)        {name of a parameter: Cut}
+    cuts[name].shape(0, whole_shape)       what rank 0 has of it
+
+A *column* matrix is cut by its outputs, the *row* matrix after it by its inputs, which are those
+outputs, so that one sum over the ranks is needed for the two (Shoeybi et al., arXiv:1909.08053,
+section 3). What is not in the table, norms and the router of experts, every rank has whole.
+
+Training (utils/parallel/tensor.py), the export (utils/serving/shard.py) and the server's engine
+read it. It imports no torch, because the engine's leader has none.
+"""
+
+from dataclasses import dataclass
+
+from utils.models.config import GPTConfig
+from utils.shares import shares
+
+QUERY_HEADS, KV_HEADS = "query heads", "key-value heads"
+MLP_COLUMNS, WORDS = "columns of the MLP", "words of the vocabulary"
+
+TP_PLAN = {  # module: how it is cut, and what is shared out
+    "embed_tokens": ("column", WORDS),
+    "q_proj": ("column", QUERY_HEADS),
+    "k_proj": ("column", KV_HEADS),
+    "v_proj": ("column", KV_HEADS),
+    "o_proj": ("row", QUERY_HEADS),
+    "gate_proj": ("column", MLP_COLUMNS),
+    "up_proj": ("column", MLP_COLUMNS),
+    "down_proj": ("row", MLP_COLUMNS),
+    "w1": ("column", MLP_COLUMNS),  # of an expert: gate, up and down under Mixtral's names
+    "w3": ("column", MLP_COLUMNS),
+    "w2": ("row", MLP_COLUMNS),
+    "lm_head": ("column", WORDS),
+}
+
+
+def head_shares(
+    heads: int, kv_heads: int, ranks: int
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """(query heads, key-value heads) of each rank: some key-value heads and all queries that use
+    them. The second is None where there are fewer key-value heads than ranks: they are not shared
+    out then, and several ranks compute the same ones."""
+    if kv_heads < ranks:
+        return shares(heads, ranks), None
+    kv_shares = shares(kv_heads, ranks)
+    return tuple(share * (heads // kv_heads) for share in kv_shares), kv_shares
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one parameter is divided: along `dim`, into `sizes` by rank.
+
+    dim None: it is not; the ranks with size 1 have the whole of it, those with 0 nothing.
+    """
+
+    dim: int | None
+    sizes: tuple[int, ...]
+
+    def shape(self, rank: int, whole: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape of this rank's part; None where it has none."""
+        if self.dim is None:
+            return tuple(whole) if self.sizes[rank] else None
+        return (*whole[: self.dim], self.sizes[rank], *whole[self.dim + 1 :])
+
+    def part(self, rank: int, first: int, rows):
+        """What this rank has of some rows, of which the whole one is number `first`; or None."""
+        if self.dim is None:
+            return rows if self.sizes[rank] else None
+        start = sum(self.sizes[:rank])
+        stop = start + self.sizes[rank]
+        if self.dim == 1:
+            return rows[:, start:stop]
+        start, stop = max(start - first, 0), min(stop - first, len(rows))
+        return rows[start:stop] if start < stop else None
+
+
+def tp_cuts(config: GPTConfig, ranks: int) -> dict[str, Cut]:
+    """{name: Cut} of every parameter, for ranks that each sum up partial results.
+
+    The bias of a row matrix is on rank 0 only, so that the sum has it once. Raises ValueError where
+    so many ranks cannot share the model.
+    """
+    check_ranks(config, ranks)
+    queries, kv_heads = head_shares(config.heads, config.key_value_heads, ranks)
+    lengths = {
+        QUERY_HEADS: tuple(count * config.head_size for count in queries),
+        KV_HEADS: tuple(count * config.head_size for count in kv_heads),
+        MLP_COLUMNS: shares(config.mlp_size, ranks),
+        WORDS: shares(config.vocab_size, ranks),
+    }
+    cuts = {}
+    for name in config.parameter_shapes():
+        module, kind = name.split(".")[-2:]
+        how, what = TP_PLAN.get(module, (None, None))
+        if how == "column":
+            cuts[name] = Cut(0, lengths[what])
+        elif how == "row" and kind == "weight":
+            cuts[name] = Cut(1, lengths[what])
+        elif how == "row":
+            cuts[name] = Cut(None, (1,) + (0,) * (ranks - 1))
+        else:
+            cuts[name] = Cut(None, (1,) * ranks)
+    return cuts
+
+
+def rank_shapes(config: GPTConfig, rank: int, ranks: int) -> dict[str, tuple[int, ...]]:
+    """{name: shape} of what one rank holds."""
+    cuts = tp_cuts(config, ranks)
+    parts = {
+        name: cuts[name].shape(rank, whole) for name, whole in config.parameter_shapes().items()
+    }
+    return {name: shape for name, shape in parts.items() if shape is not None}
+
+
+def check_ranks(config: GPTConfig, ranks: int) -> None:
+    """Raises ValueError unless so many ranks can share this model, each with whole heads of both
+    kinds, as many as the others."""
+    if type(ranks) is not int or ranks < 1:
+        raise ValueError(f"tp {ranks!r} is no number of ranks: give 1 or more")
+    heads, kv_heads = config.heads, config.key_value_heads
+    if heads % ranks or kv_heads % ranks:
+        *first, last = [str(n) for n in range(1, kv_heads + 1) if kv_heads % n == 0]
+        raise ValueError(
+            f"tp {ranks} does not divide the model's {heads} heads and {kv_heads} key-value heads: "
+            f"give {', '.join(first) + ' or ' if first else ''}{last}"
+        )
+    for size, what in ((config.mlp_size, "columns of the MLP"), (config.vocab_size, "words")):
+        if size < ranks:
+            raise ValueError(f"tp {ranks} is more than the model's {size} {what}: give fewer ranks")
