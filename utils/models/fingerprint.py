@@ -9,6 +9,7 @@ model. Weights that were rounded to fewer bits are another one.
 """
 
 import hashlib
+from pathlib import Path
 
 import torch
 
@@ -17,7 +18,7 @@ from utils.models import hf_format
 BLOCK = 2**22  # values that are converted at once
 
 
-def fingerprint(base):
+def fingerprint(base: str | Path | torch.nn.Module) -> str:
     """64 hexadecimal digits for a checkpoint folder, or for a model that holds whole tensors.
 
     A folder is read tensor by tensor, in blocks, so it need not fit into memory. Raises ValueError

@@ -19,6 +19,7 @@ arXiv:2305.13245. With `experts` in the config each block has a mixture of exper
 """
 
 import math
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -32,7 +33,7 @@ from utils.models.ops import rms_norm, rotate
 # ---- 1. rotary positions
 
 
-def rotary_frequencies(config):
+def rotary_frequencies(config: GPTConfig) -> torch.Tensor:
     """Radians per position for each pair of values of a head, fp32 (D/2,)."""
     exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
     frequencies = 1.0 / config.rope_theta**exponents  # (D/2,)
@@ -52,7 +53,9 @@ def _llama3_frequencies(frequencies, scaling):
     return kept * frequencies + (1 - kept) * frequencies / scaling["factor"]
 
 
-def rotary_tables(config, positions, dtype):
+def rotary_tables(
+    config: GPTConfig, positions: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every angle, (T, D) each: the D/2 pairs twice, for both halves of a head.
 
     Made anew in every forward pass: it costs microseconds, and a model without buffers is easier to
@@ -103,7 +106,7 @@ class Attention(nn.Module):
         return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
-def causal_attention(q, k, v):
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """q (B, T, H, D), k and v (B, T, K, D) -> (B, T, H·D): each position looks at those before."""
     y = F.scaled_dot_product_attention(
         q.transpose(1, 2),
@@ -234,16 +237,23 @@ class GPT(nn.Module):
                 scale = math.sqrt(2 * self.config.layers) if adds else 1.0
                 parameter.normal_(0.0, 0.02 / scale)
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V) for int64 tokens (B, T), T at most config.max_positions."""
         return self.lm_head(self.model(tokens))
 
-    def parameter_count(self):
+    def parameter_count(self) -> int:
         """Parameters held by this module (tied ones once): config.parameter_count() if whole."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @torch.no_grad()
-    def generate(self, tokens, max_new_tokens, temperature=1.0, top_k=None, seed=0):
+    def generate(
+        self,
+        tokens: torch.Tensor,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        seed: int = 0,
+    ) -> torch.Tensor:
         """Tokens (B, T) with max_new_tokens more, drawn one at a time: (B, T + max_new_tokens).
 
         temperature 0 takes the likeliest token. Equal seeds give equal tokens. Every step runs the
@@ -270,7 +280,12 @@ class GPT(nn.Module):
     # ---- Hugging Face checkpoint folders
 
     @classmethod
-    def from_pretrained(cls, folder, dtype=None, device="cpu"):
+    def from_pretrained(
+        cls,
+        folder: str | Path,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "GPT":
         """A model from a Hugging Face folder; dtype None keeps the stored one.
 
         Raises CheckpointError (a ValueError) naming what is missing, damaged or not supported.
@@ -297,12 +312,17 @@ class GPT(nn.Module):
         model.tie()
         return model
 
-    def save_pretrained(self, folder, max_shard_bytes=5 * 10**9):
+    def save_pretrained(self, folder: str | Path, max_shard_bytes: int = 5 * 10**9) -> None:
         """Writes a Hugging Face folder; it appears whole or not at all."""
         with hf_format.replacing(folder) as beside:
             self.write_pretrained(beside, max_shard_bytes)
 
-    def write_pretrained(self, folder, max_shard_bytes=5 * 10**9, tensors=None):
+    def write_pretrained(
+        self,
+        folder: str | Path,
+        max_shard_bytes: int = 5 * 10**9,
+        tensors: dict[str, torch.Tensor] | None = None,
+    ) -> None:
         """Writes the same files into a folder that is already there; `tensors` by name if it has
         them from elsewhere, because this rank holds only a part."""
         if tensors is None:
@@ -318,7 +338,9 @@ def _is_redundant(name, config):
     return (name == "lm_head.weight" and config.tie_embeddings) or name.endswith("inv_freq")
 
 
-def cross_entropy(logits, targets, reduction="mean"):
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, reduction: str = "mean"
+) -> torch.Tensor:
     """The loss in nats: logits (B, T, V), targets (B, T); "mean", "sum" or "none" over tokens.
 
     Never computed below fp32, whatever the logits are.

@@ -17,11 +17,15 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
+
+Headers = dict[str, tuple[Path, tuple[int, ...]]]  # name -> (file, shape)
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -44,7 +48,7 @@ class CheckpointError(ValueError):
 # ---- 1. reading
 
 
-def read_json(path):
+def read_json(path: str | Path) -> dict:
     """The JSON object in a file, as a dict."""
     path = Path(path)
     try:
@@ -60,7 +64,7 @@ def read_json(path):
     return data
 
 
-def read_config(folder):
+def read_config(folder: str | Path) -> dict:
     """config.json of a checkpoint folder, as a dict."""
     folder = recover(folder)
     if not folder.exists():
@@ -68,7 +72,7 @@ def read_config(folder):
     return read_json(folder / CONFIG)
 
 
-def read_headers(folder):
+def read_headers(folder: str | Path) -> Headers:
     """What the folder's tensors are, without reading them: {name: (file, shape)}."""
     folder = recover(folder)
     if (folder / INDEX).exists():
@@ -108,7 +112,7 @@ def _read_sharded_headers(folder, weight_map):
     return headers
 
 
-def check_shapes(headers, expected, where):
+def check_shapes(headers: Headers, expected: dict[str, tuple[int, ...]], where: str | Path) -> None:
     """Raises CheckpointError unless the headers hold exactly the expected {name: shape}."""
     missing = [name for name in expected if name not in headers]
     extra = [name for name in headers if name not in expected]
@@ -124,7 +128,9 @@ def check_shapes(headers, expected, where):
             )
 
 
-def read_tensors(headers, names=None):
+def read_tensors(
+    headers: Headers, names: Iterable[str] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yields (name, tensor) for the named tensors (default: all), file by file, on the CPU."""
     wanted = headers if names is None else names
     by_file = {}
@@ -136,7 +142,7 @@ def read_tensors(headers, names=None):
                 yield name, data.get_tensor(name)
 
 
-def file_shapes(file):
+def file_shapes(file: str | Path) -> dict[str, tuple[int, ...]]:
     """{name: shape} of one safetensors file, read from its header."""
     with _open(file) as data:
         return {name: tuple(data.get_slice(name).get_shape()) for name in data.keys()}  # noqa: SIM118 (no dict)
@@ -163,7 +169,9 @@ def _listed(names):
 # ---- 2. writing
 
 
-def write_weights(folder, tensors, max_shard_bytes=5 * 10**9):
+def write_weights(
+    folder: str | Path, tensors: dict[str, Tensor], max_shard_bytes: int = 5 * 10**9
+) -> None:
     """Writes {name: tensor} into an open folder as one file, or as shards with an index."""
     shards, size = [{}], 0
     for name, tensor in tensors.items():
@@ -185,12 +193,12 @@ def write_weights(folder, tensors, max_shard_bytes=5 * 10**9):
     write_json(Path(folder) / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
-def write_json(path, data):
+def write_json(path: str | Path, data: dict) -> None:
     """Writes a JSON object, readable by a person."""
     Path(path).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def copy_tokenizer(source, folder):
+def copy_tokenizer(source: str | Path, folder: str | Path) -> None:
     """Copies the tokenizer's files of one checkpoint folder into another, as far as there are."""
     for name in (TOKENIZER, TOKENIZER_CONFIG):
         if (Path(source) / name).exists():
@@ -198,7 +206,7 @@ def copy_tokenizer(source, folder):
 
 
 @contextmanager
-def replacing(folder):
+def replacing(folder: str | Path) -> Iterator[Path]:
     """A new, empty folder beside `folder`; when the block ends well it takes that place.
 
     After an error nothing has changed. The old folder is set aside, never deleted, until the new
@@ -227,7 +235,7 @@ def replacing(folder):
     shutil.rmtree(old, ignore_errors=True)
 
 
-def recover(folder):
+def recover(folder: str | Path) -> Path:
     """The folder as a Path, put back first if a write stopped between its two renames."""
     folder = Path(folder).expanduser().resolve()
     if not folder.exists():
@@ -236,7 +244,7 @@ def recover(folder):
     return folder
 
 
-def check_replaceable(folder):
+def check_replaceable(folder: str | Path) -> None:
     """Raises CheckpointError when `folder` cannot be written, or when that would delete something
     which is not part of a checkpoint."""
     folder = Path(folder)

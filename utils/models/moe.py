@@ -25,7 +25,9 @@ from torch.nn import functional as F
 # ---- 1. the router's choice
 
 
-def choose(logits, count, bias=None):
+def choose(
+    logits: torch.Tensor, count: int, bias: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(chosen, weights, probabilities) for router logits (..., E).
 
     chosen         (..., k) int64, the likeliest expert first; k = count
@@ -40,12 +42,12 @@ def choose(logits, count, bias=None):
     return chosen, weights / weights.sum(dim=-1, keepdim=True), probabilities
 
 
-def capacity_of(tokens, count, experts, factor):
+def capacity_of(tokens: int, count: int, experts: int, factor: float) -> int:
     """How many of a sequence's choices one expert takes: factor · T·k/E, rounded up."""
     return math.ceil(factor * tokens * count / experts)
 
 
-def within_capacity(chosen, experts, capacity):
+def within_capacity(chosen: torch.Tensor, experts: int, capacity: int) -> torch.Tensor:
     """Which choices (B, T, k) find room, bool: each expert takes `capacity` of every sequence.
 
     First choices go before second ones, earlier tokens before later ones.
@@ -56,7 +58,7 @@ def within_capacity(chosen, experts, capacity):
     return (place <= capacity).unflatten(1, (chosen.shape[2], -1)).transpose(1, 2)
 
 
-def balance_loss(probabilities, chosen):
+def balance_loss(probabilities: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """How unevenly the sequences use the experts: E · Σ_e f_e · P_e, averaged over sequences.
 
     probabilities  (B, T, E); P_e is their mean over a sequence
@@ -74,7 +76,9 @@ def balance_loss(probabilities, chosen):
 # ---- 2. tokens to experts and back
 
 
-def gather_rows(tokens, chosen, experts):
+def gather_rows(
+    tokens: torch.Tensor, chosen: torch.Tensor, experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The tokens, once for each choice, those of expert 0 first: what the experts compute.
 
     tokens (S, C), chosen (S, k); a choice that is `experts` or more is dropped.
@@ -89,14 +93,14 @@ def gather_rows(tokens, chosen, experts):
     return tokens.index_select(0, order // chosen.shape[1]), order, counts
 
 
-def combine_rows(rows, order, weights):
+def combine_rows(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The experts' results (n, C), back at their tokens, weighted and added up: (S, C)."""
     places = rows.new_zeros(weights.numel(), rows.shape[1])  # (S·k, C); what was dropped stays 0
     places = places.index_copy(0, order, rows).unflatten(0, weights.shape)  # (S, k, C)
     return (places * weights.to(rows.dtype)[..., None]).sum(dim=1)
 
 
-def run_experts(experts, rows, counts):
+def run_experts(experts: nn.ModuleDict, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
     """Each expert on its own rows (n, C), which stand one expert behind another.
 
     An expert without a row is called too: its gradients are then zeros, and not None, for which
@@ -106,7 +110,9 @@ def run_experts(experts, rows, counts):
     return torch.cat([expert(part) for expert, part in zip(experts.values(), parts, strict=True)])
 
 
-def compute_here(experts, tokens, chosen, weights):
+def compute_here(
+    experts: nn.ModuleDict, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
     """All experts on one rank: tokens (S, C) -> (S, C)."""
     rows, order, counts = gather_rows(tokens, chosen, len(experts))
     return combine_rows(run_experts(experts, rows, counts.tolist()), order, weights)
@@ -208,12 +214,12 @@ class _WithLoss(torch.autograd.Function):
 # ---- 4. all layers of a model
 
 
-def moe_layers(model):
+def moe_layers(model: nn.Module) -> list[MoE]:
     """The MoE layers of a model, or of a part of it, in order."""
     return [module for module in model.modules() if isinstance(module, MoE)]
 
 
-def set_balance(model, weight):
+def set_balance(model: nn.Module, weight: float) -> None:
     """Every backward pass from now on minimizes the balance losses too: it adds the gradient of
     `weight` times the sum of them over the sequences of its forward pass.
 
@@ -225,7 +231,7 @@ def set_balance(model, weight):
         layer.balance_weight = weight
 
 
-def keep_from_compiling(model):
+def keep_from_compiling(model: nn.Module) -> None:
     """Before `torch.compile(model)`: its MoE layers run as they are, the rest is compiled.
 
     Their sizes depend on the tokens, so they would be compiled again and again; and torch 2.13's
@@ -236,7 +242,7 @@ def keep_from_compiling(model):
 
 
 @torch.no_grad()
-def move_bias(layer, counts, rate=1e-3):
+def move_bias(layer: MoE, counts: torch.Tensor, rate: float = 1e-3) -> None:
     """Balancing without a loss: what is used too much is chosen less from now on.
 
     counts  (E,) choices of a whole step, added up over micro-batches and ranks
@@ -247,6 +253,6 @@ def move_bias(layer, counts, rate=1e-3):
     layer.bias = (torch.zeros_like(step) if layer.bias is None else layer.bias) + step
 
 
-def is_expert(name):
+def is_expert(name: str) -> bool:
     """Whether a parameter of this name belongs to one expert, and not to all ranks."""
     return ".experts." in f".{name}"

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional as F
 
 
-def rms_norm(x, weight, eps):
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x (..., C) divided by the root of its mean square over C, times weight (C,)."""
     if torch.is_inference_mode_enabled():  # a server's: there is no gradient
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -45,7 +45,7 @@ class _RMSNorm(torch.autograd.Function):
         return dx.add_(mean), dweight, None
 
 
-def rotate(x, cos, sin):
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Turns each pair (x[i], x[i + D/2]) of every head by its position's angle.
 
     x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated; (B, T, 1, D) where a

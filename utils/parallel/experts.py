@@ -23,8 +23,10 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from utils.models.moe import combine_rows, gather_rows, moe_layers, run_experts
+from utils.parallel.mesh import Axis
 from utils.shares import shares
 
 
@@ -41,7 +43,7 @@ def expert_shares(experts: int, ranks: int) -> tuple[int, ...]:
     return shares(experts, ranks)
 
 
-def owner_of(expert, experts, ranks):
+def owner_of(expert: int, experts: int, ranks: int) -> int:
     """The rank, as a place on the axis, that keeps an expert (its number)."""
     for rank, count in enumerate(expert_shares(experts, ranks)):
         if expert < count:
@@ -50,7 +52,7 @@ def owner_of(expert, experts, ranks):
     raise ValueError(f"there is no expert after number {experts - 1} of {experts}")
 
 
-def expert_parallel(model, axis):
+def expert_parallel(model: nn.Module, axis: Axis) -> nn.Module:
     """Leaves this rank its share of the experts of every MoE layer, in place; returns the model.
 
     model   a GPT, a pipeline stage of it, or any module with `utils.models.moe.MoE` layers
@@ -74,7 +76,14 @@ def expert_parallel(model, axis):
     return model
 
 
-def compute_over(axis, held, experts, tokens, chosen, weights):
+def compute_over(
+    axis: Axis,
+    held: tuple[int, ...],
+    experts: nn.ModuleDict,
+    tokens: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
     """What `utils.models.moe.compute_here` computes, with the experts shared out over the axis.
 
     held     experts of each rank
@@ -94,7 +103,7 @@ def compute_over(axis, held, experts, tokens, chosen, weights):
     return combine_rows(AllToAll.apply(results, receive, send, axis.group), order, weights)
 
 
-def exchange_counts(counts, held, axis):
+def exchange_counts(counts: torch.Tensor, held: tuple[int, ...], axis: Axis) -> torch.Tensor:
     """(ranks, own experts): how many rows each rank will send for each of this rank's experts.
 
     counts   (E,) rows of this rank for each expert
@@ -105,7 +114,7 @@ def exchange_counts(counts, held, axis):
     return arriving.view(axis.size, own)
 
 
-def expert_order(arriving):
+def expert_order(arriving: torch.Tensor) -> torch.Tensor:
     """The order that puts rows, which came by rank and within a rank by expert, by expert."""
     experts = torch.arange(arriving.shape[1], device=arriving.device)
     return experts.repeat(len(arriving)).repeat_interleave(arriving.flatten()).argsort(stable=True)

@@ -10,12 +10,15 @@ is cut as its parameter is.
 """
 
 import math
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.parallel.tp_ops import all_gather
 
@@ -23,7 +26,7 @@ from utils.parallel.tp_ops import all_gather
 
 
 @torch.no_grad()
-def full_tensor(tensor, parameter):
+def full_tensor(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """A parameter, or a state of the same shape, put together from all ranks on each of them.
 
     The state may be a plain tensor of this rank's part. What is not split comes back as it is.
@@ -36,7 +39,7 @@ def full_tensor(tensor, parameter):
     return split.full_tensor(tensor) if split else tensor
 
 
-def shard_of(tensor, parameter):
+def shard_of(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     """This rank's part of a whole tensor, split as the parameter is; nothing is sent."""
     if tensor.ndim == 0:
         return tensor
@@ -49,7 +52,7 @@ def shard_of(tensor, parameter):
     return distribute_tensor(tensor.to(mesh.device_type), mesh, placements, src_data_rank=None)
 
 
-def full_size(parameter):
+def full_size(parameter: nn.Parameter) -> int:
     """How many values the whole has of which this plain parameter is this rank's slice."""
     split = split_of(parameter)
     if not split:
@@ -62,7 +65,7 @@ def split_of(parameter):
     return getattr(parameter, "tp_split", None)
 
 
-def keep_splits(parameters, others):
+def keep_splits(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> None:
     """Hands the notes of split parameters on to those that have taken their places."""
     for parameter, other in zip(parameters, others, strict=True):
         if split_of(parameter):
@@ -88,7 +91,7 @@ def _gather_shards(tensor, parameter):
 # ---- all tensors of a model
 
 
-def full_state(model):
+def full_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields (name, whole tensor) of every parameter of one model, one at a time; all ranks must
     go through."""
     for name, parameter in model.named_parameters():
@@ -129,7 +132,7 @@ class OnRankZero:
         return tensor
 
 
-def full_model(config, weights):
+def full_model(config: GPTConfig, weights: Iterable[tuple[str, torch.Tensor]]) -> GPT | None:
     """A GPT on rank 0's CPU made of (name, whole tensor) pairs; None on the other ranks."""
     first = dist.get_rank() == 0
     state = {name: tensor.detach().cpu() for name, tensor in weights if first}
@@ -145,7 +148,7 @@ def full_model(config, weights):
 # ---- gradients
 
 
-def local_shards(parameters):
+def local_shards(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     """Plain tensors on the memory of this rank's part of each parameter, with its gradient."""
     return [_local_shard(parameter) for parameter in parameters]
 
@@ -159,7 +162,12 @@ def _local_shard(parameter):
     return part
 
 
-def clip_gradients(parts, largest, device, counted=None):
+def clip_gradients(
+    parts: list[torch.Tensor],
+    largest: float,
+    device: torch.device,
+    counted: list[torch.Tensor] | None = None,
+) -> torch.Tensor:
     """Scales the gradients so that their norm over all parameters is at most `largest` (0: any).
 
     parts     this rank's plain tensors

@@ -21,6 +21,7 @@ The model's own code does not change: its modules hold less. Parameters stay pla
 names; one that is split has `parameter.tp_split`, which tells which part of the whole it is.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -82,7 +83,9 @@ class Split:
         return torch.cat(kept, dim=self.dim)
 
 
-def split_parameter(parameter, dim, axis, sizes):
+def split_parameter(
+    parameter: nn.Parameter | None, dim: int, axis: Axis, sizes: Sequence[int]
+) -> nn.Parameter | None:
     """A new parameter with this rank's part of `parameter`; None stays None."""
     if parameter is None:
         return None
@@ -95,7 +98,7 @@ def split_parameter(parameter, dim, axis, sizes):
 # ---- the two kinds of matrix
 
 
-def column(linear, axis, sizes=None):
+def column(linear: nn.Linear, axis: Axis, sizes: Sequence[int] | None = None) -> nn.Linear:
     """Splits an nn.Linear by its outputs, in place; it then returns this rank's outputs.
 
     Its input must have come through `copy_to_region`, once for all matrices that read it.
@@ -108,7 +111,7 @@ def column(linear, axis, sizes=None):
     return linear
 
 
-def row(linear, region, sizes=None):
+def row(linear: nn.Linear, region: Region, sizes: Sequence[int] | None = None) -> "RowLinear":
     """A RowLinear in place of an nn.Linear: split by its inputs."""
     sizes = sizes or shares(linear.in_features, region.axis.size)
     return RowLinear(split_parameter(linear.weight, 1, region.axis, sizes), linear.bias, region)
@@ -185,7 +188,7 @@ class VocabularyLinear(nn.Module):
 # ---- a whole model
 
 
-def tensor_parallel(model, axis, sequence_parallel=False):
+def tensor_parallel(model: nn.Module, axis: Axis, sequence_parallel: bool = False) -> nn.Module:
     """Splits a GPT, or a stage of one, over the ranks of `axis`, in place; returns it.
 
     Every rank must come with the same weights. A layer then makes two all-reduces in the forward
@@ -325,7 +328,13 @@ def _check(axis, size, what, why):
 # ---- the loss over a split vocabulary
 
 
-def vocabulary_cross_entropy(logits, targets, axis, reduction="mean", sizes=None):
+def vocabulary_cross_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    axis: Axis,
+    reduction: str = "mean",
+    sizes: Sequence[int] | None = None,
+) -> torch.Tensor:
     """The loss in nats, the same number on every rank; two all-reduces.
 
     logits     (B, T, V_local): this rank's words; targets (B, T), in words of the whole vocabulary
@@ -380,7 +389,7 @@ class _CrossEntropy(torch.autograd.Function):
         return dlogits.to(ctx.dtype), None, None, None
 
 
-def loss_function(model):
+def loss_function(model: nn.Module) -> Callable[..., torch.Tensor]:
     """callable(logits, targets, reduction) that fits what `model` returns, split or not."""
     for module in model.modules():
         if isinstance(module, VocabularyLinear):
@@ -392,7 +401,9 @@ def loss_function(model):
 
 
 @torch.no_grad()
-def gathered_logits(logits, axis, sizes=None):
+def gathered_logits(
+    logits: torch.Tensor, axis: Axis, sizes: Sequence[int] | None = None
+) -> torch.Tensor:
     """(B, T, V_local) -> (B, T, V) on every rank, to measure or to generate; no gradient."""
     if axis.size == 1:
         return logits
@@ -415,7 +426,7 @@ def _sizes(logits, axis):
 
 
 @torch.no_grad()
-def reduce_replicated_gradients(model, axis):
+def reduce_replicated_gradients(model: nn.Module, axis: Axis) -> None:
     """Sums, in one all-reduce, the gradients that each rank has from its own positions only.
 
     Needed under sequence parallelism, once a step, after the last backward pass; without it there
@@ -447,7 +458,9 @@ def _of_some_positions(model):
 # ---- any model, by the names of its matrices
 
 
-def split_by_name(model, axis, columns, rows):
+def split_by_name(
+    model: nn.Module, axis: Axis, columns: Sequence[str], rows: Sequence[str]
+) -> nn.Module:
     """Splits the nn.Linears whose names match a pattern, in place; returns the model.
 
         split_by_name(bert, mesh.tp, columns=["*.query", "*.key", "*.value",

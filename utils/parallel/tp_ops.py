@@ -12,12 +12,14 @@ them takes the gradient of that sum as it is. f and g: Shoeybi et al., arXiv:190
 with the sequence split: Korthikanti et al., arXiv:2205.05198, section 4.2.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from utils.parallel.mesh import Axis
 from utils.shares import shares
 
 # torch 2.13 renames them and warns of the old names, which are all that 2.11 has
@@ -46,33 +48,33 @@ class Region:
         return reduce_from_region(x, self.axis)
 
 
-def copy_to_region(x, axis):
+def copy_to_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """f: x as it is; its gradient is summed over the ranks of the axis."""
     return x if axis.size == 1 else _CopyToRegion.apply(x, axis.group)
 
 
-def reduce_from_region(x, axis):
+def reduce_from_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """g: the sum of x over the ranks of the axis; the gradient passes as it is."""
     return x if axis.size == 1 else _ReduceFromRegion.apply(x, axis.group)
 
 
-def gather_to_region(x, axis, length):
+def gather_to_region(x: torch.Tensor, axis: Axis, length: int) -> torch.Tensor:
     """f with the sequence split: the positions of all ranks, (B, T_local, C) -> (B, length, C)."""
     return x if axis.size == 1 else _GatherToRegion.apply(x, axis, length)
 
 
-def reduce_scatter_from_region(x, axis):
+def reduce_scatter_from_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """g with the sequence split: this rank's positions of the sum, (B, T, C) -> (B, T_local, C)."""
     return x if axis.size == 1 else _ReduceScatterFromRegion.apply(x, axis)
 
 
-def gather_sequence(x, axis, length):
+def gather_sequence(x: torch.Tensor, axis: Axis, length: int) -> torch.Tensor:
     """The positions of all ranks for something that every rank then computes alike, (B, T_local, C)
     -> (B, length, C). Its gradient is whole on every rank, which takes its own positions of it."""
     return x if axis.size == 1 else _GatherSequence.apply(x, axis, length)
 
 
-def split_sequence(x, axis):
+def split_sequence(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """This rank's positions of what all have computed alike, (B, T, C) -> (B, T_local, C)."""
     return x if axis.size == 1 else _SplitSequence.apply(x, axis)
 
@@ -145,14 +147,14 @@ class _SplitSequence(torch.autograd.Function):
 # ---- the collectives, on plain tensors
 
 
-def summed(x, group):
+def summed(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """The sum over the ranks, in new memory: gradients may be shared with other branches."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
-def all_positions(x, axis, length):
+def all_positions(x: torch.Tensor, axis: Axis, length: int) -> torch.Tensor:
     """One all-gather of (B, T_local, C) -> (B, length, C)."""
     sizes = shares(length, axis.size)
     longest = max(sizes)  # a collective wants equal parts: short ones are filled up
@@ -162,7 +164,7 @@ def all_positions(x, axis, length):
     return torch.cat([one[:, :size] for one, size in zip(parts, sizes)], dim=1)
 
 
-def own_positions_summed(x, axis):
+def own_positions_summed(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """One reduce-scatter of (B, T, C) -> (B, T_local, C)."""
     sizes = shares(x.shape[1], axis.size)
     longest = max(sizes)
@@ -172,7 +174,7 @@ def own_positions_summed(x, axis):
     return own[:, : sizes[axis.index]]
 
 
-def own_positions(x, axis):
+def own_positions(x: torch.Tensor, axis: Axis) -> torch.Tensor:
     """(B, T, C) -> (B, T_local, C); nothing is sent."""
     return x.split(shares(x.shape[1], axis.size), dim=1)[axis.index].contiguous()
 
@@ -181,7 +183,7 @@ def own_positions(x, axis):
 
 
 @contextmanager
-def different_numbers(axis):
+def different_numbers(axis: Axis) -> Iterator[None]:
     """Inside, each rank of the axis draws numbers of its own; outside, all go on as if one.
 
         with different_numbers(mesh.tp):

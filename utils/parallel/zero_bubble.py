@@ -10,6 +10,7 @@ gradient of x. A zero-bubble schedule (Qi et al., arXiv:2401.10241) computes tha
 fills its bubbles with the others.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -51,7 +52,7 @@ class WeightGradientsLater:
             self.waiting.pop()()
 
 
-def defer(function):
+def defer(function: Callable[[], None]) -> None:
     """For autograd functions of one's own, in their backward pass: calls `function()` when the
     innermost open `WeightGradientsLater` adds its gradients; at once where none is open."""
     if _open:
