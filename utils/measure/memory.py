@@ -46,6 +46,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from utils.measure.traffic import FAMILIES, Watching, plain_tensors, tensors_in
+from utils.private_api import running_backward
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary", "communication")
 OWNED = KINDS[:3]  # known by who points to them; the first wins
@@ -252,7 +253,7 @@ class Memory:
 
     def _saw(self, func, tensors, outputs):
         """Notes an operator's input or output tensors."""
-        task = torch._C._current_graph_task_id()  # -1 outside; there is no public way to know
+        task = running_backward()
         if task not in (-1, self._task):
             self._task, self._backwards = task, self._backwards + 1
         grad = torch.is_grad_enabled()

@@ -27,10 +27,10 @@ from fractions import Fraction
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
+
+from utils import private_api
+from utils.private_api import (
+    OperatorMode,
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
 )
@@ -92,7 +92,7 @@ class Event:
     group: str = field(default="", compare=False)  # the process group's name
 
 
-class Watching(TorchDispatchMode):
+class Watching(OperatorMode):
     """Calls `saw(func, tensors, outputs)` before each operator of this thread and after it.
 
     tensors are its arguments (outputs=False) or its results (outputs=True), nested as they come.
@@ -102,11 +102,6 @@ class Watching(TorchDispatchMode):
     def __init__(self, saw):
         super().__init__()
         self.saw = saw
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spares each fresh rank the import of the compiler, 0.9 s, at its first operator."""
-        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         # a wrapper (DTensor …) first unfolds into the operators that it stands for
@@ -135,7 +130,7 @@ class _Counting(Watching):
 
         def counting_then(future, callback):
             def counted(done):
-                modes = _get_current_dispatch_mode_stack()
+                modes = private_api.current_modes()
                 if any(getattr(mode, "events", None) is self.events for mode in modes):
                     return callback(done)  # it runs on a thread that is counted already
                 with _Counting(self.events):
@@ -159,12 +154,13 @@ class Traffic(_Counting):
         self._then = []  # what Future.then was outside, for each `with`
 
     def __enter__(self):
-        self._then.append(torch._C.Future.then)
-        torch._C.Future.then = self.counting_callbacks(self._then[-1])
+        future = private_api.future_class()
+        self._then.append(future.then)
+        future.then = self.counting_callbacks(self._then[-1])
         return super().__enter__()
 
     def __exit__(self, *exception):
-        torch._C.Future.then = self._then.pop()
+        private_api.future_class().then = self._then.pop()
         return super().__exit__(*exception)
 
     def calls(self, op: str | None = None) -> int:
@@ -207,9 +203,7 @@ class Traffic(_Counting):
 def _events(func, args: tuple, kwargs: dict) -> Iterator[Event]:
     """The events of one operator call, read off its arguments by the names in its schema."""
     name = func.__name__.split(".")[0]
-    given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
-    given |= kwargs
+    given = private_api.arguments(func, args, kwargs)
     functional = func.namespace != "c10d"
     now = time.perf_counter()
 
@@ -255,7 +249,7 @@ def _bytes(tensors) -> int:
 def _group(given: dict) -> dist.ProcessGroup:
     group = given.get("process_group", given.get("group_name"))
     if isinstance(group, str):
-        return _resolve_process_group(group)
+        return private_api.process_group(group)
     return group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
 
 

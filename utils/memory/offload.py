@@ -22,7 +22,8 @@ from collections import OrderedDict
 from contextlib import contextmanager
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from utils.private_api import is_traceable_wrapper_subclass, version
 
 PREFETCHED = 2  # CUDA: so many tensors are on their way back before they are asked for
 
@@ -53,21 +54,21 @@ def offloaded_activations(min_bytes=4096, folder=None):
 
     def pack(tensor):
         if is_traceable_wrapper_subclass(tensor):  # a DTensor: its parts are not ours to move
-            return tensor, tensor._version
+            return tensor, version(tensor)
         base = tensor if tensor._base is None else tensor._base
         storage = tensor.untyped_storage()
         if isinstance(base, torch.nn.Parameter) or storage.nbytes() < min_bytes:
-            return tensor, tensor._version
+            return tensor, version(tensor)
         # storage ids are used again after a storage's death: the weak reference tells
-        known, version, away = sent.get(id(storage), (lambda: None, None, lambda: None))
+        known, when, away = sent.get(id(storage), (lambda: None, None, lambda: None))
         parcel = away()
-        if known() is not storage or version != tensor._version or parcel is None:
+        if known() is not storage or when != version(tensor) or parcel is None:
             store = stores.get(tensor.device)
             if store is None:
                 kind = _Pinned if tensor.device.type == "cuda" else _File
                 store = stores[tensor.device] = kind(tensor.device, folder)
             parcel = _Parcel(store, storage)
-            sent[id(storage)] = (weakref.ref(storage), tensor._version, weakref.ref(parcel))
+            sent[id(storage)] = (weakref.ref(storage), version(tensor), weakref.ref(parcel))
             moved.bytes += storage.nbytes()
             moved.tensors += 1
         layout = (tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -80,7 +81,7 @@ def offloaded_activations(min_bytes=4096, folder=None):
             with torch.enable_grad():
                 dtype, shape, stride, offset = note
                 return kept.open().view(dtype).as_strided(shape, stride, offset)
-        if kept._version != note:
+        if version(kept) != note:
             raise RuntimeError(
                 f"a saved tensor of shape {tuple(kept.shape)} was changed in place before the "
                 "backward pass read it: use the operation that makes a new tensor"

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from utils import private_api
 from utils.measure.memory import Memory
 from utils.measure.traffic import Traffic
 from utils.memory.checkpointing import recompute as checkpoint_blocks
@@ -45,10 +45,7 @@ def world_of(size: int, rank: int = 0):
         raise ValueError(f"rank {rank} is not in a world of {size}: give 0 to {size - 1}")
     if dist.is_initialized():
         raise RuntimeError("this process is in a real process group: leave it first")
-    # seconds to import, which real ranks that call `one_step` do not need; registers the backend
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=rank, world_size=size, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=size, store=private_api.fake_store())
     try:
         yield
     finally:
@@ -65,7 +62,7 @@ def fake_numbers():
     """
     before, gpt.rms_norm = gpt.rms_norm, ops._RMSNorm.apply
     try:
-        with FakeTensorMode():
+        with private_api.FakeTensorMode():
             yield
     finally:
         gpt.rms_norm = before
@@ -205,7 +202,7 @@ def one_step(
 
 
 def _is_fake(rows):
-    return isinstance(rows[0][0], FakeTensor)
+    return isinstance(rows[0][0], private_api.FakeTensor)
 
 
 @contextmanager

@@ -5,6 +5,9 @@ print(rank)
 """
 
 import sys
+import weakref
+
+pools: list[weakref.ref] = []  # the open `Ranks`, newest last: `utils.ranks.pool` keeps the list
 
 
 def register_magic() -> None:
@@ -16,9 +19,10 @@ def register_magic() -> None:
 
 def ranks_magic(line: str, cell: str) -> None:
     """Runs the cell; the line names ranks: "0,2", "0 2" or nothing."""
-    from utils.ranks.pool import newest  # with torch, which the magic alone does not need
-
-    pool = newest()
+    open_pools = [pool() for pool in pools if pool() is not None]
+    if not open_pools:
+        raise _error("No ranks are open: run `ranks = Ranks(4)` in a cell first.")
+    pool = open_pools[-1]
     pool.cell(cell, parse_ranks(line, pool.size))
 
 
@@ -28,9 +32,11 @@ def parse_ranks(line: str, size: int) -> list[int] | None:
     if not words:
         return None
     if not all(word.isdigit() and int(word) < size for word in words):
-        from utils.ranks.diagnosis import RankError
-
-        raise RankError(
-            f"%%ranks {line.strip()}: give ranks from 0 to {size - 1}, like 0,{size - 1}"
-        )
+        raise _error(f"%%ranks {line.strip()}: give ranks from 0 to {size - 1}, like 0,{size - 1}")
     return sorted({int(word) for word in words})
+
+
+def _error(text: str) -> RuntimeError:
+    from utils.ranks.diagnosis import RankError  # with torch, which the magic alone does not need
+
+    return RankError(text)

@@ -24,15 +24,12 @@ from multiprocessing import connection, forkserver
 
 import cloudpickle
 
-from utils.ranks import diagnosis, worker
+from utils.ranks import diagnosis, magic, worker
 from utils.ranks.diagnosis import RankError, RankFiles
-from utils.ranks.magic import register_magic
 from utils.ranks.supervise import end
 
 GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
 PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
-
-_pools = []  # weak references to the open pools, newest last: what %%ranks acts on
 
 
 class Ranks:
@@ -58,8 +55,8 @@ class Ranks:
         self._places = places or [None] * size
         self._cells = 0
         self._start()
-        _pools.append(weakref.ref(self))
-        register_magic()
+        magic.pools.append(weakref.ref(self))
+        magic.register_magic()
 
     # --- what a notebook calls ------------------------------------------------------------------
 
@@ -86,12 +83,12 @@ class Ranks:
         """Kills these ranks and starts new ones with nothing in their memory."""
         self.close()
         self._start()
-        _pools.append(weakref.ref(self))
+        magic.pools.append(weakref.ref(self))
 
     def close(self):
         """Ends the ranks. Closing twice does nothing."""
         self._stop("they were closed")
-        _pools[:] = [pool for pool in _pools if pool() not in (self, None)]
+        magic.pools[:] = [pool for pool in magic.pools if pool() not in (self, None)]
 
     def __enter__(self):
         return self
@@ -322,11 +319,3 @@ def end_ranks(processes, pipes, folder):
 def device():
     """The torch.device of the rank that calls this; in the kernel, the CPU."""
     return worker.device
-
-
-def newest():
-    """The pool that was opened last; RankError where none is open."""
-    open_pools = [pool() for pool in _pools if pool() is not None]
-    if not open_pools:
-        raise RankError("No ranks are open: run `ranks = Ranks(4)` in a cell first.")
-    return open_pools[-1]

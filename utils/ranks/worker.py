@@ -35,6 +35,8 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from utils.private_api import may_have_children, set_default_timeout
+
 JOIN_TIMEOUT = 30.0  # seconds to meet, on a machine that may be busy: not the learner's time limit
 device = torch.device("cpu")  # of this process; a rank sets its own, for functions that ask
 
@@ -134,7 +136,7 @@ def main(setup, connection):
     redirect_output(setup)
     die_with_kernel(setup.folder)
     # the kernel treats ranks as daemons, which may have no children; DataLoader's workers are some
-    multiprocessing.current_process()._config["daemon"] = False
+    may_have_children()
     namespace = first_namespace(setup)
     while True:
         try:
@@ -192,8 +194,7 @@ def join(setup, generation):
     store.wait([f"rank {rank} is here" for rank in range(setup.world_size)])
     limit = datetime.timedelta(seconds=setup.timeout)
     # groups that a cell makes with new_group take their time limit from here
-    dist.distributed_c10d.default_pg_timeout = limit
-    dist.distributed_c10d.default_pg_nccl_timeout = limit
+    set_default_timeout(limit)
     dist.init_process_group(
         setup.backend, store=store, rank=setup.rank, world_size=setup.world_size, timeout=limit
     )
