@@ -40,7 +40,7 @@ class Source:
     dtype: str  # of all of them, as safetensors calls it: "BF16"
 
     @classmethod
-    def read(cls, folder, experts=False):
+    def read(cls, folder: str | Path, experts: bool = False) -> "Source":
         """Raises ExportError or CheckpointError, both ValueErrors, for what cannot be served.
 
         experts   whether mixtures of experts can be, too
@@ -69,20 +69,20 @@ class Source:
         return cls(folder, config, shapes, headers, dtype)
 
     @property
-    def dtype_name(self):
+    def dtype_name(self) -> str:
         """As torch and config.json call it: "bfloat16"."""
         return NAMES[self.dtype]
 
     @property
-    def parameters(self):
+    def parameters(self) -> int:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
     @property
-    def bytes(self):
+    def bytes(self) -> int:
         """Of all weights."""
         return self.parameters * WIDTHS[self.dtype]
 
-    def copy_small_files(self, there):
+    def copy_small_files(self, there: str | Path) -> None:
         """Everything but weights."""
         for name in (hf_format.CONFIG, hf_format.TOKENIZER, *EXTRAS):
             if (self.folder / name).is_file():
@@ -136,7 +136,7 @@ def _check_tokenizer(folder, config):
         )
 
 
-def byte_tokenizer():
+def byte_tokenizer() -> HFTokenizer:
     """A tokenizers.Tokenizer whose token b is the byte b.
 
     tokenizer.json holds text, so there each byte has a character: its own where that can be
@@ -155,7 +155,7 @@ def byte_tokenizer():
 # ---- prompts
 
 
-def find_prompts(prompts, source):
+def find_prompts(prompts: str | Path | None, source: Source) -> dict[str, Path]:
     """{name: file} of a folder of NAME.safetensors, each checked against the model's sizes."""
     if prompts is None:
         return {}
@@ -186,7 +186,7 @@ def find_prompts(prompts, source):
     return found
 
 
-def check_prompts(found, fingerprint, source):
+def check_prompts(found: dict[str, Path], fingerprint: str, source: Source) -> None:
     """Every prompt was tuned on these very weights."""
     for file in found.values():
         facts = prompt_facts(file)
@@ -203,7 +203,7 @@ def check_prompts(found, fingerprint, source):
             )
 
 
-def facts_of_prompt(file):
+def facts_of_prompt(file: Path) -> dict:
     """What manifest.json tells of a prompt: its length, and the facts in its file."""
     facts = {name: text for name, text in prompt_facts(file).items() if name != "format"}
     return {**facts, "length": len(load_prompt(file))}

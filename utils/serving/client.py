@@ -20,6 +20,7 @@ import http.client
 import json
 import re
 import time
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import closing
 
 import numpy as np
@@ -56,7 +57,7 @@ class ServeError(RuntimeError):
     messages with it: "UNAVAILABLE: the queue is full".
     """
 
-    def __init__(self, message, status=None, http=None):
+    def __init__(self, message: str, status: str | None = None, http: int | None = None):
         super().__init__(message)
         self.message, self.http = message, http
         if word := NAME.match(message):
@@ -75,8 +76,16 @@ class Client:
     model     of text;  engine: of tokens
     """
 
-    def __init__(self, server=None, *, http=None, grpc=None, timeout=120.0,
-                 model="gpt", engine="gpt_engine"):  # fmt: skip
+    def __init__(
+        self,
+        server=None,
+        *,
+        http: str | None = None,
+        grpc: str | None = None,
+        timeout: float = 120.0,
+        model: str = "gpt",
+        engine: str = "gpt_engine",
+    ):
         if not 0 < timeout < float("inf"):
             raise ValueError(f"timeout {timeout!r} is not a time limit: give seconds above 0")
         self.http = http or (server and server.http)
@@ -95,7 +104,7 @@ class Client:
         """What `generate` gets, with everything in it: text_output, finish_reason, …"""
         return next(self._post("generate", text, parameters, stream=False))
 
-    def stream(self, text: str, **parameters):
+    def stream(self, text: str, **parameters) -> Iterator[str]:
         """An iterator of pieces of the text, as they come (server-sent events)."""
         for event in self._post("generate_stream", text, parameters, stream=True):
             if event["text_output"]:
@@ -129,7 +138,7 @@ class Client:
 
     # --- gRPC -----------------------------------------------------------------------------------
 
-    async def astream(self, text: str, **parameters):
+    async def astream(self, text: str, **parameters) -> AsyncIterator[str]:
         """An asynchronous iterator of pieces of the text, as they come."""
         from grpc import RpcError
         from tritonclient.grpc import aio
@@ -154,7 +163,9 @@ class Client:
             finally:
                 answers.cancel()  # does nothing to a stream that has ended
 
-    def tokens(self, ids, *, request_id="", **parameters):
+    def tokens(
+        self, ids: Iterable[int], *, request_id: str = "", **parameters
+    ) -> Iterator[list[int]]:
         """An iterator of lists of token ids, as they come, for a list of token ids."""
         values = {"input_ids": list(ids), **known(parameters, SAMPLING), "stream": True}
         types = {"input_ids": "INT32", **SAMPLING, "stream": "BOOL"}
@@ -163,7 +174,7 @@ class Client:
             if found is not None and found.size:
                 yield found.tolist()
 
-    def infer(self, model, inputs, request_id=""):
+    def infer(self, model: str, inputs: list, request_id: str = "") -> Iterator:
         """An iterator of tritonclient's results of any model, as they come, by gRPC.
 
         inputs    tritonclient's InferInput

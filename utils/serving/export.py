@@ -39,7 +39,13 @@ PROGRAM = "utils.serving.export"
 FORMAT = 1  # of manifest.json
 
 
-def export(model, out, tp, prompts=None, version=None):
+def export(
+    model: str | Path,
+    out: str | Path,
+    tp: int,
+    prompts: str | Path | None = None,
+    version: int | None = None,
+) -> Path:
     """Writes a checkpoint as a version of the model repository `out`; returns the version's folder.
 
     model     Hugging Face folder
@@ -132,7 +138,7 @@ def _check_tokenizer(building, folder):
             )
 
 
-def rebuild(version_folder, folder):
+def rebuild(version_folder: str | Path, folder: str | Path) -> Path:
     """Joins the ranks' files of a version into a Hugging Face folder equal to the exported one.
 
     Raises LoadError (a ValueError) where a file is not what the manifest says.
@@ -182,7 +188,7 @@ class Command:
             )
 
 
-def main(arguments=None):
+def main(arguments: list[str] | None = None) -> int:
     """Exports and says what was written; returns the exit status."""
     texts = {"prog": f"python -m {PROGRAM}", "description": "Fill a Triton model repository."}
     return exit_status(
@@ -193,7 +199,7 @@ def main(arguments=None):
     )
 
 
-def run(command):
+def run(command: Command) -> None:
     if command.backend == "vllm":
         folder = vllm_variant.export_vllm(
             command.model, command.out, command.tp, command.version, command.mount
@@ -215,7 +221,7 @@ def run(command):
         print(f"next: python -m utils.serving.server --repo {command.out}")
 
 
-def report(folder):
+def report(folder: Path) -> None:
     """Prints what a version holds."""
     manifest = hf_format.read_json(folder / MANIFEST)
     print(f"written: {folder}")

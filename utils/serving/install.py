@@ -130,7 +130,7 @@ def wheel_reason() -> str | None:
     return None
 
 
-def container_command(repo, gpus="all", image=IMAGE) -> str:
+def container_command(repo: str | Path, gpus: str | None = "all", image: str = IMAGE) -> str:
     """The command that serves the folder `repo` in NVIDIA's image, as one string of some lines.
 
     Put together from Docker's and Triton's documentation; not run by the workshop's tests.
@@ -151,13 +151,15 @@ def container_command(repo, gpus="all", image=IMAGE) -> str:
     return " \\\n  ".join(lines)
 
 
-def gpus_argument(gpus) -> str:
+def gpus_argument(gpus: str) -> str:
     """Docker reads --gpus as CSV, so a list of devices needs quotes of its own."""
     text = str(gpus)
     return f'"{text}"' if "," in text else text
 
 
-def models_of(repo: Path, wanted, backends: set[str]) -> tuple[list[str], dict[str, str]]:
+def models_of(
+    repo: Path, wanted: list[str] | None, backends: set[str]
+) -> tuple[list[str], dict[str, str]]:
     """(names of the models to load, {name: reason} of those left out) of a model repository.
 
     wanted: names, or None for all whose backend the server has. Raises ServerError.

@@ -22,6 +22,7 @@ import itertools
 import random
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,7 +107,15 @@ def tokens_of(piece) -> float:
 
 
 def run(
-    send, clients, requests=None, seconds=None, rate=None, seed=0, *, count=tokens_of, limit=None
+    send: Callable,
+    clients: int,
+    requests: int | None = None,
+    seconds: float | None = None,
+    rate: float | None = None,
+    seed: int = 0,
+    *,
+    count: Callable = tokens_of,
+    limit: float | None = None,
 ) -> Load:
     """Sends requests until `requests` were sent or `seconds` have passed, and waits for their ends.
 
@@ -135,7 +144,9 @@ def run(
     return Load(rows, glances[glances["seconds"] <= seconds], seconds, clients, rate)
 
 
-def sweep(send, clients=(1, 2, 4, 8, 16), per_client=4, **options) -> dict[int, Load]:
+def sweep(
+    send: Callable, clients: Iterable[int] = (1, 2, 4, 8, 16), per_client: int = 4, **options
+) -> dict[int, Load]:
     """{clients: Load}: one closed loop for each number of clients, `per_client` requests each.
 
     `options` as for `run`; the numbers of the requests go on from one loop to the next."""
@@ -148,12 +159,12 @@ def sweep(send, clients=(1, 2, 4, 8, 16), per_client=4, **options) -> dict[int, 
     return loads
 
 
-def table(loads) -> pd.DataFrame:
+def table(loads: dict) -> pd.DataFrame:
     """The summaries of {name: Load} as a frame, a row each."""
     return pd.DataFrame({name: load.summary for name, load in loads.items()}).T
 
 
-def arrivals(rate, seed=0):
+def arrivals(rate: float, seed: int = 0) -> Iterator[float]:
     """Endless arrival times in seconds of a Poisson process: exponential gaps, `rate` a second."""
     draw, moment = random.Random(seed), 0.0
     while True:

@@ -47,7 +47,7 @@ def metrics(server, timeout: float = 5.0) -> pd.DataFrame:
     return frame[[*frame.columns.drop("value", errors="ignore"), "value"]] if rows else frame
 
 
-def scrape(server, prefix=OURS, by=None) -> pd.Series:
+def scrape(server, prefix: str = OURS, by: str | None = None) -> pd.Series:
     """The metrics whose names begin with `prefix`, now: {name without it: value}.
 
     Samples that differ in labels only are added up. by: a label, like "model", that keeps them
@@ -63,7 +63,7 @@ def scrape(server, prefix=OURS, by=None) -> pd.Series:
     return frame["value"].groupby(names.rename(None)).sum()
 
 
-def statistics(server, model=None) -> pd.DataFrame:
+def statistics(server, model: str | None = None) -> pd.DataFrame:
     """Triton's statistics, a row for each model and version, since it was loaded.
 
     `requests` that went well, `failed`, `executions`, and means over the requests in seconds:
@@ -103,7 +103,7 @@ class Watch:
     A look that gets no answer leaves no row. prefix, by: as for `scrape`.
     """
 
-    def __init__(self, server, every=0.1, prefix=OURS, by=None):
+    def __init__(self, server, every: float = 0.1, prefix: str = OURS, by: str | None = None):
         if not 0 < every < float("inf"):
             raise ValueError(f"every {every!r} is no time between looks: give seconds above 0")
         self.server, self.every, self.prefix, self.by = server, every, prefix, by

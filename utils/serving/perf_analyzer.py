@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class Absent(RuntimeError):
 # ---- where it is
 
 
-def command(folder=None, fetch=True) -> tuple[Path, dict]:
+def command(folder: str | Path | None = None, fetch: bool = True) -> tuple[Path, dict]:
     """(the program, its environment): an installed one, the one in `folder`, or fetched into it.
 
     folder: default `share/perf_analyzer` of the Python environment. Raises Absent.
@@ -144,9 +145,19 @@ def _libraries(folder) -> Path:
 
 
 def profile(
-    url, model, inputs, clients=(1, 4, 16), requests=None, *, streaming=True, seconds=120,
-    output="text_output", count=tokens_of, folder=None, fetch=True,
-) -> dict[int, Load] | str:  # fmt: skip
+    url: str,
+    model: str,
+    inputs: list[dict],
+    clients: Iterable[int] = (1, 4, 16),
+    requests: int | None = None,
+    *,
+    streaming: bool = True,
+    seconds: float = 120,
+    output: str = "text_output",
+    count: Callable = tokens_of,
+    folder: str | Path | None = None,
+    fetch: bool = True,
+) -> dict[int, Load] | str:
     """{clients: Load}, as `utils.serving.load.sweep` gives; a sentence where it cannot be had.
 
     url        "host:port" of gRPC; streaming=False: of HTTP, for models that are not decoupled
@@ -197,7 +208,9 @@ def _run(call, environment, seconds):
         raise RuntimeError(f"perf_analyzer failed: {' '.join(lines[-3:])}")
 
 
-def loads_of(report, output="text_output", count=tokens_of) -> dict[int, Load]:
+def loads_of(
+    report: dict, output: str = "text_output", count: Callable = tokens_of
+) -> dict[int, Load]:
     """{clients: Load} of its profile export (a dictionary of moments in ns)."""
     loads = {}
     for experiment in report["experiments"]:

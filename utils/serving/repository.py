@@ -19,6 +19,7 @@ import fcntl
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class ExportError(ValueError):
 
 
 @contextmanager
-def building(out, engine=ENGINE, last=MANIFEST):
+def building(out: str | Path, engine: str = ENGINE, last: str = MANIFEST) -> Iterator["Repository"]:
     """A Repository for `out`, which other exports leave alone meanwhile.
 
     engine   the model that gets a version
@@ -130,12 +131,12 @@ def _check_content(out):
 class Repository:
     """The repository `out`, and the hidden folder `beside` in which a version of it is built."""
 
-    def __init__(self, out, beside, engine, last):
+    def __init__(self, out: Path, beside: Path, engine: str, last: str):
         self.out, self.beside, self.engine, self.last = out, beside, engine, last
         self.version = None
         self.kept = []  # files of the repository that are not as this workshop would write them
 
-    def filled(self):
+    def filled(self) -> list[int]:
         """The numbers of the versions that are there, in order."""
         return sorted(
             int(folder.name)
@@ -143,11 +144,11 @@ class Repository:
             if VERSION.fullmatch(folder.name) and (folder / self.last).is_file()
         )
 
-    def folder_of(self, version):
+    def folder_of(self, version: int) -> Path:
         """Where a version stands, or will stand."""
         return self.out / self.engine / str(version)
 
-    def free_version(self, version=None):
+    def free_version(self, version: int | None = None) -> int:
         """The version to write: the lowest that is not filled, or the one that is asked for."""
         filled = self.filled()
         if version is None:
@@ -161,7 +162,7 @@ class Repository:
             )
         return version
 
-    def open_version(self, version, size=0):
+    def open_version(self, version: int, size: int = 0) -> Path:
         """A new, empty folder for the version of about `size` bytes, beside the repository."""
         there = self.folder_of(version)
         for entry in sorted(there.iterdir()) if there.is_dir() else ():
@@ -180,7 +181,7 @@ class Repository:
         folder.mkdir(parents=True)
         return folder
 
-    def publish(self):
+    def publish(self) -> Path:
         """Everything to disk, then into place; returns the version's folder."""
         target = self.folder_of(self.version)
         for path in sorted(self.beside.rglob("*")):
@@ -227,7 +228,7 @@ class Repository:
 # ---- the code
 
 
-def copy_models(beside):
+def copy_models(beside: Path) -> None:
     """The hand-written files of all models but the versions of the engine."""
     for file in _files(SOURCE):
         parts = file.relative_to(SOURCE).parts
@@ -236,7 +237,7 @@ def copy_models(beside):
             _copy(file, beside / file.relative_to(SOURCE))
 
 
-def copy_code(folder):
+def copy_code(folder: Path) -> None:
     """model.py and utils/ of a version: the engine and what it imports."""
     _copy(SOURCE / ENGINE / "model.py", folder / "model.py")
     for name in shipped():
@@ -246,7 +247,7 @@ def copy_code(folder):
             (folder / package / "__init__.py").touch()
 
 
-def shipped(root=ROOT, start=CODE):
+def shipped(root: Path = ROOT, start: str = CODE) -> list[str]:
     """Files of this workshop that a version gets, relative to `root`, in order: those of the folder
     `start`, and what they import, and what that imports.
 
@@ -262,7 +263,7 @@ def shipped(root=ROOT, start=CODE):
     return sorted(map(str, found))
 
 
-def imported(root, file):
+def imported(root: Path, file: Path) -> list[Path]:
     """The files under `root` that a file of it imports, wherever in it the import stands."""
     files = []
     for node in ast.walk(ast.parse((root / file).read_text())):
@@ -286,7 +287,7 @@ def imported(root, file):
     return files
 
 
-def same_code(one, other):
+def same_code(one: Path, other: Path) -> bool:
     """Whether two folders of versions hold the same code."""
     return _code(one) == _code(other)
 
@@ -311,7 +312,7 @@ def _files(folder):
     )
 
 
-def to_disk(path):
+def to_disk(path: Path) -> None:
     """Returns when a file, or a folder's list of entries, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

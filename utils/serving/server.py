@@ -32,6 +32,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -67,7 +68,7 @@ LOST = (OSError, http.client.HTTPException)  # what a call raises where there is
 
 
 @contextmanager
-def connected(address: str, seconds: float):
+def connected(address: str, seconds: float) -> Iterator[InferenceServerClient]:
     """tritonclient for the server at "host:port", for one call of at most so many seconds.
 
     Each call has a connection of its own: Triton waits for open ones before it stops.
@@ -97,9 +98,21 @@ class TritonServer:
     """
 
     def __init__(
-        self, repo, models=None, log=None, start_seconds=120.0, exit_seconds=15.0,
-        control="explicit", *, host=HOST, http=0, grpc=0, metrics=0, options=(), quiet=False,
-    ):  # fmt: skip
+        self,
+        repo: str | Path,
+        models: list[str] | None = None,
+        log: str | Path | None = None,
+        start_seconds: float = 120.0,
+        exit_seconds: float = 15.0,
+        control: str = "explicit",
+        *,
+        host: str = HOST,
+        http: int = 0,
+        grpc: int = 0,
+        metrics: int = 0,
+        options: tuple[str, ...] = (),
+        quiet: bool = False,
+    ):
         check_limits(control, models, start_seconds, exit_seconds)
         self.repo, self.control, self.options = Path(repo).resolve(), control, list(options)
         self.host = host
@@ -121,7 +134,7 @@ class TritonServer:
 
     # --- what is called -------------------------------------------------------------------------
 
-    def ready(self, model=None) -> bool:
+    def ready(self, model: str | None = None) -> bool:
         """Whether the server, or one of its models, says that it is ready. Never raises."""
         with suppress(*LOST), connected(self.http, 5.0) as client:
             return client.is_model_ready(model) if model else client.is_server_ready()
@@ -139,7 +152,7 @@ class TritonServer:
         except ServerError as error:
             raise ServerError(load_reason(model, str(error))) from None
 
-    def unload(self, model: str, dependents=False, seconds=LOAD) -> None:
+    def unload(self, model: str, dependents: bool = False, seconds: float = LOAD) -> None:
         """Unloads a model and returns when its requests have ended and it has gone."""
         until = time.monotonic() + seconds
         with self._asked(seconds) as client:
@@ -289,7 +302,7 @@ class TritonServer:
             raise ServerError(f"the server does not answer at {self.http}: {error}") from None
 
 
-def finish(held, seconds, keep_folder=False, at_once=False):
+def finish(held: dict, seconds: float, keep_folder: bool = False, at_once: bool = False) -> None:
     """Ends the server through its supervisor, within a time limit; removes the temporary folder."""
     if held["owner"] != os.getpid():
         return  # this is a fork of the process that owns the server
@@ -302,7 +315,9 @@ def finish(held, seconds, keep_folder=False, at_once=False):
         shutil.rmtree(held["folder"], ignore_errors=True)
 
 
-def check_limits(control, models, start_seconds, exit_seconds):
+def check_limits(
+    control: str, models: list[str] | None, start_seconds: float, exit_seconds: float
+) -> None:
     """Refuses arguments that make no sense, before anything is started."""
     if control not in ("explicit", "none"):
         raise ValueError(f'control {control!r} is not known: give "explicit" or "none"')
@@ -316,7 +331,7 @@ def check_limits(control, models, start_seconds, exit_seconds):
 # ---- 2. how it starts
 
 
-def choose_ports(wanted, host) -> list[int]:
+def choose_ports(wanted: tuple[int, int, int], host: str) -> list[int]:
     """The ports for HTTP, gRPC and metrics; 0 becomes a free one."""
     chosen = []
     for port, option in zip(wanted, ("http", "grpc", "metrics")):
@@ -344,18 +359,18 @@ class Progress:
     """What is said while a server starts: in a terminal one line that changes, else one that does
     not depend on the machine, in one piece: a stored notebook is compared with it."""
 
-    def __init__(self, server, quiet):
+    def __init__(self, server: TritonServer, quiet: bool):
         self.server, self.quiet, self.terminal = server, quiet, sys.stdout.isatty()
         self.begin = time.monotonic()
 
-    def look(self):
+    def look(self) -> None:
         if self.quiet or not self.terminal:
             return
         loaded = set(re.findall(r"successfully loaded '([^']+)'", end_of(self.server.log)))
         missing = [model for model in self.server.models if model not in loaded]
         self._show(f"tritonserver: {time.monotonic() - self.begin:.0f} s, {', '.join(missing)} …")
 
-    def end(self, how):
+    def end(self, how: str) -> None:
         """The last word: "ready" or "failed"."""
         if self.quiet:
             return
@@ -370,7 +385,7 @@ class Progress:
         print("\r" + text[:columns].ljust(columns), end="", flush=True)
 
 
-def failure(log, what, temporary) -> str:
+def failure(log: Path, what: str, temporary: bool) -> str:
     """The message about a server that did not start: reasons, then the end of its log."""
     head = "".join(f"{reason}\n" for reason in reasons(end_of(log)))
     where = "name a log file to keep all of it" if temporary else log
@@ -407,7 +422,7 @@ VERSION_STATE = re.compile(
 TABLE_ROWS = ("+-", "| ")  # how lines of Triton's tables begin
 
 
-def end_of(path) -> str:
+def end_of(path: str | Path) -> str:
     """The end of the log as text; "" when there is none yet."""
     try:
         with Path(path).open("rb") as file:
@@ -417,7 +432,7 @@ def end_of(path) -> str:
         return ""
 
 
-def tail(path, lines: int = 20) -> str:
+def tail(path: str | Path, lines: int = 20) -> str:
     """The last lines of the log, without its tables of options."""
     all_lines = end_of(path).splitlines()
     kept = [
@@ -467,7 +482,7 @@ REPOSITORY = ROOT / "triton_model_repo"
 LOOK = 0.2  # seconds between two looks at whether the server is still there
 
 
-def main(arguments=None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Serves; returns the exit status."""
     options = vars(parse(arguments))
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored where a shell's & starts us
@@ -492,7 +507,7 @@ def main(arguments=None) -> int:
         return 0 if status == 0 else 1
 
 
-def parse(arguments):
+def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line, named as TritonServer's arguments are."""
     parser = argparse.ArgumentParser(
         prog="python -m utils.serving.server",
@@ -510,7 +525,7 @@ def parse(arguments):
     return parser.parse_args(arguments)
 
 
-def to_try(server) -> str:
+def to_try(server: TritonServer) -> str:
     """Lines for a second terminal."""
     lines = [f"HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}. Try:"]
     if "gpt" in server.models:

@@ -20,7 +20,7 @@ opens the model's folder.
 """
 
 import shutil
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from utils.models import hf_format
 from utils.serving import repository
@@ -61,7 +61,9 @@ output [
 """
 
 
-def export_vllm(model, out, tp, version=None, mount=MOUNT):
+def export_vllm(
+    model: str | Path, out: str | Path, tp: int, version: int | None = None, mount: str = MOUNT
+) -> Path:
     """Writes a checkpoint for the vLLM backend into the repository `out`; returns 1/ or N/.
 
     tp      GPUs that share the model; divides its heads
@@ -94,6 +96,6 @@ def export_vllm(model, out, tp, version=None, mount=MOUNT):
         return building.publish()
 
 
-def command(out):
+def command(out: str | Path) -> str:
     """What serves the repository in NVIDIA's image."""
     return container_command(out)

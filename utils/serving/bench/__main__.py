@@ -23,6 +23,7 @@ all its tokens. Answers are compared: those that differ from transformers' are c
 
 import json
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from utils.cli import check_options, option, parse_flags
 from utils.measure.machine import cores, processor_name
 from utils.serving.bench.contenders import LIMIT, World, newest
 from utils.serving.engine.version import Version
+from utils.serving.load import Load
 
 WHOLE = ("engine", "triton")  # whose first token comes with the last one
 RATIOS = (
@@ -77,7 +79,7 @@ class Settings:
         return sorted({int(word) for word in words})
 
 
-def main(arguments=None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """The command line; returns its exit status."""
     try:
         settings = Settings(**parse_flags(Settings, arguments, "utils.serving.bench"))
@@ -89,7 +91,7 @@ def main(arguments=None) -> int:
     return 0
 
 
-def bench(settings, say=lambda text: None) -> dict:
+def bench(settings: Settings, say: Callable[[str], None] = lambda text: None) -> dict:
     """Runs all contenders; returns what --json prints. `say` gets a line now and then."""
     version = Version.read(newest(settings.repo))
     rounds, new = (1, 8) if settings.quick else (settings.rounds, settings.max_tokens)
@@ -123,13 +125,13 @@ def bench(settings, say=lambda text: None) -> dict:
 # ---- the figures
 
 
-def quartiles(values) -> dict:
+def quartiles(values: Iterable[float]) -> dict:
     """The quartiles of some values: {"q1", "median", "q3"}."""
     q1, median, q3 = np.quantile(list(values), (0.25, 0.5, 0.75))
     return {"q1": float(q1), "median": float(median), "q3": float(q3)}
 
 
-def summary(loads, counts) -> dict:
+def summary(loads: dict[tuple[str, int], list[Load]], counts: list[int]) -> dict:
     """{"results": {contender: {clients: {figure: quartiles}}}, "ratios": {"a / b": {clients:
     quartiles}}, "goals": [{"goal", "wanted", "found", "met"}]} of {(contender, clients): loads}."""
     names = list(dict.fromkeys(name for name, _ in loads))
@@ -169,7 +171,7 @@ def summary(loads, counts) -> dict:
     return {"results": results, "ratios": ratios, "goals": goals}
 
 
-def report(found) -> str:
+def report(found: dict) -> str:
     """The figures as a page of text."""
     lines = [
         f"{found['parameters']:,} parameters on {found['tp']} rank(s), {found['threads']} "

@@ -12,19 +12,21 @@ prompts are chosen that the engine answers in full, and transformers does not lo
 import re
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pandas as pd
 
 from utils.serving.bench.peer import Peer
 from utils.serving.engine.request import SamplingParams
+from utils.serving.engine.version import Version
 from utils.serving.load import Load, run
 
 CONTENDERS = ("engine", "engine stream", "triton", "triton stream", "sequential", "static")
 LIMIT = 300.0  # seconds of one load
 
 
-def newest(repo) -> Path:
+def newest(repo: str | Path) -> Path:
     """The newest filled version folder of the repository's engine. Raises ValueError."""
     folders = [file.parent for file in Path(repo).glob("gpt_engine/*/manifest.json")]
     folders = [folder for folder in folders if folder.name.isdigit()]
@@ -36,7 +38,7 @@ def newest(repo) -> Path:
     return max(folders, key=lambda folder: int(folder.name))
 
 
-def configured(repo) -> dict:
+def configured(repo: str | Path) -> dict:
     """{"slots", "queue", "threads"} of the repository's gpt_engine/config.pbtxt; threads of a rank,
     None: as many as the engine takes by itself."""
     text = (Path(repo) / "gpt_engine" / "config.pbtxt").read_text()
@@ -54,7 +56,9 @@ class World:
     different         {name: answers that are not those of transformers}
     """
 
-    def __init__(self, stack, repo, version, prompt_tokens, new):
+    def __init__(
+        self, stack: ExitStack, repo: str | Path, version: Version, prompt_tokens: int, new: int
+    ):
         from utils.serving.client import Client
         from utils.serving.engine.engine import Engine
         from utils.serving.export import rebuild
@@ -80,7 +84,7 @@ class World:
         self.present = [name for name in CONTENDERS if name not in self.absent]
         self.different = dict.fromkeys(self.present, 0)
 
-    def choose_prompts(self, count):
+    def choose_prompts(self, count: int) -> None:
         """`count` prompts of the corpus that survive text and tokens, and are answered in full."""
         from utils.data import corpus
 
@@ -111,17 +115,17 @@ class World:
         # one by one: what all others are compared with
         self.wanted = [self.peer.generate([ids], self.new)[0][0] for ids, _, _ in self.prompts]
 
-    def warm_up(self):
+    def warm_up(self) -> None:
         """A small load of each contender, that does not count."""
         for name in self.present:
             self.load(name, 2, 2, None)
             self.different[name] = 0
 
     @property
-    def sampling(self):
+    def sampling(self) -> SamplingParams:
         return SamplingParams(max_tokens=self.new, temperature=0.0)
 
-    def load(self, name, many, requests, seconds) -> Load:
+    def load(self, name: str, many: int, requests: int, seconds: float | None) -> Load:
         """One load of a contender with so many clients: `requests` of each, but four at least in
         all; or for so many `seconds`."""
         requests = None if seconds else max(4, many * requests)

@@ -20,8 +20,8 @@ from collections import deque
 from pathlib import Path
 
 from utils.serving.engine.ranks import Bell, RankDied, RankGroup
-from utils.serving.engine.request import BadRequest, Stream, Unavailable
-from utils.serving.engine.scheduler import Request, Scheduler
+from utils.serving.engine.request import BadRequest, Completion, SamplingParams, Stream, Unavailable
+from utils.serving.engine.scheduler import Request, Scheduler, Step
 from utils.serving.engine.text_stream import TextStream, load_tokenizer
 from utils.serving.engine.version import LoadError, Version
 
@@ -111,7 +111,13 @@ class Engine:
 
     # --- what callers use, from any thread ------------------------------------------------------
 
-    def submit(self, tokens, sampling=None, prompt=None, id=None):
+    def submit(
+        self,
+        tokens: list[int],
+        sampling: SamplingParams | None = None,
+        prompt: str | None = None,
+        id: str | None = None,
+    ) -> Stream:
         """Puts a request into the queue and returns its Stream.
 
         tokens   token ids;   prompt   name of virtual tokens to put before them
@@ -138,7 +144,9 @@ class Engine:
                 self._bell.ring()
         return stream
 
-    def complete(self, tokens, sampling=None, prompt=None):
+    def complete(
+        self, tokens: list[int], sampling: SamplingParams | None = None, prompt: str | None = None
+    ) -> Completion:
         """Submits a request and waits for all of it: a Completion. Raises as `submit` does."""
         stream = self.submit(tokens, sampling, prompt)
         try:
@@ -147,7 +155,7 @@ class Engine:
             stream.cancel()
             raise
 
-    def cancel(self, id):
+    def cancel(self, id: str) -> bool:
         """Ends a request now and frees its slot; whether there was one of this id."""
         with self._lock:
             request = self._scheduler.requests.get(id)
@@ -160,27 +168,27 @@ class Engine:
         return True
 
     @property
-    def ready(self):
+    def ready(self) -> bool:
         """Whether requests are taken."""
         return self._ready
 
     @property
-    def threads(self):
+    def threads(self) -> int:
         """Threads of each rank on the CPU."""
         return self._group.threads if self._group else 0
 
     @property
-    def pids(self):
+    def pids(self) -> list[int]:
         """Process ids of the ranks; empty while there are none."""
         group = self._group
         return group.pids if group else []
 
-    def stats(self):
+    def stats(self) -> dict:
         """What the engine does now and has done: a dictionary of numbers."""
         with self._lock:
             return {"ready": self._ready} | self._stats.read(self._scheduler, self.max_model_len)
 
-    def close(self):
+    def close(self) -> None:
         """Ends all requests with Unavailable, and the ranks. Closing twice does nothing."""
         self._closed.set()
         with self._lock:
@@ -339,12 +347,12 @@ class Stats:
         self._first_total, self._first_count, self._first_last = 0.0, 0, 0.0
         self._recent = deque()  # (when, tokens, seconds) of the steps in the window
 
-    def submitted(self, request):
+    def submitted(self, request: Request) -> None:
         """A request was taken."""
         self.requests += 1
         request.came = time.monotonic()
 
-    def stepped(self, step, served, seconds):
+    def stepped(self, step: Step, served: list[tuple[Request, int]], seconds: float) -> None:
         """A step has given these (request, token)."""
         now = time.monotonic()
         self.steps += 1
@@ -361,7 +369,7 @@ class Stats:
         while self._recent and self._recent[0][0] < now - WINDOW:
             self._recent.popleft()
 
-    def read(self, scheduler, max_model_len):
+    def read(self, scheduler: Scheduler, max_model_len: int) -> dict:
         """Numbers by name; times in seconds, `kv_` in positions."""
         now = time.monotonic()
         self._forget(now)

@@ -10,6 +10,7 @@ A sampling that makes no sense is refused when it is made, with BadRequest.
 import math
 import operator
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 STOPS, STOP_CHARACTERS = 8, 64  # stop strings of a request, characters of each
@@ -90,7 +91,7 @@ def _strings(stop):
     return tuple(stop)
 
 
-def check_tokens(tokens, vocab_size):
+def check_tokens(tokens, vocab_size: int) -> list[int]:
     """The tokens as a list of int. Raises BadRequest for what is no list of token ids."""
     tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens  # numpy, torch
     if not isinstance(tokens, (list, tuple)):
@@ -138,7 +139,7 @@ class Stream:
     could not finish the request, the last chunk is followed by Unavailable. One reader a stream.
     """
 
-    def __init__(self, id, cancel):
+    def __init__(self, id: str, cancel: Callable[[str], object]):
         self.id = id
         self._cancel = cancel
         self._changed = threading.Condition(threading.Lock())
@@ -146,14 +147,14 @@ class Stream:
         self._finish, self._error = None, None
         self._watched = False  # whether the reader wants to be woken at every token
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Chunk]:
         while True:
             chunk = self.read()
             yield chunk
             if chunk.finish:
                 return
 
-    def read(self, timeout=None):
+    def read(self, timeout: float | None = None) -> Chunk | None:
         """The next Chunk, as soon as there is something; None when `timeout` seconds have passed.
 
         Raises Unavailable.
@@ -164,7 +165,7 @@ class Stream:
             self._watched = False
             return self._take(Chunk)
 
-    def result(self, timeout=None):
+    def result(self, timeout: float | None = None) -> Completion | None:
         """The Completion: all that was not read yet, at the end; None after `timeout` seconds.
 
         Raises Unavailable.
@@ -176,7 +177,7 @@ class Stream:
                 raise self._error
             return self._take(Completion)
 
-    def cancel(self):
+    def cancel(self) -> None:
         """Ends the request now; its last chunk has finish "cancelled". Too late does nothing."""
         self._cancel(self.id)
 
@@ -197,7 +198,7 @@ class Stream:
 
     # the engine's side
 
-    def put(self, tokens, text, finish=None):
+    def put(self, tokens: list[int], text: str, finish: str | None = None) -> None:
         """More of the answer; a finish ends it."""
         with self._changed:
             if self._ended():
@@ -209,7 +210,7 @@ class Stream:
             if self._watched or finish:
                 self._changed.notify_all()
 
-    def fail(self, error):
+    def fail(self, error: Exception) -> None:
         """The answer ends with this exception."""
         with self._changed:
             if not self._ended():

@@ -13,6 +13,7 @@ waits for the longest. A long prompt is read in chunks, so that those who run go
 import secrets
 import uuid
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
@@ -34,7 +35,15 @@ class Request:
     came: float = 0.0  # when, on the clock of whoever keeps statistics
 
     @classmethod
-    def of(cls, version, max_model_len, tokens, sampling=None, prompt=None, id=None):
+    def of(
+        cls,
+        version,
+        max_model_len: int,
+        tokens: list[int],
+        sampling: SamplingParams | None = None,
+        prompt: str | None = None,
+        id: str | None = None,
+    ) -> "Request":
         """The request of a caller, if `version` can serve it in `max_model_len` positions; else
         BadRequest."""
         tokens = check_tokens(tokens, version.model.vocab_size)
@@ -61,7 +70,7 @@ class Request:
         return cls(id or uuid.uuid4().hex, tokens, sampling, prompt, virtual)
 
     @property
-    def length(self):
+    def length(self) -> int:
         """Positions before the first new token."""
         return self.virtual + len(self.tokens)
 
@@ -75,11 +84,11 @@ class PrefillChunk:
     stop: int
 
     @property
-    def last(self):
+    def last(self) -> bool:
         """Whether the first new token follows."""
         return self.stop == self.request.length
 
-    def command(self):
+    def command(self) -> dict:
         """The chunk for the ranks; virtual tokens come whole, with the first one."""
         request = self.request
         first, last = max(0, self.start - request.virtual), self.stop - request.virtual
@@ -99,11 +108,11 @@ class Step:
     chunks: list[PrefillChunk]
     running: list[Request]
 
-    def expected(self):
+    def expected(self) -> list[Request]:
         """The requests that get a token, in the order of the ranks' answer."""
         return [chunk.request for chunk in self.chunks if chunk.last] + self.running
 
-    def command(self):
+    def command(self) -> dict:
         """What the ranks are told."""
         return {
             "prefill": [chunk.command() for chunk in self.chunks],
@@ -122,7 +131,9 @@ class Scheduler:
     end_tokens      ids that end a text
     """
 
-    def __init__(self, max_num_seqs, queue, prefill_chunk, end_tokens):
+    def __init__(
+        self, max_num_seqs: int, queue: int, prefill_chunk: int, end_tokens: Iterable[int]
+    ):
         self.queue, self.prefill_chunk = queue, prefill_chunk
         self.end_tokens = frozenset(end_tokens)
         self.slots = [None] * max_num_seqs  # the request in each
@@ -130,11 +141,11 @@ class Scheduler:
         self.requests = {}  # by id: waiting and running
 
     @property
-    def running(self):
+    def running(self) -> list[Request]:
         """The requests that hold a slot, in the order of the slots."""
         return [request for request in self.slots if request is not None]
 
-    def add(self, request):
+    def add(self, request: Request) -> None:
         """Puts a request into the queue. Raises Unavailable when that is full."""
         free = self.slots.count(None)
         if len(self.waiting) >= self.queue + free:
@@ -145,7 +156,7 @@ class Scheduler:
         self.requests[request.id] = request
         self.waiting.append(request)
 
-    def plan(self):
+    def plan(self) -> Step | None:
         """The next Step; None where nothing runs and nobody waits."""
         running = [request for request in self.running if request.new]
         left, chunks = self.prefill_chunk, []
@@ -165,7 +176,7 @@ class Scheduler:
         stop = min(request.length, max(request.cached + left, request.virtual))
         return PrefillChunk(request, request.cached, stop)
 
-    def advance(self, step, tokens):
+    def advance(self, step: Step, tokens: list[int]) -> list[tuple[Request, int]]:
         """Takes the tokens of a step: (request, token) for each request that goes on or ends now.
 
         Those that were cancelled while the ranks worked are left out.
@@ -186,7 +197,7 @@ class Scheduler:
             served.append((request, token))
         return served
 
-    def end(self, request, finish):
+    def end(self, request: Request, finish: str) -> None:
         """Ends a request, wherever it is; its slot is free for the next plan."""
         if request.finish is not None:
             return
@@ -197,7 +208,7 @@ class Scheduler:
         else:
             self.slots[request.slot] = None
 
-    def clear(self):
+    def clear(self) -> list[Request]:
         """Ends every request, waiting or running, and returns them."""
         ended = list(self.requests.values())
         for request in ended:

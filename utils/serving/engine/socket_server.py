@@ -25,7 +25,7 @@ from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 DRAIN = 60.0  # seconds that requests may take to end once the socket is closed
 
 
-def folder_of(server):
+def folder_of(server: int) -> Path:
     """Where the sockets of the models of one server are: a folder of this user, by the server's
     process id."""
     return Path(tempfile.gettempdir(), f"kintsugi-{os.getuid()}-{server}")
@@ -35,7 +35,7 @@ class SocketServer:
     """Takes requests for `engine` at the socket FOLDER/NAME-PID.sock, as an old and a new instance
     of one version may be there together; at most one chunk of each request in `pace` seconds."""
 
-    def __init__(self, engine, folder, name, pace=0.0):
+    def __init__(self, engine, folder: Path, name: str, pace: float = 0.0):
         self.engine, self.pace = engine, pace
         self.open = {}  # connection -> Stream
         self.closing = threading.Event()
@@ -44,7 +44,7 @@ class SocketServer:
         self.taker = threading.Thread(target=self._take, daemon=True, name="socket server")
         self.taker.start()
 
-    def close(self):
+    def close(self) -> None:
         """No more requests; waits for those that are here."""
         self.file.unlink(missing_ok=True)
         self.closing.set()
@@ -55,7 +55,7 @@ class SocketServer:
         with contextlib.suppress(OSError):
             self.file.parent.rmdir()
 
-    def watch(self):
+    def watch(self) -> None:
         """Cancels the requests whose caller has gone; to be called now and then."""
         for connection, stream in list(self.open.items()):
             try:
@@ -134,7 +134,7 @@ class SocketServer:
             yield {"error": f"INTERNAL: {error!r}"}
 
 
-def own_folder(folder):
+def own_folder(folder: Path) -> None:
     """Makes the folder, for this user only; removes what killed servers and engines left."""
     for old in folder.parent.glob(f"kintsugi-{os.getuid()}-*"):
         if _dead(old.name):

@@ -20,12 +20,12 @@ LONGEST = 3  # as many bytes can be the beginning of one character of UTF-8
 class Bytes:
     """The tokenizer of a model whose folder brings none: a token is a byte."""
 
-    def decode(self, ids, skip_special_tokens=False):
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
         known = b"".join(bytes([id]) if id < 256 else b"\xff" for id in ids)
         return known.decode("utf-8", errors="replace")
 
 
-def load_tokenizer(folder):
+def load_tokenizer(folder: str | Path) -> Tokenizer | Bytes:
     """The tokenizer of a folder: a tokenizers.Tokenizer, or Bytes where there is none.
 
     Raises ValueError for a damaged file.
@@ -42,7 +42,7 @@ def load_tokenizer(folder):
 class TextStream:
     """The text of one request."""
 
-    def __init__(self, tokenizer, stop=()):
+    def __init__(self, tokenizer: Tokenizer | Bytes, stop: tuple[str, ...] = ()):
         self.tokenizer, self.stop = tokenizer, stop
         # Tokens before `start` are done with. What those before `fresh` say was given out; they
         # are kept because what a token says can depend on its neighbour (a space before it).
@@ -51,7 +51,7 @@ class TextStream:
         self.held = ""  # could be the beginning of a stop string
         self.stopped = False
 
-    def add(self, token):
+    def add(self, token: int) -> tuple[str, bool]:
         """(text that is certain now, whether a stop string has come) with one more token."""
         self.window.append(token)
         said = self._decode(self.window)
@@ -64,7 +64,7 @@ class TextStream:
             self.given = len(self._decode(self.window))
         return self._until_stop(new)
 
-    def end(self):
+    def end(self) -> str:
         """The rest of the text, when no more tokens come; half a character is marked �."""
         if self.stopped:
             return ""
