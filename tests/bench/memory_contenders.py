@@ -49,13 +49,13 @@ def with_engine(config, device, name):
         engine.step(config.clip)
 
     if name == "ours":
-        return step, engine.pieces.model, engine.optimizer
+        return step, engine.ranks.stages[0], engine.optimizer
     return step, engine.model, engine.adamw
 
 
 def plain_torch(config, device):
     """The lines that one would write with torch's own tools."""
-    ranks, level, offload = dist.get_world_size(), config.level(), config.offload
+    ranks, level, offload = dist.get_world_size(), config.zero_stage(), config.offload
     if offload == "activations" and device.type == "cpu":
         raise Absent("save_on_cpu moves nothing where the CPU is the device")
     if offload == "optimizer":

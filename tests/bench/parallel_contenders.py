@@ -58,10 +58,10 @@ def ours(model, config, device, mesh):
     tokens = config.batch * config.seq
 
     def step(x, y):
-        engine.backward(micro_batches(x, y, config.parts()), tokens)
+        engine.backward(micro_batches(x, y, config.accumulation_steps()), tokens)
         engine.step(config.clip)
 
-    return step, nn.ModuleList(engine.pieces.stages), engine.optimizer
+    return step, nn.ModuleList(engine.ranks.stages), engine.optimizer
 
 
 # ---- torch's own tools
@@ -86,21 +86,21 @@ SCHEDULES = {
 
 
 def with_torch(model, config, device, mesh):
-    if config.level() == 1:
+    if config.zero_stage() == 1:
         raise Absent("torch's ZeRO-1 is an optimizer for DDP, which goes with whole models only")
     if config.ep > 1:
         raise Absent("torch has no layer for expert parallelism")
     sizes = (config.pp, mesh.dp.size, config.tp)
     grid = init_device_mesh(device.type, sizes, mesh_dim_names=("pp", "dp", "tp"))
     model.to(device)
-    stages = make_stages(model, mesh.pp, config.pieces()) if config.pp > 1 else [model]
+    stages = make_stages(model, mesh.pp, config.stages_per_rank()) if config.pp > 1 else [model]
     for stage in stages:
         if config.tp > 1:
             names = {name for name, _ in stage.named_modules()}
             plan = {k: how for k, how in PLAN.items() if "*" in k or k in names}
             parallelize_module(stage, grid["tp"], plan)
         if mesh.dp.size > 1:
-            options = {"mesh": grid["dp"], "reshard_after_forward": config.level() == 3}
+            options = {"mesh": grid["dp"], "reshard_after_forward": config.zero_stage() == 3}
             for block in (m for m in stage.modules() if isinstance(m, Block)):
                 fully_shard(block, **options)
             fully_shard(stage, **options)
@@ -127,7 +127,7 @@ def with_torch(model, config, device, mesh):
             if run:
                 run(x, y)
             else:
-                for micro_x, micro_y in micro_batches(x, y, config.parts()):
+                for micro_x, micro_y in micro_batches(x, y, config.accumulation_steps()):
                     loss_of(model(micro_x), micro_y).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -137,14 +137,17 @@ def with_torch(model, config, device, mesh):
 
 def pipelined(stages, config, device, mesh, grid, loss_of):
     """A function (x, y) that runs torch's schedule over all micro-batches."""
-    count, group = config.pp * config.pieces(), grid["pp"].get_group()
+    count, group = config.pp * config.stages_per_rank(), grid["pp"].get_group()
     parts = [
         PipelineStage(stage, mesh.pp.index + chunk * config.pp, count, device, group=group)
         for chunk, stage in enumerate(stages)
     ]
     several = config.schedule in ("interleaved", "zero-bubble")
     schedule = SCHEDULES[config.schedule](
-        parts if several else parts[0], config.parts(), loss_fn=loss_of, scale_grads=False
+        parts if several else parts[0],
+        config.accumulation_steps(),
+        loss_fn=loss_of,
+        scale_grads=False,
     )
 
     def run(x, y):
@@ -191,7 +194,7 @@ def with_deepspeed(model, config, device, mesh):
         raise Absent("DeepSpeed leaves splitting the matrices to Megatron")
     if config.pp == 1:
         raise Absent("without --pp see bench_memory")
-    if config.schedule != "1f1b" or config.level() > 1:
+    if config.schedule != "1f1b" or config.zero_stage() > 1:
         raise Absent("its PipelineModule has 1F1B, with ZeRO-1 at most")
     deepspeed = import_deepspeed(device)
     deepspeed.init_distributed(torch.distributed.get_backend(), auto_mpi_discovery=False)
@@ -206,7 +209,7 @@ def with_deepspeed(model, config, device, mesh):
         module.parameters(), lr=config.peak_lr(), betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
     options = settings(config, device, mesh.dp.size)
-    rows = config.batch // mesh.dp.size // config.parts()
+    rows = config.batch // mesh.dp.size // config.accumulation_steps()
     options.update(
         train_micro_batch_size_per_gpu=rows,
         train_batch_size=config.batch,
@@ -217,6 +220,6 @@ def with_deepspeed(model, config, device, mesh):
     )
 
     def step(x, y):
-        engine.train_batch(iter(micro_batches(x, y, config.parts())))
+        engine.train_batch(iter(micro_batches(x, y, config.accumulation_steps())))
 
     return step, engine.module, optimizer

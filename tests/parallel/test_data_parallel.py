@@ -9,15 +9,9 @@ import torch.distributed as dist
 from utils.measure.traffic import Traffic
 from utils.memory.precision import LossScaler, autocast, weight_format
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.parallel import zero as sharded
-from utils.parallel.ddp import data_parallel, without_sync
-from utils.parallel.full_tensor import (
-    clip_gradients,
-    full_state,
-    full_tensor,
-    local_shards,
-    shard_of,
-)
+from utils.parallel import full_tensor, zero
+from utils.parallel.ddp import DDP
+from utils.parallel.mesh import make_mesh
 from utils.ranks import Ranks
 from utils.shares import share
 from utils.training.optimizer import make_optimizer
@@ -159,21 +153,21 @@ def test_other_precisions_are_not_scaled():
 
 def accumulated(flag_after_forward=False):
     """Gradients of 3 micro-batches under DDP, and how often gradients travelled."""
-    parallel = data_parallel(small_model())
+    way = DDP([small_model()], make_mesh(dp=dist.get_world_size()), CPU)
     x, y = rows_of(dist.get_rank(), dist.get_world_size(), count=11)
     with Traffic() as traffic:
         for number in range(3):
             first, stop = share(len(x), number, 3)
             part, target = x[first:stop], y[first:stop]
             if flag_after_forward:
-                loss = cross_entropy(parallel(part), target, reduction="sum") * (3 / (11 * 11))
-                with without_sync(parallel, last=number == 2):
+                loss = cross_entropy(way.module(part), target, reduction="sum") * (3 / (11 * 11))
+                with way.micro_batch(last=number == 2):
                     loss.backward()
                 continue
-            with without_sync(parallel, last=number == 2):
-                learn(parallel, part, target, 11 * 11, ranks=3)
-    named = parallel.module.named_parameters()
-    return {name: parameter.grad for name, parameter in named}, traffic.calls("all_reduce")
+            with way.micro_batch(last=number == 2):
+                learn(way.module, part, target, 11 * 11, ranks=3)
+    gradients = {name: parameter.grad for name, parameter in way.named.items()}
+    return gradients, traffic.calls("all_reduce")
 
 
 def test_micro_batches_communicate_once(ranks):
@@ -191,9 +185,9 @@ def test_micro_batches_communicate_once(ranks):
 
 
 def test_owners_share_nearly_equally():
-    assert sharded.owners([5, 1, 1, 1, 1, 1], 2) == [0, 1, 1, 1, 1, 1]
+    assert zero.owners([5, 1, 1, 1, 1, 1], 2) == [0, 1, 1, 1, 1, 1]
     sizes = [parameter.numel() for parameter in small_model().parameters()]
-    owner = sharded.owners(sizes, 3)
+    owner = zero.owners(sizes, 3)
     load = [sum(s for s, o in zip(sizes, owner) if o == rank) for rank in range(3)]
     assert max(load) - min(load) <= max(sizes) and len(owner) == len(sizes)
 
@@ -201,7 +195,7 @@ def test_owners_share_nearly_equally():
 def zero_one_step(kind):
     model = small_model()
     x, y = rows_of(dist.get_rank(), dist.get_world_size())
-    parts = sharded.WholeParameters(model)
+    parts = zero.FlatParameters(model)
     optimizer = make_optimizer(parts.owned.items(), kind)
     tokens = 7 * 11
     with Traffic() as traffic:
@@ -240,7 +234,7 @@ def test_zero_one_equals_one_rank(ranks, kind):
 
 
 def too_many_ranks():
-    sharded.WholeParameters(torch.nn.Linear(2, 2))
+    zero.FlatParameters(torch.nn.Linear(2, 2))
 
 
 def test_more_ranks_than_parameters_are_refused(ranks):
@@ -253,15 +247,17 @@ def test_more_ranks_than_parameters_are_refused(ranks):
 
 def fsdp_gradients(level, tie):
     config = GPTConfig(**{**SMALL.__dict__, "tie_embeddings": tie})
-    model = sharded.shard(small_model(config), level, CPU)
+    model = zero.shard(small_model(config), level, CPU)
     x, y = rows_of(dist.get_rank(), dist.get_world_size())
     with Traffic() as traffic:
         learn(model, x, y, 7 * 11, ranks=3)
     named = list(model.named_parameters())
     parts = sum(parameter.to_local().numel() for _, parameter in named)
-    gathered = {name: full_tensor(parameter.grad, parameter) for name, parameter in named}
-    local = local_shards(dict(named).values())
-    norms = [clip_gradients(local, 0.0, CPU, how).item() for how in (local, None)]
+    gathered = {
+        name: full_tensor.full_tensor(parameter.grad, parameter) for name, parameter in named
+    }
+    local = full_tensor.local_shards(dict(named).values())
+    norms = [full_tensor.clip_gradients(local, 0.0, CPU, how).item() for how in (local, None)]
     return gathered, parts, traffic.calls("all_gather"), traffic.calls("reduce_scatter"), norms
 
 
@@ -287,35 +283,37 @@ def muon_steps(muon, level):
     model = small_model()
     rank, size = (dist.get_rank(), dist.get_world_size()) if level else (0, 1)
     if level:
-        sharded.shard(model, level, CPU)
+        zero.shard(model, level, CPU)
     optimizer = make_optimizer(model, "muon", weight_decay=0.3, muon=muon)
     x, y = rows_of(rank, size)
     for _ in range(3):
         learn(model, x, y, 7 * 11, ranks=size)
         optimizer.step()
         optimizer.zero_grad()
-    parameters = {name: whole.clone() for name, whole in full_state(model)}
+    parameters = {name: whole.clone() for name, whole in full_tensor.full_state(model)}
     momenta = [s["momentum_buffer"] for s in optimizer.parts[0].state.values()]
-    return parameters, sum(local_shards([m])[0].numel() for m in momenta)
+    return parameters, sum(full_tensor.local_shards([m])[0].numel() for m in momenta)
 
 
 @pytest.mark.parametrize("level", [2, 3])
 def test_muon_on_split_matrices_is_muon_on_whole_ones(ranks, level):
     alone, momenta = muon_steps(torch.optim.Muon, 0)
-    results = ranks.run(muon_steps, sharded.ShardedMuon, level)
+    results = ranks.run(muon_steps, zero.ShardedMuon, level)
     torch.testing.assert_close(results[0][0], alone, rtol=1e-9, atol=1e-12)
     assert sum(held for _, held in results) == momenta  # each rank keeps its part of the momentum
 
 
 def round_trip():
-    model = sharded.shard(small_model(), 3, CPU)
+    model = zero.shard(small_model(), 3, CPU)
     named = dict(model.named_parameters())
-    whole = dict(full_state(model))
+    whole = dict(full_tensor.full_state(model))
     same = []
     for name, parameter in named.items():
-        part = shard_of(whole[name], parameter)
+        part = full_tensor.shard_of(whole[name], parameter)
         same.append(torch.equal(part.to_local(), parameter.to_local()))
-        plain = full_tensor(part.to_local(), parameter)  # a plain tensor of the same part
+        plain = full_tensor.full_tensor(
+            part.to_local(), parameter
+        )  # a plain tensor of the same part
         same.append(torch.equal(plain, whole[name]))
     return all(same), {name: tensor.sum().item() for name, tensor in whole.items()}
 

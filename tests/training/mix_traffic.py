@@ -3,9 +3,10 @@
 import torch
 
 from utils.models.gpt import GPT
+from utils.parallel.ddp import named_parameters
 from utils.parallel.full_tensor import full_size, split_of
 from utils.parallel.mesh import Axis, Mesh
-from utils.parallel.parallelize import EMBEDDING, Pieces
+from utils.parallel.parallelize import EMBEDDING, blocks, split_model
 from utils.parallel.zero import owners
 from utils.shares import share
 from utils.training.optimizer import is_block_matrix
@@ -20,7 +21,7 @@ def has_formula(config):
         and config.recompute == "none"
         and config.precision in ("fp32", "fp64")
         and config.experts is None
-        and config.level() < 2
+        and config.zero_stage() < 2
         and not config.sequence_parallel
         and (config.kv_heads or config.heads) >= config.tp
     )
@@ -29,15 +30,15 @@ def has_formula(config):
 def traffic_by_formula(config):
     """{operation: (calls, bytes that rank 0 hands over)}."""
     value = 8 if config.precision == "fp64" else 4  # bytes of a weight, a gradient, a hidden value
-    pieces = pieces_of_rank_0(config)
-    named, micro_batches = pieces.named(), config.parts()
+    stages = stages_of_rank_0(config)
+    named, micro_batches = named_parameters(stages), config.accumulation_steps()
     rows = share(config.batch, 0, config.dp)[1]
     tokens = rows * config.seq  # in all micro-batches together
     hidden = value * tokens * config.hidden  # bytes of the hidden states of all of them
 
     reduced = [24, value]  # the loss, the clock, whether to stop; the square of the norm
     if config.tp > 1:
-        layers = len(pieces.blocks())
+        layers = len(blocks(stages))
         ends = 1  # the embedding's forward pass
         if config.pp == 1:
             ends += 1  # lm_head's backward pass
@@ -47,10 +48,10 @@ def traffic_by_formula(config):
         for _ in range(4 * layers + ends):
             reduced += per_micro_batch(hidden, micro_batches)
     result = {}
-    if config.dp > 1 and config.level() == 0:
+    if config.dp > 1 and config.zero_stage() == 0:
         reduced.append(value * sum(parameter.numel() for parameter in named.values()))
     mine = named
-    if config.level() == 1:
+    if config.zero_stage() == 1:
         owner = owners([full_size(parameter) for parameter in named.values()], config.dp)
         load = [0] * config.dp
         for parameter, place in zip(named.values(), owner):
@@ -66,7 +67,9 @@ def traffic_by_formula(config):
                 calls, payload = calls + 1, payload + value * parameter.numel()
         result["all_gather"] = (calls, payload)
     if config.pp > 1:
-        passes = 2 * config.pieces() - 1  # forward from every piece, backward from all but stage 0
+        passes = (
+            2 * config.stages_per_rank() - 1
+        )  # forward from every piece, backward from all but stage 0
         calls, payload = passes * micro_batches, passes * hidden
         if config.tie:  # the gradient of this end's copy
             calls, payload = calls + 1, payload + value * named[EMBEDDING].numel()
@@ -80,10 +83,11 @@ def per_micro_batch(bytes_, count):
     return [bytes_] + [0] * (count - 1)
 
 
-def pieces_of_rank_0(config):
-    """Its pieces, without memory and without other ranks; shares of rank 0 are the largest."""
+def stages_of_rank_0(config):
+    """Its stages, without memory and without other ranks; shares of rank 0 are the largest."""
     axes = {name: getattr(config, name) for name in ("pp", "dp", "tp", "ep")}
     axes["edp"] = config.dp // config.ep
     mesh = Mesh(**{name: Axis(name, tuple(range(size)), 0, None) for name, size in axes.items()})
     with torch.device("meta"):
-        return Pieces(GPT(config.model_config()), config, mesh)
+        model = GPT(config.model_config())
+        return split_model(model, mesh, config.sequence_parallel, config.stages_per_rank())

@@ -41,12 +41,12 @@ def traffic_by_formula(combination):
     kept = 8 if config.precision == "fp64" else 4  # bytes of a weight, and of a gradient
     small = [24]  # the loss, the clock, and whether to stop
     small += [4] if config.precision == "fp16" else []  # whether it overflowed
-    small += [kept] if config.level() else []  # the square of the gradients' norm
+    small += [kept] if config.zero_stage() else []  # the square of the gradients' norm
     result = {"all_reduce": (len(small), sum(small))}
-    if config.level() == 0:
+    if config.zero_stage() == 0:
         values = sum(parameter.numel() for parameter in named.values())
         return {"all_reduce": (len(small) + 1, sum(small) + kept * values)}
-    if config.level() == 1:
+    if config.zero_stage() == 1:
         load = [0] * ranks
         sizes = [parameter.numel() for parameter in named.values()]
         for size, owner in zip(sizes, owners(sizes, ranks)):
@@ -65,7 +65,7 @@ def traffic_by_formula(combination):
     result["reduce_scatter"] = (config.accumulate * len(units), reduced)
     travels = 2 if config.precision in ("bf16", "fp16") else kept
     gathers = list(units.values())
-    if config.level() == 3:
+    if config.zero_stage() == 3:
         gathers = config.accumulate * (gathers + [n for u, n in units.items() if u != "last"])
     result["all_gather"] = (len(gathers), travels * sum(gathers))
     if config.optimizer == "muon":  # gathers the update of every matrix

@@ -1,87 +1,179 @@
-"""Data parallelism: every rank holds the whole model and learns from its own rows.
+"""Data parallelism: every rank has the model and rows of its own; their gradients are averaged.
 
-    parallel = data_parallel(model)
-    for number, (x, y) in enumerate(micro_batches, start=1):
-        with without_sync(parallel, last=number == len(micro_batches)):
-            loss_of(parallel(x), y).backward()       # the last one all-reduces, once
+Every way of it has the same methods, so a training step need not know which one it has:
 
-DDP averages gradients over the ranks while the backward pass still runs (Li et al.,
-arXiv:2006.15704). What it sums is what has been accumulated so far, so all passes of a step but the
-last can do without communication.
+    ranks = DDP(stages, mesh, device)               prepares the model
+    for number, (x, y) in enumerate(micro_batches):
+        with ranks.micro_batch(last=number == len(micro_batches) - 1):
+            (loss(ranks.module(x), y) * ranks.averages_over).backward()
+    ranks.reduce()                                  after the last backward pass of a step
+    optimizer.step()                                an optimizer of `ranks.owned`
+    ranks.after_step()
+    ranks.zero_grad()
 
-Where a rank runs pieces of a model in an order of its own, as in a pipeline, `SummedGradients` adds
-up the gradients after the last pass.
+    way               gradients travel                              chosen for
+    DataParallel      never                                         one rank
+    DDP               all-reduce, during the last backward pass     whole models
+    SummedGradients   all-reduce, after the last backward pass      pipelines and experts
+    Zero1             reduce-scatter, after the last backward pass  ZeRO-1           (zero.py)
+    FullySharded      reduce-scatter, during each backward pass     ZeRO-2 and 3     (zero.py)
+
+`utils.parallel.parallelize.data_parallel` chooses.
 """
 
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from utils.models.moe import is_expert
+from utils.parallel.mesh import Axis, Mesh
 
 BUCKET = 25 * 2**20  # bytes of gradients that travel together, as in DDP
 
-
-def data_parallel(model, group=None):
-    """DDP round the model; gradients are views of the buckets, not copies of them.
-
-    group   the ranks that share the rows; None: all of them
-    """
-    return DistributedDataParallel(model, process_group=group, gradient_as_bucket_view=True)
+Named = dict[str, nn.Parameter]
 
 
-def without_sync(model, last):
-    """A context for one forward *and* backward pass that all-reduces only if it is the last.
+class DataParallel:
+    """One rank alone, which has nothing to exchange; and what all ways have in common.
 
-    DDP decides in the forward pass whether the backward pass will communicate: entered after the
-    forward pass, this has no effect. A model that is not data parallel passes through.
-    """
-    return nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
-
-
-class SummedGradients:
-    """Adds up gradients over the ranks of an axis, when asked to; every rank keeps all of them.
-
-    named   {name: parameter}, the same on every rank of the axis
-    It has the methods of `utils.parallel.zero.WholeParameters`, which keeps less.
+    stages          this rank's modules: the model, or its stages of a pipeline
+    module          what is called for a forward pass where there is no pipeline
+    named           {name: parameter} of this rank, under the names of the whole model
+    owned           those that its optimizer updates
+    averages_over   so many ranks' gradients are averaged; 1: they are summed, or there is one rank
     """
 
-    def __init__(self, named, axis):
-        self.named, self.axis = dict(named), axis
-        self.owned = self.named  # every rank updates all of them
+    averages_over = 1
+    replicates = True  # whether every rank of dp ends with all gradients
+    shards_parameters = False  # whether a parameter is here in part only
 
-    def reduce_gradients(self):
-        if self.axis.group is None:
-            return
-        for gradients in _bunches([p.grad for p in self.named.values() if p.grad is not None]):
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat, group=self.axis.group)
-            for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients])):
-                gradient.copy_(total.view_as(gradient))
+    def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
+        for stage in stages:
+            stage.to(device)
+        self._take(stages, mesh)
 
-    def gather_parameters(self):
-        """Nothing: every rank has updated all of them."""
+    def _take(self, stages: Sequence[nn.Module], mesh: Mesh) -> None:
+        self.stages, self.mesh, self.module = list(stages), mesh, stages[0]
+        self.named = self.owned = named_parameters(stages)
 
-    def zero_grad(self):
+    # ---- one step
+
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        """Round the forward *and* the backward pass of one micro-batch."""
+        return nullcontext()
+
+    def pipeline(self) -> AbstractContextManager:
+        """Round all passes of a step, where a pipeline makes them."""
+        return nullcontext()
+
+    def before_backward(self, stage: nn.Module, last: bool) -> None:
+        """In a pipeline, before each backward pass of a stage; last: of its last micro-batch."""
+
+    def reduce(self) -> None:
+        """After the last backward pass of a step: the gradients of `owned` are complete."""
+
+    def after_step(self) -> None:
+        """After the optimizer's step: every rank has what the others have updated."""
+
+    def zero_grad(self) -> None:
         for parameter in self.named.values():
             parameter.grad = None
 
-    def from_owner(self, key, state):
-        """A state of the optimizer: every rank has them all."""
+    def after_evaluation(self) -> None:
+        """After forward passes that no backward pass follows."""
+
+    # ---- the state, and the end
+
+    def counts(self, name: str) -> bool:
+        """Whether this rank counts its part of a parameter in sums over all ranks: what several
+        ranks hold alike is counted by the first of them."""
+        return self._replicas(name).is_first
+
+    def state(self, key: str, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        """A tensor of the optimizer's state, from whoever has it; all ranks of the axis ask.
+
+        key     "<parameter name>/<key>"
+        state   {key: tensor} of what this rank owns
+        """
         return state[key]
 
-    def release(self):
-        """Nothing to give back."""
+    def release(self) -> None:
+        """Each parameter gets memory of its own again."""
+
+    def _replicas(self, name: str) -> Axis:
+        return self.mesh.edp if is_expert(name) else self.mesh.dp
 
 
-def _bunches(tensors):
+class DDP(DataParallel):
+    """torch's DistributedDataParallel: buckets of gradients travel while the backward pass goes on.
+
+    Gradients are views of the buckets, not copies of them. DDP decides in the forward pass whether
+    the backward pass will communicate: a `micro_batch` entered after it has no effect.
+    """
+
+    def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
+        super().__init__(stages, mesh, device)
+        group = mesh.dp.group
+        self.module = DistributedDataParallel(
+            stages[0], process_group=group, gradient_as_bucket_view=True
+        )
+        self.averages_over = mesh.dp.size
+
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        return nullcontext() if last else self.module.no_sync()
+
+
+class SummedGradients(DataParallel):
+    """Adds up gradients when all backward passes are over: where DDP does not see all of them
+    alike, as in a pipeline, or where experts have other partners than the rest."""
+
+    def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
+        super().__init__(stages, mesh, device)
+        self.axes = by_axis(self.named, mesh)
+        self.owned = {name: p for named, _ in self.axes for name, p in named.items()}
+
+    def reduce(self) -> None:
+        for named, axis in self.axes:
+            all_reduce_gradients(named.values(), axis)
+
+
+def named_parameters(stages: Sequence[nn.Module]) -> Named:
+    """{name: parameter} of a rank's stages, under the names of the whole model."""
+    return {name: p for stage in stages for name, p in stage.named_parameters()}
+
+
+def by_axis(named: Named, mesh: Mesh) -> list[tuple[Named, Axis]]:
+    """({name: parameter}, the axis whose ranks all have them): experts may have another one."""
+    if mesh.ep.size == 1:
+        return [(named, mesh.dp)]
+    experts = {name: p for name, p in named.items() if is_expert(name)}
+    dense = {name: p for name, p in named.items() if not is_expert(name)}
+    return [(dense, mesh.dp), (experts, mesh.edp)]
+
+
+def all_reduce_gradients(parameters: Sequence[nn.Parameter], axis: Axis) -> None:
+    """The sum over the axis's ranks in place of each gradient, `BUCKET` bytes at a time."""
+    if axis.group is None:
+        return
+    for gradients in _buckets([p.grad for p in parameters if p.grad is not None]):
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=axis.group)
+        for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients])):
+            gradient.copy_(total.view_as(gradient))
+
+
+def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Lists of tensors, in order, of `BUCKET` bytes or one tensor."""
-    bunch, size = [], 0
+    bucket, size = [], 0
     for tensor in tensors:
-        if bunch and size + tensor.nbytes > BUCKET:
-            yield bunch
-            bunch, size = [], 0
-        bunch.append(tensor)
+        if bucket and size + tensor.nbytes > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
         size += tensor.nbytes
-    if bunch:
-        yield bunch
+    if bucket:
+        yield bucket

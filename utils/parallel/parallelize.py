@@ -1,153 +1,173 @@
-"""A rank's pieces of a model, as `--dp --pp --tp --ep` ask for them.
+"""A model on many ranks: every way to break it up is a function, and here they stand in order.
 
-    pieces = Pieces(model, config, mesh)
-    pieces.stages       [the model], with what tensor and expert parallelism have left of it here,
-                        or this rank's stages of the pipeline
-    pieces.pipeline     what runs the stages, or None
+    stages = split_model(model, mesh)               experts, then matrices and words, then layers
+    fill_weights(stages, weights)                   if the model came without memory
+    recompute(None, "full", layers=blocks(stages))  activation checkpointing
+    ranks = data_parallel(stages, mesh, device)     DDP, ZeRO or FSDP2
 
-Each way to break a model is a function of `utils.parallel`; this file puts them in order. Experts
-go first, because tensor parallelism then cuts those that are left; the pipeline comes last, because
-its stages are made of the modules that are there.
+`parallelize` is all of them. The order matters. Experts go first, because tensor parallelism then
+cuts those that are left; the stages of a pipeline are made of the modules that are there; their
+blocks are recomputed before they are wrapped; and what data parallelism leaves of the parameters is
+what the optimizer sees.
 """
 
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
 
-from utils.memory.precision import FORMATS, is_mixed, weight_format
+from utils.memory.checkpointing import recompute as recompute_layers
+from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, Block
-from utils.models.moe import is_expert, set_balance
+from utils.parallel.ddp import DDP, DataParallel, SummedGradients, named_parameters
 from utils.parallel.experts import expert_parallel
 from utils.parallel.full_tensor import keep_splits, shard_of
-from utils.parallel.pipeline import Pipeline
+from utils.parallel.mesh import Axis, Mesh
 from utils.parallel.stages import make_stages, reduce_tied_gradients
-from utils.parallel.tensor import loss_function, reduce_replicated_gradients, tensor_parallel
+from utils.parallel.tensor import reduce_replicated_gradients, tensor_parallel
+from utils.parallel.zero import FullySharded, Zero1
 from utils.shares import shares
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
+Put = Callable[[str, torch.Tensor], None]
 
-class Pieces:
-    """What a rank holds of a model, and what holds the pieces together."""
 
-    def __init__(self, model, config, mesh):
-        """Breaks up a whole model in place, the same on every rank; it may be on the meta device,
-        without memory: then call `fill`."""
-        self.config, self.mesh, self.pipeline = config, mesh, None
-        expert_parallel(model, mesh.ep)
-        tensor_parallel(model, mesh.tp, config.sequence_parallel)
-        self.stages = [model]
-        if mesh.pp.size > 1:
-            self.stages = make_stages(model, mesh.pp, config.pieces())
-        self.loss_of = loss_function(self.stages[-1])
-        # ranks that work on the same rows know the same loss; one of them says it
-        self.counts = mesh.pp.is_last and mesh.tp.is_first
+def parallelize(
+    model: nn.Module,
+    mesh: Mesh,
+    device: torch.device,
+    *,
+    sequence_parallel: bool = False,
+    chunks: int = 1,
+    weights: Callable[[Put], None] | None = None,
+    recompute: str = "none",
+    zero_stage: int = 0,
+    precision: str = "fp32",
+    offload: bool = False,
+) -> DataParallel:
+    """This rank's part of a whole model, which is the same on every rank; it is broken up in place.
 
-    @property
-    def model(self):
-        """The one piece where there is no pipeline."""
-        return self.stages[0] if self.mesh.pp.size == 1 else None
+    sequence_parallel                see `tensor_parallel`
+    chunks                           stages of the pipeline on each rank
+    weights                          see `fill_weights`; None: the model has its weights
+    recompute                        see `utils.memory.checkpointing.recompute`
+    zero_stage, precision, offload   see `data_parallel`
+    """
+    stages = split_model(model, mesh, sequence_parallel, chunks)
+    if weights:
+        fill_weights(stages, weights)
+    recompute_layers(None, recompute, layers=blocks(stages))
+    return data_parallel(stages, mesh, device, zero_stage, precision, offload)
 
-    @cached_property
-    def whole(self):
-        """The whole model without memory: names, shapes, formats."""
-        with torch.device("meta"):
-            return GPT(self.config.model_config()).to(weight_format(self.config.precision))
 
-    @torch.no_grad()
-    def fill(self, weights):
-        """Gives the pieces of a model from the meta device memory on the CPU, and this rank's parts
-        of the weights, which come one whole tensor at a time: no rank ever holds them all.
+def split_model(
+    model: nn.Module, mesh: Mesh, sequence_parallel: bool = False, chunks: int = 1
+) -> list[nn.Module]:
+    """[the model], with what expert and tensor parallelism have left of it on this rank; or this
+    rank's stages of the pipeline, `chunks` of them. It may be on the meta device."""
+    expert_parallel(model, mesh.ep)
+    tensor_parallel(model, mesh.tp, sequence_parallel)
+    return make_stages(model, mesh.pp, chunks) if mesh.pp.size > 1 else [model]
 
-        weights   called with put(name, tensor), to be called with each of them
-        """
-        made = {}  # id of a parameter -> the one in its place; a tied matrix is one
-        for module in (module for stage in self.stages for module in stage.modules()):
-            for name, parameter in module.named_parameters(recurse=False):
-                if id(parameter) not in made:
-                    made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
-                    keep_splits([parameter], [made[id(parameter)]])
-                setattr(module, name, made[id(parameter)])
-        named = self.named()
 
-        def put(name, tensor):
-            for own in (name, HEAD) if self.config.tie and name == EMBEDDING else (name,):
-                if own in named:
-                    named[own].copy_(shard_of(tensor, named[own]))
+def data_parallel(
+    stages: Sequence[nn.Module],
+    mesh: Mesh,
+    device: torch.device,
+    zero_stage: int = 0,
+    precision: str = "fp32",
+    offload: bool = False,
+) -> DataParallel:
+    """The way in which the ranks of dp, which share the rows, share the state of the model.
 
-        weights(put)
+    zero_stage   0: each has all of it; 1: parts of the optimizer's state; 2: and of the gradients;
+                 3: and of the parameters
+    precision    that of the passes; only FSDP2 needs to know it
+    offload      with 3: what a rank keeps is in host memory
+    """
+    if zero_stage >= 2:
+        return FullySharded(stages, mesh, device, zero_stage, precision, offload)
+    if zero_stage == 1:
+        return Zero1(stages, mesh, device)
+    if mesh.pp.size * mesh.ep.size > 1:
+        return SummedGradients(stages, mesh, device)
+    return DDP(stages, mesh, device) if mesh.dp.size > 1 else DataParallel(stages, mesh, device)
 
-    def named(self):
-        """{name: parameter} of this rank, under the names of the whole model."""
-        return {name: p for stage in self.stages for name, p in stage.named_parameters()}
 
-    def blocks(self):
-        return [m for stage in self.stages for m in stage.modules() if isinstance(m, Block)]
+def blocks(stages: Sequence[nn.Module]) -> list[Block]:
+    """The transformer blocks of this rank's stages, in order."""
+    return [m for stage in stages for m in stage.modules() if isinstance(m, Block)]
 
-    def by_axis(self):
-        """({name: parameter}, the axis whose ranks all have them): experts may have another one."""
-        named = self.named()
-        if self.mesh.ep.size == 1:
-            return [(named, self.mesh.dp)]
-        experts = {name: p for name, p in named.items() if is_expert(name)}
-        dense = {name: p for name, p in named.items() if not is_expert(name)}
-        return [(dense, self.mesh.dp), (experts, self.mesh.edp)]
 
-    # ---- one step
+# ---- the passes of a step
 
-    def connect(self, loss, forward_context, before_backward):
-        """Makes the pipeline, if there is one; see `utils.parallel.pipeline.Pipeline`."""
-        if self.mesh.pp.size > 1:
-            self.pipeline = Pipeline(
-                self.stages,
-                self.mesh.pp,
-                self.config.schedule,
-                loss,
-                forward_context=forward_context,
-                boundary=self._boundary,
-                before_backward=before_backward,
-            )
 
-    def _boundary(self, x):
-        """Shape and format of what one stage hands to the next, for tokens (B, T)."""
-        config = self.config
+def boundary(
+    config: GPTConfig, tp: Axis, dtype: torch.dtype, sequence_parallel: bool = False
+) -> Callable[[torch.Tensor], tuple[tuple[int, ...], torch.dtype]]:
+    """What `Pipeline` asks: shape and type of what one stage hands to the next, for tokens (B, T).
+
+    dtype   of the hidden states: autocast adds 16-bit results to a stream of 32 bits, FSDP2 keeps
+            all of it in 16
+    """
+
+    def hidden_states(x: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
         rows, length = x.shape
-        if config.sequence_parallel:
-            length = shares(length, config.tp)[self.mesh.tp.index]
-        # autocast adds 16-bit results to a stream of 32 bits; FSDP2 keeps all of it in 16
-        short = is_mixed(config.precision) and config.level() >= 2
-        format = FORMATS[config.precision] if short else weight_format(config.precision)
-        return (rows, length, config.hidden), format
+        if sequence_parallel:
+            length = shares(length, tp.size)[tp.index]
+        return (rows, length, config.hidden_size), dtype
 
-    def set_balance(self, share):
-        """Before the passes of a step. share: what a token's loss is multiplied by."""
-        for stage in self.stages:
-            weight = self.config.balance / self.config.layers * self.config.seq * share
-            set_balance(stage, weight)
-
-    def complete_gradients(self):
-        """After the passes of a step: adds up what tensor-parallel ranks have of norms, and what
-        both ends of a pipeline have of a tied matrix."""
-        for stage in self.stages if self.config.sequence_parallel else ():
-            reduce_replicated_gradients(stage, self.mesh.tp)
-        if self.pipeline:
-            reduce_tied_gradients(self.stages, self.mesh.pp)
-
-    # ---- the matrix that both ends of a pipeline have
-
-    def is_tied_copy(self, name):
-        return name == HEAD and self.config.tie and self.mesh.pp.size > 1
-
-    def with_tied_copy(self, pairs):
-        """Names and tensors, and under the last stage's name too what is the first stage's."""
-        for name, tensor in pairs:
-            yield name, tensor
-            if self.config.tie and name.startswith(EMBEDDING):
-                yield name.replace(EMBEDDING, HEAD), tensor
+    return hidden_states
 
 
-def draw_weights(config, put):
+def complete_gradients(stages: Sequence[nn.Module], mesh: Mesh) -> None:
+    """After the passes of a step: adds up what tensor-parallel ranks have of norms, and what both
+    ends of a pipeline have of a tied matrix."""
+    for stage in stages if mesh.tp.size > 1 else ():
+        reduce_replicated_gradients(stage, mesh.tp)
+    if mesh.pp.size > 1:
+        reduce_tied_gradients(stages, mesh.pp)
+
+
+# ---- weights, one whole tensor at a time: no rank ever holds them all
+
+
+@torch.no_grad()
+def fill_weights(stages: Sequence[nn.Module], weights: Callable[[Put], None]) -> None:
+    """Gives stages from the meta device memory on the CPU, and this rank's parts of the weights.
+
+    weights   called with put(name, tensor), to be called with each whole tensor
+    """
+    made = {}  # id of a parameter -> the one in its place; a tied matrix is one
+    for module in (module for stage in stages for module in stage.modules()):
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="cpu"))
+                keep_splits([parameter], [made[id(parameter)]])
+            setattr(module, name, made[id(parameter)])
+    named, tied = named_parameters(stages), stages[0].config.tie_embeddings
+
+    def put(name: str, tensor: torch.Tensor) -> None:
+        for own, whole in with_tied_copy([(name, tensor)], tied):
+            if own in named:
+                named[own].copy_(shard_of(whole, named[own]))
+
+    weights(put)
+
+
+def with_tied_copy(
+    pairs: Iterable[tuple[str, torch.Tensor]], tied: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors; what is the embedding's also under the name of lm_head, if they are tied:
+    both ends of a pipeline have the matrix."""
+    for name, tensor in pairs:
+        yield name, tensor
+        if tied and name.startswith(EMBEDDING):
+            yield name.replace(EMBEDDING, HEAD), tensor
+
+
+def draw_weights(config: GPTConfig, put: Put) -> None:
     """Hands out the weights that `GPT(config)` begins with, one at a time: put(name, tensor).
 
     The same numbers are drawn from torch's generator in the same order: first those that torch's

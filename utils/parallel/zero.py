@@ -1,17 +1,23 @@
 """Sharded data parallelism: every rank keeps a part of the state instead of a copy (ZeRO).
 
-    level   each rank keeps 1/N of                how                         arXiv:1910.02054
-    1       optimizer state                       `WholeParameters`           P_os
-    2       and gradients                         FSDP2, gathered once a step P_os+g
-    3       and parameters                        FSDP2, gathered as needed   P_os+g+p
+    stage   each rank keeps 1/N of   how                                         arXiv:1910.02054
+    1       optimizer state          `Zero1`, on `FlatParameters`                P_os
+    2       and gradients            `FullySharded`: FSDP2, gathered once a step P_os+g
+    3       and parameters           `FullySharded`: FSDP2, gathered as needed   P_os+g+p
 
-With Ψ parameters, one step without accumulation sends and receives about 2Ψ at levels 1 and 2 (a
-reduce-scatter of gradients, an all-gather of parameters) and 3Ψ at level 3 (parameters are gathered
+With Ψ parameters, one step without accumulation sends and receives about 2Ψ at stages 1 and 2 (a
+reduce-scatter of gradients, an all-gather of parameters) and 3Ψ at stage 3 (parameters are gathered
 for the forward and again for the backward pass). Data parallelism's all-reduce is 2Ψ too.
+
+Both have the methods of `utils.parallel.ddp.DataParallel`.
 """
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -23,14 +29,15 @@ from torch.distributed.fsdp import (
 
 from utils.memory.precision import FORMATS, is_mixed
 from utils.models.moe import is_expert, moe_layers
+from utils.parallel.ddp import DataParallel, Named, by_axis
 from utils.parallel.full_tensor import full_size, full_tensor, keep_splits, shard_of
-from utils.parallel.mesh import Axis
+from utils.parallel.mesh import Axis, Mesh
 from utils.parallel.tp_ops import all_gather, reduce_scatter
 
-# ---- level 1: whole parameters, each with one owner
+# ---- stage 1: whole parameters, each with one owner
 
 
-def owners(sizes, ranks):
+def owners(sizes: Sequence[int], ranks: int) -> list[int]:
     """For each parameter, by its number of values, the rank that owns it: shares nearly equal.
 
     The largest first, each to the rank that has least so far. Every rank computes the same.
@@ -42,14 +49,14 @@ def owners(sizes, ranks):
     return owner
 
 
-def everyone():
+def everyone() -> Axis:
     """The axis of all ranks."""
     ranks = tuple(range(dist.get_world_size()))
     return Axis("dp", ranks, dist.get_rank(), dist.group.WORLD)
 
 
-class WholeParameters:
-    """ZeRO-1: every rank computes with all parameters, and updates only those that it owns.
+class FlatParameters:
+    """All parameters of an axis in one buffer: a rank computes with all, and updates what it owns.
 
     Parameters are whole, so an optimizer that needs whole matrices (Muon) works as it is. All of
     them live in one buffer of N rows, row r being what rank r owns, filled up to the longest row;
@@ -62,7 +69,7 @@ class WholeParameters:
     overlap with the backward pass.
     """
 
-    def __init__(self, model, axis=None):
+    def __init__(self, model: nn.Module | Named, axis: Axis | None = None):
         """model: a module, or {name: parameter}; axis: the ranks that share, None: all of them."""
         self.axis = axis or everyone()
         self.rank, ranks = self.axis.index, self.axis.size
@@ -92,22 +99,22 @@ class WholeParameters:
             parameter.data = self.parameters[places[name]].view_as(parameter)
             parameter.grad = self.gradients[places[name]].view_as(parameter)
 
-    def reduce_gradients(self):
+    def reduce_gradients(self) -> None:
         """Sums, over all ranks, the gradients of what this rank owns; only those are to be used."""
         if self.axis.group is not None:
             own, everything = self.gradients[self.rank], self.gradients.view(-1)
             reduce_scatter(own, everything, group=self.axis.group)
 
-    def gather_parameters(self):
+    def gather_parameters(self) -> None:
         """After the optimizer's step: everyone receives what the owners have changed."""
         if self.axis.group is not None:
             own, everything = self.parameters[self.rank], self.parameters.view(-1)
             all_gather(everything, own, group=self.axis.group)
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         self.gradients.zero_()
 
-    def from_owner(self, key, state):
+    def from_owner(self, key: str, state: dict[str, torch.Tensor]) -> torch.Tensor:
         """A state of the optimizer on every rank, from the one that has it.
 
         key     "<parameter name>/<key>"
@@ -123,16 +130,107 @@ class WholeParameters:
             dist.broadcast(tensor, src=source, group=self.axis.group)
         return tensor
 
-    def release(self):
+    def release(self) -> None:
         """Gives each parameter memory of its own again."""
         for parameter in self.named.values():
             parameter.data, parameter.grad = parameter.detach().clone(), None
 
 
-# ---- levels 2 and 3: FSDP2
+class Zero1(DataParallel):
+    """ZeRO-1: gradients are summed at their owners, who step and send out the new parameters."""
+
+    replicates = False
+
+    def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
+        super().__init__(stages, mesh, device)
+        self.flat = [FlatParameters(named, axis) for named, axis in by_axis(self.named, mesh)]
+        self.owned = {name: p for flat in self.flat for name, p in flat.owned.items()}
+
+    def reduce(self) -> None:
+        for flat in self.flat:
+            flat.reduce_gradients()
+
+    def after_step(self) -> None:
+        for flat in self.flat:
+            flat.gather_parameters()
+
+    def zero_grad(self) -> None:
+        for flat in self.flat:
+            flat.zero_grad()
+
+    def counts(self, name: str) -> bool:
+        return True  # a rank has only the gradients that it owns
+
+    def state(self, key: str, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        name = key.rsplit("/", 1)[0]
+        return next(flat for flat in self.flat if name in flat.named).from_owner(key, state)
+
+    def release(self) -> None:
+        for flat in self.flat:
+            flat.release()
 
 
-def device_meshes(grid, device):
+# ---- stages 2 and 3: FSDP2
+
+
+class FullySharded(DataParallel):
+    """ZeRO-2 and 3 by FSDP2: parameters are gathered when they are used, block by block, and their
+    gradients scattered at once. There is no room for whole gradients, so those of every micro-batch
+    are reduced.
+
+    zero_stage, precision, offload   as for `shard`
+    """
+
+    replicates = False
+    shards_parameters = True
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        mesh: Mesh,
+        device: torch.device,
+        zero_stage: int,
+        precision: str = "fp32",
+        offload: bool = False,
+    ):
+        self.averages_over, self.zero_stage = mesh.dp.size, zero_stage
+        meshes = list(device_meshes(mesh, device))
+        for stage in stages:  # block by block: a device need not hold the whole stage
+            shard(stage, zero_stage, device, precision, offload, mesh, meshes)
+        self._take(stages, mesh)
+
+    def micro_batch(self, last: bool) -> AbstractContextManager:
+        self.module.set_reshard_after_backward(last or self.zero_stage == 3)
+        return nullcontext()
+
+    @contextmanager
+    def pipeline(self) -> Iterator[None]:
+        for stage in self.stages:
+            stage.set_reshard_after_backward(self.zero_stage == 3)
+        yield
+        self.after_evaluation()
+
+    def before_backward(self, stage: nn.Module, last: bool) -> None:
+        stage.set_is_last_backward(last)
+
+    def reduce(self) -> None:
+        """The gradients of experts, which are averaged over edp, as those of all else."""
+        for stage in self.stages if self.mesh.ep.size > 1 else ():
+            for layer in moe_layers(stage):
+                for parameter in layer.experts.parameters():
+                    parameter.grad.to_local().div_(self.mesh.ep.size)
+
+    def after_evaluation(self) -> None:
+        for stage in self.stages:
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+
+    def counts(self, name: str) -> bool:
+        return True  # no two ranks have the same part
+
+
+def device_meshes(grid: Mesh | None, device: torch.device) -> Iterator[DeviceMesh]:
     """The DeviceMeshes that `shard` needs, of dp and of edp; every rank must make them.
 
     FSDP2 wants a group even where it has one rank. All ranks make all groups of one, in one order.
@@ -146,18 +244,26 @@ def device_meshes(grid, device):
         yield DeviceMesh.from_group(group, kind, mesh_dim_names=(axis.name,))
 
 
-def shard(model, level, device, precision="fp32", offload=False, grid=None, meshes=None):
+def shard(
+    model: nn.Module,
+    zero_stage: int,
+    device: torch.device,
+    precision: str = "fp32",
+    offload: bool = False,
+    grid: Mesh | None = None,
+    meshes: Sequence[DeviceMesh] | None = None,
+) -> nn.Module:
     """Splits every parameter of a GPT, or of a pipeline stage of one, over ranks, in place, with
     FSDP2; returns the model.
 
-    level      2: gathered for the forward pass, kept until the backward pass is over
+    zero_stage 2: gathered for the forward pass, kept until the backward pass is over
                3: let go after the forward pass of its block, gathered again for the backward pass
     precision  bf16, fp16: gathered and multiplied in 16 bits, so half the bytes travel; the parts
                that a rank keeps, and the sums of gradients, stay in fp32
     offload    the parts, their gradients and so the optimizer's state live in host memory
     grid       a `utils.parallel.mesh.Mesh`: its dp shares the parameters, its edp the experts where
                ep has shared these out before; None: all ranks share all
-    meshes     the grid's `device_meshes`, where several pieces are sharded with the same
+    meshes     the grid's `device_meshes`, where several stages are sharded with the same
 
     A block is gathered as a whole, while the block before it still computes. The embedding is a
     unit too; the last norm and lm_head are one that is kept for the backward pass, which begins
@@ -178,14 +284,14 @@ def shard(model, level, device, precision="fp32", offload=False, grid=None, mesh
         "offload_policy": offload_policy if offload else OffloadPolicy(),
     }
     if grid is not None and grid.ep.size > 1:
-        _shard_experts(model, experts_mesh, reshard_after_forward=level == 3, **options)
+        _shard_experts(model, experts_mesh, reshard_after_forward=zero_stage == 3, **options)
     options["mesh"] = mesh
     first, last = model.model.embed_tokens, model.lm_head  # a stage of a pipeline may lack them
     for block in model.model.layers:
-        fully_shard(block, reshard_after_forward=level == 3, **options)
+        fully_shard(block, reshard_after_forward=zero_stage == 3, **options)
     if first is None or last is None or not model.config.tie_embeddings:
         if first is not None:
-            fully_shard(first, reshard_after_forward=level == 3, **options)
+            fully_shard(first, reshard_after_forward=zero_stage == 3, **options)
         if last is not None:
             fully_shard([model.model.norm, last], reshard_after_forward=False, **options)
     # a tied matrix belongs to both ends, so to the root
@@ -198,29 +304,10 @@ def shard(model, level, device, precision="fp32", offload=False, grid=None, mesh
 
 def _shard_experts(model, mesh, **options):
     """This rank's experts are shared out over edp only, and FSDP2 takes the mean over that. Of what
-    all ranks' losses ask of an expert that is ep times the mean over dp: see `mean_over_dp`."""
+    all ranks' losses ask of an expert that is ep times the mean over dp: see `reduce`."""
     for layer in moe_layers(model):
         experts = [*layer.experts.values()]
         fully_shard(experts, mesh=mesh, **options)
-
-
-def mean_over_dp(model, grid):
-    """After the backward passes of a step: the gradients of experts as those of all else."""
-    for layer in moe_layers(model) if grid.ep.size > 1 else ():
-        for parameter in layer.experts.parameters():
-            parameter.grad.to_local().div_(grid.ep.size)
-
-
-def keep_gathered(model, keep):
-    """Whether the next backward pass leaves the parameters gathered, for one more micro-batch."""
-    model.set_reshard_after_backward(not keep)
-
-
-def let_go(model):
-    """Frees what is gathered, after a forward pass that no backward pass follows."""
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
 
 
 # ---- Muon where every matrix is split over ranks

@@ -1,5 +1,6 @@
 """What a training run is asked to do: one frozen dataclass, and the command line made from it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from utils.cli import check_options, option, parse_flags
@@ -182,46 +183,46 @@ class TrainConfig:
         _check_together(self)
         self.model_config()  # checks that the model's sizes fit together
 
-    def offloads(self):
+    def offloads(self) -> tuple[str, ...]:
         """What is offloaded, as a tuple of names."""
         return tuple(name for name in self.offload.split(",") if name != "none")
 
-    def level(self):
-        """ZeRO's level: 0 (nothing is sharded) to 3."""
+    def zero_stage(self) -> int:
+        """ZeRO's stage: 0 (nothing is sharded) to 3."""
         return 0 if self.shard == "none" else int(self.shard)
 
-    def parts(self):
+    def accumulation_steps(self) -> int:
         """Micro-batches in which every rank works off its rows of a step."""
         return self.micro_batches or self.accumulate
 
-    def splits_model(self):
+    def splits_model(self) -> bool:
         """Whether a rank has only a part of the model to compute with."""
         return self.pp * self.tp * self.ep > 1
 
-    def mesh_sizes(self, world_size):
+    def mesh_sizes(self, world_size: int) -> dict[str, int]:
         """{"dp", "pp", "tp", "ep"}: how many ranks of the world each direction has."""
         rest = max(1, world_size // (self.pp * self.tp))
         return {"dp": self.dp or rest, "pp": self.pp, "tp": self.tp, "ep": self.ep}
 
-    def pieces(self):
-        """Pieces of the model on each rank of the pipeline."""
+    def stages_per_rank(self) -> int:
+        """Stages of the pipeline on each of its ranks."""
         return self.chunks or (2 if self.schedule == "interleaved" and self.pp > 1 else 1)
 
-    def needs_group(self):
+    def needs_group(self) -> bool:
         """Whether even a single rank needs a process group."""
-        return self.level() > 0 or self.engine == "deepspeed"
+        return self.zero_stage() > 0 or self.engine == "deepspeed"
 
-    def peak_lr(self):
+    def peak_lr(self) -> float:
         """The peak learning rate, or that of Muon's matrices."""
         return LEARNING_RATES[self.optimizer] if self.lr is None else self.lr
 
-    def budget(self):
+    def budget(self) -> tuple[int | None, float | None]:
         """(steps, seconds): the one that ends the run, and None for the other."""
         if self.steps is None and self.seconds is None:
             return None, 60.0
         return self.steps, self.seconds
 
-    def model_config(self):
+    def model_config(self) -> GPTConfig:
         """The model's GPTConfig; it can generate up to 2048 tokens, or seq if that is more."""
         tokens, end = tokenizer.facts(self.tokenizer) if self.tokenizer else (256, None)
         return GPTConfig(
@@ -260,7 +261,7 @@ def _check_together(config):
             "--compile decides itself what is kept for the backward pass, so it does not go with "
             "--offload activations: leave one of them out"
         )
-    splits_matrices = config.engine == "torch" and config.level() >= 2
+    splits_matrices = config.engine == "torch" and config.zero_stage() >= 2
     if config.optimizer == "muon" and splits_matrices and {"optimizer", "parameters"} & {*offloads}:
         raise ValueError(
             f"--optimizer muon needs whole matrices, which --shard {config.shard} with --offload "
@@ -324,42 +325,44 @@ def _check_split(config):
                 f"--schedule {config.schedule} has one piece on each rank: take interleaved with "
                 f"--chunks {config.chunks}"
             )
-    if config.layers < config.pp * config.pieces():
+    chunks = config.stages_per_rank()
+    if config.layers < config.pp * chunks:
         raise ValueError(
-            f"--layers {config.layers} cannot be cut into {config.pp * config.pieces()} pieces, "
-            f"{config.pieces()} on each of {config.pp} ranks: give more layers, or smaller --pp "
+            f"--layers {config.layers} cannot be cut into {config.pp * chunks} pieces, "
+            f"{chunks} on each of {config.pp} ranks: give more layers, or smaller --pp "
             "or --chunks"
         )
-    if config.ep > 1 and config.recompute == "selective" and config.level() >= 2:
+    if config.ep > 1 and config.recompute == "selective" and config.zero_stage() >= 2:
         raise ValueError(
             f"--recompute selective loses count where --shard {config.shard} gathers the experts "
             "of --ep inside a block: take --recompute full or --shard 1"
         )
-    if config.pp > 1 and config.schedule == "zero-bubble" and config.level() >= 2:
+    if config.pp > 1 and config.schedule == "zero-bubble" and config.zero_stage() >= 2:
         raise ValueError(
             f"--schedule zero-bubble computes the gradients of weights when --shard {config.shard} "
             "has sent them on already: take --shard 1 or --schedule 1f1b"
         )
 
 
-def check_ranks(config, world_size):
+def check_ranks(config: TrainConfig, world_size: int) -> None:
     """What depends on the number of ranks."""
     ranks = config.mesh_sizes(world_size)["dp"]
     corpus.share_of_batch(config.batch, 0, ranks)
     least = config.batch // ranks  # rows of the rank that has fewest
-    if least < config.parts():
+    steps = config.accumulation_steps()
+    if least < steps:
         asked = "--micro-batches" if config.micro_batches else "--accumulate"
         raise ValueError(
-            f"{asked} {config.parts()} leaves micro-batches without a row, because some "
+            f"{asked} {steps} leaves micro-batches without a row, because some "
             f"ranks have {least} of the {config.batch} rows: raise --batch to "
-            f"{config.parts() * ranks} or more"
+            f"{steps * ranks} or more"
         )
 
 
 # ---- where a configuration comes from
 
 
-def resumed(folder, **changes):
+def resumed(folder: str, **changes) -> TrainConfig:
     """The TrainConfig to continue the run saved in `folder`, with some options changed."""
     saved = checkpoint.read_run(folder).get("config", {})
     unknown = set(saved) - {entry.name for entry in fields(TrainConfig)}
@@ -381,7 +384,7 @@ def resumed(folder, **changes):
     return TrainConfig(**{**saved, "out": str(folder), **changes, "resume": str(folder)})
 
 
-def parse(arguments=None):
+def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
     """A TrainConfig from command-line arguments (default: those of this process)."""
     given = parse_flags(
         TrainConfig,

@@ -60,7 +60,7 @@ def settings(config, device, world_size):
     # of 2 GB even for a small model
     bucket = min(2**23, config.model_config().parameter_count())
     zero = {
-        "stage": config.level(),
+        "stage": config.zero_stage(),
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
         "stage3_prefetch_bucket_size": bucket,
@@ -72,8 +72,8 @@ def settings(config, device, world_size):
         zero.update(offload_param=pinned, offload_optimizer=pinned)
     result = {
         "train_micro_batch_size_per_gpu": 1,  # only the product of the three is looked at
-        "gradient_accumulation_steps": config.parts(),
-        "train_batch_size": config.parts() * world_size,
+        "gradient_accumulation_steps": config.accumulation_steps(),
+        "train_batch_size": config.accumulation_steps() * world_size,
         "gradient_clipping": config.clip,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -94,7 +94,7 @@ class DeepSpeedEngine:
     def __init__(self, model, config, device, mesh):
         world_size = mesh.dp.size
         self.deepspeed = import_deepspeed(device)
-        self.device, self.kind, self.stage = device, config.optimizer, config.level()
+        self.device, self.kind, self.stage = device, config.optimizer, config.zero_stage()
         self.world_size, self.clip = world_size, config.clip
         self.balance = config.balance / config.layers * config.seq
         self.saved_tensors = nullcontext

@@ -1,4 +1,4 @@
-"""What happens inside one step of a training run, composed of the parts that its options ask for.
+"""What happens inside one step of a training run, composed of what its options ask for.
 
 `utils/training/train.py` holds the loop; an engine does the work of a step and holds the state:
 
@@ -12,29 +12,54 @@ every rank, equally often. Ranks that work on the same rows know the same loss: 
 one of them, whose sums are to be added up.
 """
 
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property, partial
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from utils.memory.checkpointing import recompute
 from utils.memory.offload import OffloadedOptimizer, offloaded_activations
-from utils.memory.precision import LossScaler, autocast
-from utils.models.gpt import cross_entropy
-from utils.models.moe import is_expert, keep_from_compiling
+from utils.memory.precision import FORMATS, LossScaler, autocast, is_mixed, weight_format
+from utils.models.config import GPTConfig
+from utils.models.gpt import GPT, cross_entropy
+from utils.models.moe import keep_from_compiling, set_balance
 from utils.parallel import full_tensor
-from utils.parallel import zero as sharded
-from utils.parallel.ddp import SummedGradients, data_parallel, without_sync
-from utils.parallel.parallelize import Pieces
+from utils.parallel.ddp import DataParallel
+from utils.parallel.mesh import Mesh
+from utils.parallel.parallelize import (
+    HEAD,
+    Put,
+    blocks,
+    boundary,
+    complete_gradients,
+    parallelize,
+    with_tied_copy,
+)
+from utils.parallel.pipeline import Pipeline
+from utils.parallel.tensor import loss_function
+from utils.parallel.zero import ShardedMuon
 from utils.training import checkpoint
+from utils.training.config import TrainConfig
 from utils.training.optimizer import make_optimizer, state_shapes
+
+MicroBatches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 FULL_PRECISION = nullcontext()  # instead of autocast
 
 
 def backward(
-    model, x, y, global_tokens, world_size=1, autocast=FULL_PRECISION, scaler=None, loss=None
-):
+    model: nn.Module,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    global_tokens: int,
+    world_size: int = 1,
+    autocast: AbstractContextManager = FULL_PRECISION,
+    scaler: LossScaler | None = None,
+    loss: Callable | None = None,
+) -> torch.Tensor:
     """One forward and backward pass of a rank's rows; returns the sum of their losses, in nats.
 
     DDP averages gradients over ranks. A rank with fewer rows must count less, so each rank hands
@@ -50,264 +75,271 @@ def backward(
     return nats.detach()
 
 
-def make_engine(model, config, device, mesh, weights=None):
+def make_engine(
+    model: GPT,
+    config: TrainConfig,
+    device: torch.device,
+    mesh: Mesh,
+    weights: Callable[[Put], None] | None = None,
+):
     """The engine that `config` asks for, over a whole model on the CPU, or on the meta device if
-    `weights` hands out what to fill its pieces with (see `Pieces.fill`)."""
+    `weights` hands out what to fill it with (see `utils.parallel.parallelize.fill_weights`)."""
     if config.engine == "deepspeed":
         from utils.training.deepspeed import DeepSpeedEngine  # its import takes seconds
 
         return DeepSpeedEngine(model, config, device, mesh)
-    return TorchEngine(model, config, device, mesh, weights)
+    offloaded = config.offloads()
+    ranks = parallelize(
+        model,
+        mesh,
+        device,
+        sequence_parallel=config.sequence_parallel,
+        chunks=config.stages_per_rank(),
+        weights=weights,
+        recompute=config.recompute,
+        zero_stage=config.zero_stage(),
+        precision=config.precision,
+        offload="parameters" in offloaded,
+    )
+    return TorchEngine(
+        ranks,
+        mesh,
+        device,
+        model.config,
+        partial(
+            make_optimizer,
+            kind=config.optimizer,
+            lr=config.lr,
+            adamw_lr=config.adamw_lr,
+            weight_decay=config.weight_decay,
+        ),
+        precision=config.precision,
+        schedule=config.schedule,
+        sequence_parallel=config.sequence_parallel,
+        balance=config.balance / config.layers * config.seq,
+        compile=config.compile,
+        offload_activations="activations" in offloaded,
+        offload_optimizer="optimizer" in offloaded,
+    )
 
 
 class TorchEngine:
     """Every rank's part of a step in plain PyTorch.
 
-    The order matters: the model is broken up into pieces, recomputation changes their blocks, then
-    they are sharded or made data parallel, and only then does the optimizer see the parameters that
-    this rank updates.
+    ranks              what `parallelize` has made of the model here: its stages, and the way in
+                       which the data-parallel ranks exchange gradients
+    model_config       sizes of the whole model
+    optimizer          called with (name, parameter) pairs and muon=class, for the `Optimizers`
+    precision          of the passes
+    schedule, sequence_parallel   of the pipeline, where there is one
+    balance            weight of the experts' loss, for each token of a sequence
     """
 
-    def __init__(self, model, config, device, mesh, weights=None):
-        self.device, self.kind, self.level = device, config.optimizer, config.level()
-        self.mesh, self.config = mesh, config
-        self.autocast = autocast(config.precision, device)
-        self.scaler = LossScaler(config.precision, device)
-        self.saved_tensors = nullcontext
-        if "activations" in config.offloads():
-            self.saved_tensors = offloaded_activations
-        self.pieces = Pieces(model, config, mesh)
-        self.counts = self.pieces.counts
-        if weights:
-            self.pieces.fill(weights)
-        recompute(None, config.recompute, layers=self.pieces.blocks())
-
-        self.averages_over = mesh.dp.size  # DDP and FSDP take the mean over the ranks
-        self.parallel, self.parts = None, []  # what is called; what exchanges gradients afterwards
-        self.sharded = self.pieces.stages if self.level >= 2 else []
-        if self.sharded:  # block by block: a device need not hold the whole piece
-            offload = "parameters" in config.offloads()
-            way = (self.level, device, config.precision, offload, mesh)
-            meshes = list(sharded.device_meshes(mesh, device))
-            for piece in self.sharded:
-                sharded.shard(piece, *way, meshes)
-        else:
-            self._move_and_share(config, device, mesh)
-        self.pieces.connect(self._share_of_loss, self._forward, self._before_backward)
-        self.parallel = self.parallel or self.pieces.model
-        if config.compile:
-            keep_from_compiling(self.parallel)
-            self.parallel = torch.compile(self.parallel)
-
-        self.named = self.pieces.named()
-        self.updated = self.named  # what this rank steps
-        if self.parts:
-            self.updated = {name: p for part in self.parts for name, p in part.owned.items()}
-        self.optimizer = self._make_optimizer(config)
-
-    def _move_and_share(self, config, device, mesh):
-        """Whole pieces on the device, whose gradients DDP adds up, or, where DDP does not see all
-        backward passes alike, something simpler after the last one."""
-        for piece in self.pieces.stages:
-            piece.to(device)
-        if self.level == 1 or mesh.pp.size * mesh.ep.size > 1:
-            make = sharded.WholeParameters if self.level == 1 else SummedGradients
-            self.parts = [make(named, axis) for named, axis in self.pieces.by_axis()]
-            self.averages_over = 1  # they take the sum
-        elif mesh.dp.size > 1:
-            self.parallel = data_parallel(self.pieces.model, mesh.dp.group)
-
-    def _make_optimizer(self, config):
-        splits_matrices = self.level >= 2 or self.mesh.tp.size > 1
-
-        def make(parameters):
-            full_tensor.keep_splits(self.updated.values(), parameters)
-            return make_optimizer(
-                zip(self.updated, parameters),
-                config.optimizer,
-                config.lr,
-                config.adamw_lr,
-                config.weight_decay,
-                muon=sharded.ShardedMuon if splits_matrices else torch.optim.Muon,
+    def __init__(
+        self,
+        ranks: DataParallel,
+        mesh: Mesh,
+        device: torch.device,
+        model_config: GPTConfig,
+        optimizer: Callable,
+        *,
+        precision: str = "fp32",
+        schedule: str = "1f1b",
+        sequence_parallel: bool = False,
+        balance: float = 0.0,
+        compile: bool = False,
+        offload_activations: bool = False,
+        offload_optimizer: bool = False,
+    ):
+        self.ranks, self.mesh, self.device, self.balance = ranks, mesh, device, balance
+        self.model_config, self.weight_format = model_config, weight_format(precision)
+        self.autocast = autocast(precision, device)
+        self.scaler = LossScaler(precision, device)
+        self.saved_tensors = offloaded_activations if offload_activations else nullcontext
+        self.loss_of = loss_function(ranks.stages[-1])
+        # ranks that work on the same rows know the same loss; one of them says it
+        self.counts = mesh.pp.is_last and mesh.tp.is_first
+        self.whole_here = mesh.pp.size * mesh.tp.size * mesh.ep.size == 1
+        self.pipeline = None
+        if mesh.pp.size > 1:
+            in_16_bits = ranks.shards_parameters and is_mixed(precision)
+            hidden_format = FORMATS[precision] if in_16_bits else self.weight_format
+            self.pipeline = Pipeline(
+                ranks.stages,
+                mesh.pp,
+                schedule,
+                self._share_of_loss,
+                forward_context=self._forward,
+                boundary=boundary(model_config, mesh.tp, hidden_format, sequence_parallel),
+                before_backward=ranks.before_backward,
             )
+        self.model = ranks.module  # what is called, where there is no pipeline
+        if compile:
+            keep_from_compiling(self.model)
+            self.model = torch.compile(self.model)
+        self.offloaded, self.optimizer = self._make_optimizer(optimizer, offload_optimizer)
 
-        self.offloaded = None
-        if "optimizer" not in config.offloads():
-            return make(self.updated.values())
-        self.offloaded = OffloadedOptimizer(make, list(self.updated.values()))
-        return self.offloaded.inner
+    def _make_optimizer(self, make, offload):
+        """(the one whose state is elsewhere or None, the `Optimizers`)."""
+        owned = self.ranks.owned
+        splits_matrices = self.ranks.shards_parameters or self.mesh.tp.size > 1
+
+        def make_for(parameters):
+            full_tensor.keep_splits(owned.values(), parameters)
+            muon = ShardedMuon if splits_matrices else torch.optim.Muon
+            return make(zip(owned, parameters), muon=muon)
+
+        if not offload:
+            return None, make_for(owned.values())
+        offloaded = OffloadedOptimizer(make_for, list(owned.values()))
+        return offloaded, offloaded.inner
 
     # ---- one step
 
-    def backward(self, micro_batches, global_tokens):
+    def backward(self, micro_batches: MicroBatches, global_tokens: int) -> torch.Tensor | float:
         """Forward and backward passes of a step's micro-batches (x, y); returns their losses' sum.
 
-        Data parallel and ZeRO-1 accumulate on the rank and communicate with the last micro-batch.
-        ZeRO-2 and 3 have no room for whole gradients: they reduce those of every micro-batch.
+        Gradients add up on the rank; when they travel is the matter of `ranks`.
         """
         self.tokens, self.losses = global_tokens, 0.0
-        share = self.averages_over / global_tokens
-        self.pieces.set_balance(share * self.scaler.factor)
-        if self.pieces.pipeline:
-            self._backward_of_pipeline(micro_batches)
+        share = self.ranks.averages_over / global_tokens
+        for stage in self.ranks.stages:
+            set_balance(stage, self.balance * (share * self.scaler.factor))
+        if self.pipeline:
+            with self.ranks.pipeline():
+                self.pipeline.run(micro_batches)
         else:
             for number, (x, y) in enumerate(micro_batches, start=1):
-                self._backward_of_one(x, y, last=number == len(micro_batches))
-        for piece in self.sharded:
-            sharded.mean_over_dp(piece, self.mesh)
-        self.pieces.complete_gradients()
-        for part in self.parts:
-            part.reduce_gradients()
+                with self.ranks.micro_batch(last=number == len(micro_batches)):
+                    self.losses += backward(
+                        self.model, x, y, global_tokens, self.ranks.averages_over, self._forward(),
+                        self.scaler, self.loss_of,
+                    )  # fmt: skip
+        complete_gradients(self.ranks.stages, self.mesh)
+        self.ranks.reduce()
         return self.losses if self.counts else 0.0
-
-    def _backward_of_one(self, x, y, last):
-        if self.level == 2:
-            sharded.keep_gathered(self.pieces.model, not last)
-        with without_sync(self.parallel, last):
-            self.losses += backward(
-                self.parallel, x, y, self.tokens, self.averages_over, self._forward(), self.scaler,
-                self.pieces.loss_of,
-            )  # fmt: skip
-
-    def _backward_of_pipeline(self, micro_batches):
-        for piece in self.sharded:
-            sharded.keep_gathered(piece, self.level == 2)
-        self.pieces.pipeline.run(micro_batches)
-        for piece in self.sharded:
-            sharded.let_go(piece)
 
     def _share_of_loss(self, logits, y):
         """What a micro-batch's backward pass begins with, at the end of a pipeline."""
-        loss = self.pieces.loss_of(logits, y, reduction="sum")
+        loss = self.loss_of(logits, y, reduction="sum")
         self.losses += loss.detach()
-        return self.scaler.scale(loss * (self.averages_over / self.tokens))
-
-    def _before_backward(self, piece, last):
-        if self.sharded:
-            piece.set_is_last_backward(last)
+        return self.scaler.scale(loss * (self.ranks.averages_over / self.tokens))
 
     @contextmanager
     def _forward(self):
         with self.saved_tensors(), self.autocast:
             yield
 
-    def step(self, clip):
+    def step(self, clip: float) -> float | None:
         """Clips the gradients to norm `clip`, updates the parameters, clears the gradients.
 
         Returns the gradients' norm before, or None where fp16 overflowed and nothing was updated.
         """
-        gradients = full_tensor.local_shards(self.updated.values())
+        gradients = full_tensor.local_shards(self.ranks.owned.values())
         self.scaler.unscale_(gradients)
         norm = full_tensor.clip_gradients(gradients, clip, self.device, self._counted(gradients))
         stepped = self.scaler.step(self.offloaded or self.optimizer)
-        for part in self.parts:
-            part.gather_parameters()
-        self.zero_grad()
+        self.ranks.after_step()
+        self.ranks.zero_grad()
         return norm.item() if stepped else None
 
     def _counted(self, gradients):
         """Of these parts those whose gradients this rank counts; None: it has all there are."""
-        if self.level == 0 and not self.config.splits_model():
+        if self.ranks.replicates and self.whole_here:
             return None
-        pairs = zip(self.updated.items(), gradients)
+        pairs = zip(self.ranks.owned.items(), gradients)
         return [part for (name, whole), part in pairs if self._is_counted(name, whole)]
 
     def _is_counted(self, name, parameter):
         """What is equal on several ranks is counted by the first of them."""
-        replicas = self.mesh.edp if is_expert(name) else self.mesh.dp
-        if self.level == 0 and replicas.index:
-            return False
         if self.mesh.tp.index and not full_tensor.split_of(parameter):
             return False
-        return not self.pieces.is_tied_copy(name)
+        if name == HEAD and self.model_config.tie_embeddings and self.mesh.pp.size > 1:
+            return False  # the first stage has it too
+        return self.ranks.counts(name)
 
-    def zero_grad(self):
-        for holder in self.parts or [self.offloaded or self.optimizer]:
-            holder.zero_grad()
-
-    def set_rate(self, scale):
+    def set_rate(self, scale: float) -> None:
+        """Every learning rate becomes `scale` times its peak."""
         self.optimizer.set_rate(scale)
 
-    def loss_scale(self):
+    def loss_scale(self) -> float:
         """What fp16 multiplies the loss by."""
         return self.scaler.factor
 
-    def warm_up(self, micro_batches, global_tokens):
+    def warm_up(self, micro_batches: MicroBatches, global_tokens: int) -> None:
         """Passes for nothing, before the clock starts or a resumed run goes on."""
         self.backward(micro_batches, global_tokens)
-        self.zero_grad()
+        self.ranks.zero_grad()
 
     @torch.no_grad()
-    def loss_sum(self, x, y):
+    def loss_sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | float:
         """The sum of the losses of these rows; 0 where another rank counts them."""
-        if self.pieces.pipeline:
-            logits = self.pieces.pipeline.logits(x)
+        if self.pipeline:
+            logits = self.pipeline.logits(x)
             if logits is None:  # only the last stage has them
                 return 0.0
         else:
             with self.autocast:
-                logits = self.parallel(x)
-        loss = self.pieces.loss_of(logits, y, reduction="sum")
+                logits = self.model(x)
+        loss = self.loss_of(logits, y, reduction="sum")
         return loss if self.counts else 0.0
 
-    def after_evaluation(self):
-        for piece in self.sharded:
-            sharded.let_go(piece)
+    def after_evaluation(self) -> None:
+        self.ranks.after_evaluation()
 
     # ---- the state as a whole, for checkpoints and at the end
 
-    def weights(self):
+    @cached_property
+    def whole(self) -> GPT:
+        """The whole model without memory: names, shapes, formats."""
+        with torch.device("meta"):
+            return GPT(self.model_config).to(self.weight_format)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Yields (name, whole tensor) of every parameter; on ranks but 0 what they have of it."""
-        bring = self._collector()
-        for name, parameter in self.pieces.whole.named_parameters():
-            mine = self.named[name].detach() if name in self.named else None
+        bring, named = self._collector(), self.ranks.named
+        for name, parameter in self.whole.named_parameters():
+            mine = named[name].detach() if name in named else None
             yield name, bring(name, mine, parameter.shape, parameter.dtype)
 
-    def optimizer_state(self):
+    def optimizer_state(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Yields ("<parameter name>/<key>", tensor) likewise; nothing before the first step."""
         state = self.optimizer.named_state()
         if not state:
             return
-        bring, parameters = self._collector(), dict(self.pieces.whole.named_parameters())
-        for key, shape in state_shapes(parameters.items(), self.kind).items():
+        bring, parameters = self._collector(), dict(self.whole.named_parameters())
+        for key, shape in state_shapes(parameters.items(), self.optimizer.kind).items():
             name = key.rsplit("/", 1)[0]
-            mine = self._state_here(name, key, state) if name in self.named else None
+            mine = self.ranks.state(key, state) if name in self.ranks.named else None
             format = parameters[name].dtype if shape else torch.float32
             yield key, bring(name, mine, shape, format)
 
     def _collector(self):
-        return full_tensor.OnRankZero(self.named, self.device, self.config.splits_model()).bring
+        return full_tensor.OnRankZero(self.ranks.named, self.device, not self.whole_here).bring
 
-    def _state_here(self, name, key, state):
-        for part in self.parts:
-            if name in part.named:
-                return part.from_owner(key, state)
-        return state[key]
-
-    def save(self, folder, run, writes):
+    def save(self, folder: str, run: dict, writes: bool) -> None:
         """Writes a checkpoint of whole tensors; only the rank that `writes` holds them all."""
-        run = {**run, "optimizer": self.kind, "scaler": self.scaler.state_dict()}
+        run = {**run, "optimizer": self.optimizer.kind, "scaler": self.scaler.state_dict()}
         state = self.optimizer_state()
-        checkpoint.save_parts(folder, self.pieces.whole, self.weights(), state, run, writes)
+        checkpoint.save_parts(folder, self.whole, self.weights(), state, run, writes)
 
-    def load(self, folder, run):
+    def load(self, folder: str, run: dict) -> None:
         """Takes the optimizer's state from a checkpoint, each rank its part. The weights were there
         before the model was split."""
         self.scaler.load_state_dict(run.get("scaler", {}))
 
         def part_of(tensor, name):
-            part = full_tensor.shard_of(tensor, self.named[name])
+            part = full_tensor.shard_of(tensor, self.ranks.named[name])
             return part.to_local() if self.offloaded and isinstance(part, DTensor) else part
 
-        state = self.pieces.with_tied_copy(checkpoint.read_state(folder))
+        state = with_tied_copy(checkpoint.read_state(folder), self.model_config.tie_embeddings)
         self.optimizer.load_named_state(state, part_of)
 
-    def finished(self):
+    def finished(self) -> GPT | None:
         """The trained model, whole and in one piece. Where a rank holds only parts of it, on rank
         0's CPU only, and None on the other ranks: the model may be too large for them."""
-        recompute(None, "none", layers=self.pieces.blocks())
-        for part in self.parts:
-            part.release()
-        if self.level < 2 and not self.config.splits_model():
-            return self.pieces.model
-        return full_tensor.full_model(self.pieces.whole.config, self.weights())
+        recompute(None, "none", layers=blocks(self.ranks.stages))
+        self.ranks.release()
+        if self.whole_here and not self.ranks.shards_parameters:
+            return self.ranks.stages[0]
+        return full_tensor.full_model(self.model_config, self.weights())

@@ -208,7 +208,9 @@ def train(config, *, on_step=None):
                 train_tokens, step, config.batch, config.seq, config.seed,
                 mesh.dp.index, mesh.dp.size,
             )  # fmt: skip
-            return micro_batches(x.to(device), y.to(device), config.parts())  # (B_local, T) each
+            return micro_batches(
+                x.to(device), y.to(device), config.accumulation_steps()
+            )  # (B_local, T) each
 
         if config.compile or (config.resume and world_size > 1):
             # One pass for nothing. Compiling takes long, which is not the training's time. And DDP
