@@ -2,20 +2,10 @@
 
 from itertools import pairwise
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import pytest
 
 from utils.drawing import figures
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    plt.close("all")
-    yield
-    plt.close("all")
 
 
 def texts(axes):

@@ -11,14 +11,6 @@ from utils.planner.published import FITTED, HELD_OUT, OTHER_SOFTWARE
 A100 = MACHINES["dgx-a100"]
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    monkeypatch.setattr(pictures.figures, "show", lambda: None)
-    plt.close("all")
-    yield
-    plt.close("all")
-
-
 def written():
     return {text.get_text() for axes in plt.gcf().axes for text in axes.texts}
 
@@ -48,15 +40,6 @@ def test_more_micro_batches_are_better():
         recompute="full",
     )  # fmt: skip
     assert all(shares == sorted(shares) for shares in series.values())
-
-
-def test_stacks_and_cards_draw():
-    plans = {row.name: row.plan() for row in FITTED[:3]}
-    pictures.memory_of(plans)
-    pictures.time_of(plans)
-    pictures.time_of(plans, share=False)
-    pictures.card(next(iter(plans.values())))
-    assert len(plt.get_fignums()) == 4
 
 
 def test_without_a_browser_the_explorer_draws_one_figure(capsys):

@@ -8,13 +8,6 @@ from utils.drawing.figures import GOLD, plt
 from utils.prompts.in_context import Accuracy, accuracy
 
 
-@pytest.fixture(autouse=True)
-def no_windows():
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-
-
 def words_of(figure):
     """All texts of a figure."""
     return [text.get_text() for axes in figure.axes for text in axes.texts]

@@ -13,13 +13,6 @@ from utils.serving.load import run
 gold = plt.matplotlib.colors.to_rgba(GOLD)
 
 
-@pytest.fixture(autouse=True)
-def no_windows():
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-
-
 def words_of(figure):
     """All texts of a figure."""
     return [text.get_text() for axes in figure.axes for text in axes.texts]

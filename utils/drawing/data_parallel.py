@@ -1,7 +1,5 @@
 """Drawings of ranks: who holds what, and what moves where."""
 
-from matplotlib.patches import Rectangle
-
 from utils.drawing import figures
 
 # What each rank holds before and after, chunk by chunk: the number of the rank it came from,
@@ -68,10 +66,5 @@ def _chunks(axes, rows, left: float) -> None:
         for chunk, origin in enumerate(row):
             tint = figures.shade("gold" if origin == "sum" else f"rank{origin}")
             face, edge = (tint, tint) if origin is not None else ("none", figures.GREY)
-            axes.add_patch(
-                Rectangle((left + chunk, rank), 0.86, 0.8, facecolor=face, edgecolor=edge)
-            )
             text = {"sum": "Σ", None: ""}.get(origin, origin)
-            axes.text(
-                left + chunk + 0.43, rank + 0.42, text, color="white", ha="center", va="center"
-            )
+            figures.block(axes, left + chunk, rank, 0.86, 0.8, face, text, edge=edge)

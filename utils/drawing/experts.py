@@ -1,7 +1,5 @@
 """Drawings of lesson 09: a token's way through a mixture, an all-to-all, the loads of experts."""
 
-from matplotlib.patches import Rectangle
-
 from utils.drawing import figures
 
 EXPERTS = 4
@@ -51,9 +49,7 @@ def exchange(table) -> None:
         for rank, row in enumerate(rows):
             axes.text(-0.2, rank + 0.4, f"rank {rank}", ha="right", va="center", fontsize=10)
             for place, (origin, goal) in enumerate(row):
-                tint = figures.shade(f"rank{origin}")
-                axes.add_patch(Rectangle((place, rank), 0.88, 0.8, facecolor=tint))
-                axes.text(place + 0.44, rank + 0.42, goal, color="white", ha="center", va="center")
+                figures.block(axes, place, rank, 0.88, 0.8, f"rank{origin}", goal)
         axes.set(xlim=(-0.25 * widest, widest), ylim=(len(table), -0.2))
         axes.set_title(title, fontsize=11)
         axes.axis("off")

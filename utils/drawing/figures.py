@@ -7,7 +7,8 @@
     figures.prediction([("prediction", 10, "MB"), ("theory", 8, "MB"), ("measurement", 8.1, "MB")])
 
 Every function draws and shows a figure of its own; given `ax=`, it draws there, shows nothing, and
-the caller ends with `figures.show()`. `Sketch` draws boxes and arrows.
+the caller ends with `figures.show()`. `Sketch` draws boxes and arrows; `block`, `lanes` and
+`heat_map` are what the drawings of the lessons are made of.
 Sizes never depend on the data: the notebook test compares `<Figure size … >`.
 """
 
@@ -16,7 +17,7 @@ import math
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import FancyBboxPatch, Rectangle
 
 # The colours of Okabe and Ito (2008), made to be told apart by colour-blind readers; their yellow
 # is darkened to kintsugi gold so that it holds on white.
@@ -230,6 +231,48 @@ def power_law(xs, ys, *, x="", y="", title="", ax=None) -> tuple[float, float]:
     if ax is None:
         show()
     return scale, -slope
+
+
+def block(
+    axes, x, y, width, height, color, text="", *, ink="white", size=None, edge="none", **look
+) -> None:
+    """A rectangle from (x, y) in the units of the axes, its text in the middle.
+
+    color: a role, a rank or a colour, "none" for an outline; ink and size: of the text;
+    look: what else matplotlib's Rectangle takes.
+    """
+    face = color if color == "none" else shade(color)
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **look))
+    if text != "":
+        axes.text(
+            x + width / 2, y + height / 2, text, color=ink, fontsize=size, ha="center", va="center"
+        )
+
+
+def lanes(axes, names, middle: float = 0.0) -> None:
+    """One lane for each name, the first on top, `middle` below its number; no lines between."""
+    axes.set_yticks([lane + middle for lane in range(len(names))], [str(name) for name in names])
+    axes.set_ylim(len(names) + 2 * middle - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+
+
+def heat_map(axes, rows, columns, cells) -> None:
+    """A table as a picture, the names of its columns on top.
+
+    cells: {(row number, column number): (text, strength)}; strength 0 to 1 is how green the cell
+    is, None writes it in grey.
+    """
+    for (row, column), (text, strength) in cells.items():
+        ink = GREY if strength is None else INK
+        block(axes, column, row, 0.96, 0.92, GREEN, text, ink=ink, alpha=strength or 0.0)
+    axes.set(xlim=(-0.02, len(columns)), ylim=(len(rows), -0.02))
+    axes.set_xticks([column + 0.48 for column in range(len(columns))], columns)
+    axes.set_yticks([row + 0.46 for row in range(len(rows))], rows)
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
 
 
 class Sketch:

@@ -2,7 +2,7 @@
 
 import itertools
 
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 
 from utils.drawing import figures
 from utils.parallel.mesh import grid, lines
@@ -67,13 +67,9 @@ def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4) -> None:
             first, stop = layers * stage // pp, layers * (stage + 1) // pp
             for slice_ in range(tp):
                 rank = int(ranks[stage, replica, slice_])
-                tint = figures.shade(f"rank{rank}")
-                axes.add_patch(
-                    Rectangle((left + slice_, stage * 1.1), 0.96, 1, facecolor=tint, alpha=0.9)
-                )
                 text = f"rank {rank}\nlayers {first} to {stop - 1}\npart {slice_} of each matrix"
-                axes.text(left + slice_ + 0.48, stage * 1.1 + 0.5, text, color="white",
-                          ha="center", va="center", fontsize=9)  # fmt: skip
+                figures.block(axes, left + slice_, stage * 1.1, 0.96, 1, f"rank{rank}", text,
+                              size=9, alpha=0.9)  # fmt: skip
         axes.text(left + tp / 2, pp * 1.1 + 0.08, f"replica {replica}: its own rows",
                   ha="center", fontsize=10)  # fmt: skip
     axes.set(xlim=(-0.1, dp * (tp + 0.5) - 0.4), ylim=(pp * 1.1 + 0.25, -0.1))

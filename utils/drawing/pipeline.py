@@ -8,7 +8,7 @@
 A row is a rank's list of (kind, micro-batch, chunk, begin, end).
 """
 
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from utils.drawing import figures
 
@@ -118,20 +118,16 @@ def timeline(rows, *, title: str = "", unit: str = "", ax=None, end: float | Non
     chunks = 1 + max(action[2] for row in rows for action in row)
     wide = axes.figure.get_size_inches()[0] / end  # inches for one unit of time
     for rank, row in enumerate(rows):
-        axes.add_patch(Rectangle((0, rank), last, 0.86, facecolor=figures.PALE))
+        figures.block(axes, 0, rank, last, 0.86, "pale")
         for kind, number, chunk, begin, stop in row:
-            box = Rectangle(
-                (begin, rank), stop - begin, 0.86, facecolor=TINTS[kind], edgecolor="white",
-                linewidth=0.6, alpha=1 - 0.5 * chunk / max(1, chunks - 1),
+            fits = (stop - begin) * wide > 0.11 * len(str(number))
+            figures.block(
+                axes, begin, rank, stop - begin, 0.86, TINTS[kind], number if fits else "",
+                size=7.5, edge="white", linewidth=0.6,
+                alpha=1 - 0.5 * chunk / max(1, chunks - 1),
             )  # fmt: skip
-            axes.add_patch(box)
-            if (stop - begin) * wide > 0.11 * len(str(number)):
-                axes.text((begin + stop) / 2, rank + 0.45, number, color="white", ha="center",
-                          va="center", fontsize=7.5)  # fmt: skip
+    figures.lanes(axes, [f"rank {rank}" for rank in range(len(rows))], middle=0.43)
     axes.set(xlim=(0, end * 1.01), ylim=(len(rows), -0.15), xlabel=unit)
-    axes.set_yticks([rank + 0.43 for rank in range(len(rows))],
-                    [f"rank {rank}" for rank in range(len(rows))])  # fmt: skip
-    axes.tick_params(axis="y", length=0)
     axes.grid(visible=False)
     axes.set_title(title)
     if ax is None:

@@ -2,8 +2,6 @@
 
 import itertools
 
-from matplotlib.patches import Rectangle
-
 from utils.drawing import figures
 from utils.planner import plan, search
 from utils.planner.memory import KINDS as MEMORY_KINDS
@@ -129,28 +127,20 @@ def strategy_map(model, machine, gpus: int, title: str = "", **fixed) -> None:
     rates = {key: one.mfu for key, one in found.items() if one}
     top = max(rates.values(), default=1.0)
     axes = figures.figure("normal")[1]
+    cells = {}
     for (tp, pp), one in found.items():
-        i, j = rows.index(tp), columns.index(pp)
-        strength = 0.0 if one is None else 0.08 + 0.72 * (one.mfu / top) ** 3
-        box = Rectangle((j, i), 0.96, 0.92, facecolor=figures.GREEN, alpha=strength)
-        axes.add_patch(box)
+        strength = None if one is None else 0.08 + 0.72 * (one.mfu / top) ** 3
         text = "–" if one is None else f"{one.mfu:.0%}"
-        best = one is not None and one.mfu == top
-        axes.text(j + 0.48, i + 0.47, text, ha="center", va="center",
-                  weight="bold" if best else "normal",
-                  color=figures.GREY if one is None else figures.INK)  # fmt: skip
+        cells[rows.index(tp), columns.index(pp)] = (text, strength)
+    names = [f"tp {tp}" for tp in rows], [f"pp {pp}" for pp in columns]
+    figures.heat_map(axes, *names, cells)
+    for words, one in zip(axes.texts, found.values(), strict=True):
+        words.set_weight("bold" if one is not None and one.mfu == top else "normal")
     node = sum(1 for tp in rows if tp <= machine.node)
     axes.axhline(node - 0.04, color=figures.ORANGE, linewidth=1.2, linestyle="--")
     axes.annotate("tp leaves the node", (len(columns), node), color=figures.ORANGE, fontsize=9,
                   xytext=(6, -4), textcoords="offset points", va="top")  # fmt: skip
-    axes.set(xlim=(-0.02, len(columns) + 1.4), ylim=(len(rows), -0.02), title=title)
-    axes.set_xticks([j + 0.48 for j in range(len(columns))], [f"pp {pp}" for pp in columns])
-    axes.set_yticks([i + 0.47 for i in range(len(rows))], [f"tp {tp}" for tp in rows])
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.set(xlim=(-0.02, len(columns) + 1.4), title=title)
     figures.show()
 
 

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import torch
-from matplotlib.patches import Rectangle
 
 from utils.drawing import figures
 from utils.memory.number_formats import FORMATS, Format, round_to, split_bits
@@ -26,11 +25,8 @@ def bits(value: float | None = None, forms: dict[str, Format] = FORMATS) -> None
         x = 0
         for field, (color, width) in enumerate(parts):
             for place in range(width):
-                tint = figures.shade(color)
-                axes.add_patch(Rectangle((x, y), 0.88, 0.74, facecolor=tint, edgecolor="none"))
-                if fields:
-                    axes.text(x + 0.44, y + 0.35, fields[field][place], color="white",
-                              ha="center", va="center", fontsize=8.5)  # fmt: skip
+                bit = fields[field][place] if fields else ""
+                figures.block(axes, x, y, 0.88, 0.74, color, bit, size=8.5)
                 x += 1
         axes.text(-0.6, y + 0.36, form.name, ha="right", va="center", fontsize=10.5)
         note = f"{form.exponent} + {form.mantissa}"

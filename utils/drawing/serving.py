@@ -116,11 +116,10 @@ def slots(panels, title: str = "") -> dict:
         used = sum(cell is not None for cells in table for cell in cells)
         found[name] = (steps, used / (len(table) * steps))
         axes.axvline(steps, color=INK, linewidth=1.2, linestyle="--")
+        figures.lanes(axes, range(len(table)))
         axes.set(xlim=(0, most * 1.02), ylim=(len(table) - 0.4, -0.6), ylabel="slot")
         axes.set_title(f"{name}: {steps} steps, {found[name][1]:.0%} of the cells at work",
                        fontsize=11)  # fmt: skip
-        axes.set_yticks(range(len(table)))
-        axes.tick_params(axis="y", length=0)
         axes.grid(visible=False)
     places[-1, 0].set_xlabel("step")
     if title:
@@ -188,11 +187,9 @@ def arrivals(streams, title: str = "", unit: str = "s") -> dict:
             moments, [row] * len(moments), "|", color=BLUE, markersize=13, markeredgewidth=1.3
         )
         axes.plot(min(moments), row, "|", color=GOLD, markersize=17, markeredgewidth=3)
-    axes.set_yticks(range(len(streams)), list(streams))
+    figures.lanes(axes, list(streams))
     axes.set(xlabel=f"{unit} since the request; gold: the first piece", title=title)
     axes.set(ylim=(len(streams) - 0.4, -0.6), xlim=(0, None))
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
     figures.show()
     return {name: min(moments) for name, moments in streams.items()}
 
@@ -261,10 +258,8 @@ def who_answered(times, names, marks=None, title: str = "") -> dict:
         axes.axvline(when, color=GOLD, linewidth=1.6, linestyle="--")
         axes.annotate(text, (when, -0.62), xytext=(3, 0), textcoords="offset points", color=GOLD,
                       fontsize=9, va="top")  # fmt: skip
-    axes.set_yticks(range(len(rows)), [str(name) for name in rows])
+    figures.lanes(axes, rows)
     axes.set(xlabel="s", ylim=(len(rows) - 0.4, -0.7), title=title)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
     figures.show()
     return {name: sum(other == name for other in names) for name in rows}
 

@@ -36,10 +36,10 @@ def who_holds_what(ranks: int = 4, precision: str = "bf16") -> None:
 
 def _piece(axes, left, rank, width, tint, shared, ranks):
     """The bytes of one kind on one rank; `shared`: only part number `rank` is filled."""
-    axes.add_patch(Rectangle((left, rank), width, 0.8, facecolor="none", edgecolor=figures.GREY))
+    figures.block(axes, left, rank, width, 0.8, "none", edge=figures.GREY)
     part = width / ranks if shared else width
     start = left + rank * part if shared else left
-    axes.add_patch(Rectangle((start, rank), part, 0.8, facecolor=tint))
+    figures.block(axes, start, rank, part, 0.8, tint)
 
 
 # ---- when a unit is whole
@@ -80,14 +80,11 @@ def units_in_time(units: int = 4) -> None:
     for axes, (title, stage, ahead) in zip(panels, cases, strict=True):
         for moment, unit, what in unit_schedule(units, stage, ahead):
             edge = figures.GREY if what == "waits" else tints[what]
-            axes.add_patch(
-                Rectangle((moment, unit), 0.92, 0.86, facecolor=tints[what], edgecolor=edge)
-            )
+            figures.block(axes, moment, unit, 0.92, 0.86, tints[what], edge=edge)
         axes.axvline(units - 0.04, color=figures.INK, linewidth=0.8, linestyle=":")
+        figures.lanes(axes, names, middle=0.43)
         axes.set(xlim=(-0.2, 2 * units + 0.1), ylim=(units + 0.1, -0.2), xticks=[], title=title)
-        axes.set_yticks([unit + 0.43 for unit in range(units)], names)
         axes.set_xlabel("forward, then backward →")
-        axes.tick_params(length=0)
         axes.grid(visible=False)
     handles = [Rectangle((0, 0), 1, 1, color=tint) for tint in tints.values()]
     words = ("whole: computes forward", "whole: computes backward", "whole: waits")
@@ -106,24 +103,15 @@ def matrix(values: dict, *, unit="", title="", limit=None) -> None:
     rows, columns = list(values), list(next(iter(values.values())))
     top = max(value or 0 for row in values.values() for value in row.values()) or 1
     axes = figures.figure("tall" if len(rows) > 7 else "normal")[1]
+    cells = {}
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             value = values[row][column]
             over = value is None or (limit is not None and value > limit)
-            strength = 0.0 if over else (0.35 if limit else 0.08 + 0.6 * (value / top))
-            axes.add_patch(Rectangle((j, i), 0.96, 0.92, facecolor=figures.GREEN, alpha=strength))
-            text = "–" if value is None else figures.number(value)
-            color = figures.GREY if over else figures.INK
-            axes.text(j + 0.48, i + 0.47, text, ha="center", va="center", color=color)
-    axes.set(xlim=(-0.02, len(columns)), ylim=(len(rows), -0.02))
+            strength = None if over else (0.35 if limit else 0.08 + 0.6 * (value / top))
+            cells[i, j] = ("–" if value is None else figures.number(value), strength)
+    figures.heat_map(axes, rows, columns, cells)
     axes.set_title(f"{title} ({unit})" if unit else title)
-    axes.set_xticks([j + 0.48 for j in range(len(columns))], columns)
-    axes.set_yticks([i + 0.47 for i in range(len(rows))], rows)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
     figures.show()
 
 

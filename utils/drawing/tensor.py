@@ -1,7 +1,5 @@
 """Drawings of lesson 06: a pair of matrices cut in two ways, heads on ranks, a split sequence."""
 
-from matplotlib.patches import Rectangle
-
 from utils.drawing import figures
 from utils.shares import shares
 
@@ -46,13 +44,11 @@ def _low(index):
 
 
 def _block(axes, x, y, width, height, tint, text):
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=tint, edgecolor="white"))
-    axes.text(x + width / 2, y + height / 2, text, color="white", ha="center", va="center")
+    figures.block(axes, x, y, width, height, tint, text, edge="white")
 
 
 def _matrix(axes, x, y, width, height, text, note):
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=figures.PALE, edgecolor=figures.GREY))
-    axes.text(x + width / 2, y + height / 2, text, ha="center", va="center")
+    figures.block(axes, x, y, width, height, "pale", text, ink=figures.INK, edge=figures.GREY)
     axes.text(x + width / 2, y - 0.3, note, ha="center", fontsize=9, color=figures.GREY)
 
 
@@ -114,10 +110,9 @@ def _region(axes, left, width, name, shared, split):
     for rank in range(2):
         tint = figures.shade(f"rank{rank}")
         if shared:  # each rank a part of the heads or columns
-            axes.add_patch(Rectangle((left + rank * width / 2, 0), width / 2 - 0.04, 2, color=tint))
+            figures.block(axes, left + rank * width / 2, 0, width / 2 - 0.04, 2, tint, edge=tint)
         elif split:  # each rank a part of the positions
-            axes.add_patch(Rectangle((left, 1.02 - rank * 1.02), width, 0.98, color=tint))
+            figures.block(axes, left, 1.02 - rank * 1.02, width, 0.98, tint, edge=tint)
     if not shared and not split:
-        axes.add_patch(Rectangle((left, 0), width, 2, facecolor=figures.PALE,
-                                 edgecolor=figures.GREY))  # fmt: skip
+        figures.block(axes, left, 0, width, 2, "pale", edge=figures.GREY)
     axes.text(left + width / 2, -0.32, name, ha="center", va="center", fontsize=10)

@@ -1,0 +1,73 @@
+"""Every drawing draws, at the sizes of its lesson and at others."""
+
+import pytest
+
+from utils.drawing import accumulation, data_parallel, experts, figures, pipeline, sharded, tensor
+from utils.drawing import planner as plans
+from utils.drawing.figures import plt
+from utils.parallel.schedules import schedule, simulate
+from utils.planner.published import FITTED
+
+PLANS = {row.name: row.plan() for row in FITTED[:3]}
+
+
+def rows(name="1f1b", chunks=1):
+    return pipeline.of_simulation(simulate(schedule(name, 4, 6, chunks)))
+
+
+def draw_heat_map():
+    axes = figures.figure()[1]
+    figures.heat_map(axes, ["a", "b"], ["x", "y"], {(0, 0): ("1", 0.5), (1, 1): ("–", None)})
+    assert [text.get_text() for text in axes.texts] == ["1", "–"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["x", "y"]
+
+
+# (how to draw, how many patches and lines its first panel has at least)
+DRAWINGS = {
+    "figures: heat map": (draw_heat_map, 2),
+    "accumulation": (accumulation.accumulation, 3),
+    "accumulation, 6": (lambda: accumulation.accumulation(6), 3),
+    "data parallel": (data_parallel.data_parallel, 5),
+    "data parallel, 2": (lambda: data_parallel.data_parallel(2), 5),
+    "collectives": (data_parallel.collectives, 5),
+    "who holds what": (sharded.who_holds_what, 4),
+    "units in time": (sharded.units_in_time, 4),
+    "decision": (sharded.decision, 4),
+    "matrix": (
+        lambda: sharded.matrix({"a": {"x": 1.0, "y": None}, "b": {"x": 2.0, "y": 3.0}}, limit=2),
+        4,
+    ),
+    "column and row": (lambda: tensor.column_and_row(2), 8),
+    "column and row, 4": (lambda: tensor.column_and_row(4), 14),
+    "heads": (lambda: tensor.heads([(8, 8), (8, 2), (6, 3)], ranks=2), 16),
+    "layer regions": (tensor.layer_regions, 5),
+    "stages": (lambda: pipeline.stages([range(2), range(2, 4), range(4, 6)]), 3),
+    "stages, looped": (lambda: pipeline.stages([range(1)] * 8, ranks=4), 3),
+    "timeline": (lambda: pipeline.timeline(rows()), 3),
+    "timelines": (
+        lambda: pipeline.timelines({"a": rows(), "b": rows("zero-bubble")}, title="both"),
+        3,
+    ),
+    "ideal and real": (
+        lambda: pipeline.ideal_and_real("1F1B", rows(), rows("interleaved", chunks=2)),
+        3,
+    ),
+    "mixture": (experts.mixture, 3),
+    "exchange": (lambda: experts.exchange([[1, 2], [0, 3]]), 3),
+    "loads": (lambda: experts.loads([3, 2, 5]), 3),
+    "busiest": (lambda: experts.busiest({"a": [1.0, 2.0], "b": [2.0, 1.0]}), 3),
+    "memory of plans": (lambda: plans.memory_of(PLANS), 3),
+    "time of plans": (lambda: plans.time_of(PLANS), 3),
+    "time of plans, seconds": (lambda: plans.time_of(PLANS, share=False), 3),
+    "card of a plan": (lambda: plans.card(next(iter(PLANS.values()))), 3),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_it_draws(name):
+    draw, least = DRAWINGS[name]
+    draw()
+    assert len(plt.get_fignums()) == 1
+    drawn = plt.gcf().axes[0]
+    assert len(drawn.patches) + len(drawn.lines) >= least
+    plt.gcf().canvas.draw()
