@@ -56,12 +56,12 @@ def layer(x, attend, mlp):
     return x.add(summed(mlp(x)))
 
 
-def loop(piece, commands, answers, rank):
+def loop(shard, commands, answers, rank):
     while line := commands.readline():
         command = json.loads(line)
         what = command.pop("do")
         try:
-            tokens = getattr(piece, what)(*command.values())
+            tokens = getattr(shard, what)(*command.values())
             answer = {"tokens": tokens if what == "decode" else [tokens]}
         except ValueError as error:
             answer = {"error": f"refused: {error}"}

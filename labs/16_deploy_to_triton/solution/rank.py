@@ -1,7 +1,7 @@
 """Lab 16, exercise b: a rank of a tensor-parallel model that is served.
 
 `start_rank.py` (given) starts a process for each rank, makes the process group (gloo), loads the
-rank's piece of the weights with your `layer` in it, and calls your `loop`. The leader, which takes
+rank's shard of the weights with your `layer` in it, and calls your `loop`. The leader, which takes
 the requests, writes each command to every rank, and reads the answers of rank 0.
 """
 
@@ -26,13 +26,13 @@ def layer(x, attend, mlp):
     ### END SOLUTION
 
 
-def loop(piece, commands, answers, rank):
+def loop(shard, commands, answers, rank):
     """Obeys the commands until there are no more.
 
     commands  a text file, the pipe from the leader: one command a line (see ranks.py)
     answers   a text file, the pipe to the leader: rank 0 writes one line of JSON for each command,
               {"tokens": [...]} or {"error": "..."}
-    piece     piece.prefill(slot, tokens) -> token;  piece.decode(slots, tokens) -> tokens
+    shard     shard.prefill(slot, tokens) -> token;  shard.decode(slots, tokens) -> tokens
               They raise ValueError, on all ranks alike, if a request is bad.
     """
     ### BEGIN SOLUTION: for each command: prefill or decode; then rank 0 answers, errors too
@@ -40,9 +40,9 @@ def loop(piece, commands, answers, rank):
         command = json.loads(line)
         try:
             if command["do"] == "prefill":
-                answer = {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
+                answer = {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
             else:
-                answer = {"tokens": piece.decode(command["slots"], command["tokens"])}
+                answer = {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             answer = {"error": str(error)}
         if rank == 0:

@@ -1,7 +1,7 @@
 """Given: what the check cell of exercise c looks at: real streams that come and go.
 
 When a request comes is counted in steps, not in seconds (see Leader.arrive), so the same happens on
-a slow machine. The piece writes down each prefill and each decode (its diary).
+a slow machine. The shard writes down each prefill and each decode (its diary).
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Given: what the check cell of exercise b looks at: a served model of two ranks, and of one.
 
 Your rank.py is loaded into the running server. Looked at are the tokens, what the ranks said to
-each other in every step (pieces.py counts it), what a bad request does, and what is left when the
-leader is killed.
+each other in every step (model_shard.py counts it), what a bad request does, and what is left when
+the leader is killed.
 """
 
 from pathlib import Path
@@ -165,7 +165,7 @@ def _bad_request(version: Path, many: str) -> None:
             ) from None
         return
     raise Wrong(
-        f"{many}: a bad request gets tokens: {tokens}. piece raises ValueError: the answer is "
+        f"{many}: a bad request gets tokens: {tokens}. shard raises ValueError: the answer is "
         'then {"error": its text}.'
     )
 
@@ -173,8 +173,8 @@ def _bad_request(version: Path, many: str) -> None:
 def _bad_why(version: Path) -> str:
     log = (version / "log-0").read_text()
     if "ValueError" in log:
-        return "The ValueError of the piece has ended the loop: one client must not end all others."
-    return 'The client should be told what the piece said: {"error": str(error)}.'
+        return "The ValueError of the shard has ended the loop: one client must not end all others."
+    return 'The client should be told what the shard said: {"error": str(error)}.'
 
 
 def _only_rank_0(version: Path, size: int, many: str) -> None:

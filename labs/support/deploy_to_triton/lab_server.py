@@ -1,9 +1,9 @@
 """Given: a server that stays, and models that come and go in it.
 
-    lab = lab_server.put(["model.py", "leader.py", "pieces.py"], config)  # a model folder, loaded
+    version = lab_server.put(lab_server.LEADER, config)                  # a model folder, loaded
     with lab_server.Stream(input_ids=[312, 7], max_tokens=8) as answer:
-        answer.all()                                                      # the tokens, one by one
-    lab_server.close()                                                    # at the end
+        answer.all()                                                     # the tokens, one by one
+    lab_server.close()                                                   # at the end
 
 The checks of this lab share one server, under explicit model control. It ends with its process.
 """
@@ -31,7 +31,7 @@ CHECKPOINT = ROOT / "models" / "small"
 NAME = "lab"
 SECONDS = 30.0  # until the next token must have come
 UNLOAD = 20.0  # seconds until a model must have gone
-LEADER = ["model.py", "leader.py", "pieces.py"]  # what every model of this lab has
+LEADER = ["model.py", "leader.py", "model_shard.py"]  # what every model of this lab has
 PROMPTS = ("The list of", "class Queue:\n    def __init__(self", "import os\n\ndef main():\n")
 _here = {"server": None, "folder": None, "loaded": None, "sent": 0}
 
@@ -311,7 +311,7 @@ def right_logits(number: int, count: int) -> list[float]:
 
 
 def diary(version: Path, rank: int = 0) -> list[dict]:
-    """What the piece of a rank has written down: its steps."""
+    """What the shard of a rank has written down: its steps."""
     path = version / f"diary-{rank}"
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]

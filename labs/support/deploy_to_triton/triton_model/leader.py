@@ -64,7 +64,7 @@ def alone(waiting, running, slots, model):
 
 
 class Leader:
-    """model: prefill and decode (a Piece or Ranks). step(waiting, running, slots, model)."""
+    """model: prefill and decode (a Shard or Ranks). step(waiting, running, slots, model)."""
 
     def __init__(self, model, step, slots):
         self.model, self.step, self.slots = model, step, slots

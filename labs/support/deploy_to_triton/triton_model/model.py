@@ -39,10 +39,10 @@ class TritonPythonModel:
             self.model = Ranks(folder, int(given["tp"]), slots, float(given.get("seconds", 20)))
         else:
             import torch
-            from pieces import Piece
+            from model_shard import Shard
 
             torch.set_num_threads(1)
-            self.model = Piece(folder, slots=slots, diary=folder / "diary-0")
+            self.model = Shard(folder, slots=slots, diary=folder / "diary-0")
         scheduler = folder / "scheduler.py"
         self.leader = Leader(self.model, Yours(scheduler) if scheduler.exists() else alone, slots)
 

@@ -1,7 +1,7 @@
 """Given: the leader's side of the ranks: N processes, a pipe to each, answers from rank 0.
 
     ranks = Ranks(folder, size=2, slots=4)
-    token = ranks.prefill(0, [312, 7, 90])        # what a Piece has, computed by all ranks
+    token = ranks.prefill(0, [312, 7, 90])        # what a Shard has, computed by all ranks
     ranks.close()
 
 A command is one line of JSON, the same for every rank:
@@ -9,7 +9,7 @@ A command is one line of JSON, the same for every rank:
     {"do": "prefill", "slot": 0, "tokens": [312, 7, 90]}
     {"do": "decode", "slots": [0, 3], "tokens": [4, 11]}
 
-and the answer one line of rank 0: {"tokens": [4]}, or {"error": "..."} where the piece refused.
+and the answer one line of rank 0: {"tokens": [4]}, or {"error": "..."} where the shard refused.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Given: what a rank's process runs: it meets the others, loads its piece and calls your `loop`.
+"""Given: what a rank's process runs: it meets the others, loads its shard and calls your `loop`.
 
     python3 start_rank.py RANK SIZE SLOTS MEETING SECONDS
 
@@ -32,14 +32,14 @@ def main():
         world_size=size,
         timeout=datetime.timedelta(seconds=2 * float(seconds)),  # the leader notices first
     )
-    from pieces import Piece  # counts what is said from here on
+    from model_shard import Shard  # counts what is said from here on
     from rank import layer, loop
 
-    piece = Piece(FOLDER, rank, size, int(slots), layer, FOLDER / f"diary-{rank}")
+    shard = Shard(FOLDER, rank, size, int(slots), layer, FOLDER / f"diary-{rank}")
     print("ready", file=answers, flush=True)
     if rank:  # nobody listens to the others
         answers = (FOLDER / f"answers-{rank}").open("w", encoding="utf-8")
-    loop(piece, sys.stdin, answers, rank)
+    loop(shard, sys.stdin, answers, rank)
 
 
 if __name__ == "__main__":

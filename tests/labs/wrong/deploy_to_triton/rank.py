@@ -7,12 +7,12 @@ def always_prefill():
     hint: Every command was obeyed as a prefill
     """
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         for line in commands:
             command = json.loads(line)
             try:
                 slot = command["slot"] if "slot" in command else command["slots"][0]
-                answer = {"tokens": [piece.prefill(slot, command["tokens"])]}
+                answer = {"tokens": [shard.prefill(slot, command["tokens"])]}
             except ValueError as error:
                 answer = {"error": str(error)}
             if rank == 0:
@@ -25,14 +25,14 @@ def bad_request_ends_it():
     hint: has ended the loop: one client must not end all others
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         if command["do"] == "prefill":
-            return [piece.prefill(command["slot"], command["tokens"])]
-        return piece.decode(command["slots"], command["tokens"])
+            return [shard.prefill(command["slot"], command["tokens"])]
+        return shard.decode(command["slots"], command["tokens"])
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         for line in commands:
-            tokens = obey(piece, json.loads(line))
+            tokens = obey(shard, json.loads(line))
             if rank == 0:
                 print(json.dumps({"tokens": tokens}), file=answers, flush=True)
 
@@ -43,15 +43,15 @@ def bad_request_unanswered():
     hint: a bad request (a token that the vocabulary does not have) gets the answer: RuntimeError
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         if command["do"] == "prefill":
-            return [piece.prefill(command["slot"], command["tokens"])]
-        return piece.decode(command["slots"], command["tokens"])
+            return [shard.prefill(command["slot"], command["tokens"])]
+        return shard.decode(command["slots"], command["tokens"])
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         for line in commands:
             try:
-                tokens = obey(piece, json.loads(line))
+                tokens = obey(shard, json.loads(line))
             except ValueError:
                 continue
             if rank == 0:
@@ -61,20 +61,20 @@ def bad_request_unanswered():
 def error_without_reason():
     """The client is told that something was wrong, not what.
 
-    hint: The client should be told what the piece said
+    hint: The client should be told what the shard said
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         try:
             if command["do"] == "prefill":
-                return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
-            return {"tokens": piece.decode(command["slots"], command["tokens"])}
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             return {"error": str(error)}
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         for line in commands:
-            answer = obey(piece, json.loads(line))
+            answer = obey(shard, json.loads(line))
             if "error" in answer:
                 answer = {"error": "bad request"}
             if rank == 0:
@@ -87,17 +87,17 @@ def everybody_answers():
     hint: rank 1 answers too
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         try:
             if command["do"] == "prefill":
-                return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
-            return {"tokens": piece.decode(command["slots"], command["tokens"])}
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             return {"error": str(error)}
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         for line in commands:
-            print(json.dumps(obey(piece, json.loads(line))), file=answers, flush=True)
+            print(json.dumps(obey(shard, json.loads(line))), file=answers, flush=True)
 
 
 def gathers():
@@ -162,17 +162,17 @@ def no_flush():
     hint: push it out of the buffer: flush
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         try:
             if command["do"] == "prefill":
-                return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
-            return {"tokens": piece.decode(command["slots"], command["tokens"])}
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             return {"error": str(error)}
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         for line in commands:
-            answer = obey(piece, json.loads(line))
+            answer = obey(shard, json.loads(line))
             if rank == 0:
                 print(json.dumps(answer), file=answers)
 
@@ -183,17 +183,17 @@ def no_line():
     hint: must write one line
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         try:
             if command["do"] == "prefill":
-                return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
-            return {"tokens": piece.decode(command["slots"], command["tokens"])}
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             return {"error": str(error)}
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         for line in commands:
-            answer = obey(piece, json.loads(line))
+            answer = obey(shard, json.loads(line))
             if rank == 0:
                 answers.write(json.dumps(answer))
                 answers.flush()
@@ -216,16 +216,16 @@ def one_command():
     hint: rank 0 has ended
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         try:
             if command["do"] == "prefill":
-                return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
-            return {"tokens": piece.decode(command["slots"], command["tokens"])}
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             return {"error": str(error)}
 
-    def loop(piece, commands, answers, rank):
-        answer = obey(piece, json.loads(commands.readline()))
+    def loop(shard, commands, answers, rank):
+        answer = obey(shard, json.loads(commands.readline()))
         if rank == 0:
             print(json.dumps(answer), file=answers, flush=True)
 
@@ -248,18 +248,18 @@ def only_rank_0_works():
     hint: Every rank obeys every command
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         try:
             if command["do"] == "prefill":
-                return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
-            return {"tokens": piece.decode(command["slots"], command["tokens"])}
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             return {"error": str(error)}
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         for line in commands:
             if rank == 0:
-                answer = obey(piece, json.loads(line))
+                answer = obey(shard, json.loads(line))
                 print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -299,20 +299,20 @@ def told_by_rank_0():
     hint: messages outside of the layers
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         try:
             if command["do"] == "prefill":
-                return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
-            return {"tokens": piece.decode(command["slots"], command["tokens"])}
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             return {"error": str(error)}
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         import torch
 
         for line in commands:
             dist.broadcast(torch.tensor([len(line)]), 0)
-            answer = obey(piece, json.loads(line))
+            answer = obey(shard, json.loads(line))
             if rank == 0:
                 print(json.dumps(answer), file=answers, flush=True)
 
@@ -323,15 +323,15 @@ def waits_for_ever():
     hint: ranks still run
     """
 
-    def obey(piece, command):
+    def obey(shard, command):
         try:
             if command["do"] == "prefill":
-                return {"tokens": [piece.prefill(command["slot"], command["tokens"])]}
-            return {"tokens": piece.decode(command["slots"], command["tokens"])}
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
         except ValueError as error:
             return {"error": str(error)}
 
-    def loop(piece, commands, answers, rank):
+    def loop(shard, commands, answers, rank):
         import time
 
         while True:
@@ -339,7 +339,7 @@ def waits_for_ever():
             if not line:
                 time.sleep(0.1)
                 continue
-            answer = obey(piece, json.loads(line))
+            answer = obey(shard, json.loads(line))
             if rank == 0:
                 print(json.dumps(answer), file=answers, flush=True)
 

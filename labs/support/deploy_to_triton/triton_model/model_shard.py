@@ -1,8 +1,8 @@
-"""Given: one rank's piece of the model, with room for the keys and values of several requests.
+"""Given: one rank's shard of the model, with room for the keys and values of several requests.
 
-    piece = Piece(folder, rank=0, size=2, slots=4, layer=layer)
-    token = piece.prefill(0, [312, 7, 90])        # a new request in slot 0: its first token
-    tokens = piece.decode([0, 3], [token, 11])    # one more token for the requests in slots 0 and 3
+    shard = Shard(folder, rank=0, size=2, slots=4, layer=layer)
+    token = shard.prefill(0, [312, 7, 90])        # a new request in slot 0: its first token
+    tokens = shard.decode([0, 3], [token, 11])    # one more token for the requests in slots 0 and 3
 
 A rank has some of the heads and some of the MLP's columns of every layer; embedding and norms are
 whole everywhere. `layer` (yours, in rank.py) puts the parts together. It needs torch and
@@ -30,7 +30,7 @@ def whole_layer(x, attend, mlp):
     return x + mlp(x)
 
 
-class Piece:
+class Shard:
     """The part of rank `rank` of `size`; its greedy tokens are those of the whole model."""
 
     def __init__(self, folder, rank=0, size=1, slots=1, layer=whole_layer, diary=None):
