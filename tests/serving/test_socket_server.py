@@ -20,30 +20,30 @@ LONG = 500  # tokens: what is cancelled before it ends
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("door") / "repo")
+    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("server") / "repo")
     with Engine(repo / "gpt_engine" / "1", max_num_seqs=4) as engine:
         yield engine
 
 
 @pytest.fixture
 def folder(tmp_path):
-    return tmp_path / "doors"
+    return tmp_path / "sockets"
 
 
 @contextmanager
-def a_door(engine, folder, name="gpt_engine-1"):
-    door = SocketServer(engine, folder, name)
+def a_socket(engine, folder, name="gpt_engine-1"):
+    server = SocketServer(engine, folder, name)
     try:
-        yield door
+        yield server
     finally:
-        door.close()
+        server.close()
 
 
-def knock(door, stream=False, ids=TOKENS, **sampling):
+def asked(server, stream=False, ids=TOKENS, **sampling):
     """A connection with a request on its way."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(PATIENCE)
-    connection.connect(str(door.file))
+    connection.connect(str(server.file))
     wanted = {"ids": ids, "sampling": sampling, "prompt": None, "stream": stream}
     connection.sendall(json.dumps(wanted).encode() + b"\n")
     return connection
@@ -57,9 +57,9 @@ def answers(connection):
 
 def test_one_answer_or_many(engine, folder):
     expected = engine.complete(TOKENS).tokens
-    with a_door(engine, folder) as door:
-        (whole,) = answers(knock(door, max_tokens=64))
-        pieces = answers(knock(door, stream=True, max_tokens=64))
+    with a_socket(engine, folder) as server:
+        (whole,) = answers(asked(server, max_tokens=64))
+        pieces = answers(asked(server, stream=True, max_tokens=64))
     assert (whole["ids"], whole["finish"]) == (expected, "length")
     assert len(pieces) > 1
     assert [token for piece in pieces for token in piece["ids"]] == expected
@@ -80,55 +80,55 @@ def test_one_answer_or_many(engine, folder):
     ],
 )
 def test_what_makes_no_sense_is_an_error_of_its_own(engine, folder, line, error):
-    with a_door(engine, folder) as door:
+    with a_socket(engine, folder) as server:
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(door.file))
+        connection.connect(str(server.file))
         connection.sendall(line)
         connection.shutdown(socket.SHUT_WR)
         (answer,) = answers(connection)
         assert answer["error"].startswith(error)
-        assert answers(knock(door, max_tokens=1))[0]["finish"] == "length"
+        assert answers(asked(server, max_tokens=1))[0]["finish"] == "length"
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_who_leaves_frees_the_slot(engine, folder, stream):
     before = engine.stats()["requests_cancelled"]
-    with a_door(engine, folder) as door:
-        connection = knock(door, stream=stream, max_tokens=LONG)
+    with a_socket(engine, folder) as server:
+        connection = asked(server, stream=stream, max_tokens=LONG)
         until(lambda: engine.stats()["running"] == 1)
         connection.close()
 
         def freed():
-            door.watch()
+            server.watch()
             return engine.stats()["running"] == 0
 
         until(freed)
         assert engine.stats()["requests_cancelled"] == before + 1
-        until(lambda: not door.open)
+        until(lambda: not server.open)
 
 
 def test_closing_loses_nobody_who_came_before(engine, folder):
-    door = SocketServer(engine, folder, "gpt_engine-1")
+    server = SocketServer(engine, folder, "gpt_engine-1")
     with ThreadPoolExecutor(24) as pool:
-        callers = [pool.submit(answers, knock(door, max_tokens=8)) for _ in range(24)]
-        door.close()
-        assert not door.file.exists()
+        callers = [pool.submit(answers, asked(server, max_tokens=8)) for _ in range(24)]
+        server.close()
+        assert not server.file.exists()
         assert all(caller.result()[-1]["finish"] == "length" for caller in callers)
     with pytest.raises(FileNotFoundError):
-        knock(door)
+        asked(server)
 
 
 def test_an_instance_that_closes_leaves_the_others_alone(engine, folder):
-    with a_door(engine, folder, "gpt_engine-2") as new:
-        with a_door(engine, folder, "gpt_engine-1") as old:
+    with a_socket(engine, folder, "gpt_engine-2") as new:
+        with a_socket(engine, folder, "gpt_engine-1") as old:
             assert {old.file, new.file} == set(folder.iterdir())
         assert set(folder.iterdir()) == {new.file}
-        assert answers(knock(new, max_tokens=1))[0]["finish"] == "length"
+        assert answers(asked(new, max_tokens=1))[0]["finish"] == "length"
     assert not folder.exists()
 
 
 def test_only_this_user_may_come(engine, folder, tmp_path):
-    with a_door(engine, folder):
+    with a_socket(engine, folder):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert folder.stat().st_uid == os.getuid()
     other = tmp_path / "other"
@@ -155,6 +155,6 @@ def test_what_the_dead_left_is_removed(tmp_path, monkeypatch):
 def test_the_answers_are_the_model_s(engine, folder):
     reference = Reference("tiny")
     ids = reference.tokenizer.encode("def ")
-    with a_door(engine, folder) as door:
-        pieces = answers(knock(door, stream=True, ids=ids, max_tokens=12))
+    with a_socket(engine, folder) as server:
+        pieces = answers(asked(server, stream=True, ids=ids, max_tokens=12))
     assert "".join(piece["text"] for piece in pieces) == reference.text("def ", 12)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.serving.triton_models import write_models
-from utils.serving import install as server_files
-from utils.serving import server as server_log
+from utils.serving import install
+from utils.serving import server as triton_server
 from utils.serving.server import container_command, server_available
 
 # --- where the server is --------------------------------------------------------------------------
@@ -16,14 +16,14 @@ from utils.serving.server import container_command, server_available
 @pytest.mark.skipif(server_available() is not None, reason=str(server_available()))
 def test_an_installed_server_is_used_with_its_own_backends(tmp_path):
     """The layout of NVIDIA's images, PREFIX/bin and PREFIX/backends, made of the wheel's files."""
-    wheel = server_files.find_server()
+    wheel = install.find_server()
     if wheel.packages is None:
         pytest.skip("this machine has an installed server, which the other tests use")
     prefix = tmp_path / "prefix"
     backends = wheel.assemble(prefix)
     (prefix / "bin").mkdir()
     (prefix / "bin" / "tritonserver").symlink_to(wheel.binary)
-    installed = server_files.Installation(prefix / "bin" / "tritonserver")
+    installed = install.Installation(prefix / "bin" / "tritonserver")
     assert installed.assemble(tmp_path / "else") == backends
     assert installed.backends() == {"python"} and installed.caches() is None
 
@@ -34,7 +34,7 @@ def test_the_container_command_has_what_a_model_over_several_gpus_needs(tmp_path
     assert words[:3] == ["docker", "run", "--rm"]
     assert words[words.index("--gpus") + 1] == "all"
     assert words[words.index("-v") + 1] == f"{folder}:/models"
-    for word in ("--shm-size=2g", "memlock=-1", server_files.IMAGE, "--load-model=*",
+    for word in ("--shm-size=2g", "memlock=-1", install.IMAGE, "--load-model=*",
                  "--model-control-mode=explicit", "--model-repository=/models"):  # fmt: skip
         assert word in words
     # Docker reads the value as CSV: a list of devices must keep its double quotes
@@ -45,9 +45,9 @@ def test_the_container_command_has_what_a_model_over_several_gpus_needs(tmp_path
 
 def test_the_reason_says_what_is_missing(monkeypatch):
     """Of a machine that has no server: what the platform says is replaced, as nothing else can."""
-    monkeypatch.setattr(server_files.platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(server_files.platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(server_files, "SYSTEM", Path("/nowhere"))
+    monkeypatch.setattr(install.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(install.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(install, "SYSTEM", Path("/nowhere"))
     monkeypatch.setenv("PATH", "/nowhere")
     reason = server_available()
     assert "made for Linux on x86-64 and this is Darwin on arm64" in reason.splitlines()[0]
@@ -69,15 +69,15 @@ E1122 07:45:42.334785 22841 main.cc:257] "failed to start HTTP service: Unavaila
 
 
 def test_a_log_is_reduced_to_its_reasons(tmp_path):
-    assert server_log.reasons(LOG) == [
+    assert triton_server.reasons(LOG) == [
         "gpt_engine version 1: LoadError: a is cut short:\nexport it",
         "gpt: at least one version must be available",
         "HTTP: Socket '127.0.0.1:8000' already in use",
     ]
-    assert server_log.port_was_taken(LOG)
+    assert triton_server.port_was_taken(LOG)
     (tmp_path / "log").write_text(LOG)
-    assert server_log.tail(tmp_path / "log", 1).endswith('already in use "')
-    assert server_log.tail(tmp_path / "none") == ""
+    assert triton_server.tail(tmp_path / "log", 1).endswith('already in use "')
+    assert triton_server.tail(tmp_path / "none") == ""
 
 
 # --- its models -----------------------------------------------------------------------------------
@@ -87,6 +87,6 @@ def test_a_model_whose_backend_is_missing_is_left_out(tmp_path):
     repo = write_models(tmp_path, "echo", "slow")
     config = repo / "slow" / "config.pbtxt"
     config.write_text(config.read_text().replace('"python"', '"vllm"'))
-    found = server_files.models_of(repo, None, {"python"})
+    found = install.models_of(repo, None, {"python"})
     assert found == (["echo"], {"slow": "this server has no backend 'vllm'"})
-    assert server_files.models_of(repo, None, {"python", "vllm"}) == (["echo", "slow"], {})
+    assert install.models_of(repo, None, {"python", "vllm"}) == (["echo", "slow"], {})
