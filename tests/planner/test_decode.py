@@ -25,13 +25,15 @@ from utils.ranks import Ranks
 from utils.serving.engine.model import ServedDecoder
 
 A100 = MACHINES["dgx-a100"]
-SMALL = Model(5, 128, 2, vocab=4096, seq=512, ffn=344, gated=True, tied=True)
+SMALL = Model(
+    5, 128, 2, vocab_size=4096, seq=512, intermediate_size=344, gated=True, tie_embeddings=True
+)
 
 
 def test_weights_are_read_once_whatever_the_batch():
     model = MODELS["llama2-13b"]
     matrices = model.layers * (model.attention_matrices + model.expert_matrices)
-    size = 2 * (matrices + model.vocab * model.hidden)
+    size = 2 * (matrices + model.vocab_size * model.hidden_size)
     one, many = (decode_step(model, A100, batch, context=100) for batch in (1, 32))
     assert one.seconds["weights"] == pytest.approx(size / (A100.bandwidth * STREAM))
     assert many.seconds["weights"] == one.seconds["weights"]
@@ -44,7 +46,7 @@ def test_weights_are_read_once_whatever_the_batch():
 def test_large_batches_compute():
     model = MODELS["llama2-13b"]
     flops = 2 * 2048 * (model.layers * (model.attention_matrices + model.expert_matrices))
-    flops += 2 * 2048 * model.vocab * model.hidden
+    flops += 2 * 2048 * model.vocab_size * model.hidden_size
     step = decode_step(model, A100, 2048, context=1)
     assert step.seconds["weights"] == pytest.approx(flops / (A100.peak * A100.sustained))
 
@@ -115,7 +117,7 @@ def test_experts_that_a_batch_meets():
     two, all_of_them = (decode_step(model, A100, batch, 1) for batch in (1, 64))
     few = 2 * model.expert_matrices + model.attention_matrices
     many = 8 * model.expert_matrices + model.attention_matrices
-    head = model.vocab * model.hidden
+    head = model.vocab_size * model.hidden_size
     ratio = (32 * many + head) / (32 * few + head)
     assert all_of_them.seconds["weights"] / two.seconds["weights"] == pytest.approx(ratio)
 

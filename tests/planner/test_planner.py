@@ -41,7 +41,7 @@ def test_parameters_are_those_of_the_released_checkpoints(name, parameters):
 def test_parameters_and_flops_follow_megatrons_formulas(name):
     """Narayanan et al. 2021: P = 12lh²(1 + 13/12h + (V+s)/12lh), which leaves the last norm out."""
     model = MODELS[name]
-    h, layers, v, s, batch = model.hidden, model.layers, model.vocab, model.seq, 8
+    h, layers, v, s, batch = model.hidden_size, model.layers, model.vocab_size, model.seq, 8
     formula = 12 * layers * h**2 * (1 + 13 / (12 * h) + (v + s) / (12 * layers * h))
     assert model.parameters == round(formula) + 2 * h
     with_recompute = 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
@@ -91,7 +91,7 @@ def test_zero_holds_what_its_paper_says():
 def test_activations_are_those_of_korthikantis_table():
     """arXiv:2205.05198, Table 2, times the layers of the first stage's p micro-batches."""
     model, b, t = MODELS["megatron-22b"], 4, 8
-    s, h, a, layers = model.seq, model.hidden, model.heads, model.layers
+    s, h, a, layers = model.seq, model.hidden_size, model.heads, model.layers
     sbh = s * b * h
     table = {
         ("none", False): sbh * (10 + 24 / t + 5 * a * s / (h * t)),
@@ -162,7 +162,7 @@ def test_the_kinds_add_up_and_the_rates_follow():
 
 def test_the_bubble_is_that_of_the_formula():
     """(p−1)/(m·v) of the time that a stage works, where the stages are equal."""
-    model = Model(96, 12288, 96, vocab=64, seq=2048)  # the ends cost nearly nothing
+    model = Model(96, 12288, 96, vocab_size=64, seq=2048)  # the ends cost nearly nothing
     for v in (1, 2):
         strategy = Strategy(pp=8, tp=8, interleave=v, global_batch=64, recompute="full")
         seconds = plan(model, strategy, A100).seconds

@@ -16,8 +16,43 @@ ROPE_KINDS = {  # rope_type -> the keys that it needs besides
 }
 
 
+class DecoderSizes:
+    """What follows from the sizes of a decoder, for `GPTConfig` and the planner's `Model`."""
+
+    hidden_size: int
+    heads: int
+    kv_heads: int | None
+    head_dim: int | None
+    intermediate_size: int | None
+
+    @property
+    def key_value_heads(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def query_width(self) -> int:
+        """Values of all query heads together."""
+        return self.heads * self.head_size
+
+    @property
+    def key_width(self) -> int:
+        """Values of all key heads together, as many as of the values."""
+        return self.key_value_heads * self.head_size
+
+    @property
+    def mlp_size(self) -> int:
+        """Values inside the MLP."""
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        return 8 * math.ceil(self.hidden_size / 3)
+
+
 @dataclass(frozen=True)
-class GPTConfig:
+class GPTConfig(DecoderSizes):
     """The sizes of a Llama-layout decoder. Raises ValueError where they do not fit together.
 
     A None is worked out from the other sizes: read `key_value_heads`, `head_size`, `mlp_size`.
@@ -109,20 +144,6 @@ class GPTConfig:
                 )
 
     @property
-    def key_value_heads(self):
-        return self.heads if self.kv_heads is None else self.kv_heads
-
-    @property
-    def head_size(self):
-        return self.hidden_size // self.heads if self.head_dim is None else self.head_dim
-
-    @property
-    def mlp_size(self):
-        if self.intermediate_size is not None:
-            return self.intermediate_size
-        return 8 * math.ceil(self.hidden_size / 3)
-
-    @property
     def end_tokens(self) -> tuple[int, ...]:
         """Each of them ends a text."""
         if self.eos_token_id is None:
@@ -133,7 +154,7 @@ class GPTConfig:
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """{name: shape} of every parameter, without building the model; tied ones once."""
         C, M = self.hidden_size, self.mlp_size
-        queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
+        queries, keys = self.query_width, self.key_width
         attention = {"q": (queries, C), "k": (keys, C), "v": (keys, C), "o": (C, queries)}
         mlp = {"gate": (M, C), "up": (M, C), "down": (C, M)}
         shapes = {"model.embed_tokens.weight": (self.vocab_size, C)}
@@ -167,8 +188,7 @@ class GPTConfig:
 
         Of the experts only those count that compute a token.
         """
-        queries = self.hidden_size * self.heads * self.head_size
-        keys = self.hidden_size * self.key_value_heads * self.head_size
+        queries, keys = self.hidden_size * self.query_width, self.hidden_size * self.key_width
         mlp = self._expert_parameter_count()
         if self.experts is not None:
             mlp = self.experts_per_token * mlp + self.experts * self.hidden_size  # and the router

@@ -19,7 +19,7 @@ from dataclasses import fields, replace
 
 from utils.cli import exit_status
 from utils.planner.machine import HERE, MACHINES, measured
-from utils.planner.model import MODELS, Model
+from utils.planner.model import MODELS, WORDS, Model
 from utils.planner.plan import counted, plan
 from utils.planner.search import candidates, explain, search
 from utils.planner.strategy import CHOICES, Strategy
@@ -103,14 +103,16 @@ def chosen(what: str, name: str, known) -> str:
 def read_model(given) -> Model:
     """The preset, with the sizes that are given; or a model of these sizes alone."""
     sizes = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
+    missing = [_flag(name) for name in ("layers", "hidden", "heads") if name not in sizes]
+    of_option = {option: field for field, option in WORDS.items()}
+    sizes = {of_option.get(name, name): size for name, size in sizes.items()}
     if given.model is not None:
-        if "ffn" in sizes:
+        if "intermediate_size" in sizes:
             sizes["gated"] = True
         return replace(MODELS[chosen("model", given.model, MODELS)], **sizes)
-    missing = [_flag(name) for name in ("layers", "hidden", "heads") if name not in sizes]
     if missing:
         raise ValueError(f"no model: give --model or {', '.join(missing)}")
-    return Model(gated="ffn" in sizes, **sizes)
+    return Model(gated="intermediate_size" in sizes, **sizes)
 
 
 def read_strategy(given) -> dict:

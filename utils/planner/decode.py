@@ -110,12 +110,12 @@ def _forward(model, machine, batch, length, context, tp, links, calls):
     routed = min(model.experts, rows * model.experts_per_token)  # experts that some row meets
     expert = model.expert_matrices / tp
     used = rows * model.experts_per_token / routed  # rows that one of them gets
-    head = model.vocab * model.hidden / tp
+    head = model.vocab_size * model.hidden_size / tp
     weights = model.layers * (matrices(attention, rows) + routed * matrices(expert, used))
     weights += matrices(head, batch)
     keys = max(model.key_width / tp, model.head_size)  # each rank has one head at least
     stored = 2 * model.layers * keys * value  # bytes of the cache for a position
-    scores = 4 * model.layers * rows * context * model.width / tp
+    scores = 4 * model.layers * rows * context * model.query_width / tp
     cache = max(kernels.stream(machine, stored * batch * context), scores / rate)
     latency, size = _messages(model, machine, batch, rows, tp, links, value)
     table = 0 if model.is_tied else head  # the embedding is read row by row, yet it is stored
@@ -136,7 +136,7 @@ def _messages(model, machine, batch, rows, tp, links, value):
     if tp == 1:
         return 0.0, 0.0
     count = 2 * model.layers + 1
-    hidden, logits = value * rows * model.hidden, value * batch * model.vocab
+    hidden, logits = value * rows * model.hidden_size, value * batch * model.vocab_size
     if links is None:
         alpha = float(network.all_reduce(machine, 0, tp, 1))
         first = float(network.gather(machine, 0, tp, 1))
@@ -225,7 +225,7 @@ def here(ranks, model, tps=(1, 2, 4)):
     for tp in tps:
         if not 1 <= tp <= ranks.size:
             raise ValueError(f"tp {tp} of {ranks.size} ranks: open Ranks({max(tps)})")
-        shape = (model.hidden, max(1, model.inner // tp))
+        shape = (model.hidden_size, max(1, model.mlp_size // tp))
         found = ranks.run(_speeds, tp, shape, 3 * model.layers)[:tp]
         rates, launches, flops = zip(*found)
         machines[tp] = replace(

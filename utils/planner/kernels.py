@@ -60,11 +60,12 @@ def layer(machine, model, c, value_bytes):
     routed = tokens * model.experts_per_token
     experts = model.experts / c.ep
     keys = np.maximum(model.key_width, c.tp * model.head_size)
+    columns = (2 if model.gated else 1) * model.mlp_size
     products = [  # (m, n, k, count)
-        (tokens, (model.width + 2 * keys) / c.tp, model.hidden, 1.0),
-        (tokens, model.hidden, model.width / c.tp, 1.0),
-        (routed / experts, (2 if model.gated else 1) * model.inner / c.tp, model.hidden, experts),
-        (routed / experts, model.hidden, model.inner / c.tp, experts),
+        (tokens, (model.query_width + 2 * keys) / c.tp, model.hidden_size, 1.0),
+        (tokens, model.hidden_size, model.query_width / c.tp, 1.0),
+        (routed / experts, columns / c.tp, model.hidden_size, experts),
+        (routed / experts, model.hidden_size, model.mlp_size / c.tp, experts),
     ]
     forward = sum(matmul(machine, *product, value_bytes) for product in products)
     gradients = [both_gradients(machine, *product, value_bytes) for product in products]
@@ -115,15 +116,15 @@ def pointwise(model, c, value_bytes):
     (2); activation: reads two, writes one.
     """
     tokens = c.micro_batch * model.seq
-    hidden = tokens * model.hidden / np.where(c.sequence_parallel, c.tp, 1.0)
-    inner = tokens * model.experts_per_token * model.inner / c.tp
+    hidden = tokens * model.hidden_size / np.where(c.sequence_parallel, c.tp, 1.0)
+    inner = tokens * model.experts_per_token * model.mlp_size / c.tp
     if model.gated:
-        rotary = 2 * tokens * (model.width + model.key_width) / c.tp
+        rotary = 2 * tokens * (model.query_width + model.key_width) / c.tp
         forward = 10 * hidden + 3 * inner + rotary
         backward = 14 * hidden + 5 * inner + rotary
     else:
         forward, backward = 11 * hidden + 2 * inner, 17 * hidden + 4 * inner
-    moved = 4 * tokens * model.experts_per_token * model.hidden if model.experts > 1 else 0.0
+    moved = 4 * tokens * model.experts_per_token * model.hidden_size if model.experts > 1 else 0.0
     return value_bytes * (forward + moved), value_bytes * (backward + moved)
 
 
@@ -133,9 +134,9 @@ def pointwise(model, c, value_bytes):
 def head(machine, model, c, value_bytes):
     """(forward, backward) seconds of the last matrix and the loss for one micro-batch. The loss
     reads and writes fp32 logits: cast, largest, exponentials and their sum; then their gradient."""
-    tokens, share = c.micro_batch * model.seq, model.vocab / c.tp
-    inputs, weights = both_gradients(machine, tokens, share, model.hidden, 1.0, value_bytes)
-    forward = matmul(machine, tokens, share, model.hidden, 1.0, value_bytes)
+    tokens, share = c.micro_batch * model.seq, model.vocab_size / c.tp
+    inputs, weights = both_gradients(machine, tokens, share, model.hidden_size, 1.0, value_bytes)
+    forward = matmul(machine, tokens, share, model.hidden_size, 1.0, value_bytes)
     logits = tokens * share
     return (
         forward + stream(machine, (value_bytes + 4 * 4) * logits),
@@ -145,5 +146,5 @@ def head(machine, model, c, value_bytes):
 
 def embedding(machine, model, c, value_bytes):
     """Seconds of the lookup with its sum, dropout and gradient, forward and backward together."""
-    size = c.micro_batch * model.seq * model.hidden
+    size = c.micro_batch * model.seq * model.hidden_size
     return stream(machine, (6 + 8) * value_bytes * size) + 8 * machine.launch

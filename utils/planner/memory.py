@@ -27,7 +27,7 @@ def split(model, c):
     matrix)."""
     attention = (model.attention_matrices + model.split_biases[0]) / c.tp + model.whole[0]
     expert = (model.expert_matrices + model.split_biases[1]) / c.tp + model.whole[1]
-    table = np.ceil(model.vocab / c.tp) * model.hidden
+    table = np.ceil(model.vocab_size / c.tp) * model.hidden_size
     if model.experts == 1:
         return attention + expert, np.zeros_like(table), table
     return attention, expert * model.experts / c.ep, table
@@ -42,7 +42,7 @@ def stage_parameters(model, c):
     """[(dense, experts)] parameters on a rank of the first stage and of the last one."""
     layer, experts, table = split(model, c)
     layers = layers_on_stage(model, c)
-    positions = model.learned_positions * model.hidden
+    positions = model.learned_positions * model.hidden_size
     one = c.pp == 1
     first = table + positions + one * (model.last_norm + (0 if model.is_tied else table))
     last = table + model.last_norm
@@ -78,11 +78,12 @@ def layer_activations(model, c):
     whole = np.where(c.sequence_parallel, c.tp, 1.0)  # what only sequence parallelism splits
     fused = c.attention == "fused"
     # tokens in the experts' order, and the experts' results before they are weighted
-    sent = (model.experts > 1) * 2 * _active(model) * model.hidden / whole
+    sent = (model.experts > 1) * 2 * _active(model) * model.hidden_size / whole
     if not model.gated:
-        sbh = values * model.hidden
-        width, inner = model.width / model.hidden, model.inner / (4 * model.hidden)
-        scores = np.where(fused, 0.0, 5 * model.heads * model.seq / model.hidden)
+        sbh = values * model.hidden_size
+        width = model.query_width / model.hidden_size
+        inner = model.mlp_size / (4 * model.hidden_size)
+        scores = np.where(fused, 0.0, 5 * model.heads * model.seq / model.hidden_size)
         # 24/t: 8 in attention (its input is among the 10), 16 in the MLP, for inner = 4h
         rest = sbh * (10 / whole + (8 * width + 16 * _active(model) * inner) / c.tp)
         return {
@@ -90,16 +91,16 @@ def layer_activations(model, c):
             "selective": rest + 2 * values * sent,
             "full": sbh * 2 / whole,
         }
-    width, keys = model.width, np.maximum(model.key_width, c.tp * model.head_size)
-    inner = _active(model) * model.inner / c.tp
+    width, keys = model.query_width, np.maximum(model.key_width, c.tp * model.head_size)
+    inner = _active(model) * model.mlp_size / c.tp
     attention = (2 * width + 2 * keys + model.heads) / c.tp  # q, k, v, result, log of the sums
     scores = np.where(fused, 0.0, 2.5 * model.heads * model.seq / c.tp)
     tables = 2 * (width + keys) / c.tp / c.micro_batch  # rotary cosines and sines
-    norms = 2 * (2 * model.hidden + 1) / whole  # their inputs, results and scales
+    norms = 2 * (2 * model.hidden_size + 1) / whole  # their inputs, results and scales
     return {
         "none": 2 * values * (norms + attention + scores + 4 * inner + tables + sent),
-        "selective": 2 * values * (model.hidden * (1 / whole + 2) + attention + 2 * inner),
-        "full": 2 * values * model.hidden / whole,
+        "selective": 2 * values * (model.hidden_size * (1 / whole + 2) + attention + 2 * inner),
+        "full": 2 * values * model.hidden_size / whole,
     }
 
 
@@ -120,8 +121,8 @@ def head_activations(model, c):
     the head's input, the logits in fp32."""
     tokens = c.micro_batch * model.seq
     value = np.where(c.precision == "fp32", 4.0, 2.0)
-    norms = 2 * value * model.hidden / np.where(c.sequence_parallel, c.tp, 1.0)
-    return tokens * (norms + 4 * model.vocab / c.tp)
+    norms = 2 * value * model.hidden_size / np.where(c.sequence_parallel, c.tp, 1.0)
+    return tokens * (norms + 4 * model.vocab_size / c.tp)
 
 
 # ---- all of it
@@ -136,18 +137,18 @@ def memory(model, c):
     value = np.where(c.precision == "fp32", 4.0, 2.0)
     whole = np.where(c.sequence_parallel, c.tp, 1.0)
     head = head_activations(model, c)
-    mask = 0.0 if model.gated else tokens * model.hidden / whole  # of the embedding's dropout
+    mask = 0.0 if model.gated else tokens * model.hidden_size / whole  # of the embedding's dropout
     stages = stage_parameters(model, c)
     last_held = np.where(c.schedule == "gpipe", c.micro_batches, 1.0)
     activations = (
         held * (layers * by_mode + mask) + np.where(c.pp == 1, head, 0.0),
         last_held * (layers * by_mode + head),
     )
-    hidden = value * tokens * model.hidden
+    hidden = value * tokens * model.hidden_size
     # gradients on their way through a layer's MLP, and what of this layer is computed again
-    passing = 2 * value * tokens * _active(model) * model.inner / c.tp + hidden / whole
+    passing = 2 * value * tokens * _active(model) * model.mlp_size / c.tp + hidden / whole
     working = passing + kept["none"] - by_mode
-    loss = tokens * model.vocab / c.tp * (value + 4)  # the logits, and their gradient in fp32
+    loss = tokens * model.vocab_size / c.tp * (value + 4)  # the logits, and their gradient in fp32
     layer, experts, _ = split(model, c)
     layer_bytes = value * (layer + experts)
     # ZeRO-3: the weights of a layer in use and of the next one, and the gradients of one

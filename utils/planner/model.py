@@ -1,7 +1,7 @@
 """What is trained: sizes, parameters to the last one, FLOPs as the papers count them.
 
     MODELS["gpt3-175b"].parameters                 # 174_600_…
-    Model(layers=96, hidden=12288, heads=96, vocab=51200, seq=2048)       # the layout of GPT
+    Model(layers=96, hidden_size=12288, heads=96, seq=2048)       # the layout of GPT
     Model.of(GPTConfig(hidden_size=128), seq=256)                         # the course's own model
 
 Two layouts. *GPT*: two matrices in the MLP, LayerNorms and biases, learned positions, one matrix
@@ -12,26 +12,33 @@ matrices for embedding and head, fused attention.
 
 from dataclasses import dataclass, replace
 
+from utils.models.config import DecoderSizes
+
+WORDS = {"hidden_size": "hidden", "vocab_size": "vocab", "intermediate_size": "ffn"}  # of options
+SHARED = ("layers", "hidden_size", "heads", "vocab_size", "kv_heads", "head_dim", "tie_embeddings")
+
 
 @dataclass(frozen=True)
-class Model:
-    """The sizes of a decoder. Raises ValueError where they do not fit together.
+class Model(DecoderSizes):
+    """The sizes of a decoder and of its training, in either layout; see `GPTConfig` for the
+    course's own. Raises ValueError where they do not fit together.
 
-    kv_heads, ffn, head_dim: None means heads, 4 hidden (gated: 8/3 hidden, rounded up to a multiple
-    of 8), hidden / heads.  experts 1: a dense MLP.  positions: learned ones; None: seq in the GPT
-    layout, none in the gated one.
+    kv_heads, intermediate_size, head_dim: None means heads, 4 hidden_size (gated: 8/3 hidden_size,
+    rounded up to a multiple of 8), hidden_size / heads.  tie_embeddings: one matrix for embedding
+    and head; None: not in the gated layout.  experts 1: a dense MLP.  positions: learned ones;
+    None: seq in the GPT layout, none in the gated one.
     """
 
     layers: int
-    hidden: int
+    hidden_size: int
     heads: int
-    vocab: int = 51200
+    vocab_size: int = 51200
     seq: int = 2048
     kv_heads: int | None = None
-    ffn: int | None = None
+    intermediate_size: int | None = None
     head_dim: int | None = None
     gated: bool = False
-    tied: bool | None = None  # one matrix for embedding and head; None: not in the gated layout
+    tie_embeddings: bool | None = None
     positions: int | None = None
     experts: int = 1
     experts_per_token: int = 1
@@ -39,16 +46,17 @@ class Model:
     name: str = ""
 
     def __post_init__(self):
-        for name in ("layers", "hidden", "heads", "vocab", "seq", "experts", "experts_per_token"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)!r} is not a whole number above 0")
-        for name in ("kv_heads", "ffn", "head_dim"):
+        counts = ("layers", "hidden_size", "heads", "vocab_size", "seq", "experts")
+        optional = ("kv_heads", "intermediate_size", "head_dim")
+        for name in (*counts, "experts_per_token", *optional):
             value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name} {value!r} is not a whole number above 0")
-        if self.head_dim is None and self.hidden % self.heads:
-            raise ValueError(f"heads {self.heads} do not divide hidden {self.hidden}")
-        if self.heads % self.key_heads:
+            if value is None and name in optional:
+                continue
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{WORDS.get(name, name)} {value!r} is not a whole number above 0")
+        if self.head_dim is None and self.hidden_size % self.heads:
+            raise ValueError(f"heads {self.heads} do not divide hidden {self.hidden_size}")
+        if self.heads % self.key_value_heads:
             raise ValueError(f"kv_heads {self.kv_heads} do not divide heads {self.heads}")
         if self.experts_per_token > self.experts:
             raise ValueError(
@@ -60,14 +68,8 @@ class Model:
         """The sizes of a `utils.models.config.GPTConfig`, trained on sequences of `seq` tokens."""
         experts = getattr(config, "experts", None) or 1
         sizes = {
-            "layers": config.layers,
-            "hidden": config.hidden_size,
-            "heads": config.heads,
-            "vocab": config.vocab_size,
-            "kv_heads": config.kv_heads,
-            "ffn": config.mlp_size,
-            "head_dim": config.head_dim,
-            "tied": config.tie_embeddings,
+            **{name: getattr(config, name) for name in SHARED},
+            "intermediate_size": config.mlp_size,
             "experts": experts,
             "experts_per_token": config.experts_per_token if experts > 1 else 1,
         }
@@ -76,32 +78,15 @@ class Model:
     # ---- sizes worked out
 
     @property
-    def key_heads(self) -> int:
-        return self.heads if self.kv_heads is None else self.kv_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.hidden // self.heads if self.head_dim is None else self.head_dim
-
-    @property
-    def width(self) -> int:
-        """Values of all query heads together."""
-        return self.heads * self.head_size
-
-    @property
-    def key_width(self) -> int:
-        return self.key_heads * self.head_size
-
-    @property
-    def inner(self) -> int:
+    def mlp_size(self) -> int:
         """Values inside the MLP."""
-        if self.ffn is not None:
-            return self.ffn
-        return 8 * -(-self.hidden // 3) if self.gated else 4 * self.hidden
+        if self.gated or self.intermediate_size is not None:
+            return super().mlp_size
+        return 4 * self.hidden_size
 
     @property
     def is_tied(self) -> bool:
-        return not self.gated if self.tied is None else self.tied
+        return not self.gated if self.tie_embeddings is None else self.tie_embeddings
 
     @property
     def learned_positions(self) -> int:
@@ -114,29 +99,29 @@ class Model:
     @property
     def attention_matrices(self) -> int:
         """Values in the matrices of one attention: queries, keys, values, output."""
-        return 2 * self.hidden * (self.width + self.key_width)
+        return 2 * self.hidden_size * (self.query_width + self.key_width)
 
     @property
     def expert_matrices(self) -> int:
         """Values in the matrices of one expert, or of the MLP of a dense layer."""
-        return (3 if self.gated else 2) * self.hidden * self.inner
+        return (3 if self.gated else 2) * self.hidden_size * self.mlp_size
 
     @property
     def router(self) -> int:
-        return self.hidden * self.experts if self.experts > 1 else 0
+        return self.hidden_size * self.experts if self.experts > 1 else 0
 
     @property
     def split_biases(self) -> tuple[int, int]:
         """(attention's, an expert's) biases that tensor parallelism splits: of column layers."""
-        return (0, 0) if self.gated else (self.width + 2 * self.key_width, self.inner)
+        return (0, 0) if self.gated else (self.query_width + 2 * self.key_width, self.mlp_size)
 
     @property
     def whole(self) -> tuple[int, int]:
         """(a layer's, an expert's) values that every tensor-parallel rank holds: norms, row biases,
         the router."""
         if self.gated:
-            return 2 * self.hidden + self.router, 0
-        return 4 * self.hidden + self.hidden + self.router, self.hidden
+            return 2 * self.hidden_size + self.router, 0
+        return 4 * self.hidden_size + self.hidden_size + self.router, self.hidden_size
 
     @property
     def layer_parameters(self) -> int:
@@ -149,13 +134,13 @@ class Model:
 
     @property
     def last_norm(self) -> int:
-        return self.hidden if self.gated else 2 * self.hidden
+        return self.hidden_size if self.gated else 2 * self.hidden_size
 
     @property
     def parameters(self) -> int:
         """All parameters, exactly; a tied matrix counts once."""
-        ends = self.vocab * self.hidden * (1 if self.is_tied else 2)
-        ends += self.learned_positions * self.hidden + self.last_norm
+        ends = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+        ends += self.learned_positions * self.hidden_size + self.last_norm
         return self.layers * self.layer_parameters + ends
 
     @property
@@ -171,12 +156,12 @@ class Model:
         """(in matrices, in attention's scores and their use) of one token's forward pass in a
         layer. As the papers do, all seq × seq scores count, also those that a causal mask hides."""
         experts = self.experts_per_token * self.expert_matrices + self.router
-        return 2 * (self.attention_matrices + experts), 4 * self.seq * self.width
+        return 2 * (self.attention_matrices + experts), 4 * self.seq * self.query_width
 
     @property
     def head_flops(self) -> int:
         """Of one token's forward pass in the last matrix."""
-        return 2 * self.vocab * self.hidden
+        return 2 * self.vocab_size * self.hidden_size
 
     def flops(self, sequences: int = 1) -> int:
         """Of one training step, without recomputation: forward once, backward twice as much.

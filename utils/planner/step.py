@@ -92,7 +92,7 @@ def step(model, c, machine):
 def layer_messages(model, c, machine, value, weights):
     """Exposed seconds of one layer's messages for one micro-batch: forward, backward, experts (one
     direction), and what is hidden of the backward ones."""
-    size = c.micro_batch * model.seq * model.hidden * value
+    size = c.micro_batch * model.seq * model.hidden_size * value
     pair = 2 * np.where(
         c.sequence_parallel,
         2 * network.gather(machine, size, c.tp, 1),
@@ -106,7 +106,7 @@ def layer_messages(model, c, machine, value, weights):
 
 def _ends(model, c, machine, value):
     """Seconds that the embedding, and the head with the loss, add to a micro-batch."""
-    size = c.micro_batch * model.seq * model.hidden * value
+    size = c.micro_batch * model.seq * model.hidden_size * value
     message = network.all_reduce(machine, size, c.tp, 1)
     first = kernels.embedding(machine, model, c, value) + message
     return first, sum(kernels.head(machine, model, c, value)) + message
@@ -114,7 +114,7 @@ def _ends(model, c, machine, value):
 
 def _hop(model, c, machine, value):
     """Seconds that a stage spends on sending and receiving for one micro-batch."""
-    size = c.micro_batch * model.seq * model.hidden * value
+    size = c.micro_batch * model.seq * model.hidden_size * value
     reach = c.tp * c.dp * (c.pp - 1)
     one = network.send(machine, size / c.tp, reach)
     one = one + np.where(c.sequence_parallel, 0.0, network.gather(machine, size, c.tp, 1))
