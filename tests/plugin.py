@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 
 import tests
+from tests.patience import patience
 
 gc.disable()  # until all is imported, which takes a quarter less time so
 
@@ -34,13 +35,21 @@ LONG = ("notebooks/", "labs/")
 
 
 def pytest_collection_modifyitems(config, items):
-    """What several processes share, the long files first, so that all are done at the same time."""
+    """What several processes share, the long files first, so that all are done at the same time.
+
+    Every test has more time where others use the machine as well.
+    """
     shared = hasattr(config, "workerinput")
 
     def place(item):
         return item.nodeid.startswith(LAST), shared and not item.nodeid.startswith(LONG)
 
     items.sort(key=place)
+    usual = float(config.getini("timeout") or 0)
+    for item in items:
+        own = item.get_closest_marker("timeout")
+        limit = patience(own.args[0] if own else usual)
+        item.add_marker(pytest.mark.timeout(limit), append=False)  # before its own: it counts
 
 
 def pytest_collection_finish():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.patience import patience
 from utils.measure import timing
 from utils.measure.memory import KINDS, Memory
 from utils.memory.checkpointing import recompute
@@ -264,7 +265,7 @@ def test_the_peak_of_a_step_is_that_of_torchs_own_tracker():
 def settled(memory, communication, seconds=20):
     """What is held once the backend's threads have let go of the last messages, as they must: then
     only so many bytes of communication are left."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while memory.now()["communication"] > communication and time.monotonic() < deadline:
         time.sleep(0.02)
     return memory.now()

@@ -8,6 +8,7 @@ import time
 import pytest
 from jupyter_client.manager import start_new_kernel
 
+from tests.patience import patience
 from tests.ranks.test_pool import gone
 
 OPEN = """
@@ -22,7 +23,7 @@ BEGUN = "mark = 7\nopen(f'{folder}/{{rank}}', 'w').close()\n"
 
 def wait_for_both(folder, seconds=60):
     """Until both ranks have written their file; then they are inside the cell."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while len(list(folder.iterdir())) < 2:
         assert time.monotonic() < deadline, "the ranks did not begin the cell"
         time.sleep(0.05)

@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 
+from tests.patience import patience
 from utils.ranks.launch import LaunchError, launch
 
 SCRIPT = """
@@ -41,7 +42,7 @@ def script(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     yield str(path)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + patience(30)
     while (left := running(path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not left, f"left behind: {left}"
@@ -112,7 +113,7 @@ def test_a_killed_notebook_takes_the_run_with_it(script):
     assert len(running(script)) >= 4  # supervisor, torchrun, two ranks
     kernel.kill()
     kernel.wait()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patience(60)
     while running(script) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert running(script) == []

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.patience import patience
 from utils.ranks import RankError
 from utils.ranks import nodes as nodes_module
 from utils.ranks.launch import LaunchError
@@ -54,9 +55,9 @@ def marked(mark):
     return [entry for entry in found if not entry.startswith(f"{os.getpid()} ")]
 
 
-def gone(mark, seconds=60.0):
+def gone(mark, seconds=60):
     """Whether all of them end, within some seconds."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while marked(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
     return marked(mark) == []
@@ -240,7 +241,9 @@ def test_an_exception_inside_ends_daemons_too(mark):
     daemon = "setsid sh -c 'sleep 300 & sleep 300' >/dev/null 2>&1 & echo started"
     with pytest.raises(ZeroDivisionError), Nodes(2) as nodes:
         assert "started" in nodes.run(["sh", "-c", daemon])[1][1]
-        deadline = time.monotonic() + 30  # the daemons may begin after the command has ended
+        deadline = time.monotonic() + patience(
+            30
+        )  # the daemons may begin after the command has ended
         while sum("sleep" in entry for entry in marked(mark)) < 4:
             assert time.monotonic() < deadline, marked(mark)
             time.sleep(0.05)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.patience import patience
 from utils.ranks import diagnosis
 from utils.ranks.magic import parse_ranks
 from utils.ranks.pool import RankError, Ranks, device
@@ -31,9 +32,9 @@ def total_of_ranks(scale):
     return t
 
 
-def gone(pids, seconds=30.0):
+def gone(pids, seconds=30):
     """Whether all these processes have ended (a zombie has) within so many seconds."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not any(map(alive, pids))

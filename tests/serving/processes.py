@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psutil
 
+from tests.patience import patience
 from utils.paths import ROOT
 
-PATIENCE = 120.0  # seconds: a busy machine may be much slower than this test's author's
+PATIENCE = patience(120)
 
 
 def until(condition, seconds=PATIENCE):

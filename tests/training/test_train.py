@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.patience import patience
 from utils.cli import flag
 from utils.data import corpus
 from utils.measure.traffic import Traffic
@@ -206,7 +207,7 @@ def test_torchrun_and_a_signal(tmp_path):
     try:
         wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 3, process)
         process.terminate()
-        process.communicate(timeout=90)
+        process.communicate(timeout=patience(90))
     finally:
         process.kill()
     stopped = json.loads((out / "training.json").read_text())["step"]
@@ -223,7 +224,7 @@ def stop_at(step):
 
 
 def wait_for(condition, process, seconds=150):
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patience(seconds)
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
         time.sleep(0.05)
