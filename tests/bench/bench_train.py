@@ -37,7 +37,7 @@ from utils.data import corpus
 from utils.models.gpt import GPT, GPTConfig
 from utils.ranks.context import freed_memory_kept
 from utils.training.optimizer import make_optimizer
-from utils.training.train import backward
+from utils.training.step import backward
 
 PEAKS = {  # dense bf16 FLOP/s, from the makers' data sheets
     "H200": 989e12,

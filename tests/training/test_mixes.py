@@ -25,7 +25,8 @@ from utils.memory.precision import LossScaler
 from utils.models.gpt import GPT, GPTConfig
 from utils.parallel.parallelize import draw_weights
 from utils.ranks import Ranks
-from utils.training.train import resumed, train
+from utils.training.config import resumed
+from utils.training.train import train
 
 MATRIX = sample() + COUNTED
 

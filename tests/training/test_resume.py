@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from tests.training.train_combinations import PLAIN
 from utils.memory.precision import LossScaler
 from utils.ranks import Ranks
-from utils.training.train import resumed, train
+from utils.training.config import resumed
+from utils.training.train import train
 
 STEPS, STOPPED = 5, 2
 RUN = replace(PLAIN, steps=STEPS, batch=11)

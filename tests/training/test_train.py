@@ -24,8 +24,9 @@ from utils.models.gpt import GPT, cross_entropy
 from utils.models.tokenizer import Tokenizer
 from utils.ranks import Ranks
 from utils.ranks.context import freed_memory_kept
-from utils.training.config import parse
-from utils.training.train import TrainConfig, backward, main, resumed, schedule, train
+from utils.training.config import parse, resumed
+from utils.training.step import backward
+from utils.training.train import TrainConfig, main, schedule, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

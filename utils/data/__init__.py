@@ -1,1 +1,5 @@
-"""Text to tokens to batches, shared out over ranks."""
+"""Text to tokens to batches, shared out over ranks.
+
+corpus    the text, its tokens, and each rank's rows of every batch
+library   Python's standard library as documents
+"""

@@ -1,1 +1,20 @@
-"""What makes a step need less memory: fewer bits, recomputation, offloading."""
+"""What makes a step need less memory, or less time for its memory.
+
+    autocast, LossScaler                           matrix products in 16 bits (precision.py)
+    recompute                                      activation checkpointing (checkpointing.py)
+    offloaded_activations, OffloadedOptimizer      what leaves the device for a while (offload.py)
+
+`number_formats` does the arithmetic of floating-point formats by hand.
+"""
+
+from utils.memory.checkpointing import recompute
+from utils.memory.offload import OffloadedOptimizer, offloaded_activations
+from utils.memory.precision import LossScaler, autocast
+
+__all__ = [
+    "LossScaler",
+    "OffloadedOptimizer",
+    "autocast",
+    "offloaded_activations",
+    "recompute",
+]

@@ -17,30 +17,30 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import get_total_norm
 
-FORMATS = {
+DTYPES = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp64": torch.float64,
 }
-PRECISIONS = tuple(FORMATS)
+PRECISIONS = tuple(DTYPES)
 
 
 def is_mixed(precision):
     """Whether matrix products are computed in fewer bits than the weights have."""
-    return FORMATS[precision].itemsize == 2
+    return DTYPES[precision].itemsize == 2
 
 
 def weight_format(precision):
     """The format of weights, gradients and optimizer: fp32, or fp64 where that is asked for."""
-    return torch.float32 if is_mixed(precision) else FORMATS[precision]
+    return torch.float32 if is_mixed(precision) else DTYPES[precision]
 
 
 def autocast(precision, device):
     """A context manager for the forward pass; it may be entered again and again."""
     if not is_mixed(precision):
         return nullcontext()
-    return torch.autocast(torch.device(device).type, FORMATS[precision])
+    return torch.autocast(torch.device(device).type, DTYPES[precision])
 
 
 class LossScaler:

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from utils.memory.precision import FORMATS, is_mixed
+from utils.memory.precision import DTYPES, is_mixed
 from utils.models.moe import is_expert, moe_layers
 from utils.parallel.ddp import DataParallel, Named, by_axis
 from utils.parallel.full_tensor import full_size, full_tensor, keep_splits, shard_of
@@ -276,7 +276,7 @@ def shard(
     policy = MixedPrecisionPolicy()
     if is_mixed(precision):
         policy = MixedPrecisionPolicy(
-            param_dtype=FORMATS[precision], reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=DTYPES[precision], reduce_dtype=torch.float32, cast_forward_inputs=False
         )
     offload_policy = CPUOffloadPolicy(pin_memory=kind != "cpu")
     options = {

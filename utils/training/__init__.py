@@ -1,1 +1,8 @@
-"""The training loop: its command line, one step of it, the optimizer, checkpoints."""
+"""The training loop, what it is told, and what one step of it does.
+
+train        the loop, and the command `python -m utils.train`
+config       its options, which of them go together, and the command line
+step         one step in plain PyTorch; `deepspeed` has the same methods on DeepSpeed
+optimizer    Muon and AdamW, stepped as one
+checkpoint   saved and resumed on any number of ranks
+"""

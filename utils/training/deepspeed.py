@@ -22,7 +22,7 @@ from torch.nn.utils import get_total_norm
 
 from utils.memory.checkpointing import recompute
 from utils.memory.offload import offloaded_activations
-from utils.memory.precision import FORMATS, is_mixed
+from utils.memory.precision import DTYPES, is_mixed
 from utils.models.gpt import cross_entropy
 from utils.models.moe import set_balance
 from utils.parallel.full_tensor import full_model
@@ -81,7 +81,7 @@ def settings(config, device, world_size):
         "steps_per_print": 2**62,
     }
     if is_mixed(config.precision):  # as torch does it: weights in fp32, matmuls under autocast
-        name = str(FORMATS[config.precision]).removeprefix("torch.")
+        name = str(DTYPES[config.precision]).removeprefix("torch.")
         result["torch_autocast"] = {"enabled": True, "dtype": name}
     return result
 

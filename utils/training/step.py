@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from utils.memory.checkpointing import recompute
 from utils.memory.offload import OffloadedOptimizer, offloaded_activations
-from utils.memory.precision import FORMATS, LossScaler, autocast, is_mixed, weight_format
+from utils.memory.precision import DTYPES, LossScaler, autocast, is_mixed, weight_format
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
 from utils.models.moe import keep_from_compiling, set_balance
@@ -163,7 +163,7 @@ class TorchEngine:
         self.pipeline = None
         if mesh.pp.size > 1:
             in_16_bits = ranks.shards_parameters and is_mixed(precision)
-            hidden_format = FORMATS[precision] if in_16_bits else self.weight_format
+            hidden_format = DTYPES[precision] if in_16_bits else self.weight_format
             self.pipeline = Pipeline(
                 ranks.stages,
                 mesh.pp,

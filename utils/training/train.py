@@ -21,6 +21,7 @@ import os
 import sys
 import time
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
@@ -40,13 +41,13 @@ from utils.parallel.parallelize import draw_weights
 from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
 from utils.shares import share
 from utils.training import checkpoint
-from utils.training.config import TrainConfig, check_ranks, parse, resumed  # noqa: F401
-from utils.training.step import backward, make_engine  # noqa: F401
+from utils.training.config import TrainConfig, check_ranks, parse
+from utils.training.step import make_engine
 
 # ---- 1. small parts
 
 
-def schedule(progress, warmup=0.02, cooldown=0.5):
+def schedule(progress: float, warmup: float = 0.02, cooldown: float = 0.5) -> float:
     """The learning rate as a part of its peak, for progress 0..1 through the run: a trapezoid.
 
     Progress may be steps or seconds, so a run with a time budget cools down just the same.
@@ -56,7 +57,9 @@ def schedule(progress, warmup=0.02, cooldown=0.5):
     return max(0.0, min(1.0, rising, falling))
 
 
-def micro_batches(x, y, count):
+def micro_batches(
+    x: torch.Tensor, y: torch.Tensor, count: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """[(x, y), …]: `count` parts of a rank's rows, whose sizes are at most one apart."""
     shares = [share(len(x), number, count) for number in range(count)]
     return [(x[first:stop], y[first:stop]) for first, stop in shares]
@@ -171,7 +174,9 @@ def _progress_bar(config, run, shown):
 # ---- 3. the loop
 
 
-def train(config, *, on_step=None):
+def train(
+    config: TrainConfig, *, on_step: Callable[[dict], None] | None = None
+) -> tuple[GPT | None, list[dict]]:
     """Trains a model; returns (model, history), history being the list of metric dictionaries.
 
     One step is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
@@ -284,14 +289,14 @@ def train(config, *, on_step=None):
 # ---- 4. the command
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> int:
     """What `python -m utils.train` does; returns the exit status."""
     rank = os.environ.get("RANK", "0")
     program = "utils.train" if rank == "0" else f"utils.train: rank {rank}"
     return exit_status(program, lambda: run(parse(arguments)), (ValueError, FloatingPointError))
 
 
-def run(config):
+def run(config: TrainConfig) -> None:
     """Trains, and says on rank 0 how it went."""
     model, history = train(config)
     if os.environ.get("RANK", "0") != "0":
