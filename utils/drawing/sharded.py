@@ -3,7 +3,7 @@
 from matplotlib.patches import Rectangle
 
 from utils.drawing import figures
-from utils.planner.footprint import PRECISIONS
+from utils.planner.strategy import PRECISIONS
 
 KINDS = ("parameters", "gradients", "optimizer")
 TITLES = ("plain data parallel", "stage 1", "stage 2", "stage 3")

@@ -1,4 +1,13 @@
-"""Bytes that one rank of the fullest stage holds, by kind, at the peak of a step.
+"""Bytes that one rank holds, by kind: all of them, by formula.
+
+    bytes_per_rank(7_500_000_000, ranks=64, stage=2)          # {"parameters": 1.5e10, ...}
+    activation_bytes(config, batch=8, seq=2048, recompute="full")
+    largest_model(80e9, ranks=64, stage=3)                    # parameters that just fit
+    memory(model, columns)                                    # arrays: one entry per strategy
+
+The first part is one data-parallel rank that shares its state out by ZeRO, for lesson 05; the
+second is a rank of the fullest stage of any strategy, at the peak of a step, for the planner.
+`utils.measure.memory` measures what is computed here.
 
 weights, gradients, optimizer   of this rank's share of the parameters. In bf16 2 + 2 + 12 bytes
     each (fp32 master copy and two moments), shared out by ZeRO: Rajbhandari et al. 2020,
@@ -8,18 +17,187 @@ activations   what the backward pass waits for, of all micro-batches that are un
         sbh (10 + 24/t + 5as/ht)   and all of it / t with sequence parallelism;
         selective recomputation leaves out 5as/h; full recomputation keeps 2sbh.
     The first stage holds p micro-batches; with v chunks 1 + (p−1)/pv times as much.
-    Gated layout: what `utils.planner.footprint` counts, split over t in the same way; selective
+    Gated layout: what `gated_values` counts, split over t in the same way; selective
     recomputation keeps the results of matrix products and attention (`utils.memory.checkpointing`).
 buffers   what lives for moments: one layer that is being recomputed, gradients on their way
     through it, the loss, messages, ZeRO's gathered layers (in fp32, where there is no master copy,
     ZeRO-2 holds a rank's own part beside the whole weights).
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from utils.planner.strategy import PRECISIONS
+from utils.planner.strategy import OFFLOAD, OPTIMIZERS, PRECISIONS, RECOMPUTE, ZERO
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "buffers")
+
+# ---- one rank of a data-parallel group
+
+
+@dataclass(frozen=True)
+class Place:
+    """Bytes by kind on a rank's device and in the host memory beside it."""
+
+    device: dict[str, int]
+    host: dict[str, int]
+
+
+def bytes_per_rank(
+    parameters, ranks=1, *, stage=0, precision="bf16", optimizer="adamw", offload="none", unit=0
+) -> dict[str, int]:
+    """{kind: bytes} on one rank's device: `place(...)` without the host's side."""
+    arguments = {"stage": stage, "precision": precision, "optimizer": optimizer}
+    return place(parameters, ranks, offload=offload, unit=unit, **arguments).device
+
+
+def place(
+    parameters, ranks=1, *, stage=0, precision="bf16", optimizer="adamw", offload="none", unit=0
+) -> Place:
+    """Where each byte of the model's state is.
+
+    parameters  of the whole model, Ψ
+    ranks       of the data-parallel group, N
+    stage       0 (plain data parallel), 1, 2 or 3
+    offload     "optimizer": its state, and the gradients that it needs, wait in host memory
+                (ZeRO-Offload, arXiv:2101.06840); "parameters": the weights as well, and the device
+                holds only what is in use (ZeRO-Infinity, arXiv:2104.07857)
+    unit        parameters of the largest piece that is gathered or reduced at once; it costs memory
+                while it is whole. 0 leaves this out, as the paper's formulas do.
+    Raises ValueError for values that are not known or make no sense together.
+    """
+    _check(parameters, ranks, stage, precision, optimizer, offload)
+    weight, gradient, master = PRECISIONS[precision]
+    share = -(-parameters // ranks)  # rounded up
+    sizes = {
+        "parameters": weight * (share if stage >= 3 else parameters),
+        "gradients": gradient * (share if stage >= 2 else parameters),
+        "optimizer": (master + OPTIMIZERS[optimizer]) * (share if stage >= 1 else parameters),
+    }
+    moved = {"none": (), "optimizer": ("gradients", "optimizer"), "parameters": tuple(sizes)}
+    device = {kind: 0 if kind in moved[offload] else size for kind, size in sizes.items()}
+    host = {kind: size if kind in moved[offload] else 0 for kind, size in sizes.items()}
+    whole_weights = stage == 3 or offload == "parameters"
+    whole_gradients = stage >= 2 or offload != "none"
+    device["temporary"] = unit * (weight * whole_weights + gradient * whole_gradients)
+    return Place(device, host | {"temporary": 0})
+
+
+def _check(parameters, ranks, stage, precision, optimizer, offload):
+    if parameters < 1 or ranks < 1 or int(ranks) != ranks:
+        raise ValueError(f"{parameters} parameters on {ranks} ranks: both must be 1 or more")
+    for name, value, known in (
+        ("stage", stage, ZERO),
+        ("precision", precision, PRECISIONS),
+        ("optimizer", optimizer, OPTIMIZERS),
+        ("offload", offload, OFFLOAD),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, known))}")
+
+
+def sent_per_step(parameters, ranks, *, stage=0, value_bytes=4) -> float:
+    """Bytes that each rank sends in one step, by the ring algorithms (section 7 of the paper).
+
+    Stages 0 to 2: reduce-scatter the gradients and all-gather the result, 2Ψ(N−1)/N values. Stage
+    3 gathers the weights twice, for the forward and for the backward pass: 3Ψ(N−1)/N values.
+    """
+    _check(parameters, ranks, stage, "fp32", "adamw", "none")
+    rounds = 3 if stage == 3 else 2
+    return rounds * parameters * value_bytes * (ranks - 1) / ranks
+
+
+# ---- its activations
+
+
+def activation_bytes(config, batch, seq, recompute="none", value_bytes=2) -> int:
+    """Bytes that the backward pass of `models.gpt` needs, at their peak, for `batch` sequences.
+
+    recompute   "none"; "selective" keeps the results of matrix products and attention; "full" keeps
+                each block's input. Both hold one block's whole activations while it is recomputed.
+    value_bytes of an activation: 2 for bf16, 4 for fp32; the logits are always fp32.
+
+    The attention is a fused kernel, which keeps no seq × seq scores; so this is linear in `seq`,
+    unlike sbh(34 + 5as/h) of Korthikanti et al. 2022 (arXiv:2205.05198), whose kernel kept them.
+    """
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute {recompute!r} is not one of {', '.join(RECOMPUTE)}")
+    tokens, values = batch * seq, block_values(config)
+    tables = 2 * (config.heads + config.key_value_heads) * config.head_size * seq  # rotary
+    block = value_bytes * (tokens * values["none"] + tables)
+    if recompute == "none":
+        blocks = config.layers * block
+    else:
+        blocks = config.layers * value_bytes * tokens * values[recompute] + block
+    head = value_bytes * 2 * config.hidden_size + 4 * config.vocab_size  # last norm, log-softmax
+    return int(blocks + tokens * head)
+
+
+def block_values(config) -> dict[str, float]:
+    """Values that one block of `models.gpt` keeps for each token, by kind of recomputation."""
+    width = config.heads * config.head_size
+    keys = config.key_value_heads * config.head_size
+    return gated_values(config.hidden_size, width, keys, config.heads, config.mlp_size)
+
+
+def gated_values(hidden, width, keys, heads, inner, tp=1, whole=1) -> dict:
+    """Values that a layer of the gated layout keeps for each token, by kind of recomputation.
+
+    width, keys of the queries and of the keys; inner of the MLP; tp splits attention and MLP, whole
+    (tp with sequence parallelism, else 1) the rest. Numbers or arrays.
+    """
+    attention = (2 * width + 2 * keys + heads) / tp  # q, k, v, result, log of the sums
+    norms = 2 * (2 * hidden + 1) / whole  # their inputs and results, and one scale each
+    return {
+        "none": norms + attention + 4 * inner / tp,  # gate, silu(gate), up, their product
+        "selective": hidden * (1 / whole + 2) + attention + 2 * inner / tp,
+        "full": hidden / whole,
+    }
+
+
+# ---- the largest model that fits
+
+
+def unit_parameters(parameters) -> int:
+    """Parameters of one block of a model shaped like GPT-3 (Brown et al. 2020, Table 2.1).
+
+    Its large models have as many heads of 128 as layers, so h = 128 l and Ψ ≈ 12 l h² = 196608 l³.
+    """
+    layers = max(1.0, (parameters / (12 * 128**2)) ** (1 / 3))
+    return int(parameters / layers)
+
+
+def largest_model(
+    device_bytes, ranks=1, *, host_bytes=float("inf"), reserve=0, blocks=True, **technique
+) -> int:
+    """The largest number of parameters whose state fits, within 0.1 %.
+
+    device_bytes, host_bytes    of one rank
+    reserve                     device bytes kept free for activations and the rest
+    blocks                      count the block that is whole at a time (`unit_parameters`)
+    technique                   as for `place`: stage, precision, optimizer, offload
+    """
+
+    def fits(parameters):
+        unit = unit_parameters(parameters) if blocks else 0
+        there = place(parameters, ranks, unit=unit, **technique)
+        on_device = sum(there.device.values()) + reserve
+        return on_device <= device_bytes and sum(there.host.values()) <= host_bytes
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+        if high > 10**18:  # nothing that grows with the model is bounded
+            return high
+    while high - low > max(1, low // 1000):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# ---- parameters and state of a rank of the fullest stage
 
 
 def split(model, c):
@@ -56,6 +234,7 @@ def state(model, c, dense, experts):
     """{kind: bytes} of weights, gradients and optimizer for so many parameters on a rank, and the
     bytes that the host holds instead."""
     bytes_of = np.array([PRECISIONS[name] for name in c.precision], dtype=float).T  # (3, n)
+    bytes_of[2] += OPTIMIZERS["adamw"]
     held, host = {}, np.zeros(len(c))
     for index, kind in enumerate(("weights", "gradients", "optimizer")):
         shared = c.zero >= 3 - index
@@ -69,7 +248,7 @@ def state(model, c, dense, experts):
     return held, host
 
 
-# ---- activations
+# ---- its activations, for each strategy
 
 
 def layer_activations(model, c):
@@ -92,16 +271,12 @@ def layer_activations(model, c):
             "full": sbh * 2 / whole,
         }
     width, keys = model.query_width, np.maximum(model.key_width, c.tp * model.head_size)
-    inner = _active(model) * model.mlp_size / c.tp
-    attention = (2 * width + 2 * keys + model.heads) / c.tp  # q, k, v, result, log of the sums
+    inner = _active(model) * model.mlp_size
+    kept = gated_values(model.hidden_size, width, keys, model.heads, inner, c.tp, whole)
     scores = np.where(fused, 0.0, 2.5 * model.heads * model.seq / c.tp)
     tables = 2 * (width + keys) / c.tp / c.micro_batch  # rotary cosines and sines
-    norms = 2 * (2 * model.hidden_size + 1) / whole  # their inputs, results and scales
-    return {
-        "none": 2 * values * (norms + attention + scores + 4 * inner + tables + sent),
-        "selective": 2 * values * (model.hidden_size * (1 / whole + 2) + attention + 2 * inner),
-        "full": 2 * values * model.hidden_size / whole,
-    }
+    kept["none"] = kept["none"] + scores + tables + sent
+    return {mode: 2 * values * each for mode, each in kept.items()}
 
 
 def _active(model):

@@ -14,7 +14,12 @@ import numpy as np
 RECOMPUTE = ("none", "selective", "full")
 OFFLOAD = ("none", "optimizer", "parameters")
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
-PRECISIONS = {"fp32": (4, 4, 8), "bf16": (2, 2, 12)}  # bytes: weight, gradient, optimizer (AdamW)
+ZERO = (0, 1, 2, 3)
+# Bytes of one parameter: (weights, gradients, fp32 master copy that the optimizer keeps). "bf16" is
+# ZeRO's layout, that of DeepSpeed and Megatron; torch's autocast keeps the weights in fp32.
+PRECISIONS = {"fp32": (4, 4, 0), "bf16": (2, 2, 4)}
+# Bytes of one parameter that the optimizer keeps besides, always fp32.
+OPTIMIZERS = {"sgd": 0, "momentum": 4, "muon": 4, "adamw": 8}
 WHOLE = ("dp", "pp", "tp", "ep", "interleave", "micro_batch", "global_batch")
 CHOICES = {
     "recompute": RECOMPUTE,
@@ -22,7 +27,7 @@ CHOICES = {
     "schedule": SCHEDULES,
     "attention": ("scores", "fused"),
     "precision": tuple(PRECISIONS),
-    "zero": (0, 1, 2, 3),
+    "zero": ZERO,
     "sequence_parallel": (False, True),
 }
 

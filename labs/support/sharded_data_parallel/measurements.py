@@ -9,7 +9,7 @@ from utils.course.checks import load_answer
 from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.planner.footprint import bytes_per_rank
+from utils.planner.memory import bytes_per_rank
 from utils.ranks import Ranks
 
 CONFIG = GPTConfig(hidden_size=64, layers=2, heads=4)
