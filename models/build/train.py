@@ -84,6 +84,17 @@ def export(run, folder):
         file.chmod(0o644)
         file.replace(folder / file.name)
     beside.rmdir()
+    _share_tokenizer(folder)
+
+
+def _share_tokenizer(folder):
+    """One tokenizer file for all sizes: where base has the same one, a link to it."""
+    own, shared = folder / hf_format.TOKENIZER, folder.parent / "base" / hf_format.TOKENIZER
+    if folder.name == "base" or not shared.exists() or own.read_bytes() != shared.read_bytes():
+        return
+    link = folder / ".link"
+    link.symlink_to(Path("..", "base", hf_format.TOKENIZER))
+    link.replace(own)
 
 
 def _command(options, ranks):
