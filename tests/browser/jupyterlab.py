@@ -16,6 +16,7 @@ import time
 from io import BytesIO
 from pathlib import Path
 
+import psutil
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
@@ -104,9 +105,12 @@ class Browser:
         environment = lab.environment(self.token, self.around.environment)
         environment |= {name: str(folder / name.lower()) for name in FOLDERS}
         command = lab.command(self.port, self.root, "--LabApp.expose_app_in_browser=True")
-        self.server = server = lab.start(command, environment, folder / "lab.log")
+        server = lab.start(command, environment, folder / "lab.log")
         self.resources.callback(lab.stop, server)
         lab.wait_until_ready(server, self.port, self.token)
+        # its supervisor and itself; by number, for the supervisor also adopts what is left behind
+        supervisor = psutil.Process(server.pid)
+        self.own = {supervisor.pid, *(child.pid for child in supervisor.children())}
         playwright = self.resources.enter_context(sync_playwright())
         self.chromium = playwright.chromium.launch(
             executable_path=find_chromium(), headless=True, args=CHROMIUM_FLAGS, timeout=90_000
@@ -117,7 +121,7 @@ class Browser:
         """What notebooks started and what still runs after `wait` seconds."""
         deadline = time.monotonic() + wait
         while True:
-            left = [p for p in marked(self.around.mark) if p.pid != self.server.pid]
+            left = [p for p in marked(self.around.mark) if p.pid not in self.own]
             if not left or time.monotonic() > deadline:
                 return [describe(process) for process in left]
             time.sleep(0.1)
