@@ -41,7 +41,7 @@ def current_modes() -> list[TorchDispatchMode]:
     return _get_current_dispatch_mode_stack()
 
 
-def arguments(func, args: tuple, kwargs: dict) -> dict:
+def arguments(func: torch._ops.OpOverload, args: tuple, kwargs: dict) -> dict:
     """{name: value} of an operator call, defaults included: its schema has no public name."""
     named = func._schema.arguments
     given = {a.name: a.default_value for a in named if a.has_default_value()}

@@ -208,7 +208,15 @@ def with_deepspeed(model, config, device, mesh):
     optimizer = torch.optim.AdamW(
         module.parameters(), lr=config.peak_lr(), betas=(0.9, 0.95), weight_decay=0.0, fused=True
     )
-    options = settings(config, device, mesh.dp.size)
+    options = settings(
+        device,
+        mesh.dp.size,
+        config.model_config().parameter_count(),
+        zero_stage=config.zero_stage(),
+        accumulation_steps=config.accumulation_steps(),
+        precision=config.precision,
+        offload=config.offloads(),
+    )
     rows = config.batch // mesh.dp.size // config.accumulation_steps()
     options.update(
         train_micro_batch_size_per_gpu=rows,

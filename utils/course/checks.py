@@ -21,6 +21,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 
@@ -78,7 +79,7 @@ def check(name: str, judge: Callable[[Path], str], file: str | Path) -> None:
         record.change(lambda content: content["checks"].update({name: passed}))
 
 
-def on_ranks(size: int, path: Path, scenario: Callable, *args, hang: str = "") -> list:
+def on_ranks(size: int, path: Path, scenario: Callable, *args: Any, hang: str = "") -> list:
     """`scenario(answer, *args)` on `size` fresh ranks, `answer` the module loaded from `path`.
 
     Returns the results by rank. Raises Wrong, with each rank's place and the advice `hang`, when a

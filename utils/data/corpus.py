@@ -12,7 +12,9 @@ unless a tokenizer makes the tokens (utils/models/tokenizer.py).
 are a contiguous slice of the one global batch, so N ranks see exactly what one rank sees.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +29,7 @@ HELD_OUT = 0.05  # the last 5 % of a text is never trained on
 # ---- 1. text -> tokens
 
 
-def embedded():
+def embedded() -> bytes:
     """The Python language reference, as bytes: every topic of `pydoc_data.topics`, sorted by name.
 
     The same on every machine with the same Python; 3.11 and 3.12 differ a little.
@@ -37,7 +39,7 @@ def embedded():
     return "\n".join(topics.topics[name] for name in sorted(topics.topics)).encode("utf-8")
 
 
-def load(path=None):
+def load(path: Path | str | None = None) -> torch.Tensor:
     """The tokens of a text, as a 1-D uint8 tensor.
 
     path  None: the embedded text; "library": Python's standard library, its source and reference
@@ -54,12 +56,14 @@ def load(path=None):
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def is_library(path):
+def is_library(path: Path | str | None) -> bool:
     """Whether `path` means the standard library: no file or folder of that name is there."""
     return str(path) == "library" and not Path(path).exists()
 
 
-def load_split(path=None, tokenizer=None):
+def load_split(
+    path: Path | str | None = None, tokenizer: Any = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(train, held_out): the tokens of a text's first 95 % and its last 5 %, cut as bytes.
 
     The standard library is cut where a module begins. tokenizer: None, or a `Tokenizer`: then the
@@ -133,12 +137,12 @@ def _is_text(data):
     return True
 
 
-def encode(text):
+def encode(text: str) -> torch.Tensor:
     """A string -> its UTF-8 bytes as a 1-D int64 tensor, ready for the model."""
     return torch.tensor(list(text.encode("utf-8")), dtype=torch.long)
 
 
-def decode(tokens):
+def decode(tokens: torch.Tensor | Sequence[int]) -> str:
     """1-D tokens (a tensor or a list of ints below 256) -> a string; broken UTF-8 is marked �."""
     values = tokens.tolist() if isinstance(tokens, torch.Tensor) else list(tokens)
     outside = [value for value in values if not 0 <= value < VOCAB_SIZE]
@@ -147,7 +151,7 @@ def decode(tokens):
     return bytes(values).decode("utf-8", errors="replace")
 
 
-def split(tokens, held_out=HELD_OUT):
+def split(tokens: torch.Tensor, held_out: float = HELD_OUT) -> tuple[torch.Tensor, torch.Tensor]:
     """(train, held_out): the first 95 % and the last 5 % of the tokens. Neither is a copy."""
     cut = len(tokens) - int(len(tokens) * held_out)
     return tokens[:cut], tokens[cut:]
@@ -156,7 +160,7 @@ def split(tokens, held_out=HELD_OUT):
 # ---- 2. tokens -> batches
 
 
-def share_of_batch(batch, rank, world_size):
+def share_of_batch(batch: int, rank: int, world_size: int) -> tuple[int, int]:
     """`share` of a batch, in which every rank must have at least one row."""
     if batch < world_size:
         raise ValueError(
@@ -166,7 +170,15 @@ def share_of_batch(batch, rank, world_size):
     return share(batch, rank, world_size)
 
 
-def batch(tokens, step, batch=32, seq=128, seed=0, rank=0, world_size=1):
+def batch(
+    tokens: torch.Tensor,
+    step: int,
+    batch: int = 32,
+    seq: int = 128,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Rank's rows of global batch number `step`: (x, y), both int64 of shape (batch_local, seq).
 
     `batch` is the global batch size, and y is x moved on by one token. The rows are drawn anew for
@@ -178,7 +190,14 @@ def batch(tokens, step, batch=32, seq=128, seed=0, rank=0, world_size=1):
     return _windows(tokens, starts[first:last], seq)
 
 
-def held_out_batches(tokens, seq=128, batch=32, limit=256, rank=0, world_size=1):
+def held_out_batches(
+    tokens: torch.Tensor,
+    seq: int = 128,
+    batch: int = 32,
+    limit: int = 256,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Rank's batches (x, y) of the held-out text: always the same rows, in the same order.
 
     The text is cut into sequences that do not overlap; at most `limit` of them are kept, spread
@@ -193,7 +212,7 @@ def held_out_batches(tokens, seq=128, batch=32, limit=256, rank=0, world_size=1)
         yield _windows(tokens, starts[row : row + batch], seq)
 
 
-def check_length(tokens, seq, name="the text"):
+def check_length(tokens: torch.Tensor, seq: int, name: str = "the text") -> None:
     """Raises ValueError when the tokens do not hold one sequence and the token after it."""
     if len(tokens) < seq + 1:
         raise ValueError(

@@ -58,7 +58,7 @@ WRITTEN_IN_C = (  # modules that are the same on every platform
 
 
 @cache
-def documents():
+def documents() -> tuple[tuple[str, str], ...]:
     """((name, text), …): every document, its module's pages one after the other.
 
     Modules are ordered by the sha256 of their name, which is the same everywhere and mixes them
@@ -80,7 +80,7 @@ def documents():
 
 
 @cache
-def split():
+def split() -> tuple[str, str]:
     """(train, held_out): the text before and after the first module that begins in the last 5 %."""
     pages = documents()
     sizes = [len((END + text).encode()) for _, text in pages]
@@ -93,14 +93,14 @@ def split():
     return _joined(train) + END, _joined(held_out)
 
 
-def held_out_modules():
+def held_out_modules() -> list[str]:
     """The names of the modules that are never trained on, in order."""
     held_out = split()[1].split(END)
     pages = documents()
     return list(dict.fromkeys(name for name, _ in pages[len(pages) - len(held_out) :]))
 
 
-def fingerprint():
+def fingerprint() -> dict[str, str | int]:
     """{"sha256", "documents", "bytes", "python"} of the whole text: two equal ones, equal texts."""
     data = "".join(split()).encode()
     return {
@@ -149,7 +149,7 @@ def _sources():
 # ---- 2. a module's page, from its source
 
 
-def parsed_page(name, source):
+def parsed_page(name: str, source: str) -> str:
     """The page of a module whose source is given; "" where it has nothing to say."""
     try:
         tree = ast.parse(source)
@@ -184,7 +184,7 @@ def _parsed_entries(prefix, node):
 # ---- 3. a module's page, from the module itself
 
 
-def inspected_page(name):
+def inspected_page(name: str) -> str:
     """The page of a module that can only be imported; "" where there is no such module."""
     try:
         module = importlib.import_module(name)

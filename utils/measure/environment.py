@@ -12,6 +12,7 @@ import platform
 import shutil
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,7 +234,7 @@ CHECKS = (
 )
 
 
-def check_environment(checks=CHECKS) -> bool:
+def check_environment(checks: Sequence[Callable[[], Finding]] = CHECKS) -> bool:
     """Runs the checks, prints a line for each, and says whether the workshop can run here.
 
     `[ok]` is fine, `[note]` slows something down or matters later, `[fix]` has to be mended.

@@ -40,6 +40,7 @@ operator: measure time in another run.
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -123,7 +124,7 @@ class Memory:
         return self._stack.__exit__(*exception)
 
     @contextlib.contextmanager
-    def phase(self, name: str):
+    def phase(self, name: str) -> Iterator["Memory"]:
         """Everything inside belongs to the phase `name`; equal names are one phase."""
         self._look()
         before, self._phase = self._phase, name

@@ -14,7 +14,9 @@ Counts are exact and the same everywhere; times are not, above all on a busy mac
 
 import statistics
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +44,7 @@ __all__ = [
 # ---- 1. the clock
 
 
-def seconds(function, repeats: int = 5, shortest: float = 0.005) -> float:
+def seconds(function: Callable[[], Any], repeats: int = 5, shortest: float = 0.005) -> float:
     """The median time of a call of `function()`, in seconds, after one call to warm up.
 
     A call shorter than `shortest` seconds is timed several at once, so that the clock's own cost
@@ -73,14 +75,21 @@ def _wait_for_gpu():
 # ---- 2. what the device can do
 
 
-def matmul_flops(size: int = 1024, dtype=torch.float32, device="cpu", repeats: int = 5) -> float:
+def matmul_flops(
+    size: int = 1024,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    repeats: int = 5,
+) -> float:
     """FLOP/s of a product of two size × size matrices, which takes 2·size³ FLOPs."""
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * size**3 / seconds(lambda: torch.matmul(a, b, out=out), repeats)
 
 
-def memory_bandwidth(device="cpu", size: int = 2**27, repeats: int = 5) -> float:
+def memory_bandwidth(
+    device: torch.device | str = "cpu", size: int = 2**27, repeats: int = 5
+) -> float:
     """Bytes/s of a copy of `size` bytes, each read once and written once.
 
     The default, 128 MiB, is more than most caches hold, so that the memory itself is measured.
@@ -94,7 +103,7 @@ def memory_bandwidth(device="cpu", size: int = 2**27, repeats: int = 5) -> float
 # ---- 3. what a computation costs, counted
 
 
-def flops(function) -> int:
+def flops(function: Callable[[], Any]) -> int:
     """FLOPs of the matrix products and convolutions inside one call of `function()`.
 
     They are counted from the shapes, backward passes included. Attention runs as plain matrix
@@ -106,7 +115,7 @@ def flops(function) -> int:
     return counter.get_total_flops()
 
 
-def saved_bytes(function, besides=()) -> int:
+def saved_bytes(function: Callable[[], Any], besides: Iterable[torch.Tensor] = ()) -> int:
     """Bytes of the tensors that autograd keeps for the backward pass while `function()` runs.
 
     A storage counts once however often it is saved. `besides` lists tensors that do not count:
@@ -147,7 +156,7 @@ class Link:
         return f"α = {self.alpha * 1e6:.0f} µs a message, 1/β = {1 / self.beta / 1e9:.2f} GB/s"
 
 
-def alpha_beta(sizes, times) -> tuple[float, float]:
+def alpha_beta(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
     """(alpha, beta) of times ≈ alpha + beta·sizes, both at least 0.
 
     Least squares on the relative error, so that short messages weigh as much as long ones.
@@ -167,7 +176,9 @@ def alpha_beta(sizes, times) -> tuple[float, float]:
     return float(alpha), float(beta)
 
 
-def link(ranks, sizes=(4, 2**12, 2**16, 2**20, 2**23), repeats: int = 7) -> Link:
+def link(
+    ranks: Any, sizes: Sequence[int] = (4, 2**12, 2**16, 2**20, 2**23), repeats: int = 7
+) -> Link:
     """Sends messages of `sizes` bytes from rank 0 to 1 and back, and fits α and β to the fastest.
 
     `ranks` is an open `utils.ranks.Ranks` of two or more.

@@ -21,9 +21,10 @@ doc/PERFORMANCE.md), not those of the backend: gloo's reduce-scatter, for one, s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -99,7 +100,7 @@ class Watching(OperatorMode):
     The backward passes that the thread starts are seen as well, on whichever thread they run.
     """
 
-    def __init__(self, saw):
+    def __init__(self, saw: Callable[..., None]):
         super().__init__()
         self.saw = saw
 
@@ -284,7 +285,7 @@ def _others_part(payload: int, size: int, rank: int, given: dict) -> Fraction:
     return payload * Fraction(sum(splits) - splits[rank], sum(splits))
 
 
-def tensors_in(nested):
+def tensors_in(nested: Any) -> Iterator[torch.Tensor]:
     """The plain tensors in nested lists, tuples and dictionaries."""
     if isinstance(nested, torch.Tensor):
         yield from plain_tensors(nested)
@@ -296,7 +297,7 @@ def tensors_in(nested):
             yield from tensors_in(item)
 
 
-def plain_tensors(tensor):
+def plain_tensors(tensor: Any) -> Iterator[torch.Tensor]:
     """The tensors that a wrapper (DTensor …) holds; a plain tensor itself; nothing for the rest."""
     if not isinstance(tensor, torch.Tensor):
         return

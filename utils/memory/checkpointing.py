@@ -10,6 +10,7 @@ the same. Apply it before `fully_shard` or DDP. Sources: Chen et al. 2016 (arXiv
 selective recomputation: Korthikanti et al. 2022 (arXiv:2205.05198).
 """
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -37,7 +38,12 @@ KEPT = _operators(
 )
 
 
-def recompute(model, mode="full", every=1, layers=None):
+def recompute(
+    model: torch.nn.Module | None,
+    mode: str = "full",
+    every: int = 1,
+    layers: Iterable[torch.nn.Module] | None = None,
+) -> torch.nn.Module | None:
     """Lets the layers of `model` recompute their activations in the backward pass; returns it.
 
     mode    "none", "full" or "selective"
@@ -57,7 +63,7 @@ def recompute(model, mode="full", every=1, layers=None):
     return model
 
 
-def is_recomputed(layer):
+def is_recomputed(layer: torch.nn.Module) -> bool:
     """Whether `recompute` has changed this layer."""
     return isinstance(layer.__dict__.get("forward"), _Recomputed)
 

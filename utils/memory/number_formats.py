@@ -80,14 +80,16 @@ FORMATS = {
 }
 
 
-def spacing(x, form: Format):
+def spacing(x: torch.Tensor | float, form: Format) -> torch.Tensor:
     """The distance between neighbours of `form` where x is; fp64, in the shape of x."""
     _, power = torch.frexp(_doubles(x))  # |x| = m · 2^power with m in [0.5, 1)
     power = (power - 1).clamp(min=1 - form.bias)  # below: subnormals, all equally far apart
     return torch.ldexp(torch.ones_like(power, dtype=torch.float64), power - form.mantissa)
 
 
-def round_to(x, form: Format, stochastic: torch.Generator | None = None):
+def round_to(
+    x: torch.Tensor | float, form: Format, stochastic: torch.Generator | None = None
+) -> torch.Tensor:
     """x rounded to numbers that `form` can hold, in the dtype of x (a number: fp64).
 
     To the nearest, and to the one with an even mantissa where two are equally near. Given a

@@ -19,7 +19,9 @@ import os
 import tempfile
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -40,7 +42,7 @@ class Moved:
 
 
 @contextmanager
-def offloaded_activations(min_bytes=4096, folder=None):
+def offloaded_activations(min_bytes: int = 4096, folder: str | None = None) -> Iterator[Moved]:
     """What autograd saves inside `with` goes out, and comes back when the backward pass reads it.
 
     min_bytes  smaller storages stay: a copy would cost more than it saves
@@ -202,7 +204,13 @@ class OffloadedOptimizer:
     left alone. After the parameters were loaded from elsewhere call `refresh`.
     """
 
-    def __init__(self, make, parameters, folder=None, together=2**25):
+    def __init__(
+        self,
+        make: Callable[[list[torch.Tensor]], Any],
+        parameters: Iterable[torch.nn.Parameter],
+        folder: str | None = None,
+        together: int = 2**25,
+    ):
         self.parameters = [p for p in parameters if p.requires_grad]
         if not self.parameters:
             raise ValueError("no parameter wants a gradient: there is nothing to optimize")
@@ -216,19 +224,19 @@ class OffloadedOptimizer:
         self.inner = make(self.masters)
 
     @property
-    def parts(self):
+    def parts(self) -> list[torch.optim.Optimizer]:
         return getattr(self.inner, "parts", [self.inner])
 
     @property
-    def param_groups(self):
+    def param_groups(self) -> list[dict]:
         return [group for part in self.parts for group in part.param_groups]
 
     @property
-    def state(self):
+    def state(self) -> dict[torch.Tensor, dict]:
         return {master: kept for part in self.parts for master, kept in part.state.items()}
 
     @torch.no_grad()
-    def step(self):
+    def step(self) -> None:
         """Gradients go out, the inner optimizer steps there, the new values come back."""
         for bunch in self._bunches():
             for parameter, master in bunch:
@@ -240,7 +248,7 @@ class OffloadedOptimizer:
                 _local(parameter).copy_(master)
                 self._put_out(master)
 
-    def zero_grad(self, set_to_none=True):
+    def zero_grad(self, set_to_none: bool = True) -> None:
         for parameter in self.parameters:
             if set_to_none:
                 parameter.grad = None
@@ -248,7 +256,7 @@ class OffloadedOptimizer:
                 parameter.grad.zero_()
 
     @torch.no_grad()
-    def refresh(self):
+    def refresh(self) -> None:
         """Takes the parameters' values as the new masters."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.copy_(_local(parameter))

@@ -11,7 +11,9 @@ Mixed precision and loss scaling: Micikevicius et al., arXiv:1710.03740, section
 """
 
 import math
-from contextlib import nullcontext
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,17 +28,17 @@ DTYPES = {
 PRECISIONS = tuple(DTYPES)
 
 
-def is_mixed(precision):
+def is_mixed(precision: str) -> bool:
     """Whether matrix products are computed in fewer bits than the weights have."""
     return DTYPES[precision].itemsize == 2
 
 
-def weight_format(precision):
+def weight_format(precision: str) -> torch.dtype:
     """The format of weights, gradients and optimizer: fp32, or fp64 where that is asked for."""
     return torch.float32 if is_mixed(precision) else DTYPES[precision]
 
 
-def autocast(precision, device):
+def autocast(precision: str, device: torch.device | str) -> AbstractContextManager:
     """A context manager for the forward pass; it may be entered again and again."""
     if not is_mixed(precision):
         return nullcontext()
@@ -57,7 +59,13 @@ class LossScaler:
         stepped = scaler.step(optimizer)         # False: skipped, on every rank
     """
 
-    def __init__(self, precision, device, initial=2.0**16, growth_interval=2000):
+    def __init__(
+        self,
+        precision: str,
+        device: torch.device | str,
+        initial: float = 2.0**16,
+        growth_interval: int = 2000,
+    ):
         self.enabled = precision == "fp16"
         self.device = torch.device(device)
         self._scaler = torch.amp.GradScaler(
@@ -69,14 +77,14 @@ class LossScaler:
         self._seen = None
 
     @property
-    def factor(self):
+    def factor(self) -> float:
         """What the loss is multiplied by at present."""
         return self._scaler.get_scale()
 
-    def scale(self, loss):
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
         return self._scaler.scale(loss)
 
-    def unscale_(self, parameters):
+    def unscale_(self, parameters: Iterable[torch.Tensor]) -> None:
         """Divides the gradients of this rank's parameters (plain tensors) by the scale."""
         if self.enabled:
             self._spread_overflow([p.grad for p in parameters if p.grad is not None])
@@ -96,7 +104,7 @@ class LossScaler:
         if overflow.item():
             gradients[0].fill_(math.inf)
 
-    def step(self, optimizer):
+    def step(self, optimizer: Any) -> bool:
         """Steps the optimizer, or skips it; returns whether it stepped."""
         if not self.enabled:
             optimizer.step()
@@ -106,12 +114,12 @@ class LossScaler:
         self._scaler.update()
         return self.factor >= before
 
-    def state_dict(self):
+    def state_dict(self) -> dict:
         """The scale and the number of steps since its last change; {} where nothing is scaled."""
         state = self._scaler.state_dict()
         return {name: state[name] for name in ("scale", "_growth_tracker") if state}
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict) -> None:
         """Takes what `state_dict` gave; a run in another precision has none and changes nothing."""
         if state and self.enabled:
             self._scaler.load_state_dict({**self._scaler.state_dict(), **state})

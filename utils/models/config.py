@@ -183,7 +183,7 @@ class GPTConfig(DecoderSizes):
 
     # ---- cost, by formula
 
-    def matmul_parameter_count(self):
+    def matmul_parameter_count(self) -> int:
         """The parameters that multiply every token: all matrices but the embedding's lookup.
 
         Of the experts only those count that compute a token.
@@ -199,12 +199,12 @@ class GPTConfig(DecoderSizes):
         """The matrices of one expert, or of the one MLP of a block."""
         return 3 * self.hidden_size * self.mlp_size
 
-    def parameter_count(self):
+    def parameter_count(self) -> int:
         """All parameters; tied embeddings count once."""
         idle = 0 if self.experts is None else self.experts - self.experts_per_token
         return self.active_parameter_count() + self.layers * idle * self._expert_parameter_count()
 
-    def active_parameter_count(self):
+    def active_parameter_count(self) -> int:
         """All parameters but those of the experts that a token does not use."""
         biases = 0
         if self.attention_bias:
@@ -215,7 +215,7 @@ class GPTConfig(DecoderSizes):
         lookup = 0 if self.tie_embeddings else self.vocab_size * self.hidden_size
         return self.matmul_parameter_count() + lookup + norms + self.layers * biases
 
-    def flops_per_token(self, seq, causal=False):
+    def flops_per_token(self, seq: int, causal: bool = False) -> float:
         """Floating-point operations of one training step (forward and backward) per token.
 
         6 per matmul parameter (2 forward, 4 backward), and 12 · layers · heads · head size · seq
@@ -233,7 +233,7 @@ class GPTConfig(DecoderSizes):
 
     # ---- Hugging Face's config.json
 
-    def to_hf(self):
+    def to_hf(self) -> dict:
         """The dictionary of config.json, as transformers 5 writes it."""
         scaling = dict(self.rope_scaling or {"rope_type": "default"})
         eos = self.eos_token_id
@@ -252,7 +252,7 @@ class GPTConfig(DecoderSizes):
         }
 
     @classmethod
-    def from_hf(cls, hf):
+    def from_hf(cls, hf: dict) -> "GPTConfig":
         """A GPTConfig from config.json's dictionary. Raises ValueError for what is neither Llama
         nor Mixtral."""
         _refuse_other_models(hf)

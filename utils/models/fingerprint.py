@@ -9,6 +9,7 @@ model. Weights that were rounded to fewer bits are another one.
 """
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -36,14 +37,14 @@ class Fingerprint:
     def __init__(self):
         self._digests = {}
 
-    def add(self, name, shape, blocks):
+    def add(self, name: str, shape: Sequence[int], blocks: Iterable[torch.Tensor]) -> None:
         """A tensor of this shape, whose rows come in `blocks`, one after the other."""
         digest = hashlib.sha256(str(list(shape)).encode())
         for rows in blocks:
             digest.update(rows.to("cpu", torch.float32).contiguous().numpy())
         self._digests[name] = digest.hexdigest()
 
-    def hexdigest(self):
+    def hexdigest(self) -> str:
         total = hashlib.sha256()
         for name in sorted(self._digests):
             total.update(f"{name}:{self._digests[name]}\n".encode())

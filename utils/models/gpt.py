@@ -20,6 +20,7 @@ arXiv:2305.13245. With `experts` in the config each block has a mixture of exper
 
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,14 +74,14 @@ def rotary_tables(
 class RMSNorm(nn.RMSNorm):
     """torch's layer, with a gradient that is faster on a CPU."""
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
     """Causal grouped-query attention: H query heads share K key-value heads."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.head_size = config.head_size
         queries = config.heads * config.head_size
@@ -90,13 +91,17 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
 
-    def forward(self, x, cos, sin, cache=None):
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: Any = None
+    ) -> torch.Tensor:
         """cache: None, or what keeps the keys and values of earlier positions; see `Decoder`."""
         q, k, v = self.project(x, cos, sin)
         y = causal_attention(q, k, v) if cache is None else cache.attend(q, k, v)
         return self.o_proj(y)  # (B, T, C)
 
-    def project(self, x, cos, sin):
+    def project(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries (B, T, H, D), keys and values (B, T, K, D), turned to their positions."""
         B, T, _ = x.shape
         # the number of heads is read from the weights' output: a rank may hold only some of them
@@ -121,24 +126,24 @@ def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.gate_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=config.mlp_bias)
         self.up_proj = nn.Linear(config.hidden_size, config.mlp_size, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.mlp_size, config.hidden_size, bias=config.mlp_bias)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.project(x)
         return self.down_proj(F.silu(gate) * up)  # (B, T, C)
 
-    def project(self, x):
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.gate_proj(x), self.up_proj(x)  # (B, T, M) each
 
 
 class Block(nn.Module):
     """One layer: attention, then the MLP, each normalized first and added to what came in."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.self_attn = Attention(config)
         if config.experts is None:
@@ -148,11 +153,13 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
-    def forward(self, x, cos, sin, *cache):
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *cache: Any
+    ) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
         return x + self.feed_forward(self.post_attention_layernorm(x))  # (B, T, C)
 
-    def feed_forward(self, x):
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.mlp(x) if hasattr(self, "mlp") else self.block_sparse_moe(x)
 
 
@@ -167,12 +174,20 @@ class Decoder(nn.Module):
     norm          None: the hidden states go to another stage
     """
 
-    def __init__(self, config, embed_tokens, layers, norm):
+    def __init__(
+        self,
+        config: GPTConfig,
+        embed_tokens: nn.Module | None,
+        layers: nn.Module,
+        norm: nn.Module | None,
+    ):
         super().__init__()
         self.config = config
         self.embed_tokens, self.layers, self.norm = embed_tokens, layers, norm
 
-    def forward(self, x, length=None, cache=None):
+    def forward(
+        self, x: torch.Tensor, length: int | None = None, cache: Any = None
+    ) -> torch.Tensor:
         """Tokens (B, T), or hidden states (B, T, C) where there is no embedding -> (B, T, C).
 
         length  positions of the whole sequence, where x has only some of them (sequence
@@ -206,7 +221,7 @@ class Decoder(nn.Module):
 class GPT(nn.Module):
     """The whole language model. Its initial weights come from torch's global random numbers."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.config = config
         self.model = Decoder(
@@ -219,13 +234,13 @@ class GPT(nn.Module):
         self.tie()
         self.initialize()
 
-    def tie(self):
+    def tie(self) -> None:
         """One matrix for the first and the last layer, where the config asks for it."""
         if self.config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     @torch.no_grad()
-    def initialize(self):
+    def initialize(self) -> None:
         """Normal weights of 0.02, less where a block adds to the residual stream (GPT-2, 2.3)."""
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):

@@ -22,6 +22,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from utils.models.config import GPTConfig
+
 # ---- 1. the router's choice
 
 
@@ -124,13 +126,13 @@ def compute_here(
 class Expert(nn.Module):
     """A SwiGLU MLP under Mixtral's names: w2(silu(w1(x)) * w3(x))."""
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.w1 = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
         self.w2 = nn.Linear(config.mlp_size, config.hidden_size, bias=False)
         self.w3 = nn.Linear(config.hidden_size, config.mlp_size, bias=False)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.w2(F.silu(self.w1(x)) * self.w3(x))  # (n, C)
 
 
@@ -149,7 +151,7 @@ class MoE(nn.Module):
                          tokens, `compute_here` or over several ranks
     """
 
-    def __init__(self, config):
+    def __init__(self, config: GPTConfig):
         super().__init__()
         self.count, self.chosen_per_token = config.experts, config.experts_per_token
         self.gate = nn.Linear(config.hidden_size, config.experts, bias=False)
@@ -163,7 +165,7 @@ class MoE(nn.Module):
         """A copy begins without the results of a pass, which copy.deepcopy would refuse."""
         return {**super().__getstate__(), **dict.fromkeys(("counts", "dropped", "balance_loss"))}
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         chosen, weights, probabilities = choose(
             self.router_logits(x), self.chosen_per_token, self.bias
         )
@@ -184,7 +186,7 @@ class MoE(nn.Module):
             y = _WithLoss.apply(y, self.balance_loss, self.balance_weight * len(x))
         return y.view_as(x).to(x.dtype)
 
-    def router_logits(self, x):
+    def router_logits(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, E), never below fp32: rounding would change which expert is chosen."""
         with torch.autocast(x.device.type, enabled=False):
             return F.linear(_at_least_fp32(x), _at_least_fp32(self.gate.weight))

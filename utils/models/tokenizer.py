@@ -11,6 +11,7 @@ a text.
 """
 
 import json
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,14 +38,14 @@ class Tokenizer:
            None where there is none, as with bytes
     """
 
-    def __init__(self, model=None):
+    def __init__(self, model: HFTokenizer | None = None):
         self.model = model  # a tokenizers.Tokenizer, or None: tokens are bytes
         self.size = BYTES if model is None else max(model.get_vocab().values()) + 1
         self.end = None if model is None else model.token_to_id(END)
         self._splits = self.end is not None  # "<|end|>" in a text is a token
 
     @classmethod
-    def load(cls, folder):
+    def load(cls, folder: Path | str) -> "Tokenizer":
         """The tokenizer of a checkpoint folder; bytes where it has none.
 
         Raises CheckpointError (a ValueError) for a folder that is missing or a damaged file.
@@ -64,7 +65,7 @@ class Tokenizer:
         return tokenizer
 
     @classmethod
-    def train(cls, texts, size):
+    def train(cls, texts: Iterable[str], size: int) -> "Tokenizer":
         """A byte-level BPE of `size` tokens, "<|end|>" among them, learned from the texts."""
         if size <= BYTES:
             raise ValueError(f"size {size} is too small: a tokenizer takes {BYTES + 1} or more")
@@ -85,7 +86,7 @@ class Tokenizer:
         model.train_from_iterator(texts, trainer)
         return cls(model)
 
-    def encode(self, text):
+    def encode(self, text: str) -> list[int]:
         """A string -> a list of ids. "<|end|>" in it becomes that token, where there is one."""
         if self.model is None:
             return list(text.encode("utf-8"))
@@ -98,7 +99,7 @@ class Tokenizer:
             ids.extend(self.model.encode(part, add_special_tokens=False).ids)
         return ids
 
-    def decode(self, ids):
+    def decode(self, ids: torch.Tensor | Sequence[int]) -> str:
         """Ids (a list or a 1-D tensor) -> a string. Bytes that are no UTF-8 are marked �.
 
         Raises ValueError for an id that is no token.
@@ -111,7 +112,7 @@ class Tokenizer:
             return bytes(ids).decode("utf-8", errors="replace")
         return self.model.decode(ids, skip_special_tokens=False)
 
-    def byte_lengths(self):
+    def byte_lengths(self) -> torch.Tensor:
         """How many bytes each token stands for, int64 (size,).
 
         Raises ValueError for a tokenizer that is not byte-level: its tokens are not made of bytes.
@@ -130,7 +131,7 @@ class Tokenizer:
             lengths[id] = len(added[id].content.encode() if id in added else token)
         return lengths
 
-    def save(self, folder):
+    def save(self, folder: Path | str) -> None:
         """Writes Hugging Face's tokenizer files into a folder that is there; none for bytes."""
         if self.model is None:
             return
@@ -155,13 +156,13 @@ def _end_of(config, size):
 
 
 @lru_cache(maxsize=8)
-def facts(folder):
+def facts(folder: Path | str) -> tuple[int, int | None]:
     """(number of tokens, id of the end token or None) of a folder's tokenizer."""
     tokenizer = Tokenizer.load(folder)
     return tokenizer.size, tokenizer.end
 
 
-def same(folder, other):
+def same(folder: Path | str, other: Path | str) -> bool:
     """Whether two folders hold the same tokenizer."""
     files = [Path(each) / hf_format.TOKENIZER for each in (folder, other)]
     there = [json.loads(file.read_text()) if file.exists() else None for file in files]

@@ -13,6 +13,7 @@ read it. It imports no torch, because the engine's leader has none.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from utils.models.config import GPTConfig
 from utils.shares import shares
@@ -64,7 +65,7 @@ class Cut:
             return tuple(whole) if self.sizes[rank] else None
         return (*whole[: self.dim], self.sizes[rank], *whole[self.dim + 1 :])
 
-    def part(self, rank: int, first: int, rows):
+    def part(self, rank: int, first: int, rows: Any) -> Any:
         """What this rank has of some rows, of which the whole one is number `first`; or None."""
         if self.dim is None:
             return rows if self.sizes[rank] else None

@@ -19,6 +19,7 @@ their tokens were all here. Where dense gradients are averaged over dp = edp · 
 are averaged over edp, and divided by ep besides.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -127,12 +128,18 @@ class AllToAll(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, rows, send, receive, group):
+    def forward(
+        ctx,
+        rows: torch.Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        group: dist.ProcessGroup | None,
+    ) -> torch.Tensor:
         ctx.send, ctx.receive, ctx.group = send, receive, group
         return _all_to_all(rows, send, receive, group)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return _all_to_all(gradient, ctx.receive, ctx.send, ctx.group), None, None, None
 
 

@@ -10,7 +10,8 @@ is cut as its parameter is.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,7 +61,7 @@ def full_size(parameter: nn.Parameter) -> int:
     return parameter.numel() // parameter.shape[split.dim] * sum(split.sizes)
 
 
-def split_of(parameter):
+def split_of(parameter: torch.Tensor) -> Any:
     """The slice that tensor parallelism cut out of it (`utils.parallel.tensor.Split`), or None."""
     return getattr(parameter, "tp_split", None)
 
@@ -106,7 +107,7 @@ class OnRankZero:
     All ranks make it, and then ask for the same names in the same order.
     """
 
-    def __init__(self, named, device, scattered):
+    def __init__(self, named: dict[str, nn.Parameter], device: torch.device, scattered: bool):
         self.named, self.device, self.holders = named, device, None
         if scattered:
             held = [None] * dist.get_world_size()
@@ -114,7 +115,9 @@ class OnRankZero:
             # of the ranks that have a tensor the first one sends it
             self.holders = {n: r for r, names in reversed([*enumerate(held)]) for n in names}
 
-    def bring(self, name, tensor, shape, dtype):
+    def bring(
+        self, name: str, tensor: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor | None:
         """The whole tensor on rank 0; on the others what they have of it, or None.
 
         tensor   a parameter, or a state of the optimizer, of this rank; None without `name` here

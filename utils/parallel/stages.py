@@ -120,7 +120,7 @@ class Stage(nn.Module):
     # C), so `Pipeline` sets it for each micro-batch. None: as many as the input has.
     length: int | None = None
 
-    def __init__(self, model: GPT, layers: range, is_first=False, is_last=False):
+    def __init__(self, model: GPT, layers: range, is_first: bool = False, is_last: bool = False):
         super().__init__()
         self.config, self.is_first, self.is_last = model.config, is_first, is_last
         whole = model.model
@@ -132,7 +132,7 @@ class Stage(nn.Module):
         )
         self.lm_head = model.lm_head if is_last else None
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.model(x, self.length)
         return x if self.lm_head is None else self.lm_head(x)
 
@@ -230,19 +230,21 @@ class SleepingStage(nn.Module):
         self.seconds = forward, backward, backward / 2 if weight is None else weight
         self.scale = nn.Parameter(torch.ones(()))  # something to learn: x has a gradient then
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Sleep.apply(x * self.scale, *self.seconds)
 
     @staticmethod
-    def loss(x, y):
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (x - y).sum()
 
     @staticmethod
-    def boundary(x):
+    def boundary(x: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
         return x.shape, x.dtype
 
 
-def sleeping_micro_batches(count: int, device="cpu") -> list[tuple[torch.Tensor, torch.Tensor]]:
+def sleeping_micro_batches(
+    count: int, device: torch.device | str = "cpu"
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Micro-batches of one number."""
     return [(torch.ones(1, device=device), torch.zeros(1, device=device)) for _ in range(count)]
 

@@ -63,15 +63,15 @@ class Split:
     sizes: tuple[int, ...]  # each rank's length on it, in the order of axis.ranks
 
     @property
-    def start(self):
+    def start(self) -> int:
         return sum(self.sizes[: self.axis.index])
 
-    def part(self, whole):
+    def part(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole tensor: a view."""
         return whole.narrow(self.dim, self.start, self.sizes[self.axis.index])
 
     @torch.no_grad()
-    def full_tensor(self, part):
+    def full_tensor(self, part: torch.Tensor) -> torch.Tensor:
         """The whole tensor on every rank of the axis, each of which gives its part."""
         shape = list(part.shape)
         shape[self.dim] = max(self.sizes)
@@ -123,11 +123,11 @@ class RowLinear(nn.Module):
     `weight` (outputs, inputs of this rank). The bias is not split: it is added once, to the sum.
     """
 
-    def __init__(self, weight, bias, region):
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region):
         super().__init__()
         self.weight, self.bias, self.region = weight, bias, region
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.region.leave(F.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
@@ -139,12 +139,12 @@ class SharedHeads(nn.Module):
     The gradient of the matrix is the sum over the ranks, which takes an all-reduce of its own.
     """
 
-    def __init__(self, linear, axis, head_size, heads):
+    def __init__(self, linear: nn.Linear, axis: Axis, head_size: int, heads: Sequence[int]):
         super().__init__()
         self.weight, self.bias, self.axis = linear.weight, linear.bias, axis
         self.head_size, self.heads = head_size, heads
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         weight = self._pick(self.weight)
         return F.linear(x, weight, None if self.bias is None else self._pick(self.bias))
 
@@ -159,12 +159,12 @@ class SharedHeads(nn.Module):
 class VocabularyEmbedding(nn.Module):
     """An nn.Embedding whose rows are split: `weight` (V_local, C)."""
 
-    def __init__(self, weight, region):
+    def __init__(self, weight: nn.Parameter, region: Region):
         super().__init__()
         self.weight, self.region = weight, region
         self.start = weight.tp_split.start
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """(B, T) -> (B, T, C), or this rank's positions of it."""
         local = tokens - self.start
         elsewhere = (local < 0) | (local >= self.weight.shape[0])
@@ -175,12 +175,12 @@ class VocabularyEmbedding(nn.Module):
 class VocabularyLinear(nn.Module):
     """The last matrix, split by rows: `weight` (V_local, C)."""
 
-    def __init__(self, weight, bias, region):
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, region: Region):
         super().__init__()
         self.weight, self.bias, self.region = weight, bias, region
         self.axis, self.sizes = weight.tp_split.axis, weight.tp_split.sizes
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C), or this rank's positions of it -> logits of its own words (B, T, V_local)."""
         return F.linear(self.region.enter(x), self.weight, self.bias)
 

@@ -30,17 +30,17 @@ all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_te
 class Region:
     """How values get into and out of the layers that `axis` shares."""
 
-    def __init__(self, axis, sequence_parallel=False):
+    def __init__(self, axis: Axis, sequence_parallel: bool = False):
         self.axis, self.sequence_parallel = axis, sequence_parallel
         self.length = None  # positions of the whole sequence; a part of it does not tell
 
-    def enter(self, x):
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C), or this rank's positions of it -> (B, T, C)."""
         if self.sequence_parallel:
             return gather_to_region(x, self.axis, self.length)
         return copy_to_region(x, self.axis)
 
-    def leave(self, x):
+    def leave(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C), to be added up over the ranks -> the sum, or this rank's positions of it."""
         if self.sequence_parallel:
             self.length = x.shape[1]

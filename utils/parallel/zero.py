@@ -325,7 +325,7 @@ class ShardedMuon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self):
+    def step(self) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -46,7 +46,7 @@ class WeightGradientsLater:
             F.linear = _plain
 
     @torch.no_grad()
-    def add(self):
+    def add(self) -> None:
         """Adds every gradient that waits to its parameter's `.grad`, and forgets its inputs."""
         while self.waiting:
             self.waiting.pop()()

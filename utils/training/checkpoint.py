@@ -9,20 +9,24 @@ The files hold whole tensors, so what N ranks wrote, sharded or not, opens on an
 pickle, so nothing is run when a checkpoint is read. The folder appears whole or not at all.
 """
 
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
 import torch
 from safetensors.torch import save_file
 
 from utils.models import hf_format
 from utils.models.config import GPTConfig
+from utils.models.gpt import GPT
 from utils.models.hf_format import CheckpointError
-from utils.training.optimizer import state_shapes
+from utils.training.optimizer import Optimizers, state_shapes
 
 OPTIMIZER = "optimizer.safetensors"
 TRAINING = "training.json"
 FORMAT = 1  # of training.json; raised when an older reader would misread a newer file
 
 
-def save(folder, model, optimizer, run):
+def save(folder: Path | str, model: GPT, optimizer: Optimizers, run: dict) -> None:
     """Writes model, optimizer (`Optimizers`) and `run`, a JSON dictionary with at least "step".
 
     Call it on one rank only, where that rank holds the whole state; `save_parts` is for the rest.
@@ -31,7 +35,14 @@ def save(folder, model, optimizer, run):
     _write(folder, model, dict(model.named_parameters()), optimizer.named_state(), run)
 
 
-def save_parts(folder, model, weights, state, run, writes):
+def save_parts(
+    folder: Path | str,
+    model: GPT,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    state: Iterable[tuple[str, torch.Tensor]],
+    run: dict,
+    writes: bool,
+) -> None:
     """The same where ranks hold parts: all of them call it, and one of them `writes`.
 
     weights, state   iterators over (name, whole tensor); going through them is what gathers the
@@ -60,7 +71,7 @@ def _write(folder, model, weights, state, run):
         raise CheckpointError(f"checkpoint {folder} could not be written: {error}") from None
 
 
-def read_run(folder):
+def read_run(folder: Path | str) -> dict:
     """training.json of a folder that `save` wrote, as a dict: step, options and so on."""
     folder = hf_format.recover(folder)
     if not folder.exists():
@@ -79,7 +90,7 @@ def read_run(folder):
     return run
 
 
-def load(folder, model, optimizer):
+def load(folder: Path | str, model: GPT, optimizer: Optimizers) -> dict:
     """Reads a saved run into a model and a fresh optimizer of the same kind; returns `run`.
 
     Everything is checked before anything is changed. Also sets torch's random numbers on the CPU.
@@ -90,7 +101,7 @@ def load(folder, model, optimizer):
     return run
 
 
-def load_weights(folder, model, kind):
+def load_weights(folder: Path | str, model: GPT, kind: str) -> dict:
     """The first half of `load`: the weights of a model that is still whole, before it is split.
 
     kind   of the optimizer that `read_state` is for; it is checked too.
@@ -120,13 +131,13 @@ def load_weights(folder, model, kind):
     return run
 
 
-def hand_out(folder, put):
+def hand_out(folder: Path | str, put: Callable[[str, torch.Tensor], None]) -> None:
     """put(name, whole tensor) for every weight of a checkpoint, one at a time."""
     for name, tensor in hf_format.read_tensors(hf_format.read_headers(folder)):
         put(name, tensor)
 
 
-def read_state(folder):
+def read_state(folder: Path | str) -> Iterator[tuple[str, torch.Tensor]]:
     """The second half: yields ("<parameter name>/<key>", whole tensor) of the optimizer's state."""
     return hf_format.read_tensors(_state_headers(hf_format.recover(folder)))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from utils.cli import check_options, option, parse_flags
 from utils.data import corpus
@@ -362,7 +363,7 @@ def check_ranks(config: TrainConfig, world_size: int) -> None:
 # ---- where a configuration comes from
 
 
-def resumed(folder: str, **changes) -> TrainConfig:
+def resumed(folder: str, **changes: Any) -> TrainConfig:
     """The TrainConfig to continue the run saved in `folder`, with some options changed."""
     saved = checkpoint.read_run(folder).get("config", {})
     unknown = set(saved) - {entry.name for entry in fields(TrainConfig)}

@@ -13,26 +13,29 @@ that DeepSpeed would build there (its own Adam, shared-memory collectives) are n
 import math
 import os
 import warnings
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 from torch.nn.utils import get_total_norm
 
-from utils.memory.checkpointing import recompute
+from utils.memory.checkpointing import recompute as recompute_layers
 from utils.memory.offload import offloaded_activations
 from utils.memory.precision import DTYPES, is_mixed
-from utils.models.gpt import cross_entropy
+from utils.models.gpt import GPT, cross_entropy
 from utils.models.moe import set_balance
 from utils.parallel.full_tensor import full_model
+from utils.parallel.mesh import Mesh
 from utils.training import checkpoint
 from utils.training.optimizer import STATE, make_optimizer
 
 MOMENTS = [key for key in STATE[torch.optim.AdamW] if key != "step"]
 
 
-def import_deepspeed(device):
+def import_deepspeed(device: torch.device) -> ModuleType:
     """The package, made ready for a run. Raises ValueError where it is not installed."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -53,67 +56,114 @@ def import_deepspeed(device):
     return deepspeed
 
 
-def settings(config, device, world_size):
-    """DeepSpeed's dictionary for a TrainConfig."""
+def settings(
+    device: torch.device,
+    ranks: int,
+    parameters: int,
+    *,
+    zero_stage: int,
+    accumulation_steps: int = 1,
+    clip: float = 1.0,
+    precision: str = "fp32",
+    offload: Collection[str] = (),
+) -> dict:
+    """DeepSpeed's dictionary.
+
+    parameters           of the whole model
+    accumulation_steps   micro-batches of a step
+    offload              "optimizer" and "parameters", what of these the host keeps
+    """
     pinned = {"device": "cpu", "pin_memory": device.type == "cuda"}
     # values that travel together, as with DDP about 25 MB; DeepSpeed's own 500 million are buffers
     # of 2 GB even for a small model
-    bucket = min(2**23, config.model_config().parameter_count())
+    bucket = min(2**23, parameters)
     zero = {
-        "stage": config.zero_stage(),
+        "stage": zero_stage,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
         "stage3_prefetch_bucket_size": bucket,
         "stage3_param_persistence_threshold": 0,  # small parameters are sharded too
     }
-    if "optimizer" in config.offloads():
+    if "optimizer" in offload:
         zero["offload_optimizer"] = pinned
-    if "parameters" in config.offloads():
+    if "parameters" in offload:
         zero.update(offload_param=pinned, offload_optimizer=pinned)
     result = {
         "train_micro_batch_size_per_gpu": 1,  # only the product of the three is looked at
-        "gradient_accumulation_steps": config.accumulation_steps(),
-        "train_batch_size": config.accumulation_steps() * world_size,
-        "gradient_clipping": config.clip,
+        "gradient_accumulation_steps": accumulation_steps,
+        "train_batch_size": accumulation_steps * ranks,
+        "gradient_clipping": clip,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**62,
     }
-    if is_mixed(config.precision):  # as torch does it: weights in fp32, matmuls under autocast
-        name = str(DTYPES[config.precision]).removeprefix("torch.")
+    if is_mixed(precision):  # as torch does it: weights in fp32, matmuls under autocast
+        name = str(DTYPES[precision]).removeprefix("torch.")
         result["torch_autocast"] = {"enabled": True, "dtype": name}
     return result
 
 
 class DeepSpeedEngine:
-    """Every rank's part of a step, done by DeepSpeed."""
+    """Every rank's part of a step, done by DeepSpeed, which has AdamW and these options:
+
+    zero_stage           0 to 3
+    lr, weight_decay     of AdamW; lr is the peak
+    accumulation_steps   micro-batches of a step
+    clip                 the gradients' largest norm
+    precision, recompute as `utils.memory` names them
+    balance              weight of the experts' loss, for each token of a sequence
+    offload              what the host keeps: "optimizer", "parameters", "activations"
+    """
 
     counts = True  # no two ranks work on the same rows
+    kind = "adamw"
 
-    def __init__(self, model, config, device, mesh):
-        world_size = mesh.dp.size
+    def __init__(
+        self,
+        model: GPT,
+        mesh: Mesh,
+        device: torch.device,
+        *,
+        zero_stage: int = 0,
+        lr: float | None = None,
+        weight_decay: float = 0.0,
+        accumulation_steps: int = 1,
+        clip: float = 1.0,
+        precision: str = "fp32",
+        recompute: str = "none",
+        balance: float = 0.0,
+        offload: Collection[str] = (),
+    ):
+        self.world_size = mesh.dp.size
         self.deepspeed = import_deepspeed(device)
-        self.device, self.kind, self.stage = device, config.optimizer, config.zero_stage()
-        self.world_size, self.clip = world_size, config.clip
-        self.balance = config.balance / config.layers * config.seq
-        self.saved_tensors = nullcontext
-        if "activations" in config.offloads():
-            self.saved_tensors = offloaded_activations
-        recompute(model, config.recompute)  # DeepSpeed moves the model itself
-        optimizer = make_optimizer(model, "adamw", config.lr, weight_decay=config.weight_decay)
+        self.device, self.stage, self.clip, self.balance = device, zero_stage, clip, balance
+        self.saved_tensors = offloaded_activations if "activations" in offload else nullcontext
+        recompute_layers(model, recompute)  # DeepSpeed moves the model itself
+        optimizer = make_optimizer(model, self.kind, lr, weight_decay=weight_decay)
         self.adamw = optimizer.parts[0]  # torch's; with ZeRO its parameters become flat parts
         self.engine, *_ = self.deepspeed.initialize(
             model=model,
             optimizer=self.adamw,
-            config=settings(config, device, world_size),
+            config=settings(
+                device,
+                self.world_size,
+                model.config.parameter_count(),
+                zero_stage=zero_stage,
+                accumulation_steps=accumulation_steps,
+                clip=clip,
+                precision=precision,
+                offload=offload,
+            ),
             dist_init_required=False,
         )
         self.model = self.engine.module
 
     # ---- one step
 
-    def backward(self, micro_batches, global_tokens):
+    def backward(
+        self, micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor]], global_tokens: int
+    ) -> torch.Tensor:
         """Forward and backward passes of a step's micro-batches (x, y); returns their losses' sum.
 
         The gradients are averaged over the ranks, as with DDP, but never over the micro-batches
@@ -130,7 +180,7 @@ class DeepSpeedEngine:
             losses += loss.detach()
         return losses
 
-    def step(self, clip):
+    def step(self, clip: float) -> float:
         """Clipping, update and clearing in one; returns the gradients' norm before.
 
         `clip` is what DeepSpeed was told at the start.
@@ -142,24 +192,26 @@ class DeepSpeedEngine:
         self.engine.step()
         return float(self.engine.get_global_grad_norm() if norm is None else norm)
 
-    def set_rate(self, scale):
+    def set_rate(self, scale: float) -> None:
         for group in self.adamw.param_groups:
             group["lr"] = scale * group["peak_lr"]
 
-    def warm_up(self, micro_batches, global_tokens):
+    def warm_up(
+        self, micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor]], global_tokens: int
+    ) -> None:
         """Nothing: DeepSpeed does not change its order after the first pass."""
 
     @torch.no_grad()
-    def loss_sum(self, x, y):
+    def loss_sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The sum of the losses of these rows."""
         return cross_entropy(self.engine(x), y, reduction="sum")
 
-    def after_evaluation(self):
+    def after_evaluation(self) -> None:
         """Nothing: DeepSpeed lets go of what it gathered by itself."""
 
     # ---- the state as a whole
 
-    def weights(self):
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, whole tensor) of every parameter."""
         for name, parameter in self.model.named_parameters():
             if self.stage < 3:
@@ -168,7 +220,7 @@ class DeepSpeedEngine:
             with self.deepspeed.zero.GatheredParameters([parameter]):
                 yield name, parameter.detach().clone()
 
-    def optimizer_state(self):
+    def optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields ("<parameter name>/<key>", whole tensor); nothing before the first step."""
         if not any("exp_avg" in state for state in self.adamw.state.values()):
             return
@@ -189,12 +241,12 @@ class DeepSpeedEngine:
         """AdamW's counts of steps, all equal."""
         return [state["step"] for state in self.adamw.state.values() if "step" in state]
 
-    def save(self, folder, run, writes):
+    def save(self, folder: str, run: dict, writes: bool) -> None:
         run = {**run, "optimizer": self.kind}
         state = self.optimizer_state()
         checkpoint.save_parts(folder, self.model, self.weights(), state, run, writes)
 
-    def load(self, folder, run):
+    def load(self, folder: str, run: dict) -> None:
         """Takes the optimizer's state from a checkpoint. DeepSpeed makes the places for it in the
         first step, so one is done with learning rate 0, which changes no weight."""
         self.set_rate(0.0)
@@ -233,9 +285,9 @@ class DeepSpeedEngine:
             mine = padded.view(self.world_size, part)[dist.get_rank()]
             zero.safe_set_local_optimizer_state(parameter, mine, key)
 
-    def finished(self):
+    def finished(self) -> GPT | None:
         """The trained model on rank 0's CPU, None on the other ranks; ends DeepSpeed."""
-        recompute(self.model, "none")
+        recompute_layers(self.model, "none")
         model = full_model(self.model.config, self.weights())
         self.engine.destroy()
         return model

@@ -11,6 +11,8 @@ https://kellerjordan.github.io/posts/muon/).
     optimizer.zero_grad()
 """
 
+from collections.abc import Callable, Iterable, Sequence
+
 import torch
 
 LEARNING_RATES = {"muon": 0.02, "adamw": 3e-3}  # good peaks for about a million parameters
@@ -21,8 +23,13 @@ STATE = {  # what each optimizer keeps per parameter, besides a tensor of the pa
 
 
 def make_optimizer(
-    model, kind="muon", lr=None, adamw_lr=6e-3, weight_decay=0.0, muon=torch.optim.Muon
-):
+    model: torch.nn.Module | Iterable[tuple[str, torch.Tensor]],
+    kind: str = "muon",
+    lr: float | None = None,
+    adamw_lr: float = 6e-3,
+    weight_decay: float = 0.0,
+    muon: type[torch.optim.Optimizer] = torch.optim.Muon,
+) -> "Optimizers":
     """Optimizers for all parameters of a model, or of some: (name, parameter) pairs.
 
     kind          "muon" or "adamw"
@@ -45,12 +52,14 @@ def make_optimizer(
     return Optimizers(kind, parts, names)
 
 
-def is_block_matrix(name, parameter):
+def is_block_matrix(name: str, parameter: torch.Tensor) -> bool:
     """Whether Muon takes this parameter."""
     return parameter.ndim == 2 and ".layers." in f".{name}"
 
 
-def state_shapes(named, kind):
+def state_shapes(
+    named: Iterable[tuple[str, torch.Tensor]], kind: str
+) -> dict[str, tuple[int, ...]]:
     """{"<parameter name>/<key>": shape} of the state after a step, for (name, parameter) pairs."""
     return {
         f"{name}/{key}": () if key == "step" else tuple(parameter.shape)
@@ -76,7 +85,9 @@ def _adamw(parameters, lr, weight_decay):
 class Optimizers:
     """Several torch optimizers over disjoint parameters, stepped as one."""
 
-    def __init__(self, kind, parts, names):
+    def __init__(
+        self, kind: str, parts: Sequence[torch.optim.Optimizer], names: dict[torch.Tensor, str]
+    ):
         self.kind = kind
         self.parts = parts
         self.names = names  # {parameter: name}
@@ -84,25 +95,25 @@ class Optimizers:
             group["peak_lr"] = group["lr"]
 
     @property
-    def param_groups(self):
+    def param_groups(self) -> list[dict]:
         return [group for part in self.parts for group in part.param_groups]
 
-    def set_rate(self, scale):
+    def set_rate(self, scale: float) -> None:
         """Sets every learning rate to `scale` times its peak."""
         for group in self.param_groups:
             group["lr"] = scale * group["peak_lr"]
 
-    def step(self):
+    def step(self) -> None:
         for part in self.parts:
             part.step()
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 
     # ---- state by parameter name, for checkpoints
 
-    def named_state(self):
+    def named_state(self) -> dict[str, torch.Tensor]:
         """{"<parameter name>/<key>": tensor}; empty before the first step."""
         return {
             f"{self.names[parameter]}/{key}": value
@@ -110,7 +121,11 @@ class Optimizers:
             for key, value in part.state.get(parameter, {}).items()
         }
 
-    def load_named_state(self, tensors, part_of=None):
+    def load_named_state(
+        self,
+        tensors: dict[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        part_of: Callable[[torch.Tensor, str], torch.Tensor] | None = None,
+    ) -> None:
         """Takes what `named_state` gave, as pairs or as a dict; skips parameters it does not hold.
 
         part_of(tensor, parameter_name) makes of a whole tensor what this rank keeps of it.

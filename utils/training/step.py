@@ -43,6 +43,7 @@ from utils.parallel.tensor import loss_function
 from utils.parallel.zero import ShardedMuon
 from utils.training import checkpoint
 from utils.training.config import TrainConfig
+from utils.training.deepspeed import DeepSpeedEngine
 from utils.training.optimizer import make_optimizer, state_shapes
 
 MicroBatches = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -81,14 +82,26 @@ def make_engine(
     device: torch.device,
     mesh: Mesh,
     weights: Callable[[Put], None] | None = None,
-):
+) -> "DeepSpeedEngine | TorchEngine":
     """The engine that `config` asks for, over a whole model on the CPU, or on the meta device if
     `weights` hands out what to fill it with (see `utils.parallel.parallelize.fill_weights`)."""
-    if config.engine == "deepspeed":
-        from utils.training.deepspeed import DeepSpeedEngine  # its import takes seconds
-
-        return DeepSpeedEngine(model, config, device, mesh)
     offloaded = config.offloads()
+    balance = config.balance / config.layers * config.seq
+    if config.engine == "deepspeed":
+        return DeepSpeedEngine(
+            model,
+            mesh,
+            device,
+            zero_stage=config.zero_stage(),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            accumulation_steps=config.accumulation_steps(),
+            clip=config.clip,
+            precision=config.precision,
+            recompute=config.recompute,
+            balance=balance,
+            offload=offloaded,
+        )
     ranks = parallelize(
         model,
         mesh,
@@ -116,7 +129,7 @@ def make_engine(
         precision=config.precision,
         schedule=config.schedule,
         sequence_parallel=config.sequence_parallel,
-        balance=config.balance / config.layers * config.seq,
+        balance=balance,
         compile=config.compile,
         offload_activations="activations" in offloaded,
         offload_optimizer="optimizer" in offloaded,

@@ -36,13 +36,14 @@ from utils.memory.precision import autocast, weight_format
 from utils.models import hf_format
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
-from utils.parallel.mesh import make_mesh
+from utils.parallel.mesh import Axis, make_mesh
 from utils.parallel.parallelize import draw_weights
 from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
 from utils.shares import share
 from utils.training import checkpoint
 from utils.training.config import TrainConfig, check_ranks, parse
-from utils.training.step import make_engine
+from utils.training.deepspeed import DeepSpeedEngine
+from utils.training.step import TorchEngine, make_engine
 
 # ---- 1. small parts
 
@@ -66,7 +67,13 @@ def micro_batches(
 
 
 @torch.no_grad()
-def evaluate(engine, tokens, seq, dp, byte_lengths=None):
+def evaluate(
+    engine: DeepSpeedEngine | TorchEngine,
+    tokens: torch.Tensor,
+    seq: int,
+    dp: Axis,
+    byte_lengths: torch.Tensor | None = None,
+) -> tuple[float, float]:
     """The mean loss over the held-out tokens, shared out over the axis `dp`: (nats per token, bits
     per byte). byte_lengths: bytes of each token (V,); None: tokens are bytes.
     """
