@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from utils.choices import RECOMPUTE
 from utils.measure.memory import Memory
 from utils.memory.checkpointing import recompute
 from utils.models.config import GPTConfig
@@ -20,7 +21,6 @@ from utils.parallel.stages import make_stages
 from utils.parallel.tensor import loss_function, tensor_parallel
 from utils.parallel.zero import shard
 from utils.planner import MACHINES, Model, Strategy, plan
-from utils.planner.strategy import RECOMPUTE
 from utils.ranks import Ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from utils.choices import RECOMPUTE, ZERO
 from utils.measure import timing
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.planner import memory
-from utils.planner.strategy import OFFLOAD, RECOMPUTE, ZERO
+from utils.planner.strategy import OFFLOAD
 
 BILLION = 10**9
 

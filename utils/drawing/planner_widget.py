@@ -13,12 +13,13 @@ import html
 import io
 import os
 
+from utils.choices import RECOMPUTE
 from utils.drawing import figures
 from utils.planner.machine import MACHINES
 from utils.planner.model import MODELS
 from utils.planner.plan import Plan, plan
 from utils.planner.search import search
-from utils.planner.strategy import RECOMPUTE, Strategy
+from utils.planner.strategy import Strategy
 
 GPUS = tuple(2**n for n in range(3, 15))
 SIZES = (1, 2, 4, 8, 16, 32, 64)

@@ -3,7 +3,7 @@
 from matplotlib.patches import Rectangle
 
 from utils.drawing import figures
-from utils.planner.strategy import PRECISIONS
+from utils.planner.strategy import OPTIMIZERS, PRECISIONS
 
 KINDS = ("parameters", "gradients", "optimizer")
 TITLES = ("plain data parallel", "stage 1", "stage 2", "stage 3")
@@ -15,7 +15,7 @@ def who_holds_what(ranks: int = 4, precision: str = "bf16") -> None:
     The widths are bytes: with AdamW in mixed precision 2 + 2 + 12 a parameter.
     """
     weight, gradient, master = PRECISIONS[precision]
-    widths = (weight, gradient, master + 8)
+    widths = (weight, gradient, master + OPTIMIZERS["adamw"])
     _, panels = figures.plt.subplots(2, 2, figsize=figures.SIZES["normal"])
     for stage, axes in enumerate(panels.flat):
         for rank in range(ranks):

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-MODES = ("none", "full", "selective")
+from utils.choices import RECOMPUTE
 
 
 def _operators(*names):
@@ -46,14 +46,14 @@ def recompute(
 ) -> torch.nn.Module | None:
     """Lets the layers of `model` recompute their activations in the backward pass; returns it.
 
-    mode    "none", "full" or "selective"
+    mode    "none", "selective" or "full"
     every   1: all layers; k: layers 0, k, 2k …
     layers  modules to choose from; None: model.model.layers
 
     Random numbers (dropout) are drawn again as they were. Raises ValueError for an unknown mode.
     """
-    if mode not in MODES:
-        raise ValueError(f"recompute mode {mode!r} is not one of {', '.join(MODES)}")
+    if mode not in RECOMPUTE:
+        raise ValueError(f"recompute mode {mode!r} is not one of {', '.join(RECOMPUTE)}")
     if type(every) is not int or every < 1:
         raise ValueError(f"every {every!r} is not a whole number of at least 1")
     for index, layer in enumerate(model.model.layers if layers is None else layers):

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.planner.strategy import OFFLOAD, OPTIMIZERS, PRECISIONS, RECOMPUTE, ZERO
+from utils.choices import RECOMPUTE, ZERO
+from utils.planner.strategy import OFFLOAD, OPTIMIZERS, PRECISIONS
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "buffers")
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from utils.choices import RECOMPUTE
 from utils.planner.plan import Plan, evaluate, plans
 from utils.planner.strategy import Columns, Strategy, valid
 
@@ -9,7 +10,7 @@ from utils.planner.strategy import Columns, Strategy, valid
 CHOICES = {
     "interleave": (1, 2, 3, 4, 6, 8),
     "micro_batch": (1, 2, 4, 8, 16, 32),
-    "recompute": ("none", "selective", "full"),
+    "recompute": RECOMPUTE,
     "zero": (0, 1, 3),
     "sequence_parallel": (False, True),
     "schedule": ("1f1b",),

@@ -11,10 +11,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-RECOMPUTE = ("none", "selective", "full")
+from utils.choices import RECOMPUTE, ZERO
+
 OFFLOAD = ("none", "optimizer", "parameters")
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
-ZERO = (0, 1, 2, 3)
 # Bytes of one parameter: (weights, gradients, fp32 master copy that the optimizer keeps). "bf16" is
 # ZeRO's layout, that of DeepSpeed and Megatron; torch's autocast keeps the weights in fp32.
 PRECISIONS = {"fp32": (4, 4, 0), "bf16": (2, 2, 4)}

@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from utils.choices import OFFLOADS, RECOMPUTE
 from utils.cli import check_options, option, parse_flags
 from utils.data import corpus
-from utils.memory.checkpointing import MODES
 from utils.memory.precision import PRECISIONS
 from utils.models import tokenizer
 from utils.models.config import GPTConfig
 from utils.parallel import schedules
 from utils.training import checkpoint
 from utils.training.optimizer import LEARNING_RATES
-
-OFFLOADS = ("activations", "optimizer", "parameters")
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ class TrainConfig:
         "none",
         "activations that are computed again in the backward pass; full: all inside a block; "
         "selective: all but the outputs of matmuls and attention",
-        MODES,
+        RECOMPUTE,
     )
     offload: str = option(
         "none",
