@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from tests.serving.engines import ENDLESS, version_of
-from tests.serving.processes import PATIENCE, alive, children, until
+from tests.serving.processes import PATIENCE, alive, children, parent, until
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import SamplingParams, Unavailable
 from utils.serving.engine.version import LoadError
@@ -92,9 +92,11 @@ def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
 
 
 def test_without_restarts_an_engine_stays_down(version):
+    """Here the parent of the ranks is killed, and they with it."""
     with Engine(version, restarts=False) as engine:
         stream, pids = engine.submit([1], LONG), engine.pids
-        os.kill(pids[0], signal.SIGKILL)
+        assert parent(pids[0]) == parent(pids[1]) != os.getpid()
+        os.kill(parent(pids[0]), signal.SIGKILL)
         all_end([stream], "rank 0 of 2")
         with pytest.raises(Unavailable, match=r"the engine is down: rank 0 .* SIGKILL$"):
             engine.submit([1])

@@ -158,4 +158,4 @@ def test_killed_stub(server, client, before, model):
         server, client, before, [leader] + (old if model == "gpt_engine" else [])
     )
     assert set(pids(server)) == set(MODELS)
-    until(lambda: len(processes(server)) == 1 + len(MODELS) + 2)  # the old ones have gone
+    until(lambda: len(processes(server)) == 1 + len(MODELS) + 3)  # the old ones have gone

@@ -55,7 +55,7 @@ def load_first(server):
     """Version 1 serves again, alone; what ran before has gone."""
     server.load("gpt_engine")
     until(lambda: server.states("gpt_engine", "READY", "UNLOADING") == {1: "READY"})
-    until(lambda: len(processes(server)) == 1 + len(MODELS) + 2)
+    until(lambda: len(processes(server)) == 1 + len(MODELS) + 3)
 
 
 def ask(client, door):

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.serving.processes import PATIENCE, parent, until
+from tests.serving.processes import PATIENCE, children, parent, until
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
 from utils.paths import ROOT
@@ -152,14 +152,10 @@ def pids(server):
 
 
 def ranks(server):
-    """Process ids of the ranks, the engine's children, in order of their start."""
+    """Process ids of the ranks, the children of the engine's child, in order of their start."""
     leader = pids(server).get("gpt_engine")
-    children = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if parent(folder.name) == leader and b"python" in (folder / "cmdline").read_bytes():
-                children.append(int(folder.name))
-    return sorted(children)
+    parents = children(leader) if leader else []
+    return sorted(rank for parent in parents for rank in children(parent))
 
 
 class Reference:

@@ -83,49 +83,27 @@ def end(children: Iterable[Led], seconds: float) -> None:
         child.bury()
 
 
-class Child:
-    """A process in a session of its own, so that a terminal's or a notebook's Ctrl-C is for us.
+class Pipes:
+    """Lines to a process and lines of it, over two pipes.
 
-    output  "apart": lines of standard output are for `answer`, standard error for `last_words`;
-            "together": both are for `lines`; or a file that gets both
-    env     its environment; None: ours
-    fds     file descriptors that it inherits
+    errors  a file with what it writes to standard error
     """
 
-    def __init__(
-        self,
-        command: list[str],
-        *,
-        output: str | IO = "apart",
-        env: dict[str, str] | None = None,
-        fds: tuple[int, ...] = (),
-    ) -> None:
-        self._errors = tempfile.TemporaryFile() if output == "apart" else None  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if isinstance(output, str) else output,
-            stderr=subprocess.STDOUT if self._errors is None else self._errors,
-            env=env,
-            pass_fds=fds,
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
+    def __init__(self, to: IO | None, of: IO | None, errors: IO | None) -> None:
+        self._to, self._of, self._errors = to, of, errors
         self._heard = b""
-
-    # --- talking --------------------------------------------------------------------------------
 
     def say(self, line: bytes) -> None:
         """Writes a line to its standard input; ChildEnded if nobody reads there any more."""
         try:
-            self._process.stdin.write(line + b"\n")
-            self._process.stdin.flush()
+            self._to.write(line + b"\n")
+            self._to.flush()
         except (BrokenPipeError, ConnectionResetError):
             raise ChildEnded from None
 
     def fileno(self) -> int:
         """Of its standard output, for `select.poll`: when that is ready, call `hear`."""
-        return self._process.stdout.fileno()
+        return self._of.fileno()
 
     def hear(self) -> bytes | None:
         """Reads what has come: a whole line, or None where it is not whole yet; ChildEnded."""
@@ -152,7 +130,7 @@ class Child:
 
     def lines(self) -> Iterator[str]:
         """What it writes, line by line, until nobody is left who could write."""
-        with io.TextIOWrapper(self._process.stdout, errors="replace") as text:
+        with io.TextIOWrapper(self._of, errors="replace") as text:
             for line in text:
                 yield line.rstrip("\n")
 
@@ -162,19 +140,55 @@ class Child:
         lines = self._errors.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
-    # --- ending ---------------------------------------------------------------------------------
+    def hang_up(self, last: bytes = b"") -> None:
+        """Closes its standard input, after a last word."""
+        with contextlib.suppress(OSError, ValueError):
+            self._to.write(last)
+        with contextlib.suppress(OSError):
+            self._to.close()
+
+    def bury(self) -> None:
+        """Closes what is left of it here."""
+        self.hang_up()
+        for file in (self._of, self._errors):
+            if file is not None:
+                file.close()
+
+
+class Child(Pipes):
+    """A process in a session of its own, so that a terminal's or a notebook's Ctrl-C is for us.
+
+    output  "apart": lines of standard output are for `answer`, standard error for `last_words`;
+            "together": both are for `lines`; or a file that gets both
+    env     its environment; None: ours
+    fds     file descriptors that it inherits
+    """
+
+    def __init__(
+        self,
+        command: list[str],
+        *,
+        output: str | IO = "apart",
+        env: dict[str, str] | None = None,
+        fds: tuple[int, ...] = (),
+    ) -> None:
+        errors = tempfile.TemporaryFile() if output == "apart" else None  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if isinstance(output, str) else output,
+            stderr=subprocess.STDOUT if errors is None else errors,
+            env=env,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        super().__init__(self._process.stdin, self._process.stdout, errors)
+        self.pid = self._process.pid
 
     @property
     def returncode(self) -> int | None:
         """Its exit status, -n for signal n; None while it runs."""
         return self._process.poll()
-
-    def hang_up(self, last: bytes = b"") -> None:
-        """Closes its standard input, after a last word."""
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(last)
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether it has ended, now or within `seconds` (None: no limit)."""
@@ -188,13 +202,6 @@ class Child:
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
-
-    def bury(self) -> None:
-        """Closes what is left of it here."""
-        self.hang_up()
-        for file in (self._process.stdout, self._errors):
-            if file is not None:
-                file.close()
 
 
 def supervised(

@@ -7,8 +7,9 @@
     group.close()                                            # no process is left
 
 A rank is `worker.py` of the folder that this file stands in, run by Python: with pipes for commands
-and answers, and a temporary file where the ranks meet. When one of them dies or stops, the others
-wait for it in a collective; so the leader watches all, kills the rest, and says who was first.
+and answers, and a temporary file where the ranks meet. Their parent is one more process, which has
+imported torch for all and says how each ends. When one of them dies or stops, the others wait for
+it in a collective; so the leader watches all, kills the rest, and says who was first.
 """
 
 import contextlib
@@ -23,16 +24,16 @@ import tempfile
 import time
 from pathlib import Path
 
-from utils.ranks.supervise import Child, ChildEnded, end
+from utils.ranks.supervise import Child, ChildEnded, Pipes, end
 from utils.serving.engine.version import LoadError
 
 ROOT = Path(__file__).resolve().parents[3]  # the folder of `utils`: the workshop, or a version
 # First on the path, so that a rank's files are those of its leader, whatever is installed.
 START = """
-import sys
+import json, sys
 sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
 from utils.serving.engine.worker import main
-main()
+main(json.loads(sys.argv[2]))
 """
 
 
@@ -60,6 +61,26 @@ class Bell:
             self._heard.recv(1 << 16)
 
 
+class Rank(Pipes):
+    """Our ends of the pipes of a rank; `theirs` are its own, to hand over."""
+
+    def __init__(self):
+        commands, to = os.pipe()
+        of, answers = os.pipe()
+        super().__init__(open(to, "wb"), open(of, "rb"), tempfile.TemporaryFile())  # noqa: SIM115
+        self.theirs = commands, answers, os.dup(self._errors.fileno())
+
+    def handed_over(self):
+        """They are somebody else's now; closed there, they are closed."""
+        for end_of_it in self.theirs:
+            os.close(end_of_it)
+        self.theirs = ()
+
+    def bury(self):
+        self.handed_over()
+        super().bury()
+
+
 class RankGroup:
     """The ranks of one version of a model, as processes: call `ready` before the first step.
 
@@ -72,18 +93,26 @@ class RankGroup:
                  step_seconds=20.0):  # fmt: skip
         self.size, self.start_seconds, self.step_seconds = version.tp, start_seconds, step_seconds
         self.threads = threads or max(1, (cores() - 1) // self.size)
-        self._ranks = []
+        self.pids = []  # process ids by rank, once they are known
+        self._parent, self._ranks, self._ended = None, [], {}  # _ended: {rank: exit status}
         self._meeting = tempfile.mkdtemp(prefix="ranks-")
         try:
-            environment = os.environ | {"OMP_NUM_THREADS": str(self.threads)}
             for _ in range(self.size):
-                self._ranks.append(Child([python(), "-c", START, str(ROOT)], env=environment))
+                self._ranks.append(Rank())
+            theirs = [rank.theirs for rank in self._ranks]
+            self._parent = Child(
+                [python(), "-c", START, str(ROOT), json.dumps(theirs)],
+                env=os.environ | {"OMP_NUM_THREADS": str(self.threads)},
+                fds=sum(theirs, ()),
+            )
+            for rank in self._ranks:
+                rank.handed_over()
             self._outputs = [rank.fileno() for rank in self._ranks]
             self._poll = select.poll()
             for output in self._outputs:
                 self._poll.register(output, select.POLLIN)
             setup = {
-                "leader": os.getpid(), "tp": self.size, "slots": slots, "positions": positions,
+                "tp": self.size, "slots": slots, "positions": positions,
                 "folder": str(version.folder.resolve()), "device": device, "threads": self.threads,
                 "meeting": f"{self._meeting}/file", "seconds": max(start_seconds, 2 * step_seconds),
             }  # fmt: skip
@@ -96,12 +125,8 @@ class RankGroup:
     def ready(self):
         """Waits until all ranks have loaded their part."""
         self.receive(self.start_seconds)
+        self._listen(self.step_seconds)  # who they are is the first that it says
         shutil.rmtree(self._meeting, ignore_errors=True)
-
-    @property
-    def pids(self):
-        """Process ids by rank."""
-        return [rank.pid for rank in self._ranks]
 
     def send(self, command):
         """The same command for every rank."""
@@ -139,14 +164,18 @@ class RankGroup:
 
     def close(self):
         """Ends the ranks: idle ones end by themselves when their pipe closes, others are killed."""
-        end(self._ranks, 0.3)
-        self._ranks = []
+        for rank in self._ranks:
+            rank.hang_up()
+        end([self._parent] if self._parent else [], 0.3)
+        for rank in self._ranks:
+            rank.bury()
+        self._parent, self._ranks, self.pids = None, [], []
         shutil.rmtree(self._meeting, ignore_errors=True)
 
     def kill(self):
         """Ends the ranks from another thread; who waits in `receive` gets RankDied."""
-        for rank in list(self._ranks):
-            rank.kill()
+        if parent := self._parent:
+            parent.kill()  # and all of its process group
 
     # --- one rank -------------------------------------------------------------------------------
 
@@ -171,25 +200,44 @@ class RankGroup:
         """Names the rank to blame: one that was killed, before one whose collective failed then."""
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline:
-            killed = [r for r, p in enumerate(self._ranks) if (p.returncode or 0) < 0]
+            killed = [r for r in range(self.size) if (self._status(r) or 0) < 0]
             if killed:
-                code = -self._ranks[killed[0]].returncode
+                code = -self._status(killed[0])
                 return f"{self._name(killed[0])} was killed by {signal.Signals(code).name}"
-            time.sleep(0.01)
+            self._listen(0.01)
         if error is not None:
             return f"{self._name(rank)} failed: {error}"
-        status = self._ranks[rank].returncode
-        return f"{self._name(rank)} ended with status {status}: {self._ranks[rank].last_words()}"
+        who = self._ranks[rank] if rank in self._ended else self._parent
+        return f"{self._name(rank)} ended with status {self._status(rank)}: {who.last_words()}"
+
+    def _listen(self, seconds):
+        """Takes what the parent of the ranks says within some seconds."""
+        try:
+            news = json.loads(self._parent.answer(seconds))
+        except TimeoutError:
+            return
+        except ChildEnded:
+            time.sleep(0.01)
+            return
+        if "pids" in news:
+            self.pids = news["pids"]
+        else:
+            self._ended[news["rank"]] = news["status"]
+
+    def _status(self, rank):
+        """A rank's exit status, None while it runs; without its parent it is that of the parent."""
+        return self._ended.get(rank, self._parent.returncode)
 
     def _who_is_late(self, ranks, seconds):
-        stopped = [rank for rank in sorted(ranks) if _is_stopped(self._ranks[rank].pid)]
+        stopped = [rank for rank in sorted(ranks) if self.pids and _is_stopped(self.pids[rank])]
         if stopped:
             return f"{self._name(stopped[0])} is stopped: no answer in {seconds:g} seconds"
         names = ", ".join(str(rank) for rank in sorted(ranks))
         return f"rank {names} of {self.size} did not answer in {seconds:g} seconds"
 
     def _name(self, rank):
-        return f"rank {rank} of {self.size} (process {self._ranks[rank].pid})"
+        process = f" (process {self.pids[rank]})" if self.pids else ""
+        return f"rank {rank} of {self.size}{process}"
 
 
 def python():

@@ -1,4 +1,4 @@
-"""The process of one rank: one line of JSON in, one line of JSON out, until its leader ends it.
+"""The processes of the ranks: one line of JSON in, one line of JSON out, until their leader ends.
 
     {"prefill": [...], "slots": [0, 3], "tokens": [17, 4]}  ->  {"tokens": [9, 23]}   rank 0
                                                             ->  {}                    the others
@@ -7,25 +7,77 @@ The first line tells the rank who it is (`ranks.py` starts it); the answer to th
 the model is ready: {"ready": true}, or {"load_error": "..."}. All ranks get the same lines, so they
 make the same collectives in the same order; rank 0 has the logits and chooses the tokens.
 
-A rank ends when the pipe closes, when its leader has gone in whatever way, or after {"error": ...}.
+One process, the ranks' parent, imports torch and forks them: they start in the time of one. It
+says who they are and how they end: {"pids": [...]}, then {"rank": 1, "status": -9} for each.
+
+A rank ends when the pipe closes, when its parent has gone in whatever way (which ends with the
+leader), or after {"error": ...}.
 """
 
 import datetime
+import gc
+import importlib
 import json
 import os
 import signal
 import sys
+import traceback
 
 from utils.ranks.supervise import end_with
 from utils.serving.engine.version import LoadError, Version
 
+NEEDED = (
+    "torch.distributed",
+    "safetensors.torch",
+    "utils.serving.engine.model",
+    "utils.serving.engine.sampling",
+)
 
-def main():
-    """Serves the lines of standard input."""
-    commands, answers = _pipes()
-    setup = json.loads(commands.readline())
+
+def main(ends):
+    """The ranks' parent: forks one for each (commands, answers, errors), file descriptors of it."""
+    leader, news = os.getppid(), _own_output()
     _listen_to_nobody_else()
-    end_with(setup["leader"])  # even if this process is stopped or in a collective then
+    gc.disable()  # a quarter of the time of the imports
+    for name in NEEDED:
+        importlib.import_module(name)
+    gc.enable()
+    gc.freeze()  # no rank looks again at what they made
+    used = [news.fileno(), *(end for three in ends for end in three)]
+    pids = [_fork(three, used) for three in ends]  # before any thread
+    for end in used[1:]:
+        os.close(end)
+    end_with(leader)
+    _say(news, {"pids": pids})
+    for _ in pids:
+        pid, status = os.wait()
+        status = os.waitstatus_to_exitcode(status)
+        _say(news, {"rank": pids.index(pid), "status": status})
+
+
+def _fork(ends, used):
+    """Starts a rank with these ends of its pipes, and returns its process id."""
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for place, end in enumerate(ends):
+            os.dup2(end, place)
+        for end in used:
+            os.close(end)
+        end_with(parent)  # even if this process is stopped or in a collective then
+        serve()
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)
+
+
+def serve():
+    """Serves the lines of standard input."""
+    answers = _own_output()
+    commands = sys.stdin.buffer
+    setup = json.loads(commands.readline())
     try:
         worker = Worker(setup)
         _say(answers, {"ready": True})
@@ -83,11 +135,11 @@ class Worker:
         return self._sample(logits, [self.samplers[slot]])
 
 
-def _pipes():
-    """(lines in, lines out). What anyone prints goes to standard error, never between the lines."""
+def _own_output():
+    """Lines out. What anyone prints goes to standard error, never between the lines."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    return sys.stdin.buffer, answers
+    return answers
 
 
 def _say(answers, message):
