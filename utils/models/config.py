@@ -17,13 +17,29 @@ ROPE_KINDS = {  # rope_type -> the keys that it needs besides
 
 
 class DecoderSizes:
-    """What follows from the sizes of a decoder, for `GPTConfig` and the planner's `Model`."""
+    """The sizes of a decoder, and what follows from them: widths, parameters, FLOPs.
 
+    `GPTConfig` is the decoder that the course trains and serves, the planner's `Model` any that it
+    reckons with. Both say their sizes; each formula stands here, once.
+    """
+
+    vocab_size: int
     hidden_size: int
+    layers: int
     heads: int
     kv_heads: int | None
     head_dim: int | None
     intermediate_size: int | None
+    experts: int | None
+    experts_per_token: int
+
+    gated = True  # three matrices in the MLP and RMSNorm; else two and LayerNorm, which has a bias
+    learned_positions = 0  # rows of the table of positions, where they are learned
+    is_tied: bool  # one matrix for embedding and head
+    has_experts: bool  # a mixture with a router, not one MLP a layer
+    biases: tuple[bool, bool]  # whether the matrices of (attention, an MLP) have them
+
+    # ---- widths
 
     @property
     def key_value_heads(self) -> int:
@@ -48,7 +64,88 @@ class DecoderSizes:
         """Values inside the MLP."""
         if self.intermediate_size is not None:
             return self.intermediate_size
-        return 8 * math.ceil(self.hidden_size / 3)
+        return 8 * math.ceil(self.hidden_size / 3) if self.gated else 4 * self.hidden_size
+
+    # ---- parameters
+
+    @property
+    def attention_matrices(self) -> int:
+        """Values in the matrices of one attention: queries, keys, values, output."""
+        return 2 * self.hidden_size * (self.query_width + self.key_width)
+
+    @property
+    def expert_matrices(self) -> int:
+        """Values in the matrices of one expert, or of the MLP of a dense layer."""
+        return (3 if self.gated else 2) * self.hidden_size * self.mlp_size
+
+    @property
+    def router(self) -> int:
+        """Values of the matrix that sends a token to its experts."""
+        return self.hidden_size * self.experts if self.has_experts else 0
+
+    @property
+    def split_biases(self) -> tuple[int, int]:
+        """(attention's, an expert's) biases that tensor parallelism splits: of column layers."""
+        of_attention, of_mlp = self.biases
+        columns = (2 if self.gated else 1) * self.mlp_size
+        return of_attention * (self.query_width + 2 * self.key_width), of_mlp * columns
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """(a layer's, an expert's) values that every tensor-parallel rank holds: norms, row biases,
+        the router."""
+        of_attention, of_mlp = self.biases
+        norms = 2 * self.last_norm
+        return norms + of_attention * self.hidden_size + self.router, of_mlp * self.hidden_size
+
+    @property
+    def last_norm(self) -> int:
+        return self.hidden_size if self.gated else 2 * self.hidden_size
+
+    @property
+    def expert_parameters(self) -> int:
+        """All of one expert, or of the MLP of a dense layer."""
+        return self.expert_matrices + self.split_biases[1] + self.whole[1]
+
+    def parameter_count(self) -> int:
+        """All parameters; tied embeddings count once."""
+        layer = self.attention_matrices + self.split_biases[0] + self.whole[0]
+        layer += (self.experts if self.has_experts else 1) * self.expert_parameters
+        ends = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+        ends += self.learned_positions * self.hidden_size + self.last_norm
+        return self.layers * layer + ends
+
+    def active_parameter_count(self) -> int:
+        """All parameters but those of the experts that a token does not use."""
+        idle = self.experts - self.experts_per_token if self.has_experts else 0
+        return self.parameter_count() - self.layers * idle * self.expert_parameters
+
+    def matmul_parameter_count(self) -> int:
+        """The parameters that multiply every token: all matrices but the embedding's lookup.
+
+        Of the experts only those count that compute a token.
+        """
+        experts = self.experts_per_token if self.has_experts else 1
+        layer = self.attention_matrices + experts * self.expert_matrices + self.router
+        return self.layers * layer + self.vocab_size * self.hidden_size  # the last: lm_head
+
+    # ---- FLOPs
+
+    def flops_per_token(self, seq: int, causal: bool = False) -> float:
+        """Floating-point operations of one training step (forward and backward) per token.
+
+        6 per matmul parameter (2 forward, 4 backward), and 12 · layers · heads · head size · seq
+        for the attention scores and their use (PaLM, arXiv:2204.02311, appendix B).
+
+        The rule of thumb "6 N" with N = all parameters is wrong where the embedding is a large part
+        of N (its lookup multiplies nothing), where embeddings are tied (lm_head still multiplies),
+        and where seq is not small beside 6 · hidden_size (attention). Norms, rotary positions,
+        activations and softmax are left out, here as there. `causal` counts only the half of the
+        scores that a causal kernel needs; hardware counters and published MFU count all.
+        """
+        attended = (seq + 1) / 2 if causal else seq
+        attention = 12 * self.layers * self.query_width * attended
+        return 6 * self.matmul_parameter_count() + attention
 
 
 @dataclass(frozen=True)
@@ -144,6 +241,18 @@ class GPTConfig(DecoderSizes):
                 )
 
     @property
+    def is_tied(self) -> bool:
+        return self.tie_embeddings
+
+    @property
+    def has_experts(self) -> bool:
+        return self.experts is not None
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        return self.attention_bias, self.mlp_bias
+
+    @property
     def end_tokens(self) -> tuple[int, ...]:
         """Each of them ends a text."""
         if self.eos_token_id is None:
@@ -180,56 +289,6 @@ class GPTConfig(DecoderSizes):
         if not self.tie_embeddings:
             shapes["lm_head.weight"] = (self.vocab_size, C)
         return shapes
-
-    # ---- cost, by formula
-
-    def matmul_parameter_count(self) -> int:
-        """The parameters that multiply every token: all matrices but the embedding's lookup.
-
-        Of the experts only those count that compute a token.
-        """
-        queries, keys = self.hidden_size * self.query_width, self.hidden_size * self.key_width
-        mlp = self._expert_parameter_count()
-        if self.experts is not None:
-            mlp = self.experts_per_token * mlp + self.experts * self.hidden_size  # and the router
-        block = 2 * queries + 2 * keys + mlp
-        return self.layers * block + self.vocab_size * self.hidden_size  # the last: lm_head
-
-    def _expert_parameter_count(self):
-        """The matrices of one expert, or of the one MLP of a block."""
-        return 3 * self.hidden_size * self.mlp_size
-
-    def parameter_count(self) -> int:
-        """All parameters; tied embeddings count once."""
-        idle = 0 if self.experts is None else self.experts - self.experts_per_token
-        return self.active_parameter_count() + self.layers * idle * self._expert_parameter_count()
-
-    def active_parameter_count(self) -> int:
-        """All parameters but those of the experts that a token does not use."""
-        biases = 0
-        if self.attention_bias:
-            biases += (self.heads + 2 * self.key_value_heads) * self.head_size + self.hidden_size
-        if self.mlp_bias:
-            biases += 2 * self.mlp_size + self.hidden_size
-        norms = (2 * self.layers + 1) * self.hidden_size
-        lookup = 0 if self.tie_embeddings else self.vocab_size * self.hidden_size
-        return self.matmul_parameter_count() + lookup + norms + self.layers * biases
-
-    def flops_per_token(self, seq: int, causal: bool = False) -> float:
-        """Floating-point operations of one training step (forward and backward) per token.
-
-        6 per matmul parameter (2 forward, 4 backward), and 12 · layers · heads · head size · seq
-        for the attention scores and their use (PaLM, arXiv:2204.02311, appendix B).
-
-        The rule of thumb "6 N" with N = all parameters is wrong where the embedding is a large part
-        of N (its lookup multiplies nothing), where embeddings are tied (lm_head still multiplies),
-        and where seq is not small beside 6 · hidden_size (attention). Norms, rotary positions,
-        activations and softmax are left out, here as there. `causal` counts only the half of the
-        scores that a causal kernel needs; hardware counters and published MFU count all.
-        """
-        attended = (seq + 1) / 2 if causal else seq
-        attention = 12 * self.layers * self.heads * self.head_size * attended
-        return 6 * self.matmul_parameter_count() + attention
 
     # ---- Hugging Face's config.json
 

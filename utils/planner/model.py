@@ -75,18 +75,19 @@ class Model(DecoderSizes):
         }
         return cls(seq=seq, gated=True, **(sizes | changes))
 
-    # ---- sizes worked out
-
-    @property
-    def mlp_size(self) -> int:
-        """Values inside the MLP."""
-        if self.gated or self.intermediate_size is not None:
-            return super().mlp_size
-        return 4 * self.hidden_size
+    # ---- what the layout decides
 
     @property
     def is_tied(self) -> bool:
         return not self.gated if self.tie_embeddings is None else self.tie_embeddings
+
+    @property
+    def has_experts(self) -> bool:
+        return self.experts > 1
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        return not self.gated, not self.gated
 
     @property
     def learned_positions(self) -> int:
@@ -94,89 +95,34 @@ class Model(DecoderSizes):
             return self.positions
         return 0 if self.gated else self.seq
 
-    # ---- parameters
-
-    @property
-    def attention_matrices(self) -> int:
-        """Values in the matrices of one attention: queries, keys, values, output."""
-        return 2 * self.hidden_size * (self.query_width + self.key_width)
-
-    @property
-    def expert_matrices(self) -> int:
-        """Values in the matrices of one expert, or of the MLP of a dense layer."""
-        return (3 if self.gated else 2) * self.hidden_size * self.mlp_size
-
-    @property
-    def router(self) -> int:
-        return self.hidden_size * self.experts if self.experts > 1 else 0
-
-    @property
-    def split_biases(self) -> tuple[int, int]:
-        """(attention's, an expert's) biases that tensor parallelism splits: of column layers."""
-        return (0, 0) if self.gated else (self.query_width + 2 * self.key_width, self.mlp_size)
-
-    @property
-    def whole(self) -> tuple[int, int]:
-        """(a layer's, an expert's) values that every tensor-parallel rank holds: norms, row biases,
-        the router."""
-        if self.gated:
-            return 2 * self.hidden_size + self.router, 0
-        return 4 * self.hidden_size + self.hidden_size + self.router, self.hidden_size
-
-    @property
-    def layer_parameters(self) -> int:
-        attention = self.attention_matrices + self.split_biases[0] + self.whole[0]
-        return attention + self.experts * self.expert_parameters
-
-    @property
-    def expert_parameters(self) -> int:
-        return self.expert_matrices + self.split_biases[1] + self.whole[1]
-
-    @property
-    def last_norm(self) -> int:
-        return self.hidden_size if self.gated else 2 * self.hidden_size
+    # ---- parameters and FLOPs
 
     @property
     def parameters(self) -> int:
         """All parameters, exactly; a tied matrix counts once."""
-        ends = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
-        ends += self.learned_positions * self.hidden_size + self.last_norm
-        return self.layers * self.layer_parameters + ends
+        return self.parameter_count()
 
     @property
     def active_parameters(self) -> int:
         """Those that one token meets: all but the experts that it is not sent to."""
-        idle = self.experts - self.experts_per_token
-        return self.parameters - self.layers * idle * self.expert_parameters
-
-    # ---- FLOPs
-
-    @property
-    def layer_flops(self) -> tuple[int, int]:
-        """(in matrices, in attention's scores and their use) of one token's forward pass in a
-        layer. As the papers do, all seq × seq scores count, also those that a causal mask hides."""
-        experts = self.experts_per_token * self.expert_matrices + self.router
-        return 2 * (self.attention_matrices + experts), 4 * self.seq * self.query_width
-
-    @property
-    def head_flops(self) -> int:
-        """Of one token's forward pass in the last matrix."""
-        return 2 * self.vocab_size * self.hidden_size
+        return self.active_parameter_count()
 
     def flops(self, sequences: int = 1) -> int:
-        """Of one training step, without recomputation: forward once, backward twice as much.
+        """Of one training step, without recomputation: forward once, backward twice as much. As the
+        papers do, all seq × seq scores count, also those that a causal mask hides.
 
         For the GPT layout 72 B L s h² (1 + s/6h + V/12hL), Narayanan et al. 2021 (arXiv:2104.04473,
         section 5.1) and Korthikanti et al. 2022 (arXiv:2205.05198, appendix A)."""
-        return 3 * sequences * self.seq * (self.layers * sum(self.layer_flops) + self.head_flops)
+        return sequences * self.seq * self.flops_per_token(self.seq)
 
     def recomputed_flops(self, mode: str, sequences: int = 1) -> int:
         """What recomputation adds: a forward pass of all layers; "selective" that of their
         attention's core, in the gated layout nothing that multiplies matrices."""
-        matrices, scores = self.layer_flops
+        scores = 4 * self.layers * self.seq * self.query_width
+        head = 2 * self.vocab_size * self.hidden_size
         core = 0 if self.gated else scores
-        again = {"none": 0, "selective": core, "full": matrices + scores}[mode]
-        return sequences * self.seq * self.layers * again
+        full = 2 * self.matmul_parameter_count() - head + scores
+        return sequences * self.seq * {"none": 0, "selective": core, "full": full}[mode]
 
 
 def _gpt(layers, hidden, heads, batch, vocab=51200, seq=2048, **more):
