@@ -4,14 +4,25 @@ answer(model, tokenizer, ["module: "], prompt)          # ["zlib"]: token by tok
 matches(model, tokenizer, examples, prompt)             # [True]: is it right? one forward pass
 """
 
+from collections.abc import Sequence
+
 import torch
 
-from utils.prompts.data import IGNORED, encode, end_token, padded
+from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
+from utils.prompts.data import IGNORED, Example, encode, end_token, padded
 from utils.prompts.embedding import prompted
 
 
 @torch.no_grad()
-def answer(model, tokenizer, inputs, prompt=None, max_new_tokens=32, batch=64):
+def answer(
+    model: GPT,
+    tokenizer: Tokenizer,
+    inputs: Sequence[str],
+    prompt: torch.Tensor | None = None,
+    max_new_tokens: int = 32,
+    batch: int = 64,
+) -> list[str]:
     """The likeliest answer to each input, token by token up to the end token: a list of texts.
 
     prompt   None, (P, C) for all, or (N, P, C): one for each of the N inputs
@@ -49,7 +60,13 @@ def answer(model, tokenizer, inputs, prompt=None, max_new_tokens=32, batch=64):
 
 
 @torch.no_grad()
-def matches(model, tokenizer, examples, prompt=None, batch=64):
+def matches(
+    model: GPT,
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    prompt: torch.Tensor | None = None,
+    batch: int = 64,
+) -> list[bool]:
     """Whether `answer` would give exactly the output, for each example: a list of bools.
 
     One forward pass instead of one a token: greedy decoding gives an answer if and only if each of

@@ -9,6 +9,7 @@ early and keeps what it has learned; a second one stops at once and writes nothi
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from utils.memory.precision import weight_format
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
 from utils.prompts.answers import matches
-from utils.prompts.data import read_examples
+from utils.prompts.data import Example, read_examples
 from utils.prompts.file import save_prompt
 from utils.prompts.tuning import PromptConfig, encode_all, tune
 from utils.ranks.context import asked_to_stop, world
@@ -52,7 +53,7 @@ class CommandConfig(PromptConfig, Files):
             raise ValueError(f"--held-out {self.held_out} is not a part from 0 to 0.9")
 
 
-def main(arguments=None):
+def main(arguments: Sequence[str] | None = None) -> int:
     """Parses, runs, and words what went wrong; returns the exit status."""
     texts = {
         "prog": f"python -m {PROGRAM}",
@@ -68,7 +69,7 @@ def main(arguments=None):
     )
 
 
-def run(config):
+def run(config: CommandConfig) -> None:
     """Reads, checks everything that can be checked, tunes, writes, measures."""
     check_out(config.out)
     examples = read_examples(config.data)
@@ -111,7 +112,7 @@ def run(config):
             )
 
 
-def split(examples, part, seed):
+def split(examples: list[Example], part: float, seed: int) -> tuple[list[Example], list[Example]]:
     """(to learn from, held out): about `part` of the questions, with all their answers."""
     if not part:
         return examples, []
@@ -128,7 +129,7 @@ def split(examples, part, seed):
     return learned, [example for example in examples if example.input in kept_back]
 
 
-def check_out(file):
+def check_out(file: Path | str) -> None:
     """Says before the run, not after it, when the prompt could not be written."""
     path = Path(file).expanduser()
     folder = path.absolute().parent
@@ -141,11 +142,11 @@ def check_out(file):
 class Progress:
     """A bar on a terminal, about ten lines elsewhere; both on stderr."""
 
-    def __init__(self, steps):
+    def __init__(self, steps: int):
         self.steps, self.lines = steps, not sys.stderr.isatty()
         self.bar = tqdm(total=steps, unit="step", disable=self.lines)
 
-    def __call__(self, row):
+    def __call__(self, row: dict) -> None:
         self.bar.set_postfix_str(f"loss {row['loss']:.3f}", refresh=False)
         self.bar.update()
         if self.lines and (row["step"] * 10 // self.steps > (row["step"] - 1) * 10 // self.steps):

@@ -13,11 +13,16 @@ needed.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
+from utils.models.tokenizer import Tokenizer
+
 IGNORED = -100  # the target of a token that does not count
+Row = tuple[list[int], list[int]]  # tokens of an input, and of its answer with the end
 SHOWN = 10  # bad lines that are spelled out; of the rest only the number is told
 
 
@@ -33,7 +38,7 @@ class Example:
 # ---- 1. files
 
 
-def read_examples(file):
+def read_examples(file: Path | str) -> list[Example]:
     """The examples of a JSON-lines file, {"input": text, "output": text} on each line.
 
     Empty lines are skipped, other keys are left alone. Raises ValueError naming the bad lines by
@@ -99,7 +104,7 @@ def _is_unicode(text):
     return True
 
 
-def refuse(bad, what):
+def refuse(bad: Sequence[tuple[int, str]], what: str) -> None:
     """Raises ValueError listing (line number, complaint) pairs, if there are any."""
     if not bad:
         return
@@ -112,12 +117,14 @@ def refuse(bad, what):
 # ---- 2. tokens
 
 
-def end_token(tokenizer):
+def end_token(tokenizer: Tokenizer) -> int:
     """The id that ends an answer: "<|end|>"; where tokens are bytes, the line end."""
     return tokenizer.encode("\n")[-1] if tokenizer.end is None else tokenizer.end
 
 
-def encode(examples, tokenizer, limit=None):
+def encode(
+    examples: Sequence[Example], tokenizer: Tokenizer, limit: int | None = None
+) -> list[Row]:
     """[(tokens of the input, tokens of the answer with its end)] of examples.
 
     limit   how many tokens a row may have. Raises ValueError for the examples that are longer, by
@@ -136,7 +143,9 @@ def encode(examples, tokenizer, limit=None):
     return rows
 
 
-def padded(rows, device=None):
+def padded(
+    rows: Sequence[Row], device: torch.device | str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, targets), both int64 (B, T), of some rows of `encode`; T is that of the longest."""
     length = max(len(question) + len(answer) for question, answer in rows) - 1
     tokens = torch.zeros(len(rows), length, dtype=torch.long)  # any token fills up: nobody sees it
@@ -148,13 +157,15 @@ def padded(rows, device=None):
     return tokens.to(device), targets.to(device)
 
 
-def batch_of(examples, tokenizer, device=None):
+def batch_of(
+    examples: Sequence[Example], tokenizer: Tokenizer, device: torch.device | str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(tokens, targets), both int64 (B, T): rows filled up on the right, targets -100 where there
     is no loss; only the answer and the end token after it count."""
     return padded(encode(examples, tokenizer), device)
 
 
-def rows_of_step(count, step, batch, seed=0):
+def rows_of_step(count: int, step: int, batch: int, seed: int = 0) -> list[int]:
     """Which of `count` examples make up batch number `step`: a list of `batch` numbers.
 
     Every example comes once before any comes again, in a new order each time. A pure function: N

@@ -8,14 +8,19 @@ Rows may have a prompt each (`index=`, or prompts (B, P, C)), so one batch can d
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
+from utils.models.gpt import GPT
+
 
 @torch.no_grad()
-def draw_prompt(model, length, seed=0, words=None):
+def draw_prompt(
+    model: GPT, length: int, seed: int = 0, words: Sequence[int] | None = None
+) -> torch.Tensor:
     """A first prompt, (P, C) fp32: P rows of the model's embedding.
 
     words   token ids whose rows are taken, repeated or cut to P; None: those of random tokens
@@ -41,7 +46,7 @@ class PromptedEmbedding(nn.Module):
     The virtual tokens have the positions 0 to P - 1, the real ones those from P on.
     """
 
-    def __init__(self, embedding, prompts):
+    def __init__(self, embedding: nn.Module, prompts: torch.Tensor):
         super().__init__()
         size = embedding.weight.shape[1]
         if prompts.ndim not in (2, 3) or prompts.shape[-1] != size:
@@ -61,21 +66,21 @@ class PromptedEmbedding(nn.Module):
             self.register_buffer("prompts", prompts, persistent=False)
 
     @property
-    def weight(self):
+    def weight(self) -> torch.Tensor:
         """The words' embeddings, (V, C)."""
         return self.embedding.weight
 
     @property
-    def length(self):
+    def length(self) -> int:
         """P, how many virtual tokens there are."""
         return self.prompts.shape[-2]
 
-    def choose(self, index):
+    def choose(self, index: torch.Tensor | None) -> "PromptedEmbedding":
         """From now on row b has the prompt index[b]: int64 (B,), or None for row b's own."""
         self.index = index
         return self
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)  # (B, T, C)
         prompts = self.prompts if self.index is None else self.prompts[self.index]
         if prompts.ndim == 2:
@@ -86,7 +91,9 @@ class PromptedEmbedding(nn.Module):
 
 
 @contextmanager
-def prompted(model, prompt, index=None):
+def prompted(
+    model: GPT, prompt: torch.Tensor | None, index: torch.Tensor | None = None
+) -> Iterator[nn.Module]:
     """Puts a prompt, or one for each row, in front of what a GPT reads, and takes it out again.
 
     `model(tokens)` then has P more positions: use `model(tokens)[:, P:]`. Yields the embedding;
@@ -104,7 +111,7 @@ def prompted(model, prompt, index=None):
 
 
 @contextmanager
-def frozen(model):
+def frozen(model: GPT) -> Iterator[GPT]:
     """No weight of the model gets a gradient inside; afterwards all are what they were."""
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     model.requires_grad_(False)

@@ -11,6 +11,7 @@ folder `read_peft` reads. The header of the file holds the fingerprint of the ba
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,11 +19,18 @@ from safetensors.torch import save_file
 
 from utils.models import hf_format
 from utils.models.fingerprint import fingerprint
+from utils.models.gpt import GPT
 
 TENSOR = "prompt_embeddings"
 
 
-def save_prompt(file, prompt, base, base_name=None, **facts):
+def save_prompt(
+    file: Path | str,
+    prompt: torch.Tensor,
+    base: GPT | Path | str,
+    base_name: str | None = None,
+    **facts: Any,
+) -> None:
     """Writes a prompt (P, C); the file appears whole or not at all.
 
     base        the model's folder, the model, or its fingerprint
@@ -53,7 +61,7 @@ def save_prompt(file, prompt, base, base_name=None, **facts):
             beside.unlink()
 
 
-def load_prompt(file, base=None):
+def load_prompt(file: Path | str, base: GPT | Path | str | None = None) -> torch.Tensor:
     """The prompt (P, C) of a file, on the CPU.
 
     base   the model that it is for: folder, model or fingerprint; None: do not check
@@ -74,12 +82,12 @@ def load_prompt(file, base=None):
     return prompt
 
 
-def prompt_facts(file):
+def prompt_facts(file: Path | str) -> dict[str, str]:
     """{name: text}: what the file says of its prompt besides the numbers."""
     return _read(file)[0]
 
 
-def read_peft(folder):
+def read_peft(folder: Path | str) -> torch.Tensor:
     """The prompt (P, C) of a folder that `peft` has saved (PromptTuningConfig), on the CPU."""
     config = hf_format.read_json(Path(folder) / "adapter_config.json")
     if config.get("peft_type") != "PROMPT_TUNING":

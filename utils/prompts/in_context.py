@@ -16,10 +16,17 @@ examples, since under causal attention no token sees what comes after it.
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
+from utils.prompts.tasks import Question, Task
+
+Case = tuple[tuple[int, ...], Question]  # the tokens of a context, and what is asked behind it
 TOKENS = 4096  # that are read at once: more fits the memory, but not the processor's caches
 Z = 1.959964  # 95 % of a normal distribution lie within so many standard deviations
 
@@ -27,7 +34,7 @@ Z = 1.959964  # 95 % of a normal distribution lie within so many standard deviat
 # ---- 1. from examples to text and tokens
 
 
-def few_shot(task, shots, seed=0, question=None):
+def few_shot(task: Task, shots: int, seed: int = 0, question: Question | None = None) -> str:
     """The text of a few-shot prompt: `shots` examples to learn from, and then a question's input.
 
     question None: only the examples. Zero shots: only the question.
@@ -37,7 +44,9 @@ def few_shot(task, shots, seed=0, question=None):
     return text + (question.input if question else "")
 
 
-def context(task, tokenizer, shown, question):
+def context(
+    task: Task, tokenizer: Tokenizer, shown: Sequence[Question], question: Question
+) -> tuple[int, ...]:
     """The same as tokens, a tuple of ints, for examples that are chosen already. It starts with
     the end token, if there is one: in training a new document came after it. Input, output and
     what is between are encoded apart, as in prompt tuning."""
@@ -60,7 +69,7 @@ class Reading:
 
 
 @torch.no_grad()
-def read(model, wanted):
+def read(model: GPT, wanted: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Reading]:
     """Readings of (context, tokens) pairs, in their order; both are tuples of token ids.
 
     Pairs that begin alike are read in one row. The model is a GPT, also with a prompt put in or
@@ -121,7 +130,14 @@ def _read(model, rows, here, wanted):
 # ---- 3. right or wrong
 
 
-def judge(model, tokenizer, cases, calibrate=False, exact=False, stop="\n"):
+def judge(
+    model: GPT,
+    tokenizer: Tokenizer,
+    cases: Sequence[Case],
+    calibrate: bool = False,
+    exact: bool = False,
+    stop: str = "\n",
+) -> list[bool]:
     """[whether the model is right] for cases (context tokens, Question).
 
     calibrate   a choice's probability is divided by its mean over all cases, so that a word which
@@ -195,7 +211,7 @@ class Accuracy:
         return f"{self.mean:.0%} ({self.low:.0%} to {self.high:.0%})"
 
 
-def accuracy(right):
+def accuracy(right: Sequence[bool]) -> "Accuracy":
     """The Accuracy of [right or wrong]; its interval is Wilson's (1927), which holds near 0 and 1
     and for few questions too. Raises ValueError when nothing was asked."""
     if not right:
@@ -206,7 +222,15 @@ def accuracy(right):
     return Accuracy(p, max(0.0, middle - reach), min(1.0, middle + reach), n)
 
 
-def curve(model, tokenizer, task, shots=(0, 1, 2, 4, 8), questions=64, seed=0, **judging):
+def curve(
+    model: GPT,
+    tokenizer: Tokenizer,
+    task: Task,
+    shots: Sequence[int] = (0, 1, 2, 4, 8),
+    questions: int = 64,
+    seed: int = 0,
+    **judging: Any,
+) -> dict[int, "Accuracy"]:
     """{number of shots: Accuracy} on `questions` held-out questions, each asked once a number.
 
     Every question is asked behind examples of its own, so the interval covers the luck of drawing
@@ -224,7 +248,14 @@ def curve(model, tokenizer, task, shots=(0, 1, 2, 4, 8), questions=64, seed=0, *
     return {count: accuracy(each) for count, each in zip(cases, right)}
 
 
-def surprise(model, tokenizer, task, shots=(0, 1, 2, 4, 8), questions=64, seed=0):
+def surprise(
+    model: GPT,
+    tokenizer: Tokenizer,
+    task: Task,
+    shots: Sequence[int] = (0, 1, 2, 4, 8),
+    questions: int = 64,
+    seed: int = 0,
+) -> dict[int, float]:
     """{number of shots: nats of the right answer, on average}, on the same cases as `curve`.
 
     It falls as soon as examples help, even while another answer is still the likeliest.
@@ -242,7 +273,9 @@ def surprise(model, tokenizer, task, shots=(0, 1, 2, 4, 8), questions=64, seed=0
     }
 
 
-def cases_of(task, tokenizer, shots, questions, seed=0):
+def cases_of(
+    task: Task, tokenizer: Tokenizer, shots: Sequence[int], questions: int, seed: int = 0
+) -> dict[int, list[Case]]:
     """{number of shots: [(context tokens, Question)]}, from the rows of `rows_of`."""
     rows = rows_of(task, questions, max(shots) + 1, seed)
     return {
@@ -251,7 +284,7 @@ def cases_of(task, tokenizer, shots, questions, seed=0):
     }
 
 
-def rows_of(task, questions, length, seed=0):
+def rows_of(task: Task, questions: int, length: int, seed: int = 0) -> list[list[Question]]:
     """`questions` rows of `length` held-out questions; at each place of the rows every question
     stands once. Raises ValueError when the rows are longer than the questions reach."""
     if questions < length:
@@ -264,7 +297,16 @@ def rows_of(task, questions, length, seed=0):
     return [[pool[(row + offset) % questions] for offset in offsets] for row in range(questions)]
 
 
-def draws(model, tokenizer, task, shots, questions=64, count=5, seed=0, **judging):
+def draws(
+    model: GPT,
+    tokenizer: Tokenizer,
+    task: Task,
+    shots: int,
+    questions: int = 64,
+    count: int = 5,
+    seed: int = 0,
+    **judging: Any,
+) -> list["Accuracy"]:
     """[Accuracy] of `count` draws of `shots` training examples, the same held-out questions behind
     each: how much hangs on which examples are shown."""
     asked = task.examples(seed, questions, held_out=True)
@@ -276,7 +318,9 @@ def draws(model, tokenizer, task, shots, questions=64, count=5, seed=0, **judgin
     return found
 
 
-def tuned(model, tokenizer, questions, **judging):
+def tuned(
+    model: GPT, tokenizer: Tokenizer, questions: Sequence[Question], **judging: Any
+) -> "Accuracy":
     """Accuracy of a model that was tuned on such questions, or that has a prompt put in: the
     context is the question's input alone, as it was in tuning."""
     cases = [(tuple(tokenizer.encode(question.input)), question) for question in questions]

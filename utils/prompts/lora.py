@@ -14,12 +14,15 @@ first B is zero, so nothing changes.
 
 import copy
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from utils.cli import check_options, option
-from utils.prompts.data import encode, padded
+from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
+from utils.prompts.data import Example, encode, padded
 from utils.prompts.tuning import FallingRate, descend, prompt_loss
 
 KINDS = ("full", "lora")
@@ -45,7 +48,13 @@ class PeerConfig(FallingRate):
             raise ValueError(f"--cooldown {self.cooldown} is not a part of the run, from 0 to 1")
 
 
-def tune_weights(model, tokenizer, examples, config=None, on_step=None):
+def tune_weights(
+    model: GPT,
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    config: PeerConfig | None = None,
+    on_step: Callable[[dict], bool | None] | None = None,
+) -> tuple[GPT, list[dict]]:
     """A tuned copy of a GPT, and the history: each step's {"step", "loss", "lr"}.
 
     on_step   called with each step's; the tuning ends early where it returns True
@@ -68,7 +77,7 @@ def tune_weights(model, tokenizer, examples, config=None, on_step=None):
     return tuned, descend(parameters, rows, config, backward, on_step)
 
 
-def prepared(model, config):
+def prepared(model: GPT, config: PeerConfig) -> GPT:
     """A copy of the model in which just what will be learned has requires_grad."""
     tuned = copy.deepcopy(model)
     if config.kind == "full":
@@ -76,7 +85,7 @@ def prepared(model, config):
     return with_lora(tuned, config)
 
 
-def with_lora(model, config):
+def with_lora(model: GPT, config: PeerConfig) -> GPT:
     """Puts peft's LoRA layers beside every matrix of the blocks, in place; the rest is frozen."""
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -91,6 +100,6 @@ def with_lora(model, config):
     return model
 
 
-def learned_numbers(model):
+def learned_numbers(model: torch.nn.Module) -> int:
     """How many numbers of a model `tune_weights` has learned (or would learn)."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

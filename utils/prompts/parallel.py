@@ -15,14 +15,20 @@ The weights are frozen, so no gradient of theirs is computed or sent. In a pipel
 tokens have places of their own in the token tensor, since every stage takes its sizes from there.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
 from utils.memory.precision import autocast
+from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
+from utils.parallel.mesh import Mesh
 from utils.parallel.pipeline import Pipeline
 from utils.parallel.stages import make_stages
 from utils.parallel.tensor import loss_function, tensor_parallel
-from utils.prompts.data import IGNORED, padded
+from utils.prompts.data import IGNORED, Example, Row, padded
 from utils.prompts.embedding import PromptedEmbedding
 from utils.prompts.tuning import (
     PromptConfig,
@@ -37,7 +43,7 @@ from utils.shares import shares
 class PlacedEmbedding(PromptedEmbedding):
     """A PromptedEmbedding for tokens (B, P + T), of which the first P only keep the places."""
 
-    def forward(self, tokens):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return super().forward(tokens[:, self.length :])  # (B, P + T, C)
 
 
@@ -53,9 +59,17 @@ class PromptedRanks:
     """
 
     def __init__(
-        self, model, prompt, mesh, *, micro_batches=None, schedule="1f1b", chunks=1, layers=None,
-        precision="fp32",
-    ):  # fmt: skip
+        self,
+        model: GPT,
+        prompt: torch.Tensor,
+        mesh: Mesh,
+        *,
+        micro_batches: int | None = None,
+        schedule: str = "1f1b",
+        chunks: int = 1,
+        layers: Sequence[range] | None = None,
+        precision: str = "fp32",
+    ):
         self.mesh, self.device, self.length = mesh, prompt.device, prompt.shape[0]
         self.precision, self.micro_batches = precision, micro_batches or mesh.pp.size
         self.prompt = prompt if mesh.pp.is_first else None
@@ -79,7 +93,7 @@ class PromptedRanks:
                 boundary=lambda x: ((*x.shape, prompt.shape[1]), weights.dtype),
             )  # fmt: skip
 
-    def backward(self, rows):
+    def backward(self, rows: Sequence[Row]) -> float:
         """Forward and backward passes of a step's rows, of which this rank takes its share.
 
         Returns the mean loss over all of them, the same on every rank; the prompt's gradient, where
@@ -135,7 +149,7 @@ class PromptedRanks:
         return both[-1].item()
 
     @torch.no_grad()
-    def prompt_everywhere(self):
+    def prompt_everywhere(self) -> torch.Tensor:
         """The prompt (P, C) on every rank, later stages included."""
         axis = self.mesh.pp
         if axis.size == 1:
@@ -146,7 +160,16 @@ class PromptedRanks:
         return prompt
 
 
-def tune_on_ranks(model, tokenizer, examples, config, mesh, on_step=None, start=None, **pipeline):
+def tune_on_ranks(
+    model: GPT,
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    config: PromptConfig | None,
+    mesh: Mesh,
+    on_step: Callable[[dict], bool | None] | None = None,
+    start: torch.Tensor | None = None,
+    **pipeline: Any,
+) -> tuple[torch.Tensor, list[dict]]:
     """`tune` on the ranks of a mesh, each of which calls it alike; (prompt, history) on each.
 
     model      whole and the same on every rank; afterwards it is broken up and cannot be used

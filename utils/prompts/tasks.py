@@ -15,7 +15,7 @@ is written as the standard library would write it, because that is all the base 
 
 import random
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from utils.prompts.data import Example
@@ -88,7 +88,7 @@ def task(name: str) -> Task:
 # ---- 1. words
 
 
-def words(text):
+def words(text: str) -> tuple[str, ...]:
     """What stands between the spaces."""
     return tuple(text.split())
 
@@ -125,7 +125,7 @@ GUARDS = {  # conditions, by what is wrong where they hold
 }
 
 
-def draw_guard(rng):
+def draw_guard(rng: random.Random) -> Question:
     kind, a, b = rng.choice(tuple(GUARDS)), *rng.sample(NOUNS, 2)
     test = rng.choice(GUARDS[kind]).format(a=a, b=b)
     return chosen(f"    if {test}:\n        raise", kind, GUARDS)
@@ -165,7 +165,7 @@ RAISES = {  # lines, by what one expects them to raise
 }
 
 
-def draw_except(rng):
+def draw_except(rng: random.Random) -> Question:
     kind, a, b, c = rng.choice(tuple(RAISES)), *rng.sample(NOUNS, 3)
     line = rng.choice(RAISES[kind]).format(a=a, b=b, c=c)
     return chosen(f"        try:\n            {line}\n        except", kind, RAISES)
@@ -174,7 +174,7 @@ def draw_except(rng):
 CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
-def draw_brackets(rng):
+def draw_brackets(rng: random.Random) -> Question:
     """A line with one to three brackets open, and perhaps some inside them closed again."""
     kind, opened = rng.choice(tuple(CLOSING)), ""
     while opened[-1:] != kind:  # so that the three answers come up alike
@@ -192,12 +192,12 @@ def draw_brackets(rng):
 TYPES = ("int", "float", "str", "list", "tuple", "dict")
 
 
-def draw_type(rng):
+def draw_type(rng: random.Random) -> Question:
     kind = rng.choice(TYPES)
     return Question(f">>> type({literal(rng, kind)})\n<class '", kind, choices=TYPES)
 
 
-def literal(rng, kind):
+def literal(rng: random.Random, kind: str) -> str:
     """A value of that type, as Python writes it."""
     if kind == "int":
         return str(rng.randrange(10_000))
@@ -262,12 +262,12 @@ KINDS = {
 }
 
 
-def draw_kind(rng):
+def draw_kind(rng: random.Random) -> Question:
     kind = rng.choice(tuple(KINDS))
     return chosen(f"{rng.choice(KINDS[kind])} ->", kind, KINDS)
 
 
-def draw_init(rng):
+def draw_init(rng: random.Random) -> Question:
     names = rng.sample(NOUNS, rng.choice((2, 3, 4)))
     lines = "".join(f"        self.{name} = {name}\n" for name in names[:-1])
     return Question(
@@ -276,7 +276,7 @@ def draw_init(rng):
     )
 
 
-def chosen(text, answer, names):
+def chosen(text: str, answer: str, names: Iterable[str]) -> Question:
     """A question whose answer is one of some names, behind a space."""
     return Question(text, f" {answer}", choices=tuple(f" {name}" for name in names))
 

@@ -18,7 +18,7 @@ checkpoint: python -m utils.prompt_tuning --model FOLDER --data FILE.jsonl --out
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,8 +26,9 @@ from torch import nn
 
 from utils.cli import check_options, option
 from utils.memory.precision import autocast
-from utils.models.gpt import cross_entropy
-from utils.prompts.data import IGNORED, encode, padded, rows_of_step
+from utils.models.gpt import GPT, cross_entropy
+from utils.models.tokenizer import Tokenizer
+from utils.prompts.data import IGNORED, Example, Row, encode, padded, rows_of_step
 from utils.prompts.embedding import draw_prompt, frozen, prompted
 
 
@@ -74,7 +75,13 @@ class PromptConfig(FallingRate):
             raise ValueError("--words is what --init words begins with: leave out --init random")
 
 
-def prompt_loss(model, tokens, targets, reduction="mean", loss=cross_entropy):
+def prompt_loss(
+    model: nn.Module,
+    tokens: torch.Tensor,
+    targets: torch.Tensor,
+    reduction: str = "mean",
+    loss: Callable = cross_entropy,
+) -> torch.Tensor:
     """The loss of the answers in nats: tokens and targets (B, T) as `batch_of` makes them.
 
     The same as `loss(model(tokens)[:, P:], targets)`, without the logits that do not count.
@@ -85,7 +92,14 @@ def prompt_loss(model, tokens, targets, reduction="mean", loss=cross_entropy):
     return loss(model.lm_head(hidden[None]), targets[counted][None], reduction=reduction)
 
 
-def tune(model, tokenizer, examples, config=None, on_step=None, start=None):
+def tune(
+    model: GPT,
+    tokenizer: Tokenizer,
+    examples: Sequence[Example],
+    config: PromptConfig | None = None,
+    on_step: Callable[[dict], bool | None] | None = None,
+    start: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, list[dict]]:
     """Learns a prompt for a frozen model; returns (prompt (P, C), history).
 
     start     the first prompt; None: as `config` says
@@ -111,7 +125,9 @@ def tune(model, tokenizer, examples, config=None, on_step=None, start=None):
     return prompt.detach(), history
 
 
-def encode_all(model, tokenizer, examples, config):
+def encode_all(
+    model: GPT, tokenizer: Tokenizer, examples: Sequence[Example], config: PromptConfig
+) -> list[Row]:
     """The rows of `utils.prompts.data.encode`, each short enough to follow the prompt."""
     vocabulary, positions = model.config.vocab_size, model.config.max_positions
     if tokenizer.size > vocabulary:
@@ -129,7 +145,13 @@ def encode_all(model, tokenizer, examples, config):
     return encode(examples, tokenizer, positions - config.length)
 
 
-def first_prompt(model, tokenizer, rows, config, start=None):
+def first_prompt(
+    model: GPT,
+    tokenizer: Tokenizer,
+    rows: Sequence[Row],
+    config: PromptConfig,
+    start: torch.Tensor | None = None,
+) -> nn.Parameter:
     """The parameter that will be learned: fp32, fp64 in a model of that format."""
     if start is None and config.init == "words":
         words = tokenizer.encode(config.words) if config.words else _words(rows, config.length)

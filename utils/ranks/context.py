@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 
 @contextmanager
-def world(device="auto", group=False):
+def world(device: str = "auto", group: bool = False) -> Iterator[tuple[int, int, torch.device]]:
     """Yields (rank, world size, device): of the process group that is open, else of the one that
     torchrun's environment describes, else 0, 1 (with `group`: in a process group of one).
 
@@ -46,7 +47,7 @@ def world(device="auto", group=False):
 
 
 @contextmanager
-def asked_to_stop():
+def asked_to_stop() -> Iterator[threading.Event]:
     """Yields an Event that Ctrl-C (SIGINT) or SIGTERM sets; a second Ctrl-C stops at once.
 
     Under torchrun a second one changes nothing: torchrun hands every Ctrl-C on to its ranks.
@@ -68,7 +69,7 @@ def asked_to_stop():
 
 
 @contextmanager
-def freed_memory_kept():
+def freed_memory_kept() -> Iterator[None]:
     """On Linux with glibc, the memory that a step frees is kept for the next one.
 
     Every step takes and frees the same megabytes of activations. By default glibc gives much of it
@@ -92,7 +93,7 @@ def freed_memory_kept():
 
 
 @contextmanager
-def metric_lines(target, first_step):
+def metric_lines(target: str | None, first_step: int) -> Iterator[Callable[[dict], None]]:
     """Yields write(dictionary): one JSON line to standard output ("-"), a file, or nowhere (None).
 
     A resumed run goes on with its file, after the lines of steps that are now run again are cut.

@@ -8,7 +8,9 @@ import signal
 import sys
 import sysconfig
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from utils.ranks.worker import Failure, Frame
 
@@ -22,7 +24,7 @@ class RankError(RuntimeError):
         return [f"RankError: {self}"]
 
 
-def label(ranks, size):
+def label(ranks: Sequence[int], size: int) -> str:
     """[0, 1, 2, 5] -> "ranks 0–2, 5"; every rank -> "all ranks"."""
     if len(ranks) == size and size > 1:
         return "all ranks"
@@ -36,12 +38,12 @@ def label(ranks, size):
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
-def folded(texts, size):
+def folded(texts: dict[int, str], size: int) -> str:
     """{rank: text} as labelled lines; ranks with the same text share one block."""
     return columns([(rank, text) for rank, text in texts.items() if text], size)
 
 
-def columns(pairs, size):
+def columns(pairs: Sequence[tuple[int, str]], size: int) -> str:
     """[(rank, text)] as `label │ line`, equal texts folded."""
     blocks = {}
     for rank, text in pairs:
@@ -58,10 +60,10 @@ def columns(pairs, size):
 class RankFiles:
     """What the ranks write into the folder of their pool: rank0.out, rank0.log, rank0.stack …"""
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path | str):
         self._folder, self._seen = Path(folder), {}
 
-    def new(self, rank, kind):
+    def new(self, rank: int, kind: str) -> str:
         """What was appended to one of these files since the last call."""
         path = self._folder / f"rank{rank}.{kind}"
         try:
@@ -74,22 +76,22 @@ class RankFiles:
         return data.decode("utf-8", "replace")
 
 
-def remember_source(name, source):
+def remember_source(name: str, source: str) -> None:
     """Lets `source_line` find the lines of a cell."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 
-def timed_out(reply):
+def timed_out(reply: Any) -> bool:
     """Whether a rank's failure is a collective that ran into its time limit."""
     return says(reply, r"[Tt]imed out|[Tt]imeout")
 
 
-def consequence(reply):
+def consequence(reply: Any) -> bool:
     """Whether a rank failed only because another had left: its connection was closed."""
     return says(reply, r"closed by peer|Connection reset|Broken pipe|aborted")
 
 
-def says(reply, pattern):
+def says(reply: Any, pattern: str) -> bool:
     """Whether a rank failed in a collective, with a message like this."""
     return (
         isinstance(reply, Failure)
@@ -98,25 +100,25 @@ def says(reply, pattern):
     )
 
 
-def collective(stack):
+def collective(stack: Sequence[Frame]) -> str | None:
     """The name of the collective (or send, recv, barrier …) a stack is in, or None."""
     inside = [frame for frame in stack if in_torch(frame, "distributed")]
     inside = [frame for frame in inside if frame.function not in ("wrapper", "__exit__")]
     return inside[0].function if inside else None
 
 
-def in_torch(frame, package):
+def in_torch(frame: Frame, package: str) -> bool:
     """Whether a frame belongs to a package of torch, such as "distributed"."""
     return f"torch/{package}/" in frame.file.replace(os.sep, "/")
 
 
-def own(stack):
+def own(stack: Sequence[Frame]) -> list[Frame]:
     """The frames the learner wrote: not those of Python's library or installed packages."""
     mine = [frame for frame in stack if not frame.file.startswith((*LIBRARIES, "<frozen"))]
     return mine or list(stack[-1:])
 
 
-def where(frame):
+def where(frame: Frame) -> str:
     """ "line 3", with the file's name unless it is a cell."""
     if frame.file.startswith("<ranks cell"):
         place = f"line {frame.line}"
@@ -128,7 +130,16 @@ def where(frame):
     return f"{place}: {code}" if code else place
 
 
-def failure(on, first, stacks, final, *, size, limit, ended):
+def failure(
+    on: Sequence[int],
+    first: dict[int, Any],
+    stacks: dict[int, Sequence[Frame]],
+    final: dict[int, Any],
+    *,
+    size: int,
+    limit: float | None,
+    ended: str | None,
+) -> str:
     """The whole text of a RankError: what each rank did, equal ranks folded, and what holds now.
 
     on: the ranks that were asked, of `size`; first: replies when the failure was noticed; stacks:
@@ -171,7 +182,9 @@ def failure(on, first, stacks, final, *, size, limit, ended):
     return f"{head}\n{columns(blocks, size)}{tail}"
 
 
-def stacks(files, ranks, signal_ranks):
+def stacks(
+    files: RankFiles, ranks: Sequence[int], signal_ranks: Callable[[Sequence[int], int], None]
+) -> dict[int, tuple[Frame, ...]]:
     """The stack of each of these ranks now: {rank: frames, outermost first}.
 
     files: their `RankFiles`; signal_ranks(ranks, number) sends them a signal.
@@ -199,12 +212,12 @@ def stacks(files, ranks, signal_ranks):
     return found
 
 
-def plumbing(frame):
+def plumbing(frame: Frame) -> bool:
     """Frames below the learner's code: the worker's loop and what started it."""
     return frame.file.endswith(("ranks/worker.py", "<string>")) or "multiprocessing" in frame.file
 
 
-def deaths(files, exit_codes):
+def deaths(files: RankFiles, exit_codes: Sequence[int | None]) -> str:
     """Names the ranks that have ended, how, and the last lines they left.
 
     exit_codes: by rank, -n for signal n, None for those that run.

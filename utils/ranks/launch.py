@@ -14,6 +14,7 @@ import shlex
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -30,7 +31,9 @@ class LaunchError(RuntimeError):
         return [f"LaunchError: {self}"]
 
 
-def launch(target, *, ranks=2, args=(), timeout=600.0):
+def launch(
+    target: Path | str, *, ranks: int = 2, args: Sequence[object] = (), timeout: float = 600.0
+) -> pd.DataFrame:
     """Runs a module ("utils.train") or a script ("path/to/file.py") on `ranks` processes.
 
     args: words for its command line (numbers are fine). timeout: seconds for the whole run.
@@ -65,7 +68,7 @@ def launch(target, *, ranks=2, args=(), timeout=600.0):
     return pd.DataFrame(rows)
 
 
-def program_words(target):
+def program_words(target: Path | str) -> list[str]:
     """["-m", "utils.train"] or ["path/to/script.py"]."""
     target = str(target)
     if target.endswith(".py"):
@@ -77,14 +80,14 @@ def program_words(target):
     return ["-m", target]
 
 
-def torchrun_words(logs, ranks, nodes=1, head="node0"):
+def torchrun_words(logs: str, ranks: int, nodes: int = 1, head: str = "node0") -> list[str]:
     """torchrun with every rank's output in files and rank 0's on our pipe too."""
     options = [*meeting_words(ranks, nodes, head), f"--log-dir={logs}"]
     options += ["--redirects=3", "--tee=3", "--local-ranks-filter=0"]
     return [sys.executable, "-m", "torch.distributed.run", *options]
 
 
-def meeting_words(ranks, nodes=1, head="node0", job="1"):
+def meeting_words(ranks: int, nodes: int = 1, head: str = "node0", job: str = "1") -> list[str]:
     """How many ranks each node starts, and where the nodes meet: the same words on every node.
 
     head    name or address of the first node; it holds the store through which all find each other
@@ -96,7 +99,9 @@ def meeting_words(ranks, nodes=1, head="node0", job="1"):
     return [f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *place]
 
 
-def shell_command(program, ranks, nodes=1, head="node0", job="1"):
+def shell_command(
+    program: Sequence[object], ranks: int, nodes: int = 1, head: str = "node0", job: str = "1"
+) -> str:
     """What a person types in a terminal (on each node) for the same run.
 
     program     ["-m", "utils.train", "--steps", "50"], or a script's path and its arguments
@@ -106,7 +111,7 @@ def shell_command(program, ranks, nodes=1, head="node0", job="1"):
     return "OMP_NUM_THREADS=1 " + shlex.join(words)
 
 
-def read(lines):
+def read(lines: Iterable[str]) -> tuple[list[dict], list[str]]:
     """Shows rank 0's lines as they come; returns (its metrics, torchrun's own lines)."""
     rows, log = [], []
     for line in lines:
@@ -122,7 +127,7 @@ def read(lines):
     return rows, log
 
 
-def metrics_row(line):
+def metrics_row(line: str) -> dict | None:
     """The JSON object on this line, or None."""
     if not line.startswith("{"):
         return None
@@ -133,7 +138,7 @@ def metrics_row(line):
     return row if isinstance(row, dict) else None
 
 
-def failure(logs, log, status):
+def failure(logs: str, log: Sequence[str], status: int) -> str:
     """The text of a LaunchError: the rank that failed first, its traceback, then how it ended."""
     root = root_cause(log)
     if not root:
@@ -145,7 +150,7 @@ def failure(logs, log, status):
     return f"{head}Rank {rank} {how}; the other ranks were stopped."
 
 
-def root_cause(log):
+def root_cause(log: Sequence[str]) -> tuple[int, int, int] | None:
     """(rank, its number on its node, exit code) of torchrun's "Root Cause", or None."""
     found = re.search(
         r"Root Cause.*?rank\s*:\s*(\d+) \(local_rank: (\d+)\).*?exitcode\s*:\s*(-?\d+)",
@@ -155,7 +160,7 @@ def root_cause(log):
     return tuple(map(int, found.groups())) if found else None
 
 
-def last_traceback(logs, rank, local_rank):
+def last_traceback(logs: str, rank: int, local_rank: int) -> str:
     """The last traceback that a rank wrote on its standard error, or its last lines."""
     for path in sorted(Path(logs).glob(f"*/attempt_*/{local_rank}/stderr.log"), reverse=True):
         text = path.read_text(errors="replace")

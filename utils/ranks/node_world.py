@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 SEARCH = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin:/sbin:/usr/bin:/bin"
 CABLE = "eth0"  # what a node calls its end
@@ -28,12 +29,12 @@ class NetworkError(RuntimeError):
     """A command failed: the message holds it, and what it said."""
 
 
-def address(node):
+def address(node: int) -> str:
     """The IP address of a node; the network is private, so it can be the same everywhere."""
     return f"10.77.{node // 200}.{node % 200 + 1}"
 
 
-def command(*words):
+def command(*words: str) -> None:
     """Runs a command and raises NetworkError with its own words if it fails."""
     environment = {**os.environ, "PATH": SEARCH}
     try:
@@ -45,12 +46,12 @@ def command(*words):
         raise NetworkError(f"{' '.join(words)}: {said}")
 
 
-def inside(pid, *words):
+def inside(pid: int, *words: str) -> None:
     """The same in the network namespace of a process."""
     command("nsenter", "--target", str(pid), "--net", *words)
 
 
-def start_node(node):
+def start_node(node: int) -> subprocess.Popen:
     """A process in a network namespace with a host name of its own; returns it."""
     waits = f"hostname node{node} && ip link set lo up && echo ready && exec cat"
     process = subprocess.Popen(
@@ -67,7 +68,7 @@ def start_node(node):
     return process
 
 
-def connect(node, pid):
+def connect(node: int, pid: int) -> None:
     """A cable between the switch and a node, up at both ends."""
     port = f"port{node}"
     peer = ("peer", "name", CABLE, "netns", str(pid))
@@ -77,7 +78,7 @@ def connect(node, pid):
     inside(pid, "ip", "address", "add", f"{address(node)}/16", "dev", CABLE)
 
 
-def limit(pids, gbit):
+def limit(pids: Sequence[int], gbit: float | None) -> None:
     """Lets every cable carry `gbit` Gbit/s in each direction; None: all that it can.
 
     A token bucket at both ends: what a node sends, and what the switch sends to it when several
@@ -98,7 +99,7 @@ def limit(pids, gbit):
         command(*shape, f"port{node}", *words)
 
 
-def main(count, hosts):
+def main(count: int, hosts: str) -> int:
     """Builds the network, then serves requests until standard input closes; removes the folder."""
     try:
         return serve(count, hosts)
@@ -109,7 +110,7 @@ def main(count, hosts):
         shutil.rmtree(os.path.dirname(hosts), ignore_errors=True)
 
 
-def serve(count, hosts):
+def serve(count: int, hosts: str) -> int:
     """Returns the exit status."""
     try:
         command("mount", "--bind", hosts, "/etc/hosts")

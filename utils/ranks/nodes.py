@@ -26,7 +26,9 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import psutil
@@ -50,7 +52,7 @@ class NodesError(RuntimeError):
 class Nodes:
     """`count` nodes, up to 64; `gbit`: what a cable carries, in Gbit/s (None: all that it can)."""
 
-    def __init__(self, count, *, gbit=None):
+    def __init__(self, count: int, *, gbit: float | None = None):
         if type(count) is not int or not 1 <= count <= 64:
             raise ValueError(f"count {count!r} is not a number of nodes: give 1 to 64")
         check_speed(gbit)
@@ -62,31 +64,31 @@ class Nodes:
         self.gbit = gbit
 
     @staticmethod
-    def available():
+    def available() -> str | None:
         """None where this machine allows nodes, else one sentence that says why not."""
         return _why_not(os.geteuid() if hasattr(os, "geteuid") else None)
 
     @property
-    def gbit(self):
+    def gbit(self) -> float | None:
         """What every cable carries in each direction, in Gbit/s; None: all that it can."""
         return self._gbit
 
     @gbit.setter
-    def gbit(self, value):
+    def gbit(self, value: float | None) -> None:
         check_speed(value)
         self._world.ask({"gbit": value})
         self._gbit = value
 
     @property
-    def names(self):
+    def names(self) -> list[str]:
         """The host names of the nodes."""
         return [f"node{node}" for node in range(self.count)]
 
-    def sent(self):
+    def sent(self) -> list[int]:
         """Bytes that each node has put on its cable until now, headers included, as a list."""
         return [sent_bytes(pid) for pid in self._world.open_pids()]
 
-    def ranks(self, per_node, *, spread=False, **options):
+    def ranks(self, per_node: int, *, spread: bool = False, **options: Any) -> Ranks:
         """`utils.ranks.Ranks` with `per_node` ranks on each node: the first ones are on node 0.
 
         spread: neighbours live on different nodes instead, rank r on node r modulo their number.
@@ -101,7 +103,15 @@ class Nodes:
         self._pools.append(weakref.ref(pool))
         return pool
 
-    def launch(self, target, *, ranks_per_node=2, args=(), timeout=600.0, environment=None):
+    def launch(
+        self,
+        target: Path | str,
+        *,
+        ranks_per_node: int = 2,
+        args: Sequence[object] = (),
+        timeout: float = 600.0,
+        environment: dict[str, str] | None = None,
+    ) -> pd.DataFrame:
         """Runs a module or a script with torchrun on every node, as `launch` does on one.
 
         The same command runs on each node; they find each other at node0 (torchrun's c10d
@@ -126,7 +136,13 @@ class Nodes:
                 raise LaunchError(first_failure(logs, ended))
         return pd.DataFrame(rows)
 
-    def run(self, command, *, environments=None, timeout=600.0):
+    def run(
+        self,
+        command: Sequence[str],
+        *,
+        environments: Sequence[dict[str, str]] | None = None,
+        timeout: float = 600.0,
+    ) -> list[tuple[int, str]]:
         """Runs a command (a list of words) on every node at once.
 
         environments: variables for each node, a list. Returns [(exit status, output)] by node.
@@ -136,7 +152,7 @@ class Nodes:
             raise LaunchError(f"The command did not end within {timeout:g} s and was stopped.")
         return [(status, "\n".join(lines)) for status, lines in ended]
 
-    def close(self):
+    def close(self) -> None:
         """Ends everything that runs on the nodes, and the nodes. Closing twice does nothing."""
         for pool in self._pools:
             if pool() is not None:
@@ -202,7 +218,7 @@ def _collect(run, outputs, node):
     outputs[node] = [line for line in run.lines() if not line.startswith("[default")]
 
 
-def first_failure(logs, ended):
+def first_failure(logs: Sequence[str], ended: Sequence[tuple[int, list[str]]]) -> str:
     """The text of a LaunchError: of the node whose rank failed first."""
     failed = [node for node, (status, _) in enumerate(ended) if status]
 
@@ -226,7 +242,7 @@ class World:
     everything in it.
     """
 
-    def __init__(self, count):
+    def __init__(self, count: int):
         self.folder = tempfile.mkdtemp(prefix="nodes-")  # the world removes it, whatever happens
         hosts = Path(self.folder) / "hosts"
         # torch's stores listen for both kinds of addresses, and see the first kind as the second
@@ -250,19 +266,19 @@ class World:
             raise
 
     @property
-    def closed(self):
+    def closed(self) -> bool:
         return not self._finalizer.alive
 
-    def open_pids(self):
+    def open_pids(self) -> list[int]:
         """The processes of the nodes; NodesError if they are gone."""
         if self.closed or self._process.returncode is not None:
             raise NodesError("the nodes are closed: make new ones with Nodes(…)")
         return self.pids
 
-    def namespaces(self, names):
+    def namespaces(self, names: Sequence[str]) -> tuple[str, ...]:
         return ("user", *names) if self.user else tuple(names)
 
-    def ask(self, request):
+    def ask(self, request: dict) -> None:
         """Sends a request to the world and waits for its answer; NodesError if it could not."""
         self.open_pids()
         self._process.say(json.dumps(request).encode())
@@ -280,7 +296,7 @@ class World:
             raise NodesError(answer["error"])
         return answer
 
-    def start_on(self, pid, command, more):
+    def start_on(self, pid: int, command: Sequence[str], more: dict[str, str]) -> Child:
         """A command on a node, as a `Child`; more: variables of its environment."""
         flags = [f"--{name}" for name in self.namespaces(("net", "uts", "mount", "pid"))]
         keep = ["--preserve-credentials"] if self.user else []
@@ -297,7 +313,7 @@ class World:
         words = supervised(command, daemons=True)  # they end with the node
         return Child([*enter, *here, *words], output="together", env=environment)
 
-    def close(self):
+    def close(self) -> None:
         self._finalizer()
 
 
@@ -307,7 +323,7 @@ def _end_world(process, folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def outside_pids(process, inside):
+def outside_pids(process: int, inside: Sequence[int]) -> list[int]:
     """The pids by which this process knows what the world calls `inside`: /proc has both."""
     found = {}
     for child in psutil.Process(process).children(recursive=True):
@@ -317,7 +333,7 @@ def outside_pids(process, inside):
     return [found[pid] for pid in inside]
 
 
-def sent_bytes(pid):
+def sent_bytes(pid: int) -> int:
     """Bytes sent through the cable of the node that a process lives on."""
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
@@ -331,7 +347,7 @@ def _import_path():
     return os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
-def check_speed(gbit):
+def check_speed(gbit: float | None) -> None:
     """ValueError unless this is a bandwidth that a cable can have."""
     if gbit is not None and not (isinstance(gbit, (int, float)) and 1e-4 <= gbit <= 100):
         raise ValueError(f"gbit {gbit!r} is not a bandwidth: give 0.0001 to 100 Gbit/s, or None")

@@ -20,9 +20,12 @@ import signal
 import tempfile
 import time
 import weakref
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection, forkserver
+from typing import Any
 
 import cloudpickle
+import torch
 
 from utils.ranks import diagnosis, magic, worker
 from utils.ranks.diagnosis import RankError, RankFiles
@@ -45,7 +48,15 @@ class Ranks:
     Raises RankError when a rank fails, ValueError for arguments that make no sense.
     """
 
-    def __init__(self, size, *, device=None, timeout=30.0, seed=0, places=None):
+    def __init__(
+        self,
+        size: int,
+        *,
+        device: str | None = None,
+        timeout: float = 30.0,
+        seed: int = 0,
+        places: Sequence[worker.Place] | None = None,
+    ):
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 256:
             raise ValueError(f"size {size!r} is not a number of ranks: give 1 to 256")
         if not 0 < timeout < float("inf"):
@@ -60,32 +71,32 @@ class Ranks:
 
     # --- what a notebook calls ------------------------------------------------------------------
 
-    def run(self, function, *args, **keywords):
+    def run(self, function: Callable, *args: Any, **keywords: Any) -> list:
         """Calls `function(*args, **keywords)` on every rank and returns the results by rank."""
         return self._ask(range(self.size), "call", function, args, keywords)
 
-    def cell(self, source, on=None):
+    def cell(self, source: str, on: Sequence[int] | None = None) -> None:
         """Runs the text of a cell on the ranks `on` (all by default); `%%ranks` calls this."""
         self._cells += 1
         name = f"<ranks cell {self._cells}>"
         diagnosis.remember_source(name, source)
         self._ask(on if on is not None else range(self.size), "cell", name, source)
 
-    def get(self, name):
+    def get(self, name: str) -> list:
         """The variable `name` of every rank, as a list by rank."""
         return self._ask(range(self.size), "get", name)
 
-    def put(self, **values):
+    def put(self, **values: Any) -> None:
         """Sets variables on every rank."""
         self._ask(range(self.size), "put", values)
 
-    def restart(self):
+    def restart(self) -> None:
         """Kills these ranks and starts new ones with nothing in their memory."""
         self.close()
         self._start()
         magic.pools.append(weakref.ref(self))
 
-    def close(self):
+    def close(self) -> None:
         """Ends the ranks. Closing twice does nothing."""
         self._stop("they were closed")
         magic.pools[:] = [pool for pool in magic.pools if pool() not in (self, None)]
@@ -101,7 +112,7 @@ class Ranks:
         return f"Ranks({self.size}) on {self._devices[0].split(':')[0]} ({state})"
 
     @property
-    def pids(self):
+    def pids(self) -> list[int]:
         """Process ids by rank."""
         return [process.pid for process in self._processes]
 
@@ -253,15 +264,13 @@ class Ranks:
         return {rank: self._files.new(rank, "out") for rank in ranks}
 
 
-def failed(replies):
+def failed(replies: dict[int, Any]) -> bool:
     """Whether any of the replies is a failure."""
     return any(isinstance(reply, worker.Failure) for reply in replies.values())
 
 
-def choose_devices(size, device):
+def choose_devices(size: int, device: str | None) -> tuple[str, list[str]]:
     """(backend, device of each rank) for `size` ranks."""
-    import torch
-
     gpus = torch.cuda.device_count()
     if device not in (None, "cpu", "cuda"):
         raise ValueError(f'device {device!r} is not known here: give "cpu", "cuda" or None')
@@ -274,7 +283,7 @@ def choose_devices(size, device):
     return "gloo", ["cpu"] * size
 
 
-def start_forkserver():
+def start_forkserver() -> multiprocessing.context.BaseContext:
     """The forkserver with torch imported: 1 to 3 s for the first pool of a kernel, then nothing."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["utils.ranks.preload"])
@@ -293,29 +302,33 @@ def start_forkserver():
 class ForkedRank:
     """A rank's process and our end of its pipe, as `supervise.end` takes them."""
 
-    def __init__(self, process, pipe):
+    def __init__(self, process: multiprocessing.process.BaseProcess, pipe: connection.Connection):
         self._process, self._pipe = process, pipe
 
-    def hang_up(self):
+    def hang_up(self) -> None:
         self._pipe.close()
 
-    def wait(self, seconds=5.0):
+    def wait(self, seconds: float = 5.0) -> bool:
         self._process.join(seconds)
         return self._process.exitcode is not None
 
-    def kill(self):
+    def kill(self) -> None:
         self._process.kill()
 
-    def bury(self):
+    def bury(self) -> None:
         pass  # the forkserver is its parent
 
 
-def end_ranks(processes, pipes, folder):
+def end_ranks(
+    processes: Iterable[multiprocessing.process.BaseProcess],
+    pipes: Iterable[connection.Connection],
+    folder: str,
+) -> None:
     """Closes the pipes, so that idle ranks end by themselves, and kills what is still there."""
     end(map(ForkedRank, processes, pipes), 0.3)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def device():
+def device() -> torch.device:
     """The torch.device of the rank that calls this; in the kernel, the CPU."""
     return worker.device

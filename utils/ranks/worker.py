@@ -29,7 +29,9 @@ import threading
 import traceback
 import types
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import cloudpickle
 import torch
@@ -93,7 +95,7 @@ class Interrupt:
         self.armed = False
         signal.signal(signal.SIGINT, self.handle)
 
-    def handle(self, signum, frame):
+    def handle(self, signum: int, frame: types.FrameType | None) -> None:
         if self.armed:
             self.armed = False
             raise KeyboardInterrupt
@@ -112,21 +114,21 @@ class Pickler(cloudpickle.CloudPickler):
     (`config`) takes that module along; some of torch's are objects that cloudpickle refuses.
     """
 
-    def reducer_override(self, value):
+    def reducer_override(self, value: Any) -> Any:
         name = value.__name__ if isinstance(value, types.ModuleType) else "__main__"
         if name != "__main__" and sys.modules.get(name) is value:
             return importlib.import_module, (name,)
         return super().reducer_override(value)
 
 
-def dumps(value):
+def dumps(value: Any) -> bytes:
     """What travels over a pipe, as bytes; `cloudpickle.loads` reads it."""
     with io.BytesIO() as buffer:
         Pickler(buffer).dump(value)
         return buffer.getvalue()
 
 
-def main(setup, connection):
+def main(setup: Setup, connection: Connection) -> None:
     """Serves requests until the pipe closes."""
     global device
     if setup.place:  # before the first thread: a process with several cannot change its user
@@ -153,7 +155,7 @@ def main(setup, connection):
         connection.send_bytes(payload)
 
 
-def enter(place):
+def enter(place: Place) -> None:
     """Moves this process to a node: from now on it has that node's network and host name."""
     libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
     for name in place.namespaces:
@@ -164,7 +166,7 @@ def enter(place):
     os.environ["GLOO_SOCKET_IFNAME"] = place.interface
 
 
-def answer(setup, namespace, kind, *args):
+def answer(setup: Setup, namespace: dict, kind: str, *args: Any) -> Any:
     """Does what one request asks for and returns the reply's value."""
     if kind == "cell":
         return run_cell(namespace, *args)
@@ -182,7 +184,7 @@ def answer(setup, namespace, kind, *args):
     raise ValueError(f"unknown request {kind!r}")
 
 
-def join(setup, generation):
+def join(setup: Setup, generation: int) -> None:
     """Makes the process group; a file in the pool's folder is the meeting point."""
     if setup.backend == "nccl":
         torch.cuda.set_device(setup.device)
@@ -200,7 +202,7 @@ def join(setup, generation):
     )
 
 
-def first_namespace(setup):
+def first_namespace(setup: Setup) -> dict:
     """The variables a cell starts with. Every rank gets the same seed, as a learner expects."""
     torch.set_num_threads(1)
     torch.manual_seed(setup.seed)
@@ -217,7 +219,7 @@ def first_namespace(setup):
     }
 
 
-def run_cell(namespace, name, source):
+def run_cell(namespace: dict, name: str, source: str) -> None:
     """Runs a cell; shows the value of a last line that is an expression, as Jupyter does."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     tree = ast.parse(source, name)
@@ -229,7 +231,7 @@ def run_cell(namespace, name, source):
             print(repr(value))
 
 
-def describe(error):
+def describe(error: BaseException) -> Failure:
     """An exception as a `Failure`; the kernel looks up the source lines, since it has them all."""
     frames = traceback.extract_tb(error.__traceback__)
     stack = [Frame(f.filename, f.lineno or 0, f.name) for f in frames if f.filename != __file__]
@@ -239,7 +241,7 @@ def describe(error):
     return Failure(type(error).__name__, message, tuple(stack))
 
 
-def redirect_output(setup):
+def redirect_output(setup: Setup) -> None:
     """Prints go to `rank0.out`; what libraries write below Python goes to `rank0.log`."""
     base = f"{setup.folder}/rank{setup.rank}"
     sys.stdout = sys.stderr = open(f"{base}.out", "a", 1, encoding="utf-8")  # noqa: SIM115
@@ -251,7 +253,7 @@ def redirect_output(setup):
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
 
 
-def die_with_kernel(folder):
+def die_with_kernel(folder: str) -> None:
     """Ends this rank when the kernel ends, whatever the rank is doing then."""
 
     def watch():
