@@ -15,7 +15,9 @@ with exit status 2 and one sentence.
 import argparse
 import json
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
+from typing import NoReturn
 
 from utils.cli import exit_status
 from utils.planner.machine import HERE, MACHINES, measured
@@ -50,12 +52,12 @@ SEARCHED = {"tp", "pp", "dp"}  # any of them: one plan
 class Parser(argparse.ArgumentParser):
     """Errors in one sentence, with exit status 2."""
 
-    def error(self, message):
+    def error(self, message: str) -> NoReturn:
         print(f"utils.planner: {message}", file=sys.stderr)
         sys.exit(2)
 
 
-def parser():
+def parser() -> argparse.ArgumentParser:
     made = Parser(
         prog="python -m utils.planner",
         description=__doc__,
@@ -92,7 +94,7 @@ def _flag(name):
     return "--" + name.replace("_", "-")
 
 
-def chosen(what: str, name: str, known) -> str:
+def chosen(what: str, name: str, known: Collection[str]) -> str:
     """The name of a preset, or the only one that contains what is given: v100, 405b."""
     found = [name] if name in known else [other for other in known if name.lower() in other]
     if len(found) != 1:
@@ -100,7 +102,7 @@ def chosen(what: str, name: str, known) -> str:
     return found[0]
 
 
-def read_model(given) -> Model:
+def read_model(given: argparse.Namespace) -> Model:
     """The preset, with the sizes that are given; or a model of these sizes alone."""
     sizes = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
     missing = [_flag(name) for name in ("layers", "hidden", "heads") if name not in sizes]
@@ -115,7 +117,7 @@ def read_model(given) -> Model:
     return Model(gated="intermediate_size" in sizes, **sizes)
 
 
-def read_strategy(given) -> dict:
+def read_strategy(given: argparse.Namespace) -> dict:
     """The fields of `Strategy` that are given."""
     names = {field.name for field in fields(Strategy)}
     found = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
@@ -142,7 +144,7 @@ def one_strategy(found: dict, gpus: int | None, model: Model) -> Strategy:
     return strategy
 
 
-def run(given) -> str:
+def run(given: argparse.Namespace) -> str:
     """What the command prints. Raises ValueError for sizes that do not go together."""
     name = chosen("machine", given.machine, (*MACHINES, HERE))
     model, found = read_model(given), read_strategy(given)
@@ -169,7 +171,7 @@ def run(given) -> str:
     return f"{title}\n{tried} strategies, the fastest that fit:\n\n{explain(ranking)}"
 
 
-def main(arguments=None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """What `python -m utils.planner` does; returns the exit status."""
     given = parser().parse_args(arguments)
     return exit_status("utils.planner", lambda: print(run(given)))

@@ -23,14 +23,21 @@ Peaks, links and their efficiencies are the planner's (`utils.planner.machine`, 
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from utils.planner import MACHINES, MODELS, kernels, network
-from utils.planner.machine import HERE
+from utils.planner.machine import HERE, Machine
+from utils.planner.model import Model
 from utils.planner.strategy import PRECISIONS
+
+if TYPE_CHECKING:  # they bring torch
+    from utils.measure.timing import Link
+    from utils.ranks import Ranks
 
 KINDS = ("weights", "cache", "launch", "latency", "bytes")  # of a step, in this order
 KERNELS = 12  # that a layer starts on a GPU, as in the planner's `kernels.layer`
@@ -75,7 +82,15 @@ class Step:
         return (self.seconds["latency"] + self.seconds["bytes"]) / self.total
 
 
-def decode_step(model, machine, batch=1, context=512, tp=1, links=None, calls=None) -> Step:
+def decode_step(
+    model: Model,
+    machine: Machine | dict[int, Machine],
+    batch: int = 1,
+    context: int = 512,
+    tp: int = 1,
+    links: "dict[int, Link] | None" = None,
+    calls: int | None = None,
+) -> Step:
     """One new token for each of `batch` rows that have `context` positions already.
 
     machine a `Machine`, or {tp: Machine} as `here` measures them
@@ -86,7 +101,15 @@ def decode_step(model, machine, batch=1, context=512, tp=1, links=None, calls=No
     return _forward(model, machine, batch, 1, context, tp, links, calls)
 
 
-def prefill(model, machine, tokens, batch=1, tp=1, links=None, calls=None) -> Step:
+def prefill(
+    model: Model,
+    machine: Machine | dict[int, Machine],
+    tokens: int,
+    batch: int = 1,
+    tp: int = 1,
+    links: "dict[int, Link] | None" = None,
+    calls: int | None = None,
+) -> Step:
     """`batch` prompts of `tokens` tokens each; what comes out is their first new tokens."""
     return _forward(model, machine, batch, tokens, tokens / 2, tp, links, calls)
 
@@ -161,7 +184,13 @@ def _check(model, batch, length, tp):
 # ---- many at once
 
 
-def over(model, machine, batches=(1, 4, 16, 64), tps=(1, 2, 4), **options) -> pd.DataFrame:
+def over(
+    model: Model,
+    machine: Machine | dict[int, Machine],
+    batches: Sequence[int] = (1, 4, 16, 64),
+    tps: Sequence[int] = (1, 2, 4),
+    **options: Any,
+) -> pd.DataFrame:
     """A row for each tp and batch: tp, batch, seconds by kind, step (s), tokens_per_second,
     per_device (tokens/s of a rank), memory (bytes of a rank), fits. `options` of `decode_step`."""
     rows = []
@@ -177,7 +206,13 @@ def over(model, machine, batches=(1, 4, 16, 64), tps=(1, 2, 4), **options) -> pd
     return pd.DataFrame(rows)
 
 
-def where_it_pays(model, machine, batches=(1, 4, 16, 64), tps=(1, 2, 4), **options) -> str:
+def where_it_pays(
+    model: Model,
+    machine: Machine | dict[int, Machine],
+    batches: Sequence[int] = (1, 4, 16, 64),
+    tps: Sequence[int] = (1, 2, 4),
+    **options: Any,
+) -> str:
     """A line for each batch: which tp answers soonest, and which makes most of each device."""
     table = over(model, machine, batches, tps, **options)
     lines = []
@@ -213,7 +248,9 @@ def published() -> pd.DataFrame:
 # ---- this machine
 
 
-def here(ranks, model, tps=(1, 2, 4)):
+def here(
+    ranks: "Ranks", model: Model, tps: Sequence[int] = (1, 2, 4)
+) -> "tuple[dict[int, Machine], dict[int, Link]]":
     """({tp: Machine}, {tp: Link}): this machine, measured with as many of the open `ranks` at work
     as each tp has. Both go where the functions above take a machine and links.
 
@@ -242,7 +279,12 @@ def here(ranks, model, tps=(1, 2, 4)):
     return machines, links
 
 
-def all_reduce_link(ranks, size=None, values=(256, 4096, 65536, 2**18), repeats=11):
+def all_reduce_link(
+    ranks: "Ranks",
+    size: int | None = None,
+    values: Sequence[int] = (256, 4096, 65536, 2**18),
+    repeats: int = 11,
+) -> "Link":
     """`timing.Link` of an all-reduce among the first `size` ranks: α + β · bytes seconds.
 
     values   how many fp32 values each message has; the median of `repeats` counts

@@ -17,8 +17,10 @@ this rank what they would count there. What it cannot tell is time, and what a k
 """
 
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,7 +41,7 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @contextmanager
-def world_of(size: int, rank: int = 0):
+def world_of(size: int, rank: int = 0) -> Iterator[None]:
     """Makes this process rank `rank` of `size`. Raises RuntimeError where a group is open."""
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is not in a world of {size}: give 0 to {size - 1}")
@@ -53,7 +55,7 @@ def world_of(size: int, rank: int = 0):
 
 
 @contextmanager
-def fake_numbers():
+def fake_numbers() -> Iterator[None]:
     """A context in which tensors have shape, type and device, and neither numbers nor memory.
 
     Their device is the CPU. One operation of the model keeps more there than on a GPU: in 16 bits
@@ -113,24 +115,26 @@ class MixedAdamW:
     One parameter is updated after the other, so that only one gradient at a time is in fp32.
     """
 
-    def __init__(self, parameters, lr=1e-4):
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float = 1e-4):
         self.parameters = list(parameters)
         self.copies = [p.detach().to(torch.float32, copy=True) for p in self.parameters]
         self.parts = [torch.optim.AdamW([copy], lr=lr, fused=True) for copy in self.copies]
 
-    def step(self):
+    def step(self) -> None:
         for parameter, copy, part in zip(self.parameters, self.copies, self.parts):
             copy.grad = parameter.grad.float()
             part.step()
             parameter.detach().copy_(copy)
             copy.grad = None
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
 
-def observe(config: GPTConfig, *, dp=1, pp=1, tp=1, rank=0, **options) -> Seen:
+def observe(
+    config: GPTConfig, *, dp: int = 1, pp: int = 1, tp: int = 1, rank: int = 0, **options: Any
+) -> Seen:
     """One step of training as rank `rank` of dp · pp · tp, which are not there: see `one_step`."""
     with world_of(dp * pp * tp, rank):
         mesh = make_mesh(dp=dp, pp=pp, tp=tp)

@@ -15,6 +15,10 @@ are taken as equally busy.
 
 import numpy as np
 
+from utils.planner.machine import Machine
+from utils.planner.model import Model
+from utils.planner.strategy import Columns, Numbers
+
 RAMP = 128  # values of k
 STREAM = 0.8  # of the memory's bandwidth that simple kernels see
 FUSED = (
@@ -22,7 +26,14 @@ FUSED = (
 )
 
 
-def matmul(machine, m, n, k, count=1.0, value_bytes=2.0):
+def matmul(
+    machine: Machine,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    count: Numbers = 1.0,
+    value_bytes: float = 2.0,
+) -> Numbers:
     """Seconds of `count` products (m, k) · (k, n) that run as one kernel."""
     tiles = count * m * n
     full = tiles / (tiles + 0.5 * machine.processors * machine.tile) * k / (k + RAMP)
@@ -30,7 +41,14 @@ def matmul(machine, m, n, k, count=1.0, value_bytes=2.0):
     return np.maximum(compute, stream(machine, value_bytes * count * (m * n + m * k + n * k)))
 
 
-def both_gradients(machine, m, n, k, count=1.0, value_bytes=2.0):
+def both_gradients(
+    machine: Machine,
+    m: Numbers,
+    n: Numbers,
+    k: Numbers,
+    count: Numbers = 1.0,
+    value_bytes: float = 2.0,
+) -> tuple[Numbers, Numbers]:
     """Seconds of the backward pass of that product: (gradient of the input, of the weight)."""
     return (
         matmul(machine, m, k, n, count, value_bytes),
@@ -38,7 +56,7 @@ def both_gradients(machine, m, n, k, count=1.0, value_bytes=2.0):
     )
 
 
-def stream(machine, size):
+def stream(machine: Machine, size: Numbers) -> Numbers:
     """Seconds to read or write `size` bytes."""
     return size / (machine.bandwidth * STREAM)
 
@@ -46,7 +64,7 @@ def stream(machine, size):
 # ---- one layer
 
 
-def layer(machine, model, c, value_bytes):
+def layer(machine: Machine, model: Model, c: Columns, value_bytes: float) -> dict[str, np.ndarray]:
     """Seconds of one layer and one micro-batch on a rank: a dictionary of arrays
 
     forward     all of it, without communication
@@ -84,7 +102,9 @@ def layer(machine, model, c, value_bytes):
     }
 
 
-def attention(machine, model, c, value_bytes):
+def attention(
+    machine: Machine, model: Model, c: Columns, value_bytes: float
+) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) seconds of attention's core: scores, softmax, dropout, sum of values.
 
     With scores in memory (b · heads · s² of them) they are written by the product, read and
@@ -106,7 +126,7 @@ def attention(machine, model, c, value_bytes):
     )
 
 
-def pointwise(model, c, value_bytes):
+def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) bytes that a layer's remaining kernels read and write.
 
     Forward, in units of a hidden state: two norms read and write (4); two sums with the residual,
@@ -131,7 +151,9 @@ def pointwise(model, c, value_bytes):
 # ---- the ends of the model
 
 
-def head(machine, model, c, value_bytes):
+def head(
+    machine: Machine, model: Model, c: Columns, value_bytes: float
+) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) seconds of the last matrix and the loss for one micro-batch. The loss
     reads and writes fp32 logits: cast, largest, exponentials and their sum; then their gradient."""
     tokens, share = c.micro_batch * model.seq, model.vocab_size / c.tp
@@ -144,7 +166,7 @@ def head(machine, model, c, value_bytes):
     )
 
 
-def embedding(machine, model, c, value_bytes):
+def embedding(machine: Machine, model: Model, c: Columns, value_bytes: float) -> np.ndarray:
     """Seconds of the lookup with its sum, dropout and gradient, forward and backward together."""
     size = c.micro_batch * model.seq * model.hidden_size
     return stream(machine, (6 + 8) * value_bytes * size) + 8 * machine.launch

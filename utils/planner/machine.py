@@ -9,6 +9,10 @@ what large matrix products reach. Latencies, `launch` and the host's values are 
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # it brings torch
+    from utils.ranks import Ranks
 
 GB = 1e9
 ANY = math.inf
@@ -108,7 +112,7 @@ MACHINES = {
 }  # fmt: skip
 
 
-def measured(ranks=None, cores: float = 1) -> Machine:
+def measured(ranks: "Ranks | None" = None, cores: float = 1) -> Machine:
     """This machine as lesson 00 measures it, each rank one core: FLOP/s, bytes/s and the link.
 
     ranks: an open `utils.ranks.Ranks` of two or more, for the link; None keeps a typical link.

@@ -25,11 +25,14 @@ buffers   what lives for moments: one layer that is being recomputed, gradients 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from utils.choices import RECOMPUTE, ZERO
-from utils.planner.strategy import OFFLOAD, OPTIMIZERS, PRECISIONS
+from utils.models.config import GPTConfig
+from utils.planner.model import Model
+from utils.planner.strategy import OFFLOAD, OPTIMIZERS, PRECISIONS, Columns, Numbers
 
 KINDS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -45,7 +48,14 @@ class Place:
 
 
 def bytes_per_rank(
-    parameters, ranks=1, *, stage=0, precision="bf16", optimizer="adamw", offload="none", unit=0
+    parameters: int,
+    ranks: int = 1,
+    *,
+    stage: int = 0,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    offload: str = "none",
+    unit: int = 0,
 ) -> dict[str, int]:
     """{kind: bytes} on one rank's device: `place(...)` without the host's side."""
     arguments = {"stage": stage, "precision": precision, "optimizer": optimizer}
@@ -53,7 +63,14 @@ def bytes_per_rank(
 
 
 def place(
-    parameters, ranks=1, *, stage=0, precision="bf16", optimizer="adamw", offload="none", unit=0
+    parameters: int,
+    ranks: int = 1,
+    *,
+    stage: int = 0,
+    precision: str = "bf16",
+    optimizer: str = "adamw",
+    offload: str = "none",
+    unit: int = 0,
 ) -> Place:
     """Where each byte of the model's state is.
 
@@ -97,7 +114,7 @@ def _check(parameters, ranks, stage, precision, optimizer, offload):
             raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, known))}")
 
 
-def sent_per_step(parameters, ranks, *, stage=0, value_bytes=4) -> float:
+def sent_per_step(parameters: int, ranks: int, *, stage: int = 0, value_bytes: int = 4) -> float:
     """Bytes that each rank sends in one step, by the ring algorithms (section 7 of the paper).
 
     Stages 0 to 2: reduce-scatter the gradients and all-gather the result, 2Ψ(N−1)/N values. Stage
@@ -111,7 +128,9 @@ def sent_per_step(parameters, ranks, *, stage=0, value_bytes=4) -> float:
 # ---- its activations
 
 
-def activation_bytes(config, batch, seq, recompute="none", value_bytes=2) -> int:
+def activation_bytes(
+    config: GPTConfig, batch: int, seq: int, recompute: str = "none", value_bytes: int = 2
+) -> int:
     """Bytes that the backward pass of `models.gpt` needs, at their peak, for `batch` sequences.
 
     recompute   "none"; "selective" keeps the results of matrix products and attention; "full" keeps
@@ -134,14 +153,22 @@ def activation_bytes(config, batch, seq, recompute="none", value_bytes=2) -> int
     return int(blocks + tokens * head)
 
 
-def block_values(config) -> dict[str, float]:
+def block_values(config: GPTConfig) -> dict[str, float]:
     """Values that one block of `models.gpt` keeps for each token, by kind of recomputation."""
     width = config.heads * config.head_size
     keys = config.key_value_heads * config.head_size
     return gated_values(config.hidden_size, width, keys, config.heads, config.mlp_size)
 
 
-def gated_values(hidden, width, keys, heads, inner, tp=1, whole=1) -> dict:
+def gated_values(
+    hidden: Numbers,
+    width: Numbers,
+    keys: Numbers,
+    heads: Numbers,
+    inner: Numbers,
+    tp: Numbers = 1,
+    whole: Numbers = 1,
+) -> dict:
     """Values that a layer of the gated layout keeps for each token, by kind of recomputation.
 
     width, keys of the queries and of the keys; inner of the MLP; tp splits attention and MLP, whole
@@ -159,7 +186,7 @@ def gated_values(hidden, width, keys, heads, inner, tp=1, whole=1) -> dict:
 # ---- the largest model that fits
 
 
-def unit_parameters(parameters) -> int:
+def unit_parameters(parameters: int) -> int:
     """Parameters of one block of a model shaped like GPT-3 (Brown et al. 2020, Table 2.1).
 
     Its large models have as many heads of 128 as layers, so h = 128 l and Ψ ≈ 12 l h² = 196608 l³.
@@ -169,7 +196,13 @@ def unit_parameters(parameters) -> int:
 
 
 def largest_model(
-    device_bytes, ranks=1, *, host_bytes=float("inf"), reserve=0, blocks=True, **technique
+    device_bytes: float,
+    ranks: int = 1,
+    *,
+    host_bytes: float = float("inf"),
+    reserve: float = 0,
+    blocks: bool = True,
+    **technique: Any,
 ) -> int:
     """The largest number of parameters whose state fits, within 0.1 %.
 
@@ -201,7 +234,7 @@ def largest_model(
 # ---- parameters and state of a rank of the fullest stage
 
 
-def split(model, c):
+def split(model: Model, c: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Parameters on one rank: (of a layer without experts, of a layer's experts, of the embedding
     matrix)."""
     attention = (model.attention_matrices + model.split_biases[0]) / c.tp + model.whole[0]
@@ -212,12 +245,12 @@ def split(model, c):
     return attention, expert * model.experts / c.ep, table
 
 
-def layers_on_stage(model, c):
+def layers_on_stage(model: Model, c: Columns) -> np.ndarray:
     """Layers of the fullest stage: chunks are equal, but for the rest of the division."""
     return np.ceil(model.layers / (c.pp * c.interleave)) * c.interleave
 
 
-def stage_parameters(model, c):
+def stage_parameters(model: Model, c: Columns) -> list[tuple[np.ndarray, np.ndarray]]:
     """[(dense, experts)] parameters on a rank of the first stage and of the last one."""
     layer, experts, table = split(model, c)
     layers = layers_on_stage(model, c)
@@ -231,7 +264,9 @@ def stage_parameters(model, c):
     ]
 
 
-def state(model, c, dense, experts):
+def state(
+    model: Model, c: Columns, dense: np.ndarray, experts: np.ndarray
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """{kind: bytes} of weights, gradients and optimizer for so many parameters on a rank, and the
     bytes that the host holds instead."""
     bytes_of = np.array([PRECISIONS[name] for name in c.precision], dtype=float).T  # (3, n)
@@ -252,7 +287,7 @@ def state(model, c, dense, experts):
 # ---- its activations, for each strategy
 
 
-def layer_activations(model, c):
+def layer_activations(model: Model, c: Columns) -> dict[str, np.ndarray]:
     """{mode: bytes} that one layer keeps for one micro-batch, for each mode of recomputation."""
     values = c.micro_batch * model.seq * np.where(c.precision == "fp32", 2.0, 1.0)  # × 16 bits
     whole = np.where(c.sequence_parallel, c.tp, 1.0)  # what only sequence parallelism splits
@@ -284,7 +319,7 @@ def _active(model):
     return model.experts_per_token
 
 
-def in_flight(c):
+def in_flight(c: Columns) -> np.ndarray:
     """Micro-batches, in units of a whole stage, whose activations the first stage holds."""
     chunks = np.where(c.interleave > 1, 1 + (c.pp - 1) / (c.pp * c.interleave), 1.0)
     return np.where(
@@ -292,7 +327,7 @@ def in_flight(c):
     )
 
 
-def head_activations(model, c):
+def head_activations(model: Model, c: Columns) -> np.ndarray:
     """Bytes that the last stage keeps of one micro-batch behind the last layer: the norm's input,
     the head's input, the logits in fp32."""
     tokens = c.micro_batch * model.seq
@@ -304,7 +339,7 @@ def head_activations(model, c):
 # ---- all of it
 
 
-def memory(model, c):
+def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """({kind: bytes} on the fullest stage's ranks, bytes in the host's memory), arrays."""
     kept = layer_activations(model, c)
     by_mode = np.select([c.recompute == mode for mode in kept], list(kept.values()))

@@ -11,8 +11,9 @@ matrices for embedding and head, fused attention.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from utils.models.config import DecoderSizes
+from utils.models.config import DecoderSizes, GPTConfig
 
 WORDS = {"hidden_size": "hidden", "vocab_size": "vocab", "intermediate_size": "ffn"}  # of options
 SHARED = ("layers", "hidden_size", "heads", "vocab_size", "kv_heads", "head_dim", "tie_embeddings")
@@ -64,7 +65,7 @@ class Model(DecoderSizes):
             )
 
     @classmethod
-    def of(cls, config, seq: int, **changes) -> "Model":
+    def of(cls, config: GPTConfig, seq: int, **changes: Any) -> "Model":
         """The sizes of a `utils.models.config.GPTConfig`, trained on sequences of `seq` tokens."""
         experts = getattr(config, "experts", None) or 1
         sizes = {

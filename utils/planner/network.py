@@ -11,10 +11,13 @@ Every link loses a part of its bandwidth to headers and to the steps of the algo
 
 import numpy as np
 
+from utils.planner.machine import Machine
+from utils.planner.strategy import Numbers
+
 LINK = 0.8  # of a link's bandwidth that large messages see
 
 
-def pace(machine, n, stride):
+def pace(machine: Machine, n: Numbers, stride: Numbers) -> tuple[np.ndarray, np.ndarray]:
     """(bytes/s of a ring through the group, seconds that each of its steps waits), arrays."""
     speed = np.full(np.broadcast(n, stride).shape, np.inf)
     latency = np.zeros_like(speed)
@@ -29,14 +32,14 @@ def pace(machine, n, stride):
     return speed, latency
 
 
-def gather(machine, size, n, stride):
+def gather(machine: Machine, size: Numbers, n: Numbers, stride: Numbers) -> np.ndarray:
     """Seconds of an all-gather that ends with `size` bytes on each rank, or of a reduce-scatter
     that begins with them: n−1 steps of size/n bytes."""
     speed, latency = pace(machine, n, stride)
     return np.where(n > 1, (n - 1) * (latency + size / n / speed), 0.0)
 
 
-def all_reduce(machine, size, n, stride):
+def all_reduce(machine: Machine, size: Numbers, n: Numbers, stride: Numbers) -> np.ndarray:
     """Seconds of the sum of `size` bytes on all ranks: 2 (n−1)/n of them are sent by each; long
     groups use trees, so the latency goes with log2 n."""
     speed, latency = pace(machine, n, stride)
@@ -44,7 +47,7 @@ def all_reduce(machine, size, n, stride):
     return np.where(n > 1, 2 * (n - 1) / n * size / speed + steps * latency, 0.0)
 
 
-def send(machine, size, stride):
+def send(machine: Machine, size: Numbers, stride: Numbers) -> np.ndarray:
     """Seconds to send `size` bytes to the rank `stride` farther on, maybe in another node."""
     speed, latency = 1.0, 0.0
     inside = 1.0
@@ -56,7 +59,7 @@ def send(machine, size, stride):
     return size / speed + latency
 
 
-def all_to_all(machine, size, n, stride):
+def all_to_all(machine: Machine, size: Numbers, n: Numbers, stride: Numbers) -> np.ndarray:
     """Seconds until each rank has sent `size` bytes, an equal part to every rank of the group: each
     level carries the parts that go beyond the level before."""
     seconds, inside = np.zeros(np.broadcast(n, stride).shape), 1.0

@@ -2,12 +2,18 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from utils.planner.machine import Machine
 from utils.planner.memory import memory
 from utils.planner.model import Model
 from utils.planner.step import step
 from utils.planner.strategy import Columns, Strategy, check
 
+# what `evaluate` returns
+Evaluated = tuple[
+    dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray
+]
 USABLE = 0.95  # of a device's memory: the rest is the driver's, the libraries', and fragments'
 
 
@@ -114,7 +120,7 @@ def plan_all(model: Model, strategies: list[Strategy], machine: Machine) -> list
     return plans(model, c, machine)
 
 
-def evaluate(model, c, machine):
+def evaluate(model: Model, c: Columns, machine: Machine) -> Evaluated:
     """(memory, host bytes, seconds, hidden seconds, fits): arrays of all strategies in `c`."""
     held, host = memory(model, c)
     seconds, hidden = step(model, c, machine)
@@ -122,7 +128,9 @@ def evaluate(model, c, machine):
     return held, host, seconds, hidden, fits
 
 
-def plans(model, c, machine, evaluated=None) -> list[Plan]:
+def plans(
+    model: Model, c: Columns, machine: Machine, evaluated: Evaluated | None = None
+) -> list[Plan]:
     """A `Plan` for each strategy in `c`."""
     held, host, seconds, hidden, fits = evaluated or evaluate(model, c, machine)
     columns = (_rows(held), host.tolist(), _rows(seconds), _rows(hidden), fits.tolist())

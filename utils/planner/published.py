@@ -6,6 +6,7 @@ Strategies are the sources' own. Where Table 1 leaves micro-batch and interleavi
 those of the authors' scripts (Megatron-LM, examples/sc21/run_table_1.sh).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from utils.planner.machine import MACHINES
@@ -140,7 +141,7 @@ def _other_software():
         yield Row(TABLE_2, label, MODELS[name], strategy, "dgx-a100", "hardware_tflops", tflops)
 
 
-def by_source(rows) -> dict:
+def by_source(rows: Iterable[Row]) -> dict:
     """{source: its rows}, in order."""
     return {source: [row for row in rows if row.source == source]
             for source in dict.fromkeys(row.source for row in rows)}  # fmt: skip

@@ -1,8 +1,12 @@
 """Every strategy that fits a machine, the fastest first."""
 
+from typing import Any
+
 import numpy as np
 
 from utils.choices import RECOMPUTE
+from utils.planner.machine import Machine
+from utils.planner.model import Model
 from utils.planner.plan import Plan, evaluate, plans
 from utils.planner.strategy import Columns, Strategy, valid
 
@@ -18,7 +22,15 @@ CHOICES = {
 }
 
 
-def search(model, machine, gpus: int, global_batch=None, top=20, any_memory=False, **fixed):
+def search(
+    model: Model,
+    machine: Machine,
+    gpus: int,
+    global_batch: int | None = None,
+    top: int = 20,
+    any_memory: bool = False,
+    **fixed: Any,
+) -> list[Plan]:
     """The `top` fastest strategies on `gpus` devices whose memory suffices: a list of `Plan`.
 
     global_batch   sequences of a step; None: the model's
@@ -44,7 +56,9 @@ def search(model, machine, gpus: int, global_batch=None, top=20, any_memory=Fals
     return plans(model, c.take(order), machine, chosen)
 
 
-def candidates(model, machine, gpus: int, global_batch=None, **fixed) -> Columns:
+def candidates(
+    model: Model, machine: Machine, gpus: int, global_batch: int | None = None, **fixed: Any
+) -> Columns:
     """All strategies on `gpus` devices whose sizes go together, whether they fit or not."""
     if type(gpus) is not int or gpus < 1:
         raise ValueError(f"gpus {gpus!r} is not a whole number above 0")

@@ -30,8 +30,10 @@ and messages take memory bandwidth and processors from the computation.
 import numpy as np
 
 from utils.planner import kernels, network
+from utils.planner.machine import Machine
 from utils.planner.memory import layers_on_stage, split, stage_parameters
-from utils.planner.strategy import PRECISIONS
+from utils.planner.model import Model
+from utils.planner.strategy import PRECISIONS, Columns
 
 KINDS = ("compute", "recompute", "tp", "pp", "ep", "dp", "bubble", "optimizer", "offload")
 HIDDEN = 0.5
@@ -41,7 +43,9 @@ HIDDEN = 0.5
 OPTIMIZER_BYTES = 48
 
 
-def step(model, c, machine):
+def step(
+    model: Model, c: Columns, machine: Machine
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """({kind: seconds, "total": …}, {"tp" and "dp": hidden seconds}), arrays."""
     value = float(PRECISIONS[machine.precision][0])
     m, layers = c.micro_batches, layers_on_stage(model, c)
@@ -89,7 +93,9 @@ def step(model, c, machine):
     return seconds, {"tp": m * layers * messages["hidden"], "dp": hidden}
 
 
-def layer_messages(model, c, machine, value, weights):
+def layer_messages(
+    model: Model, c: Columns, machine: Machine, value: float, weights: np.ndarray
+) -> dict[str, np.ndarray]:
     """Exposed seconds of one layer's messages for one micro-batch: forward, backward, experts (one
     direction), and what is hidden of the backward ones."""
     size = c.micro_batch * model.seq * model.hidden_size * value

@@ -7,11 +7,13 @@ Ranks are numbered with tp fastest, then ep, then the rest of dp, then pp (`util
 neighbours in a node belong to one tensor-parallel group first, stages are farthest apart.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from utils.choices import RECOMPUTE, ZERO
+from utils.planner.model import Model
 
 OFFLOAD = ("none", "optimizer", "parameters")
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
@@ -30,6 +32,7 @@ CHOICES = {
     "zero": ZERO,
     "sequence_parallel": (False, True),
 }
+Numbers = float | np.ndarray  # one, or one for each strategy
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def _flag(name: str) -> str:
 # ---- what does not go together
 
 
-def conflicts(c: "Columns", model):
+def conflicts(c: "Columns", model: Model) -> list[tuple[np.ndarray, str]]:
     """[(where, message)]: arrays of bool that are True where a strategy cannot work, and why.
 
     A message is a template over the fields of `Columns`."""
@@ -143,7 +146,7 @@ def conflicts(c: "Columns", model):
     ]  # fmt: skip
 
 
-def valid(c: "Columns", model) -> np.ndarray:
+def valid(c: "Columns", model: Model) -> np.ndarray:
     """True where nothing speaks against a strategy."""
     bad = np.zeros(len(c.dp), dtype=bool)
     for where, _ in conflicts(c, model):
@@ -151,7 +154,7 @@ def valid(c: "Columns", model) -> np.ndarray:
     return ~bad
 
 
-def check(c: "Columns", model) -> None:
+def check(c: "Columns", model: Model) -> None:
     """Raises ValueError with the first reason why a strategy cannot work."""
     for where, message in conflicts(c, model):
         found = np.flatnonzero(np.broadcast_to(where, c.dp.shape))
@@ -166,16 +169,16 @@ def check(c: "Columns", model) -> None:
 class Columns:
     """Strategies as arrays: the fields of `Strategy`, and what follows from them.
 
-    micro_batches  of one pipeline in a step;  layers  on the fullest stage
+    micro_batches  of one pipeline in a step;  gpus  dp · pp · tp
     """
 
-    def __init__(self, **arrays):
+    def __init__(self, **arrays: np.ndarray):
         self.__dict__.update(arrays)
         self.gpus = self.dp * self.pp * self.tp
         self.micro_batches = np.maximum(1, self.global_batch // (self.dp * self.micro_batch))
 
     @classmethod
-    def of(cls, strategies, model, precision="bf16") -> "Columns":
+    def of(cls, strategies: Sequence[Strategy], model: Model, precision: str = "bf16") -> "Columns":
         """The arrays of a list of strategies; what they leave open is the model's choice."""
         arrays = {
             field.name: np.array([getattr(strategy, field.name) for strategy in strategies])
@@ -188,7 +191,7 @@ class Columns:
         arrays["precision"] = np.array([s.precision or precision for s in strategies])
         return cls(**arrays)
 
-    def take(self, index) -> "Columns":
+    def take(self, index: np.ndarray) -> "Columns":
         """The strategies that `index` (a mask or positions) chooses."""
         return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(Strategy)})
 
