@@ -41,13 +41,6 @@ def learn(model, x, y, tokens, ranks=1):
     (cross_entropy(model(x), y, reduction="sum") * (ranks / tokens)).backward()
 
 
-def gradients_alone():
-    model = small_model()
-    x, y = rows_of(0, 1)
-    learn(model, x, y, y.numel())
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
 # ---- precision
 
 

@@ -59,7 +59,7 @@ def batch(config, rows=3, length=9):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def one_step(model, x, y, lr=0.1):
+def one_step(model, x, y):
     """Logits (as the model returns them), loss; gradients in .grad."""
     logits = model(x)
     loss = loss_function(model)(logits, y, "mean")

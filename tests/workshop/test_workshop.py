@@ -87,7 +87,7 @@ def test_refresh_without_ignored_cells_changes_no_byte(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["lesson.ipynb"]
 
 
-def test_a_failing_notebook_stays_as_it_was(tmp_path, capsys):
+def test_a_failing_notebook_stays_as_it_was(tmp_path):
     path = write(tmp_path / "lesson.ipynb", "1 + 1", "1 / 0", "3")
     before = digest(path)
     problem = refresh(path)
@@ -167,7 +167,7 @@ def test_an_impossible_port_is_named(port):
         lab.check_port(port)
 
 
-def test_the_lab_serves_the_lessons_and_ends_with_ctrl_c(tmp_path):
+def test_the_lab_serves_the_lessons_and_ends_with_ctrl_c():
     port = free_port()  # none that another process gets by chance before the server is up
     server = subprocess.Popen(
         [sys.executable, "-m", "utils.workshop.lab", "--port", str(port)],

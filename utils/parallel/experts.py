@@ -44,15 +44,6 @@ def expert_shares(experts: int, ranks: int) -> tuple[int, ...]:
     return shares(experts, ranks)
 
 
-def owner_of(expert: int, experts: int, ranks: int) -> int:
-    """The rank, as a place on the axis, that keeps an expert (its number)."""
-    for rank, count in enumerate(expert_shares(experts, ranks)):
-        if expert < count:
-            return rank
-        expert -= count
-    raise ValueError(f"there is no expert after number {experts - 1} of {experts}")
-
-
 def expert_parallel(model: nn.Module, axis: Axis) -> nn.Module:
     """Leaves this rank its share of the experts of every MoE layer, in place; returns the model.
 

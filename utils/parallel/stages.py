@@ -9,7 +9,7 @@ Parameters keep the names that they have in the whole model, so checkpoints need
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 
 import torch
@@ -168,20 +168,6 @@ def make_stages(
 # ---- 3. the matrix that is on both ends
 
 
-def owned_parameters(stages: Sequence[nn.Module], axis: Axis) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name, parameter) of this rank's stages; over the axis each one of the whole model once.
-
-    What it leaves out is the last rank's copy of a tied matrix.
-    """
-    seen = set()
-    for stage in stages:
-        copy = stage.lm_head.weight if _is_tied_copy(stage, axis) else None
-        for name, parameter in stage.named_parameters():
-            if parameter is not copy and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield name, parameter
-
-
 def reduce_tied_gradients(stages: Sequence[nn.Module], axis: Axis) -> None:
     """After the backward passes of a step: both copies of a tied matrix get the sum of their
     gradients. Every rank of the axis may call it; the two ends exchange theirs, once."""
@@ -199,10 +185,6 @@ def reduce_tied_gradients(stages: Sequence[nn.Module], axis: Axis) -> None:
     for work in dist.batch_isend_irecv(messages):
         work.wait()
     mine += theirs
-
-
-def _is_tied_copy(stage: nn.Module, axis: Axis) -> bool:
-    return axis.size > 1 and stage.config.tie_embeddings and stage.is_last
 
 
 # ---- 4. stages that sleep instead of computing

@@ -265,7 +265,7 @@ def stage_parameters(model: Model, c: Columns) -> list[tuple[np.ndarray, np.ndar
 
 
 def state(
-    model: Model, c: Columns, dense: np.ndarray, experts: np.ndarray
+    c: Columns, dense: np.ndarray, experts: np.ndarray
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """{kind: bytes} of weights, gradients and optimizer for so many parameters on a rank, and the
     bytes that the host holds instead."""
@@ -369,7 +369,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
     waiting += np.where(c.sequence_parallel, 2 * hidden, 0.0)
     best, best_host, total = None, None, None
     for (dense, moe), kept_here, is_last in zip(stages, activations, (False, True), strict=True):
-        held_here, host = state(model, c, dense, moe)
+        held_here, host = state(c, dense, moe)
         has_head = is_last | (c.pp == 1)
         held_here["activations"] = kept_here
         # the loss is over, and the head's activations are gone, when a layer is recomputed

@@ -52,7 +52,6 @@ MT_NLG = "Smith et al. 2022, section 3"
 LLAMA = "Llama 3, 2024, Table 4"
 FSDP = "PyTorch FSDP, 2022"
 OPT = "Zhang et al. 2022"
-FRONTIER = "Dash et al. 2023"
 TITAN = "torchtitan, 2024"
 
 _MEGATRON = (  # preset, tp, pp, dp, interleave, micro-batch, batch, TFLOP/s with recomputation

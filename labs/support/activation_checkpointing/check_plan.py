@@ -96,7 +96,7 @@ def _plan(answer, layers: list[Layer], budget: int, case: str) -> set[int]:
     if work > NEAR * least:
         raise Wrong(
             f"{case}: recomputing {sorted(chosen)} costs {work:,} FLOPs; {sorted(best)} fits too "
-            f"and costs {least:,}.\n{_why_too_long(layers, chosen, best, budget)}"
+            f"and costs {least:,}.\n{_why_too_long(layers, chosen, budget)}"
         )
     return chosen
 
@@ -111,7 +111,7 @@ def _why_too_much(layers, chosen, budget) -> str:
     return "Recompute more, or others."
 
 
-def _why_too_long(layers, chosen, best, budget) -> str:
+def _why_too_long(layers, chosen, budget) -> str:
     spare = [i for i in sorted(chosen) if _peak(layers, chosen - {i}) <= budget]
     if spare:
         return f"Layer {spare[0]} could keep everything: it fits without recomputing it."

@@ -35,7 +35,7 @@ def accumulation(path: Path) -> str:
                 _right_sums(result[step], case)
             for rank, result in enumerate(results):
                 case = f"with {size} ranks, rank {rank}, step {step + 1}"
-                _right_messages(result[step], size, case)
+                _right_messages(result[step], case)
                 _right_gradient(result[step], size, case)
                 _right_memory(result[step], case)
     return (
@@ -84,11 +84,11 @@ def _flat(grads) -> torch.Tensor:
     return torch.cat([grad.flatten() for grad in grads])
 
 
-def _gradient(model, shares, divisor=None) -> tuple[torch.Tensor, float]:
-    """The gradient and the value of the summed loss of all micro-batches, divided."""
+def _gradient(model, shares) -> tuple[torch.Tensor, float]:
+    """The gradient and the value of the summed loss of all micro-batches, a token."""
     batches = [batch for share in shares for batch in share]
-    divisor = divisor or sum(tiny_model.counted(y) for _, y in batches)
-    loss = sum(tiny_model.loss_sum(model, x, y) for x, y in batches) / divisor
+    loss = sum(tiny_model.loss_sum(model, x, y) for x, y in batches)
+    loss = loss / sum(tiny_model.counted(y) for _, y in batches)
     return _flat(torch.autograd.grad(loss, list(model.parameters()))), loss.item()
 
 
@@ -181,7 +181,7 @@ def _right_sums(result: dict, case: str) -> None:
         )
 
 
-def _right_messages(result: dict, size: int, case: str) -> None:
+def _right_messages(result: dict, case: str) -> None:
     ops = [op for op, _ in result["events"]]
     other = sorted(set(ops) - {"all_reduce"})
     if other:

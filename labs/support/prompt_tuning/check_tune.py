@@ -63,7 +63,7 @@ def _right_beginning(answer) -> None:
         raise Wrong(f"begin returns {type(result).__name__}, not the two things prompt, optimizer.")
     prompt, optimizer = result
     _right_prompt(prompt, model)
-    _right_optimizer(prompt, optimizer, model)
+    _right_optimizer(prompt, optimizer)
     _unchanged(model, bits, "after begin")
 
 
@@ -80,7 +80,7 @@ def _right_prompt(prompt, model) -> None:
         raise Wrong("begin: the prompt does not start as the embedding's rows of `words`.")
 
 
-def _right_optimizer(prompt, optimizer, model) -> None:
+def _right_optimizer(prompt, optimizer) -> None:
     held = [p for group in optimizer.param_groups for p in group["params"]]
     if not any(p is prompt for p in held):
         raise Wrong("begin: the prompt is not among what the optimizer updates.")

@@ -72,11 +72,11 @@ class Spelled:
             self.ids.append(torch.arange(first, first + len(prompt)))
             first += len(prompt)
 
-    def all_logits(self, tokens: torch.Tensor, task=None, behind: bool = False) -> list:
+    def all_logits(self, tokens: torch.Tensor, task=None) -> list:
         """For each row the logits of its virtual tokens and its tokens, (P + T, V)."""
         task = [0] * len(tokens) if task is None else task
         rows = [(self.ids[number], row) for number, row in zip(task, tokens)]
-        return [self.model(torch.cat(row[::-1] if behind else row)[None])[0] for row in rows]
+        return [self.model(torch.cat(row)[None])[0] for row in rows]
 
     def logits(self, tokens: torch.Tensor, task=None) -> torch.Tensor:
         """(B, T, V)"""

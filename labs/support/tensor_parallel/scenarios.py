@@ -67,7 +67,7 @@ def layer(answer, name: str) -> dict:
         cos, sin = rotary_tables(CONFIG, torch.arange(T), torch.float64)
         more = cos[:, None], sin[:, None]
     parallel = getattr(answer, name)(copy.deepcopy(whole))
-    right_parts = _right_parts(whole, kind)
+    right_parts = _right_parts(kind)
     seen = {"parts": {}, "bytes of x": x.numel() * 8}
     for matrix, (dim, lengths) in right_parts.items():
         weight = getattr(parallel, matrix).weight
@@ -83,7 +83,7 @@ def layer(answer, name: str) -> dict:
     return seen | _run(whole, parallel, right_parts, x, dy, more)
 
 
-def _right_parts(whole, kind) -> dict:
+def _right_parts(kind) -> dict:
     """{matrix: (dimension that is cut, length of each rank's part)}"""
     size = dist.get_world_size()
     if kind is MLP:
