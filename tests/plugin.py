@@ -29,9 +29,7 @@ pytest.register_assert_rewrite("tests.labs.lab_tests")  # its asserts say what t
 # and pytest with it.
 cloudpickle.register_pickle_by_value(tests)
 
-# These train for a given time on both cores, so they come last, one after the other in one process.
-LAST = ("notebooks/00_", "notebooks/01_", "tests/browser/test_browser.py")
-LONG = ("notebooks/", "labs/")
+LONG = ("notebooks/", "labs/", "tests/browser/", "tests/labs/")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -39,12 +37,8 @@ def pytest_collection_modifyitems(config, items):
 
     Every test has more time where others use the machine as well.
     """
-    shared = hasattr(config, "workerinput")
-
-    def place(item):
-        return item.nodeid.startswith(LAST), shared and not item.nodeid.startswith(LONG)
-
-    items.sort(key=place)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     usual = float(config.getini("timeout") or 0)
     for item in items:
         own = item.get_closest_marker("timeout")
@@ -61,15 +55,11 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Whole files to whichever process is free, and what stands in LAST as if it were one file."""
-    from xdist.scheduler import LoadScopeScheduling
+    """Whole files to whichever process is free, in the order of collection."""
+    from xdist.scheduler import LoadFileScheduling
 
-    class Files(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            return "last" if nodeid.startswith(LAST) else nodeid.split("::")[0]
-
-    config.option.loadscopereorder = False  # in the order of collection
-    return Files(config, log)
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(scope="module")

@@ -34,8 +34,8 @@ CHROMIUM_FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
-VIEW = {"width": 1280, "height": 4000}  # tall: a long notebook is photographed in few pieces
-RUNNING = {"width": 1280, "height": 400}  # while cells run: every change in view is drawn anew
+VIEW = {"width": 1280, "height": 800}
+TALL = {"width": 1280, "height": 4000}  # a long notebook is photographed in few pieces
 FOLDERS = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"]
 FOLDERS += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"]
 
@@ -46,6 +46,9 @@ READY = """() => {
     return !!session?.isReady && widget.context.isReady
         && session.session?.kernel?.status === 'idle';
 }"""
+OPEN = "path => { window.jupyterapp.commands.execute('docmanager:open', { path }); }"
+OPENED = "path => window.jupyterapp.shell.currentWidget?.context?.path === path"
+SHUTDOWN = "() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()"
 # All cells as they are stored; their outputs are the judge, a command's return value is not.
 CELLS = "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells" + (
     ".map(cell => cell.toJSON())"
@@ -116,6 +119,7 @@ class Browser:
             executable_path=find_chromium(), headless=True, args=CHROMIUM_FLAGS, timeout=90_000
         )
         self.resources.callback(self.chromium.close)
+        self.pages = self.chromium.new_context(viewport=VIEW)  # one cache for JupyterLab's scripts
 
     def left_running(self, wait: float = 30) -> list[str]:
         """What notebooks started and what still runs after `wait` seconds."""
@@ -129,7 +133,7 @@ class Browser:
     @contextlib.contextmanager
     def page(self, path: str, mode: str = "doc"):
         """A page on `path` (from the repository's root); mode "lab" is the whole JupyterLab."""
-        page = self.chromium.new_page(viewport=VIEW)
+        page = self.pages.new_page()
         page.set_default_timeout(90_000)  # ms, on a machine that may be busy
         page.goto(f"http://{lab.HOST}:{self.port}/{mode}/tree/{path}?token={self.token}&reset")
         page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
@@ -140,11 +144,21 @@ class Browser:
 
     @contextlib.contextmanager
     def notebook(self, path: str):
-        """A notebook, opened, its kernel ready; the kernel is ended afterwards."""
+        """A page on a notebook, its kernel ready; the kernel is ended afterwards."""
         with self.page(path) as page:
             page.wait_for_function(READY)
             yield page
-            page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
+            page.evaluate(SHUTDOWN)
+
+    @contextlib.contextmanager
+    def opened(self, page, path: str):
+        """The same in a page that is there already, on the whole JupyterLab."""
+        page.evaluate(OPEN, path)
+        page.wait_for_function(OPENED, arg=path)
+        page.wait_for_function(READY)
+        yield
+        page.evaluate(SHUTDOWN)
+        page.evaluate("() => window.jupyterapp.shell.currentWidget.dispose()")
 
 
 def keep_only(*names):
@@ -164,7 +178,6 @@ def run_all(page, seconds: float = 600) -> list[dict]:
     Raises:
         TimeoutError: names the cell that was not done after `seconds`.
     """
-    page.set_viewport_size(RUNNING)
     execute = "name => { window.jupyterapp.commands.execute(name); }"
     page.evaluate(execute, "notebook:clear-all-cell-outputs")
     page.wait_for_function(READY)
@@ -175,7 +188,6 @@ def run_all(page, seconds: float = 600) -> list[dict]:
             waiting = [c for c in page.evaluate(CELLS) if c.get("execution_count", 0) is None]
             raise TimeoutError(f"cell {waiting[0]['id']} was not done after {seconds:.0f} s")
         time.sleep(0.5)
-    page.set_viewport_size(VIEW)
     return page.evaluate(CELLS)
 
 
@@ -184,6 +196,7 @@ def picture(page, out: Path) -> list[Path]:
 
     One PNG is at most 8,000 pixels high: a longer notebook gets out-2.png, out-3.png, …
     """
+    page.set_viewport_size(TALL)
     panel = page.locator(PANEL).first
     panel.evaluate("panel => { panel.scrollTop = 0; }")
     tiles, top = [], 0

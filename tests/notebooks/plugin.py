@@ -21,6 +21,7 @@ import pytest
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel, start_new_kernel
 from nbval.plugin import IPyNbCell, IPyNbFile, NbCellError
 
+from tests.notebooks.warm import use_warm_kernels
 from utils.workshop.notebooks import describe, surroundings, where
 
 SANITIZE = Path(__file__).with_name("nbval_sanitize.cfg")
@@ -30,6 +31,7 @@ class Kernel(RunningKernel):
     """A kernel with its own environment, whose death is noticed within a second."""
 
     def __init__(self, name, cwd, startup_timeout, environment):
+        use_warm_kernels()
         with open(os.devnull, "w") as devnull:
             self.km, self.kc = start_new_kernel(
                 startup_timeout, name, stderr=devnull, cwd=cwd, env=environment

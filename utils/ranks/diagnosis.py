@@ -175,6 +175,8 @@ def failure(
     else:
         culprits = [r for r in on if isinstance(first.get(r), Failure) and r not in waited]
         head = f"{label(culprits, size).capitalize()} failed:"
+        if not culprits:  # all that is known: the others had left already
+            head = f"{label(waited, size).capitalize()} lost the connection to the others:"
     if ended:
         tail = f"The ranks were ended: {ended}. Call ranks.restart()."
     else:
