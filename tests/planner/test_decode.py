@@ -167,7 +167,7 @@ def test_operators_of_a_layer_are_counted(one_thread):
         model = GPTConfig.from_hf(config)
         weights = {name: torch.randn(shape) for name, shape in
                    rank_shapes(model, 0, 1).items()}  # fmt: skip
-        decoder = ServedDecoder(model, weights, 0, 1, slots=4, positions=32)
+        decoder = ServedDecoder(model, weights, 0, 1, max_num_seqs=4, max_model_len=32)
         decoder.prefill(0, 0, [1, 2, 3])
         for slots in ([0], [0, 1, 2, 3]):
             with Count() as counter:

@@ -25,7 +25,7 @@ def steps_on_rank(folder, tp):
     rank = dist.get_rank()
     version = Version.read(folder)
     decoder = ServedDecoder(
-        version.model, version.weights(rank), rank, tp, slots=4, positions=96,
+        version.model, version.weights(rank), rank, tp, max_num_seqs=4, max_model_len=96,
         prompts=version.prompt_tensors(),
     )  # fmt: skip
     steps = [

@@ -22,8 +22,12 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import closing
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from utils.serving.server import Server
 
 SAMPLING = {
     "max_tokens": "INT32",
@@ -78,7 +82,7 @@ class Client:
 
     def __init__(
         self,
-        server=None,
+        server: "Server | None" = None,
         *,
         http: str | None = None,
         grpc: str | None = None,
@@ -96,15 +100,15 @@ class Client:
 
     # --- HTTP -----------------------------------------------------------------------------------
 
-    def generate(self, text: str, **parameters) -> str:
+    def generate(self, text: str, **parameters: Any) -> str:
         """The whole text, when it is complete; it begins with the input unless told otherwise."""
         return self.answer(text, **parameters)["text_output"]
 
-    def answer(self, text: str, **parameters) -> dict:
+    def answer(self, text: str, **parameters: Any) -> dict:
         """What `generate` gets, with everything in it: text_output, finish_reason, …"""
         return next(self._post("generate", text, parameters, stream=False))
 
-    def stream(self, text: str, **parameters) -> Iterator[str]:
+    def stream(self, text: str, **parameters: Any) -> Iterator[str]:
         """An iterator of pieces of the text, as they come (server-sent events)."""
         for event in self._post("generate_stream", text, parameters, stream=True):
             if event["text_output"]:
@@ -138,7 +142,7 @@ class Client:
 
     # --- gRPC -----------------------------------------------------------------------------------
 
-    async def astream(self, text: str, **parameters) -> AsyncIterator[str]:
+    async def astream(self, text: str, **parameters: Any) -> AsyncIterator[str]:
         """An asynchronous iterator of pieces of the text, as they come."""
         from grpc import RpcError
         from tritonclient.grpc import aio
@@ -164,7 +168,7 @@ class Client:
                 answers.cancel()  # does nothing to a stream that has ended
 
     def tokens(
-        self, ids: Iterable[int], *, request_id: str = "", **parameters
+        self, ids: Iterable[int], *, request_id: str = "", **parameters: Any
     ) -> Iterator[list[int]]:
         """An iterator of lists of token ids, as they come, for a list of token ids."""
         values = {"input_ids": list(ids), **known(parameters, SAMPLING), "stream": True}
@@ -203,7 +207,7 @@ class Client:
             raise rpc_error("", failure)
 
 
-def known(parameters: dict, names) -> dict:
+def known(parameters: dict, names: Iterable[str]) -> dict:
     """The parameters that are given. Raises TypeError for a name that the model does not have."""
     for name in parameters:
         if name not in names:
@@ -253,7 +257,7 @@ def tensors(values: dict, types: dict) -> list:
     return found
 
 
-def text_of(result, name: str) -> str:
+def text_of(result: Any, name: str) -> str:
     """The text in an output of one element; "" where the answer has none."""
     array = result.as_numpy(name)
     return "" if array is None or not array.size else array.reshape(-1)[0].decode()

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -99,7 +100,7 @@ class Load:
         )
 
 
-def tokens_of(piece) -> float:
+def tokens_of(piece: Any) -> float:
     """How many tokens a piece is: its length if it is a list or an array, that of its `tokens` if
     it has some (the engine's chunks); NaN for a text, which does not tell."""
     piece = getattr(piece, "tokens", piece)
@@ -145,7 +146,7 @@ def run(
 
 
 def sweep(
-    send: Callable, clients: Iterable[int] = (1, 2, 4, 8, 16), per_client: int = 4, **options
+    send: Callable, clients: Iterable[int] = (1, 2, 4, 8, 16), per_client: int = 4, **options: Any
 ) -> dict[int, Load]:
     """{clients: Load}: one closed loop for each number of clients, `per_client` requests each.
 

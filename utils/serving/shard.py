@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from utils.models.config import GPTConfig
 from utils.models.fingerprint import Fingerprint
 from utils.models.tp_plan import rank_shapes, tp_cuts
 
@@ -35,7 +37,7 @@ NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 # ---- 1. what each rank gets
 
 
-def shapes_of(config):
+def shapes_of(config: GPTConfig) -> dict[str, tuple[int, ...]]:
     """{name: shape} of every tensor of a model, in the order of the names."""
     return dict(sorted(config.parameter_shapes().items()))
 
@@ -46,16 +48,16 @@ class Plan:
     Raises ValueError where so many ranks cannot share it.
     """
 
-    def __init__(self, config, tp):
+    def __init__(self, config: GPTConfig, tp: int):
         self.tp, self.config, self.shapes = tp, config, shapes_of(config)
         self.cuts = dict(sorted(tp_cuts(config, tp).items()))
 
-    def rank_shapes(self, rank):
+    def rank_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
         """{name: shape} of what this rank holds."""
         return rank_shapes(self.config, rank, self.tp)
 
 
-def shard_name(rank, tp):
+def shard_name(rank: int, tp: int) -> str:
     return f"rank-{rank}-of-{tp}.safetensors"
 
 
@@ -70,7 +72,7 @@ class Writer:
     writer.bytes, writer.sha256
     """
 
-    def __init__(self, file, shapes, dtype):
+    def __init__(self, file: Path | str, shapes: dict[str, Sequence[int]], dtype: str):
         header, end = {"__metadata__": {"format": "pt"}}, 0
         for name, shape in sorted(shapes.items()):
             start, end = end, end + math.prod(shape) * WIDTHS[dtype]
@@ -82,7 +84,7 @@ class Writer:
         self._stream = open(self.file, "wb")  # noqa: SIM115 (closed in __exit__)
         self._write(len(text).to_bytes(8, "little") + text)
 
-    def put(self, tensor):
+    def put(self, tensor: torch.Tensor) -> None:
         """The next rows; of a tensor that is cut by columns, this file's columns of them."""
         self._write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
 
@@ -104,7 +106,9 @@ class Writer:
         self.sha256 = self._hash.hexdigest()
 
 
-def blocks(file, name, rows=None):
+def blocks(
+    file: Path | str, name: str, rows: int | None = None
+) -> Iterator[tuple[int, torch.Tensor]]:
     """Yields (number of the first row, rows) of a tensor, so many at once as BLOCK bytes hold.
 
     Each block opens the file anew: what was read stays in memory for as long as it is open.
@@ -120,7 +124,7 @@ def blocks(file, name, rows=None):
         first += step
 
 
-def rows_at_once(numbers, dtype):
+def rows_at_once(numbers: int, dtype: str) -> int:
     """How many rows of so many numbers a block has."""
     return max(1, BLOCK // (numbers * WIDTHS[dtype]))
 
@@ -136,7 +140,7 @@ class SplitFacts:
     fingerprint: str
 
 
-def split(headers, plan, dtype, folder):
+def split(headers: dict[str, tuple], plan: Plan, dtype: str, folder: Path | str) -> SplitFacts:
     """Writes every rank's file into `folder` and reads the source once. Returns SplitFacts.
 
     headers   {name: (file, shape)} of the source, with the names of plan.shapes
@@ -166,7 +170,7 @@ def _hand_out(numbered_rows, cut, writers):
         yield rows
 
 
-def join(plan, dtype, shards, file):
+def join(plan: Plan, dtype: str, shards: Sequence[Path], file: Path | str) -> None:
     """The inverse: one safetensors file of the whole model from those of the ranks, in order."""
     with Writer(file, plan.shapes, dtype) as writer:
         for name, cut in plan.cuts.items():

@@ -13,6 +13,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from utils.ranks.supervise import Child, ChildEnded, end
 
@@ -20,7 +22,7 @@ from utils.ranks.supervise import Child, ChildEnded, end
 class Peer:
     """The process. Raises RuntimeError with its last words when it ends or does not answer."""
 
-    def __init__(self, folder, threads, seconds=180.0):
+    def __init__(self, folder: Path | str, threads: int, seconds: float = 180.0):
         self._process = Child(
             [sys.executable, "-m", "utils.serving.bench.peer", str(folder), str(threads)],
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
@@ -31,13 +33,15 @@ class Peer:
             self.close()
             raise
 
-    def generate(self, prompts, max_tokens, seconds=300.0):
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_tokens: int, seconds: float = 300.0
+    ) -> tuple[list[list[int]], float]:
         """(new tokens of each prompt, seconds until the first ones) of one batch."""
         question = {"prompts": prompts, "max_tokens": max_tokens}
         answer = self._answer(seconds, json.dumps(question).encode())
         return answer["tokens"], answer["first"]
 
-    def close(self):
+    def close(self) -> None:
         """Ends the process: it ends by itself when its pipe closes, else it is killed."""
         end([self._process], 2.0)
 
@@ -58,7 +62,7 @@ class Peer:
             raise RuntimeError(f"transformers did not answer within {seconds:g} s") from None
 
 
-def main(folder, threads):
+def main(folder: str, threads: int) -> None:
     """The process: serves lines until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print is no answer

@@ -19,7 +19,7 @@ import traceback
 from collections import deque
 from pathlib import Path
 
-from utils.serving.engine.ranks import Bell, RankDied, RankGroup
+from utils.serving.engine.ranks import RankDied, RankGroup, WakeUp
 from utils.serving.engine.request import BadRequest, Completion, SamplingParams, Stream, Unavailable
 from utils.serving.engine.scheduler import Request, Scheduler, Step
 from utils.serving.engine.text_stream import TextStream, load_tokenizer
@@ -82,7 +82,7 @@ class Engine:
         self._streams = {}  # Request -> (Stream, TextStream)
         self._stats = Stats()
         self._lock = threading.Lock()  # over scheduler, streams and statistics
-        self._bell = Bell()  # rung when there is work
+        self._wake_up = WakeUp()  # when there is work
         self._group, self._ready, self._idle = None, False, False
         self._why_not = "the engine is starting"  # the reason for not being ready
         self._closed = threading.Event()
@@ -141,7 +141,7 @@ class Engine:
             self._streams[request] = stream, text
             self._stats.submitted(request)
             if self._idle:
-                self._bell.ring()
+                self._wake_up.wake()
         return stream
 
     def complete(
@@ -194,7 +194,7 @@ class Engine:
         with self._lock:
             self._ready, self._why_not = False, "the engine was closed"
             self._fail_all(self._why_not)
-        self._bell.ring()
+        self._wake_up.wake()
         self._loop.join(1.0)
         while self._loop.is_alive():  # in a step, or in a start that takes long: no need to wait
             if self._group:
@@ -239,7 +239,7 @@ class Engine:
             if step is None:
                 self._hand_out(served)
                 served = []
-                self._group.wait(self._bell)
+                self._group.wait(self._wake_up)
                 continue
             begin = time.monotonic()
             try:

@@ -1,6 +1,6 @@
 """One rank's part of the model, with its KV cache: the decoder of utils/models/gpt.py, served.
 
-    decoder = ServedDecoder(config, weights, rank, tp, slots=16, positions=512)
+    decoder = ServedDecoder(config, weights, rank, tp, max_num_seqs=16, max_model_len=512)
     logits = decoder.prefill(slot, start=0, tokens=[5, 7])       # (1, V) on rank 0, else None
     logits = decoder.decode([0, 3], [17, 4])                     # (2, V): one token for each slot
 
@@ -14,11 +14,14 @@ attention and MLP of each layer), and, where logits are wanted, one gather of B 
 numbers from each rank to rank 0.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
 from utils.models import gpt
+from utils.models.config import GPTConfig
 from utils.models.ops import rotate
 from utils.shares import shares
 
@@ -34,7 +37,7 @@ class Norm:
 
     __call__ = gpt.RMSNorm.forward
 
-    def __init__(self, weight, eps):
+    def __init__(self, weight: torch.Tensor, eps: float):
         self.weight, self.eps = weight, eps
 
 
@@ -44,13 +47,15 @@ class Attention:
 
     __call__ = gpt.Attention.forward
 
-    def __init__(self, config, part):
+    def __init__(self, config: GPTConfig, part: "Part"):
         self.head_size = config.head_size
         self.heads, self.kv_heads = config.heads // part.tp, config.key_value_heads // part.tp
         self.qkv_proj = part.linear("self_attn", "q_proj", "k_proj", "v_proj")
         self.o_proj = part.linear("self_attn", "o_proj", summed=True)
 
-    def project(self, x, cos, sin):
+    def project(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         B, T, _ = x.shape
         H, K = self.heads, self.kv_heads
         qk, v = self.qkv_proj(x).view(B, T, H + 2 * K, self.head_size).split((H + K, K), dim=2)
@@ -63,11 +68,11 @@ class MLP:
 
     __call__ = gpt.MLP.forward
 
-    def __init__(self, part):
+    def __init__(self, part: "Part"):
         self.gate_up_proj = part.linear("mlp", "gate_proj", "up_proj")
         self.down_proj = part.linear("mlp", "down_proj", summed=True)
 
-    def project(self, x):
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.gate_up_proj(x).chunk(2, dim=-1)  # (B, T, M) each
 
 
@@ -76,7 +81,7 @@ class Block:
 
     __call__ = gpt.Block.forward
 
-    def __init__(self, config, part):
+    def __init__(self, config: GPTConfig, part: "Part"):
         self.self_attn, self.feed_forward = Attention(config, part), MLP(part)
         self.input_layernorm = part.norm("input_layernorm", config.norm_eps)
         self.post_attention_layernorm = part.norm("post_attention_layernorm", config.norm_eps)
@@ -88,17 +93,17 @@ class Layers:
     __call__ = gpt.Decoder.forward
     embed_tokens = norm = None
 
-    def __init__(self, blocks):
+    def __init__(self, blocks: list[Block]):
         self.layers = blocks
 
 
 class Linear:
     """y = x·Wᵀ + b; `summed`: these are partial results, of which every rank gets the sum."""
 
-    def __init__(self, weight, bias, summed):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, summed: bool):
         self.weight, self.bias, self.summed = weight, bias, summed
 
-    def __call__(self, x):
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = F.linear(x, self.weight, self.bias)
         if self.summed:
             dist.all_reduce(y)
@@ -109,16 +114,23 @@ class Part:
     """Weights of this rank whose names begin with `prefix`, one layer's as a rule. They are taken
     out as they are used, so that none is in memory twice for long."""
 
-    def __init__(self, weights, prefix, tp, device, dtype):
+    def __init__(
+        self,
+        weights: dict[str, torch.Tensor],
+        prefix: str,
+        tp: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
         self.weights, self.prefix, self.tp = weights, prefix, tp
         self.place = {"device": device, "dtype": dtype}
 
-    def take(self, name):
+    def take(self, name: str) -> torch.Tensor | None:
         """A tensor where and in which type it is computed with; None where there is none."""
         tensor = self.weights.pop(self.prefix + name, None)
         return None if tensor is None else tensor.to(**self.place)
 
-    def linear(self, module, *names, summed=False):
+    def linear(self, module: str, *names: str, summed: bool = False) -> Linear:
         """Several matrices that read the same input, one above the other. The bias of o and down
         is on rank 0 only: the sum over the ranks adds it once."""
         both = []
@@ -127,7 +139,7 @@ class Part:
             both.append(None if found[0] is None else torch.cat(found))
         return Linear(*both, summed and self.tp > 1)
 
-    def norm(self, name, eps):
+    def norm(self, name: str, eps: float) -> Norm:
         return Norm(self.take(f"{name}.weight"), eps)
 
 
@@ -141,7 +153,13 @@ class KVCache:
     shape   (slots, K, P, D)
     """
 
-    def __init__(self, config, shape, device, dtype):
+    def __init__(
+        self,
+        config: GPTConfig,
+        shape: tuple[int, int, int, int],
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
         slots, kv_heads, positions, head_size = shape
         # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
         numbers = (slots, 2, kv_heads, positions, head_size)
@@ -152,7 +170,14 @@ class KVCache:
         tables = gpt.rotary_tables(config, torch.arange(positions), dtype)
         self._cos, self._sin = (table[:, None].to(device) for table in tables)  # (P, 1, D)
 
-    def begin(self, first, positions, longest, mask, causal):
+    def begin(
+        self,
+        first: int,
+        positions: torch.Tensor,
+        longest: int,
+        mask: torch.Tensor | None,
+        causal: bool,
+    ) -> "KVCache":
         """A pass over the rows first, first + 1, ... of the cache.
 
         positions (B, T) of what comes in;   longest: how many positions are looked at, L
@@ -167,10 +192,10 @@ class KVCache:
 class LayerCache:
     """Keys and values of one layer."""
 
-    def __init__(self, cache, numbers):
+    def __init__(self, cache: KVCache, numbers: torch.Tensor):
         self.cache, self.numbers = cache, numbers  # (slots, 2, K, P, D)
 
-    def attend(self, q, k, v):
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Keeps k and v (B, T, K, D), and lets q (B, T, H, D) look at all there is: (B, T, H·D)."""
         B, T, H, D = q.shape
         K, now = k.shape[2], self.cache
@@ -194,12 +219,23 @@ class LayerCache:
 class ServedDecoder:
     """This rank's piece of the model and of the KV cache.
 
-    config     GPTConfig;   weights {name: tensor} of this rank;   prompts {name: (P, C)}
-    slots      requests at the same time;   positions: of each, at most
-    device     "cpu" computes in fp32, "cuda:R" in the stored type
+    config          GPTConfig;   weights {name: tensor} of this rank;   prompts {name: (P, C)}
+    max_num_seqs    requests at the same time: the slots of the cache
+    max_model_len   positions of each, at most
+    device          "cpu" computes in fp32, "cuda:R" in the stored type
     """
 
-    def __init__(self, config, weights, rank, tp, slots, positions, prompts=None, device="cpu"):
+    def __init__(
+        self,
+        config: GPTConfig,
+        weights: dict[str, torch.Tensor],
+        rank: int,
+        tp: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        prompts: dict[str, torch.Tensor] | None = None,
+        device: torch.device | str = "cpu",
+    ):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
         weights = dict(weights)  # they are taken out of it
         dtype = weights["model.norm.weight"].dtype if self.device.type != "cpu" else torch.float32
@@ -217,14 +253,21 @@ class ServedDecoder:
         )
         self.layers = Layers([Block(config, part) for part in parts])
         self.norm = top.norm("model.norm", config.norm_eps)
-        shape = (slots, config.key_value_heads // tp, positions, config.head_size)
+        shape = (max_num_seqs, config.key_value_heads // tp, max_model_len, config.head_size)
         self.cache = KVCache(config, shape, self.device, dtype)
         self.prompts = {name: p.to(self.device, dtype) for name, p in (prompts or {}).items()}
-        self.columns = torch.arange(positions, device=self.device)
-        self.lengths = [0] * slots  # positions that each slot has in the cache
+        self.all_positions = torch.arange(max_model_len, device=self.device)
+        self.lengths = [0] * max_num_seqs  # positions that each slot has in the cache
 
     @torch.inference_mode()
-    def prefill(self, slot, start, tokens, prompt=None, logits=True):
+    def prefill(
+        self,
+        slot: int,
+        start: int,
+        tokens: Sequence[int],
+        prompt: str | None = None,
+        logits: bool = True,
+    ) -> torch.Tensor | None:
         """Reads the next tokens of one request into its slot, from position `start` on.
 
         prompt    name of virtual tokens that come before the tokens
@@ -234,15 +277,17 @@ class ServedDecoder:
         if prompt is not None:
             x = torch.cat((self.prompts[prompt][None], x), dim=1)
         stop = start + x.shape[1]
-        positions = self.columns[None, start:stop]  # (1, T)
+        positions = self.all_positions[None, start:stop]  # (1, T)
         # at the start "causal" is all that is to be said, and a mask would only be slower
-        mask = None if start == 0 else self.columns[:stop] <= positions[..., None]  # (1, T, L)
+        mask = None
+        if start:
+            mask = self.all_positions[:stop] <= positions[..., None]  # (1, T, L)
         x = self._through(x, slot, positions, stop, mask, causal=start == 0)
         self.lengths[slot] = stop
         return self._logits(x[:, -1]) if logits else None
 
     @torch.inference_mode()
-    def decode(self, slots, tokens):
+    def decode(self, slots: Sequence[int], tokens: Sequence[int]) -> torch.Tensor | None:
         """One token more for each of the slots: logits (B, V) on rank 0, in their order.
 
         The batch is rows 0 to the highest slot: a view of the cache, where a choice of rows would
@@ -253,14 +298,14 @@ class ServedDecoder:
         row_tokens = [0] * B
         for slot, token in zip(slots, tokens):
             row_tokens[slot] = token
-        last = len(self.columns) - 1
+        last = len(self.all_positions) - 1
         row_positions = [min(length, last) for length in self.lengths[:B]]
         longest = max(row_positions[slot] for slot in slots) + 1
         tokens = torch.tensor(row_tokens, device=self.device)[:, None]  # (B, 1)
         positions = torch.tensor(row_positions, device=self.device)[:, None]  # (B, 1)
         mask = None  # a row alone looks at all there is
         if B > 1:
-            mask = self.columns[:longest] <= positions[:, None, None]  # (B, 1, 1, L)
+            mask = self.all_positions[:longest] <= positions[:, None, None]  # (B, 1, 1, L)
         x = self._through(self._embed(tokens), 0, positions, longest, mask, causal=False)
         for slot in slots:
             self.lengths[slot] += 1

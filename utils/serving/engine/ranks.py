@@ -1,6 +1,6 @@
 """The leader's side of the ranks: N processes that do one step together, or die together.
 
-    group = RankGroup(version, slots=16, positions=512)
+    group = RankGroup(version, max_num_seqs=16, max_model_len=512)
     group.ready()                                            # LoadError, RankDied
     group.send(step.command())
     tokens = group.receive()                                 # RankDied, at once or at step_seconds
@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 
 from utils.ranks.supervise import Child, ChildEnded, Pipes, end
-from utils.serving.engine.version import LoadError
+from utils.serving.engine.version import LoadError, Version
 
 ROOT = Path(__file__).resolve().parents[3]  # the folder of `utils`: the workshop, or a version
 # First on the path, so that a rank's files are those of its leader, whatever is installed.
@@ -41,24 +41,24 @@ class RankDied(RuntimeError):
     """A rank ended or did not answer; the message says which, and why."""
 
 
-class Bell:
+class WakeUp:
     """Lets any thread end the wait of the one that waits for ranks to speak."""
 
     def __init__(self):
-        self._heard, self._rope = socket.socketpair()
-        self._heard.setblocking(False)
-        self._rope.setblocking(False)
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
 
-    def fileno(self):
-        return self._heard.fileno()
+    def fileno(self) -> int:
+        return self._reader.fileno()
 
-    def ring(self):
-        with contextlib.suppress(BlockingIOError):  # full: it will be heard
-            self._rope.send(b".")
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # full: there is enough to read
+            self._writer.send(b".")
 
-    def clear(self):
+    def clear(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self._heard.recv(1 << 16)
+            self._reader.recv(1 << 16)
 
 
 class Rank(Pipes):
@@ -70,13 +70,13 @@ class Rank(Pipes):
         super().__init__(open(to, "wb"), open(of, "rb"), tempfile.TemporaryFile())  # noqa: SIM115
         self.theirs = commands, answers, os.dup(self._errors.fileno())
 
-    def handed_over(self):
+    def handed_over(self) -> None:
         """They are somebody else's now; closed there, they are closed."""
         for end_of_it in self.theirs:
             os.close(end_of_it)
         self.theirs = ()
 
-    def bury(self):
+    def bury(self) -> None:
         self.handed_over()
         super().bury()
 
@@ -89,8 +89,16 @@ class RankGroup:
     Raises LoadError where the version can not be loaded, RankDied where a rank fails.
     """
 
-    def __init__(self, version, slots, positions, device="auto", threads=None, start_seconds=120.0,
-                 step_seconds=20.0):  # fmt: skip
+    def __init__(
+        self,
+        version: Version,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: str = "auto",
+        threads: int | None = None,
+        start_seconds: float = 120.0,
+        step_seconds: float = 20.0,
+    ):
         self.size, self.start_seconds, self.step_seconds = version.tp, start_seconds, step_seconds
         self.threads = threads or max(1, (cores() - 1) // self.size)
         self.pids = []  # process ids by rank, once they are known
@@ -112,7 +120,7 @@ class RankGroup:
             for output in self._outputs:
                 self._poll.register(output, select.POLLIN)
             setup = {
-                "tp": self.size, "slots": slots, "positions": positions,
+                "tp": self.size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len,
                 "folder": str(version.folder.resolve()), "device": device, "threads": self.threads,
                 "meeting": f"{self._meeting}/file", "seconds": max(start_seconds, 2 * step_seconds),
             }  # fmt: skip
@@ -122,18 +130,18 @@ class RankGroup:
             self.close()
             raise
 
-    def ready(self):
+    def ready(self) -> None:
         """Waits until all ranks have loaded their part."""
         self.receive(self.start_seconds)
         self._listen(self.step_seconds)  # who they are is the first that it says
         shutil.rmtree(self._meeting, ignore_errors=True)
 
-    def send(self, command):
+    def send(self, command: dict) -> None:
         """The same command for every rank."""
         for rank in range(self.size):
             self._tell(rank, command)
 
-    def receive(self, seconds=None):
+    def receive(self, seconds: float | None = None) -> dict:
         """The answer of rank 0 to the command before, once all have answered."""
         seconds = self.step_seconds if seconds is None else seconds
         deadline = time.monotonic() + seconds
@@ -152,17 +160,17 @@ class RankGroup:
                     answers[rank] = self._checked(rank, json.loads(line))
         return answers[0]
 
-    def wait(self, bell):
-        """Until somebody rings; RankDied when a rank ends meanwhile."""
-        self._poll.register(bell, select.POLLIN)
+    def wait(self, wake_up: WakeUp) -> None:
+        """Until somebody wakes it; RankDied when a rank ends meanwhile."""
+        self._poll.register(wake_up, select.POLLIN)
         ready = [descriptor for descriptor, _ in self._poll.poll()]
-        self._poll.unregister(bell)
-        bell.clear()
+        self._poll.unregister(wake_up)
+        wake_up.clear()
         for rank, output in enumerate(self._outputs):
             if output in ready:  # it has nothing to say now: this is the end of its pipe
                 raise RankDied(self._who_died(rank))
 
-    def close(self):
+    def close(self) -> None:
         """Ends the ranks: idle ones end by themselves when their pipe closes, others are killed."""
         for rank in self._ranks:
             rank.hang_up()
@@ -172,7 +180,7 @@ class RankGroup:
         self._parent, self._ranks, self.pids = None, [], []
         shutil.rmtree(self._meeting, ignore_errors=True)
 
-    def kill(self):
+    def kill(self) -> None:
         """Ends the ranks from another thread; who waits in `receive` gets RankDied."""
         if parent := self._parent:
             parent.kill()  # and all of its process group
@@ -240,7 +248,7 @@ class RankGroup:
         return f"rank {rank} of {self.size}{process}"
 
 
-def python():
+def python() -> str:
     """The interpreter for ranks. In an embedded one, as in a server, sys.executable is another
     program; then it is the first python3 on PATH."""
     if Path(sys.executable or "").name.startswith("python"):
@@ -251,7 +259,7 @@ def python():
     return found
 
 
-def cores():
+def cores() -> int:
     """How many cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -12,6 +12,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 STOPS, STOP_CHARACTERS = 8, 64  # stop strings of a request, characters of each
 
@@ -91,7 +92,7 @@ def _strings(stop):
     return tuple(stop)
 
 
-def check_tokens(tokens, vocab_size: int) -> list[int]:
+def check_tokens(tokens: Any, vocab_size: int) -> list[int]:
     """The tokens as a list of int. Raises BadRequest for what is no list of token ids."""
     tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens  # numpy, torch
     if not isinstance(tokens, (list, tuple)):

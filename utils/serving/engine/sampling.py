@@ -9,17 +9,19 @@ Maddison et al., arXiv:1411.0030), which only a tie of the best two could change
 up one number among V cumulated probabilities, each of which those bits move.
 """
 
+from collections.abc import Sequence
+
 import torch
 
 
 class Sampler:
     """How one request chooses its tokens, and how far its random numbers have come."""
 
-    def __init__(self, temperature=0.0, top_k=0, top_p=1.0, seed=0):
+    def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0):
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self.generator = torch.Generator().manual_seed(seed) if temperature > 0 else None
 
-    def choose(self, logits):
+    def choose(self, logits: torch.Tensor) -> int:
         """The next token for logits (V,), which are fp32 on the CPU."""
         # in fp64, and the largest is 0: no temperature overflows
         scores = (logits.double() - logits.max()) / self.temperature
@@ -45,7 +47,7 @@ class Sampler:
         return torch.zeros_like(probabilities).scatter_(0, tokens, kept)
 
 
-def sample(logits, samplers):
+def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
     """One token id for each row of logits (B, V), a list of int."""
     logits = logits.float().cpu()
     tokens = logits.argmax(dim=-1).tolist()

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
+from utils.serving.engine.version import Version
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class Request:
     @classmethod
     def of(
         cls,
-        version,
+        version: Version,
         max_model_len: int,
         tokens: list[int],
         sampling: SamplingParams | None = None,

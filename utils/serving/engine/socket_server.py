@@ -20,6 +20,7 @@ import threading
 import time
 from pathlib import Path
 
+from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 
 DRAIN = 60.0  # seconds that requests may take to end once the socket is closed
@@ -35,7 +36,7 @@ class SocketServer:
     """Takes requests for `engine` at the socket FOLDER/NAME-PID.sock, as an old and a new instance
     of one version may be there together; at most one chunk of each request in `pace` seconds."""
 
-    def __init__(self, engine, folder: Path, name: str, pace: float = 0.0):
+    def __init__(self, engine: Engine, folder: Path, name: str, pace: float = 0.0):
         self.engine, self.pace = engine, pace
         self.open = {}  # connection -> Stream
         self.closing = threading.Event()

@@ -15,9 +15,13 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils.models.config import GPTConfig
 from utils.models.tp_plan import check_ranks, rank_shapes
+
+if TYPE_CHECKING:  # only ranks need it
+    import torch
 
 MANIFEST = "manifest.json"
 
@@ -26,7 +30,7 @@ class LoadError(ValueError):
     """The version folder can not be served; the message names the file and what is wrong."""
 
 
-def prompt_file(name):
+def prompt_file(name: str) -> str:
     """Where a prompt is, in the version folder."""
     return f"prompts/{name}.safetensors"
 
@@ -40,7 +44,7 @@ class Version:
     model: GPTConfig
 
     @classmethod
-    def read(cls, folder):
+    def read(cls, folder: Path | str) -> "Version":
         """Reads the manifest and the configuration, and verifies all but the weights' hashes."""
         folder = Path(folder)
         manifest = _json(folder, MANIFEST, "is this version complete? Export it again")
@@ -72,31 +76,31 @@ class Version:
         return cls(folder, manifest, model)
 
     @property
-    def tp(self):
+    def tp(self) -> int:
         """Ranks that share the model."""
         return self.manifest["tp"]
 
     @property
-    def name(self):
+    def name(self) -> str:
         return self.manifest.get("name") or self.folder.name
 
     @property
-    def prompts(self):
+    def prompts(self) -> dict[str, int]:
         """{name of a prompt: how many virtual tokens it has}."""
         return {name: facts["length"] for name, facts in self.manifest["prompts"].items()}
 
-    def shard(self, rank):
+    def shard(self, rank: int) -> str:
         """The file name of a rank's weights."""
         return f"rank-{rank}-of-{self.tp}.safetensors"
 
-    def listed(self, name):
+    def listed(self, name: str) -> dict:
         """What the manifest says of a file."""
         facts = self.manifest["files"].get(name)
         if not isinstance(facts, dict) or not {"bytes", "sha256"} <= set(facts):
             raise LoadError(f"{self.folder / MANIFEST} does not list {name}: export it again")
         return facts
 
-    def verify(self, name, values=True):
+    def verify(self, name: str, values: bool = True) -> None:
         """Compares a file's size, and its SHA-256 where `values`, with the manifest."""
         facts, file = self.listed(name), self.folder / name
         try:
@@ -114,7 +118,7 @@ class Version:
         except OSError as error:
             raise LoadError(f"{file} cannot be read: {error.strerror}") from None
 
-    def weights(self, rank):
+    def weights(self, rank: int) -> "dict[str, torch.Tensor]":
         """{name: tensor} of one rank, verified, in the stored type on the CPU."""
         name = self.shard(rank)
         self.verify(name)
@@ -133,7 +137,7 @@ class Version:
                 )
         return tensors
 
-    def prompt_tensors(self):
+    def prompt_tensors(self) -> "dict[str, torch.Tensor]":
         """{name: virtual tokens (P, C)} on the CPU."""
         prompts = {}
         for name, length in self.prompts.items():

@@ -22,6 +22,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 
 from utils.ranks.supervise import end_with
 from utils.serving.engine.version import LoadError, Version
@@ -34,7 +35,7 @@ NEEDED = (
 )
 
 
-def main(ends):
+def main(ends: Sequence[Sequence[int]]) -> None:
     """The ranks' parent: forks one for each (commands, answers, errors), file descriptors of it."""
     leader, news = os.getppid(), _own_output()
     _listen_to_nobody_else()
@@ -73,7 +74,7 @@ def _fork(ends, used):
     os._exit(1)
 
 
-def serve():
+def serve() -> None:
     """Serves the lines of standard input."""
     answers = _own_output()
     commands = sys.stdin.buffer
@@ -94,7 +95,7 @@ def serve():
 class Worker:
     """This rank's decoder and, on rank 0, a sampler for each slot."""
 
-    def __init__(self, setup):
+    def __init__(self, setup: dict):
         import torch
 
         from utils.serving.engine.model import ServedDecoder
@@ -108,15 +109,15 @@ class Worker:
         if tp > 1:
             _join(setup, device)
         self.decoder = ServedDecoder(
-            version.model, version.weights(self.rank), self.rank, tp, setup["slots"],
-            setup["positions"], version.prompt_tensors(), device,
+            version.model, version.weights(self.rank), self.rank, tp, setup["max_num_seqs"],
+            setup["max_model_len"], version.prompt_tensors(), device,
         )  # fmt: skip
-        self.samplers = [None] * setup["slots"]
+        self.samplers = [None] * setup["max_num_seqs"]
         # the first pass of a process is slow, and NCCL meets in its first collective
         self.decoder.prefill(0, 0, [0])
         self.decoder.decode([0], [0])
 
-    def step(self, command):
+    def step(self, command: dict) -> dict:
         """Does what a Step of the scheduler says; the tokens are in the order that it expects."""
         tokens = []
         for piece in command["prefill"]:
