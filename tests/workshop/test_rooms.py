@@ -1,9 +1,11 @@
 """The house: rooms that know only what stands below them, and no file that stands twice."""
 
+import ast
 import hashlib
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,33 @@ def test_no_arrow_leads_up_and_none_in_a_circle():
 @pytest.mark.parametrize("room", ROOMS, ids=[room.name for room in ROOMS])
 def test_a_room_says_what_it_is_for(room):
     assert (room / "__init__.py").read_text().startswith('"""')
+
+
+def untyped(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
+    """Public functions and methods, and what is wanted to make an object, that lack a type."""
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from untyped(node.body, f"{inside}{node.name}.")
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if node.name.startswith("_") and node.name not in ("__init__", "__call__"):
+            continue
+        given = node.args
+        first = "self", "cls", "ctx"
+        names = [one for one in (*given.posonlyargs, *given.args) if one.arg not in first]
+        names += [*given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+        if not node.returns and node.name != "__init__":
+            yield f"{inside}{node.name} -> ?"
+        yield from (f"{inside}{node.name}({one.arg}: ?)" for one in names if not one.annotation)
+
+
+def test_a_public_signature_carries_its_types():
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in sorted(ROOT.glob("utils/**/*.py"))
+        for name in untyped(ast.parse(path.read_text()).body)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_no_file_stands_twice():

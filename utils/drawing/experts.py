@@ -1,5 +1,9 @@
 """Drawings of lesson 09: a token's way through a mixture, an all-to-all, the loads of experts."""
 
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+
 from utils.drawing import figures
 
 EXPERTS = 4
@@ -27,7 +31,7 @@ def mixture() -> None:
     sketch.show()
 
 
-def sent(table):
+def sent(table: Sequence[Sequence[int]]) -> tuple[list, list]:
     """What an all-to-all moves, cell by cell: (before, after), each a list by rank of
     [(from, to), …] in the order in which the rows lie there.
 
@@ -39,7 +43,7 @@ def sent(table):
     return before, after
 
 
-def exchange(table) -> None:
+def exchange(table: Sequence[Sequence[int]]) -> None:
     """An uneven all-to-all: each rank's rows before and after, coloured by where they come from."""
     before, after = sent(table)
     _, panels = figures.figure(columns=2)
@@ -56,7 +60,9 @@ def exchange(table) -> None:
     figures.show()
 
 
-def loads(counts, capacity=None, title="", ax=None) -> None:
+def loads(
+    counts: Sequence[int], capacity: float | None = None, title: str = "", ax: Axes | None = None
+) -> None:
     """How many choices fell on each expert; the line is the mean, what is above capacity is pale.
 
     counts: by expert; capacity: what an expert takes, or None
@@ -85,7 +91,7 @@ def _level(axes, height, name, color, style) -> None:
     axes.text(1.01, height, name, color=color, va="center", transform=axes.get_yaxis_transform())
 
 
-def busiest(curves, title="") -> None:
+def busiest(curves: dict[str, Sequence[float]], title: str = "") -> None:
     """The busiest expert's load over the mean load, step by step: {name: [ratio, …]}."""
     axes = figures.figure()[1]
     figures.curves(curves, x="step", y="busiest expert / mean", title=title, ax=axes)

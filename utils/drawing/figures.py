@@ -13,10 +13,14 @@ Sizes never depend on the data: the notebook test compares `<Figure size … >`.
 """
 
 import math
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
 # The colours of Okabe and Ito (2008), made to be told apart by colour-blind readers; their yellow
@@ -67,7 +71,7 @@ def shade(name: str, index: int = 0) -> str:
     return name if matplotlib.colors.is_color_like(name) else CYCLE[index % len(CYCLE)]
 
 
-def figure(size: str = "normal", columns: int = 1):
+def figure(size: str = "normal", columns: int = 1) -> tuple[Figure, Any]:
     """A figure of a fixed size (`strip`, `normal`, `tall`) and its Axes (several: an array)."""
     if size not in SIZES:
         raise ValueError(f"figure size {size!r} is not one of {', '.join(SIZES)}")
@@ -93,7 +97,16 @@ def number(value: float) -> str:
 
 
 def curves(
-    series, *, x="", y="", title="", colors=None, dashed=(), markers=False, log="", ax=None
+    series: dict,
+    *,
+    x: str = "",
+    y: str = "",
+    title: str = "",
+    colors: dict[str, str] | None = None,
+    dashed: Collection[str] = (),
+    markers: bool = False,
+    log: str = "",
+    ax: Axes | None = None,
 ) -> None:
     """Lines labelled at their right end.
 
@@ -144,7 +157,15 @@ def _label_ends(axes, ends) -> None:
         axes.text(1.01, below, name, color=tint, transform=axes.transAxes, va="center", fontsize=11)
 
 
-def bars(values, *, unit="", title="", colors=None, log=False, ax=None) -> None:
+def bars(
+    values: dict[str, float | None],
+    *,
+    unit: str = "",
+    title: str = "",
+    colors: dict[str, str] | None = None,
+    log: bool = False,
+    ax: Axes | None = None,
+) -> None:
     """Horizontal bars, first on top, the value written at the end of each.
 
     values: {name: number or None}; None leaves an empty row with a dash.
@@ -174,7 +195,9 @@ def _name_rows(axes, names, title) -> None:
     axes.set_title(title)
 
 
-def prediction(rows, title: str = "", ax=None) -> None:
+def prediction(
+    rows: Sequence[tuple[str, float | None, str]], title: str = "", ax: Axes | None = None
+) -> None:
     """Prediction · theory · measurement as three bars on one scale; None leaves a dash.
 
     rows: [(kind, value or None, unit)], kind one of prediction, theory, measurement.
@@ -189,7 +212,14 @@ def prediction(rows, title: str = "", ax=None) -> None:
         show()
 
 
-def stack(groups, *, unit="", title="", colors=None, ax=None) -> None:
+def stack(
+    groups: dict[str, dict[str, float]],
+    *,
+    unit: str = "",
+    title: str = "",
+    colors: dict[str, str] | None = None,
+    ax: Axes | None = None,
+) -> None:
     """Horizontal bars made of parts: {bar: {part: value}}; every part is named once, below."""
     axes = figure("strip" if len(groups) <= 2 else "normal")[1] if ax is None else ax
     parts = list(dict.fromkeys(part for group in groups.values() for part in group))
@@ -208,7 +238,15 @@ def stack(groups, *, unit="", title="", colors=None, ax=None) -> None:
         show()
 
 
-def power_law(xs, ys, *, x="", y="", title="", ax=None) -> tuple[float, float]:
+def power_law(
+    xs: Sequence[float],
+    ys: Sequence[float],
+    *,
+    x: str = "",
+    y: str = "",
+    title: str = "",
+    ax: Axes | None = None,
+) -> tuple[float, float]:
     """Points on log–log axes and the straight line through them: y ≈ scale · x^(−exponent).
 
     Returns (scale, exponent), by least squares on the logarithms.
@@ -234,7 +272,18 @@ def power_law(xs, ys, *, x="", y="", title="", ax=None) -> tuple[float, float]:
 
 
 def block(
-    axes, x, y, width, height, color, text="", *, ink="white", size=None, edge="none", **look
+    axes: Axes,
+    x: float,
+    y: float,
+    width: float,
+    height: float,
+    color: str,
+    text: object = "",
+    *,
+    ink: str = "white",
+    size: float | None = None,
+    edge: str = "none",
+    **look: Any,
 ) -> None:
     """A rectangle from (x, y) in the units of the axes, its text in the middle.
 
@@ -249,7 +298,7 @@ def block(
         )
 
 
-def lanes(axes, names, middle: float = 0.0) -> None:
+def lanes(axes: Axes, names: Collection, middle: float = 0.0) -> None:
     """One lane for each name, the first on top, `middle` below its number; no lines between."""
     axes.set_yticks([lane + middle for lane in range(len(names))], [str(name) for name in names])
     axes.set_ylim(len(names) + 2 * middle - 0.5, -0.5)
@@ -257,7 +306,12 @@ def lanes(axes, names, middle: float = 0.0) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def heat_map(axes, rows, columns, cells) -> None:
+def heat_map(
+    axes: Axes,
+    rows: Sequence,
+    columns: Sequence,
+    cells: dict[tuple[int, int], tuple[str, float | None]],
+) -> None:
     """A table as a picture, the names of its columns on top.
 
     cells: {(row number, column number): (text, strength)}; strength 0 to 1 is how green the cell
@@ -296,7 +350,17 @@ class Sketch:
             self.text(0.05, height - 0.2, title, weight="bold", size=12, align="left")
 
     def box(
-        self, name, text="", *, x, y, width, height=0.5, color="pale", fill=True, size=10.5
+        self,
+        name: str,
+        text: str = "",
+        *,
+        x: float,
+        y: float,
+        width: float,
+        height: float = 0.5,
+        color: str = "pale",
+        fill: bool = True,
+        size: float = 10.5,
     ) -> None:
         """A rounded box with its lower left corner at (x, y); `fill=False`: outline only."""
         tint = shade(color)
@@ -311,7 +375,16 @@ class Sketch:
         ink = "white" if dark else INK
         self.text(x + width / 2, y + height / 2, text or name, color=ink, size=size)
 
-    def arrow(self, start, end, text="", *, color="ink", both=False, bend=0.0) -> None:
+    def arrow(
+        self,
+        start: str,
+        end: str,
+        text: str = "",
+        *,
+        color: str = "ink",
+        both: bool = False,
+        bend: float = 0.0,
+    ) -> None:
         """From one box's edge to another's (both are names), the text beside the middle."""
         (x0, y0), (x1, y1) = self._edge(start, end), self._edge(end, start)
         look = {"arrowstyle": "<|-|>" if both else "-|>", "color": shade(color), "linewidth": 1.5,
@@ -321,7 +394,17 @@ class Sketch:
         middle = ((x0 + x1) / 2 + (0 if level else 0.08), (y0 + y1) / 2 + (0.13 if level else 0))
         self.text(*middle, text, color=color, align="center" if level else "left")
 
-    def text(self, x, y, text, *, color="ink", size=10, align="center", weight="normal") -> None:
+    def text(
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        color: str = "ink",
+        size: float = 10,
+        align: str = "center",
+        weight: str = "normal",
+    ) -> None:
         """Free text at (x, y)."""
         self.axes.text(
             x, y, text, color=shade(color), fontsize=size, ha=align, va="center", weight=weight

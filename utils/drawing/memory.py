@@ -1,15 +1,18 @@
 """The course's standard figure of memory: what a step holds, by kind, from change to change."""
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from utils.drawing import figures
-from utils.measure.memory import KINDS
+from utils.measure.memory import KINDS, Memory
 
 COLORS = {"temporary": "data", "communication": "gold"}  # the other kinds have colours of their own
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 
 
-def timeline(memory, title: str = "", ax=None, top: float | None = None) -> None:
+def timeline(
+    memory: Memory, title: str = "", ax: Axes | None = None, top: float | None = None
+) -> None:
     """Stacked areas of what `memory` saw, one step to the right for each change; phases marked.
 
     The x axis counts changes (a tensor is made or dies), not seconds. `top` fixes the height in

@@ -8,9 +8,16 @@
 A row is a rank's list of (kind, micro-batch, chunk, begin, end).
 """
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from utils.drawing import figures
+
+if TYPE_CHECKING:
+    from utils.parallel.schedules import Simulation
 
 TINTS = {"F": figures.BLUE, "B": figures.ORANGE, "W": figures.GREEN}
 WORDS = {"F": "forward", "B": "backward", "W": "weight gradients"}
@@ -19,12 +26,12 @@ WORDS = {"F": "forward", "B": "backward", "W": "weight gradients"}
 # ---- rows
 
 
-def of_simulation(simulation) -> list[list[tuple]]:
+def of_simulation(simulation: "Simulation") -> list[list[tuple]]:
     """Rows of a `schedules.Simulation`, in its unit of time."""
     return [[(*action, begin, end) for action, begin, end in order] for order in simulation.times]
 
 
-def of_events(logs, unit: float = 1.0) -> list[list[tuple]]:
+def of_events(logs: Sequence[Sequence[tuple]], unit: float = 1.0) -> list[list[tuple]]:
     """Rows of every rank's `Pipeline.events`, from the first one's begin, waiting left out.
 
     unit  seconds that are drawn as one
@@ -40,7 +47,7 @@ def of_events(logs, unit: float = 1.0) -> list[list[tuple]]:
     ]
 
 
-def bubble(rows) -> float:
+def bubble(rows: Sequence[Sequence[tuple]]) -> float:
     """The part of the time from first to last in which an average rank does nothing, 0 to 1."""
     busy = sum(end - begin for row in rows for *_, begin, end in row)
     first = min(begin for row in rows for *_, begin, _ in row)
@@ -48,7 +55,7 @@ def bubble(rows) -> float:
     return 1 - busy / (len(rows) * (last - first))
 
 
-def kept(row) -> tuple[list[float], list[float]]:
+def kept(row: Sequence[tuple]) -> tuple[list[float], list[float]]:
     """(moments, micro-batches whose activations a rank keeps from then on), chunks as parts.
 
     They are kept from the begin of F to the end of B, or of W where there is one.
@@ -70,7 +77,7 @@ def kept(row) -> tuple[list[float], list[float]]:
 # ---- pictures
 
 
-def stages(layers, ranks: int | None = None) -> None:
+def stages(layers: Sequence[Sequence[int]], ranks: int | None = None) -> None:
     """A model's layers cut into stages: which rank holds which, and what passes between them.
 
     layers  for each global stage the numbers of its layers; ranks: fewer than stages where a rank
@@ -106,7 +113,14 @@ def stages(layers, ranks: int | None = None) -> None:
     sketch.show()
 
 
-def timeline(rows, *, title: str = "", unit: str = "", ax=None, end: float | None = None) -> None:
+def timeline(
+    rows: Sequence[Sequence[tuple]],
+    *,
+    title: str = "",
+    unit: str = "",
+    ax: Axes | None = None,
+    end: float | None = None,
+) -> None:
     """Who does what when: a row for each rank, a box for each action with its micro-batch.
 
     Paler boxes are a rank's later chunks. end: where the axis ends (None: with the last action).
@@ -151,7 +165,9 @@ def timelines(panels: dict, *, unit: str = "", title: str = "") -> None:
     figures.show()
 
 
-def ideal_and_real(name: str, ideal, real, unit: str = "") -> None:
+def ideal_and_real(
+    name: str, ideal: Sequence[Sequence[tuple]], real: Sequence[Sequence[tuple]], unit: str = ""
+) -> None:
     """A schedule as simulated, as it happened, and the micro-batches kept on every rank."""
     _, places = figures.plt.subplots(
         3, 1, figsize=figures.SIZES["tall"], sharex=True, height_ratios=(1, 1, 1)

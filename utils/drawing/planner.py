@@ -1,11 +1,15 @@
 """Drawings of the planner: its errors, where memory and time go, the map of all strategies."""
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 from utils.drawing import figures
 from utils.planner import plan, search
+from utils.planner.machine import Machine
 from utils.planner.memory import KINDS as MEMORY_KINDS
-from utils.planner.plan import USABLE
+from utils.planner.model import Model
+from utils.planner.plan import USABLE, Plan
 from utils.planner.step import KINDS as STEP_KINDS
 from utils.planner.strategy import Strategy
 
@@ -108,7 +112,7 @@ def time_of(plans: dict, title: str = "a step", share: bool = True) -> None:
 # ---- all strategies
 
 
-def best_of_each(model, machine, gpus: int, **fixed) -> dict:
+def best_of_each(model: Model, machine: Machine, gpus: int, **fixed: Any) -> dict:
     """{(tp, pp): the fastest plan that fits, or None where none does}."""
     sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if gpus % n == 0]
     found = {}
@@ -120,7 +124,7 @@ def best_of_each(model, machine, gpus: int, **fixed) -> dict:
     return found
 
 
-def strategy_map(model, machine, gpus: int, title: str = "", **fixed) -> None:
+def strategy_map(model: Model, machine: Machine, gpus: int, title: str = "", **fixed: Any) -> None:
     """The best MFU of every tp × pp; grey: fits nowhere."""
     found = best_of_each(model, machine, gpus, **fixed)
     rows, columns = sorted({tp for tp, _ in found}), sorted({pp for _, pp in found})
@@ -144,7 +148,14 @@ def strategy_map(model, machine, gpus: int, title: str = "", **fixed) -> None:
     figures.show()
 
 
-def micro_batch_curves(model, machine, splits, batches, title: str = "", **options) -> dict:
+def micro_batch_curves(
+    model: Model,
+    machine: Machine,
+    splits: Sequence[tuple[int, int, int]],
+    batches: Sequence[int],
+    title: str = "",
+    **options: Any,
+) -> dict:
     """Share of the peak over micro-batches of a pipeline, one curve for each (tp, pp, dp); returns
     {name: [shares]}. Recomputation counts as work, as in the paper."""
     series = {}
@@ -161,7 +172,7 @@ def micro_batch_curves(model, machine, splits, batches, title: str = "", **optio
     return series
 
 
-def card(one, ax=None) -> None:
+def card(one: Plan, ax: Any = None) -> None:
     """One plan in a picture: its memory against the device's, its step by kind."""
     pair = figures.plt.subplots(2, 1, figsize=(8.0, 2.6))[1] if ax is None else ax
     limit = USABLE * one.machine.memory / 1e9

@@ -12,6 +12,7 @@ drawn once, for the start values.
 import html
 import io
 import os
+from typing import Any
 
 from utils.choices import RECOMPUTE
 from utils.drawing import figures
@@ -25,7 +26,9 @@ GPUS = tuple(2**n for n in range(3, 15))
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def explorer(model="gpt3-175b", machine="dgx-a100", gpus=1024, live: bool | None = None):
+def explorer(
+    model: str = "gpt3-175b", machine: str = "dgx-a100", gpus: int = 1024, live: bool | None = None
+) -> None:
     """Shows the sliders, or one figure.
 
     model, machine  names of presets;  gpus: devices at the start
@@ -50,7 +53,7 @@ def explorer(model="gpt3-175b", machine="dgx-a100", gpus=1024, live: bool | None
     display(_panel(widgets, start))
 
 
-def work_out(model, machine, gpus, tp, pp, **choices) -> Plan:
+def work_out(model: str, machine: str, gpus: int, tp: int, pp: int, **choices: Any) -> Plan:
     """The plan of what the sliders say; dp is what remains. Raises ValueError where none does."""
     if gpus % (tp * pp):
         raise ValueError(

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 
 from utils.drawing import figures
 from utils.memory.number_formats import FORMATS, Format, round_to, split_bits
@@ -66,7 +67,9 @@ def ranges(forms: dict[str, Format] = FORMATS) -> None:
     figures.show()
 
 
-def histogram(groups: dict[str, torch.Tensor], form: Format, *, title: str = "", ax=None) -> None:
+def histogram(
+    groups: dict[str, torch.Tensor], form: Format, *, title: str = "", ax: Axes | None = None
+) -> None:
     """How large the numbers of each group are, with the limits of `form`.
 
     groups: {name: tensor}; numbers that are 0 already are left out. Orange: lost, to zero or to
@@ -100,7 +103,9 @@ def histogram(groups: dict[str, torch.Tensor], form: Format, *, title: str = "",
         figures.show()
 
 
-def staircase(scales: list[float], skipped: list[bool], *, title: str = "", ax=None) -> None:
+def staircase(
+    scales: list[float], skipped: list[bool], *, title: str = "", ax: Axes | None = None
+) -> None:
     """A dynamic loss scale, step by step, with the skipped steps marked."""
     axes = figures.figure()[1] if ax is None else ax
     steps = range(len(scales))

@@ -4,9 +4,16 @@ Gold is what is trained, grey is frozen.
 """
 
 import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from utils.drawing import figures
 from utils.drawing.figures import GOLD, GREY, PALE, Sketch
+
+if TYPE_CHECKING:
+    import torch
+
+    from utils.prompts.in_context import Accuracy
 
 KINDS = ("prompt tuning", "P-tuning", "prefix tuning", "LoRA")
 
@@ -100,7 +107,12 @@ def _short(text: str, most: int = 8) -> str:
     return seen if len(seen) <= most else seen[: most - 1] + "…"
 
 
-def growth(series, chance=None, title: str = "", unit: str = "examples in the prompt") -> None:
+def growth(
+    series: "dict[str, dict[int, Accuracy]]",
+    chance: float | None = None,
+    title: str = "",
+    unit: str = "examples in the prompt",
+) -> None:
     """Accuracy over the number of shots, with its interval as a band.
 
     series: {name: {shots: Accuracy}} of `utils.prompts.in_context`; chance: a share or None.
@@ -122,7 +134,7 @@ def growth(series, chance=None, title: str = "", unit: str = "examples in the pr
     figures.show()
 
 
-def accuracies(rows, chance=None, title: str = "") -> None:
+def accuracies(rows: "dict[str, Accuracy]", chance: float | None = None, title: str = "") -> None:
     """Horizontal bars with 95 % intervals; rows: {name: Accuracy} of `utils.prompts.in_context`."""
     _, axes = figures.figure("normal")
     for row, (name, one) in enumerate(rows.items()):
@@ -147,7 +159,12 @@ def _chance(axes, chance, line):
             axes.text(chance + 0.01, -0.42, "guessing", color=GREY, fontsize=9)
 
 
-def sweeps(panels, title: str = "", y: str = "accuracy", best=max) -> None:
+def sweeps(
+    panels: dict[str, dict[object, float]],
+    title: str = "",
+    y: str = "accuracy",
+    best: Callable = max,
+) -> None:
     """One small panel for each knob: {knob: {setting: value}}; the best setting is gold.
 
     best: max or min, which values are good ones.
@@ -167,7 +184,9 @@ def sweeps(panels, title: str = "", y: str = "accuracy", best=max) -> None:
     figures.show()
 
 
-def among_words(words, virtual, before=None) -> None:
+def among_words(
+    words: "torch.Tensor", virtual: "torch.Tensor", before: "torch.Tensor | None" = None
+) -> None:
     """Lengths of embeddings (left), and cosines of each virtual token with its nearest word.
 
     words (V, C), virtual (P, C), before (P, C) or None: tensors; before: where tuning began.
@@ -193,12 +212,12 @@ def among_words(words, virtual, before=None) -> None:
     figures.show()
 
 
-def cosines(some, others):
+def cosines(some: "torch.Tensor", others: "torch.Tensor") -> "torch.Tensor":
     """Cosine of each row of (P, C) with each row of (V, C): (P, V)."""
     return (some / some.norm(dim=1, keepdim=True)) @ (others / others.norm(dim=1, keepdim=True)).T
 
 
-def batch_of_tasks(rows, virtual: int = 4) -> None:
+def batch_of_tasks(rows: Sequence[tuple[str, str, str]], virtual: int = 4) -> None:
     """Rows of one batch, each with the prompt of its own task before its text.
 
     rows: [(task, text, answer)], drawn from top to bottom.

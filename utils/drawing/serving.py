@@ -8,9 +8,11 @@ Each draws what it is given and shows it. Those that find something out return i
 can say it in words below the picture.
 """
 
+from collections.abc import Collection, Sequence
 from itertools import groupby
 
 import numpy as np
+import pandas as pd
 
 from utils.drawing import figures
 from utils.drawing.figures import BLUE, GOLD, GREY, INK, PALE, Sketch
@@ -73,7 +75,7 @@ def front_doors(tp: int = 2) -> None:
 # ---- who is in which slot
 
 
-def continuous(lengths, slots: int) -> list[list]:
+def continuous(lengths: Sequence[int], slots: int) -> list[list]:
     """What the engine's own scheduler does with requests of `lengths` tokens that arrive together:
     for each slot a list over steps with the number of the request in it, or None."""
     scheduler = Scheduler(slots, queue=len(lengths), prefill_chunk=10**9, end_tokens=())
@@ -87,7 +89,7 @@ def continuous(lengths, slots: int) -> list[list]:
     return [list(slot) for slot in zip(*steps)]
 
 
-def static(lengths, slots: int) -> list[list]:
+def static(lengths: Sequence[int], slots: int) -> list[list]:
     """The same without joining and leaving: each batch lasts as long as its longest request."""
     table = [[] for _ in range(slots)]
     for first in range(0, len(lengths), slots):
@@ -98,7 +100,7 @@ def static(lengths, slots: int) -> list[list]:
     return table
 
 
-def slots(panels, title: str = "") -> dict:
+def slots(panels: dict[str, list[list]], title: str = "") -> dict:
     """Slots by steps, one panel for each {name: table}; a colour and a number for each request.
 
     Returns {name: (steps, the part of all cells in which a token was made)}.
@@ -144,7 +146,7 @@ def _slot(axes, row, cells, most):
 # ---- load
 
 
-def throughput_latency(curves, title: str = "", tokens: bool = True) -> None:
+def throughput_latency(curves: dict[str, dict], title: str = "", tokens: bool = True) -> None:
     """Latency over throughput, a point for each number of clients: the median with its number, and
     the 95th percentile above it, thin.
 
@@ -174,7 +176,7 @@ def throughput_latency(curves, title: str = "", tokens: bool = True) -> None:
     figures.show()
 
 
-def arrivals(streams, title: str = "", unit: str = "s") -> dict:
+def arrivals(streams: dict[str, Sequence[float]], title: str = "", unit: str = "s") -> dict:
     """One row a stream, a tick for each piece; gold: the first one. streams: {name: moments}.
 
     Returns {name: moment of the first piece}.
@@ -194,7 +196,12 @@ def arrivals(streams, title: str = "", unit: str = "s") -> dict:
     return {name: min(moments) for name, moments in streams.items()}
 
 
-def over_time(frame, columns, marks=None, title: str = "") -> None:
+def over_time(
+    frame: pd.DataFrame,
+    columns: Collection[str],
+    marks: dict[str, float] | None = None,
+    title: str = "",
+) -> None:
     """Small panels on one time axis, one for each column of a frame of scraped metrics.
 
     frame     seconds in a column "seconds" or in the index
@@ -226,7 +233,7 @@ def over_time(frame, columns, marks=None, title: str = "") -> None:
     figures.show()
 
 
-def rate(seconds, totals) -> np.ndarray:
+def rate(seconds: Sequence[float], totals: Sequence[float]) -> np.ndarray:
     """How much a counter rises a second between two looks. It begins anew where its process does:
     then what it has reached since is the rise."""
     rises = np.diff(totals)
@@ -243,7 +250,12 @@ def _plain(name):
     return words.replace("_", " ").replace("kv ", "KV ")
 
 
-def who_answered(times, names, marks=None, title: str = "") -> dict:
+def who_answered(
+    times: Sequence[float],
+    names: Sequence[str],
+    marks: dict[str, float] | None = None,
+    title: str = "",
+) -> dict:
     """A dot for each answer over time, in the row and the colour of who gave it (a version, or a
     status). Returns {name: answers}."""
     rows = list(dict.fromkeys(names))
@@ -267,7 +279,9 @@ def who_answered(times, names, marks=None, title: str = "") -> dict:
 # ---- predictions
 
 
-def decode_step(tables, batch: int | None = None, title: str = "") -> None:
+def decode_step(
+    tables: dict[str, pd.DataFrame] | pd.DataFrame, batch: int | None = None, title: str = ""
+) -> None:
     """A decode step by what it waits for, a bar for each tp: {machine: frame of
     `utils.planner.decode.over`}, one panel each with a scale of its own.
 
@@ -295,7 +309,9 @@ def decode_step(tables, batch: int | None = None, title: str = "") -> None:
     figures.show()
 
 
-def against(rows, unit: str = "", title: str = "") -> dict:
+def against(
+    rows: dict[str, tuple[float | None, float | None]], unit: str = "", title: str = ""
+) -> dict:
     """Prediction and measurement of several cases: {case: (prediction, measurement)}, None: a dash.
 
     Returns {case: measurement / prediction}.

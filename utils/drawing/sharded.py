@@ -95,7 +95,7 @@ def units_in_time(units: int = 4) -> None:
 # ---- matrices
 
 
-def matrix(values: dict, *, unit="", title="", limit=None) -> None:
+def matrix(values: dict, *, unit: str = "", title: str = "", limit: float | None = None) -> None:
     """A table as a picture: {row: {column: number or None}}; above `limit` it is grey.
 
     Without a limit the colour of a cell goes with its value.

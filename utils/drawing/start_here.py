@@ -8,6 +8,7 @@ from itertools import pairwise
 from matplotlib.lines import Line2D
 
 from utils.drawing.figures import GOLD, Sketch
+from utils.models.config import GPTConfig
 
 
 def workshop_map() -> None:
@@ -49,7 +50,7 @@ def workshop_map() -> None:
     sketch.show()
 
 
-def model(config) -> None:
+def model(config: GPTConfig) -> None:
     """The decoder of a GPTConfig from left to right, with the parameters of every part."""
     hidden, queries = config.hidden_size, config.heads * config.head_size
     keys = config.key_value_heads * config.head_size
@@ -124,6 +125,6 @@ def matrix_in_two() -> None:
     sketch.show()
 
 
-def seam(sketch, x0, y0, x1, y1) -> None:
+def seam(sketch: Sketch, x0: float, y0: float, x1: float, y1: float) -> None:
     """A gold line: where the pieces are joined again."""
     sketch.axes.add_line(Line2D((x0, x1), (y0, y1), color=GOLD, linewidth=3.5, zorder=5))

@@ -1,5 +1,7 @@
 """Drawings of lesson 06: a pair of matrices cut in two ways, heads on ranks, a split sequence."""
 
+from collections.abc import Sequence
+
 from utils.drawing import figures
 from utils.shares import shares
 
@@ -52,7 +54,7 @@ def _matrix(axes, x, y, width, height, text, note):
     axes.text(x + width / 2, y - 0.3, note, ha="center", fontsize=9, color=figures.GREY)
 
 
-def heads(cases, ranks: int = 2) -> None:
+def heads(cases: Sequence[tuple[int, int]], ranks: int = 2) -> None:
     """Query heads above, key-value heads below, in the colour of the rank that computes them.
 
     cases: [(query heads, key-value heads)]; a key-value head that several ranks need is hatched.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from utils.serving.server import Server
+    from utils.serving.server import TritonServer
 
 SAMPLING = {
     "max_tokens": "INT32",
@@ -82,7 +82,7 @@ class Client:
 
     def __init__(
         self,
-        server: "Server | None" = None,
+        server: "TritonServer | None" = None,
         *,
         http: str | None = None,
         grpc: str | None = None,

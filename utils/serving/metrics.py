@@ -21,14 +21,14 @@ import pandas as pd
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from utils.serving.server import LOST, Server, connected
+from utils.serving.server import LOST, TritonServer, connected
 
 OURS = "kintsugi_"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past every proxy
 TIMES = ("queue", "compute_input", "compute_infer", "compute_output")  # of Triton's statistics
 
 
-def metrics(server: Server | str, timeout: float = 5.0) -> pd.DataFrame:
+def metrics(server: TritonServer | str, timeout: float = 5.0) -> pd.DataFrame:
     """Every sample of /metrics: columns `name`, one for each label, and `value`.
 
     Raises OSError or http.client.HTTPException when the server does not answer.
@@ -47,7 +47,7 @@ def metrics(server: Server | str, timeout: float = 5.0) -> pd.DataFrame:
     return frame[[*frame.columns.drop("value", errors="ignore"), "value"]] if rows else frame
 
 
-def scrape(server: Server | str, prefix: str = OURS, by: str | None = None) -> pd.Series:
+def scrape(server: TritonServer | str, prefix: str = OURS, by: str | None = None) -> pd.Series:
     """The metrics whose names begin with `prefix`, now: {name without it: value}.
 
     Samples that differ in labels only are added up. by: a label, like "model", that keeps them
@@ -63,7 +63,7 @@ def scrape(server: Server | str, prefix: str = OURS, by: str | None = None) -> p
     return frame["value"].groupby(names.rename(None)).sum()
 
 
-def statistics(server: Server, model: str | None = None) -> pd.DataFrame:
+def statistics(server: TritonServer, model: str | None = None) -> pd.DataFrame:
     """Triton's statistics, a row for each model and version, since it was loaded.
 
     `requests` that went well, `failed`, `executions`, and means over the requests in seconds:
@@ -104,7 +104,11 @@ class Watch:
     """
 
     def __init__(
-        self, server: Server | str, every: float = 0.1, prefix: str = OURS, by: str | None = None
+        self,
+        server: TritonServer | str,
+        every: float = 0.1,
+        prefix: str = OURS,
+        by: str | None = None,
     ):
         if not 0 < every < float("inf"):
             raise ValueError(f"every {every!r} is no time between looks: give seconds above 0")

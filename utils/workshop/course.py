@@ -21,14 +21,14 @@ class Progress:
     def __init__(self, title: str, cells: int):
         self.title, self.cells, self.begin = title, cells, time.monotonic()
 
-    def __call__(self, index: int):
+    def __call__(self, index: int) -> None:
         if sys.stdout.isatty():
             done = round(20 * index / self.cells)
             seconds = time.monotonic() - self.begin
             bar = "█" * done + "░" * (20 - done)
             print(f"\r\033[K{bar} {self.title}  {seconds:.0f} s", end="", flush=True)
 
-    def clear(self):
+    def clear(self) -> None:
         if sys.stdout.isatty():
             print("\r\033[K", end="")
 
@@ -59,7 +59,7 @@ def run_course(paths: list[Path], folder: Path) -> int:
     return len(problems)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="Run every notebook without a browser.")
     parser.add_argument("notebooks", nargs="*", type=Path, help="only these")
     options = parser.parse_args()

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 import webbrowser
 from pathlib import Path
+from typing import NoReturn
 
 from utils.paths import ROOT
 from utils.ranks.supervise import Child, end, supervised
@@ -108,7 +109,7 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def interrupt(*_):
+def interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
@@ -136,7 +137,7 @@ def serve(port: int, browser: bool) -> None:
         stop(server)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="Open JupyterLab on the table of lessons.")
     parser.add_argument("--port", type=int, default=8888)
     parser.add_argument("--no-browser", action="store_true", help="only print the address")

@@ -93,7 +93,7 @@ def stub(indent: str, task: str, block: list[str], place: str) -> list[str]:
     return [f"{indent}raise NotImplementedError(", f'{indent}    "{task}"', f"{indent})"]
 
 
-def learner_notebook(solution, place: str):
+def learner_notebook(solution: nbformat.NotebookNode, place: str) -> nbformat.NotebookNode:
     """The learner's copy of a solution notebook, without outputs."""
     notebook = copy.deepcopy(solution)
     for cell in notebook.cells:
@@ -126,7 +126,7 @@ def generated(source: Path, root: Path) -> str | nbformat.NotebookNode:
     return without_solution(source.read_text(encoding="utf-8"), place)
 
 
-def essence(content: str | nbformat.NotebookNode):
+def essence(content: str | nbformat.NotebookNode) -> str | list[tuple]:
     """What tells two versions apart: the text, or the cells of a notebook without outputs."""
     if isinstance(content, str):
         return content
@@ -180,7 +180,7 @@ def make_labs(root: Path = ROOT, *, force: bool = False, again: bool = False) ->
     return failures
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="Make the learner's copies of the labs.")
     parser.add_argument("--force", action="store_true", help="overwrite edited copies")
     parser.add_argument("--again", action="store_true", help="run every notebook again")

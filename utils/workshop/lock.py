@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -38,7 +39,7 @@ HEADER = """\
 """
 
 
-def environments():
+def environments() -> Iterator[dict[str, str]]:
     """Every supported machine, as the variables of an environment marker (PEP 508)."""
     for system, machine in PLATFORMS:
         for python in PYTHONS:
@@ -102,7 +103,7 @@ def resolve(source: Path, previous: Path, upgrade: bool) -> list[str]:
         return target.read_text().splitlines()
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="Resolve requirements.in into requirements.txt.")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     options = parser.parse_args()

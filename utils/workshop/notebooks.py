@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ def name(path: Path, root: Path = ROOT) -> str:
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
-def heading_above(notebook, index: int) -> str:
+def heading_above(notebook: nbformat.NotebookNode, index: int) -> str:
     """The nearest heading at or above cell `index`, or ''."""
     for cell in reversed(notebook.cells[: index + 1]):
         if cell.cell_type == "markdown":
@@ -58,7 +59,7 @@ def first_line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0]
 
 
-def where(path: Path, notebook, index: int) -> str:
+def where(path: Path, notebook: nbformat.NotebookNode, index: int) -> str:
     """Words that lead a reader to cell `index`: file, cell, id and heading."""
     cell = notebook.cells[index]
     kind = cell.cell_type
@@ -106,7 +107,7 @@ def describe(process: psutil.Process) -> str:
 
 
 @contextmanager
-def surroundings():
+def surroundings() -> Iterator[Surroundings]:
     """The same for every run: set order, no learner's progress, no user's IPython settings.
 
     Pytest's own variables are left out, because ipykernel stops showing what subprocesses print
@@ -134,7 +135,13 @@ class Run:
     problem: str
 
 
-def run(path: Path, notebook=None, *, on_cell=None, cell_timeout: float = 600) -> Run:
+def run(
+    path: Path,
+    notebook: nbformat.NotebookNode | None = None,
+    *,
+    on_cell: Callable[[int], None] | None = None,
+    cell_timeout: float = 600,
+) -> Run:
     """Run a notebook in its own folder and stop at the first error.
 
     Args:
@@ -181,7 +188,7 @@ def run(path: Path, notebook=None, *, on_cell=None, cell_timeout: float = 600) -
     return Run(notebook, seconds, problem)
 
 
-def read(path: Path):
+def read(path: Path) -> nbformat.NotebookNode:
     """A notebook in format 4.5; a missing or repeated id is made from the cell's position."""
     content = json.loads(path.read_text(encoding="utf-8"))
     content["nbformat"], content["nbformat_minor"] = 4, 5
@@ -202,7 +209,7 @@ def local_paths_removed(line: str) -> str:
     return line.replace(str(Path.home()), "~")
 
 
-def normalise(notebook):
+def normalise(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Reduce a notebook to what is worth storing, in place; returns it."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for cell in notebook.cells:
@@ -218,7 +225,7 @@ def normalise(notebook):
     return notebook
 
 
-def store(notebook, path: Path):
+def store(notebook: nbformat.NotebookNode, path: Path) -> None:
     """Write beside and rename, so that a crash leaves the old file or the new one."""
     nbformat.validate(notebook)
     beside = path.with_name(path.name + ".tmp")
@@ -226,7 +233,7 @@ def store(notebook, path: Path):
     beside.replace(path)
 
 
-def refresh(path: Path, notebook=None) -> str:
+def refresh(path: Path, notebook: nbformat.NotebookNode | None = None) -> str:
     """Run and store one notebook; returns the problem or ''.
 
     `notebook` is its new content, if that is not to be read from `path`.

@@ -23,7 +23,7 @@ class SetupError(Exception):
     """One sentence that names the problem and its fix."""
 
 
-def say(text):
+def say(text: str) -> None:
     """Print at once, also into a pipe."""
     print(text, flush=True)
 
@@ -31,14 +31,14 @@ def say(text):
 class Pip:
     """Runs `python -m pip install` in `root` and logs it to `log`."""
 
-    def __init__(self, root, python, log):
+    def __init__(self, root: str, python: str, log: str):
         self.root, self.python, self.log = root, python, log
 
-    def install(self, title, *arguments):
+    def install(self, title: str, *arguments: str) -> None:
         """Install; raises SetupError."""
         self.run(title, [self.python, "-m", "pip", "install", "--retries", "2", *arguments])
 
-    def run(self, title, command):
+    def run(self, title: str, command: list) -> None:
         """Run `command`, its output in the log and one moving line on the terminal."""
         begin = os.path.getsize(self.log) if os.path.exists(self.log) else 0
         started = time.monotonic()
@@ -58,7 +58,7 @@ class Pip:
             raise SetupError(explain(title, self.read(begin), self.log))
         say(f"   {title}: {time.monotonic() - started:.0f} s")
 
-    def watch(self, process, title, begin):
+    def watch(self, process: subprocess.Popen, title: str, begin: int) -> None:
         """Show that it lives: a moving line on a terminal, else a line every 20 s."""
         started = last = time.monotonic()
         while process.poll() is None:
@@ -75,21 +75,21 @@ class Pip:
         if sys.stdout.isatty():
             print("\r\033[K", end="")
 
-    def read(self, begin):
+    def read(self, begin: int) -> str:
         """The log from byte `begin` on."""
         with open(self.log, "rb") as log:
             log.seek(begin)
             return log.read().decode(errors="replace")
 
 
-def newest_line(output):
+def newest_line(output: str) -> str:
     """What pip is doing: its last line, shortened."""
     lines = [line.strip() for line in output.splitlines()]
     lines = [line for line in lines if line and not line.startswith("WARNING")]
     return re.sub(r" \(from .*", "", lines[-1])[:80] if lines else ""
 
 
-def explain(title, output, log):
+def explain(title: str, output: str, log: str) -> str:
     """One sentence for a pip that failed with this output."""
     if re.search("No space left|Disk quota exceeded", output):
         return "The disk is full: free some space and call again; set-up goes on where it stopped."

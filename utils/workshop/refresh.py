@@ -14,7 +14,7 @@ from utils.paths import ROOT
 from utils.workshop.notebooks import refresh, written_notebooks
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="Run notebooks and store them with outputs.")
     parser.add_argument("notebooks", nargs="*", type=Path, help="only these")
     options = parser.parse_args()

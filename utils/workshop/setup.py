@@ -33,7 +33,7 @@ DISK_GB = {"cpu": 4, "cuda": 12, "plain": 4, "installed": 1}
 # --- what the machine must have -------------------------------------------------------------------
 
 
-def check_machine(version, system, cpu, macos=""):
+def check_machine(version: tuple, system: str, cpu: str, macos: str = "") -> None:
     """Raise SetupError unless the workshop runs on this Python, operating system and processor."""
     if not (3, 11) <= version < (3, 13):
         raise SetupError(
@@ -50,7 +50,7 @@ def check_machine(version, system, cpu, macos=""):
         raise SetupError(f"This is macOS {macos}, torch needs 14: update macOS.")
 
 
-def old_libc(found, needed):
+def old_libc(found: str, needed: str) -> bool:
     """Whether this is a Linux with a GNU C library older than `needed`; both are like "2.35"."""
 
     def numbers(version):
@@ -59,7 +59,7 @@ def old_libc(found, needed):
     return bool(found) and numbers(found) < numbers(needed)
 
 
-def requirements(libc):
+def requirements(libc: str) -> str:
     """The list to install: the lock, on an old Linux without the server that needs a newer one."""
     lock = os.path.join(ROOT, "requirements.txt")
     if platform.machine() != "x86_64" or not old_libc(libc, SERVER_LIBC):
@@ -74,7 +74,7 @@ def requirements(libc):
     return shorter
 
 
-def check_disk(folder, needed_gb):
+def check_disk(folder: str, needed_gb: float) -> None:
     """Raise SetupError unless `needed_gb` GB are free where `folder` is."""
     free = shutil.disk_usage(folder).free / 1e9
     if free < needed_gb:
@@ -84,7 +84,7 @@ def check_disk(folder, needed_gb):
         )
 
 
-def check_venv_module():
+def check_venv_module() -> None:
     """Raise SetupError unless this Python can make virtual environments with pip in them."""
     try:
         import ensurepip  # noqa: F401
@@ -100,7 +100,7 @@ def check_venv_module():
 # --- which torch ----------------------------------------------------------------------------------
 
 
-def has_nvidia_gpu():
+def has_nvidia_gpu() -> bool:
     """Whether an NVIDIA driver with at least one device is there."""
     try:
         done = subprocess.run(
@@ -111,7 +111,7 @@ def has_nvidia_gpu():
         return False
 
 
-def torch_kind():
+def torch_kind() -> str:
     """What to install: "cpu" or "cuda" on Linux, "plain" on macOS, which has one build only."""
     wanted = os.environ.get("TORCH", "")
     if wanted not in ("", "cpu", "cuda"):
@@ -121,13 +121,13 @@ def torch_kind():
     return wanted or ("cuda" if has_nvidia_gpu() else "cpu")
 
 
-def torch_changes():
+def torch_changes() -> bool:
     """Whether TORCH= asks for another build than the one that set-up installed."""
     wanted = os.environ.get("TORCH", "")
     return bool(wanted) and read_stamp().get("torch", wanted) not in (wanted, "plain")
 
 
-def reachable(url, seconds=4):
+def reachable(url: str, seconds: float = 4) -> bool:
     """Whether `url` answers in time (a name server that does not answer counts as time)."""
     import threading  # these two cost 0.1 s, which a set-up with nothing to do need not pay
     import urllib.request
@@ -148,7 +148,7 @@ def reachable(url, seconds=4):
     return bool(answers)
 
 
-def torch_arguments(kind, pin):
+def torch_arguments(kind: str, pin: str) -> list:
     """The arguments of `pip install` for torch: `pin` is its line in the lock, torch==2.13.0."""
     if kind != "cpu":
         return [pin]
@@ -161,7 +161,7 @@ def torch_arguments(kind, pin):
 # --- the steps ------------------------------------------------------------------------------------
 
 
-def fingerprint():
+def fingerprint() -> str:
     """What the environment was made from: changed inputs or a moved folder mean work to do."""
     digest = hashlib.sha256(ROOT.encode())
     with open(os.path.join(ROOT, "requirements.txt"), "rb") as file:
@@ -171,7 +171,7 @@ def fingerprint():
     return digest.hexdigest()
 
 
-def read_stamp():
+def read_stamp() -> dict:
     try:
         with open(STAMP) as file:
             return json.load(file)
@@ -179,7 +179,7 @@ def read_stamp():
         return {}
 
 
-def write_stamp(**news):
+def write_stamp(**news: str) -> None:
     """Add `news` to the stamp."""
     news = {**read_stamp(), **news}
     with open(STAMP + ".tmp", "w") as file:
@@ -187,13 +187,13 @@ def write_stamp(**news):
     os.replace(STAMP + ".tmp", STAMP)
 
 
-def ready():
+def ready() -> bool:
     """Whether nothing is left to do (fast: nothing is started but .venv's own Python)."""
     done = read_stamp().get("fingerprint") == fingerprint()
     return done and not torch_changes() and venv_state() == "good"
 
 
-def venv_state():
+def venv_state() -> str:
     """One of "missing", "broken" (Python or pip does not run), "wrong" (version), "good"."""
     if not os.path.exists(os.path.join(VENV, "pyvenv.cfg")):
         return "missing"
@@ -208,7 +208,7 @@ def venv_state():
     return "good" if words[:2] in (["3", "11"], ["3", "12"]) else "wrong"
 
 
-def make_venv(pip):
+def make_venv(pip: Pip) -> None:
     """Make .venv, or make it anew where it is ours and broken or was moved."""
     state = venv_state()
     moved = read_stamp().get("root", ROOT) != ROOT
@@ -228,13 +228,13 @@ def make_venv(pip):
     pip.run("virtual environment", [sys._base_executable, "-m", "venv", VENV])
 
 
-def torch_pin():
+def torch_pin() -> str:
     """The lock's line for torch."""
     with open(os.path.join(ROOT, "requirements.txt")) as file:
         return next(line.strip() for line in file if line.startswith("torch=="))
 
 
-def installed_torch():
+def installed_torch() -> "str | None":
     """The public version of torch in .venv (2.13.0 for 2.13.0+cpu), or None."""
     code = "import importlib.metadata as m; print(m.version('torch').split('+')[0])"
     done = subprocess.run(
@@ -243,7 +243,7 @@ def installed_torch():
     return done.stdout.decode().strip() if done.returncode == 0 else None
 
 
-def set_up():
+def set_up() -> None:
     """Do what is missing, step by step."""
     system, macos = platform.system(), platform.mac_ver()[0]
     check_machine(sys.version_info[:2], system, platform.machine(), macos)
@@ -263,11 +263,11 @@ def set_up():
     write_stamp(fingerprint=fingerprint())
 
 
-def interrupt(*_):
+def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def main():
+def main() -> None:
     signal.signal(signal.SIGTERM, interrupt)  # so that no pip goes on without us
     try:
         if not ready():
