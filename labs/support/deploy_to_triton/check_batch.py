@@ -86,7 +86,9 @@ def visit(visits: tuple[Visit, ...]) -> dict:
                 max_tokens=[who.tokens],
                 arrival=[len(visits), who.after, who.hold],
             )
-        lab_server.wait_for_all()  # a request that is cancelled on its way would never come
+            # each has a connection of its own, which may be slower than that of the next one; and
+            # a request that is cancelled on its way would never come
+            lab_server.wait_for_all()
         # who waits to be cancelled first: the leader makes no step until it is
         for who in sorted(visits, key=lambda who: who.hold if who.hold else 1_000):
             _follow(streams[who.name], who)

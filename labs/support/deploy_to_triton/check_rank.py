@@ -11,7 +11,6 @@ from labs.support.deploy_to_triton import lab_server
 from utils.course.checks import Wrong
 from utils.serving.server import ServerError
 
-FILES = [*lab_server.LEADER, "ranks.py", "start_rank.py"]
 TOKENS = 10
 ANSWER = 15.0  # seconds in which the ranks must have made a step
 END = 10.0  # seconds in which ranks without a leader must have ended
@@ -33,7 +32,8 @@ def _served(path: Path, size: int) -> int:
     """Looks at everything on `size` ranks; returns the all-reduces of a step."""
     many = f"with {size} rank{'s' * (size > 1)}"
     try:
-        version = lab_server.put(FILES, lab_server.settings(size, seconds=ANSWER), rank=path)
+        config = lab_server.settings(size, seconds=ANSWER)
+        version = lab_server.put(lab_server.RANKS, config, rank=path)
     except ServerError as error:
         raise Wrong(f"{many}: the model does not load.\n{error}") from None
     pids = [int(pid) for pid in (version / "ranks").read_text().split()]

@@ -14,6 +14,7 @@ import json
 import os
 import queue
 import shutil
+import sys
 import tempfile
 import time
 import urllib.request
@@ -24,16 +25,19 @@ import numpy as np
 
 from utils.course.checks import NotHere, Wrong
 from utils.paths import ROOT
+from utils.ranks.supervise import OVER, Child, end, supervised
 from utils.serving.server import ServerError, TritonServer, server_available
 
-GIVEN = Path(__file__).resolve().parent / "triton_model"  # what goes into a version
+GIVEN = Path(__file__).resolve().parent / "triton_model"
 CHECKPOINT = ROOT / "models" / "small"
 NAME = "lab"
+START = 60.0  # seconds until torch must have been imported
 SECONDS = 30.0  # until the next token must have come
 UNLOAD = 20.0  # seconds until a model must have gone
 LEADER = ["model.py", "leader.py", "model_shard.py"]  # what every model of this lab has
+RANKS = [*LEADER, "ranks.py"]  # and one with a rank.py
 PROMPTS = ("The list of", "class Queue:\n    def __init__(self", "import os\n\ndef main():\n")
-_here = {"server": None, "folder": None, "loaded": None, "sent": 0}
+_here = {"server": None, "folder": None, "loaded": None, "sent": 0, "forkserver": None}
 
 
 # ---- the server and its model
@@ -41,12 +45,12 @@ _here = {"server": None, "folder": None, "loaded": None, "sent": 0}
 
 def server() -> TritonServer:
     """The server of this process. Raises NotHere where there is none for this machine."""
-    reason = server_available()
-    if reason:
-        raise NotHere(reason)
     if _here["server"] is not None and not _here["server"].alive():
         stop()
     if _here["server"] is None:
+        reason = server_available()
+        if reason:
+            raise NotHere(reason)
         _here["server"] = TritonServer(repository(), models=[], quiet=True, exit_seconds=3)
         Finalize(None, close, exitpriority=10)
     return _here["server"]
@@ -68,13 +72,26 @@ def repository() -> Path:
     return lab.parent
 
 
+def forkserver() -> Path:
+    """The socket of the process whose forks are the ranks of all models; see start_rank.py."""
+    address = folder() / "forkserver"
+    if _here["forkserver"] is None:
+        command = [sys.executable, str(GIVEN / "start_rank.py"), str(address)]
+        with (folder() / "forkserver.log").open("wb") as log:
+            _here["forkserver"] = Child(supervised(command), output=log)
+        wait_for(address.exists, START)
+    return address
+
+
 def close() -> None:
     """Ends the server; the next check starts another."""
     if _here["server"] is not None:
         _here["server"].close()
+    if _here["forkserver"] is not None:
+        end([_here["forkserver"]], OVER)
     if _here["folder"] is not None:
         shutil.rmtree(_here["folder"], ignore_errors=True)
-    _here.update(server=None, folder=None, loaded=None)
+    _here.update(server=None, folder=None, loaded=None, forkserver=None)
 
 
 def stop() -> None:
@@ -105,6 +122,8 @@ def put(files, config: str, texts=None, **others: Path) -> Path:
             (version / name).symlink_to(CHECKPOINT / name)
         for name in files:
             shutil.copy(GIVEN / name, version)
+        if files is RANKS:
+            (version / "forkserver").symlink_to(forkserver())
         for name, text in (texts or {}).items():
             (version / name).write_text(text)
         (version.parent / "config.pbtxt").write_text(config)
@@ -275,6 +294,7 @@ def model():
 
     from utils.models.gpt import GPT
 
+    torch.set_num_threads(1)  # it is so small that a second thread would only be waited for
     return GPT.from_pretrained(CHECKPOINT, dtype=torch.float32)
 
 

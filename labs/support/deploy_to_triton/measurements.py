@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from labs.support.deploy_to_triton import check_batch, check_goal, check_rank, lab_server
+from labs.support.deploy_to_triton import check_batch, check_goal, lab_server
 from labs.support.deploy_to_triton.check_batch import COMPANY
 from utils.course.checks import NotHere, Wrong, load_answer
 from utils.serving import load
@@ -46,7 +46,7 @@ def together(config: str, rank: str, scheduler: str) -> dict | None:
     try:
         paths = _ready(config, rank, scheduler)
         text = load_answer(paths[0]).config(2)
-        version = lab_server.put(check_rank.FILES, text, rank=paths[1], scheduler=paths[2])
+        version = lab_server.put(lab_server.RANKS, text, rank=paths[1], scheduler=paths[2])
         check_batch.visit(COMPANY)  # every stream is compared with the whole model
         steps = [line for line in lab_server.diary(version) if line.get("do") == "decode"]
         by_rows = {len(line["slots"]): line["bytes"] for line in steps}

@@ -14,11 +14,12 @@ and the answer one line of rank 0: {"tokens": [4]}, or {"error": "..."} where th
 
 import json
 import os
-import select
 import shutil
-import subprocess
+import signal
+import socket
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 START = 120.0  # seconds until all ranks must be ready
@@ -28,21 +29,15 @@ class Ranks:
     def __init__(self, folder, size, slots, seconds=20.0):
         """seconds: within which an answer must come."""
         self.folder, self.seconds, self.broken = Path(folder), seconds, None
-        self.meeting = tempfile.mkdtemp(prefix="lab14-")
-        python = shutil.which("python3")  # sys.executable is the server's stub here
-        self.processes, self.buffer = [], b""
-        for rank in range(size):
-            command = [python, str(self.folder / "start_rank.py"), str(rank), str(size)]
-            command += [str(slots), self.meeting, str(seconds)]
-            with open(self.folder / f"log-{rank}", "wb") as log:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
-                )
-            self.processes.append(process)
-        (self.folder / "ranks").write_text(" ".join(str(p.pid) for p in self.processes))
+        self.meeting, self.ranks = tempfile.mkdtemp(prefix="lab16-"), []
+        given = {"size": size, "slots": slots, "seconds": seconds}
         try:
             for rank in range(size):
-                self.read(rank, START)  # its first line says that it is ready
+                self.ranks.append(Rank(self.folder, rank, meeting=f"{self.meeting}/file", **given))
+            pids = [str(rank.pid) for rank in self.ranks]
+            (self.folder / "ranks").write_text(" ".join(pids))  # for the checks
+            for rank in self.ranks:
+                rank.read(START)  # it is ready
         except BaseException:
             self.close()
             raise
@@ -58,48 +53,76 @@ class Ranks:
         if self.broken:
             raise RuntimeError(self.broken)
         try:
-            for process in self.processes:
-                process.stdin.write(json.dumps(command).encode() + b"\n")
-                process.stdin.flush()
-            answer = json.loads(self.read(0, self.seconds))
+            for rank in self.ranks:
+                rank.write(command)
+            answer = json.loads(self.ranks[0].read(self.seconds))
         except (OSError, RuntimeError, ValueError) as error:
-            ended = [r for r, process in enumerate(self.processes) if process.poll() is not None]
-            self.broken = f"rank {ended[0]} has ended. {self.last_words(ended[0])}" if ended else ""
-            self.broken = self.broken or str(error)
+            ended = [rank for rank in self.ranks if rank.has_ended()]
+            self.broken = ended[0].last_words() if ended else str(error)
             raise RuntimeError(self.broken) from None
         if "error" in answer:
             raise ValueError(answer["error"])
         return answer["tokens"]
 
-    def read(self, rank, seconds):
-        """One line from a rank."""
-        pipe, until, line = self.processes[rank].stdout, time.monotonic() + seconds, b""
-        while not line.endswith(b"\n"):
-            left = max(0.0, until - time.monotonic())
-            if not select.select([pipe], [], [], left)[0]:
-                raise RuntimeError(f"no answer from rank {rank} within {seconds:g} s")
-            byte = os.read(pipe.fileno(), 1)
-            if not byte:
-                self.processes[rank].wait(5)
-                raise RuntimeError(f"rank {rank} has ended. {self.last_words(rank)}")
-            line += byte
-        return line
-
-    def last_words(self, rank):
-        """What its process said last."""
-        said = (self.folder / f"log-{rank}").read_text(errors="replace").strip().splitlines()
-        return said[-1] if said else "It said nothing."
-
     def close(self):
         """The pipes close: that is the ranks' sign to end. Who does not is killed."""
-        for process in self.processes:
-            process.stdin.close()
+        for rank in self.ranks:
+            rank.hang_up()
         until = time.monotonic() + 3
-        for process in self.processes:
-            try:
-                process.wait(max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            process.stdout.close()
+        for rank in self.ranks:
+            while not rank.has_ended() and time.monotonic() < until:
+                time.sleep(0.01)
+            rank.end()
         shutil.rmtree(self.meeting, ignore_errors=True)
+
+
+class Rank:
+    """A new rank's process, and the leader's end of its pipe."""
+
+    def __init__(self, folder, number, **given):
+        self.folder, self.number = folder, number
+        self.pipe = socket.socket(socket.AF_UNIX)
+        self.pipe.connect(str(folder / "forkserver"))  # see start_rank.py
+        self.lines = self.pipe.makefile("rb")
+        self.write({"folder": str(folder), "rank": number, **given})
+        self.pid = int(self.read(START))
+
+    def write(self, command):
+        self.pipe.sendall(json.dumps(command).encode() + b"\n")
+
+    def read(self, seconds):
+        """One line. Raises RuntimeError."""
+        self.pipe.settimeout(seconds)
+        try:
+            line = self.lines.readline()
+        except TimeoutError:
+            raise RuntimeError(f"no answer from rank {self.number} within {seconds:g} s") from None
+        if not line.endswith(b"\n"):
+            raise RuntimeError(self.last_words())
+        return line
+
+    def has_ended(self):
+        """Whether its process has, which alone holds the other end of the pipe."""
+        self.pipe.settimeout(0)
+        try:
+            return not self.pipe.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
+    def last_words(self):
+        """What its process said last."""
+        log = self.folder / f"log-{self.number}"
+        said = log.read_text(errors="replace").strip().splitlines()
+        return f"rank {self.number} has ended. {said[-1] if said else 'It said nothing.'}"
+
+    def hang_up(self):
+        with suppress(OSError):
+            self.pipe.shutdown(socket.SHUT_WR)
+
+    def end(self):
+        if not self.has_ended():
+            os.kill(self.pid, signal.SIGKILL)
+        self.lines.close()
+        self.pipe.close()
