@@ -130,8 +130,15 @@ def test_nothing_is_measured_where_nothing_is_written(tmp_path):
     assert lab_server._here["server"] is None, "a server was started for nothing"
 
 
-def test_the_server_ends_with_its_process():
-    code = "from labs.support.deploy_to_triton.lab_server import server; print(server().pid)"
+def test_the_server_and_the_ranks_forkserver_end_with_their_process():
+    code = """
+import psutil
+from labs.support.deploy_to_triton import lab_server
+print(lab_server.server().pid)
+lab_server.forkserver()
+for process in psutil.Process().children(recursive=True):
+    print(process.pid)
+"""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -140,4 +147,6 @@ def test_the_server_ends_with_its_process():
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert not psutil.pid_exists(int(done.stdout))
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(set(pids)) >= 4, "each has a supervisor"
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]

@@ -213,7 +213,7 @@ def no_sum():
 def one_command():
     """One command, and the loop is over.
 
-    hint: rank 0 has ended
+    hint: has ended. It said nothing
     """
 
     def obey(shard, command):
