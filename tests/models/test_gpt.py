@@ -209,3 +209,13 @@ def test_generate():
         model.generate(start, 1, temperature=-1)
     with pytest.raises(ValueError, match="sequence of 9 tokens is longer than max_positions 8"):
         model(torch.zeros(1, 9, dtype=torch.long))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_model_without_memory_draws_nothing(seed):
+    config, state = random_config(seed), torch.get_rng_state()
+    model = GPT.without_memory(config)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    shapes = [[(n, p.shape) for n, p in m.named_parameters()] for m in (model, GPT(config))]
+    assert shapes[0] == shapes[1]

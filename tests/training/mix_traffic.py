@@ -14,7 +14,7 @@ from utils.training.optimizer import is_block_matrix
 
 def has_formula(config):
     """Recomputation repeats collectives, 16 bits change their sizes, the loads of experts are not
-    known beforehand; ZeRO-2 and 3 are counted in test_train_matrix.py. What is counted is the
+    known beforehand; ZeRO-2 and 3 are counted in test_matrix.py. What is counted is the
     second step; were it the last one, an evaluation would go with it."""
     return (
         config.steps > 2
@@ -88,6 +88,6 @@ def stages_of_rank_0(config):
     axes = {name: getattr(config, name) for name in ("pp", "dp", "tp", "ep")}
     axes["edp"] = config.dp // config.ep
     mesh = Mesh(**{name: Axis(name, tuple(range(size)), 0, None) for name, size in axes.items()})
+    model = GPT.without_memory(config.model_config())
     with torch.device("meta"):
-        model = GPT(config.model_config())
         return split_model(model, mesh, config.sequence_parallel, config.stages_per_rank())

@@ -1,26 +1,28 @@
-"""The sampled matrix of mixes: how many ways a model is broken up at once, with all else.
+"""The matrix of mixes: how many ways a model is broken up at once, with all else.
 
-`sample()` draws mixes with a fixed seed until every pair of values that may go together has been
-drawn at least once (and `LEAST` in all). So a mistake that needs two options to show is seen.
+`mixes.csv` has rows in which any two values of AXES meet that can (tests/training/pairwise.py).
+After a change of AXES or of what can meet, this writes it anew:
+
+    python -m tests.training.mixes
 """
 
 import itertools
-import random
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
+from tests.training.pairwise import covering_rows, read_rows, write_rows
 from utils.data import corpus
 from utils.training.train import TrainConfig
 
-LEAST = 40
-# how often a mix on so many ranks is drawn: those on few ranks are quicker
-RANKS = {2: 1.0, 3: 1.0, 4: 1.0, 6: 0.2, 8: 0.03}
+TABLE = Path(__file__).with_name("mixes.csv")
+RANKS = (2, 3, 4, 6, 8)
 
 AXES = {
     "dp": (1, 2, 3, 4),
     "pp": (1, 2, 3, 4),
     "tp": (1, 2, 4),
     "ep": (1, 2),
-    "schedule": ("gpipe", "1f1b", "interleaved", "zero-bubble"),
+    "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble"),
     "micro_batches": (1, 2, 3),
     "sequence_parallel": (False, True),
     "precision": ("fp32", "fp64", "bf16", "fp16"),
@@ -28,9 +30,9 @@ AXES = {
     "offload": ("none", "activations", "optimizer", "parameters"),
     "shard": ("none", "1", "2", "3"),
     "optimizer": ("adamw", "muon"),
-    "experts": (None, 5),  # 3 + 2 on two ranks
+    "experts": (None, 3),  # 2 + 1 on two ranks
     # models that no number of ranks divides
-    "layers": (4, 6),
+    "more_layers": (0, 1),  # than each stage of the pipeline needs to have one
     "kv_heads": (1, 2, 6),
     "vocab": (257, 263),
     "batch": (13, 16),
@@ -39,11 +41,9 @@ AXES = {
     "clip": (0.0, 0.1),
 }
 
-WAYS = ("dp", "pp", "tp", "ep", "schedule", "sequence_parallel", "shard", "precision")
-
 PLAIN = TrainConfig(
     text=corpus.__file__,  # short, so that the held-out part is one batch
-    layers=4, hidden=24, heads=6, steps=2, held_out_every=99, device="cpu", sample=0, warmup=0.0,
+    layers=2, hidden=24, heads=6, steps=2, held_out_every=99, device="cpu", sample=0, warmup=0.0,
     weight_decay=0.1, balance=0.1,
 )  # fmt: skip
 
@@ -78,6 +78,12 @@ class Mix:
         return replace(self.config, **{name: getattr(PLAIN, name) for name in PLACES})
 
 
+def layers(values):
+    """At least two, so that a block has a neighbour, and one for each stage of a pipeline."""
+    stages = values["pp"] * (2 if values["schedule"] == "interleaved" else 1)
+    return max(2, stages) + values["more_layers"]
+
+
 def mix(values):
     """The Mix of a dictionary of AXES, or None where it makes no sense."""
     dp, pp, tp = (values[name] for name in ("dp", "pp", "tp"))
@@ -89,58 +95,41 @@ def mix(values):
         return None  # so many small products take seconds
     if pp == 1 and values["schedule"] != PLAIN.schedule:  # would be another name for the same run
         return None
+    options = {name: value for name, value in values.items() if name != "more_layers"}
     try:
-        return Mix(replace(PLAIN, **values))
+        return Mix(replace(PLAIN, layers=layers(values), **options))
     except ValueError:
         return None
 
 
-def pairs(values):
-    """Every pair of (option, value) in a dictionary."""
-    return set(itertools.combinations(sorted(values.items(), key=str), 2))
+def feasible(fixed):
+    """Whether any mix has these values."""
+    usual = {name: values[0] for name, values in AXES.items()} | {"batch": 16}
+    free = {
+        "dp": (1, 2, 4), "pp": (1, 2, 3), "tp": (1, 2), "experts": AXES["experts"],
+        "shard": ("none", "3"), "schedule": ("1f1b", "interleaved"),
+    }  # fmt: skip
+    free = {name: values for name, values in free.items() if name not in fixed}
+    return any(
+        mix({**usual, **dict(zip(free, values)), **fixed})
+        for values in itertools.product(*free.values())
+    )
 
 
-def sample(seed=0, tries=40):
-    """Mixes that cover all pairs, each chosen as the one of many that covers most new."""
-    draw = random.Random(seed)
-    covered, chosen = set(), []
-
-    def drawn(fixed=()):
-        return {name: draw.choice(AXES[name]) for name in AXES} | dict(fixed)
-
-    def take(values):
-        covered.update(pairs(values))
-        chosen.append(mix(values))
-
-    while True:
-        found = []
-        while len(found) < tries:
-            values = drawn()
-            ranks = values["dp"] * values["pp"] * values["tp"]
-            if draw.random() < RANKS.get(ranks, 0.0) and mix(values):
-                found.append(values)
-        best = max(found, key=lambda values: len(pairs(values) - covered))
-        if not pairs(best) - covered and len(chosen) >= LEAST:
-            break
-        take(best)
-    for pair in pairs_of_ways():  # the rare ones
-        if not pair <= covered:
-            some = (drawn(*pair) for _ in range(500))
-            found = next((values for values in some if mix(values)), None)
-            if found:
-                take(found)
-    return chosen
-
-
-def pairs_of_ways():
-    """Every pair of values, as `pairs` gives it, of the options that break a model up."""
-    for one, other in itertools.combinations(WAYS, 2):
-        for values in itertools.product(AXES[one], AXES[other]):
-            yield pairs(dict(zip((one, other), values)))
+def cost(values):
+    """About how many CPU-seconds a mix takes, with the plain run that it is compared with."""
+    ranks = values["dp"] * values["pp"] * values["tp"]
+    said = 0.045 if values["tp"] > 1 else 0.01  # to other ranks, in a layer
+    said *= 2 if values["shard"] in ("2", "3") else 1
+    said *= 2 if values["experts"] else 1
+    passes = layers(values) / values["pp"] * values["micro_batches"]
+    return 0.8 + ranks * (0.12 + said * passes)
 
 
 # plain enough that a formula tells what they send (tests/training/mix_traffic.py)
-CLEAR = replace(PLAIN, steps=3, kv_heads=6, vocab=257, batch=13, seq=17, optimizer="adamw")
+CLEAR = replace(
+    PLAIN, steps=3, layers=3, kv_heads=6, vocab=257, batch=13, seq=17, optimizer="adamw"
+)
 COUNTED = [
     Mix(replace(CLEAR, **values))
     for values in (
@@ -154,3 +143,10 @@ COUNTED = [
         {"dp": 2, "pp": 2, "tp": 2, "micro_batches": 2, "kv_heads": 2, "precision": "fp64"},
     )
 ]
+
+
+MIXES = [mix(row) for row in read_rows(TABLE, AXES)] if TABLE.exists() else []
+
+
+if __name__ == "__main__":
+    write_rows(TABLE, covering_rows(AXES, mix, cost))

@@ -1,16 +1,19 @@
-"""The sampled matrix of training options: which combinations are run, and what one rank says.
+"""The matrix of training options that save memory, and of those that change what is computed.
 
-`sample()` draws combinations with a fixed seed until every pair of values that may go together has
-been drawn at least once (and `LEAST` in all). So a mistake that needs two options to show is seen.
+`combinations.csv` has rows in which any two values of AXES meet that can
+(tests/training/pairwise.py). After a change of AXES or of what can meet, this writes it anew:
+
+    python -m tests.training.train_combinations
 """
 
 import itertools
-import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from tests.training.pairwise import covering_rows, read_rows, write_rows
 from utils.training.train import TrainConfig
 
-LEAST = 44
+TABLE = Path(__file__).with_name("combinations.csv")
 
 AXES = {
     "ranks": (1, 2, 3),
@@ -75,22 +78,25 @@ def combination(values):
         return None
 
 
-def pairs(values):
-    """Every pair of (option, value) in a dictionary."""
-    return set(itertools.combinations(sorted(values.items(), key=str), 2))
+def feasible(fixed):
+    """Whether any combination has these values."""
+    names = ("shard", "engine", "optimizer", "precision", "offload")
+    free = [[fixed[name]] if name in fixed else AXES[name] for name in names]
+    usual = {name: values[0] for name, values in AXES.items()}
+    return any(
+        combination({**usual, **fixed, **dict(zip(names, values))})
+        for values in itertools.product(*free)
+    )
 
 
-def sample(seed=0, tries=400):
-    """Combinations that cover all pairs, each chosen as the one of many that covers most new."""
-    draw = random.Random(seed)
-    covered, chosen = set(), []
-    while True:
-        drawn = [{name: draw.choice(AXES[name]) for name in AXES} for _ in range(tries)]
-        best = max(
-            (values for values in drawn if combination(values)),
-            key=lambda values: len(pairs(values) - covered),
-        )
-        if not pairs(best) - covered and len(chosen) >= LEAST:
-            return chosen
-        covered |= pairs(best)
-        chosen.append(combination(best))
+def cost(values):
+    """About how many CPU-seconds a combination takes, with the plain run that it is compared to."""
+    passes = values["accumulate"] * (3 if values["shard"] in ("2", "3") else 1)
+    return 0.5 + values["ranks"] * (0.1 + 0.05 * passes)
+
+
+COMBINATIONS = [combination(row) for row in read_rows(TABLE, AXES)] if TABLE.exists() else []
+
+
+if __name__ == "__main__":
+    write_rows(TABLE, covering_rows(AXES, combination, cost))

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from utils.models import hf_format
 from utils.models.config import GPTConfig
@@ -232,7 +233,14 @@ class GPT(nn.Module):
         )
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
-        self.initialize()
+        if not self.lm_head.weight.is_meta:
+            self.initialize()
+
+    @classmethod
+    def without_memory(cls, config: GPTConfig) -> "GPT":
+        """A model on the meta device: names, shapes and formats of its parameters, no values."""
+        with torch.device("meta"), _NothingDrawn():
+            return cls(config)
 
     def tie(self) -> None:
         """One matrix for the first and the last layer, where the config asks for it."""
@@ -310,8 +318,7 @@ class GPT(nn.Module):
             config = GPTConfig.from_hf(hf)
         except ValueError as error:
             raise hf_format.CheckpointError(f"{folder}: {error}") from None
-        with torch.device("meta"):
-            model = cls(config)
+        model = cls.without_memory(config)
         headers = {
             name: header
             for name, header in hf_format.read_headers(folder).items()
@@ -346,6 +353,16 @@ class GPT(nn.Module):
         config = {**self.config.to_hf(), "dtype": dtype}
         hf_format.write_json(f"{folder}/{hf_format.CONFIG}", config)
         hf_format.write_weights(folder, tensors, max_shard_bytes)
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Inside, torch's layers draw no numbers when they are made. On the meta device there are none
+    to draw, but torch would import its compiler, for more than a second, to work out as much."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 def _is_redundant(name, config):

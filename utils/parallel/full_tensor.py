@@ -141,8 +141,7 @@ def full_model(config: GPTConfig, weights: Iterable[tuple[str, torch.Tensor]]) -
     state = {name: tensor.detach().cpu() for name, tensor in weights if first}
     if not first:
         return None
-    with torch.device("meta"):
-        model = GPT(config)
+    model = GPT.without_memory(config)
     model.load_state_dict(state, strict=False, assign=True)
     model.tie()
     return model

@@ -173,8 +173,7 @@ def draw_weights(config: GPTConfig, put: Put) -> None:
     The same numbers are drawn from torch's generator in the same order: first those that torch's
     layers draw when they are made, which nobody uses, then those of `GPT.initialize`.
     """
-    with torch.device("meta"):
-        model = GPT(config)
+    model = GPT.without_memory(config)
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.Linear(module.in_features, module.out_features, module.bias is not None)

@@ -305,8 +305,7 @@ class TorchEngine:
     @cached_property
     def whole(self) -> GPT:
         """The whole model without memory: names, shapes, formats."""
-        with torch.device("meta"):
-            return GPT(self.model_config).to(self.weight_format)
+        return GPT.without_memory(self.model_config).to(self.weight_format)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Yields (name, whole tensor) of every parameter; on ranks but 0 what they have of it."""

@@ -130,8 +130,7 @@ def _start(config, device, mesh):
     torch.manual_seed(config.seed)
     weights = None
     if config.splits_model():  # it may be too large for one rank: a whole model without memory
-        with torch.device("meta"):
-            model = GPT(config.model_config())
+        model = GPT.without_memory(config.model_config())
         weights = partial(draw_weights, config.model_config())
         if config.resume:
             weights = partial(checkpoint.hand_out, config.resume)
