@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing
+from multiprocessing import forkserver
 
 import torch
 import torch.distributed as dist
@@ -84,3 +85,9 @@ def set_default_timeout(limit: datetime.timedelta) -> None:
 def may_have_children() -> None:
     """Lets a daemon of multiprocessing, such as a rank, start processes (DataLoader's workers)."""
     multiprocessing.current_process()._config["daemon"] = False
+
+
+def share_the_parents_forkserver() -> None:
+    """Lets a process that a forkserver has made start its own from the same one. multiprocessing
+    means it to be so, but only asks whether a forkserver is this process's child."""
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None

@@ -20,12 +20,12 @@ import textwrap
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
 from pathlib import Path
 
 from utils.course import record
 from utils.course.checks import check
 from utils.paths import ROOT
+from utils.private_api import share_the_parents_forkserver
 from utils.ranks.pool import start_forkserver
 
 AT_ONCE = 2  # processes that judge; each starts ranks of its own
@@ -121,8 +121,7 @@ def judges_of(lab: Lab):
 def prepare(limits: dict) -> None:
     """In a new process: it waits as long as the tests say, and its ranks come from the forkserver
     that it comes from itself."""
-    # multiprocessing means it to be so, but only asks whether a forkserver is this process's child
-    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
+    share_the_parents_forkserver()
     for place, seconds in limits.items():
         module, name = place.rsplit(".", 1)
         setattr(importlib.import_module(module), name, seconds)

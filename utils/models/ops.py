@@ -21,20 +21,22 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     # care of the precision
     by_hand = x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype.itemsize >= 4
     if by_hand and not torch.compiler.is_compiling():
-        return _RMSNorm.apply(x, weight, eps)
+        return RMSNormFunction.apply(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-class _RMSNorm(torch.autograd.Function):
+class RMSNormFunction(torch.autograd.Function):
+    """The norm by hand: what it keeps is its input and one scale a row, as a GPU's kernel does."""
+
     @staticmethod
-    def forward(ctx, x, weight, eps):
+    def forward(ctx, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (..., 1)
         r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
         return (x * r).mul_(weight)
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         # LayerNorm's gradient, with 0 for the mean, is this one less the mean of r w dy over C
         x, weight, r = ctx.saved_tensors
         size = x.shape[-1:]

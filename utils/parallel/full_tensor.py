@@ -102,7 +102,7 @@ def full_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 class OnRankZero:
     """Brings whole tensors to rank 0, one after the other, wherever a model's pieces are.
 
-    named      {name: parameter} of this rank's pieces
+    named      {name: parameter} of this rank's stages
     scattered  whether rank 0 may lack some of them
     All ranks make it, and then ask for the same names in the same order.
     """

@@ -98,7 +98,7 @@ def split_parameter(
 # ---- the two kinds of matrix
 
 
-def column(linear: nn.Linear, axis: Axis, sizes: Sequence[int] | None = None) -> nn.Linear:
+def column_parallel(linear: nn.Linear, axis: Axis, sizes: Sequence[int] | None = None) -> nn.Linear:
     """Splits an nn.Linear by its outputs, in place; it then returns this rank's outputs.
 
     Its input must have come through `copy_to_region`, once for all matrices that read it.
@@ -111,13 +111,17 @@ def column(linear: nn.Linear, axis: Axis, sizes: Sequence[int] | None = None) ->
     return linear
 
 
-def row(linear: nn.Linear, region: Region, sizes: Sequence[int] | None = None) -> "RowLinear":
-    """A RowLinear in place of an nn.Linear: split by its inputs."""
+def row_parallel(
+    linear: nn.Linear, region: Region, sizes: Sequence[int] | None = None
+) -> "RowParallelLinear":
+    """A RowParallelLinear in place of an nn.Linear: split by its inputs."""
     sizes = sizes or shares(linear.in_features, region.axis.size)
-    return RowLinear(split_parameter(linear.weight, 1, region.axis, sizes), linear.bias, region)
+    return RowParallelLinear(
+        split_parameter(linear.weight, 1, region.axis, sizes), linear.bias, region
+    )
 
 
-class RowLinear(nn.Module):
+class RowParallelLinear(nn.Module):
     """A matrix that is split by its inputs: partial results, then their sum over the ranks.
 
     `weight` (outputs, inputs of this rank). The bias is not split: it is added once, to the sum.
@@ -128,7 +132,7 @@ class RowLinear(nn.Module):
         self.weight, self.bias, self.region = weight, bias, region
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.region.leave(F.linear(x, self.weight))
+        y = self.region.reduce_from(F.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
 
@@ -169,7 +173,7 @@ class VocabularyEmbedding(nn.Module):
         local = tokens - self.start
         elsewhere = (local < 0) | (local >= self.weight.shape[0])
         x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
-        return self.region.leave(x.masked_fill(elsewhere[..., None], 0.0))
+        return self.region.reduce_from(x.masked_fill(elsewhere[..., None], 0.0))
 
 
 class VocabularyLinear(nn.Module):
@@ -182,7 +186,7 @@ class VocabularyLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C), or this rank's positions of it -> logits of its own words (B, T, V_local)."""
-        return F.linear(self.region.enter(x), self.weight, self.bias)
+        return F.linear(self.region.copy_to(x), self.weight, self.bias)
 
 
 # ---- a whole model
@@ -226,11 +230,11 @@ def _split_matrices(module, region, sizes, partial=False):
         if what not in sizes:
             continue
         if how == "column":
-            column(linear, region.axis, sizes[what])
+            column_parallel(linear, region.axis, sizes[what])
         elif partial:
             linear.weight = split_parameter(linear.weight, 1, region.axis, sizes[what])
         else:
-            setattr(module, name, row(linear, region, sizes[what]))
+            setattr(module, name, row_parallel(linear, region, sizes[what]))
 
 
 def _split_attention(attention, region):
@@ -253,7 +257,7 @@ def _split_attention(attention, region):
     def enter_attention(module, args):
         x, cos, *rest = args
         region.length = cos.shape[0]  # a stage of a pipeline learns it only here
-        return region.enter(x), cos, *rest
+        return region.copy_to(x), cos, *rest
 
     attention.register_forward_pre_hook(enter_attention)
 
@@ -270,7 +274,7 @@ def _split_mlp(mlp, region):
     columns = mlp.gate_proj.out_features
     _check(region.axis, columns, MLP_COLUMNS, "a column is not split")
     _split_matrices(mlp, region, {MLP_COLUMNS: shares(columns, region.axis.size)})
-    mlp.register_forward_pre_hook(lambda module, args: (region.enter(args[0]), *args[1:]))
+    mlp.register_forward_pre_hook(lambda module, args: (region.copy_to(args[0]), *args[1:]))
 
 
 def _split_experts(moe, region):
@@ -451,7 +455,7 @@ def _of_some_positions(model):
     for module in modules:
         if isinstance(module, RMSNorm):
             yield module.weight
-        elif isinstance(module, RowLinear) and module.bias is not None:
+        elif isinstance(module, RowParallelLinear) and module.bias is not None:
             yield module.bias
 
 
@@ -494,7 +498,7 @@ def split_by_name(
 def _split_column(model, name, region):
     linear = model.get_submodule(name)
     _check_divides(name, linear.out_features, "outputs", region.axis)
-    column(linear, region.axis)
+    column_parallel(linear, region.axis)
     linear.register_forward_pre_hook(
         lambda module, args: (copy_to_region(args[0], region.axis), *args[1:])
     )
@@ -504,7 +508,7 @@ def _split_row(model, name, region):
     linear = model.get_submodule(name)
     _check_divides(name, linear.in_features, "inputs", region.axis)
     parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, row(linear, region))
+    setattr(model.get_submodule(parent), last, row_parallel(linear, region))
 
 
 def _check_divides(name, size, what, axis):

@@ -34,13 +34,13 @@ class Region:
         self.axis, self.sequence_parallel = axis, sequence_parallel
         self.length = None  # positions of the whole sequence; a part of it does not tell
 
-    def enter(self, x: torch.Tensor) -> torch.Tensor:
+    def copy_to(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C), or this rank's positions of it -> (B, T, C)."""
         if self.sequence_parallel:
             return gather_to_region(x, self.axis, self.length)
         return copy_to_region(x, self.axis)
 
-    def leave(self, x: torch.Tensor) -> torch.Tensor:
+    def reduce_from(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C), to be added up over the ranks -> the sum, or this rank's positions of it."""
         if self.sequence_parallel:
             self.length = x.shape[1]

@@ -105,7 +105,7 @@ def load_weights(folder: Path | str, model: GPT, kind: str) -> dict:
     """The first half of `load`: the weights of a model that is still whole, before it is split.
 
     kind   of the optimizer that `read_state` is for; it is checked too.
-    A model on the meta device, which has no memory, is only compared: `hand_out` is for its pieces.
+    A model on the meta device, which has no memory, is only compared: `hand_out` is for its shards.
     """
     run = read_run(folder)
     folder = hf_format.recover(folder)

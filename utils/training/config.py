@@ -129,7 +129,7 @@ class TrainConfig:
     schedule: str = option("1f1b", "order of the pipeline's work", schedules.NAMES)
     chunks: int | None = option(
         None,
-        "pieces of the model on each rank of the pipeline; default: 2 with --schedule interleaved, "
+        "stages of the model on each rank of the pipeline; default: 2 with --schedule interleaved, "
         "else 1",
         least=1,
     )
@@ -318,16 +318,16 @@ def _check_split(config):
         )
     if config.chunks and config.chunks > 1:
         if config.pp == 1:
-            raise ValueError(f"--chunks {config.chunks} are pieces of a pipeline: add --pp 2")
+            raise ValueError(f"--chunks {config.chunks} are stages of a pipeline: add --pp 2")
         if config.schedule not in ("interleaved", "gpipe"):
             raise ValueError(
-                f"--schedule {config.schedule} has one piece on each rank: take interleaved with "
+                f"--schedule {config.schedule} has one stage on each rank: take interleaved with "
                 f"--chunks {config.chunks}"
             )
     chunks = config.stages_per_rank()
     if config.layers < config.pp * chunks:
         raise ValueError(
-            f"--layers {config.layers} cannot be cut into {config.pp * chunks} pieces, "
+            f"--layers {config.layers} cannot be cut into {config.pp * chunks} stages, "
             f"{chunks} on each of {config.pp} ranks: give more layers, or smaller --pp "
             "or --chunks"
         )
