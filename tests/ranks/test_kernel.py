@@ -33,6 +33,9 @@ class Kernel:
     """A kernel and what its cells print."""
 
     def __init__(self):
+        self.start()
+
+    def start(self):
         self.manager, self.client = start_new_kernel(kernel_name="python3", startup_timeout=200)
 
     def execute(self, source):
@@ -63,23 +66,15 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture
-def kernel():
-    kernel = Kernel()
-    yield kernel
-    kernel.end()
-
-
 @pytest.fixture(scope="module")
-def shared_kernel():
-    """For tests that leave the kernel in order."""
+def kernel():
+    """Each test leaves it in order, or, at the end of the file, with a successor."""
     kernel = Kernel()
     yield kernel
     kernel.end()
 
 
-def test_the_magic_runs_cells_and_says_what_is_missing(shared_kernel):
-    kernel = shared_kernel
+def test_the_magic_runs_cells_and_says_what_is_missing(kernel):
     _, error = kernel.execute("import utils.ranks")
     assert not error
     _, error = kernel.execute("%%ranks\n1")
@@ -97,8 +92,7 @@ def test_the_magic_runs_cells_and_says_what_is_missing(shared_kernel):
     assert "Traceback" not in error
 
 
-def test_interrupting_the_kernel_interrupts_the_ranks(shared_kernel, tmp_path):
-    kernel = shared_kernel
+def test_interrupting_the_kernel_interrupts_the_ranks(kernel, tmp_path):
     kernel.open_ranks()
     waits = "import time\ntime.sleep(300)", "if rank == 0: dist.recv(torch.ones(1), src=1)"
     for number, source in enumerate(waits):
@@ -115,24 +109,7 @@ def test_interrupting_the_kernel_interrupts_the_ranks(shared_kernel, tmp_path):
         assert (text, error) == ("all ranks │ 7\n", "")
 
 
-@pytest.mark.parametrize("how", ["shutdown", "restart", "SIGKILL", "SIGKILL while busy"])
-def test_no_process_outlives_its_kernel(kernel, how, tmp_path):
-    pids = kernel.open_ranks()
-    if how == "SIGKILL while busy":
-        begun = BEGUN.format(folder=tmp_path)
-        kernel.client.execute(f"%%ranks\n{begun}while True:\n    pass")
-        wait_for_both(tmp_path)
-    if how == "shutdown":
-        kernel.manager.shutdown_kernel(now=False)
-    elif how == "restart":
-        kernel.manager.restart_kernel(now=False)
-    else:
-        os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
-    assert gone(pids), "ranks are still there"
-
-
-def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(shared_kernel):
-    kernel = shared_kernel
+def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(kernel):
     pids = kernel.open_ranks()
     _, error = kernel.execute("with Ranks(2) as two:\n    others = two.pids\n    1 / 0")
     assert "ZeroDivisionError" in error
@@ -140,3 +117,22 @@ def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(shared_kernel):
     assert gone([int(pid) for pid in text.split()])
     text, _ = kernel.execute("print(*ranks.pids)")
     assert [int(pid) for pid in text.split()] == pids[:2]
+
+
+@pytest.mark.parametrize("how", ["restart", "shutdown", "SIGKILL"])
+def test_no_process_outlives_its_kernel(kernel, how, tmp_path):
+    """A killed one while a rank is busy and the other idle."""
+    if not kernel.manager.is_alive():  # since the test before
+        kernel.end()
+        kernel.start()
+    pids = kernel.open_ranks()
+    if how == "restart":
+        kernel.manager.restart_kernel(now=False)
+    elif how == "shutdown":
+        kernel.manager.shutdown_kernel(now=False)
+    else:
+        begun = BEGUN.format(folder=tmp_path)
+        kernel.client.execute(f"%%ranks\n{begun}while rank == 1:\n    pass")
+        wait_for_both(tmp_path)
+        os.kill(kernel.manager.provisioner.pid, signal.SIGKILL)
+    assert gone(pids), "ranks are still there"

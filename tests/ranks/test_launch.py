@@ -15,24 +15,26 @@ from tests.patience import patience
 from utils.ranks.launch import LaunchError, launch
 
 SCRIPT = """
-import datetime, json, os, sys, time
-import torch, torch.distributed as dist
+import os, sys, time
 
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-rank = dist.get_rank()
+rank = int(os.environ["RANK"])
 print("ready", rank, os.environ["OMP_NUM_THREADS"])
-for step in range(3):
-    x = torch.ones(1) * rank
-    dist.all_reduce(x)
-    if rank == 0:
-        print(json.dumps({"step": step, "sum": x.item()}))
 if "fail" in sys.argv and rank == 1:
     raise ValueError("rank one is unhappy")
 if "kill" in sys.argv and rank == 1:
     os.kill(os.getpid(), 9)
 if "sleep" in sys.argv:
     time.sleep(300)
-dist.barrier()
+
+import datetime, json
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+for step in range(3):
+    x = torch.ones(1) * rank
+    dist.all_reduce(x)
+    if rank == 0:
+        print(json.dumps({"step": step, "sum": x.item()}))
 dist.destroy_process_group()
 """
 
