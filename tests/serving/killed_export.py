@@ -10,6 +10,7 @@ was not killed. Prints the numbers of these two.
 Everything is imported once and each export is a fork, which is safe as torch has no threads here.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -71,6 +72,7 @@ def _killed_before(number):
 def main(model, folder, repository):
     torch.set_num_threads(1)
     export(model, Path(folder) / "warm-up", TP)  # imports what is imported late
+    gc.freeze()  # no fork looks at it, and so copies it
     new = exports(model, Path(folder) / "new", STEPS["new"])
     stored = exports(model, Path(folder) / "stored", STEPS["stored"], repository)
     print(new, stored)

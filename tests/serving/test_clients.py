@@ -36,15 +36,15 @@ def reference(small_reference):
 
 
 def test_many_streams_at_once_end_and_leave_all_alive(server, client, reference):
-    """160 streams of 16 clients; by Triton's calls between models (BLS) they hung or crashed."""
+    """96 streams of 16 clients; by Triton's calls between models (BLS) they hung or crashed."""
     before, expected = pids(server), reference.text("def ", 6)
     options = {"max_tokens": 6, "exclude_input_in_output": True}
 
-    def ten(_):
-        return {"".join(client.stream("def ", **options)) for _ in range(10)}
+    def some(_):
+        return {"".join(client.stream("def ", **options)) for _ in range(6)}
 
     with ThreadPoolExecutor(16) as pool:
-        assert set().union(*pool.map(ten, range(16))) == {expected}
+        assert set().union(*pool.map(some, range(16))) == {expected}
     assert pids(server) == before
     until(lambda: idle(server))
 
@@ -127,9 +127,12 @@ def test_metrics_of_the_moment(server, client):
 
 def test_who_loads_the_engine_again_still_gets_in(server, reference):
     expected = reference.text("def ", 8)
-    for slots in (12, 16):
-        configure(server.repo, slots=slots)
+    try:
+        configure(server.repo, slots=12)
         with company(server, 4):
             server.load("gpt_engine")
         assert text_of(server, "def ", max_tokens=8) == expected
-    assert len(pids(server)) == 4
+    finally:  # as others know it
+        configure(server.repo, slots=16)
+        server.load("gpt_engine")
+    until(lambda: len(pids(server)) == 4)

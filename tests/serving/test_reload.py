@@ -95,11 +95,11 @@ def damage(file, how):
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [(SHARD, how) for how in ("missing", "cut short", "empty", "one bit")]
-    + [("manifest.json", "missing"), ("manifest.json", "cut short")]
-    + [("config.json", "one bit"), ("tokenizer.json", "missing")],
-)
+    [(SHARD, "missing"), (SHARD, "empty"), (SHARD, "one bit"), ("manifest.json", "cut short"),
+     ("tokenizer.json", "missing")],
+)  # fmt: skip
 def test_damaged_version_is_refused_by_the_files_name(server, client, first, second, name, how):
+    """By the leader or by a rank; every other damage meets the engine in test_engine_faults.py."""
     damage(second / name, how)
     check_refused(server, client, first, name)
 

@@ -162,15 +162,18 @@ class Reference:
     """What the training model itself says: greedy tokens and text of GPT.generate."""
 
     def __init__(self, model):
+        self._said = {}  # (text, count): tokens
         self.model = GPT.from_pretrained(MODELS / model, dtype=torch.float32).eval()
         self.tokenizer = Tokenizer.load(MODELS / model)
 
     def tokens(self, text, count):
         """New token ids, up to and with the end token."""
-        ids = torch.tensor([self.tokenizer.encode(text)])
-        new = self.model.generate(ids, count, temperature=0)[0, ids.shape[1] :].tolist()
-        end = self.tokenizer.end
-        return new[: new.index(end) + 1] if end in new else new
+        if (text, count) not in self._said:
+            ids = torch.tensor([self.tokenizer.encode(text)])
+            new = self.model.generate(ids, count, temperature=0)[0, ids.shape[1] :].tolist()
+            end = self.tokenizer.end
+            self._said[text, count] = new[: new.index(end) + 1] if end in new else new
+        return self._said[text, count]
 
     def text(self, text, count):
         """New text, without the end token."""

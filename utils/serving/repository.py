@@ -16,6 +16,7 @@ and tokenizers besides.
 
 import ast
 import fcntl
+import functools
 import os
 import re
 import shutil
@@ -266,16 +267,14 @@ def shipped(root: Path = ROOT, start: str = CODE) -> list[str]:
 def imported(root: Path, file: Path) -> list[Path]:
     """The files under `root` that a file of it imports, wherever in it the import stands."""
     files = []
-    for node in ast.walk(ast.parse((root / file).read_text())):
+    for node in _imports((root / file).read_text()):
         if isinstance(node, ast.Import):
             modules = [Path(*alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = file.parents[node.level - 1] if node.level else Path()
             module = above.joinpath(*(node.module or "").split("."))
             is_room = (root / module).is_dir()
             modules = [module / alias.name for alias in node.names] if is_room else [module]
-        else:
-            continue
         for module in modules:
             if (root / module.with_suffix(".py")).is_file():
                 files.append(module.with_suffix(".py"))
@@ -285,6 +284,13 @@ def imported(root: Path, file: Path) -> list[Path]:
                     "would lack it: import it from the file that it stands in"
                 )
     return files
+
+
+@functools.cache  # parsing is most of the time of a small model's export
+def _imports(code: str) -> list[ast.Import | ast.ImportFrom]:
+    """The import statements of a file's text."""
+    tree = ast.parse(code)
+    return [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
 
 
 def same_code(one: Path, other: Path) -> bool:
