@@ -122,7 +122,9 @@ def _training(name, runs):
             [b[-1]["step"], round(sum(r["loss"] for r in b) / len(b), 4)] for b in blocks
         ],  # mean nats per token of the steps up to here
         "held_out_bits": [
-            [r["step"], round(r["held_out_bits"], 4)] for r in rows if "held_out_bits" in r
+            [r["step"], round(bits, 4)]
+            for r in rows
+            if (bits := r.get("val_bits", r.get("held_out_bits")))  # its name in older runs
         ],
     }
 

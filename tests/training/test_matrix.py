@@ -95,9 +95,9 @@ def test_a_rank_with_fewer_held_out_batches_still_gives_its_part(pools, tmp_path
     text = tmp_path / "text"
     text.write_bytes(bytes(number * number % 251 for number in range(20 * (65 * 17 + 1))))
     config = replace(PLAIN, text=str(text), batch=4, steps=1, optimizer="adamw", precision="fp32")
-    expected = run(config)[0][-1]["held_out"]
+    expected = run(config)[0][-1]["val_loss"]
     rows, *_ = pools[2].run(run, replace(config, shard="3", engine=engine))[0]
-    assert rows[-1]["held_out"] == pytest.approx(expected, rel=1e-6)
+    assert rows[-1]["val_loss"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_matrix_covers_every_pair_that_goes_together():

@@ -94,7 +94,7 @@ def test_ranks_learn_what_one_rank_learns(ranks, optimizer):
     for other in together[1:]:
         assert other[0] == together[0][0]  # every rank knows the same, to the bit
         assert all(torch.equal(other[1][name], value) for name, value in together[0][1].items())
-    assert [row["step"] for row in alone[0] if "held_out" in row] == [4, 6]
+    assert [row["step"] for row in alone[0] if "val_loss" in row] == [4, 6]
 
 
 def test_ranks_in_fp32_differ_by_rounding_only(ranks):
@@ -148,12 +148,12 @@ def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
     first = run(replace(ODD, precision="fp32", out=str(tmp_path / "run")), stop_at=2)
     rest = run(resumed(tmp_path / "run"))
     assert [row["step"] for row in first[0]] == [1, 2, 3]  # it ends with the step it was in
-    assert without_held_out(first[0] + rest[0]) == without_held_out(whole[0])
+    assert without_validation(first[0] + rest[0]) == without_validation(whole[0])
     assert all(torch.equal(value, whole[1][name]) for name, value in rest[1].items())
 
 
-def without_held_out(rows):
-    return [{k: v for k, v in row.items() if not k.startswith("held_out")} for row in rows]
+def without_validation(rows):
+    return [{k: v for k, v in row.items() if not k.startswith("val_")} for row in rows]
 
 
 def test_ranks_stop_together_and_go_on(ranks, tmp_path):
@@ -163,7 +163,7 @@ def test_ranks_stop_together_and_go_on(ranks, tmp_path):
     assert [len(rows) for rows, _ in first] == [3] * ranks.size  # only one was asked to stop
     again = replace(resumed(tmp_path / "run"), out=None)
     rest = ranks.run(run, again)[0]
-    assert without_held_out(first[0][0] + rest[0]) == without_held_out(whole[0])
+    assert without_validation(first[0][0] + rest[0]) == without_validation(whole[0])
     assert all(torch.equal(value, whole[1][name]) for name, value in rest[1].items())
     losses = [row["loss"] for row in run(again)[0]]  # on another number of ranks: one
     assert losses == pytest.approx([row["loss"] for row in rest[0]], rel=1e-4)
@@ -239,7 +239,7 @@ def test_command(tmp_path, capsys):
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert rows[0]["loss"] == pytest.approx(5.55, abs=0.1)  # ln 256 = 5.545: it knows nothing
     assert rows[2]["tokens"] == 3 * 7 * 33
-    assert rows[2]["held_out_bits"] == pytest.approx(rows[2]["held_out"] / 0.6931, rel=1e-3)
+    assert rows[2]["val_bits"] == pytest.approx(rows[2]["val_loss"] / 0.6931, rel=1e-3)
     text = "\n".join(lines)
     assert "held-out loss" in text and "bits per byte after 3 steps" in text
     assert "a sample of its text:\nThe " in text
@@ -264,8 +264,8 @@ def test_bits_are_per_byte_whatever_the_tokens_are(words, ranks):
     tokens = corpus.load_split(None, tokenizer)[1]
     rows = torch.cat([y for _, y in corpus.held_out_batches(tokens, 20)])
     lengths = tokenizer.byte_lengths()[rows].sum().item()
-    expected = row["held_out"] * rows.numel() / lengths / 0.6931471805599453
-    assert row["held_out_bits"] == pytest.approx(expected, rel=1e-9)
+    expected = row["val_loss"] * rows.numel() / lengths / 0.6931471805599453
+    assert row["val_bits"] == pytest.approx(expected, rel=1e-9)
     assert alone[1]["lm_head.weight"].shape[0] == 300  # the vocabulary follows the tokenizer
 
 
@@ -315,7 +315,7 @@ def test_it_learns_and_leaves_no_trace():
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     config = replace(ODD, precision="fp32", steps=60, hidden=32, batch=16)
     _, history = train(config)
-    assert history[-1]["held_out"] < 2.9  # 5.5 at first; 3.1 for the best guess without context
+    assert history[-1]["val_loss"] < 2.9  # 5.5 at first; 3.1 for the best guess without context
     assert torch.equal(torch.get_rng_state(), state) and not dist.is_initialized()
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     assert train(config)[1][-1]["loss"] == history[-1]["loss"]

@@ -186,9 +186,9 @@ def train(
     """Trains a model; returns (model, history), history being the list of metric dictionaries.
 
     One step is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
-    "tokens_per_s", "lr", "grad_norm"}, now and then with "held_out" (nats per token) and
-    "held_out_bits" (bits per byte), in fp16 with "loss_scale"; "grad_norm" is None where fp16
-    skipped the step.
+    "tokens_per_s", "lr", "grad_norm"}, now and then with "val_loss" (nats per held-out token)
+    and "val_bits" (bits per held-out byte), in fp16 with "loss_scale"; "grad_norm" is None where
+    fp16 skipped the step.
     `on_step(row)` is called with each. On several ranks all of them must call this. The model is
     whole; where ranks held only parts of it, only rank 0 gets it (on the CPU), the others None.
     Torch's random numbers, the signal handlers and the device are afterwards what they were.
@@ -276,7 +276,7 @@ def train(
                     engine.save(config.out, run, writes=rank == 0)
                 if done or step % config.held_out_every == 0:
                     nats, bits = evaluate(engine, held_out, config.seq, mesh.dp, byte_lengths)
-                    row.update(held_out=nats, held_out_bits=bits)
+                    row.update(val_loss=nats, val_bits=bits)
                 history.append(row)
                 write(row)
                 if on_step:
@@ -309,7 +309,7 @@ def run(config: TrainConfig) -> None:
         return
     last = history[-1]
     print(
-        f"held-out loss {last['held_out']:.3f} nats = {last['held_out_bits']:.3f} bits per byte "
+        f"held-out loss {last['val_loss']:.3f} nats = {last['val_bits']:.3f} bits per byte "
         f"after {last['step']} steps, {last['tokens']:,} tokens, {last['seconds']:.1f} s"
     )
     if config.out:
