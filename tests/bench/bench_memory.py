@@ -68,15 +68,27 @@ LARGE = {
 
 
 def compare(config, rounds):
-    """{contender: {"seconds": [per round], "peak": bytes, "kinds": {…}} or {"absent": reason}}."""
+    """What `in_turn` measures of each contender."""
     device = this_device()
     rank, ranks = dist.get_rank(), dist.get_world_size()
     x, y = corpus.batch(corpus.load(), 0, config.batch, config.seq, 0, rank, ranks)
-    x, y = x.to(device), y.to(device)
+
+    def build(name):
+        return contender(name, config, device)
+
+    return in_turn(CONTENDERS, build, x.to(device), y.to(device), device, rounds)
+
+
+def in_turn(names, build, x, y, device, rounds):
+    """{contender: {"seconds": [per round], "peak": bytes, "kinds": {…}} or {"absent": reason}}.
+
+    build   name -> (step, model, optimizer), where step(x, y) makes one training step; raises
+            Absent or ValueError with the reason why there is none
+    """
     steps, held, result = {}, {}, {}
-    for name in CONTENDERS:
+    for name in names:
         try:
-            steps[name], *held[name] = contender(name, config, device)
+            steps[name], *held[name] = build(name)
             result[name] = {"seconds": []}
         except (Absent, ValueError) as reason:
             result[name] = {"absent": str(reason)}
@@ -141,12 +153,11 @@ def table(sizes):
     rows = {}
     with Ranks(sizes.ranks, timeout=300) as pool:
         print(f"{pool!r}; {describe(base)}; {sizes.rounds} rounds")
-        print(f"{'':39} {'tokens/s':>9} {'ours/theirs: speed':>24} {'peak MiB':>9} {'memory':>7}")
+        print(HEAD)
         for name, way in chosen.items():
             by_rank = pool.run(compare, replace(base, **way), sizes.rounds)
             rows[name] = {who: summary(who, by_rank, base) for who in CONTENDERS}
-            for who, row in rows[name].items():
-                print(f"{name if who == 'ours' else '':28} {who:10} {line(row)}")
+            show(name, rows[name])
     return rows
 
 
@@ -174,6 +185,24 @@ def summary(who, by_rank, config):
         "memory": our_peak / peak,
         "kinds": mine["kinds"],
     }
+
+
+HEAD = f"{'':39} {'tokens/s':>9} {'ours/theirs: speed':>24} {'peak MiB':>9} {'memory':>7}"
+
+
+def show(name, rows):
+    """Prints a line for each contender."""
+    for who, row in rows.items():
+        print(f"{name if who == 'ours' else '':28} {who:10} {line(row)}", flush=True)
+
+
+def store(chosen, what, rows):
+    """Writes the figures and what they were measured with as JSON."""
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    record = {"device": where, "options": vars(chosen), what: rows}
+    with open(chosen.store, "w", encoding="utf-8") as file:
+        json.dump(record, file, indent=1)
+        file.write("\n")
 
 
 def line(row):
@@ -239,11 +268,7 @@ def main():
         parser.error("--large needs a GPU, and torch sees none here")
     rows = large_table(chosen) if chosen.large else table(chosen)
     if chosen.store:
-        where = torch.cuda.get_device_name() if gpu else "CPU"
-        record = {"device": where, "options": vars(chosen), "techniques": rows}
-        with open(chosen.store, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-            file.write("\n")
+        store(chosen, "techniques", rows)
 
 
 if __name__ == "__main__":

@@ -13,19 +13,15 @@ that of the work of all ranks and of their messages, not of a pipeline that runs
 """
 
 import argparse
-import gc
-import json
-import random
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 
-from tests.bench.bench_memory import describe, line, this_device, timed
+from tests.bench.bench_memory import HEAD, describe, in_turn, show, store, this_device
 from tests.bench.bench_memory import summary as summary_of
-from tests.bench.parallel_contenders import CONTENDERS, Absent, contender
+from tests.bench.memory_contenders import CONTENDERS
+from tests.bench.parallel_contenders import contender
 from utils.data import corpus
-from utils.measure.memory import Memory
 from utils.parallel.mesh import make_mesh
 from utils.ranks import Ranks
 from utils.training.train import TrainConfig
@@ -47,30 +43,14 @@ MIXES = {
 
 
 def compare(config, rounds):
-    """{contender: {"seconds": [per round], "peak": bytes, "kinds": {…}} or {"absent": reason}}."""
+    """What `in_turn` measures of each contender."""
     device, mesh = this_device(), make_mesh(**config.mesh_sizes(dist.get_world_size()))
     x, y = corpus.batch(corpus.load(), 0, config.batch, config.seq, 0, mesh.dp.index, mesh.dp.size)
-    x, y = x.to(device), y.to(device)
-    steps, held, result = {}, {}, {}
-    for name in CONTENDERS:
-        try:
-            steps[name], *held[name] = contender(name, config, device, mesh)
-            result[name] = {"seconds": []}
-        except (Absent, ValueError) as reason:
-            result[name] = {"absent": str(reason)}
-    for number in range(rounds + 2):  # two of them only warm up
-        for name in random.Random(number).sample(sorted(steps), len(steps)):
-            elapsed = timed(steps[name], x, y, device)
-            if number > 1:
-                result[name]["seconds"].append(elapsed)
-    for name, step in steps.items():
-        module, optimizer = held[name]
-        with Memory(model=module, optimizer=optimizer, device=device) as memory:
-            step(x, y)
-        result[name].update(peak=memory.peak_bytes, kinds=memory.peak)
-    del steps, held
-    gc.collect()
-    return result
+
+    def build(name):
+        return contender(name, config, device, mesh)
+
+    return in_turn(CONTENDERS, build, x.to(device), y.to(device), device, rounds)
 
 
 # ---- the table
@@ -90,7 +70,7 @@ def main():
     )  # fmt: skip
     rows = {}
     print(f"{describe(base)}; {chosen.rounds} rounds")
-    print(f"{'':39} {'tokens/s':>9} {'ours/theirs: speed':>24} {'peak MiB':>9} {'memory':>7}")
+    print(HEAD)
     for name, way in MIXES.items():
         if not name.startswith(chosen.only):
             continue
@@ -98,14 +78,9 @@ def main():
         with Ranks(config.dp * config.pp * config.tp, timeout=300) as pool:
             by_rank = pool.run(compare, config, chosen.rounds)
         rows[name] = {who: summary_of(who, by_rank, base) for who in CONTENDERS}
-        for who, row in rows[name].items():
-            print(f"{name if who == 'ours' else '':28} {who:10} {line(row)}", flush=True)
+        show(name, rows[name])
     if chosen.store:
-        where = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        record = {"device": where, "options": vars(chosen), "mixes": rows}
-        with open(chosen.store, "w", encoding="utf-8") as file:
-            json.dump(record, file, indent=1)
-            file.write("\n")
+        store(chosen, "mixes", rows)
 
 
 if __name__ == "__main__":

@@ -82,13 +82,7 @@ def litgpt(sizes):
     from litgpt.model import GPT as LitGPT
     from litgpt.model import Config
 
-    config = GPTConfig(
-        vocab_size=sizes.vocab,
-        hidden_size=sizes.hidden,
-        layers=sizes.layers,
-        heads=sizes.heads,
-        kv_heads=sizes.kv_heads,
-    )
+    config = our_config(sizes)
     return LitGPT(
         Config(
             block_size=sizes.seq,

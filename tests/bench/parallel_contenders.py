@@ -31,17 +31,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
+from tests.bench.memory_contenders import Absent
 from utils.models.gpt import GPT, Block, cross_entropy, rotary_tables
 from utils.parallel.stages import make_stages
 from utils.training.deepspeed import import_deepspeed, settings
 from utils.training.step import make_engine
 from utils.training.train import micro_batches
-
-CONTENDERS = ("ours", "torch", "deepspeed")
-
-
-class Absent(Exception):
-    """A contender has no such technique; the message says why."""
 
 
 def contender(name, config, device, mesh):

@@ -67,8 +67,8 @@ def one_step(model, x, y):
     return logits.detach(), loss.detach()
 
 
-def alone(config, length=9, steps=1):
-    model = new_model(config)
+def descent(model, config, length, steps, after_backward=lambda model: None):
+    """(logits of the last step, the loss of each step of plain gradient descent)."""
     x, y = batch(config, length=length)
     losses = []
     for step in range(steps):
@@ -78,7 +78,14 @@ def alone(config, length=9, steps=1):
                     parameter -= 0.1 * parameter.grad
             model.zero_grad()
         logits, loss = one_step(model, x, y)
+        after_backward(model)
         losses.append(loss.item())
+    return logits, losses
+
+
+def alone(config, length=9, steps=1):
+    model = new_model(config)
+    logits, losses = descent(model, config, length, steps)
     return logits, losses, {name: p.grad for name, p in model.named_parameters()}
 
 
@@ -93,17 +100,9 @@ def together(config, length=9, steps=1, sequence_parallel=False, mode="none"):
     model = new_model(config)
     recompute(model, mode)
     assert tensor_parallel(model, mesh.tp, sequence_parallel) is model
-    x, y = batch(config, length=length)
-    losses = []
-    for step in range(steps):
-        if step:
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter -= 0.1 * parameter.grad
-            model.zero_grad()
-        logits, loss = one_step(model, x, y)
-        reduce_replicated_gradients(model, mesh.tp)
-        losses.append(loss.item())
+    logits, losses = descent(
+        model, config, length, steps, lambda model: reduce_replicated_gradients(model, mesh.tp)
+    )
     gradients = {name: whole(p, p.grad) for name, p in model.named_parameters()}
     return gathered_logits(logits, mesh.tp), losses, gradients
 

@@ -223,7 +223,7 @@ def replacing(folder: str | Path) -> Iterator[Path]:
     try:
         yield beside
         for file in beside.iterdir():
-            _to_disk(file)
+            to_disk(file)
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -231,7 +231,7 @@ def replacing(folder: str | Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     beside.rename(folder)
-    _to_disk(folder.parent)
+    to_disk(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -265,7 +265,8 @@ def _beside(folder, word):
     return folder.with_name(f".{folder.name}.{word}")
 
 
-def _to_disk(path):
+def to_disk(path: Path) -> None:
+    """Returns when a file, or a folder's list of entries, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -122,26 +122,17 @@ class _ReduceScatterFromRegion(torch.autograd.Function):
         return all_positions(dy, ctx.axis, ctx.length), None
 
 
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, axis, length):
-        ctx.axis = axis
-        return all_positions(x, axis, length)
-
+class _GatherSequence(_GatherToRegion):
     @staticmethod
     def backward(ctx, dy):
         return own_positions(dy, ctx.axis), None, None
 
 
-class _SplitSequence(torch.autograd.Function):
+class _SplitSequence(_ReduceScatterFromRegion):
     @staticmethod
     def forward(ctx, x, axis):
         ctx.axis, ctx.length = axis, x.shape[1]
         return own_positions(x, axis)
-
-    @staticmethod
-    def backward(ctx, dy):
-        return all_positions(dy, ctx.axis, ctx.length), None
 
 
 # ---- the collectives, on plain tensors

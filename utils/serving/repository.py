@@ -26,6 +26,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from utils.models.hf_format import to_disk
 from utils.paths import ROOT
 
 SOURCE = ROOT / "triton_model_repo"
@@ -316,12 +317,3 @@ def _files(folder):
     return sorted(
         file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts
     )
-
-
-def to_disk(path: Path) -> None:
-    """Returns when a file, or a folder's list of entries, is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,7 +3,6 @@
 The executed copies stay in a temporary folder; the stored notebooks are not touched.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import nbformat
 
-from utils.paths import ROOT
-from utils.workshop.notebooks import every_notebook, name, run
+from utils.workshop.notebooks import asked_for, every_notebook, name, run
 
 
 class Progress:
@@ -60,13 +58,7 @@ def run_course(paths: list[Path], folder: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run every notebook without a browser.")
-    parser.add_argument("notebooks", nargs="*", type=Path, help="only these")
-    options = parser.parse_args()
-    for path in options.notebooks:
-        if not path.is_file():
-            sys.exit(f"{path} is not there: give a path from the repository's root.")
-    paths = [path.resolve() for path in options.notebooks] or every_notebook(ROOT)
+    paths = asked_for("Run every notebook without a browser.", every_notebook())
     try:
         sys.exit(run_course(paths, Path(tempfile.mkdtemp(prefix="kintsugi-course-"))) > 0)
     except KeyboardInterrupt:

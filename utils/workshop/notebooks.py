@@ -1,5 +1,6 @@
 """The workshop's notebooks: which there are, how one is run in a kernel of its own, and stored."""
 
+import argparse
 import json
 import os
 import re
@@ -36,6 +37,17 @@ def written_notebooks(root: Path = ROOT) -> list[Path]:
 def every_notebook(root: Path = ROOT) -> list[Path]:
     """Those written by hand, then the learner's copies of the labs."""
     return written_notebooks(root) + sorted(root.glob("labs/*/*.ipynb"))
+
+
+def asked_for(description: str, otherwise: list[Path]) -> list[Path]:
+    """The notebooks named on the command line, or else all of `otherwise`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("notebooks", nargs="*", type=Path, help="only these")
+    named = parser.parse_args().notebooks
+    for path in named:
+        if not path.is_file():
+            sys.exit(f"{path} is not there: give a path from the repository's root.")
+    return [path.resolve() for path in named] or otherwise
 
 
 def name(path: Path, root: Path = ROOT) -> str:
