@@ -1,1 +1,11 @@
-"""Counts and measurements: traffic, memory, time, this machine."""
+"""Counts and measurements of one process, and of this machine.
+
+traffic       Traffic: every collective, send and receive, with its bytes
+memory        Memory: what is held at every moment of a step, by kind
+timing        seconds, FLOPs, bytes of a piece of work; what a link costs
+profile       Span: traces, computation beside communication
+machine       what is in this machine, and how much of it a process may use
+environment   check_environment: can the workshop run here, and if not, what to mend
+
+Import from the files: `environment` must be able to say that torch is missing.
+"""

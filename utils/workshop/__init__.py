@@ -1,1 +1,8 @@
-"""What stands behind `make`: set-up, JupyterLab, running and storing notebooks, generating labs."""
+"""What stands behind `make`.
+
+setup, pip    the environment in .venv: standard library only, readable by any Python 3
+lab           JupyterLab on the table of lessons
+notebooks     which there are, how one is run and stored; refresh, course: all of them
+labs          the learner's copies, from the solutions
+lock          requirements.in -> requirements.txt
+"""
