@@ -9,12 +9,6 @@ from utils.course import checks, record
 from utils.course.checks import NotHere, Wrong, check, on_ranks
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "answer.py"

@@ -17,10 +17,8 @@ matplotlib.use("agg")
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
+def nothing_unwritten(monkeypatch):
     monkeypatch.setattr(predictions, "_unwritten", {})
-    return tmp_path / "home"
 
 
 def test_a_prediction_is_noted_and_revealed(home, capsys):

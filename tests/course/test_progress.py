@@ -12,11 +12,6 @@ from utils.course.predictions import predict, reveal
 from utils.paths import ROOT
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def course(tmp_path):
     """Two lessons and a lab."""

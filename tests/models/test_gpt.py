@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.models.small_models import assert_comes_back, random_model, small
 from utils.models import hf_format
 from utils.models import ops as pointwise
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
@@ -49,20 +50,6 @@ def random_config(seed):
     )
 
 
-def random_model(config, seed=0):
-    """A model none of whose parameters has its first value, so that a forgotten one shows."""
-    torch.manual_seed(seed)
-    model = GPT(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
-
-
-def small(**changes):
-    return GPTConfig(**{"vocab_size": 61, "hidden_size": 24, "layers": 2, "heads": 4, **changes})
-
-
 # ---- against transformers
 
 
@@ -93,12 +80,7 @@ def test_equal_to_transformers_in_both_directions(tmp_path, seed):
 
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="4KB" if seed % 2 else "5GB")
     back = GPT.from_pretrained(tmp_path / "theirs")
-    # the weights to the bit; sums may round otherwise where tensors lie elsewhere in memory
-    for (name, mine), (again, other) in zip(
-        ours.named_parameters(), back.named_parameters(), strict=True
-    ):
-        assert name == again and torch.equal(mine, other)
-    torch.testing.assert_close(back(tokens), ours(tokens), rtol=1e-12, atol=1e-12)
+    assert_comes_back(back, ours, tokens)
     assert GPTConfig.from_hf(config.to_hf()) == GPT.from_pretrained(tmp_path / "ours").config
 
 

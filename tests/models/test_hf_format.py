@@ -7,19 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.models.small_models import random_model, small
 from utils.models import hf_format
-from utils.models.gpt import GPT, GPTConfig
+from utils.models.gpt import GPT
 from utils.models.hf_format import CheckpointError
-
-
-def small(**changes):
-    return GPTConfig(**{"vocab_size": 61, "hidden_size": 24, "layers": 2, "heads": 4, **changes})
-
-
-def random_model(config, seed=0):
-    torch.manual_seed(seed)
-    return GPT(config)
-
 
 # ---- refusals: configs
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.models import small_models
 from utils.memory.checkpointing import recompute
 from utils.memory.precision import autocast
 from utils.models import moe
@@ -20,18 +21,12 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers asks deepspeed, w
 
 
 def small(**changes):
-    sizes = {"vocab_size": 61, "hidden_size": 24, "layers": 2, "heads": 4, "intermediate_size": 31}
-    return GPTConfig(**{**sizes, "experts": 5, "experts_per_token": 2, **changes})
+    sizes = {"intermediate_size": 31, "experts": 5, "experts_per_token": 2}
+    return small_models.small(**{**sizes, **changes})
 
 
 def random_model(config, seed=0):
-    """A model whose router has something to say, in fp64."""
-    torch.manual_seed(seed)
-    model = GPT(config).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return small_models.random_model(config, seed, torch.float64)
 
 
 def layer_of(seed=0, **changes):
@@ -157,12 +152,7 @@ def test_equal_to_transformers_in_both_directions(tmp_path, seed):
 
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB" if seed % 2 else "5GB")
     back = GPT.from_pretrained(tmp_path / "theirs")
-    # the weights to the bit; sums may round otherwise where tensors lie elsewhere in memory
-    for (name, mine), (again, other) in zip(
-        ours.named_parameters(), back.named_parameters(), strict=True
-    ):
-        assert name == again and torch.equal(mine, other)
-    torch.testing.assert_close(back(tokens), ours(tokens), rtol=1e-12, atol=1e-12)
+    small_models.assert_comes_back(back, ours, tokens)
     assert GPT.from_pretrained(tmp_path / "ours").config == config
 
 

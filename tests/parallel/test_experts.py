@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.models.small_models import random_model
 from utils.measure.traffic import Traffic
 from utils.memory.checkpointing import recompute
 from utils.models import moe
@@ -31,13 +32,8 @@ def three():
 
 
 def make_model(experts=6, count=2, **changes):
-    torch.manual_seed(0)
     config = GPTConfig(**{**SMALL, "experts": experts, "experts_per_token": count, **changes})
-    model = GPT(config).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
-    return model
+    return random_model(config, dtype=torch.float64)
 
 
 def rows_of(rank, size, count):
