@@ -26,7 +26,7 @@ from utils.serving.client import ServeError, tensors
 
 pytestmark = pytest.mark.timeout(600)
 
-NEW = 24
+NEW = 12
 
 
 @pytest.fixture(scope="module")
