@@ -162,12 +162,3 @@ def test_decode_step_stacks_what_the_table_has():
     assert "batch 1" in plt.gcf().axes[0].get_xlabel()
     with pytest.raises(ValueError, match="batch 7 is not in the frame: \\[1, 16\\]"):
         pictures.decode_step(tables, batch=7)
-
-
-def test_against_draws_pairs_and_returns_ratios():
-    found = pictures.against({"tp 1": (2.0, 3.0), "tp 2": (4.0, None)}, "ms", "a step")
-    assert found == {"tp 1": 1.5, "tp 2": None}
-    axes = plt.gcf().axes[0]
-    assert [bar.get_width() for bar in axes.patches] == [2.0, 3.0, 4.0, 0]
-    assert axes.patches[0].get_facecolor() == gold
-    assert {"2 ms", "3 ms", "4 ms", "–"} <= set(words_of(plt.gcf()))

@@ -37,6 +37,12 @@ def rows_of(rank, size, count=7):
     return tokens[first:stop, :-1], tokens[first:stop, 1:]
 
 
+def full_state(model):
+    """{name: whole tensor} of every parameter; all ranks must call it."""
+    named = model.named_parameters()
+    return {name: full_tensor.full_tensor(p.detach(), p) for name, p in named}
+
+
 def learn(model, x, y, tokens, ranks=1):
     (cross_entropy(model(x), y, reduction="sum") * (ranks / tokens)).backward()
 
@@ -283,7 +289,7 @@ def muon_steps(muon, level):
         learn(model, x, y, 7 * 11, ranks=size)
         optimizer.step()
         optimizer.zero_grad()
-    parameters = {name: whole.clone() for name, whole in full_tensor.full_state(model)}
+    parameters = {name: whole.clone() for name, whole in full_state(model).items()}
     momenta = [s["momentum_buffer"] for s in optimizer.parts[0].state.values()]
     return parameters, sum(full_tensor.local_shards([m])[0].numel() for m in momenta)
 
@@ -299,7 +305,7 @@ def test_muon_on_split_matrices_is_muon_on_whole_ones(ranks, level):
 def round_trip():
     model = zero.shard(small_model(), 3, CPU)
     named = dict(model.named_parameters())
-    whole = dict(full_tensor.full_state(model))
+    whole = full_state(model)
     same = []
     for name, parameter in named.items():
         part = full_tensor.shard_of(whole[name], parameter)

@@ -30,11 +30,6 @@ TINTS = {
 }
 
 
-def tint(kind: str) -> str:
-    """The colour of a kind of memory or time. The optimizer's time has ink: green is dp there."""
-    return figures.shade(TINTS.get(kind, kind))
-
-
 # ---- against what others measured
 
 

@@ -307,24 +307,3 @@ def decode_step(
     if title:
         axes.figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
     figures.show()
-
-
-def against(
-    rows: dict[str, tuple[float | None, float | None]], unit: str = "", title: str = ""
-) -> dict:
-    """Prediction and measurement of several cases: {case: (prediction, measurement)}, None: a dash.
-
-    Returns {case: measurement / prediction}.
-    """
-    _, axes = figures.plt.subplots(figsize=(8.0, 1.1 + 0.55 * len(rows)))
-    looks = (("prediction", GOLD, -0.2), ("measurement", BLUE, 0.2))
-    for row, pair in enumerate(rows.values()):
-        for value, (name, tint, shift) in zip(pair, looks, strict=True):
-            label = name if row == 0 else None
-            axes.barh(row + shift, value or 0, 0.36, color=tint, label=label)
-            text = "–" if value is None else f"{figures.number(value)} {unit}".rstrip()
-            axes.annotate(text, (value or 0, row + shift), **figures.RIGHT, fontsize=10)
-    figures._name_rows(axes, list(rows), title)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=10)
-    figures.show()
-    return {name: None if None in pair else pair[1] / pair[0] for name, pair in rows.items()}

@@ -10,7 +10,7 @@ is cut as its parameter is.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -90,13 +90,6 @@ def _gather_shards(tensor, parameter):
 
 
 # ---- all tensors of a model
-
-
-def full_state(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, whole tensor) of every parameter of one model, one at a time; all ranks must
-    go through."""
-    for name, parameter in model.named_parameters():
-        yield name, full_tensor(parameter.detach(), parameter)
 
 
 class OnRankZero:
