@@ -33,6 +33,20 @@ def small_gpt(layers=2):
     return model, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+def trained_gpt():
+    """(model, x, y, optimizer, step) after one `step`, so that the optimizer has its state."""
+    model, x, y = small_gpt()
+    optimizer = make_optimizer(model, "adamw")
+
+    def step():
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return model, x, y, optimizer, step
+
+
 def total(held):
     return sum(held.values())
 
@@ -201,15 +215,7 @@ def events_of_the_allocator(function, path):
 
 
 def test_the_peak_of_a_step_is_the_allocators(tmp_path):
-    model, x, y = small_gpt()
-    optimizer = make_optimizer(model, "adamw")
-
-    def step():
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
+    model, x, y, optimizer, step = trained_gpt()
     changes = events_of_the_allocator(step, tmp_path / "trace.json")
     held = highest = 0
     for change in changes:
@@ -237,15 +243,7 @@ def test_what_stays_after_a_forward_pass_is_the_allocators(tmp_path):
 
 def test_the_peak_of_a_step_is_that_of_torchs_own_tracker():
     tracker = pytest.importorskip("torch.distributed._tools.mem_tracker").MemTracker()
-    model, x, y = small_gpt()
-    optimizer = make_optimizer(model, "adamw")
-
-    def step():
-        cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
+    model, _, y, optimizer, step = trained_gpt()
     tracker.track_external(model, *optimizer.parts)
     with tracker:
         step()
