@@ -41,7 +41,7 @@ def with_engine(config, device, name):
     config = replace(config, engine="torch" if name == "ours" else "deepspeed")
     mesh = make_mesh(dp=dist.get_world_size())
     engine = make_engine(GPT(config.model_config()), config, device, mesh)
-    engine.set_rate(1.0)
+    engine.set_lr(1.0)
     tokens = config.batch * config.seq
 
     def step(x, y):

@@ -49,7 +49,7 @@ def contender(name, config, device, mesh):
 
 def ours(model, config, device, mesh):
     engine = make_engine(model, config, device, mesh)
-    engine.set_rate(1.0)
+    engine.set_lr(1.0)
     tokens = config.batch * config.seq
 
     def step(x, y):

@@ -52,7 +52,7 @@ def launch(
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         )
         late = threading.Event()
-        timer = threading.Timer(timeout, lambda: (late.set(), run.hang_up()))
+        timer = threading.Timer(timeout, lambda: (late.set(), run.close_input()))
         timer.daemon = True
         timer.start()
         try:

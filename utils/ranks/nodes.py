@@ -209,7 +209,7 @@ def _watch(runs, timeout, over):
             over.set()
         if over.is_set() or (failed_at is not None and now - failed_at > GRACE):
             for run in runs:
-                run.hang_up()
+                run.close_input()
         time.sleep(0.05)
 
 
@@ -281,7 +281,7 @@ class World:
     def ask(self, request: dict) -> None:
         """Sends a request to the world and waits for its answer; NodesError if it could not."""
         self.open_pids()
-        self._process.say(json.dumps(request).encode())
+        self._process.write_line(json.dumps(request).encode())
         self._answer()
 
     def _answer(self):

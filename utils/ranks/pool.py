@@ -305,7 +305,7 @@ class ForkedRank:
     def __init__(self, process: multiprocessing.process.BaseProcess, pipe: connection.Connection):
         self._process, self._pipe = process, pipe
 
-    def hang_up(self) -> None:
+    def close_input(self) -> None:
         self._pipe.close()
 
     def wait(self, seconds: float = 5.0) -> bool:
@@ -315,7 +315,7 @@ class ForkedRank:
     def kill(self) -> None:
         self._process.kill()
 
-    def bury(self) -> None:
+    def close(self) -> None:
         pass  # the forkserver is its parent
 
 

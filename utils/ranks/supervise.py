@@ -1,7 +1,7 @@
 """Leads child processes and buries them, so that none outlives whoever started it.
 
     child = Child(["python", "worker.py"])      # one that ends when its standard input does
-    child.say(b"a line")                        # ChildEnded
+    child.write_line(b"a line")                 # ChildEnded
     child.answer(20.0)                          # the next line: ChildEnded, TimeoutError
     child.last_words()                          # the last line of its standard error
     end([child], 0.3)                           # its input ends; 0.3 s later it is killed
@@ -48,7 +48,7 @@ from typing import IO, Protocol
 
 GRACE = 8.0  # seconds from SIGTERM to SIGKILL
 OVER = 2 * GRACE  # seconds in which a supervisor with that GRACE has ended, on a busy machine too
-AT_ONCE = b"kill"  # what the parent writes before it hangs up when there is nothing to wait for
+AT_ONCE = b"kill"  # what the parent writes before it closes the pipe and will not wait
 LOOK = 0.05  # seconds between two looks at what has ended
 ORPHANS = 0.5  # seconds that orphans have to see by themselves that their program has gone
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # Linux, prctl(2)
@@ -61,26 +61,26 @@ class ChildEnded(RuntimeError):
     """The child's pipe has ended: it has died, or is about to."""
 
 
-class Led(Protocol):
+class Endable(Protocol):
     """What `end` can end. A child listens to a pipe, and ends by itself when that closes."""
 
-    def hang_up(self) -> None: ...
+    def close_input(self) -> None: ...
     def wait(self, seconds: float | None = None) -> bool: ...
     def kill(self) -> None: ...
-    def bury(self) -> None: ...
+    def close(self) -> None: ...
 
 
-def end(children: Iterable[Led], seconds: float) -> None:
-    """Hangs up on all children, and after `seconds` kills those that are still there."""
+def end(children: Iterable[Endable], seconds: float) -> None:
+    """Closes the inputs of all children, and after `seconds` kills those that are still there."""
     children = list(children)
     for child in children:
-        child.hang_up()
+        child.close_input()
     until = time.monotonic() + seconds
     for child in children:
         if not child.wait(max(0.0, until - time.monotonic())):
             child.kill()  # SIGKILL ends a stopped process too
             child.wait()
-        child.bury()
+        child.close()
 
 
 class Pipes:
@@ -91,9 +91,9 @@ class Pipes:
 
     def __init__(self, to: IO | None, of: IO | None, errors: IO | None) -> None:
         self._to, self._of, self._errors = to, of, errors
-        self._heard = b""
+        self._unread = b""
 
-    def say(self, line: bytes) -> None:
+    def write_line(self, line: bytes) -> None:
         """Writes a line to its standard input; ChildEnded if nobody reads there any more."""
         try:
             self._to.write(line + b"\n")
@@ -102,19 +102,19 @@ class Pipes:
             raise ChildEnded from None
 
     def fileno(self) -> int:
-        """Of its standard output, for `select.poll`: when that is ready, call `hear`."""
+        """Of its standard output, for `select.poll`: when that is ready, call `read_line`."""
         return self._of.fileno()
 
-    def hear(self) -> bytes | None:
+    def read_line(self) -> bytes | None:
         """Reads what has come: a whole line, or None where it is not whole yet; ChildEnded."""
-        if b"\n" not in self._heard:
+        if b"\n" not in self._unread:
             data = os.read(self.fileno(), 1 << 20)
             if not data:
                 raise ChildEnded
-            self._heard += data
-        if b"\n" not in self._heard:
+            self._unread += data
+        if b"\n" not in self._unread:
             return None
-        line, _, self._heard = self._heard.partition(b"\n")
+        line, _, self._unread = self._unread.partition(b"\n")
         return line
 
     def answer(self, seconds: float) -> bytes:
@@ -123,9 +123,9 @@ class Pipes:
         poll = select.poll()
         poll.register(self, select.POLLIN)
         while line is None:
-            if b"\n" not in self._heard and not poll.poll(1000 * max(0, until - time.monotonic())):
+            if b"\n" not in self._unread and not poll.poll(1000 * max(0, until - time.monotonic())):
                 raise TimeoutError
-            line = self.hear()
+            line = self.read_line()
         return line
 
     def lines(self) -> Iterator[str]:
@@ -140,16 +140,16 @@ class Pipes:
         lines = self._errors.read().decode(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
-    def hang_up(self, last: bytes = b"") -> None:
+    def close_input(self, last: bytes = b"") -> None:
         """Closes its standard input, after a last word."""
         with contextlib.suppress(OSError, ValueError):
             self._to.write(last)
         with contextlib.suppress(OSError):
             self._to.close()
 
-    def bury(self) -> None:
+    def close(self) -> None:
         """Closes what is left of it here."""
-        self.hang_up()
+        self.close_input()
         for file in (self._of, self._errors):
             if file is not None:
                 file.close()

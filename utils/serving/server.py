@@ -309,7 +309,7 @@ def finish(held: dict, seconds: float, keep_folder: bool = False, at_once: bool 
     child = held["child"]
     if child is not None and child.returncode is None:
         if at_once:
-            child.hang_up(AT_ONCE)
+            child.close_input(AT_ONCE)
         end([child], seconds + 2 * KILL)
     if not keep_folder:
         shutil.rmtree(held["folder"], ignore_errors=True)

@@ -192,7 +192,7 @@ class DeepSpeedEngine:
         self.engine.step()
         return float(self.engine.get_global_grad_norm() if norm is None else norm)
 
-    def set_rate(self, scale: float) -> None:
+    def set_lr(self, scale: float) -> None:
         for group in self.adamw.param_groups:
             group["lr"] = scale * group["peak_lr"]
 
@@ -249,7 +249,7 @@ class DeepSpeedEngine:
     def load(self, folder: str, run: dict) -> None:
         """Takes the optimizer's state from a checkpoint. DeepSpeed makes the places for it in the
         first step, so one is done with learning rate 0, which changes no weight."""
-        self.set_rate(0.0)
+        self.set_lr(0.0)
         nothing = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         self.backward([(nothing, nothing)], self.world_size)
         self.step(self.clip)

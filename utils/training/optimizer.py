@@ -98,7 +98,7 @@ class Optimizers:
     def param_groups(self) -> list[dict]:
         return [group for part in self.parts for group in part.param_groups]
 
-    def set_rate(self, scale: float) -> None:
+    def set_lr(self, scale: float) -> None:
         """Sets every learning rate to `scale` times its peak."""
         for group in self.param_groups:
             group["lr"] = scale * group["peak_lr"]

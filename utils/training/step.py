@@ -271,9 +271,9 @@ class TorchEngine:
             return False  # the first stage has it too
         return self.ranks.counts(name)
 
-    def set_rate(self, scale: float) -> None:
+    def set_lr(self, scale: float) -> None:
         """Every learning rate becomes `scale` times its peak."""
-        self.optimizer.set_rate(scale)
+        self.optimizer.set_lr(scale)
 
     def loss_scale(self) -> float:
         """What fp16 multiplies the loss by."""

@@ -236,7 +236,7 @@ def train(
                 step_began = time.perf_counter()
                 progress = step / total_steps if total_steps else seconds / total_seconds
                 rate = schedule(progress, config.warmup, config.cooldown)
-                engine.set_rate(rate)
+                engine.set_lr(rate)
                 loss_sum = engine.backward(rows_of(step), tokens_per_step)
                 grad_norm = engine.step(config.clip)  # None: fp16 overflowed, nothing was updated
                 skipped += grad_norm is None

@@ -54,7 +54,7 @@ class Peer:
     def _answer(self, seconds, question=None):
         try:
             if question is not None:
-                self._process.say(question)
+                self._process.write_line(question)
             return json.loads(self._process.answer(seconds))
         except ChildEnded:
             raise RuntimeError(f"transformers ended: {self._process.last_words()}") from None

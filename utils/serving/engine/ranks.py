@@ -76,9 +76,9 @@ class Rank(Pipes):
             os.close(end_of_it)
         self.theirs = ()
 
-    def bury(self) -> None:
+    def close(self) -> None:
         self.handed_over()
-        super().bury()
+        super().close()
 
 
 class RankGroup:
@@ -153,7 +153,7 @@ class RankGroup:
             for output, _ in self._poll.poll(1000 * left):
                 rank = self._outputs.index(output)
                 try:
-                    line = self._ranks[rank].hear()
+                    line = self._ranks[rank].read_line()
                 except ChildEnded:
                     raise RankDied(self._who_died(rank)) from None
                 if line is not None:
@@ -173,10 +173,10 @@ class RankGroup:
     def close(self) -> None:
         """Ends the ranks: idle ones end by themselves when their pipe closes, others are killed."""
         for rank in self._ranks:
-            rank.hang_up()
+            rank.close_input()
         end([self._parent] if self._parent else [], 0.3)
         for rank in self._ranks:
-            rank.bury()
+            rank.close()
         self._parent, self._ranks, self.pids = None, [], []
         shutil.rmtree(self._meeting, ignore_errors=True)
 
@@ -191,7 +191,7 @@ class RankGroup:
         # A pipe takes 64 KiB without a reader, and the rank has read all that came before: this
         # does not block, because a step has no more than a few thousand tokens.
         try:
-            self._ranks[rank].say(json.dumps(message).encode())
+            self._ranks[rank].write_line(json.dumps(message).encode())
         except ChildEnded:
             raise RankDied(self._who_died(rank)) from None
 
