@@ -1,4 +1,4 @@
-"""Leads child processes and buries them, so that none outlives whoever started it.
+"""Starts child processes and ends them, so that none outlives whoever started it.
 
     child = Child(["python", "worker.py"])      # one that ends when its standard input does
     child.write_line(b"a line")                 # ChildEnded
@@ -6,7 +6,7 @@
     child.last_words()                          # the last line of its standard error
     end([child], 0.3)                           # its input ends; 0.3 s later it is killed
 
-    child = Child(supervised(["torchrun", …]))  # any program, led in the same way
+    child = Child(supervised(["torchrun", …]))  # any program, in the same way
 
 A program that does not look at its standard input runs under a *supervisor*: this file as a small
 process between the parent and the program. It waits for the first of these:
