@@ -135,14 +135,22 @@ def measured_on_two():
 
 def _several(config, batch, seq):
     assert dist.get_world_size() == 2
-    return {(name, mode): one_step(config, batch, seq, mode, 4, SPLITS[name]) for name, mode in TWO}
+    return {
+        (name, mode): one_step(config, batch, seq, mode, micro_batches(SPLITS[name]), SPLITS[name])
+        for name, mode in TWO
+    }
+
+
+def micro_batches(split):
+    """In a step: a pipeline needs more of them than it has stages; else two show all there is."""
+    return 4 if "pp" in split else 2
 
 
 @pytest.mark.parametrize(("name", "mode"), TWO)
 def test_memory_of_two_ranks_is_as_planned(name, mode, measured_on_two):
     config, batch, seq, measured = measured_on_two
     split = SPLITS[name]
-    batches = 4 * batch * split.get("dp", 1)
+    batches = micro_batches(split) * batch * split.get("dp", 1)
     strategy = Strategy(micro_batch=batch, global_batch=batches, recompute=mode, **split)
     planned = plan(Model.of(config, seq), strategy, LAPTOP).memory["total"]
     assert planned == pytest.approx(measured[name, mode], rel=0.05)

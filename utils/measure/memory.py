@@ -259,10 +259,12 @@ class Memory:
             self._task, self._backwards = task, self._backwards + 1
         grad = torch.is_grad_enabled()
         forward = (task == -1 or grad) and not self._stepping  # the second: recomputed
+        touched = []
         for tensor in tensors_in(tensors):
             record = self._held(tensor, forward)
             if record is None:
                 continue
+            touched.append(record)
             if func.namespace in FAMILIES:
                 record.sent = True
                 self._resizable[id(record)] = record
@@ -271,7 +273,11 @@ class Memory:
                 record.differentiable |= not outputs and grad and tensor.requires_grad
             elif not outputs:
                 record.read |= task != -1
-        self._measure_again()
+        # between two operators a library may resize anything, an operator only what comes out
+        if outputs:
+            self._measure_again(record for record in touched if id(record) in self._resizable)
+        else:
+            self._measure_again()
 
     def _held(self, tensor, forward=False):
         """The record of a tensor's storage, a new one where it is seen first; None: not counted."""
@@ -293,8 +299,8 @@ class Memory:
         self._change(record, storage.nbytes())
         return record
 
-    def _measure_again(self):
-        for record in list(self._resizable.values()):
+    def _measure_again(self, records=None):
+        for record in list(self._resizable.values()) if records is None else records:
             storage = record.storage()
             if storage is None:
                 del self._resizable[id(record)]
