@@ -287,7 +287,8 @@ def train(
         # DDP goes before its process group: as the group's last owner it would wait, holding
         # Python's lock, for threads of the group that may want that lock
         del engine
-        gc.collect()
+        if dist.is_initialized() or device.type == "cuda":
+            gc.collect()
         mesh.close()
         return model, history
 
