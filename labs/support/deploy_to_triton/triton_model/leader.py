@@ -89,16 +89,17 @@ class Leader:
 
     def run(self):
         while not self.closed:
-            with self.changed:
-                if not (self.open or self.come) or self.is_held():
-                    self.changed.wait(0.02)
             try:
                 if self.arrive():
                     self.step(self.waiting, self.running, self.slots, self.model)
                     self.steps += 1
                     self.finish()
+                    continue
             except Exception as error:
                 self.fail(error)
+            with self.changed:
+                if not self.come:
+                    self.changed.wait(0.02)
         self.fail(RuntimeError("the model is being unloaded"))
 
     def arrive(self):
@@ -146,8 +147,10 @@ class Leader:
         place = (
             f" in {frames[-1].filename.split('/')[-1]} line {frames[-1].lineno}" if frames else ""
         )
-        for request in self.open + self.come:
-            request.answer.end(RuntimeError(f"{type(error).__name__}{place}: {error}"))
-        self.open, self.come, self.steps = [], [], 0
+        with self.changed:  # who comes from here on is not concerned
+            gone = self.open + self.come
+            self.open, self.come, self.steps = [], [], 0
         self.waiting.clear()
         self.running.clear()
+        for request in gone:
+            request.answer.end(RuntimeError(f"{type(error).__name__}{place}: {error}"))
