@@ -120,6 +120,7 @@ def put(files, config: str, texts=None, **others: Path) -> Path:
         version.mkdir(parents=True)
         for name in ("config.json", "model.safetensors"):
             (version / name).symlink_to(CHECKPOINT / name)
+        (version / "utils").symlink_to(ROOT / "utils")  # an export copies what it needs of it
         for name in files:
             shutil.copy(GIVEN / name, version)
         if files is RANKS:

@@ -169,21 +169,21 @@ class KVCache:
         ]
         tables = gpt.rotary_tables(config, torch.arange(positions), dtype)
         self._cos, self._sin = (table[:, None].to(device) for table in tables)  # (P, 1, D)
+        self._rows = torch.arange(slots, device=device)[:, None]  # (slots, 1)
 
     def begin(
         self,
-        first: int,
+        slots: slice | torch.Tensor,
         positions: torch.Tensor,
         longest: int,
         mask: torch.Tensor | None,
         causal: bool,
     ) -> "KVCache":
-        """A pass over the rows first, first + 1, ... of the cache.
+        """A pass over B slots: some that follow one another, or any, of which it looks at a copy.
 
         positions (B, T) of what comes in;   longest: how many positions are looked at, L
         """
-        rows = torch.arange(first, first + len(positions), device=positions.device)
-        self.first, self.rows, self.positions = first, rows[:, None], positions  # (B, 1), (B, T)
+        self.slots, self.rows, self.positions = slots, self._rows[slots], positions
         self.longest, self.mask, self.causal = longest, mask, causal
         self.cos, self.sin = self._cos[positions], self._sin[positions]  # (B, T, 1, D)
         return self
@@ -200,9 +200,7 @@ class LayerCache:
         B, T, H, D = q.shape
         K, now = k.shape[2], self.cache
         self.numbers[now.rows, :, :, now.positions] = torch.stack((k, v), dim=2)  # (B, T, 2, K, D)
-        k, v = self.numbers[now.first : now.first + B, :, :, : now.longest].unbind(
-            1
-        )  # (B, K, L, D)
+        k, v = self.numbers[now.slots, :, :, : now.longest].unbind(1)  # (B, K, L, D)
         if T == 1:  # queries that share a key-value head stand where positions would
             q = q.view(B, K, H // K, D)
         else:
@@ -312,8 +310,9 @@ class ServedDecoder:
         x = x[:, -1]  # (B, C)
         return self._logits(x if len(slots) == B else x[slots])
 
-    def _through(self, x, *where, causal):
-        return self.layers(x, cache=self.cache.begin(*where, causal))
+    def _through(self, x, first, *where, causal):
+        slots = slice(first, first + len(x))
+        return self.layers(x, cache=self.cache.begin(slots, *where, causal))
 
     def _embed(self, tokens):
         """Tokens (B, T) -> (B, T, C): each rank knows some words, the sum knows all."""

@@ -1,8 +1,8 @@
 """Given: the Triton model of the exercises a, b and c: requests in, a stream of tokens out.
 
 Triton imports this file in a process of its own, the *stub*, makes one TritonPythonModel for each
-instance, and calls `execute` for whatever requests have come. The files beside it in the version
-folder are its own: Triton puts that folder on the path, and nothing of the workshop is needed.
+instance, and calls `execute` for whatever requests have come. Triton puts the version folder on the
+path: the files beside it are its own, and the workshop's `utils` lies there too.
 
 - one rank (no rank.py in the folder): the whole model, in this process
 - rank.py is there: `tp` ranks, processes of their own; this process leads

@@ -4,9 +4,10 @@
     token = shard.prefill(0, [312, 7, 90])        # a new request in slot 0: its first token
     tokens = shard.decode([0, 3], [token, 11])    # one more token for the requests in slots 0 and 3
 
-A rank has some of the heads and some of the MLP's columns of every layer; embedding and norms are
-whole everywhere. `layer` (yours, in rank.py) puts the parts together. It needs torch and
-safetensors only, because it runs inside the server's folder.
+The decoder is the workshop's own (utils/models/gpt.py), its layers cut by the one table for that
+(utils/models/tp_plan.py), with the engine's cache (utils/serving/engine/model.py). A rank has some
+of the heads and some of the MLP's columns of every layer; embedding and norms are whole everywhere.
+`layer` (yours, in rank.py) puts the parts together.
 
 Shapes: B requests, T positions, C hidden size, D head size, P positions of the model.
 """
@@ -17,7 +18,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
+from torch import nn
 from torch.nn import functional as F
+
+from utils.models import gpt
+from utils.models.config import GPTConfig
+from utils.models.tp_plan import tp_cuts
+from utils.serving.engine.model import KVCache
 
 COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce")
 COLLECTIVES += ("reduce_scatter", "gather", "scatter", "send", "recv", "broadcast_object_list")
@@ -30,30 +37,43 @@ def whole_layer(x, attend, mlp):
     return x + mlp(x)
 
 
+class Layer(gpt.Block):
+    """A layer of the decoder whose two parts are put together by `layer`."""
+
+    def __init__(self, config, layer):
+        super().__init__(config)
+        self.layer = layer
+
+    def forward(self, x, cos, sin, cache):
+        return self.layer(
+            x,
+            lambda x: self.self_attn(self.input_layernorm(x), cos, sin, cache),
+            lambda x: self.feed_forward(self.post_attention_layernorm(x)),
+        )
+
+
 class Shard:
     """The part of rank `rank` of `size`; its greedy tokens are those of the whole model."""
 
     def __init__(self, folder, rank=0, size=1, slots=1, layer=whole_layer, diary=None):
         """folder: config.json and model.safetensors; diary: a file that gets a line for each step
         (what was done, and what was said to the other ranks)."""
-        self.layer, self.wire, self.diary = layer, Wire(), diary
+        self.wire, self.diary = Wire(), diary
         if diary:
             Path(diary).write_text("")
-        self.config = json.loads((Path(folder) / "config.json").read_text())
-        heads, self.head_size = self.config["num_attention_heads"], self.config["head_dim"]
-        if heads % size or self.config["num_key_value_heads"] != heads:
-            raise ValueError(f"{heads} heads can not be shared out to {size} ranks: give a divisor")
-        self.tensors = {}
-        with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
-            names = file.keys()
-            for name in names:
-                self.tensors[name] = my_part(file.get_slice(name), name, rank, size).float()
-        self.positions = self.config["max_position_embeddings"]
-        cache = (self.config["num_hidden_layers"], slots, heads // size)
-        self.keys = torch.zeros(*cache, self.positions, self.head_size)
-        self.values = torch.zeros(*cache, self.positions, self.head_size)
+        config = GPTConfig.from_hf(json.loads((Path(folder) / "config.json").read_text()))
+        weights = my_part(folder, tp_cuts(config, size), rank)
+        embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        layers = nn.ModuleList(Layer(config, layer) for _ in range(config.layers))
+        norm = gpt.RMSNorm(config.hidden_size, config.norm_eps)
+        self.decoder = gpt.Decoder(config, embedding, layers, norm)
+        for name, parameter in self.decoder.named_parameters():
+            parameter.data = weights[f"model.{name}"]
+        self.head = weights.get("lm_head.weight", embedding.weight)
+        self.words, self.positions = config.vocab_size, config.max_positions
+        shape = (slots, config.key_value_heads // size, self.positions, config.head_size)
+        self.cache = KVCache(config, shape, "cpu", torch.float32)
         self.lengths = [0] * slots  # positions in use
-        self.cos, self.sin = rotary(self.config, self.positions)
 
     def prefill(self, slot, tokens):
         """Reads a request's tokens into an empty slot and returns the token that follows."""
@@ -78,72 +98,28 @@ class Shard:
             if slot not in range(len(self.lengths)):
                 raise IndexError(f"slot {slot} of {len(self.lengths)}: they begin at 0")
         for token in tokens:
-            if not 0 <= token < self.config["vocab_size"]:
+            if not 0 <= token < self.words:
                 raise ValueError(f"token {token} is not in the vocabulary")
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def run(self, what, slots, tokens):
         """tokens (B, T) through all layers; returns the likeliest next token of each row."""
-        self.slots = torch.tensor(slots)
         starts = torch.tensor([self.lengths[slot] for slot in slots])
-        self.places = starts[:, None] + torch.arange(tokens.shape[1])  # (B, T)
+        places = starts[:, None] + torch.arange(tokens.shape[1])  # (B, T)
+        length = int(places.max()) + 1
+        seen = torch.arange(length) <= places[:, None, :, None]  # (B, 1, T, length)
         self.wire.begin()
         self.write({"begins": what})
-        x = self.tensors["model.embed_tokens.weight"][tokens]  # (B, T, C)
-        for number in range(self.config["num_hidden_layers"]):
-            name = f"model.layers.{number}."
-            x = self.layer(
-                x,
-                lambda x, n=number, name=name: self.attend(x, n, name),
-                lambda x, name=name: self.mlp(x, name),
-            )
+        cache = self.cache.begin(torch.tensor(slots), places, length, seen, causal=False)
+        x = self.decoder(tokens, cache=cache)  # (B, T, C)
         for slot in slots:
             self.lengths[slot] += tokens.shape[1]
-        x = self.norm(x[:, -1], "model.norm.weight")
-        head = self.tensors.get("lm_head.weight", self.tensors["model.embed_tokens.weight"])
-        largest = (x @ head.T).max(dim=-1)
+        largest = F.linear(x[:, -1], self.head).max(dim=-1)
         self.write(
             {"do": what, "slots": slots, "positions": tokens.shape[1], **self.wire.end()}
             | {"logits": largest.values.tolist()}
         )
         return largest.indices.tolist()
-
-    def attend(self, x, number, name):
-        """This rank's heads: (B, T, C) -> its part of the sum (B, T, C)."""
-        x = self.norm(x, name + "input_layernorm.weight")
-        q, k, v = (
-            F.linear(x, self.tensors[f"{name}self_attn.{which}_proj.weight"])
-            .unflatten(-1, (-1, self.head_size))
-            .transpose(1, 2)
-            for which in "qkv"
-        )  # (B, heads, T, D)
-        q, k = self.rotate(q), self.rotate(k)
-        rows = self.slots[:, None], slice(None), self.places  # of the cache: (B, T, heads, D)
-        self.keys[number][rows] = k.transpose(1, 2)
-        self.values[number][rows] = v.transpose(1, 2)
-        length = int(self.places.max()) + 1
-        k = self.keys[number][self.slots, :, :length]
-        v = self.values[number][self.slots, :, :length]
-        seen = torch.arange(length) <= self.places[:, None, :, None]  # (B, 1, T, length)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
-        return F.linear(y, self.tensors[name + "self_attn.o_proj.weight"])
-
-    def mlp(self, x, name):
-        """This rank's columns: (B, T, C) -> its part of the sum (B, T, C)."""
-        x = self.norm(x, name + "post_attention_layernorm.weight")
-        gate, up, down = (
-            self.tensors[f"{name}mlp.{which}_proj.weight"] for which in ("gate", "up", "down")
-        )
-        return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, up), down)
-
-    def norm(self, x, name):
-        return F.rms_norm(x, x.shape[-1:], self.tensors[name], self.config["rms_norm_eps"])
-
-    def rotate(self, x):
-        """Turns (B, heads, T, D) by the angles of each row's places."""
-        cos, sin = self.cos[self.places][:, None], self.sin[self.places][:, None]
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
     def write(self, line):
         if self.diary:
@@ -154,30 +130,15 @@ class Shard:
         """As Ranks has it: here nothing is left to end."""
 
 
-def rotary(config, positions):
-    """cos and sin of the angles at every position: (P, D/2) each."""
-    size = config["head_dim"]
-    theta = config["rope_parameters"]["rope_theta"]
-    frequencies = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
-    angles = torch.outer(torch.arange(positions).float(), frequencies)
-    return angles.cos(), angles.sin()
-
-
-def my_part(whole, name, rank, size):
-    """What a rank keeps of a stored tensor: whole heads, columns of the MLP, or all of it."""
-    kind = name.split(".")[-2]
-    if kind in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
-        first, last = bounds(whole.get_shape()[0], rank, size)
-        return whole[first:last]
-    if kind in ("o_proj", "down_proj"):
-        first, last = bounds(whole.get_shape()[1], rank, size)
-        return whole[:, first:last]
-    return whole[:]
-
-
-def bounds(length, rank, size):
-    """Where a rank's part begins and ends."""
-    return length * rank // size, length * (rank + 1) // size
+def my_part(folder, cuts, rank):
+    """{name: tensor}: this rank's part of what is in the layers, and all of the rest; fp32."""
+    found = {}
+    with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
+        for name in file.keys():  # noqa: SIM118 (no dict)
+            whole = file.get_tensor(name)
+            part = cuts[name].part(rank, 0, whole) if ".layers." in name else whole
+            found[name] = part.float()
+    return found
 
 
 class Wire:
