@@ -1,12 +1,10 @@
 """`python -m utils.prompt_tuning`: tune a prompt, as a program (utils/prompts/command.py)."""
 
-import gc
 import sys
 
-if __name__ == "__main__":
-    gc.disable()  # it takes a quarter of the time of these imports
-    from utils.prompts.command import main
+from utils.imports import collector_at_rest
 
-    gc.enable()
-    gc.freeze()
+if __name__ == "__main__":
+    with collector_at_rest():
+        from utils.prompts.command import main
     sys.exit(main())

@@ -1,12 +1,10 @@
 """`python -m utils.train`: the trainer of the course, as a program (utils/training/train.py)."""
 
-import gc
 import sys
 
-if __name__ == "__main__":
-    gc.disable()  # it takes a quarter of the time of these imports
-    from utils.training.train import main
+from utils.imports import collector_at_rest
 
-    gc.enable()
-    gc.freeze()
+if __name__ == "__main__":
+    with collector_at_rest():
+        from utils.training.train import main
     sys.exit(main())

@@ -8,7 +8,6 @@ and `make refresh` start theirs from nothing.) Linux only: elsewhere kernels sta
 """
 
 import atexit
-import gc
 import importlib
 import json
 import os
@@ -19,6 +18,8 @@ import sys
 from importlib.metadata import EntryPoint
 
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
+
+from utils.imports import collector_at_rest
 
 # Not pyplot: it asks for the kernel's figures when it is imported. Nothing here starts a thread.
 IMPORTED = ["ipykernel.kernelapp", "ipykernel.ipkernel", "IPython", "numpy", "torch"]
@@ -104,11 +105,9 @@ def main() -> None:
     """Reads a line for each kernel that is wanted, and answers with its process id."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    gc.disable()
-    for name in IMPORTED:
-        importlib.import_module(name)
-    gc.enable()
-    gc.freeze()
+    with collector_at_rest():
+        for name in IMPORTED:
+            importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a kernel's exit status
     for line in sys.stdin:
         pid = os.fork()

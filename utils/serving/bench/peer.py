@@ -9,7 +9,6 @@ are measured. fp32, greedy, and no end before max_tokens: the end token is not l
 of a batch have one length, so nothing is padded: the best case of a static batch.
 """
 
-import gc
 import json
 import os
 import sys
@@ -17,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from utils.imports import collector_at_rest
 from utils.ranks.supervise import Child, ChildEnded, end
 
 
@@ -67,12 +67,9 @@ def main(folder: str, threads: int) -> None:
     """The process: serves lines until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print is no answer
-    gc.disable()  # it takes a quarter of the time of these imports
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    gc.enable()
-    gc.freeze()
+    with collector_at_rest():
+        import torch
+        from transformers import AutoModelForCausalLM
     torch.set_num_threads(threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None  # no early end

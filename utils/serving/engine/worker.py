@@ -15,7 +15,6 @@ leader), or after {"error": ...}.
 """
 
 import datetime
-import gc
 import importlib
 import json
 import os
@@ -24,6 +23,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from utils.imports import collector_at_rest
 from utils.ranks.supervise import end_with
 from utils.serving.engine.version import LoadError, Version
 
@@ -39,11 +39,9 @@ def main(ends: Sequence[Sequence[int]]) -> None:
     """The ranks' parent: forks one for each (commands, answers, errors), file descriptors of it."""
     leader, news = os.getppid(), _own_output()
     _listen_to_nobody_else()
-    gc.disable()  # a quarter of the time of the imports
-    for name in NEEDED:
-        importlib.import_module(name)
-    gc.enable()
-    gc.freeze()  # no rank looks again at what they made
+    with collector_at_rest():
+        for name in NEEDED:
+            importlib.import_module(name)
     used = [news.fileno(), *(end for three in ends for end in three)]
     pids = [_fork(three, used) for three in ends]  # before any thread
     for end in used[1:]:
