@@ -4,14 +4,18 @@ import math
 import os
 
 try:
-    LOAD = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-except (AttributeError, OSError):  # macOS has no affinity
-    LOAD = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    CORES = len(os.sched_getaffinity(0))
+except AttributeError:  # macOS
+    CORES = os.cpu_count() or 1
+
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+LOAD = max(1.0, os.getloadavg()[0] / CORES, WORKERS / CORES)
 
 
 def patience(seconds: float) -> int:
     """Seconds of a quiet machine as seconds of this one, which others may be using as well.
 
-    They grow with the processes that waited for each core when the tests began.
+    They grow with the processes that waited for each core when the tests began, and with the number
+    of processes that run tests.
     """
     return math.ceil(seconds * LOAD)
