@@ -28,7 +28,7 @@ check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
 
 test: ready ## run all tests, every notebook included (about 20 minutes)
-	$(RUN) pytest -n 3
+	$(RUN) pytest -n 2
 
 course: ready ## run every notebook without a browser and show seconds and result
 	$(RUN) utils.workshop.course $(NB)

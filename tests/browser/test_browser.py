@@ -1,4 +1,4 @@
-"""A learner's view: JupyterLab in a real browser opens the lessons and runs them.
+"""A learner's view: JupyterLab in a real browser opens the lessons and runs one of them.
 
 The pictures in tests/artifacts/ are for people to look at. Without a Chromium these tests are
 skipped, but not on CI.

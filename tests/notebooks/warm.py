@@ -53,7 +53,10 @@ class WarmProvisioner(LocalProvisioner):
         wanted = {"arguments": arguments, "environment": env, "folder": cwd}
         pipes = kernels()
         print(json.dumps(wanted), file=pipes.stdin, flush=True)
-        self.process = ForkedKernel(int(pipes.stdout.readline()))
+        answer = pipes.stdout.readline()
+        if not answer:
+            raise RuntimeError("the process whose forks are kernels has ended: see above")
+        self.process = ForkedKernel(int(answer))
         self.pid = self.pgid = self.process.pid
         return self.connection_info
 

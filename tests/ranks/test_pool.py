@@ -55,6 +55,19 @@ def test_run_gives_every_ranks_result(size):
         assert ranks.run(lambda: dist.get_rank()) == list(range(size))
 
 
+def leave_without_the_others():
+    if dist.get_rank() == 0:
+        dist.destroy_process_group()
+    else:
+        dist.recv(torch.ones(1), src=0)
+
+
+def test_who_lost_the_connection_is_named_where_nobody_failed(pool):
+    with pytest.raises(RankError, match=r"^Ranks 1–3 lost the connection to the others:\nrank 0 "):
+        pool.run(leave_without_the_others)
+    assert pool.run(dist.get_rank) == [0, 1, 2, 3]
+
+
 def test_cells_share_variables_and_seeds(pool):
     pool.cell("x = torch.rand(2)\ny = (rank, world_size, device.type, dist.get_backend())")
     pool.cell("x = 2 * x")
