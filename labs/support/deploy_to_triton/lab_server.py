@@ -79,7 +79,11 @@ def forkserver() -> Path:
         command = [sys.executable, str(GIVEN / "start_rank.py"), str(address)]
         with (folder() / "forkserver.log").open("wb") as log:
             _here["forkserver"] = Child(supervised(command), output=log)
-        wait_for(address.exists, START)
+        if not wait_for(address.exists, START):
+            end([_here["forkserver"]], OVER)
+            _here["forkserver"] = None
+            said = (folder() / "forkserver.log").read_text(errors="replace").strip()
+            raise ServerError(f"the ranks' process is not ready after {START:g} s: {said[-300:]}")
     return address
 
 
