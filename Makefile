@@ -2,6 +2,9 @@
 # Set-up needs only this file, git and Python 3.11 or 3.12 (PYTHON=/path/to/python names another).
 
 PORT ?= 8888
+HTTP ?= 8000
+GRPC ?= 8001
+METRICS ?= 8002
 MODEL ?= models/base
 TP ?= 2
 SETUP = python=$$(sh utils/workshop/find_python.sh) && "$$python" utils/workshop/setup.py
@@ -27,7 +30,7 @@ lab: ready ## open JupyterLab on the table of lessons (PORT=8888)
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
 
-test: ready ## run all tests, every notebook included (about 20 minutes)
+test: ready ## run all tests, every notebook included (about 25 minutes)
 	$(RUN) pytest -n 2
 
 course: ready ## run every notebook without a browser and show seconds and result
@@ -53,8 +56,8 @@ base-model: ready ## pretrain, measure and describe the models in models/ again 
 export: ready ## fill the Triton model repository (MODEL=models/base TP=2)
 	$(RUN) utils.serving.export --model $(MODEL) --tp $(TP)
 
-serve: ready ## serve triton_model_repo/ until Ctrl-C (ports 8000, 8001, 8002)
-	$(RUN) utils.serving.server
+serve: ready ## serve triton_model_repo/ until Ctrl-C (HTTP=8000 GRPC=8001 METRICS=8002)
+	$(RUN) utils.serving.server --http $(HTTP) --grpc $(GRPC) --metrics $(METRICS)
 
 bench: ready ## measure ranks, training step, memory and mixes against their peers (NANOGPT=clone LITGPT=folder)
 	$(RUN) tests.bench.bench_ranks

@@ -6,6 +6,7 @@ notebooks labs` would then run without it, and cut notebooks in two.
 
 import gc
 import os
+import signal
 import sys
 
 import cloudpickle
@@ -23,13 +24,18 @@ sys.modules.setdefault("rfc3987_syntax", None)
 # same cores, that took six times the processor time. Kernels, ranks and servers inherit this.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# A shell's background command ignores Ctrl-C, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 pytest.register_assert_rewrite("tests.labs.lab_tests")  # its asserts say what they compared, too
 
 # Functions of tests travel to ranks by value: by name, every rank would import the test's module,
 # and pytest with it.
 cloudpickle.register_pickle_by_value(tests)
 
-LONG = ("notebooks/", "labs/", "tests/browser/", "tests/labs/")
+LONG = ("notebooks/", "labs/", "tests/browser/", "tests/labs/", "tests/training/")
+WAITING = ("tests/ranks/", "tests/serving/")  # for processes that start and end: a core is idle
 
 
 def pytest_collection_modifyitems(config, items):
@@ -55,11 +61,23 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Whole files to whichever process is free, in the order of collection."""
+    """Whole files to whichever process is free, in the order of collection.
+
+    What waits comes first in the first process and last in the others: beside it they compute, and
+    each server is started once.
+    """
     from xdist.scheduler import LoadFileScheduling
 
+    class Scheduling(LoadFileScheduling):
+        def _assign_work_unit(self, node):
+            waits = node is self.nodes[0]
+            wanted = (file for file in self.workqueue if file.startswith(WAITING) == waits)
+            if file := next(wanted, None):
+                self.workqueue.move_to_end(file, last=False)
+            super()._assign_work_unit(node)
+
     config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ Each has its reason. What has become public moves out. Written for torch 2.11 to
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import multiprocessing
 from multiprocessing import forkserver
@@ -35,6 +36,11 @@ class OperatorMode(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """Spares each fresh rank the import of the compiler, 0.9 s, at its first operator."""
         return False
+
+
+def unwatched() -> contextlib.AbstractContextManager:
+    """A context in which no mode sees what this thread computes."""
+    return torch._C._DisableTorchDispatch()
 
 
 def current_modes() -> list[TorchDispatchMode]:

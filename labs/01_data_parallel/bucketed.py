@@ -19,13 +19,19 @@ def make_buckets(
 
     The backward pass reaches the last layer first, so its gradients are ready first. Fill a bucket
     until the next parameter would take it over `bucket_bytes`; a parameter that is larger than
-    that gets a bucket of its own. Bytes of one parameter: p.numel() * p.element_size().
+    that gets a bucket of its own. Bytes of one parameter: p.numel() * p.element_size(), which may
+    differ in type from another.
     """
     raise NotImplementedError("return a list of lists of parameters, in reverse order")
 
 
 class BucketedAllReduce:
-    """Averages the gradients of `model` over all ranks, a bucket at a time."""
+    """Averages the gradients of `model` over all ranks, a bucket at a time.
+
+    In each step a bucket is one all-reduce of its gradients, in their own type (one for all);
+    nothing else is sent, and nothing of a step is kept when the next one begins, no flat tensor
+    either. Zeros and a NaN on one rank count as any number. Several models may have one each.
+    """
 
     def __init__(self, model: torch.nn.Module, bucket_bytes: int):
         parameters = [p for p in model.parameters() if p.requires_grad]

@@ -19,7 +19,9 @@ from labs.support.gradient_accumulation.tiny_model import MicroBatch, counted, l
 def accumulate(model: torch.nn.Module, micro_batches: list[MicroBatch]) -> tuple[float, int]:
     """Adds the gradients of this rank's micro-batches up in `.grad`, one after another.
 
-    Returns (the sum of the losses, the number of tokens that count), both of this rank alone.
+    Afterwards `.grad` is the gradient of the sum of this rank's losses. No communication. Returns
+    (the sum of the losses, the number of tokens that count), both of this rank alone. The losses of
+    a bf16 model are added up in fp32 or finer: bf16 would lose the small ones.
     At no time may memory hold the activations of more than one micro-batch.
     `loss_sum(model, x, y)` and `counted(y)` are given; see tiny_model.py.
     """
@@ -30,7 +32,10 @@ def reduce_once(model: torch.nn.Module, losses: float, tokens: int) -> float:
     """Turns every `.grad` into the gradient of the mean over all tokens of all ranks.
 
     Returns the mean loss, the same on every rank. One all-reduce for everything: gradients, loss
-    and tokens. A rank without micro-batches takes part; its gradients are None until then.
+    and tokens, as fp32 numbers, or fp64 ones if the gradients are fp64. (bf16 gradients become fp32
+    on the way: bf16 holds no count above 256 exactly.) A rank without micro-batches takes part;
+    where a `.grad` is None, it counts as zeros; a NaN on one rank is one in the mean. At least one
+    token counts somewhere. Afterwards nothing is kept but the gradients, no message either.
     """
     parameters = list(model.parameters())
     raise NotImplementedError(

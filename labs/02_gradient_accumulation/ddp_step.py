@@ -18,15 +18,19 @@ from labs.support.gradient_accumulation.tiny_model import MicroBatch, counted, l
 
 
 def tokens_of_all(micro_batches: list[MicroBatch]) -> int:
-    """The number of tokens that count in all micro-batches of all ranks, the same on every rank."""
+    """The number of tokens that count in all micro-batches of all ranks, the same on every rank.
+
+    One all-reduce of one number. Large runs have more than 2²⁴ tokens in a batch: no fp32 number.
+    """
     raise NotImplementedError("count here, then all-reduce the count")
 
 
 def backward(model: DDP, micro_batches: list[MicroBatch], tokens: int) -> torch.Tensor:
     """Forward and backward of all micro-batches; DDP all-reduces the gradients once, at the last.
 
-    Afterwards `.grad` is the gradient of the mean loss over all `tokens` of all ranks. Returns the
-    sum of this rank's losses, a 0-D float64 tensor without a graph.
+    One micro-batch after another: never the activations of two. Afterwards `.grad` is the gradient
+    of the mean loss over all `tokens` of all ranks. Returns the sum of this rank's losses, a 0-D
+    float64 tensor without a graph.
     """
     raise NotImplementedError(
         "forward and backward of each, all but the last inside model.no_sync()"
@@ -41,8 +45,10 @@ def train_step(
 ) -> float:
     """One optimizer step over all micro-batches; every rank has equally many, at least one.
 
-    The gradient is clipped to `max_norm`. Gradients are zero (or None) before and after.
-    Returns the mean loss over all tokens of all ranks.
+    The gradient of all ranks is clipped to `max_norm`. Gradients are zero (or None) before and
+    after. Returns the mean loss over all tokens of all ranks, the same on every rank. Besides DDP's
+    own message, two all-reduces of one number each: the tokens and the loss. A NaN on one rank is a
+    NaN on all: nobody leaves the step early.
     """
     tokens = tokens_of_all(micro_batches)
     total = backward(model, micro_batches, tokens)

@@ -16,9 +16,10 @@ import torch.distributed as dist
 def squared_norms(gradient: torch.Tensor) -> tuple[float, float]:
     """Replaces `gradient` by its mean over the ranks, in place, and measures on the way.
 
-    gradient: 1-D, this rank's mean over its own rows.
+    gradient: 1-D, fp32 or fp64, this rank's mean over its own rows; it may be a part of a larger
+    tensor. What is no number (NaN) on one rank is none in the mean, and in both norms.
     Returns (small, big), the same on every rank: the mean over the ranks of |gradient of one
-    rank|², and |mean gradient|². One all-reduce for everything.
+    rank|², and |mean gradient|². One all-reduce for everything, one number longer than `gradient`.
     """
     raise NotImplementedError(
         "append |gradient|² to the gradient, all-reduce both as one, take the means"
@@ -39,7 +40,8 @@ def noise_scale(history: list[tuple[float, float]], small_rows: int, big_rows: i
     """B_noise = trΣ / |G|² from the (small, big) of many steps.
 
     Both parts are very noisy in a single step, and |G|² may even come out negative. Average each
-    over the steps first, and divide last.
+    over all steps first, as they are, and divide last: if even the average of |G|² is negative, so
+    is the result. `history` stays as it is; a run has thousands of steps.
     """
     raise NotImplementedError(
         "average signal and noise over the steps, each by itself; then divide"

@@ -6,7 +6,8 @@
     optimizer.zero_grad()
 
 A rank's optimizer may hold all parameters (DDP) or only a share of them (lesson 05). In the second
-case an overflow may sit in a share that the other ranks never look at. Write the four pieces.
+case an overflow may sit in a share that the other ranks never look at. Write the four pieces;
+torch.amp.GradScaler itself, which you rebuild, is not used.
 """
 
 import torch
@@ -36,15 +37,19 @@ class LossScaler:
     def unscale(self, parameters: list[torch.nn.Parameter]) -> bool:
         """Divides every .grad by the scale, in place. True if ANY rank has an inf or a NaN.
 
-        All ranks return the same. It takes one all-reduce of one number, in every step.
+        Every one, also after the first that is not finite, and where it lies: other tensors may
+        share its memory. Gradients are fp16, bf16, fp32 or fp64; large ones are no overflow as long
+        as each number is finite. All ranks return the same. It takes one all-reduce of one number,
+        in every step, also on a rank that has no parameters. A .grad that is None stays None.
         """
         raise NotImplementedError("divide by the scale, look for inf and NaN, agree with all ranks")
 
     def update(self, overflow: bool) -> None:
         """Changes the scale after a step: `overflow` says whether the step was skipped.
 
-        Overflow: times backoff_factor. `growth_interval` steps in a row without one: times
-        growth_factor, and the counting begins anew.
+        Overflow: times backoff_factor, also below 1. `growth_interval` steps in a row without one:
+        times growth_factor. After either, `good_steps` is 0, and the counting begins anew. No
+        message: all ranks know `overflow`.
         """
         raise NotImplementedError(
             "after an overflow shrink the scale; after enough good steps let it grow"

@@ -20,10 +20,12 @@ import torch
 def round_stochastically(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """bf16 for fp32 `x`, each number up or down at random, so that the mean is x.
 
-    What bf16 can hold stays as it is. All chance comes from `generator`.
+    What bf16 can hold stays as it is, and a NaN stays a NaN; subnormal numbers are like others. x,
+    of any shape, is not changed. All chance comes from `generator`: for each number of its own, and
+    from all 16 bits that are cut.
     """
     raise NotImplementedError(
-        "add a random 16-bit number to the bits, then set the lower 16 bits to 0"
+        "add a random 16-bit number to the bits, set the lower 16 to 0; mind NaN"
     )
 
 
@@ -32,6 +34,8 @@ def sgd_step(parameters: list[torch.nn.Parameter], lr: float, step: int, rank: i
     """w ← w − lr · grad for bf16 parameters, computed in fp32 and rounded stochastically.
 
     Every rank calls this with the same averaged gradients. Afterwards all ranks must hold the same
-    weights, bit by bit. In each step other chances, for each parameter other ones.
+    weights, bit by bit, without a message, also where each was started as a program of its own. In
+    each of millions of steps other chances, for each parameter other ones. A parameter whose .grad
+    is None stays as it is; gradients are not changed.
     """
     raise NotImplementedError("one generator for all parameters; choose its seed with care")

@@ -16,16 +16,20 @@ class Checkpoint(torch.autograd.Function):
     def forward(ctx, function, *inputs):
         """Returns function(*inputs), one tensor; keeps what `backward` needs, and nothing else.
 
-        PyTorch calls this with gradients off. `ctx` is handed on to `backward`: tensors go into
-        ctx.save_for_backward(…), anything else into attributes of your own, such as ctx.function.
+        inputs are tensors of any shapes and types. PyTorch calls this with gradients off. `ctx` is
+        handed on to `backward`: tensors go into ctx.save_for_backward(…), anything else into
+        attributes of your own, such as ctx.function.
         """
         raise NotImplementedError(
-            "keep function, inputs and random state; return the function's result"
+            "keep function, inputs, random state, autocast; return the result"
         )
 
     @staticmethod
     def backward(ctx, gradient):
         """`gradient` is that of the output. Returns None for `function`, then one per input.
+
+        The function must compute what it has computed in `forward`: from the same random numbers,
+        and under the autocast of then, which is over by now. Nothing is kept after this.
 
         An input without a gradient (it does not ask for one) gets None. The gradients of the
         parameters inside the function are added to their .grad, as in any backward pass.

@@ -6,6 +6,11 @@
 
 Each class builds on the one before. A `Unit` (unit.py) holds the parameters of one module as one
 flat tensor of N equal parts; part r belongs to rank r.
+
+Any number of ranks, fp32 or fp64; one rank keeps to the limits of memory, too. A rank without rows
+counts, with a gradient of zeros; so does at stage 1 a parameter without a gradient (stages 2 and 3
+need one for every parameter in each backward pass). All by hand, with the collectives of
+torch.distributed.
 """
 
 from collections.abc import Callable
@@ -35,7 +40,8 @@ class Zero1:
         raise NotImplementedError("return this rank's part of unit.flat, without a copy")
 
     def mean_gradient(self, unit: Unit) -> torch.Tensor:
-        """This rank's part of the gradient's mean over all ranks, (length,), in a new tensor."""
+        """This rank's part of the gradient's mean over all ranks, (length,), in a new tensor: no
+        view of a larger one, which would stay in memory with it."""
         raise NotImplementedError(
             "reduce-scatter the unit's gradients, so that each rank gets its own part"
         )
@@ -45,7 +51,10 @@ class Zero1:
         raise NotImplementedError("all-gather unit.shard.data of every rank into unit.parts()")
 
     def step(self) -> None:
-        """After the backward pass: one optimizer step, the new parameters on all ranks."""
+        """After the backward pass: one optimizer step, the same new parameters on all ranks.
+
+        No gradients are left, neither whole ones nor those of the shards, and nothing else is kept.
+        """
         raise NotImplementedError(
             "mean gradients into shard.grad, forget the rest, optimizer step, gather"
         )
@@ -80,7 +89,7 @@ class Zero2(Zero1):
         )
 
     def step(self) -> None:
-        """The gradients are reduced already."""
+        """The gradients are reduced already. Again none are left afterwards."""
         raise NotImplementedError("optimizer step, forget the shards' gradients, gather")
 
 

@@ -1,10 +1,16 @@
-"""Lab 06: the Megatron layer, four steps of one file.
+"""Lab 06: the Megatron layer, five steps of one file.
 
     y = ParallelMLP(mlp)(x)                     # equal to mlp(x), with 1/N of the weights on a rank
     y = ParallelAttention(attention)(x, cos, sin)
     loss = vocabulary_loss(logits, targets, sizes)
+    y = SequenceMLP(norm, mlp)(x, length)       # and with 1/N of the positions between the matrices
 
-Every rank begins with the same whole layer and keeps its part. `part` (given) cuts a tensor.
+Every rank begins with the same whole layer and keeps its part. `part` (given) cuts a tensor. On one
+rank nothing needs to travel. What a function makes is kept for the backward pass at most: when the
+step is over, results and gradients are left, none of them a part of a larger tensor (but for pieces
+that were filled up). The functions of autograd in a and e keep no tensor at all. Where nobody asks
+for gradients, what is given stays as it is and what is sent is the same. Write with torch and
+torch.distributed, not with `utils.parallel` or `torch.distributed.tensor`: they are what you build.
 """
 
 import torch
@@ -25,7 +31,11 @@ def part(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor
 
 
 class Enter(torch.autograd.Function):
-    """f: into the layers that the ranks share. `Enter.apply(x)`."""
+    """f: into the layers that the ranks share. `Enter.apply(x)`.
+
+    forward: x, not a copy of it. backward: one all-reduce, of a tensor of dy's shape and type; dy
+    itself stays as it is, others may hold it too.
+    """
 
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +47,11 @@ class Enter(torch.autograd.Function):
 
 
 class Leave(torch.autograd.Function):
-    """g: out of the layers that the ranks share. `Leave.apply(x)`."""
+    """g: out of the layers that the ranks share. `Leave.apply(x)`.
+
+    forward: one all-reduce, of a tensor of x's shape and type; x itself stays as it is. backward:
+    nothing is sent and nothing copied.
+    """
 
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +66,10 @@ class Leave(torch.autograd.Function):
 
 
 def column(linear: nn.Linear, sizes: tuple[int, ...]) -> nn.Linear:
-    """The same layer with this rank's outputs only. sizes: how many outputs each rank has."""
+    """The same layer with this rank's outputs only, in memory of its own.
+
+    sizes: how many outputs each rank has, equal or not; perhaps none.
+    """
     weight, bias = linear.weight.data, linear.bias.data
     raise NotImplementedError(
         "this rank's part of weight and of bias, in memory of their own (.clone())"
@@ -61,21 +78,29 @@ def column(linear: nn.Linear, sizes: tuple[int, ...]) -> nn.Linear:
 
 
 def row(linear: nn.Linear, sizes: tuple[int, ...]) -> nn.Linear:
-    """The same layer with this rank's inputs only. Its bias stays whole: who adds it, and when?"""
-    weight, bias = linear.weight.data, linear.bias.data
+    """The same layer with this rank's inputs only, in memory of its own. sizes: how many each has.
+
+    Its bias stays whole: who adds it, and when?
+    """
+    weight, bias = linear.weight.data, linear.bias.data.clone()
     raise NotImplementedError("this rank's part of weight, in memory of its own")
     return as_linear(weight, bias)
 
 
 def as_linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
     """Given: a linear layer with these weights (outputs, inputs)."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    layer = nn.Linear(1, 1, device="meta")
+    layer.out_features, layer.in_features = weight.shape
     layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
     return layer
 
 
 class ParallelMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), its M columns shared out. `mlp`: the whole layer."""
+    """down(silu(gate(x)) * up(x)), its M columns shared out. `mlp`: the whole layer, with biases.
+
+    A rank keeps its parts, nothing else; a forward pass makes one all-reduce and a backward pass
+    one, each of a tensor like x, and they multiply with nothing but the parts.
+    """
 
     def __init__(self, mlp: nn.Module):
         super().__init__()
@@ -97,6 +122,7 @@ def head_sizes(heads: int, kv_heads: int, head_size: int) -> tuple[tuple, tuple]
     """How many outputs of q, and how many of k and v, each rank computes.
 
     heads = kv_heads times a whole number: so many query heads attend to one key-value head.
+    There are at least as many key-value heads as ranks.
     """
     kv_shares = shares(kv_heads, dist.get_world_size())  # key-value heads of each rank
     raise NotImplementedError(
@@ -105,14 +131,17 @@ def head_sizes(heads: int, kv_heads: int, head_size: int) -> tuple[tuple, tuple]
 
 
 class ParallelAttention(nn.Module):
-    """Causal grouped-query attention, its heads shared out. `attention`: the whole layer."""
+    """Causal grouped-query attention, its heads shared out. `attention`: the whole layer.
+
+    Memory, messages and work: as ParallelMLP.
+    """
 
     def __init__(self, attention: nn.Module):
         super().__init__()
         self.head_size = attention.head_size
         heads = attention.q_proj.out_features // self.head_size
         kv_heads = attention.k_proj.out_features // self.head_size
-        q_sizes, kv_sizes = head_sizes(heads, kv_heads, self.head_size)
+        q_sizes, kv_sizes = map(tuple, head_sizes(heads, kv_heads, self.head_size))
         self.q_proj = column(attention.q_proj, q_sizes)
         self.k_proj = column(attention.k_proj, kv_sizes)
         self.v_proj = column(attention.v_proj, kv_sizes)
@@ -137,16 +166,112 @@ class ParallelAttention(nn.Module):
 
 # ---- d · the loss
 
+IGNORED = -100  # the target of a token that does not count: padding, a prompt
+
 
 def vocabulary_loss(
-    logits: torch.Tensor, targets: torch.Tensor, sizes: tuple[int, ...]
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    sizes: tuple[int, ...],
+    smoothing: float = 0.0,
+    z: float = 0.0,
 ) -> torch.Tensor:
-    """The mean of log Σ exp(logits) − logit of the target, the same number on every rank.
+    """The mean over the tokens that count, the same bits on every rank; 0 if none counts.
 
-    logits   (B, T, V_local): this rank's words; sizes: how many words each rank has
-    targets  (B, T), numbers in the whole vocabulary
+    The loss of a token, with Z = Σ exp(logits) over all V words:
+
+        log Z − (1 − smoothing) · target's logit − smoothing · mean of all logits + z · (log Z)²
+
+    logits     (B, T, V_local): this rank's words, fp64, fp32 or bf16; where smoothing is 0, −inf
+               for a word that is masked
+    targets    (B, T), numbers in the whole vocabulary, or IGNORED
+    sizes      how many words each rank has: at least one, not always alike
+    Computed in fp64 for fp64, else in fp32. No more is sent than three all-reduces of one number a
+    token do, nothing in the backward pass. For the backward pass one tensor of V_local numbers a
+    token is kept, and some single numbers a token; none is ever longer than V_local.
     """
     first = sum(sizes[: dist.get_rank()])  # the number of this rank's first word
     raise NotImplementedError(
-        "the largest logit of all ranks, Σ exp and the target's logit through Leave"
+        "what a rank can add up alone, what it must hear from others, and the mean"
     )
+
+
+# ---- e · the sequence
+
+
+def all_positions(x: torch.Tensor, length: int) -> torch.Tensor:
+    """One all-gather, (B, T_local, C) -> (B, length, C).
+
+    Rank r has `shares(length, N)[r]` neighbouring positions, perhaps none. The pieces of a
+    collective have equal lengths: shorter ones are filled up to the longest, and no further.
+    """
+    raise NotImplementedError("gather equal pieces; of each, take what is no filling, in order")
+
+
+def own_positions_summed(x: torch.Tensor) -> torch.Tensor:
+    """One reduce-scatter, (B, T, C) -> (B, T_local, C), in pieces of equal length as above."""
+    raise NotImplementedError(
+        "a piece for each rank; what comes back is the sum of this rank's pieces"
+    )
+
+
+def filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
+    """Given: (B, positions, C) -> (B, length, C), zeros at the end."""
+    return F.pad(x, (0, 0, 0, length - x.shape[1])).contiguous()
+
+
+class EnterSequence(torch.autograd.Function):
+    """f where the sequence is split: (B, T_local, C) -> (B, T, C). `EnterSequence.apply(x, T)`."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, length: int) -> torch.Tensor:
+        raise NotImplementedError("every rank needs all positions")
+
+    @staticmethod
+    def backward(ctx, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        raise NotImplementedError("all ranks used x: what is its gradient? (None: for the length)")
+
+
+class LeaveSequence(torch.autograd.Function):
+    """g where the sequence is split: of the sum, this rank's positions. `LeaveSequence.apply(x)`.
+
+    (B, T, C) -> (B, T_local, C)
+    """
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("the sum over the ranks, of which each gets its own positions")
+
+    @staticmethod
+    def backward(ctx, dy: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("x has all positions: who has the gradients of the others?")
+
+
+class SequenceMLP(nn.Module):
+    """x + mlp(norm(x)); outside of the matrices a rank has its own positions only.
+
+    norm, mlp: the whole layers. A rank keeps the norm and its parts of mlp. A forward pass makes
+    one all-gather and one reduce-scatter, and a backward pass the same. For the backward pass it
+    keeps one tensor of all positions, (B, T, C), besides what the MLP keeps of its own columns and
+    the norm of its own positions.
+    """
+
+    def __init__(self, norm: nn.Module, mlp: nn.Module):
+        super().__init__()
+        sizes = shares(mlp.gate_proj.out_features, dist.get_world_size())
+        self.norm = norm
+        self.gate_proj, self.up_proj = column(mlp.gate_proj, sizes), column(mlp.up_proj, sizes)
+        self.down_proj = row(mlp.down_proj, sizes)
+
+    def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:
+        """(B, T_local, C) -> (B, T_local, C), this rank's positions; length: T."""
+        raise NotImplementedError("what happens to a rank's own positions, and what to all?")
+
+
+def sum_partial_gradients(layer: SequenceMLP) -> None:
+    """After the backward passes of a step: makes every `.grad` of the layer the whole batch's.
+
+    Some parameters have seen the positions of their rank alone. Their gradients are summed over the
+    ranks, in one all-reduce of no more than these.
+    """
+    raise NotImplementedError("which parameters are these?")

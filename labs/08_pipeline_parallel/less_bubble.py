@@ -6,7 +6,8 @@ def order(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]:
 
     B is the gradient of the stage's input only, so it takes half as long; W is the gradient of its
     weights, as long as B. At no moment more than `ranks` micro-batches are between F and W, and no
-    rank is idle for longer than ranks - 1 forward passes.
+    rank is idle for longer than ranks - 1 forward passes (with fewer micro-batches than ranks: than
+    in 1F1B). The list depends on the arguments alone. Write it yourself: `utils` has one.
     """
     raise NotImplementedError(
         "return this rank's list: that of exercise a, and W's where they may wait"

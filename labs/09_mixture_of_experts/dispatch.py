@@ -5,7 +5,13 @@
     y = combine(results, weights, way)               # back home, weighted and added up
 
 E experts on N ranks: rank r holds the E/N experts from number r · E/N on. Each rank has tokens of
-its own: S of them, another number on every rank, and perhaps none. k experts compute each token.
+its own: S of them, another number on every rank, and perhaps none. k different experts compute each
+token.
+
+Rows have any width, and are fp32 or fp64. What is handed in stays as it is, a `Way` too, with
+gradients or without; nothing is kept between calls, and no result is a part of a larger tensor. All
+by hand, with the collectives of torch.distributed: not with those of
+torch.distributed.nn.
 """
 
 from dataclasses import dataclass
@@ -16,11 +22,12 @@ from torch import nn
 
 
 class AllToAll(torch.autograd.Function):
-    """An all-to-all of rows that gradients can go back through."""
+    """An all-to-all of rows that gradients can go back through: one message in each direction, in
+    which every rank takes part, rows or none."""
 
     @staticmethod
     def forward(ctx, rows, send, receive):
-        """rows (sum(send), C), first those for rank 0, then those for rank 1 …
+        """rows (sum(send), C), perhaps not contiguous: first those for rank 0, then for rank 1 …
         -> (sum(receive), C), first those from rank 0, then those from rank 1 …
 
         send, receive   lists of N numbers: rows to each rank, rows from each rank
@@ -47,7 +54,8 @@ class Way:
 
 def tell(counts):
     """counts (E) int64, this rank's rows for each expert -> (N, E/N): row r is what rank r has for
-    each expert of this rank."""
+    each expert of this rank. Millions are counted exactly, too. One collective, whichever you like:
+    counts are few."""
     raise NotImplementedError(
         "every rank must learn how many rows will come; one all-to-all of counts"
     )

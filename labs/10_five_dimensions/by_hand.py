@@ -4,6 +4,8 @@
     activation_bytes(96, 12288, 2048, pp=8, micro_batch=1, micro_batches=96)
 
 Two functions of one or two lines each. With them you know in your head whether a strategy can fit.
+The planner, `utils.planner`, is not asked. Any kind of number may be returned; a byte that rounding
+costs does not matter.
 """
 
 import math

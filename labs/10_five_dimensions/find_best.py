@@ -17,7 +17,7 @@ def best_strategy(model: Model, machine: Machine, gpus: int, global_batch: int) 
     Try at least: every tp and pp whose product divides gpus (not only powers of two); micro-batches
     of 1, 2, 4, 8 and 16; interleave 1, 2, 3, 4, 6 and 8; every recompute; zero 0, 1 and 3; with and
     without sequence parallelism. Strategies that make no sense may be among them: their outcome
-    is None.
+    is None. One at least fits. `utils.planner.search` is what you write here: it is not called.
     """
     raise NotImplementedError(
         "list the strategies, ask for their outcomes, take the fastest that fits"

@@ -9,7 +9,10 @@
     logits = together(model, prompts, task, tokens)   # c: each row with a prompt of its own
     loss = backward(model, prompt, tokens, targets, mesh)   # d: on several ranks
 
-B rows of T tokens, P virtual tokens, C the hidden size, V words. A prompt is (P, C).
+B rows of T tokens, P virtual tokens, C the hidden size, V words. A prompt is (P, C), of the model's
+type: fp64, fp32 or bf16. Others use the model and the inputs too: no function changes them, but
+that `begin` may freeze the model, and `step` moves the prompt; nothing is kept from call to call.
+`utils.prompts` is what you build here, so it is not used.
 """
 
 import torch
@@ -30,7 +33,8 @@ def batch(pairs, end):
 
     A row is question + answer + [end]. tokens holds all of it but its last; targets[t] is the
     token after tokens[t] where that belongs to the answer or is the end, IGNORED elsewhere.
-    Shorter rows are filled up on the right: tokens with `end`, targets with IGNORED.
+    Shorter rows are filled up on the right: tokens with `end`, targets with IGNORED. A question has
+    a token at least, an answer may be empty; `end` may occur in both.
     """
     raise NotImplementedError(
         "make tokens and targets: what follows each token, where it is to be learned"
@@ -54,7 +58,10 @@ def forward(model, prompt, tokens):
 
 
 def answer_loss(logits, targets):
-    """The loss in nats: the mean over all tokens of the batch that count."""
+    """The loss in nats: the mean over all tokens of the batch that count, one at least.
+
+    A number in fp32, in fp64 where the logits are: in bf16 one cannot count beyond 256.
+    """
     raise NotImplementedError(
         "cross entropy of logits (B, T, V) and targets (B, T), IGNORED ones left out"
     )
@@ -64,18 +71,23 @@ def answer_loss(logits, targets):
 
 
 def begin(model, words, lr):
-    """Freezes the model -> prompt, optimizer.
+    """What learns, and what makes it learn -> prompt, optimizer.
 
     words   int64 (P): the prompt starts as a copy of their rows in the embedding
-    The optimizer is Adam, without weight decay, and knows nothing but the prompt.
+    The optimizer is Adam, without weight decay, and knows nothing but the prompt. No weight of the
+    model may get a gradient in the steps to come: freeze it here, or ask for the gradient of the
+    prompt alone there.
     """
     raise NotImplementedError(
-        "freeze the model; make the prompt, a leaf that learns; make its optimizer"
+        "make the prompt, a leaf that learns, and its optimizer; no weight may learn"
     )
 
 
 def step(model, prompt, optimizer, tokens, targets):
-    """One training step; the loss before it, a float. Every step starts from a gradient of zero."""
+    """One training step; the loss before it, a float. Every step starts from a gradient of zero.
+
+    Nothing but the prompt's gradient and Adam's state is kept, and no gradient of a weight is made.
+    """
     raise NotImplementedError(
         "loss, backward, step; no gradient of this step may be left for the next"
     )
@@ -83,7 +95,7 @@ def step(model, prompt, optimizer, tokens, targets):
 
 def tune(model, words, batches):
     """The prompt after one step for each (tokens, targets) of `batches`, at a learning rate that
-    you choose."""
+    you choose. batches: a list, or what has a length and is gone through like one."""
     raise NotImplementedError(
         "begin, one step for each batch, and a learning rate fit for so few numbers"
     )
@@ -96,7 +108,8 @@ def together(model, prompts, task, tokens):
     """Logits (B, T, V) of one pass in which row b has the prompt prompts[task[b]].
 
     prompts  a list of tensors (P₀, C), (P₁, C), …: they may differ in length
-    task     int64 (B): which one each row has; tokens (B, T)
+    task     int64 (B): which one each row has; tokens (B, T). Some prompts may have no row
+    One pass: each matrix of the blocks multiplies once, for rows as long as the longest.
     """
     raise NotImplementedError(
         "one pass over rows that each begin with their own prompt; where to cut each?"
@@ -111,9 +124,12 @@ def backward(model, prompt, tokens, targets, mesh):
     loss of all rows, a float.
 
     mesh.tp   these ranks share each matrix, and have the same rows
-    mesh.dp   these have other rows, whose answers are of other lengths; each has a whole copy of
-              the model (of its part of the matrices, where tp ranks share them)
-    The prompt is on every rank, and prompt.grad is None before.
+    mesh.dp   these have other rows, whose answers are of other lengths; on some no token may
+              count. Each has a whole copy of the model (of its part of the matrices, where tp
+              ranks share them)
+    The model is frozen. The prompt is on every rank, and prompt.grad is None before; afterwards it
+    is the same on all, bit by bit. Three all-reduces over dp at most, of the prompt's
+    gradient in its own type (bf16 may travel as fp32) and of single numbers; none over tp.
     """
     total = (targets != IGNORED).sum().float()  # tokens that count on this rank
     losses = loss_function(model)  # fits logits that are split over the tp ranks, and whole ones

@@ -1,20 +1,35 @@
 """Lab 16, exercise a: the config.pbtxt, what the server has to know of a model.
 
-    config(2)      the text of the file, for a model on two ranks
+    config(model)        the text of the file
 
-What it has to say:
+    model.name           the model's and its folder's; the file may leave it out
+    model.inputs         a list of tensors, each with
+        .name
+        .dtype           "bool", "int8" … "int64", "uint8" … "uint64", "float16" … "float64" as in
+                         NumPy, or "bfloat16", "string". Triton calls them TYPE_BOOL, TYPE_INT8 …,
+                         TYPE_UINT8 …, TYPE_FP16 …, TYPE_BF16, TYPE_STRING
+        .dims            a list of sizes, without that of the batch; -1: any
+        .optional        whether a request may leave it out; never true of an output
+    model.outputs        the same
+    model.max_batch      how many requests the server may hand over as one batch; 0: nobody but the
+                         model makes batches
+    model.delay          None, or how many microseconds the server may hold requests back to make
+                         a batch: dynamic batching
+    model.streams        whether a request may get any number of responses (else exactly one)
+    model.instances      how many processes the server starts
+    model.device         what it gives to each: "cpu", "gpu", or "model": devices are the model's
+                         own affair
+    model.parameters     {name: value}, texts and numbers. The file has a text for each, str(value),
+                         and there may be quotes and backslashes in it
 
-- the backend is the Python one, and nobody but the model makes batches of requests: 0 as the
-  largest batch. (Then the shapes below are whole; else the server adds a dimension in front.)
-- inputs: `input_ids`, any number of int32; `max_tokens`, one int32, which may be left out;
-  `arrival`, three int32, which may be left out (the checks use it). Output: `output_ids`, int32.
-- a request may get many responses: one for each token
-- one process leads all ranks, and it chooses their devices itself: one instance, of the kind that
-  leaves devices to the model
-- the parameters `tp`, how many ranks, and `slots` with the value 4
+The backend is Triton's Python backend. The file says all this, and nothing else that changes what
+the server does (comments and parameters of your own are fine). `model` stays as it is. Write the
+text by hand, or with what is installed: tritonclient and protobuf, not the workshop's `utils`.
 """
 
+import json
 
-def config(tp: int) -> str:
-    """The text of config.pbtxt. tp: how many ranks the model has."""
+
+def config(model):
+    """The text of config.pbtxt for a model."""
     raise NotImplementedError("return the text of config.pbtxt")

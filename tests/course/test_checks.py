@@ -5,8 +5,10 @@ import time
 import pytest
 import torch.distributed as dist
 
-from utils.course import checks, record
-from utils.course.checks import NotHere, Wrong, check, on_ranks
+from utils.course import record, trial
+from utils.course.checks import check
+from utils.course.expect import NotHere, Wrong
+from utils.course.trial import Trial
 
 
 @pytest.fixture
@@ -20,9 +22,14 @@ def numbers(answer) -> list:
     return answer.number()
 
 
-def judge(path) -> str:
-    """The right number is 42, on both ranks."""
-    for rank, number in enumerate(on_ranks(2, path, numbers, hang="Advice for a hang.")):
+SEEN = "    The cases were drawn from seed 7.\n"
+AGAIN = "    The same cases again: check(…, seed=7)\n"
+
+
+def judge(trial) -> str:
+    """The right number is 42, on both ranks, in each of the cases that it draws (and leaves)."""
+    trial.new_seed()
+    for rank, number in enumerate(trial.on_ranks(2, numbers, hang="Advice for a hang.")):
         if number != 42:
             raise Wrong(f"rank {rank} says {number}.\nIt is one more.")
     return "the number is right."
@@ -33,27 +40,31 @@ def remembered() -> dict:
 
 
 def test_the_three_marks(file, capsys):
-    check("01x number", judge, file)
+    check("01x number", judge, file, seed=7)
     out = capsys.readouterr().out
-    assert out == "[x] 01x number: rank 0 says 41.\n    It is one more.\n"
+    assert out == "[x] 01x number: rank 0 says 41.\n    It is one more.\n" + AGAIN
     assert remembered() == {"01x number": False}
     file.write_text("def number():\n    return 42\n")
-    check("01x number", judge, file)
-    assert capsys.readouterr().out == "[ok] 01x number: the number is right.\n"
+    check("01x number", judge, file, seed=7)
+    assert capsys.readouterr().out == "[ok] 01x number: the number is right.\n" + SEEN
     assert remembered() == {"01x number": True}
     file.write_text('def number():\n    raise NotImplementedError("say the number")\n')
-    check("01x number", judge, file)
+    check("01x number", judge, file, seed=7)
     out = capsys.readouterr().out
     assert out == "[ ] 01x number: not started. Your task: say the number\n"
 
 
 BROKEN = {
     "def number(:": "answer.py line 1 is no Python: ",
-    "number = 1 / 0": "ZeroDivisionError: division by zero",
-    "def number():\n    return secret": "answer.py:2: return secret",
+    "number = 1 / 0": "ZeroDivisionError in answer.py line 1 (`number = 1 / 0`): division",
+    "def number():\n    return secret": "NameError in answer.py line 2 (`return secret`): name",
     "def other(): pass": "has no attribute 'number'",
-    "def number():\n    while True: pass": "no end after 6 s: an endless loop?",
-    "def number():\n    raise SystemExit": "SystemExit",
+    "def number():\n    while True: pass": "no end after 6 s in answer.py line 2 (`while True",
+    "import time\ndef number():\n    while True:\n        try: time.sleep(9)\n"
+    "        except BaseException: pass": "no end after 6 s in answer.py line 4",
+    "def number():\n    raise SystemExit": "the code leaves the program in answer.py line 2",
+    "import os\ndef number():\n    os._exit(3)": "with 2 ranks: Rank 0 ended with code 3.",
+    "import os\ndef number():\n    os.abort()": "was killed by SIGABRT in answer.py line 3",
     "def number():\n    return lambda: 1": "It is one more.",
 }
 
@@ -61,20 +72,20 @@ BROKEN = {
 @pytest.mark.parametrize("source", BROKEN)
 def test_whatever_the_file_does_the_check_only_prints(source, file, capsys, monkeypatch):
     if "while True" in source:  # only here: it must be longer than HANG, on a busy machine too
-        monkeypatch.setattr(checks, "TOO_LONG", 6.0)
+        monkeypatch.setattr(trial, "TOO_LONG", 6.0)
     file.write_text(source + "\n")
-    check("01x number", judge, file)
+    check("01x number", judge, file, seed=7)
     out = capsys.readouterr().out
     assert out.startswith("[x] 01x number: ") and BROKEN[source] in out, out
-    assert " checks.py:" not in out and "Advice" not in out
+    assert " trial.py:" not in out and "Advice" not in out
     assert remembered() == {"01x number": False}
 
 
 def test_an_error_shows_the_lines_of_the_file_as_it_is_now(file, capsys):
     for name in ("first", "second"):
         file.write_text(f"def number():\n    return {name}\n")
-        check("01x number", judge, file)
-        assert f"answer.py:2: return {name}" in capsys.readouterr().out
+        check("01x number", judge, file, seed=7)
+        assert f"answer.py line 2 (`return {name}`)" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there(tmp_path, capsys):
@@ -92,31 +103,31 @@ def test_a_hang_ends_and_says_where_each_rank_is(file, capsys):
         "    return 42\n"
     )
     start = time.monotonic()
-    check("01x number", judge, file)
+    check("01x number", judge, file, seed=7)
     assert time.monotonic() - start < 60
     out = capsys.readouterr().out
     assert out.startswith("[x] 01x number: with 2 ranks: A collective did not complete within 5 s")
     assert "answer.py:6: dist.recv(torch.zeros(1), 1)" in out
-    assert out.endswith("    Advice for a hang.\n")
+    assert out.endswith("    Advice for a hang.\n" + AGAIN)
 
 
 def test_what_cannot_run_here_is_neither_right_nor_wrong(file, capsys):
-    def judge(path):
+    def judge(trial):
         raise NotHere("there is no server for this machine")
 
-    check("01x number", judge, file)
+    check("01x number", judge, file, seed=7)
     assert capsys.readouterr().out == "[ ] 01x number: there is no server for this machine\n"
     assert "01x number" not in remembered()
 
 
 def test_prints_of_the_answer_are_shown(file, capsys):
     file.write_text("def number():\n    print('a trace')\n    return 42\n")
-    check("01x number", judge, file)
+    check("01x number", judge, file, seed=7)
     assert "all ranks │ a trace" in capsys.readouterr().out
 
 
 def test_an_error_of_the_judge_does_not_stop_the_notebook(file, capsys):
-    def broken(path):
+    def broken(trial):
         raise KeyError("oops")
 
     check("01x number", broken, file)
@@ -128,7 +139,7 @@ def test_a_ledger_that_cannot_be_written_does_not_stop_the_check(
 ):
     (tmp_path / "flat").write_text("")
     monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "flat"))
-    check("01x number", judge, file)
+    check("01x number", judge, file, seed=7)
     assert capsys.readouterr().out.startswith("[x] 01x number: rank 0 says 41.")
 
 
@@ -149,5 +160,5 @@ def blocks(answer) -> float:
 
 def test_sends_really_block(file):
     """The checks on deadlocks rest on this: gloo's send waits for the receive, even for 4 bytes."""
-    sent, begins = on_ranks(2, file, blocks)
+    sent, begins = Trial(file).on_ranks(2, blocks)
     assert sent > begins

@@ -35,7 +35,8 @@ def test_a_prediction_is_noted_and_revealed(home, capsys):
     ]
     entry = json.loads((home / "ledger.json").read_text())["predictions"]["01 payload"]
     assert entry == {
-        "value": 12.0, "unit": "MB", "revealed": True, "theory": 8.0, "measured": 8.04,
+        "value": 12.0, "late": False, "unit": "MB",
+        "revealed": True, "theory": 8.0, "measured": 8.04,
     }  # fmt: skip
 
 
@@ -66,12 +67,19 @@ def test_none_does_not_wipe_out_a_prediction_and_a_reveal_fixes_it(capsys):
     assert record.read()["predictions"]["01 a"]["value"] == 6
 
 
-def test_a_first_prediction_after_the_reveal_is_noted():
-    """Someone ran everything once with None: the number that follows is a prediction still."""
-    predict("01 a", None)
+def test_a_number_after_the_reveal_is_kept_but_does_not_count(capsys):
+    """Someone ran everything once with None: the number that follows is no prediction any more."""
+    predict("01 a", None, "MB")
     reveal("01 a", measured=7, show="text")
-    predict("01 a", 5)
-    assert record.read()["predictions"]["01 a"]["value"] == 5
+    for number in (5, 14):
+        capsys.readouterr()
+        predict("01 a", number, "MB")
+        expected = f"01 a: {number} MB comes after the reveal, so it does not count.\n"
+        assert capsys.readouterr().out == expected
+    assert not record.counts(record.read()["predictions"]["01 a"])
+    reveal("01 a", measured=7, show="text")
+    out = capsys.readouterr().out
+    assert "Your number, which came after the reveal, is 2 times the measurement." in out
 
 
 @pytest.mark.parametrize("value", ["12 MB", True, float("nan"), float("inf"), [1], 1j, np.ones(2)])

@@ -62,6 +62,16 @@ def test_the_report_follows_what_is_done(course, capsys):
     assert out.endswith("Next: your prediction “00 two” in 00 start here.\n")
 
 
+def test_a_number_after_its_reveal_is_no_prediction(course, capsys):
+    reveal("00 one", measured=2, show="text")
+    predict("00 one", 2)
+    capsys.readouterr()
+    progress.report(course)
+    out = capsys.readouterr().out
+    assert "00 start here             0 of 2      1 of 2           –" in out
+    assert out.endswith("Next: your prediction “00 two” in 00 start here.\n")
+
+
 def test_what_comes_next(course, capsys):
     for name in ("00 one", "00 two", "lab 01 three"):
         predict(name, 1)
@@ -101,5 +111,5 @@ def test_each_prediction_is_revealed_in_its_notebook():
     for path in [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("labs/*/lab.ipynb")]:
         cells = nbformat.read(path, as_version=4).cells
         code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
-        made, revealed = progress._names("predict", code), progress._names("reveal", code)
+        made, revealed = progress.names_in("predict", code), progress.names_in("reveal", code)
         assert set(made) == set(revealed), path.name

@@ -1,4 +1,4 @@
-"""No window opens, and no figure of one test is seen by the next."""
+"""No window opens, and no test sees the figure of another."""
 
 import pytest
 
@@ -8,5 +8,6 @@ from utils.drawing.figures import plt
 @pytest.fixture(autouse=True)
 def no_windows():
     plt.switch_backend("agg")
+    plt.close("all")  # tests of other rooms draw, too
     yield
     plt.close("all")

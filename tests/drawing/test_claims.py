@@ -60,7 +60,7 @@ def test_the_numbers_in_the_picture_add_up_to_the_model(config):
 def test_the_map_names_every_lesson_that_cuts_something():
     start_here.workshop_map()
     words = " ".join(text.get_text() for text in plt.gca().texts)
-    assert all(f"{lesson:02d} " in words for lesson in range(1, 10))
+    assert all(f"{lesson:02d} " in words for lesson in (1, 2, 3, 4, 5, 6, 8, 9, 10))
 
 
 def test_a_matrix_in_two_shows_both_ranks():
@@ -103,6 +103,22 @@ def test_the_collectives_do_what_the_picture_shows():
         for name, (before, expected) in data_parallel.COLLECTIVES.items():
             shown = [[value(origin) for origin in row] for row in expected]
             assert ranks.run(after, name, before) == shown, name
+
+
+def test_the_ring_sums_every_chunk_and_hands_it_round():
+    data_parallel.ring(4)
+    panels = {
+        title: [int(text) for text in texts(axes) if text.isdigit()]
+        for axes in plt.gcf().axes
+        if (title := axes.get_title(loc="left"))
+    }
+    assert list(panels) == [
+        "own values", *[f"reduce-scatter, {k}" for k in (1, 2, 3)],
+        *[f"all-gather, {k}" for k in (1, 2, 3)],
+    ]  # fmt: skip
+    finished = torch.tensor(panels["reduce-scatter, 3"]).view(4, 4) == 4
+    assert finished.sum(0).tolist() == finished.sum(1).tolist() == [1] * 4  # one for each rank
+    assert set(panels["all-gather, 3"]) == {4}
 
 
 # ---- lesson 02

@@ -30,6 +30,7 @@ DRAWINGS = {
     "data parallel": (data_parallel.data_parallel, 5),
     "data parallel, 2": (lambda: data_parallel.data_parallel(2), 5),
     "collectives": (data_parallel.collectives, 5),
+    "ring": (data_parallel.ring, 16),
     "who holds what": (sharded.who_holds_what, 4),
     "units in time": (sharded.units_in_time, 4),
     "decision": (sharded.decision, 4),

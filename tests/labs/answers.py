@@ -17,6 +17,7 @@ import re
 import sys
 import tempfile
 import textwrap
+import zlib
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
@@ -32,13 +33,25 @@ AT_ONCE = 2  # processes that judge; each starts ranks of its own
 SECONDS = 120  # for one answer, waiting for its turn not included
 
 
+# How an answer can be wrong: only its values; right for the tested sizes or types alone; more
+# messages, memory, or work in another half than the contract says; inputs changed; luck in place
+# of a wait; the library in disguise; what never changes between cases taken for constant; ranks in
+# step by accident; one odd rank; a part of the result; no end.
+KINDS = (
+    "values", "sizes", "types", "communication", "memory", "work", "inputs", "luck", "library",
+    "constants", "step", "odd", "part", "end",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class WrongAnswer:
-    """source: the whole file; hint: words that the check must print."""
+    """source: the whole file; kind: one of KINDS, or ""; hint: words that the check must
+    print, or several such, " | " between them, where cases or timing decide which."""
 
     exercise: str
     mistake: str
     source: str
+    kind: str
     hint: str
 
 
@@ -76,11 +89,13 @@ def wrong_answers(path: Path, solution: str) -> list[WrongAnswer]:
     text = path.read_text()
     answers = []
     for function in ast.parse(text).body[1:]:
-        hint = re.search(r"^hint: (.+)$", ast.get_docstring(function), re.M)[1]
+        said = dict(re.findall(r"^(kind|hint): (.+)$", ast.get_docstring(function), re.M))
         lines = text.splitlines()[function.body[0].end_lineno : function.end_lineno]
         body = textwrap.dedent("\n".join(lines))
         source = f"{solution}\n{body}\n"
-        answers.append(WrongAnswer(path.stem, function.name, source, hint))
+        answers.append(
+            WrongAnswer(path.stem, function.name, source, said.get("kind", ""), said["hint"])
+        )
     return answers
 
 
@@ -140,6 +155,6 @@ def judge(lab: Lab, exercise: str, source: str | None) -> Judged:
                 (Path(place) / given.name).write_text(given.read_text())
             answer = Path(place) / file
             answer.write_text(source)
-        check(exercise, getattr(module, function), answer)
+        check(exercise, getattr(module, function), answer, seed=zlib.crc32(answer.read_bytes()))
         sys.path[:] = path  # without the answer's folder
         return Judged(printed.getvalue(), record.read()["checks"])

@@ -14,7 +14,7 @@ import re
 
 import pytest
 
-from tests.labs.answers import WrongAnswer, judges_of
+from tests.labs.answers import KINDS, WrongAnswer, judges_of
 from utils.paths import ROOT
 from utils.workshop import labs
 
@@ -22,9 +22,10 @@ from utils.workshop import labs
 class LabTests:
     """lab: the Lab; others: {"EXERCISE: what is different": source}, right answers that are written
     otherwise; least: how many wrong answers there must be; untouched: the exercises whose check can
-    be asked of the untouched copy, default all."""
+    be asked of the untouched copy, default all. each: (wrong answers, their kinds, right ones) that
+    each exercise must have; a dictionary where exercises differ."""
 
-    lab, others, least, untouched = None, {}, 0, None
+    lab, others, least, untouched, each = None, {}, 0, None, (1, 0, 0)
 
     def task(self, exercise, tasks):
         """The task that an untouched exercise shows, out of all in its file."""
@@ -68,13 +69,21 @@ class LabTests:
         judged.begin((one.exercise, one.source) for one in selected(request, "wrong"))
         found = judged(wrong.exercise, wrong.source)
         assert found.out.startswith(f"[x] {wrong.exercise}: "), found.out
-        assert wrong.hint in found.out.replace("\n    ", " "), found.out
+        said = found.out.replace("\n    ", " ")
+        assert any(hint in said for hint in wrong.hint.split(" | ")), found.out
         assert found.checks == {wrong.exercise: False}
 
-    def test_each_exercise_has_wrong_answers(self):
-        wrong = self.lab.wrong()
-        assert {answer.exercise for answer in wrong} == set(self.lab.exercises)
-        assert len(wrong) >= self.least
+    def test_each_exercise_has_answers_of_many_kinds(self):
+        answers = self.lab.wrong()
+        assert len(answers) >= self.least
+        assert {answer.kind for answer in answers} <= {"", *KINDS}
+        for exercise in self.lab.exercises:
+            each = self.each[exercise] if isinstance(self.each, dict) else self.each
+            many, kinds, right = each
+            wrong = [answer for answer in answers if answer.exercise == exercise]
+            assert len(wrong) >= many, exercise
+            assert len({answer.kind for answer in wrong} - {""}) >= kinds, exercise
+            assert sum(name.startswith(f"{exercise}:") for name in self.others) >= right, exercise
 
     def test_another_right_answer_passes(self, judged, other, request):
         judged.begin(self.other_answer(name) for name in selected(request, "other"))

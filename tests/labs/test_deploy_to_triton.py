@@ -3,13 +3,17 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 
+from labs.support.deploy_to_triton.triton_model.leader import Leader, Request, alone
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
+from tests.serving.processes import until
+from utils.course.trial import Trial
 from utils.paths import ROOT
 from utils.serving.server import server_available
 from utils.workshop import labs
@@ -30,20 +34,118 @@ LAB = Lab(
 )
 
 OTHERS = {
-    "config: other spelling, a name, lists one by one": """
-def config(tp):
-    tensors = [("input_ids", -1, ""), ("max_tokens", 1, "optional: true")]
-    tensors.append(("arrival", 3, "optional: true"))
-    lines = [
-        f'input {{ name: "{name}" data_type: TYPE_INT32 dims: {size} {rest} }}'
-        for name, size, rest in tensors
-    ]
-    lines += ['name: "lab"', 'backend: "python"', "instance_group { kind: KIND_MODEL count: 1 }"]
-    lines.append('output { name: "output_ids" data_type: TYPE_INT32 dims: [-1] }')
-    lines.append("model_transaction_policy: { decoupled: true }  # a stream")
-    for key, value in (("slots", 4), ("tp", tp), ("comment", "mine")):
-        lines.append(f'parameters: {{ key: "{key}" value: {{ string_value: "{value}" }} }}')
-    return "\\n".join(lines)
+    "config: the other way around, a name, other spelling, comments, harmless words": r"""
+def config(model):
+    def tensor(kind, t):
+        dims = "".join(f" dims: {size}" for size in t.dims)
+        dtype = {"string": "STRING", "bool": "BOOL", "bfloat16": "BF16"}.get(t.dtype)
+        dtype = dtype or t.dtype.replace("float", "fp").upper()
+        optional = f", optional: {int(t.optional)}" if kind == "input" else ""
+        return f"{kind}: <{dims}; data_type: TYPE_{dtype}{optional} name: {t.name!r}>"
+
+    lines = [f"# {model.name}", f"name: {model.name!r}"]
+    lines.append("version_policy { latest { num_versions: 1 } }")
+    for key, value in reversed([*model.parameters.items(), ("comment", "mine")]):
+        text = str(value).replace("\\", "\\134").replace("'", "\\'")
+        lines.append(f"parameters: {{ value: {{ string_value: '{text}' }} key: '{key}' }}")
+    group = f"{{ count: 1 kind: KIND_{model.device.upper()} name: 'g' }}"
+    lines.append("instance_group: [ " + ", ".join([group] * model.instances) + " ]")
+    lines.append("model_transaction_policy { decoupled: %s }" % ("t" if model.streams else "f"))
+    lines += [tensor("output", t) for t in reversed(model.outputs)]
+    lines += [tensor("input", t) for t in model.inputs]
+    if model.delay is not None:
+        lines.append(f"dynamic_batching < max_queue_delay_microseconds: {hex(model.delay)} >")
+    if model.max_batch:
+        lines.append(f"max_batch_size: {model.max_batch}")
+    lines.append("backend: 'py' \"thon\"")
+    return "\n".join(lines)
+""",
+    "config: Triton's message, written by protobuf": """
+def config(model):
+    from google.protobuf import text_format
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    made = pb.ModelConfig(backend="python", max_batch_size=model.max_batch)
+    for tensor in model.inputs:
+        made.input.add(name=tensor.name, dims=tensor.dims, optional=tensor.optional,
+                       data_type=getattr(pb, triton(tensor.dtype)))
+    for tensor in model.outputs:
+        made.output.add(name=tensor.name, dims=tensor.dims,
+                        data_type=getattr(pb, triton(tensor.dtype)))
+    made.model_transaction_policy.decoupled = model.streams
+    kind = getattr(pb.ModelInstanceGroup, "KIND_" + model.device.upper())
+    made.instance_group.add(kind=kind, count=model.instances)
+    if model.delay is not None:
+        made.dynamic_batching.max_queue_delay_microseconds = model.delay
+        made.dynamic_batching.SetInParent()
+    for name, value in model.parameters.items():
+        made.parameters[name].string_value = str(value)
+    return text_format.MessageToString(made)
+
+
+def triton(dtype):
+    for theirs, ours in (("BFLOAT", "BF"), ("FLOAT", "FP")):
+        dtype = dtype.upper().replace(theirs, ours)
+    return "TYPE_" + dtype
+""",
+    "config: one line, numbers for types, lists": r"""
+TYPES = ["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64",
+         "float16", "float32", "float64", "string", "bfloat16"]
+
+
+def config(model):
+    def text(value):
+        return '"' + "".join(f"\\{ord(c):03o}" for c in str(value)) + '"'
+
+    def one(t):
+        more = ["optional: true"] * t.optional
+        return " ".join([f"{{name:{text(t.name)}", f"data_type:{TYPES.index(t.dtype) + 1}",
+                         f"dims:{list(t.dims)}", *more, "}"])
+
+    parts = [f"max_batch_size:{model.max_batch}", 'backend:"python"']
+    parts.append(f"input:[{','.join(map(one, model.inputs))}]")
+    parts.append(f"output:[{','.join(map(one, model.outputs))}]")
+    if model.delay is not None:
+        parts.append(f"dynamic_batching:{{max_queue_delay_microseconds:{model.delay}}}")
+    parts.append(f"model_transaction_policy:{{decoupled:{str(bool(model.streams)).lower()}}}")
+    parts.append(f"instance_group:{{kind:KIND_{model.device.upper()},count:{model.instances}}}")
+    given = model.parameters.items()
+    given = [f"{{key:{text(k)},value:{{string_value:{text(v)}}}}}" for k, v in given]
+    parts.append(f"parameters:[{','.join(given)}]")
+    return " ".join(parts)
+""",
+    "config: a generator of lines, a template": r"""
+def config(model):
+    return "\n".join(lines(model))
+
+
+def lines(model):
+    yield 'backend: "python"'
+    yield "max_batch_size: " + str(model.max_batch)
+    if model.delay is not None:
+        yield "dynamic_batching {"
+        yield f"  max_queue_delay_microseconds: {model.delay}"
+        yield "}"
+    kinds = dict(bool="BOOL", string="STRING", bfloat16="BF16")
+    for bits in (8, 16, 32, 64):
+        kinds |= {f"int{bits}": f"INT{bits}", f"uint{bits}": f"UINT{bits}"}
+        kinds[f"float{bits}"] = f"FP{bits}"
+    for kind in "input", "output":
+        yield kind + " ["
+        yield ",\n".join(
+            '  {\n    name: "%s"\n    data_type: TYPE_%s\n    dims: [ %s ]%s\n  }'
+            % (t.name, kinds[t.dtype], str(t.dims)[1:-1], "\n    optional: true" * t.optional)
+            for t in getattr(model, kind + "s")
+        )
+        yield "]"
+    if model.streams:
+        yield "model_transaction_policy {\n  decoupled: True\n}"
+    yield "instance_group [ {"
+    yield f"  count: {model.instances}\n  kind: KIND_{model.device.upper()}"
+    yield "} ]"
+    for name, value in model.parameters.items():
+        value = str(value).replace("\\", "\\\\").replace('"', '\\"')
+        yield f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}'
 """,
     "rank: a loop over readline, the sum by a function": """
 def summed(x):
@@ -69,9 +171,116 @@ def loop(shard, commands, answers, rank):
             answers.write(json.dumps(answer) + "\\n")
             answers.flush()
 """,
+    "rank: asynchronous sums that are waited for, any answer in one line": """
+from torch.distributed import all_reduce
+
+import torch
+
+
+def layer(x, attend, mlp):
+    for part_of in attend, mlp:
+        part = part_of(x)
+        work = all_reduce(part, async_op=True)
+        work.wait()
+        x = torch.add(part, x)
+    return x
+
+
+def loop(shard, commands, answers, rank):
+    obey = {
+        "prefill": lambda slot, tokens: [shard.prefill(slot, tokens)],
+        "decode": lambda slots, tokens: list(shard.decode(slots, tokens)),
+    }
+    for command in map(json.loads, iter(commands.readline, "")):
+        answer = {"error": None}
+        try:
+            answer = {"tokens": obey[command.pop("do")](**command)}
+        except ValueError as error:
+            answer = {"error": repr(error) + " " + str(error), "command": command}
+        if dist.get_rank() == 0:
+            json.dump(answer, answers)
+            answers.write(chr(10))
+            answers.flush()
+""",
+    "rank: nothing is said where one rank is all, a generator of answers": """
+def summed(part):
+    if dist.get_world_size() > 1:
+        dist.all_reduce(part, op=dist.ReduceOp.SUM)
+    return part
+
+
+def layer(x, attend, mlp):
+    middle = x + summed(attend(x))
+    return summed(mlp(middle)) + middle
+
+
+def obeyed(shard, commands):
+    for line in commands:
+        command = json.loads(line)
+        slots = command.get("slots")
+        try:
+            if slots is None:
+                yield {"tokens": (shard.prefill(command["slot"], command["tokens"]),)}
+            else:
+                yield {"tokens": tuple(shard.decode(slots, command["tokens"]))}
+        except ValueError as error:
+            yield {"error": f"{error}"}
+
+
+def loop(shard, commands, answers, rank):
+    for answer in obeyed(shard, commands):
+        if rank:
+            continue
+        print(json.dumps(answer, ensure_ascii=False), file=answers, flush=True)
+""",
+    "rank: commands from a thread that reads ahead, other exceptions end it with words": """
+import queue
+import threading
+
+
+def layer(x, attend, mlp):
+    part = attend(x)
+    dist.all_reduce(part)
+    part += x
+    more = mlp(part)
+    dist.all_reduce(more)
+    return more.add_(part)
+
+
+def loop(shard, commands, answers, rank):
+    lines = queue.Queue()
+
+    def read():
+        for line in commands:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while (line := lines.get()) is not None:
+        command = json.loads(line)
+        try:
+            if command["do"] == "prefill":
+                answer = {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            else:
+                answer = {"tokens": shard.decode(command["slots"], command["tokens"])}
+        except ValueError as error:
+            answer = {"error": str(error)}
+        except Exception as error:
+            if rank == 0:
+                print(json.dumps({"error": f"it is over: {error}"}), file=answers, flush=True)
+            return
+        if rank == 0:
+            print(json.dumps(answer), file=answers, flush=True)
+""",
     "goal: as few slots as will do, as long a queue": """
 def settings():
     return dict(queue=20, slots=4, tp=2)
+""",
+    "goal: NumPy's whole numbers, as few ranks and as many slots as fit": """
+def settings():
+    import numpy as np
+
+    return dict(zip(("tp", "slots", "queue"), np.array([2, 7, 17])))
 """,
     "batch: all decode first, then leave, then join; and the new ones decode at once": """
 def join(waiting, running, slots):
@@ -94,11 +303,103 @@ def step(waiting, running, slots, model):
             running[slot].add(token)
     leave(running)
 """,
+    "batch: one decode, then leave, and the new ones at the end": """
+def leave(running):
+    for slot in [slot for slot in running if running[slot].over]:
+        running.pop(slot)
+
+
+def join(waiting, running, slots):
+    taken = set()
+    free = iter(sorted(set(range(slots)) - running.keys()))
+    slot = next(free, None)
+    while waiting and slot is not None:
+        request = waiting.popleft()
+        if not request.over:
+            running[slot] = request
+            taken.add(slot)
+            slot = next(free, None)
+    return taken
+
+
+def step(waiting, running, slots, model):
+    leave(running)
+    if running:
+        who = tuple(running.values())
+        for request, token in zip(who, model.decode(tuple(running), [r.last for r in who])):
+            request.add(token)
+    leave(running)
+    for slot in sorted(join(waiting, running, slots), reverse=True):
+        running[slot].begin(model, slot)
+""",
+    "batch: one after the other is begun and joins, a class for the table": """
+class Table:
+    def __init__(self, waiting, running, slots):
+        self.waiting, self.running, self.slots = waiting, running, slots
+
+    def lowest(self):
+        return min(set(range(self.slots)) - set(self.running), default=None)
+
+    def oldest(self):
+        while self.waiting:
+            if not (request := self.waiting.popleft()).over:
+                return request
+
+    def seats(self):
+        while (slot := self.lowest()) is not None and (request := self.oldest()):
+            self.running[slot] = request
+            yield slot
+
+
+def leave(running):
+    kept = {slot: request for slot, request in running.items() if not request.over}
+    running.clear()
+    running.update(kept)
+
+
+def join(waiting, running, slots):
+    return tuple(Table(waiting, running, slots).seats())
+
+
+def step(waiting, running, slots, model):
+    leave(running)
+    before = sorted(running.items())
+    for slot in Table(waiting, running, slots).seats():
+        running[slot].begin(model, slot)
+    if before:
+        slots, requests = zip(*before)
+        tokens = model.decode(list(slots), [request.last for request in requests])
+        _ = [request.add(token) for request, token in zip(requests, tokens)]
+""",
+    "batch: who is over is taken out of the queue at once, and who ends in its first token": """
+def join(waiting, running, slots):
+    for request in [request for request in waiting if request.over]:
+        waiting.remove(request)
+    taken = [slot for slot in range(slots) if slot not in running][: len(waiting)]
+    for slot in taken:
+        running[slot] = waiting.popleft()
+    return taken
+
+
+def step(waiting, running, slots, model):
+    leave(running)
+    before = dict(running)
+    while new := join(waiting, running, slots):
+        for slot in new:
+            running[slot].begin(model, slot)
+        leave(running)  # a slot whose request has ended at once is free at once
+    if before:
+        tokens = model.decode(list(before), [before[slot].last for slot in before])
+        for slot, token in zip(before, tokens):
+            before[slot].add(token)
+""",
 }
 
 
 class TestLab(LabTests):
-    lab, others, least = LAB, OTHERS, 60
+    lab, others, least = LAB, OTHERS, 105
+    many = (25, 8, 4)
+    each = {"config": many, "rank": many, "batch": many, "goal": (13, 4, 2)}  # noqa: RUF012
 
 
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────
@@ -116,7 +417,44 @@ def test_the_prompts_leave_no_doubt():
             ]
         first, second = logits.topk(2).values.T
         assert (first - second).min() > 0.003
-        assert torch.allclose(first, torch.tensor(lab_server.right_logits(number, count)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_drawn_models_and_tables_have_everything_that_can_be_told(seed):
+    from labs.support.deploy_to_triton import check_batch, check_config
+
+    models = check_config._models(Trial("config.py", seed))
+    for name, several in {
+        "device": {"cpu", "gpu", "model"},
+        "streams": {False, True},
+        "delay": {None, 0},
+        "max_batch": {0, 1},
+        "instances": {1, 2},
+    }.items():
+        assert several <= {getattr(model, name) for model in models}
+    tensors = [tensor for model in models for tensor in model.inputs]
+    assert {tensor.dtype for tensor in tensors} == set(check_config.DTYPES)
+    assert {tensor.optional for tensor in tensors} == {False, True}
+    texts = "".join(str(value) for model in models for value in model.parameters.values())
+    assert '"' in texts and "\\" in texts and max(len(model.inputs) for model in models) > 40
+    tables = [t for several in check_batch._tables(Trial("x.py", seed).draw) for t in several]
+    assert min(table.slots for table in tables) == 1 and max(table.slots for table in tables) >= 70
+    visits = [visit for table in tables for visit in table.visits]
+    assert max(len(table.visits) for table in tables) >= 250
+    assert any(visit.gone is not None for visit in visits)
+    assert any(visit.prompt[0] < 0 for visit in visits)
+    assert any(visit.prompt[1] and visit.tokens > visit.prompt[1] for visit in visits)
+    assert any(len(visit.prompt) > 400 for visit in visits)
+
+
+def test_where_there_is_no_server_the_rest_is_checked(monkeypatch):
+    from labs.support.deploy_to_triton import check_batch, check_config, lab_server
+
+    for module, exercise in ((check_batch, "batch"), (check_config, "config")):
+        monkeypatch.setattr(module, "server_available", lambda: "it is not installed")
+        said = getattr(module, exercise)(Trial(LAB.solution / LAB.exercises[exercise][2]))
+        assert "there is no Triton server on this machine" in said
+    assert lab_server._here["server"] is None
 
 
 def test_nothing_is_measured_where_nothing_is_written(tmp_path):
@@ -128,6 +466,21 @@ def test_nothing_is_measured_where_nothing_is_written(tmp_path):
     assert measurements.batches(scheduler) is None and measurements.loads(settings) is None
     assert measurements.together(config, rank, scheduler) is None
     assert lab_server._here["server"] is None, "a server was started for nothing"
+
+
+def test_a_request_that_does_not_fit_harms_nobody_else():
+    ended, sent = [], []
+    answer = SimpleNamespace(send=sent.append, end=lambda *why: ended.append(why), cancelled=bool)
+    model = SimpleNamespace(prefill=lambda slot, tokens: 7, decode=lambda slots, last: [8])
+    leader = Leader(model, alone, slots=2, positions=10)
+    try:
+        leader.submit(Request([1] * 8, 3, answer))  # the third new token is not read any more
+        with pytest.raises(ValueError, match=r"8 tokens and 4 new ones .* 10 positions"):
+            leader.submit(Request([1] * 8, 4, answer))
+        until(lambda: ended)
+    finally:
+        leader.close()
+    assert sent == [7, 8, 8] and ended == [(None,)]
 
 
 def test_the_server_and_the_ranks_forkserver_end_with_their_process():

@@ -13,34 +13,75 @@ LAB = Lab(
         "noise": ("check_noise", "norms", "noise.py"),
         "estimate": ("check_noise", "estimate", "noise.py"),
     },
-    {"utils.course.checks.HANG": 10.0},  # two answers are judged at once
+    {"utils.course.trial.HANG": 10.0},  # two answers are judged at once
 )
 
 OTHERS = {
-    "accumulate: divides before the all-reduce is copied back, into new gradients": """
+    "accumulate: divides the whole message, into new gradients": """
 def reduce_once(model, losses, tokens):
     from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
     parameters = list(model.parameters())
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    message = torch.cat([torch.tensor([tokens, losses], dtype=torch.float64),
-                         parameters_to_vector(grads)])
+    dtype = torch.float64 if grads[0].dtype == torch.float64 else torch.float32
+    message = torch.cat([torch.tensor([tokens, losses], dtype=dtype),
+                         parameters_to_vector(grads).to(dtype)])
     dist.all_reduce(message)
-    message[1:] /= message[0]
-    vector_to_parameters(message[2:], grads)
+    message[1:] /= message[0].clone()
+    vector_to_parameters(message[2:].to(grads[0].dtype), grads)
     for parameter, grad in zip(parameters, grads):
         parameter.grad = grad
     return float(message[1])
 """,
-    "accumulate: sums of losses kept as tensors": """
+    "accumulate: sums of losses kept as tensors, backwards": """
 def accumulate(model, micro_batches):
     losses, tokens = torch.zeros((), dtype=torch.float64), 0
-    for x, y in micro_batches:
+    for x, y in reversed(micro_batches):
         loss = loss_sum(model, x, y)
         loss.backward()
         losses += loss.detach()
         tokens += (y != -100).sum()
+    return [losses, tokens]
+""",
+    "accumulate: nothing to do for padding, a NumPy number and a Fraction": """
+def accumulate(model, micro_batches):
+    import numpy as np
+    from fractions import Fraction
+
+    losses, tokens = np.float64(0), Fraction(0)
+    for x, y in micro_batches:
+        if not counted(y):
+            continue
+        loss = loss_sum(model, x, y)
+        loss.backward()
+        losses, tokens = losses + loss.item(), tokens + counted(y)
     return losses, tokens
+
+def reduce_once(model, losses, tokens, solution=reduce_once):
+    return solution(model, float(losses), int(tokens))
+""",
+    "accumulate: waits for an asynchronous all-reduce, the two sums first": """
+def reduce_once(model, losses, tokens):
+    parameters = list(model.parameters())
+    dtype = torch.promote_types(parameters[0].dtype, torch.float32)
+    count = sum(p.numel() for p in parameters)
+    buffer = torch.empty(count + 2, dtype=dtype)
+    pieces = buffer[2:].split([p.numel() for p in parameters])
+    for p, piece in zip(parameters, pieces):
+        piece.copy_(p.grad.flatten()) if p.grad is not None else piece.zero_()
+    buffer[0], buffer[1] = losses, tokens
+    dist.all_reduce(buffer, async_op=True).wait()
+    for p, piece in zip(parameters, pieces):
+        p.grad = (piece / buffer[1]).view_as(p).to(p.dtype)
+    return buffer[0] / buffer[1]
+""",
+    "accumulate: alone, no message": """
+def reduce_once(model, losses, tokens, solution=reduce_once):
+    if dist.get_world_size() > 1:
+        return solution(model, losses, tokens)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad / tokens
+    return losses / tokens
 """,
     "ddp: the flag before the forward pass": """
 def train_step(model, micro_batches, optimizer, max_norm):
@@ -79,6 +120,64 @@ def train_step(model, micro_batches, optimizer, max_norm):
     dist.all_reduce(mean)
     return mean
 """,
+    "ddp: clips by hand": """
+def train_step(model, micro_batches, optimizer, max_norm):
+    tokens = tokens_of_all(micro_batches)
+    total = backward(model, micro_batches, tokens)
+    norm = sum(p.grad.square().sum() for p in model.parameters()).sqrt().item()
+    for p in model.parameters():
+        if norm > max_norm:
+            p.grad *= max_norm / norm
+    optimizer.step()
+    model.zero_grad()
+    dist.all_reduce(total)
+    return total / tokens
+""",
+    "ddp: sums the losses while the gradients travel": """
+def train_step(model, micro_batches, optimizer, max_norm):
+    tokens = torch.tensor([float(sum(counted(y) for _, y in micro_batches))], dtype=torch.float64)
+    work = dist.all_reduce(tokens, async_op=True)
+    work.wait()
+    total = backward(model, tuple(micro_batches), int(tokens))
+    work = dist.all_reduce(total, async_op=True)
+    clip_grad_norm_(model.parameters(), max_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    work.wait()
+    return (total / tokens).numpy()[0]
+""",
+    "noise: fp64 numbers are added up here, waits": """
+def squared_norms(gradient):
+    import numpy as np
+
+    size = dist.get_world_size()
+    message = torch.empty(len(gradient) + 1, dtype=gradient.dtype)
+    message[0], message[1:] = gradient.double().square().sum(), gradient
+    dist.all_reduce(message, async_op=True).wait()
+    gradient.copy_(message[1:]).div_(size)
+    return np.float64(message[0].item() / size), gradient.norm() ** 2
+""",
+    "noise: a list of two, the mean by AVG where it is alone": """
+def squared_norms(gradient, solution=squared_norms):
+    if dist.get_world_size() == 1:
+        square = gradient.square().sum().item()
+        return [square, square]
+    return list(solution(gradient))
+""",
+    "noise: in the gradient's place, with one number more": """
+LONGER = {}
+
+def squared_norms(gradient):
+    key = len(gradient), gradient.dtype
+    if LONGER.get("key") != key:
+        LONGER.update(key=key, message=torch.empty(len(gradient) + 1, dtype=gradient.dtype))
+    message = LONGER["message"]
+    torch.cat([gradient, torch.dot(gradient, gradient)[None]], out=message)
+    message /= dist.get_world_size()
+    dist.all_reduce(message)
+    gradient[:] = message[:-1]
+    return message[-1].item(), torch.dot(gradient, gradient).item()
+""",
     "noise: the norm of the small batch first": """
 def squared_norms(gradient):
     size = dist.get_world_size()
@@ -92,6 +191,20 @@ def signal_and_noise(small, big, small_rows, big_rows):
     signal = (big_rows * big - small_rows * small) / (big_rows - small_rows)
     return signal, (small - big) / (1 / small_rows - 1 / big_rows)
 """,
+    "estimate: a linear system": """
+def signal_and_noise(small, big, small_rows, big_rows):
+    import numpy as np
+
+    return np.linalg.solve([[1, 1 / small_rows], [1, 1 / big_rows]], [small, big]).tolist()
+""",
+    "estimate: fractions": """
+def signal_and_noise(small, big, small_rows, big_rows):
+    from fractions import Fraction
+
+    small, big = Fraction(small), Fraction(big)
+    noise = (small - big) * small_rows * big_rows / (big_rows - small_rows)
+    return small - noise / small_rows, noise
+""",
     "estimate: averages the norms": """
 def noise_scale(history, small_rows, big_rows):
     small, big = (sum(column) / len(history) for column in zip(*history))
@@ -102,7 +215,7 @@ def noise_scale(history, small_rows, big_rows):
 
 
 class TestLab(LabTests):
-    lab, others, least = LAB, OTHERS, 40
+    lab, others, least, each = LAB, OTHERS, 85, (12, 6, 4)
 
     def task(self, exercise, tasks):
         return tasks[exercise == "estimate"]

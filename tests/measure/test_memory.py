@@ -305,6 +305,18 @@ def of_fsdp(layers):
         return settled(memory, 0), after, memory.phases, whole, one
 
 
+def of_lone_layers():
+    """The most bytes of parameters in a step on units that have no modules inside."""
+    from torch.distributed.fsdp import fully_shard
+
+    layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8, bias=False) for _ in range(3)])
+    for unit in (*layers, layers):
+        fully_shard(unit)
+    with Memory(layers) as memory:
+        layers(torch.ones(2, 8)).sum().backward()
+    return max(held["parameters"] for _, held in memory.timeline)
+
+
 def test_ddp_buckets_are_communication_and_fsdp_holds_shards():
     with Ranks(2, device="cpu") as ranks:
         for held, whole in ranks.run(of_ddp, False):
@@ -318,6 +330,8 @@ def test_ddp_buckets_are_communication_and_fsdp_holds_shards():
             most = max(phases["forward"]["parameters"], phases["backward"]["parameters"])
             assert whole / 2 < most <= whole / 2 + outer + 2 * one  # one layer and the next
             assert phases["backward"]["communication"] > 0
+        one = 4 * 8 * 8  # bytes of a layer: this rank's half of three, and one that is whole
+        assert ranks.run(of_lone_layers) == [3 * one / 2 + one] * 2
 
 
 # ---- the book-keeping itself

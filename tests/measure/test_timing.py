@@ -18,6 +18,20 @@ def test_seconds_of_something_short_is_more_than_nothing():
     assert 0 < timing.seconds(lambda: None) < 1e-3
 
 
+def test_in_turn_calls_each_after_the_other_and_keeps_its_least(monkeypatch):
+    monkeypatch.setattr(timing, "_time", lambda function, *_: function())
+    called, naps = [], {"a": [1, 9, 4], "b": [2, 6, 8]}  # the first of each is not kept
+
+    def nap(name):
+        called.append(name)
+        return naps[name].pop(0)
+
+    least = timing.in_turn({name: lambda name=name: nap(name) for name in naps}, rounds=2)
+    assert called == ["a", "b"] * 3 and least == {"a": 4, "b": 6}
+    with pytest.raises(ValueError, match="rounds 0 measures nothing"):
+        timing.in_turn({}, rounds=0)
+
+
 def test_seconds_refuses_zero_repeats():
     with pytest.raises(ValueError, match="repeats 0 measures nothing"):
         timing.seconds(lambda: None, repeats=0)

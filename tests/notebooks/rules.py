@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from utils.workshop.notebooks import METADATA, read, where
+from utils.workshop.notebooks import METADATA, answers, read, where
 
 TAGS = {"nbval-ignore-output", "raises-exception", "hide-input"}
 MAX_LINES = 25
@@ -79,12 +79,18 @@ def metadata(notebook, path) -> Iterator[str]:
     """Nothing of an editor, a run or a machine is stored: make refresh removes it."""
     if notebook.metadata != METADATA or (notebook.nbformat, notebook.nbformat_minor) != (4, 5):
         yield f"{path.name}: metadata or format is not what make refresh stores"
+    folded = answers(notebook)
     for index, cell in enumerate(notebook.cells):
         allowed = {"tags"} if tags(cell) else set()
-        if "hide-input" in tags(cell):
-            allowed.add("jupyter")
-        if set(cell.metadata) - allowed:
+        hidden = {"source_hidden"} if "hide-input" in tags(cell) else set()
+        hidden |= {"outputs_hidden"} if index in folded else set()
+        if (
+            set(cell.metadata) - allowed - {"jupyter"}
+            or set(cell.metadata.get("jupyter", {})) - hidden
+        ):
             yield f"{where(path, notebook, index)}: metadata {dict(cell.metadata)}"
+        elif path.parent.name == "notebooks" and set(cell.metadata.get("jupyter", {})) != hidden:
+            yield f"{where(path, notebook, index)}: an answer lies open: make refresh"
         if set(tags(cell)) - TAGS:
             yield f"{where(path, notebook, index)}: unknown tag, {TAGS} are known: {tags(cell)}"
         for output in cell.get("outputs", []):
@@ -196,6 +202,42 @@ def anatomy(notebook, path) -> Iterator[str]:
             folded = len(re.findall(r"<details>.*?<summary>.*?</details>", section, re.DOTALL))
             if folded != 3:
                 yield f"{path.name}: {folded} questions with folded answers, not 3"
+
+
+# --- symbols --------------------------------------------------------------------------------------
+
+
+def symbols(notebook) -> dict[str, str]:
+    """{symbol: meaning} of a lesson's tables of symbols; those of one row share its meaning."""
+    found = {}
+    for table in re.findall(r"(?m)^\| symbol \|.*\n\| ---.*\n((?:\|.*\n?)+)", markdown(notebook)):
+        for row in table.splitlines():
+            first, meaning = re.findall(r"\|([^|]*)\|([^|]*)", row)[0]
+            names = re.sub(r"\$|\\ ", "", first).split(",")
+            found |= {name.strip(): meaning.strip() for name in names}
+    return found
+
+
+def keywords(notebook) -> dict[str, str]:
+    """{symbol: the bold word of its meaning}, in the order of the symbols of a row."""
+    found, rows = {}, symbols(notebook)
+    for meaning in dict.fromkeys(rows.values()):
+        names = [name for name, words in rows.items() if words == meaning]
+        found |= dict(zip(names, re.findall(r"\*\*(.+?)\*\*", meaning), strict=True))
+    return found
+
+
+def ambiguous(first, others: dict[str, dict[str, str]]) -> Iterator[str]:
+    """Symbols of lessons ({name: its symbols}) that lesson `first` has with another meaning, or
+    that two of them have and `first` has not."""
+    shared, seen = keywords(first), {}
+    for lesson, rows in others.items():
+        for symbol, meaning in rows.items():
+            if symbol in shared:
+                if shared[symbol] not in meaning:
+                    yield f"{lesson}: {symbol} is “{meaning}”, not {shared[symbol]}"
+            elif seen.setdefault(symbol, lesson) != lesson:
+                yield f"{lesson}: {symbol} is in {seen[symbol]} too, and not in the first lesson"
 
 
 # --- links ----------------------------------------------------------------------------------------

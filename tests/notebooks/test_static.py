@@ -6,9 +6,17 @@ import json
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from tests.notebooks.rules import EVERYWHERE, anatomy, broken_links, jupyter_anchor, slug
+from tests.notebooks.rules import (
+    EVERYWHERE,
+    ambiguous,
+    anatomy,
+    broken_links,
+    jupyter_anchor,
+    slug,
+    symbols,
+)
 from utils.paths import ROOT
-from utils.workshop.notebooks import METADATA, every_notebook, name, read
+from utils.workshop.notebooks import METADATA, answers, every_notebook, name, normalise, read
 
 NOTEBOOKS = every_notebook()
 LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
@@ -79,6 +87,7 @@ FLAWS = [
     ("metadata", lambda nb: nb.metadata.update(widgets={})),
     ("metadata", lambda nb: nb.cells[1].metadata.update(editable=False)),
     ("metadata", lambda nb: nb.cells[2].metadata.update(tags=["skip-me"])),
+    ("metadata", lambda nb: nb.cells[2].metadata.update(jupyter={"outputs_hidden": True})),
     ("metadata", lambda nb: nb.cells[2].metadata.update(execution={"iopub.status.busy": "1"})),
     ("short_cells", lambda nb: nb.cells[3].update(source="x = 1\n" * 26)),
     ("findings", lambda nb: nb.cells[4].update(source="## Next")),
@@ -120,6 +129,44 @@ def test_a_rule_sees_its_flaw(rule, flaw, tmp_path):
     flawed = copy.deepcopy(lesson())
     flaw(flawed)
     assert complaints(flawed, tmp_path) == {rule}
+
+
+def with_symbols(*rows):
+    """A lesson with a table of these symbols."""
+    table = "| symbol | meaning |\n| --- | --- |\n" + "".join(f"| {row} |\n" for row in rows)
+    return new_notebook(cells=[new_markdown_cell(f"What does it cost?\n\n{table}\n$$N$$")])
+
+
+def test_a_symbol_has_one_meaning_in_all_lessons():
+    first, *others = LESSONS
+    assert not list(ambiguous(read(first), {name(path): symbols(read(path)) for path in others}))
+
+
+def test_ambiguous_symbols_are_found():
+    first = with_symbols("$N$ | **ranks**", "$b$, $s$ | rows of a **micro-batch**, its **tokens**")
+    others = {
+        "good": with_symbols(
+            "$N, k$ | ranks; all-reduces", r"$b,\ s$ | a micro-batch's tokens | B"
+        ),
+        "bad": with_symbols("$N$ | parameters", "$k$ | experts"),
+    }
+    assert list(ambiguous(first, {name: symbols(other) for name, other in others.items()})) == [
+        "bad: N is “parameters”, not ranks",
+        "bad: k is in good too, and not in the first lesson",
+    ]
+
+
+def test_what_answers_a_prediction_is_stored_folded():
+    """Up to its reveal; in later sections the reveal alone."""
+    sources = ["1", 'predict("a", None)', "2", 'predict("b", None)', "%%ranks\n3", "4"]
+    sources += ['reveal("a")', "5", 'x = 6\nreveal("b", measured=x)', "7"]
+    cells = [new_code_cell(source, outputs=[SAYS]) for source in sources]
+    cells[5].outputs = []
+    cells.insert(7, new_markdown_cell("A word.\n\n## 2 · The next section"))
+    notebook = normalise(new_notebook(cells=cells))
+    assert answers(notebook) == {2, 4, 6, 9}
+    folded = [cell.metadata == {"jupyter": {"outputs_hidden": True}} for cell in notebook.cells]
+    assert [index for index, yes in enumerate(folded) if yes] == [2, 4, 6, 9]
 
 
 def test_anchors():

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from utils.measure.traffic import Traffic
 from utils.memory.checkpointing import recompute
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
+from utils.models.tp_plan import TP_PLANS, planned
 from utils.parallel import tp_ops
 from utils.parallel.mesh import Axis, make_mesh, one_rank
 from utils.parallel.tensor import (
@@ -16,7 +17,7 @@ from utils.parallel.tensor import (
     gathered_logits,
     loss_function,
     reduce_replicated_gradients,
-    split_by_name,
+    split_by_plan,
     tensor_parallel,
     vocabulary_cross_entropy,
 )
@@ -412,55 +413,129 @@ def test_a_missing_f_shows_in_the_gradients_only(pools):
         assert F.l1_loss(found[name], expected[name]) > 1e-3 * expected[name].abs().mean()
 
 
-# ---- any model, by name
+# ---- any model, by a plan
 
 
-class TwoHeads(torch.nn.Module):
-    """Attention as it is written where the number of heads comes from the shapes."""
+class Conv1D(torch.nn.Module):
+    """GPT-2's linear layer: the weight is (inputs, outputs)."""
+
+    def __init__(self, outputs, inputs):
+        super().__init__()
+        self.nf, self.nx = outputs, inputs
+        self.weight = torch.nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = torch.nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+class Packed(torch.nn.Module):
+    """Attention as GPT-2 writes it, which remembers how wide q, k and v are."""
 
     def __init__(self):
         super().__init__()
-        self.query, self.key, self.value, self.out = (torch.nn.Linear(8, 8) for _ in range(4))
+        self.c_attn, self.c_proj, self.split_size = Conv1D(36, 12), Conv1D(12, 12), 12
 
     def forward(self, x):
-        q, k, v = (p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in self.children_of_x())
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-    def children_of_x(self):
-        return self.query, self.key, self.value
+        q, k, v = (p.unflatten(-1, (-1, 4)) for p in self.c_attn(x).split(self.split_size, dim=-1))
+        y = F.scaled_dot_product_attention(*(p.transpose(1, 2) for p in (q, k, v)))
+        return self.c_proj(y.transpose(1, 2).flatten(2))
 
 
-def by_name(columns, rows):
-    axis = make_mesh(tp=dist.get_world_size()).tp
+class Biased(torch.nn.Module):
+    """Attention as T5 writes it, with a column for each head in a table."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(12, 12) for _ in range(4))
+        self.table, self.n_heads = torch.nn.Embedding(5, 3), 3
+
+    def forward(self, x):
+        q, k, v = (p(x).view(*x.shape[:2], self.n_heads, 4) for p in (self.q, self.k, self.v))
+        bias = self.table(torch.arange(x.shape[1])).T[None, :, None]
+        y = F.scaled_dot_product_attention(*(p.transpose(1, 2) for p in (q, k, v)), bias)
+        return self.o(y.transpose(1, 2).flatten(2))
+
+
+class EveryKind(torch.nn.Module):
+    """One module of each kind that a plan has; the words are tied, and so is their bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.lm_head = torch.nn.Embedding(11, 12), torch.nn.Linear(12, 11)
+        self.lm_head.weight, self.bias = self.words.weight, self.lm_head.bias
+        self.packed, self.biased = Packed(), Biased()
+        self.up, self.down = torch.nn.Linear(12, 7), torch.nn.Linear(7, 12)
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        x = x + self.packed(x)
+        x = x + self.biased(x)
+        logits = self.lm_head(x + self.down(self.up(x).tanh()))
+        return F.cross_entropy(logits.view(-1, 11), tokens.flip(1).flatten())
+
+
+PLAN = {
+    "words": ("column", "words of the vocabulary"),
+    "c_attn": ("packed column", "query heads"),
+    "packed.c_proj": ("row", "query heads"),
+    "q": ("column", "query heads"),
+    "k": ("column", "key-value heads"),
+    "v": ("column", "key-value heads"),
+    "table": ("table", "query heads"),
+    "o": ("row", "query heads"),
+    "up": ("column", "columns of the MLP"),
+    "down": ("row", "columns of the MLP"),
+    "lm_head": ("column", "words of the vocabulary"),
+}
+
+
+def by_plan(plan, heads=3, strict=True):
+    """On a rank: whether the loss is one rank's, and the parameters whose gradients are not."""
     torch.manual_seed(0)
-    whole, x = TwoHeads().double(), torch.randn(2, 5, 8, dtype=torch.float64)
-    expected = whole(x)
-    expected.square().sum().backward()
+    right, tokens = EveryKind().double(), torch.randint(11, (2, 5))
+    expected = right(tokens)
+    expected.backward()
     torch.manual_seed(0)
-    model = TwoHeads().double()
+    model = EveryKind().double()
     try:
-        split_by_name(model, axis, columns, rows)
+        split_by_plan(model, make_mesh(tp=dist.get_world_size()).tp, plan, heads, strict=strict)
     except ValueError as error:
         return str(error)
-    y = model(x)
-    y.square().sum().backward()
-    right = dict(whole.named_parameters())
-    return torch.allclose(y, expected) and all(
-        torch.allclose(whole_of(p), right[name].grad) for name, p in model.named_parameters()
-    )
+    loss = model(tokens)
+    loss.backward()
+    found = {name: whole_of(p) for name, p in model.named_parameters()}
+    wrong = [n for n, p in right.named_parameters() if not torch.allclose(found[n], p.grad)]
+    return torch.allclose(loss, expected), wrong
 
 
 def whole_of(parameter):
     return whole(parameter, parameter.grad)
 
 
-def test_any_model_can_be_split_by_name(pools):
-    columns, rows = ["query", "key", "v*"], ["out"]
-    assert pools[2].run(by_name, columns, rows) == [True, True]
-    found = pools[2].run(by_name, columns, ["output"])
-    assert found == ["no linear layer has a name like 'output'"] * 2
-    found = pools[3].run(by_name, columns, rows)
-    assert found == ["tp 3 does not divide the 8 outputs of query"] * 3
+def test_any_model_can_be_split_by_a_plan(pools):
+    for size, pool in pools.items():  # 3 heads, 7 columns and 11 words are even on none
+        assert pool.run(by_plan, PLAN) == [(True, [])] * size
+    found = pools[2].run(by_plan, {"query": PLAN["q"]})
+    assert found == ["no module of EveryKind is in this plan"] * 2
+    message = "tp 3 is more than the 2 heads of keys and values: a head is not split, so take at "
+    assert all(found.startswith(message) for found in pools[3].run(by_plan, PLAN, heads=2))
+
+
+def test_a_tied_weight_is_split_under_all_of_its_names(pools):
+    """Forgotten under one of them, its gradient is wrong and the loss is not."""
+    forgetful = {name: how for name, how in PLAN.items() if name != "words"}
+    found = pools[2].run(by_plan, forgetful)
+    message = "words.weight is a weight that the plan splits under another name only: add 'words'"
+    assert all(error.startswith(message) for error in found)
+    assert pools[2].run(by_plan, forgetful, strict=False) == [(True, ["words.weight"])] * 2
+
+
+def test_an_entry_is_the_longest_ending_of_a_name():
+    plan = TP_PLANS["bert"]
+    assert planned(plan, "bert.encoder.layer.0.attention.output.dense") == ("row", "query heads")
+    assert planned(plan, "bert.encoder.layer.0.output.dense") == ("row", "columns of the MLP")
+    assert planned(plan, "bert.pooler.dense") is None
 
 
 # ---- random numbers

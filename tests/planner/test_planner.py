@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from utils.planner import MACHINES, MODELS, Machine, Model, Strategy, kernels, n
 from utils.planner import __main__ as command
 from utils.planner.machine import ANY, Level
 from utils.planner.search import candidates
-from utils.planner.strategy import Columns
+from utils.planner.strategy import OVERLAPS, Columns
 
 A100 = MACHINES["dgx-a100"]
 
@@ -197,12 +198,102 @@ def test_messages_go_over_the_slowest_network_that_they_cross():
     assert seconds(network.all_reduce, 1, 1) == 0
 
 
+def test_a_ring_waits_longer_where_it_leaves_the_node():
+    machine = Machine("two", 1e12, 1, 1, 1e9, 1e9, (Level(8, 1e9, 1e-6), Level(ANY, 1e9, 9e-6)),
+                      1e9, 1e9, 1e9)  # fmt: skip
+
+    def waits(n, stride):
+        return network.pace(machine, np.array([n]), np.array([stride]))[1].item()
+
+    assert waits(8, 1) == pytest.approx(1e-6)
+    assert waits(8, 8) == pytest.approx(9e-6)
+    assert waits(64, 1) == pytest.approx((56 * 1e-6 + 8 * 9e-6) / 64)
+    assert waits(4, 4) == pytest.approx((2 * 1e-6 + 2 * 9e-6) / 4)
+
+
 def test_tensor_parallelism_across_nodes_is_slow():
     def seconds(tp, pp):
         strategy = Strategy(dp=4, pp=pp, tp=tp, global_batch=256, recompute="full")
         return plan(MODELS["gpt3-175b"], strategy, A100).seconds["total"]
 
     assert seconds(8, 4) < seconds(16, 2) < seconds(32, 1)
+
+
+# ---- what travels while the device computes
+
+H100 = MACHINES["dgx-h100"]
+EACH = {  # a strategy that has something to hide, the flag, the kind of seconds
+    "overlap_tp": (Strategy(tp=8, dp=2, global_batch=32, sequence_parallel=True), "tp"),
+    "overlap_pp": (Strategy(tp=8, pp=8, interleave=3, global_batch=32), "pp"),
+    "overlap_grad_reduce": (Strategy(tp=8, pp=8, dp=4, global_batch=32), "dp"),
+    "overlap_param_gather": (Strategy(tp=8, pp=8, dp=4, global_batch=32, zero=1), "dp"),
+}
+
+
+@pytest.mark.parametrize("flag", EACH)
+def test_each_flag_hides_its_own_messages(flag):
+    """What is hidden is missing from the bill, to the last second; the computation stays."""
+    strategy, kind = EACH[flag]
+    model, nothing = MODELS["gpt3-175b"], dict.fromkeys(OVERLAPS, False)
+    off = plan(model, replace(strategy, **nothing), H100)
+    on = plan(model, replace(strategy, **nothing | {flag: True}), H100)
+    more = on.hidden[kind] - off.hidden[kind]
+    assert more > 0
+    assert on.seconds[kind] + on.hidden[kind] == pytest.approx(off.seconds[kind] + off.hidden[kind])
+    for other in ("compute", "recompute", "optimizer"):
+        assert on.seconds[other] == off.seconds[other]
+    assert on.seconds["total"] < off.seconds["total"]
+    assert {other: on.hidden[other] - off.hidden[other] for other in on.hidden if other != kind} \
+        == {other: 0 for other in on.hidden if other != kind}  # fmt: skip
+
+
+def test_without_flags_a_machine_does_what_megatron_did_in_its_time():
+    strategy = Strategy(tp=8, pp=8, dp=2, interleave=3, global_batch=32, zero=1,
+                        sequence_parallel=True)  # fmt: skip
+    for name, usual, attention in (("dgx-a100", False, "scores"), ("dgx-h100", True, "fused")):
+        model, machine = MODELS["gpt3-175b"], MACHINES[name]
+        said = replace(strategy, attention=attention, **dict.fromkeys(OVERLAPS, usual))
+        assert plan(model, strategy, machine).seconds == plan(model, said, machine).seconds
+        other = replace(strategy, **dict.fromkeys(OVERLAPS, not usual))
+        assert plan(model, strategy, machine).seconds != plan(model, other, machine).seconds
+    assert search(MODELS["gpt3-13b"], H100, 8, top=1)[0].strategy.overlap_tp is True
+    found = search(MODELS["gpt3-13b"], H100, 8, top=1, overlap_tp=False)
+    assert found[0].strategy.overlap_tp is False
+
+
+def test_no_message_hides_longer_than_the_computation_lasts():
+    """On a network that is a thousand times slower the rest of every message shows."""
+    slow = replace(H100, levels=tuple(
+        replace(level, bandwidth=level.bandwidth / 1000) for level in H100.levels))  # fmt: skip
+    for strategy in (
+        Strategy(tp=8, pp=4, dp=2, interleave=2, global_batch=16, zero=1, sequence_parallel=True),
+        Strategy(dp=64, zero=3, global_batch=64),
+    ):
+        one = plan(MODELS["gpt3-13b"], strategy, slow)
+        work = one.seconds["compute"]
+        assert all(0 <= seconds <= work * (1 + 1e-9) for seconds in one.hidden.values())
+        assert one.seconds["dp"] > one.hidden["dp"]
+
+
+def test_tensor_parallelism_in_fast_nodes_can_hide_all_of_its_messages():
+    strategy = Strategy(tp=8, global_batch=32, sequence_parallel=True, micro_batch=4)
+    one = plan(MODELS["gpt3-175b"], strategy, H100)
+    assert one.hidden["tp"] > 20 * one.seconds["tp"]
+    # not over nodes
+    assert all(found.strategy.tp <= 8 for found in search(MODELS["gpt3-175b"], H100, 1024, top=5))
+
+
+def test_eight_bits_speed_up_the_products_of_layers_alone():
+    model = MODELS["gpt3-175b"]
+    strategy = Strategy(tp=8, pp=8, global_batch=32, attention="fused")
+    wide, narrow = (plan(model, replace(strategy, precision=precision), H100)
+                    for precision in ("bf16", "fp8"))  # fmt: skip
+    ratio = H100.fp8_peak * H100.fp8_sustained / H100.peak / H100.sustained
+    assert 1.4 < wide.seconds["compute"] / narrow.seconds["compute"] < ratio
+    assert narrow.memory == wide.memory
+    assert narrow.seconds["tp"] + narrow.hidden["tp"] == pytest.approx(
+        wide.seconds["tp"] + wide.hidden["tp"]
+    )
 
 
 # ---- search
@@ -241,7 +332,7 @@ def test_all_candidates_are_different_and_valid():
 def test_arrays_and_single_strategies_are_the_same():
     model = MODELS["gpt3-13b"]
     strategies = [Strategy(tp=t, dp=8 // t, global_batch=64) for t in (1, 2, 4, 8)]
-    c = Columns.of(strategies, model)
+    c = Columns.of(strategies, model, A100)
     assert [strategy.tp for strategy in c.strategies()] == [1, 2, 4, 8]
     assert c.micro_batches.tolist() == [8, 16, 32, 64]
 
@@ -287,6 +378,22 @@ def test_the_command_prints_a_table_and_a_ranking(capsys):
     assert status == 0 and "none of" in out
 
 
+def test_the_command_takes_what_overlaps(capsys):
+    line = "--model gpt3-175b --machine h100 --tp 8 --pp 8 --dp 2 --sequence-parallel --json"
+
+    def found(flags):
+        return json.loads(asked(f"{line} {flags}", capsys)[1])
+
+    usual, off = found(""), found(" ".join(f"--no-{name.replace('_', '-')}" for name in OVERLAPS))
+    assert usual["hidden_seconds"]["tp"] > off["hidden_seconds"]["tp"]
+    assert off["hidden_seconds"]["pp"] == off["hidden_seconds"]["dp"] == 0
+    assert off["strategy"]["overlap_tp"] is False
+    on = found(" ".join(f"--{name.replace('_', '-')}" for name in OVERLAPS))
+    assert on["step_seconds"] == usual["step_seconds"]
+    status, out, _ = asked(line.removesuffix(" --json"), capsys)
+    assert status == 0 and "behind the computation travel, in seconds: tp" in out
+
+
 def test_part_of_a_name_is_enough(capsys):
     _, out, _ = asked("--model 405B --machine h100 --tp 8 --pp 16 --dp 8 --json", capsys)
     found = json.loads(out)
@@ -326,6 +433,7 @@ def test_ffn_means_a_gated_mlp(capsys):
         ("--model gpt9 --gpus 8", "model 'gpt9' is not one of"),
         ("--gpus 8", "no model: give --model or --layers, --hidden, --heads"),
         ("--model gpt2", "no strategy and no devices"),
+        (f"{SIZES} --tp 8 --precision fp8", "precision fp8: dgx-a100 has no fp8"),
         ("--model gpt2 --gpus 12 --tp 5", "gpus 12 is not a multiple of tp · pp = 5"),
     ],
 )

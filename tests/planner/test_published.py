@@ -1,70 +1,152 @@
-"""The planner against runs that others have published: the error of every row, within bounds.
+"""The planner against runs that others have published: the errors of both halves, within bounds.
 
-FITTED: they were in sight when `sustained` of each machine and `step.HIDDEN` were chosen. HELD_OUT:
-nothing was chosen by them. OTHER_SOFTWARE: the same constants, on runs of software that loses time
-in ways that this model does not know; there it only has to be an upper bound.
+Constants were chosen by FITTED and SHARDED_FITTED; nothing was chosen by HELD_OUT and
+SHARDED_HELD_OUT. OTHER_SOFTWARE loses time in ways that this model does not know; there it only has
+to be an upper bound.
 """
 
+import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
-from utils.planner import MACHINES, MODELS, Strategy, plan, search
+from utils.planner import MACHINES, MODELS, Strategy, plan, search, step
+from utils.planner import __main__ as command
 from utils.planner.published import (
+    CORE,
+    DENSE,
     FITTED,
     FRONTIER_GPUS,
     FRONTIER_PERCENT,
     FSDP,
     HELD_OUT,
     LLAMA,
+    NEMO,
     OTHER_SOFTWARE,
+    SHARDED,
+    SHARDED_FITTED,
+    SHARDED_HELD_OUT,
     TABLE_1,
     TABLE_2,
-    TABLE_5,
-    TITAN,
+    ZERO_3,
+    by_source,
+    halves,
+    summary,
 )
+from utils.planner.strategy import OVERLAPS
+
+SINGLE = {FSDP: 1.2, ZERO_3: 0.38}  # its trillion waited for the allocator, as its authors say
 
 
 def named(rows):
     return [pytest.param(row, id=f"{row.source}: {row.name}") for row in rows]
 
 
-@pytest.mark.parametrize("row", named(FITTED))
-def test_step_time_of_megatrons_tables(row):
-    assert abs(row.error()) < 0.10
-    # Llama's memory needs more care than autograd's: its authors free what is kept twice
-    assert row.plan().fits or row.source == LLAMA
+def test_the_split_is_by_name_and_by_nothing_else():
+    for rows, fitted, unseen in ((DENSE, FITTED, HELD_OUT),
+                                 (SHARDED, SHARDED_FITTED, SHARDED_HELD_OUT)):  # fmt: skip
+        assert sorted(map(id, (*fitted, *unseen))) == sorted(map(id, rows))
+        assert set(halves(reversed(rows))[0]) == set(fitted)
+        for source, group in by_source(rows).items():
+            names = [row.name for row in group]
+            assert len(set(names)) == len(names), source
+            assert [row.name for row in fitted if row.source == source] == sorted(names)[::2]
+    assert len(DENSE) == 45 and len(SHARDED) == 36
 
 
-@pytest.mark.parametrize("row", named(HELD_OUT))
-def test_step_time_of_rows_that_nothing_was_fitted_to(row):
-    assert abs(row.error()) < 0.03
+@pytest.mark.parametrize(
+    ("rows", "middle", "largest"),
+    [
+        pytest.param(FITTED, 0.040, 0.135, id="dense, fitted"),
+        pytest.param(HELD_OUT, 0.040, 0.145, id="dense, not seen"),
+        pytest.param(SHARDED_FITTED, 0.030, 1.2, id="sharded, fitted"),
+        pytest.param(SHARDED_HELD_OUT, 0.075, 0.34, id="sharded, not seen"),
+    ],
+)
+def test_how_far_each_half_is_off(rows, middle, largest):
+    found = summary(rows)
+    assert found[0] < middle and found[1] < largest
 
 
-def test_the_errors_have_no_large_mean():
-    for source in (TABLE_1, TABLE_2, TABLE_5):
-        errors = [row.error() for row in (*FITTED, *HELD_OUT) if row.source == source]
-        assert abs(statistics.mean(errors)) < 0.06
-    assert statistics.mean(abs(row.error()) for row in (*FITTED, *HELD_OUT)) < 0.04
+@pytest.mark.parametrize(
+    ("machines", "constant", "by"),
+    [
+        (("dgx-a100", "aws-p4d"), "sustained", 0.02),
+        (("dgx-h100",), "sustained", 0.02),
+        (("dgx-h100",), "fp8_sustained", 0.02),
+        ((), "HIDDEN", 0.1),
+    ],
+)
+def test_no_constant_would_be_better_for_the_fitted_half(machines, constant, by, monkeypatch):
+    def off():
+        dense, sharded = (
+            statistics.mean(abs(math.log1p(row.error())) for row in rows)
+            for rows in (FITTED, SHARDED_FITTED)
+        )
+        return dense + sharded / 2
+
+    chosen = off()
+    for change in (-by, by):
+        for name in machines:
+            value = getattr(MACHINES[name], constant) + change
+            monkeypatch.setitem(MACHINES, name, replace(MACHINES[name], **{constant: value}))
+        if not machines:
+            monkeypatch.setattr(step, constant, getattr(step, constant) + change)
+        assert off() > chosen
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("row", named((*DENSE, *SHARDED)))
+def test_each_run(row):
+    assert abs(row.error()) < SINGLE.get(row.source, 0.145)
+
+
+def test_runs_of_megatron_fit_their_devices():
+    """But for Llama's, whose authors free what is kept twice, and NeMo's largest."""
+    for row in DENSE:
+        assert row.plan().fits or row.source == LLAMA or (row.source, row.name[:13]) == (
+            NEMO, "nemotron-340b"), row.name  # fmt: skip
+
+
+def test_what_the_authors_let_overlap_is_what_makes_their_large_runs_fast():
+    """Megatron-Core's runs with stages: within 7 %, and at least a tenth slower if each message
+    were waited for."""
+    large = [row for row in DENSE if row.source == CORE and row.strategy.pp > 1]
+    assert len(large) == 5
+    for row in large:
+        assert abs(row.error()) < 0.07
+        waiting = replace(row.strategy, **dict.fromkeys(OVERLAPS, False))
+        assert replace(row, strategy=waiting).predicted() < 0.9 * row.predicted()
 
 
 @pytest.mark.parametrize("row", named(OTHER_SOFTWARE))
 def test_other_software_is_slower_in_its_own_ways(row):
-    """Sharded runs within 30 %, a trillion on FSDP (which waits for its allocator, as its authors
-    say) and eager PyTorch on a GPU of 500 W not even that."""
-    assert -0.30 < row.error() < (1.0 if row.source in (FSDP, TITAN) else 0.32)
-    if row.source == FSDP and "175b" in row.name:
-        assert abs(row.error()) < 0.10
+    assert 0.15 < row.error() < 0.60
 
 
 def test_zero_3_becomes_slow_with_many_gpus_and_small_micro_batches():
     """Table 2 of Narayanan et al. 2021: from 384 to 1536 GPUs ZeRO-3 loses two thirds of its
     speed, the pipeline a twelfth."""
-    sharded = [row for row in OTHER_SOFTWARE if "175b" in row.name and "ZeRO-3" in row.name]
-    speeds = [row.predicted() for row in sharded]
-    assert speeds[2] < 0.5 * speeds[0]
-    split = [row.predicted() for row in HELD_OUT if row.name.startswith("gpt3-175b")]
+
+    def speeds(source):
+        rows = [row for row in (*DENSE, *SHARDED) if row.source == source and "175b" in row.name]
+        return [row.predicted() for row in sorted(rows, key=lambda row: row.strategy.gpus)]
+
+    sharded, split = speeds(ZERO_3), speeds(TABLE_2)
+    assert sharded[2] < 0.5 * sharded[0]
     assert 0.88 < split[2] / split[0] < 0.95
+
+
+def test_the_command_prints_every_run_and_both_halves(capsys):
+    assert command.main(["--errors"]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    for row in (*DENSE, *SHARDED, *OTHER_SOFTWARE):
+        assert any(line[2:].startswith(f"{row.name} ") for line in lines), row.name
+        assert row.source in out
+    middle, worst = summary(HELD_OUT)
+    assert f"not seen *: 22 runs, median {middle:.1%}, largest {worst:.1%}" in out
 
 
 @pytest.mark.parametrize("name", FRONTIER_PERCENT)
@@ -100,5 +182,5 @@ def test_frontiers_lessons():
 
 def test_training_times_of_large_models():
     """Narayanan et al. 2021, section 5.1: a trillion parameters on 450 billion tokens, 84 days."""
-    row = next(row for row in FITTED if row.name == "1t" and row.source == TABLE_1)
+    row = next(row for row in DENSE if row.name == "1t" and row.source == TABLE_1)
     assert row.plan().days(450e9) == pytest.approx(84, rel=0.05)

@@ -92,6 +92,23 @@ def test_the_magic_runs_cells_and_says_what_is_missing(kernel):
     assert "Traceback" not in error
 
 
+def test_a_section_run_again_runs_on_its_own_ranks(kernel):
+    """Also when other groups have been opened since."""
+    kernel.open_ranks()
+    _, error = kernel.execute("one, three = Ranks(1), Ranks(3)")
+    assert not error
+    for line, printed in {
+        "": "all ranks │ 2\n",
+        "one": "rank 0 │ 1\n",
+        "three": "all ranks │ 3\n",
+        "three 0,2": "ranks 0, 2 │ 3\n",
+    }.items():
+        assert kernel.execute(f"%%ranks {line}\nworld_size") == (printed, "")
+    _, error = kernel.execute("%%ranks four\nworld_size")
+    assert "no open ranks have this name; those of this notebook are one, ranks, three" in error
+    assert kernel.execute("one.close(), three.close()")[1] == ""
+
+
 def test_interrupting_the_kernel_interrupts_the_ranks(kernel, tmp_path):
     kernel.open_ranks()
     waits = "import time\ntime.sleep(300)", "if rank == 0: dist.recv(torch.ones(1), src=1)"

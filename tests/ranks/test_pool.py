@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from tests.patience import patience
 from utils.ranks import diagnosis
-from utils.ranks.magic import parse_ranks
+from utils.ranks.magic import open_pool, parse_line, parse_ranks
 from utils.ranks.pool import RankError, Ranks, device
 
 LIMIT = 3  # seconds for a collective: more than ranks are apart on a busy machine
@@ -292,6 +292,37 @@ def test_wrong_arguments_are_named():
     if torch.cuda.device_count() == 0:
         with pytest.raises(ValueError, match="2 ranks need 2 GPUs and this machine has 0"):
             Ranks(2, device="cuda")
+
+
+@pytest.mark.parametrize(
+    "line, parts",
+    [
+        ("", ("", "")),
+        (" 0,2 ", ("", "0,2")),
+        ("pair", ("pair", "")),
+        (" pair_2 1 0", ("pair_2", "1 0")),
+    ],
+)
+def test_the_magics_line(line, parts):
+    assert parse_line(line) == parts
+
+
+def test_a_cell_runs_on_the_group_that_is_meant(pool):
+    """On the named one, on `ranks`, or on the newest, whatever was opened and closed meanwhile."""
+    with Ranks(1) as pair, Ranks(1) as newest:
+        variables = {"ranks": pool, "pair": pair, "_": pair, "number": 3}
+        assert open_pool("", variables) is pool
+        assert open_pool("pair", variables) is pair
+        assert open_pool("", {"pair": pair}) is newest
+        for name in ("number", "nobody"):
+            with pytest.raises(RankError, match=f"%%ranks {name}: .* are pair, ranks.$"):
+                open_pool(name, variables)
+        pair.close()
+        with pytest.raises(RankError, match="%%ranks pair: no open ranks have this name"):
+            open_pool("pair", variables)
+        assert open_pool("", {"ranks": pair}) is newest
+        newest.restart()
+        assert open_pool("newest", {"newest": newest}) is newest
 
 
 def test_the_magics_argument():

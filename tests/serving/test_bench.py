@@ -6,11 +6,11 @@ import re
 import pandas as pd
 import pytest
 
-from tests.serving.world import configure, repo_of
+from tests.serving.world import repo_of
 from utils.models.tokenizer import Tokenizer
 from utils.serving import perf_analyzer
 from utils.serving.bench.__main__ import Settings, main, quartiles, report, summary
-from utils.serving.bench.contenders import CONTENDERS, configured, newest
+from utils.serving.bench.contenders import CONTENDERS, newest
 from utils.serving.client import Client
 from utils.serving.load import Load, run
 from utils.serving.perf_analyzer import Absent, command, loads_of, profile
@@ -206,18 +206,6 @@ def test_the_newest_filled_version_counts(tmp_path):
     for name in ("2", "10", "draft"):
         (tmp_path / "gpt_engine" / name / "manifest.json").write_text("{}")
     assert newest(tmp_path).name == "10"
-
-
-def test_the_engine_is_configured_as_the_served_one(repo, tmp_path):
-    found = configured(repo)
-    assert (found["slots"], found["queue"]) == (16, 64)
-    copy = tmp_path / "gpt_engine"
-    copy.mkdir()
-    (copy / "config.pbtxt").write_text((repo / "gpt_engine" / "config.pbtxt").read_text())
-    configure(tmp_path, slots=4, threads=3)
-    assert configured(tmp_path) == {"slots": 4, "queue": 64, "threads": 3}
-    configure(tmp_path, threads=0)
-    assert configured(tmp_path)["threads"] is None
 
 
 @pytest.mark.parametrize(

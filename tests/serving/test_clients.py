@@ -18,6 +18,7 @@ from tests.serving.world import (
     pids,
     text_of,
 )
+from utils.serving import metrics
 from utils.serving.client import ServeError, tensors
 
 pytestmark = pytest.mark.timeout(600)
@@ -106,8 +107,17 @@ def test_metrics_count_what_was_served(server):
     for _ in range(3):
         text_of(server, "def ", max_tokens=7)
     until(lambda: kintsugi(server)["tokens_total"] == before["tokens_total"] + 21)
+    until(lambda: kintsugi(server)["requests_running"] == 0)
     now = kintsugi(server)
     assert now["requests_total"] == before["requests_total"] + 3
+    for name, new in (("time_to_first_token", 3), ("inter_token_latency", 18)):
+        count = f"{name}_seconds_count"
+        assert now[count] == before.get(count, 0) + new
+    frame = metrics.metrics(server)
+    buckets = frame[frame["name"] == "kintsugi_e2e_request_latency_seconds_bucket"]
+    buckets = buckets.assign(le=buckets["le"].astype(float)).sort_values("le")
+    assert buckets["value"].is_monotonic_increasing and buckets["le"].iloc[-1] == float("inf")
+    assert buckets["value"].iloc[-1] == now["e2e_request_latency_seconds_count"]
     assert now["ready"] == 1
     assert now["requests_failed_total"] == now["rank_restarts_total"] == 0
     assert 0 < now["time_to_first_token"] < PATIENCE
@@ -128,11 +138,11 @@ def test_metrics_of_the_moment(server, client):
 def test_who_loads_the_engine_again_still_gets_in(server, reference):
     expected = reference.text("def ", 8)
     try:
-        configure(server.repo, slots=12)
+        configure(server.repo, max_num_seqs=12)
         with company(server, 4):
             server.load("gpt_engine")
         assert text_of(server, "def ", max_tokens=8) == expected
     finally:  # as others know it
-        configure(server.repo, slots=16)
+        configure(server.repo, max_num_seqs=16)
         server.load("gpt_engine")
     until(lambda: len(pids(server)) == 4)

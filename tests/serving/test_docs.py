@@ -4,11 +4,13 @@ Containers and Kubernetes are not here. What their files name (image, arguments,
 probe, hook) is compared with the code; probe and hook talk to a real server.
 """
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 import urllib.request
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,9 @@ from tests.serving.processes import until
 from tests.serving.world import Reference
 from utils.paths import ROOT
 from utils.serving.client import Client
+from utils.serving.engine.config import EngineConfig
 from utils.serving.install import IMAGE
+from utils.serving.metrics import metrics
 from utils.serving.server import container_command
 
 DOCS = ROOT / "docs" / "serving"
@@ -62,6 +66,41 @@ def test_the_page_names_every_field_of_a_request():
     fields = set(re.findall(r'name: "(\w+)"', inputs))
     table = PAGE[PAGE.index("| field |") : PAGE.index("`generate` wants")]
     assert fields == set(re.findall(r"`([a-z_]+)`", table))
+
+
+def test_the_page_names_every_option_of_the_engine():
+    table = PAGE[PAGE.index("| parameter | meaning") : PAGE.index("The export prints what a rank")]
+    options = {field.name for field in fields(EngineConfig)} - {"start_seconds"}
+    assert options == {name for name in re.findall(r"`([a-z_]+)`", table) if name != "config"}
+
+
+def test_the_pages_grpc_client_runs(server):
+    code = re.search(r"```python\n(.*?)```", PAGE, re.S)[1].replace("localhost:8001", server.grpc)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == Client(server).generate("import ", max_tokens=16)
+
+
+def test_make_serve_takes_ports():
+    make = ["make", "--dry-run", "serve", "HTTP=9000", "GRPC=9001", "METRICS=9002"]
+    ran = subprocess.run(make, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert "utils.serving.server --http 9000 --grpc 9001 --metrics 9002" in ran.stdout
+
+
+def test_board_alerts_and_page_name_metrics_that_are_there(server):
+    until(lambda: "time_to_first_token_seconds_bucket" in " ".join(metrics(server)["name"]))
+    real = {name for name in metrics(server)["name"] if name.startswith("kintsugi_")}
+    parts = re.compile(r"_(bucket|sum|count)$")
+    named = set(re.findall(r"`(kintsugi_\w+)`", PAGE[PAGE.index("| metric |") :]))
+    assert named == {parts.sub("", name) for name in real}
+    board = json.loads((DOCS / "grafana.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    rules = yaml.safe_load((DOCS / "alerts.yaml").read_text())["groups"][0]["rules"]
+    asked += [rule["expr"] for rule in rules]
+    assert len(asked) > 20
+    for expression in asked:
+        found = re.findall(r"kintsugi_\w+", expression)
+        assert found and set(found) <= real, expression
 
 
 def test_kubernetes_starts_the_same_server_as_the_page(container):

@@ -1,17 +1,11 @@
-"""The engine's parts without processes: who is served when, logits to tokens, tokens to text."""
-
-import random
+"""The engine's parts without processes: who is served when, logits to tokens."""
 
 import pytest
 import torch
-from tokenizers import Tokenizer as HFTokenizer
-from tokenizers import decoders, models
 
-from tests.serving.engines import MODELS
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
 from utils.serving.engine.sampling import Sampler, sample
 from utils.serving.engine.scheduler import Request, Scheduler
-from utils.serving.engine.text_stream import Bytes, TextStream, load_tokenizer
 
 # ---- requests
 
@@ -196,68 +190,3 @@ def test_the_last_bits_of_logits_do_not_change_what_is_drawn():
         one, other = (Sampler(1.0, **wanted, seed=5) for _ in range(2))
         drawn = [sample(row[None], [one]) for row in logits]
         assert drawn == [sample(row[None], [other]) for row in near]
-
-
-# ---- tokens to text
-
-
-def pieces(tokenizer, tokens, stop=()):
-    """What a TextStream gives out, token by token, and at the end; whether it stopped."""
-    stream, out = TextStream(tokenizer, stop), []
-    for token in tokens:
-        text, stopped = stream.add(token)
-        out.append(text)
-        if stopped:
-            assert stream.end() == ""
-            return out, True
-    return out + [stream.end()], False
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer(MODELS / "base")
-
-
-def test_half_a_character_waits_for_its_other_half(tokenizer):
-    text = "naïve – 漢字 costs €5 🙂🙃\n"
-    tokens = tokenizer.encode(text).ids
-    given, stopped = pieces(tokenizer, tokens)
-    assert "".join(given) == text and not stopped
-    assert all("\ufffd" not in piece for piece in given)
-    halves = [tokenizer.decode([token]) for token in tokens]
-    assert any("\ufffd" in half for half in halves)  # else this test would show nothing
-    given, _ = pieces(tokenizer, tokens[:-2])  # cut within a character: marked, at the end
-    assert "".join(given) == tokenizer.decode(tokens[:-2], skip_special_tokens=False)
-    assert given[-1] == "\ufffd" and "\ufffd" not in "".join(given[:-1])
-
-
-def test_all_texts_together_are_the_text_of_all_tokens(tokenizer):
-    chance = random.Random(0)
-    for _ in range(200):  # mostly no UTF-8 at all
-        tokens = [chance.choice((chance.randrange(4096), chance.randrange(260))) for _ in range(30)]
-        whole = tokenizer.decode(tokens, skip_special_tokens=False)
-        assert "".join(pieces(tokenizer, tokens)[0]) == whole
-        values = [chance.randrange(256) for _ in range(30)]
-        assert "".join(pieces(Bytes(), values)[0]) == bytes(values).decode(errors="replace")
-
-
-def test_a_word_keeps_the_space_that_its_neighbour_gives_it():
-    """A tokenizer in the manner of SentencePiece: the first word of a text loses its space."""
-    words = HFTokenizer(models.WordLevel({"▁the": 0, "▁rank": 1, "s": 2, "[UNK]": 3}, "[UNK]"))
-    words.decoder = decoders.Metaspace()
-    assert pieces(words, [0, 1, 2, 0])[0] == ["the", " rank", "s", " the", ""]
-
-
-def test_a_stop_string_ends_the_text_wherever_its_pieces_fall():
-    text = "one ENE END two"
-    tokens = list(text.encode())
-    assert "".join(pieces(Bytes(), tokens, ("END",))[0]) == "one ENE "
-    assert pieces(Bytes(), tokens, ("END",))[1]
-    assert "".join(pieces(Bytes(), tokens, ("two!", "ENE"))[0]) == "one "  # the first that comes
-    given, stopped = pieces(Bytes(), tokens, ("two!", "twX"))
-    assert "".join(given) == text and not stopped  # what waited for "!" is given at the end
-    assert given[-1] == "two" and given[:4] == ["o", "n", "e", " "]
-    stream, given = TextStream(Bytes(), ("END",)), ""
-    for token in tokens[:11]:  # nothing is given out that a stop string might take back
-        given += stream.add(token)[0]
-        assert "one ENE ".startswith(given)

@@ -1,6 +1,7 @@
 """Requests to a running engine: limits, queue, cancellation, stop strings, seeds, bad input."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_an_answer_in_chunks_and_at_once_is_the_same(engine):
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     assert whole.finish == "length" and len(whole.tokens) == 40
-    assert whole.text == engine.tokenizer.decode(whole.tokens, skip_special_tokens=False)
+    assert whole.text == engine.decoder(whole.tokens)
 
 
 def test_who_reads_late_gets_all_in_one_chunk(engine):
@@ -174,6 +175,30 @@ def test_statistics_count(engine):
     assert after["tokens_per_second"] > 0 and after["step_seconds"] > 0
     assert after["time_to_first_token_last"] > 0 and after["time_to_first_token"] > 0
     assert after["restarts"] == after["requests_failed"] == 0
+    assert after["prompt_tokens_total"] == before["prompt_tokens_total"] + 2
+
+
+def test_histograms_count_requests_and_tokens(engine):
+    before = engine.histograms()
+    begin = time.monotonic()
+    streams = [engine.submit([1, 2], SamplingParams(max_tokens=9)) for _ in range(4)]  # 3 slots
+    for stream in streams:
+        stream.result()
+    lasted = time.monotonic() - begin
+    idle(engine)
+    took = engine.histograms()
+    new = {name: took[name].count - before[name].count for name in took}
+    assert new == {
+        "request_queue_time": 4, "time_to_first_token": 4, "inter_token_latency": 4 * 8,
+        "e2e_request_latency": 4,
+    }  # fmt: skip
+    seconds = {name: took[name].sum - before[name].sum for name in took}
+    assert 0 < seconds["request_queue_time"] < seconds["time_to_first_token"]
+    assert seconds["time_to_first_token"] < seconds["e2e_request_latency"] < 4 * lasted
+    made = seconds["time_to_first_token"] + seconds["inter_token_latency"]
+    assert made <= seconds["e2e_request_latency"] * (1 + 1e-9)  # and the last one's handing out
+    for found in took.values():  # each bound counts what is below it, too
+        assert found.counts == sorted(found.counts) and found.counts[-1] == found.count
 
 
 @pytest.mark.parametrize(

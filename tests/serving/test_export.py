@@ -378,7 +378,9 @@ def test_the_command_says_what_it_wrote(tmp_path, prompts, capsys):
         size = (out / "gpt_engine" / "1" / name).stat().st_size
         assert f"{size:>15,} bytes  {name}" in lines
     count = f"{BYTES.parameter_count():,}"
-    assert lines[-2] == f"base: {count} parameters as float32 on 2 ranks, 2 prompts"
+    assert lines[-4] == f"base: {count} parameters as float32 on 2 ranks, 2 prompts"
+    assert lines[-3] == "a rank holds 0.0 MiB of weights, 2.0 MiB of keys and values, float32"
+    assert lines[-2] == "requests that run together: 16, of 2,048 positions at most"
     assert lines[-1] == f"next: python -m utils.serving.server --repo {out}"
     assert export_module.main([str(word) for word in arguments]) == 0
     [line] = capsys.readouterr().out.splitlines()

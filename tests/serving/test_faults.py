@@ -31,7 +31,7 @@ LONG = 480  # tokens: at least a second of work
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     repo = repo_of("small", 2, tmp_path_factory.mktemp("faults") / "repo")
-    configure(repo, slots=4, queue=6, step_seconds=60)
+    configure(repo, max_num_seqs=4, queue=6, step_seconds=60)
     # what a killed stub had taken in never ends for Triton, so the server would wait for it
     with serving(repo, models=MODELS, exit_seconds=2) as server:
         yield server

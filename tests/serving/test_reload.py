@@ -31,7 +31,7 @@ def repo(tmp_path_factory):
     repo = repo_of("small", 2, folder / "repo")
     repo_of("tiny", 1, folder / "other")
     (folder / "other" / "gpt_engine" / "1").rename(folder / "next")
-    configure(repo, slots=4, queue=16, step_seconds=60)
+    configure(repo, max_num_seqs=4, queue=16, step_seconds=60)
     return repo
 
 

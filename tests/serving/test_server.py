@@ -126,11 +126,12 @@ def test_a_broken_model_is_named_first_then_the_log(tmp_path, capsys):
 @needs_server
 def test_a_configuration_that_cannot_be_read_is_named(tmp_path):
     repo = write_models(tmp_path / "repo", "echo")
-    (repo / "echo" / "config.pbtxt").write_text('name: "echo" }')
+    file = repo / "echo" / "config.pbtxt"
+    file.write_text('name: "echo"\nmax_batch_sise: 0\n')
     with pytest.raises(ServerError) as caught:
         TritonServer(repo, quiet=True)
-    first = str(caught.value).partition("\n")[0]
-    assert first.startswith("echo: failed to read text proto from ") and "1:14" in first
+    said = str(caught.value)
+    assert said.startswith(f"{file}:2:1 : ") and '"max_batch_sise"' in said and "\n" not in said
 
 
 @needs_server

@@ -32,7 +32,7 @@ DOORS = [generate, stream, astream, tokens]
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory):
     repo = repo_of("tiny", 1, tmp_path_factory.mktemp("sigterm") / "repo")
-    return configure(repo, slots=4, queue=16, step_seconds=60) or repo
+    return configure(repo, max_num_seqs=4, queue=16, step_seconds=60) or repo
 
 
 def ask(client, number):

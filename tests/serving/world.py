@@ -30,6 +30,7 @@ from utils.paths import ROOT
 from utils.prompts.file import save_prompt
 from utils.serving.client import SAMPLING
 from utils.serving.export import export
+from utils.serving.model_config import set_parameters
 from utils.serving.server import TritonServer, server_available
 
 MODELS = ROOT / "models"
@@ -95,14 +96,7 @@ def serving(repo, **options):
 
 def configure(repo, model="gpt_engine", **settings):
     """Sets parameters of a model's config.pbtxt, as an operator would."""
-    file = Path(repo, model, "config.pbtxt")
-    text = file.read_text()
-    for name, value in settings.items():
-        text, count = re.subn(
-            rf'(key: "{name}"\s+value: {{ string_value: ")[^"]*', rf"\g<1>{value}", text
-        )
-        assert count == 1, name
-    file.write_text(text)
+    set_parameters(Path(repo, model, "config.pbtxt"), settings)
 
 
 def post(server, model="gpt", endpoint="generate", **fields):

@@ -4,23 +4,13 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.training.pairwise import pairs, pairs_of, read_rows
 from tests.training.train_combinations import AXES, COMBINATIONS, PLAIN, TABLE, feasible
 from tests.training.train_runs import assert_same_run, plain, run, totals
 from utils.models.gpt import GPT
 from utils.parallel.zero import owners
-from utils.ranks import Ranks
 from utils.training.optimizer import is_block_matrix
-
-
-@pytest.fixture(scope="module")
-def pools():
-    """Warm ranks by their number; one rank is this process."""
-    torch.set_num_threads(1)
-    with Ranks(2, device="cpu", timeout=60) as two, Ranks(3, device="cpu", timeout=60) as three:
-        yield {2: two, 3: three}
 
 
 def run_on(pools, combination):

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from tests.training.train_combinations import PLAIN
 from utils.memory.precision import LossScaler
-from utils.ranks import Ranks
 from utils.training.config import resumed
 from utils.training.train import train
 
@@ -35,13 +34,6 @@ WAYS = [
     (3, {"engine": "deepspeed", "optimizer": "adamw", "shard": "3", "tie": True}),
 ]
 MEMORY = ("accumulate", "recompute", "offload", "shard", "engine")
-
-
-@pytest.fixture(scope="module")
-def pools():
-    torch.set_num_threads(1)
-    with Ranks(2, device="cpu", timeout=60) as two, Ranks(3, device="cpu", timeout=60) as three:
-        yield {2: two, 3: three}
 
 
 def run(config, stop_at=None):

@@ -14,12 +14,14 @@ The export copies this file into each version of the model, and the engine with 
 """
 
 import json
+import math
 import os
 import queue
 import re
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +30,11 @@ import triton_python_backend_utils as pb_utils
 # The engine of this very version, whatever else is installed under this name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 from utils.serving.engine.socket_server import SocketServer, folder_of
+from utils.serving.engine.stats import BOUNDS
 
 
 class Cancelled(Exception):
@@ -42,12 +46,19 @@ CODES = ((BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, 
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed")  # inputs that are one number each
 COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "kintsugi_"
     "tokens_total": ("tokens_total", "Tokens generated."),
+    "prompt_tokens_total": ("prompt_tokens_total", "Positions of prompts that were read."),
     "requests_total": ("requests_total", "Requests accepted."),
     "requests_failed": ("requests_failed_total", "Requests that ended in an error."),
     "requests_cancelled": ("requests_cancelled_total", "Requests that their client left."),
     "requests_rejected": ("requests_rejected_total", "Requests refused: the queue was full."),
     "steps_total": ("steps_total", "Steps of the model, of one token or a chunk of a prompt."),
     "restarts": ("rank_restarts_total", "Times that the ranks were started anew."),
+}
+HISTOGRAMS = {
+    "request_queue_time": "Seconds until a request has a slot.",
+    "time_to_first_token": "Seconds from a request to its first token.",
+    "inter_token_latency": "Seconds from a token to the next one of its request.",
+    "e2e_request_latency": "Seconds from a request to the end of its answer.",
 }
 GAUGES = {
     "tokens_per_second": ("tokens_per_second", "Tokens a second, of late."),
@@ -65,15 +76,9 @@ class TritonPythonModel:
         """Starts the ranks and waits for them; what it raises is why Triton refuses the version."""
         config = json.loads(args["model_config"])
         setting = {name: value["string_value"] for name, value in config["parameters"].items()}
-        self.engine = Engine(
-            Path(args["model_repository"], args["model_version"]),
-            max_num_seqs=int(setting["slots"]),
-            queue=int(setting["queue"]),
-            device=setting["device"],
-            threads=int(setting["threads"]) or None,
-            step_seconds=float(setting["step_seconds"]),
-        )
-        self.pace = float(setting["pace"])
+        options = EngineConfig.of_parameters(setting, f"{args['model_name']}/config.pbtxt")
+        version = Path(args["model_repository"], args["model_version"])
+        self.engine, self.pace = Engine(version, **asdict(options)), options.pace
         folder, name = folder_of(os.getppid()), f"gpt_engine-{args['model_version']}"
         # `gpt` comes this way
         self.socket_server = SocketServer(self.engine, folder, name, self.pace)
@@ -139,7 +144,7 @@ class TritonPythonModel:
             while not self.news.empty():
                 show_ready(self.news.get())
             if time.monotonic() > tell:
-                self.metrics.tell(self.engine.stats())
+                self.metrics.tell(self.engine)
                 tell = time.monotonic() + 0.2
 
     def is_ready(self):
@@ -152,7 +157,7 @@ class TritonPythonModel:
         self.socket_server.close()  # Triton does not know of those requests: they end here
         self.ended.set()  # a thread that goes on would hold up the server's exit
         self.watcher.join()
-        self.metrics.tell(self.engine.stats())
+        self.metrics.tell(self.engine)
         self.engine.close()
 
 
@@ -196,25 +201,46 @@ class Call:
 
 
 class Metrics:
-    """What the engine counts, as custom metrics at Triton's /metrics."""
+    """What the engine counts, as custom metrics at Triton's /metrics.
+
+    A histogram is the counters that Prometheus makes of one, NAME_seconds_bucket, _sum and _count,
+    because 24.10 has no other metrics than counters and gauges: `histogram_quantile` works on them.
+    """
 
     def __init__(self, labels):
-        self.told, self.metrics = {}, {}
-        kinds = ((COUNTERS, pb_utils.MetricFamily.COUNTER), (GAUGES, pb_utils.MetricFamily.GAUGE))
-        for table, kind in kinds:
-            for key, (name, description) in table.items():
-                family = pb_utils.MetricFamily(f"kintsugi_{name}", description, kind)
-                self.metrics[key] = (family, family.Metric(labels=labels))  # both must live on
+        self.labels, self.families, self.metrics, self.told = labels, {}, {}, {}
 
-    def tell(self, stats):
-        stats = dict(stats, kv_use=stats["kv_used"] / stats["kv_size"])
-        for key, (_, metric) in self.metrics.items():
-            value = float(stats[key] or 0.0)
-            if key in GAUGES:
-                metric.set(value)
-            else:  # a counter only takes what is new
-                metric.increment(value - self.told.get(key, 0.0))
-            self.told[key] = value
+    def tell(self, engine):
+        stats = engine.stats()
+        stats["kv_use"] = stats["kv_used"] / stats["kv_size"]
+        for key, (name, description) in GAUGES.items():
+            self.metric(name, description, "GAUGE").set(float(stats[key]))
+        for key, (name, description) in COUNTERS.items():
+            self.count(name, description, stats[key])
+        for name, took in engine.histograms().items():
+            name, description = f"{name}_seconds", HISTOGRAMS[name]
+            for bound, count in zip(BOUNDS, took.counts):
+                bound = "+Inf" if bound == math.inf else f"{bound:g}"
+                self.count(f"{name}_bucket", description, count, le=bound)
+            self.count(f"{name}_sum", description, took.sum)
+            self.count(f"{name}_count", description, took.count)
+
+    def count(self, name, description, value, **labels):
+        """Brings a counter, which takes only what is new, to this value."""
+        key = (name, *labels.values())
+        metric = self.metric(name, description, "COUNTER", **labels)
+        if new := float(value) - self.told.get(key, 0.0):
+            metric.increment(new)
+            self.told[key] = float(value)
+
+    def metric(self, name, description, kind, **labels):
+        key = (name, *labels.values())
+        if key not in self.metrics:
+            if name not in self.families:  # both must live on
+                kind = getattr(pb_utils.MetricFamily, kind)
+                self.families[name] = pb_utils.MetricFamily(f"kintsugi_{name}", description, kind)
+            self.metrics[key] = self.families[name].Metric(labels=self.labels | labels)
+        return self.metrics[key]
 
 
 def number(request, name):

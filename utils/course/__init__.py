@@ -1,7 +1,11 @@
 """Predictions, the checks of the labs, and how far a learner is.
 
 predictions   predict, reveal: a number first, the measurement afterwards
-checks        check: what a lab's check cell calls; the kit that the labs' own checks share
+checks        check: what a lab's check cell calls
+trial         what it hands to the lab's own check: drawn cases, ranks that run the answer, limits;
+              expect, look, noted, late and trap are the rest of that kit: right or Wrong, what a
+              rank did, what it waited for, a network on which results come late, a library that
+              it must not use
 progress      every lesson and lab, told (`make progress`); record: the one file behind all three
 
 Import from the files: a lesson without ranks shall not wait for them.

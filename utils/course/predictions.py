@@ -21,7 +21,8 @@ SHOW = ("all", "text", "figure")
 def predict(name: str, value: float | None = None, unit: str = "") -> None:
     """Notes your prediction. None: says how to fill it in, and the lesson goes on.
 
-    A prediction counts until its reveal; a number that comes after it replaces nothing.
+    A number that comes after the reveal does not count as a prediction: it replaces none, and where
+    there is none it is kept as late, so that it can be compared.
     Raises ValueError for anything but a finite number or None.
     """
     _check_name(name)
@@ -30,17 +31,20 @@ def predict(name: str, value: float | None = None, unit: str = "") -> None:
     def note(content: dict) -> None:
         entry = content["predictions"].setdefault(name, {"value": None, "revealed": False})
         entry["unit"] = unit
-        if number is not None and not (entry["revealed"] and entry["value"] is not None):
-            entry["value"] = number
+        if number is not None and not (entry["revealed"] and record.counts(entry)):
+            entry.update(value=number, late=entry["revealed"])
 
     _keep(note)
-    kept = _entry(name)["value"]
+    entry = _entry(name)
+    kept = entry["value"]
     if kept is None:
         print(f"{name}: write your number{f' ({unit})' if unit else ''} in place of None.")
     elif number is not None and kept != number:
         print(f"{name}: {_text(kept, unit)} stays, since the measurement was revealed already.")
-    else:
+    elif record.counts(entry):
         print(f"{name}: {_text(kept, unit)} is noted.")
+    else:
+        print(f"{name}: {_text(kept, unit)} comes after the reveal, so it does not count.")
 
 
 def reveal(
@@ -73,10 +77,10 @@ def reveal(
     if show != "text":
         figures.prediction([(kind, value, unit) for kind, value in rows.items()], title=name)
     if show != "figure":
-        print(_table(name, rows, unit))
+        print(_table(name, rows, unit, entry.get("late", False)))
 
 
-def _table(name: str, rows: dict, unit: str) -> str:
+def _table(name: str, rows: dict, unit: str, late: bool) -> str:
     lines = [name]
     for kind, value in rows.items():
         lines.append(f"  {kind:<12}{'–' if value is None else _text(value, unit):>16}")
@@ -85,7 +89,8 @@ def _table(name: str, rows: dict, unit: str) -> str:
     if prediction is None:
         lines.append("No prediction was made: next time, guess before you run.")
     elif truth is not None:
-        lines.append(f"Your prediction is {_compared(prediction, truth)} the {word}.")
+        what = "number, which came after the reveal," if late else "prediction"
+        lines.append(f"Your {what} is {_compared(prediction, truth)} the {word}.")
     if theory is not None and measured is not None:
         lines.append(f"The theory is {_compared(theory, measured)} the measurement.")
     return "\n".join(lines)

@@ -40,12 +40,12 @@ def _part(stem: str, path: Path, prefix: str) -> Part:
     number, _, words = stem.partition("_")
     return Part(
         title=f"{prefix}{number} {words.replace('_', ' ')}",
-        predictions=_names("predict", code),
-        checks=_names("check", code),
+        predictions=names_in("predict", code),
+        checks=names_in("check", code),
     )
 
 
-def _names(function: str, code: str) -> tuple[str, ...]:
+def names_in(function: str, code: str) -> tuple[str, ...]:
     """First arguments of the calls of `function`, each once, in order."""
     calls = re.findall(rf"""^[^#\n]*?\b{function}\(\s*(["'])(.+?)\1""", code, re.MULTILINE)
     return tuple(dict.fromkeys(name for _, name in calls))
@@ -58,7 +58,7 @@ def report(root: Path = ROOT) -> None:
         print(f"There are no lessons in {root}.")
         return
     predictions, checks = content["predictions"], content["checks"]
-    made = {name for name, entry in predictions.items() if entry.get("value") is not None}
+    made = {name for name, entry in predictions.items() if record.counts(entry)}
     revealed = {name for name, entry in predictions.items() if entry.get("revealed")}
     passed = {name for name, result in checks.items() if result}
     width = max(len(part.title) for part in found)
@@ -70,17 +70,18 @@ def report(root: Path = ROOT) -> None:
             _share(part.checks, passed),
         ]
         print(f"{part.title:<{width}}" + "".join(f"{column:>12}" for column in columns))
-    print(_next(found, made, passed))
+    print(_next(found, made | revealed, passed))
 
 
 def _share(names: tuple[str, ...], done: set[str]) -> str:
     return f"{sum(name in done for name in names)} of {len(names)}" if names else "–"
 
 
-def _next(found: list[Part], made: set[str], passed: set[str]) -> str:
+def _next(found: list[Part], closed: set[str], passed: set[str]) -> str:
+    """What comes next; `closed` are the predictions that are made or that came too late."""
     for part in found:
         for name in part.predictions:
-            if name not in made:
+            if name not in closed:
                 return f"Next: your prediction “{name}” in {part.title}."
         for name in part.checks:
             if name not in passed:

@@ -55,6 +55,11 @@ def read() -> dict:
     return {"predictions": {}, "checks": {}}
 
 
+def counts(entry: dict) -> bool:
+    """Whether an entry of "predictions" is one: a number that came before its reveal."""
+    return entry.get("value") is not None and not entry.get("late", False)
+
+
 def change(edit: Callable[[dict], None]) -> None:
     """Calls `edit` on the content and writes it; no other notebook can write in between."""
     try:

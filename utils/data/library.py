@@ -26,6 +26,7 @@ that are written in C. See https://docs.python.org/3/library/pydoc.html for the 
 """
 
 import ast
+import gc
 import hashlib
 import importlib
 import inspect
@@ -66,8 +67,14 @@ def documents() -> tuple[tuple[str, str], ...]:
     """
     modules = {"pydoc_data.topics": _topics()}
     modules.update((name, [inspected_page(name)]) for name in WRITTEN_IN_C)
-    for name, source in _sources():
-        modules[name] = [parsed_page(name, source), source]
+    collecting = gc.isenabled()
+    gc.disable()  # it would look through the syntax trees again and again: half of the time
+    try:
+        for name, source in _sources():
+            modules[name] = [parsed_page(name, source), source]
+    finally:
+        if collecting:
+            gc.enable()
     found, seen = [], set()
     for name in sorted(modules, key=lambda name: hashlib.sha256(name.encode()).digest()):
         for text in modules[name]:

@@ -68,3 +68,39 @@ def _chunks(axes, rows, left: float) -> None:
             face, edge = (tint, tint) if origin is not None else ("none", figures.GREY)
             text = {"sum": "Σ", None: ""}.get(origin, origin)
             figures.block(axes, left + chunk, rank, 0.86, 0.8, face, text, edge=edge)
+
+
+def ring(ranks: int = 4) -> None:
+    """An all-reduce on a ring, round by round: how many ranks' values each chunk is the sum of."""
+    _, panels = figures.plt.subplots(2, ranks, figsize=(8, 3.6))
+    held = [[1] * ranks for _ in range(ranks)]
+    _round(panels[0][0], held, "own values", arrived=[])
+    panels[1][0].axis("off")
+    for number in range(1, 2 * ranks - 1):
+        gathering, before = number >= ranks, [list(row) for row in held]
+        arrived = []
+        for rank in range(ranks):
+            chunk, neighbour = (rank - number + 1) % ranks, (rank + 1) % ranks
+            held[neighbour][chunk] = before[rank][chunk] + (not gathering)
+            arrived.append((neighbour, chunk))
+        half = "all-gather" if gathering else "reduce-scatter"
+        panel = panels[int(gathering)][number - gathering * (ranks - 1)]
+        _round(panel, held, f"{half}, {number - gathering * (ranks - 1)}", arrived)
+    figures.show()
+
+
+def _round(axes, held, title: str, arrived) -> None:
+    """What each rank (a row) holds of each chunk (a column) after a round."""
+    whole = len(held)
+    for rank, row in enumerate(held):
+        axes.text(-0.2, rank + 0.4, f"rank {rank}", ha="right", va="center", fontsize=9)
+        for chunk, summands in enumerate(row):
+            tint, strength = ("gold", 1.0) if summands == whole else ("muted", summands / whole / 2)
+            ink = "white" if summands == whole else figures.INK
+            place = axes, chunk, rank, 0.84, 0.78
+            figures.block(*place, tint, summands, ink=ink, alpha=strength)
+            if (rank, chunk) in arrived:
+                figures.block(*place, "none", edge=figures.INK, linewidth=2)
+    axes.set(xlim=(-1.6, whole), ylim=(whole, -0.3), aspect="equal")
+    axes.set_title(title, fontsize=10)
+    axes.axis("off")

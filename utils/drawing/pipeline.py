@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TINTS = {"F": figures.BLUE, "B": figures.ORANGE, "W": figures.GREEN}
 WORDS = {"F": "forward", "B": "backward", "W": "weight gradients"}
+RANKS = (figures.PINK, figures.SKY, figures.GOLD, figures.INK)  # what no action has
 
 
 # ---- rows
@@ -92,7 +93,7 @@ def stages(layers: Sequence[Sequence[int]], ranks: int | None = None) -> None:
         x, last = 0.05 + number * width, number == len(layers) - 1
         names = [f"layers {part[0]}–{part[-1]}" if len(part) > 1 else f"layer {part[0]}"]
         names = ["embedding"] * (number == 0) + names + ["norm, head"] * last
-        color = f"rank{number % ranks}"
+        color = RANKS[number % ranks % len(RANKS)]
         sketch.box(
             f"stage {number}", "\n".join(names), x=x, y=0.95, width=width - gap, height=0.9,
             color=color, size=size,
@@ -178,7 +179,7 @@ def ideal_and_real(
     for rank, row in enumerate(real):
         moments, amounts = kept(row)
         places[2].step([*moments, end], [*amounts, amounts[-1]], where="post", lw=1.4,
-                       color=figures.shade(f"rank{rank}"), label=f"rank {rank}")  # fmt: skip
+                       color=RANKS[rank % len(RANKS)], label=f"rank {rank}")  # fmt: skip
     top = 1.5 * max(max(kept(row)[1]) for row in real)  # room for the names
     places[2].set(xlabel=unit, ylabel="micro-batches", ylim=(0, top))
     places[2].set_title("activations kept, in micro-batches (real clocks)")

@@ -39,7 +39,7 @@ def errors(groups: dict, title: str = "", unit: str = "TFLOP/s a GPU") -> None:
     axes = figures.plt.subplots(figsize=(8.0, 1.1 + 0.27 * len(rows)))[1]
     for y, (_, row) in enumerate(rows):
         found = row.plan()
-        counted = row.quantity != "tflops"  # with recomputation
+        counted = row.quantity in ("hardware_tflops", "seconds")  # with recomputation
         predicted = found.hardware_tflops_per_gpu if counted else found.tflops_per_gpu
         published = predicted / (1 + row.error())
         axes.plot([published, predicted], [y, y], color=figures.GREY, linewidth=1.5, zorder=1)

@@ -120,7 +120,7 @@ def matrix(values: dict, *, unit: str = "", title: str = "", limit: float | None
 DECISIONS = (
     # (what is short, its colour, [(what to try, in this order, where it is explained)])
     ("optimizer and\ngradients", "optimizer", ["ZeRO-1, ZeRO-2:\nfree", "offload [04]"]),
-    ("parameters", "parameters", ["ZeRO-3: half as\nmany bytes again", "offload, then\n[06] [07]"]),
+    ("parameters", "parameters", ["ZeRO-3: half as\nmany bytes again", "offload, then\n[06] [08]"]),
     ("activations", "activations", ["smaller micro-\nbatches [02]", "recompute,\noffload [04]"]),
     ("time on\nthe wire", "communication", ["accumulate [02]", "less sharding:\nZeRO-2, hybrid"]),
     ("time to\ncompute", "ink", ["bf16 [03]", "recompute less,\noffload less"]),

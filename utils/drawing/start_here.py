@@ -38,7 +38,7 @@ def workshop_map() -> None:
     sketch.text(
         4.4,
         0.3,
-        "↕ 06 tensor parallel     ↔ 07 pipeline parallel\n08 experts     09 all of them at once",
+        "↕ 06 tensor parallel     ↔ 08 pipeline parallel\n09 experts     10 all of them at once",
         color="gold",
         size=9.5,
     )
@@ -94,9 +94,9 @@ def model(config: GPTConfig) -> None:
             },
         )
     sketch.text(4.47, 0.68, "gold: the residual stream; each part adds to it", color="gold", size=9)
-    sketch.text(0.5, 0.95, "(B, T)", size=9)
-    sketch.text(1.65, 0.95, f"(B, T, {hidden})", size=9)
-    sketch.text(8.3, 0.95, f"(B, T, {config.vocab_size})", size=9)
+    sketch.text(0.5, 0.95, "(B, s)", size=9)
+    sketch.text(1.65, 0.95, f"(B, s, {hidden})", size=9)
+    sketch.text(8.3, 0.95, f"(B, s, {config.vocab_size})", size=9)
     sketch.show()
 
 

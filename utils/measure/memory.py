@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook
 
 from utils.measure.traffic import FAMILIES, Watching, plain_tensors, tensors_in
 from utils.private_api import running_backward
@@ -108,7 +108,7 @@ class Memory:
             stack.callback(setattr, self, "_recording", False)
             self._modules = set(self.model.modules()) if self.model is not None else set()
             if self._modules:  # FSDP puts gathered parameters in place only for the forward pass
-                stack.callback(register_module_forward_pre_hook(self._before_forward).remove)
+                stack.callback(register_module_forward_hook(self._after_forward).remove)
             for part in self._optimizers():
                 if hasattr(part, "register_step_pre_hook"):
                     stack.callback(part.register_step_pre_hook(self._before_step).remove)
@@ -238,7 +238,8 @@ class Memory:
     def _gradient_ready(self, parameter):
         self._own(parameter.grad, "gradients")
 
-    def _before_forward(self, module, inputs):
+    def _after_forward(self, module, inputs, output):
+        """A hook of all modules comes before a module's own: a unit is still whole here."""
         if module in self._modules:
             for parameter in module.parameters(recurse=False):
                 self._own_parameter(parameter, "parameters")

@@ -4,6 +4,7 @@
 
     print(timing.machine())                     # cores, memory, devices
     timing.seconds(lambda: model(x))            # the median of some repeats
+    timing.in_turn({"a": f, "b": g})            # the least of each, to compare them
     timing.matmul_flops(1024)                   # FLOP/s of a matrix product
     timing.flops(lambda: model(x))              # FLOPs, counted from the shapes: no clock
     timing.saved_bytes(lambda: model(x).sum())  # what the forward pass keeps for the backward
@@ -32,6 +33,7 @@ __all__ = [
     "alpha_beta",
     "check_environment",
     "flops",
+    "in_turn",
     "link",
     "machine",
     "matmul_flops",
@@ -48,7 +50,8 @@ def seconds(function: Callable[[], Any], repeats: int = 5, shortest: float = 0.0
     """The median time of a call of `function()`, in seconds, after one call to warm up.
 
     A call shorter than `shortest` seconds is timed several at once, so that the clock's own cost
-    does not count. Waits for the GPU where there is one.
+    does not count; ranks that talk to one another in it give shortest=0, because each would choose
+    that number by its own clock. Waits for the GPU where there is one.
     """
     if repeats < 1:
         raise ValueError(f"repeats {repeats} measures nothing: give 1 or more")
@@ -58,13 +61,27 @@ def seconds(function: Callable[[], Any], repeats: int = 5, shortest: float = 0.0
     return statistics.median(_time(function, calls) / calls for _ in range(repeats))
 
 
-def _time(function, calls):
+def in_turn(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, float]:
+    """{name: seconds of its fastest call}: one call of each in turn, `rounds` times, after one of
+    each to warm up. What else a busy machine does then meets all of them alike.
+
+    Where no GPU is in use the seconds are those of the processor, all threads of the process
+    together, so that waiting for other programs does not count, and neither does a disk.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds {rounds} measures nothing: give 1 or more")
+    clock = time.perf_counter if torch.cuda.is_initialized() else time.process_time
+    times = [[_time(f, 1, clock) for f in functions.values()] for _ in range(rounds + 1)]
+    return {name: min(own) for name, own in zip(functions, zip(*times[1:]))}
+
+
+def _time(function, calls, clock=time.perf_counter):
     _wait_for_gpu()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(calls):
         function()
     _wait_for_gpu()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def _wait_for_gpu():

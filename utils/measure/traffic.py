@@ -97,18 +97,22 @@ class Watching(OperatorMode):
     """Calls `saw(func, tensors, outputs)` before each operator of this thread and after it.
 
     tensors are its arguments (outputs=False) or its results (outputs=True), nested as they come.
-    The backward passes that the thread starts are seen as well, on whichever thread they run.
+    The backward passes that the thread starts are seen as well, on whichever thread they run. A
+    subclass may define `saw` itself.
     """
 
-    def __init__(self, saw: Callable[..., None]):
+    def __init__(self, saw: Callable[..., None] | None = None):
         super().__init__()
-        self.saw = saw
+        if saw is not None:
+            self.saw = saw
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         # a wrapper (DTensor …) first unfolds into the operators that it stands for
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # a fake tensor is asked for its device, again and again
+            return func(*args, **kwargs)
         self.saw(func, (args, kwargs), outputs=False)
         result = func(*args, **kwargs)
         self.saw(func, result, outputs=True)
@@ -119,10 +123,10 @@ class _Counting(Watching):
     """Appends an event to `events` for each c10d operator of the thread that it is entered on."""
 
     def __init__(self, events: list[Event]) -> None:
-        super().__init__(self._count)
+        super().__init__()
         self.events = events
 
-    def _count(self, func, given, outputs: bool) -> None:
+    def saw(self, func: Callable, given: Any, outputs: bool) -> None:
         if not outputs and func.namespace in FAMILIES:
             self.events += _events(func, *given)
 

@@ -13,14 +13,19 @@ import torch
 from torch.nn import functional as F
 
 
+def needs_no_gradient_by_hand() -> bool:
+    """Whether the compiler makes one kernel anyway, or a server computes, where none is wanted.
+
+    In this order: the compiler would end its graph at the question for the inference mode.
+    """
+    return torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+
+
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x (..., C) divided by the root of its mean square over C, times weight (C,)."""
-    if torch.is_inference_mode_enabled():  # a server's: there is no gradient
-        return F.rms_norm(x, weight.shape, weight, eps)
-    # other devices have a fused kernel, and the compiler makes one; below fp32, PyTorch's takes
-    # care of the precision
+    # other devices have a fused kernel; below fp32, PyTorch's takes care of the precision
     by_hand = x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype.itemsize >= 4
-    if by_hand and not torch.compiler.is_compiling():
+    if by_hand and not needs_no_gradient_by_hand():
         return RMSNormFunction.apply(x, weight, eps)
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -53,7 +58,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated; (B, T, 1, D) where a
     server's rows stand at different positions.
     """
-    if torch.is_inference_mode_enabled() or torch.compiler.is_compiling():
+    if needs_no_gradient_by_hand():
         first, second = x.chunk(2, dim=-1)
         return x * cos + torch.cat((second, first), dim=-1) * sin
     # one row per head: long rows multiply twice as fast as rows of D

@@ -1,12 +1,14 @@
-"""How each matrix of the decoder is cut for tensor parallelism: the one table.
+"""How each matrix is cut for tensor parallelism: the one table, of the decoder and of others.
 
-    TP_PLAN["o_proj"]                      ("row", "query heads")
+    TP_PLAN["o_proj"]                      ("row", "query heads"): the decoder's
+    TP_PLANS["bert"]                       the same for an architecture of Hugging Face's library
     cuts = tp_cuts(config, ranks=2)        {name of a parameter: Cut}
     cuts[name].shape(0, whole_shape)       what rank 0 has of it
 
 A *column* matrix is cut by its outputs, the *row* matrix after it by its inputs, which are those
 outputs, so that one sum over the ranks is needed for the two (Shoeybi et al., arXiv:1909.08053,
-section 3). What is not in the table, norms and the router of experts, every rank has whole.
+section 3). In some architectures q, k and v are one matrix (a *packed column*), or every head has
+a column in a *table*. What is not in a plan, norms and the router of experts, every rank has whole.
 
 Training (utils/parallel/tensor.py), the export (utils/serving/shard.py) and the server's engine
 read it. It imports no torch, because the engine's leader has none.
@@ -35,6 +37,55 @@ TP_PLAN = {  # module: how it is cut, and what is shared out
     "w2": ("row", MLP_COLUMNS),
     "lm_head": ("column", WORDS),
 }
+
+TP_PLANS = {  # `model_type` in a model's config.json: {how its modules' names end: the same}
+    "llama": TP_PLAN,
+    "bert": {
+        "word_embeddings": ("column", WORDS),
+        "self.query": ("column", QUERY_HEADS),
+        "self.key": ("column", KV_HEADS),
+        "self.value": ("column", KV_HEADS),
+        "attention.output.dense": ("row", QUERY_HEADS),
+        "intermediate.dense": ("column", MLP_COLUMNS),
+        "output.dense": ("row", MLP_COLUMNS),
+        "predictions.decoder": ("column", WORDS),
+    },
+    "gpt2": {
+        "wte": ("column", WORDS),
+        "attn.c_attn": ("packed column", QUERY_HEADS),
+        "attn.c_proj": ("row", QUERY_HEADS),
+        "mlp.c_fc": ("column", MLP_COLUMNS),
+        "mlp.c_proj": ("row", MLP_COLUMNS),
+        "lm_head": ("column", WORDS),
+    },
+    "t5": {
+        "shared": ("column", WORDS),
+        "embed_tokens": ("column", WORDS),
+        "q": ("column", QUERY_HEADS),
+        "k": ("column", KV_HEADS),
+        "v": ("column", KV_HEADS),
+        "relative_attention_bias": ("table", QUERY_HEADS),
+        "o": ("row", QUERY_HEADS),
+        "wi": ("column", MLP_COLUMNS),
+        "wo": ("row", MLP_COLUMNS),
+        "lm_head": ("column", WORDS),
+    },
+    "vit": {
+        "q_proj": ("column", QUERY_HEADS),
+        "k_proj": ("column", KV_HEADS),
+        "v_proj": ("column", KV_HEADS),
+        "o_proj": ("row", QUERY_HEADS),
+        "fc1": ("column", MLP_COLUMNS),
+        "fc2": ("row", MLP_COLUMNS),
+    },
+}
+
+
+def planned(plan: dict[str, tuple[str, str]], name: str) -> tuple[str, str] | None:
+    """What a plan says of the module `name`: the entry that is the longest ending of the name."""
+    words = name.split(".")
+    endings = (".".join(words[first:]) for first in range(len(words)))
+    return next((plan[ending] for ending in endings if ending in plan), None)
 
 
 def head_shares(

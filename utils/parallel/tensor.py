@@ -3,14 +3,14 @@
     tensor_parallel(model, mesh.tp)                  in place, before the optimizer is made
     loss = loss_function(model)(model(x), y)         model(x): logits of this rank's words
     loss.backward()
-    split_by_name(bert, mesh.tp, columns, rows)      any other model, by the names of its matrices
+    split_by_plan(bert, mesh.tp, TP_PLANS["bert"], heads)      a model of another library
 
 One pair of matrices needs one exchange each way (Shoeybi et al., arXiv:1909.08053):
 
     column   the first matrix is split by its outputs: q, k and v by heads, gate and up
     row      the second by its inputs, which are those outputs: o, down; partial results add up
 
-Which matrix is cut how stands in one table, `utils.models.tp_plan.TP_PLAN`.
+Which matrix is cut how stands in one table, `utils.models.tp_plan`.
 
 The two large matrices at the ends of the model are split by words of the vocabulary. The embedding
 looks up the words that this rank holds, zero for the others, and adds up over the ranks. The last
@@ -23,7 +23,6 @@ names; one that is split has `parameter.tp_split`, which tells which part of the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 import torch
 import torch.distributed as dist
@@ -40,6 +39,7 @@ from utils.models.tp_plan import (
     TP_PLAN,
     WORDS,
     head_shares,
+    planned,
 )
 from utils.parallel.mesh import Axis
 from utils.parallel.tp_ops import (
@@ -61,18 +61,25 @@ class Split:
     dim: int  # the dimension that is split
     axis: Axis
     sizes: tuple[int, ...]  # each rank's length on it, in the order of axis.ranks
+    packed: int = 1  # so many matrices lie one behind another on it; sizes: of one of them
 
     @property
     def start(self) -> int:
         return sum(self.sizes[: self.axis.index])
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor: a view."""
-        return whole.narrow(self.dim, self.start, self.sizes[self.axis.index])
+        """This rank's part of a whole tensor: a view where nothing is packed."""
+        own = self.start, self.sizes[self.axis.index]
+        parts = [one.narrow(self.dim, *own) for one in whole.chunk(self.packed, self.dim)]
+        return parts[0] if self.packed == 1 else torch.cat(parts, self.dim)
 
     @torch.no_grad()
     def full_tensor(self, part: torch.Tensor) -> torch.Tensor:
         """The whole tensor on every rank of the axis, each of which gives its part."""
+        if self.packed > 1:
+            one = Split(self.dim, self.axis, self.sizes)
+            parts = part.chunk(self.packed, self.dim)
+            return torch.cat([one.full_tensor(p) for p in parts], self.dim)
         shape = list(part.shape)
         shape[self.dim] = max(self.sizes)
         filled = part.new_zeros(shape)  # a collective wants equal parts
@@ -84,12 +91,12 @@ class Split:
 
 
 def split_parameter(
-    parameter: nn.Parameter | None, dim: int, axis: Axis, sizes: Sequence[int]
+    parameter: nn.Parameter | None, dim: int, axis: Axis, sizes: Sequence[int], packed: int = 1
 ) -> nn.Parameter | None:
     """A new parameter with this rank's part of `parameter`; None stays None."""
     if parameter is None:
         return None
-    split = Split(dim, axis, tuple(sizes))
+    split = Split(dim, axis, tuple(sizes), packed)
     part = nn.Parameter(split.part(parameter.detach()).clone(), parameter.requires_grad)
     part.tp_split = split
     return part
@@ -134,6 +141,13 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.region.reduce_from(F.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
+
+
+class RowParallelConv1D(RowParallelLinear):
+    """The same for GPT-2's own linear layer: `weight` (inputs of this rank, outputs)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.region.reduce_from(x @ self.weight) + self.bias
 
 
 class SharedHeads(nn.Module):
@@ -187,6 +201,14 @@ class VocabularyLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C), or this rank's positions of it -> logits of its own words (B, T, V_local)."""
         return F.linear(self.region.copy_to(x), self.weight, self.bias)
+
+
+class GatheredLogits(VocabularyLinear):
+    """The same for a model whose own code wants the logits of all words, (B, T, V)."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x).transpose(1, 2)
+        return gather_sequence(logits, self.axis, sum(self.sizes)).transpose(1, 2).contiguous()
 
 
 # ---- a whole model
@@ -304,7 +326,7 @@ def _split_experts(moe, region):
         moe.register_forward_hook(lambda module, args, y: split_sequence(y, axis))
 
 
-def _split_words(model, name, region, split):
+def _split_words(model, name, region, split, logits=VocabularyLinear):
     module, axis = model.get_submodule(name), region.axis
     weight = module.weight
     _check(axis, weight.shape[0], WORDS, "a row is not split")
@@ -314,7 +336,9 @@ def _split_words(model, name, region, split):
     part = split[id(weight)]
     if isinstance(module, nn.Linear):
         bias = split_parameter(module.bias, 0, axis, part.tp_split.sizes)
-        new = VocabularyLinear(part, bias, region)
+        if bias is not None:
+            split[id(module.bias)] = bias
+        new = logits(part, bias, region)
     else:
         new = VocabularyEmbedding(part, region)
     parent, _, last = name.rpartition(".")
@@ -459,58 +483,111 @@ def _of_some_positions(model):
             yield module.bias
 
 
-# ---- any model, by the names of its matrices
+# ---- any model, by a plan
+
+REMEMBERED = ("n_heads", "num_heads", "split_size")  # what an attention knows of its heads
 
 
-def split_by_name(
-    model: nn.Module, axis: Axis, columns: Sequence[str], rows: Sequence[str]
+def split_by_plan(
+    model: nn.Module,
+    axis: Axis,
+    plan: dict[str, tuple[str, str]],
+    heads: int,
+    kv_heads: int | None = None,
+    strict: bool = True,
 ) -> nn.Module:
-    """Splits the nn.Linears whose names match a pattern, in place; returns the model.
+    """Splits any model in place as one of `TP_PLANS` says, and returns it.
 
-        split_by_name(bert, mesh.tp, columns=["*.query", "*.key", "*.value",
-                      "*.intermediate.dense"], rows=["*.attention.output.dense",
-                      "*.layer.*.output.dense"])
+        split_by_plan(bert, mesh.tp, TP_PLANS["bert"], bert.config.num_attention_heads)
 
-    Works where the model's code takes the number of heads from the shapes. Every column matrix has
-    an f of its own, because this function does not know which of them read the same input; so the
-    backward pass makes more all-reduces than `tensor_parallel` does, and the values are the same.
+    Works where the model's code takes the number of heads from the shapes, or from one of the
+    attributes in `REMEMBERED`. The last matrix gathers the logits of all words, because the model's
+    own loss wants them. Every column matrix has an f of its own, since a plan does not say which of
+    them read the same input: the backward pass makes more all-reduces than in `tensor_parallel`.
 
-    Raises ValueError for a pattern that matches nothing, and for sizes that `axis` does not divide
-    (a head might be cut).
+    strict   refuse to split a weight under one of its names and to leave it whole under another;
+             without it the two go on as different weights
+    Raises ValueError for a plan of another model, and for more ranks than key-value heads.
     """
     if axis.size == 1:
         return model
-    region = Region(axis)
-    for patterns, split in ((columns, _split_column), (rows, _split_row)):
-        for pattern in patterns:
-            found = [
-                name
-                for name, module in model.named_modules()
-                if isinstance(module, nn.Linear) and fnmatchcase(name, pattern)
-            ]
-            if not found:
-                raise ValueError(f"no linear layer has a name like {pattern!r}")
-            for name in found:
-                split(model, name, region)
+    kv_heads = kv_heads or heads
+    _check(axis, kv_heads, "heads of keys and values", "a head is not split")
+    queries, keys = head_shares(heads, kv_heads, axis.size)
+    units = {QUERY_HEADS: (heads, queries), KV_HEADS: (kv_heads, keys)}
+    region, split = Region(axis), {}
+    modules = [  # one module may have several names
+        (name, module, *planned(plan, name))
+        for name, module in model.named_modules(remove_duplicate=False)
+        if planned(plan, name)
+    ]
+    if not modules:
+        raise ValueError(f"no module of {type(model).__name__} is in this plan")
+    for name, module, how, what in modules:
+        if what == WORDS:
+            _split_words(model, name, region, split, logits=GatheredLogits)
+        elif how == "table":
+            module.weight = split_parameter(module.weight, 1, axis, queries)
+        elif how == "row":
+            _split_row(model, name, region, units.get(what))
+        else:
+            _split_column(module, region, units.get(what), 3 if how == "packed column" else 1)
+        if (how, what) == ("row", QUERY_HEADS):  # one in each attention
+            attention = model.get_submodule(name.rpartition(".")[0])
+            for known in set(REMEMBERED) & set(vars(attention)):
+                setattr(attention, known, getattr(attention, known) // heads * queries[axis.index])
+    _split_ties(model, split, strict)
     return model
 
 
-def _split_column(model, name, region):
-    linear = model.get_submodule(name)
-    _check_divides(name, linear.out_features, "outputs", region.axis)
-    column_parallel(linear, region.axis)
-    linear.register_forward_pre_hook(
-        lambda module, args: (copy_to_region(args[0], region.axis), *args[1:])
+def _is_conv1d(module):
+    """Whether it is GPT-2's own linear layer, whose weight is (inputs, outputs)."""
+    return type(module).__name__ == "Conv1D"
+
+
+def _lengths(length, unit, axis):
+    """What each rank has of a dimension: whole heads of it, or any columns."""
+    if unit is None:
+        return shares(length, axis.size)
+    count, counts = unit
+    return tuple(length // count * own for own in counts)
+
+
+def _split_column(module, region, unit, packed):
+    axis = region.axis
+    if _is_conv1d(module):
+        sizes = _lengths(module.nf // packed, unit, axis)
+        module.weight = split_parameter(module.weight, 1, axis, sizes, packed)
+        module.bias = split_parameter(module.bias, 0, axis, sizes, packed)
+        module.nf = packed * sizes[axis.index]
+    else:
+        column_parallel(module, axis, _lengths(module.out_features, unit, axis))
+    module.register_forward_pre_hook(
+        lambda module, args: (copy_to_region(args[0], axis), *args[1:])
     )
 
 
-def _split_row(model, name, region):
-    linear = model.get_submodule(name)
-    _check_divides(name, linear.in_features, "inputs", region.axis)
+def _split_row(model, name, region, unit):
+    module, axis = model.get_submodule(name), region.axis
+    if _is_conv1d(module):
+        weight = split_parameter(module.weight, 0, axis, _lengths(module.nx, unit, axis))
+        new = RowParallelConv1D(weight, module.bias, region)
+    else:
+        new = row_parallel(module, region, _lengths(module.in_features, unit, axis))
     parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, row_parallel(linear, region))
+    setattr(model.get_submodule(parent), last, new)
 
 
-def _check_divides(name, size, what, axis):
-    if size % axis.size:
-        raise ValueError(f"{axis.name} {axis.size} does not divide the {size} {what} of {name}")
+def _split_ties(model, split, strict):
+    """What is split under one name is split under its other names too, where nobody computes."""
+    for name, module in model.named_modules():
+        for kind, parameter in module.named_parameters(recurse=False):
+            if parameter is None or id(parameter) not in split:
+                continue
+            if not isinstance(module, (nn.Linear, nn.Embedding)):
+                setattr(module, kind, split[id(parameter)])
+            elif strict:
+                raise ValueError(
+                    f"{name}.{kind} is a weight that the plan splits under another name only: "
+                    f"add {name.rpartition('.')[2]!r} to the plan"
+                )

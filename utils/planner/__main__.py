@@ -6,6 +6,7 @@
     python -m utils.planner --layers 96 --hidden 12288 --heads 96 --vocab 51200 --seq 2048 \\
         --tp 8 --pp 8 --dp 24 --interleave 2 --global-batch 2304 --recompute full \\
         --machine dgx-a100 --gpus 1536 --json                                         # for programs
+    python -m utils.planner --errors             # how far it is from what others have measured
 
 With --tp, --pp or --dp it prints one plan; without, it searches every strategy that fits, and what
 is given (--recompute, --zero, --micro-batch …) stays fixed. Sizes that do not go together end it
@@ -23,6 +24,7 @@ from utils.cli import exit_status
 from utils.planner.machine import HERE, MACHINES, measured
 from utils.planner.model import MODELS, WORDS, Model
 from utils.planner.plan import counted, plan
+from utils.planner.published import errors
 from utils.planner.search import candidates, explain, search
 from utils.planner.strategy import CHOICES, Strategy
 
@@ -45,6 +47,12 @@ WHOLE = {
     "interleave": "chunks of layers on a stage",
     "micro_batch": "sequences of a micro-batch",
     "global_batch": "sequences of a step",
+}
+HIDES = {
+    "overlap_tp": "with sequence parallelism, tensor parallelism's messages travel during products",
+    "overlap_pp": "with interleave, hidden states travel during the pass of another chunk",
+    "overlap_grad_reduce": "gradients travel during the backward pass",
+    "overlap_param_gather": "ZeRO's weights travel during the passes",
 }
 SEARCHED = {"tp", "pp", "dp"}  # any of them: one plan
 
@@ -74,6 +82,9 @@ def parser() -> argparse.ArgumentParser:
         if name == "sequence_parallel":
             text = "what tensor parallelism leaves whole is split over the sequence"
             strategy.add_argument(_flag(name), action="store_const", const=True, help=text)
+        elif name in HIDES:
+            text = f"{HIDES[name]}; neither: as Megatron in the machine's time"
+            strategy.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
         else:
             values = "|".join(map(str, known))
             strategy.add_argument(_flag(name), type=type(known[0]), metavar=values)
@@ -87,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
     machine.add_argument("--gpus", type=int, metavar="N", help="devices; dp · tp · pp")
     made.add_argument("--top", type=int, default=10, metavar="N", help="rows of the ranking")
     made.add_argument("--json", action="store_true", help="one JSON object")
+    made.add_argument("--errors", action="store_true", help="published runs, and the planner's")
     return made
 
 
@@ -146,6 +158,8 @@ def one_strategy(found: dict, gpus: int | None, model: Model) -> Strategy:
 
 def run(given: argparse.Namespace) -> str:
     """What the command prints. Raises ValueError for sizes that do not go together."""
+    if given.errors:
+        return errors()
     name = chosen("machine", given.machine, (*MACHINES, HERE))
     model, found = read_model(given), read_strategy(given)
     machine = measured() if name == HERE else MACHINES[name]

@@ -5,7 +5,9 @@ A product of (m, k) and (k, n) takes 2mnk FLOPs at `peak · sustained`, less wha
 * its result is cut into tiles, `processors` at a time; in the last round half of them idle on
   average: mn / (mn + ½ processors · tile). So small micro-batches and much tensor parallelism
   make every FLOP dearer;
-* each tile begins and ends with loads and stores: k / (k + RAMP).
+* each tile begins and ends with loads and stores, RAMP seconds, while nothing multiplies. The
+  faster a processor, the longer k must be: on an A100 RAMP is worth 123 values of k, on an H100 in
+  fp8 549.
 
 Never less than reading and writing its matrices. Everything else in a layer (norms, activation
 functions, dropout, softmax, sums) computes little on many bytes and runs at the memory's speed:
@@ -19,7 +21,7 @@ from utils.planner.machine import Machine
 from utils.planner.model import Model
 from utils.planner.strategy import Columns, Numbers
 
-RAMP = 128  # values of k
+RAMP = 3.5e-6  # seconds: begin and end of a tile
 STREAM = 0.8  # of the memory's bandwidth that simple kernels see
 FUSED = (
     0.6  # of a matrix product's speed that fused attention reaches (arXiv:2307.08691, section 4)
@@ -33,12 +35,21 @@ def matmul(
     k: Numbers,
     count: Numbers = 1.0,
     value_bytes: float = 2.0,
+    rate: Numbers | None = None,
 ) -> Numbers:
-    """Seconds of `count` products (m, k) · (k, n) that run as one kernel."""
+    """Seconds of `count` products (m, k) · (k, n) that run as one kernel; rate: FLOP/s of very
+    large ones, None: the machine's."""
+    rate = machine.peak * machine.sustained if rate is None else rate
     tiles = count * m * n
-    full = tiles / (tiles + 0.5 * machine.processors * machine.tile) * k / (k + RAMP)
-    compute = 2 * tiles * k / (machine.peak * machine.sustained * full)
+    full = tiles / (tiles + 0.5 * machine.processors * machine.tile) * steady(machine, k, rate)
+    compute = 2 * tiles * k / (rate * full)
     return np.maximum(compute, stream(machine, value_bytes * count * (m * n + m * k + n * k)))
+
+
+def steady(machine: Machine, k: Numbers, rate: Numbers) -> Numbers:
+    """The part of a tile's time that is not its beginning and end. The rest, RAMP seconds, is as
+    long as RAMP · rate / (2 tile · processors) values of k."""
+    return k / (k + RAMP * rate / (2 * machine.tile * machine.processors))
 
 
 def both_gradients(
@@ -48,11 +59,12 @@ def both_gradients(
     k: Numbers,
     count: Numbers = 1.0,
     value_bytes: float = 2.0,
+    rate: Numbers | None = None,
 ) -> tuple[Numbers, Numbers]:
     """Seconds of the backward pass of that product: (gradient of the input, of the weight)."""
     return (
-        matmul(machine, m, k, n, count, value_bytes),
-        matmul(machine, k, n, m, count, value_bytes),
+        matmul(machine, m, k, n, count, value_bytes, rate),
+        matmul(machine, k, n, m, count, value_bytes, rate),
     )
 
 
@@ -71,8 +83,11 @@ def layer(machine: Machine, model: Model, c: Columns, value_bytes: float) -> dic
     selective   the part of it that selective recomputation makes again: attention's core in the
                 GPT layout, norms and activation functions in the gated one
     backward    without recomputation
-    weights     the part of the backward pass that computes gradients of weights: messages can
-                travel meanwhile
+    products    the part of the forward pass that multiplies matrices; messages can travel meanwhile
+    inputs, weights     the same of the backward pass: gradients of inputs, of weights
+
+    In fp8 products run at the rate of 8-bit values. What goes into them is cast: 16 bits are read
+    and 8 written twice, as it is and transposed for the backward pass; gradients of results too.
     """
     tokens = c.micro_batch * model.seq
     routed = tokens * model.experts_per_token
@@ -85,19 +100,28 @@ def layer(machine: Machine, model: Model, c: Columns, value_bytes: float) -> dic
         (routed / experts, columns / c.tp, model.hidden_size, experts),
         (routed / experts, model.hidden_size, model.mlp_size / c.tp, experts),
     ]
-    forward = sum(matmul(machine, *product, value_bytes) for product in products)
-    gradients = [both_gradients(machine, *product, value_bytes) for product in products]
-    weights = sum(weight for _, weight in gradients)
-    backward = sum(inputs for inputs, _ in gradients) + weights
+    fp8 = c.precision == "fp8"
+    rate = np.where(fp8, machine.fp8_peak * machine.fp8_sustained, machine.peak * machine.sustained)
+    forward = sum(matmul(machine, *product, value_bytes, rate) for product in products)
+    gradients = [both_gradients(machine, *product, value_bytes, rate) for product in products]
+    inputs, weights = (sum(parts) for parts in zip(*gradients, strict=True))
+    cast_in = 4.0 * fp8 * sum(count * m * k for m, _, k, count in products)
+    cast_out = 4.0 * fp8 * sum(count * m * n for m, n, _, count in products)
     core_forward, core_backward = attention(machine, model, c, value_bytes)
     forward_bytes, backward_bytes = pointwise(model, c, value_bytes)
-    point = stream(machine, forward_bytes)
+    point = stream(machine, forward_bytes + cast_in)
     selective = np.where(c.attention == "fused", 0.0, core_forward) + point * model.gated
     launches = 12 * machine.launch  # forward: products, norms, activation, sums, attention
     return {
         "forward": forward + core_forward + point + launches,
         "selective": selective,
-        "backward": backward + core_backward + stream(machine, backward_bytes) + 2 * launches,
+        "backward": inputs
+        + weights
+        + core_backward
+        + 2 * launches
+        + stream(machine, backward_bytes + cast_out),
+        "products": forward,
+        "inputs": inputs,
         "weights": weights,
     }
 
@@ -115,7 +139,7 @@ def attention(
     heads = c.micro_batch * model.heads / c.tp
     scores, size = heads * model.seq**2, model.head_size
     rate = machine.peak * machine.sustained
-    products = 4 * scores * size / (rate * size / (size + RAMP))
+    products = 4 * scores * size / (rate * steady(machine, size, rate))
     kept_forward = products + stream(machine, 6.5 * value_bytes * scores)
     kept_backward = 2 * products + stream(machine, 9.5 * value_bytes * scores)
     fused_forward = 4 * scores * size / 2 / (rate * FUSED)

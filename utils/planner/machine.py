@@ -4,7 +4,8 @@
     measured(ranks)                            # this machine, measured as in lesson 00
 
 Peaks, sizes and bandwidths are the hardware's own, from its data sheet. `sustained` is not: it is
-what large matrix products reach. Latencies, `launch` and the host's values are typical ones.
+what large matrix products reach. Latencies, `launch` and the host's values are typical ones;
+`attention` and `overlaps` are the software's part.
 """
 
 import math
@@ -41,7 +42,9 @@ class Machine:
     host_link   bytes/s between device and host memory, one way
     host_memory, host_bandwidth, host_flops   the device's share of the host's bytes, bytes/s
     launch      seconds between two kernels
-    value_bytes of a weight or an activation: 2, on a CPU 4
+    fp8_peak, fp8_sustained   the same for products of 8-bit values; 0: it has none
+    attention, overlaps   what Megatron did on such machines in their time, where nothing is asked
+                for: attention's core in the GPT layout, fields of `Strategy` that are on
     """
 
     name: str
@@ -57,6 +60,10 @@ class Machine:
     launch: float = 4e-6
     tile: int = 128 * 256  # values of the result that one processor computes at a time
     precision: str = "bf16"
+    fp8_peak: float = 0.0
+    fp8_sustained: float = 0.0
+    attention: str = "scores"
+    overlaps: tuple[str, ...] = ()
     source: str = ""
 
     @property
@@ -68,6 +75,7 @@ class Machine:
 # NVIDIA and AMD print peaks at clocks that a device does not hold while all its matrix units work.
 # `sustained` is the share that large products reach; one value for a device, the same for every
 # model and every strategy. An A100's is near 0.8; the newer ones come up against their power limit.
+# Those of the A100 and of the H100 are fitted to one half of the runs in `published`.
 MACHINES = {
     machine.name: machine
     for machine in (
@@ -78,9 +86,11 @@ MACHINES = {
             source="DGX A100 80GB data sheet: NVLink 3 with switch, 8 x HDR 200 Gb/s",
         ),
         Machine(
-            "dgx-h100", 989e12, 0.65, 132, 80 * GB, 3350 * GB,
+            "dgx-h100", 989e12, 0.62, 132, 80 * GB, 3350 * GB,
             (Level(8, 450 * GB, 3e-6), Level(ANY, 50 * GB, 15e-6)),
             host_link=50 * GB, host_memory=250 * GB, host_bandwidth=60 * GB,
+            fp8_peak=1979e12, fp8_sustained=0.69, attention="fused",
+            overlaps=("overlap_tp", "overlap_pp", "overlap_grad_reduce", "overlap_param_gather"),
             source="DGX H100 data sheet: NVLink 4 with switch, 8 x NDR 400 Gb/s",
         ),
         Machine(

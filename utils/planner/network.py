@@ -4,7 +4,8 @@ A group of `n` ranks, `stride` apart, spans the levels of a machine (`Machine.le
 through every device once, so from each unit (a pair, a node) that holds k members of the group one
 stream leaves, and it may use the links of all k: k · bandwidth. The slowest level sets the pace.
 With one member a node (tensor parallelism fills the node) a group has one device's link; with a
-whole node as members it has all eight.
+whole node as members it has all eight. The ring's latency is the sum of its hops', most of which
+stay in a node that holds many members.
 
 Every link loses a part of its bandwidth to headers and to the steps of the algorithm: `LINK`.
 """
@@ -18,17 +19,19 @@ LINK = 0.8  # of a link's bandwidth that large messages see
 
 
 def pace(machine: Machine, n: Numbers, stride: Numbers) -> tuple[np.ndarray, np.ndarray]:
-    """(bytes/s of a ring through the group, seconds that each of its steps waits), arrays."""
+    """(bytes/s of a ring through the group, seconds that a step of it waits on average), arrays."""
     speed = np.full(np.broadcast(n, stride).shape, np.inf)
     latency = np.zeros_like(speed)
     inside = 1.0  # devices of the unit that the levels before have joined
+    before = 0.0  # the latency of the level before
     for level in machine.levels:
         members = np.clip(inside / stride, 1.0, n)
         farther = (n - 1) * stride >= inside  # some of the group are in another unit
         pace_here = np.minimum(speed, members * level.bandwidth * LINK)
         speed = np.where(farther & (n > 1), pace_here, speed)
-        latency = np.where(farther & (n > 1), level.latency, latency)
-        inside = level.size
+        # of the ring's n steps as many leave a unit as the group has units: n / members
+        latency = np.where(farther & (n > 1), latency + (level.latency - before) / members, latency)
+        inside, before = level.size, level.latency
     return speed, latency
 
 

@@ -99,6 +99,9 @@ class Plan:
             f"({self.hardware_tflops_per_gpu:.4g} with recomputation), MFU {self.mfu:.1%}, "
             f"{self.tokens_per_second:,.0f} tokens/s",
         ]
+        behind = [f"{kind} {seconds:.3f}" for kind, seconds in self.hidden.items() if seconds > 0]
+        if behind:
+            rows.append(f"behind the computation travel, in seconds: {' · '.join(behind)}")
         return "\n".join(rows)
 
 
@@ -115,8 +118,8 @@ def plan(model: Model, strategy: Strategy, machine: Machine) -> Plan:
 
 def plan_all(model: Model, strategies: list[Strategy], machine: Machine) -> list[Plan]:
     """The same for many strategies at once, at a small part of the cost."""
-    c = Columns.of(strategies, model, machine.precision)
-    check(c, model)
+    c = Columns.of(strategies, model, machine)
+    check(c, model, machine)
     return plans(model, c, machine)
 
 

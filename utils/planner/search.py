@@ -8,7 +8,7 @@ from utils.choices import RECOMPUTE
 from utils.planner.machine import Machine
 from utils.planner.model import Model
 from utils.planner.plan import Plan, evaluate, plans
-from utils.planner.strategy import Columns, Strategy, valid
+from utils.planner.strategy import Columns, Strategy, defaults, valid
 
 # What a search tries where nothing is fixed.
 CHOICES = {
@@ -70,14 +70,13 @@ def candidates(
         "pp": divisors(gpus),
         **CHOICES,
         "ep": divisors(model.experts),
-        "attention": ("fused" if model.gated else "scores",),
-        "precision": (machine.precision,),
+        **{name: (value,) for name, value in defaults(model, machine).items()},
     }
     choices |= {name: value if isinstance(value, tuple) else (value,)
                 for name, value in fixed.items()}  # fmt: skip
     Strategy(**{name: values[0] for name, values in choices.items()})  # names a value not known
     c = Columns(**_grid(choices, model, gpus, global_batch or model.batch))
-    return c.take(valid(c, model))
+    return c.take(valid(c, model, machine))
 
 
 def _grid(choices, model, gpus, global_batch):

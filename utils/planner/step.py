@@ -14,17 +14,21 @@ bubble       what the stage waits for others: (p−1)/v of a micro-batch's pass,
 optimizer    reads and writes the state
 offload      waits for the host's memory or for its optimizer
 
-What travels while the device computes is hidden, and reported apart: of each of these messages at
-most `HIDDEN`, and no longer than the computation lasts.
+What travels while the device computes is hidden, and reported apart. Each is a field of `Strategy`;
+without it the message is waited for.
 
-* tensor parallelism's backward messages, while gradients of weights are computed;
-* gradients, while the last backward pass goes on.
+* overlap_tp: a message of tensor parallelism is cut in pieces that travel while the product before
+  or after it works on the others, forward and backward. Copy engines send them into the memory of
+  the node's other devices, so all of it is hidden, as long as the products last. Without it, and
+  over nodes, only backward messages hide: at most `HIDDEN` of them, behind gradients of weights.
+* overlap_pp: hidden states travel while the stage works on another of its chunks.
+* overlap_grad_reduce: gradients travel during the last backward pass (ZeRO-2 and 3: during all).
+* overlap_param_gather: ZeRO-1's weights travel during the first forward pass, ZeRO-3's during all
+  passes, a layer ahead. Without it ZeRO-3 fetches each parameter by itself when it is needed.
 
-ZeRO-3's gathers count in full: each layer waits for its weights, and the published runs (FSDP,
-ZeRO-3 in `published`) have hidden next to nothing of them.
-
-A part stays exposed whatever is tried: the first and the last message have nothing to hide behind,
-and messages take memory bandwidth and processors from the computation.
+Of what the last two send at most `HIDDEN` is hidden, and no more than the passes last: first and
+last bucket have nothing to hide behind, and a collective takes memory bandwidth and processors from
+the computation. `HIDDEN` is fitted to one half of the runs in `published`.
 """
 
 import numpy as np
@@ -37,6 +41,7 @@ from utils.planner.strategy import PRECISIONS, Columns
 
 KINDS = ("compute", "recompute", "tp", "pp", "ep", "dp", "bubble", "optimizer", "offload")
 HIDDEN = 0.5
+PARAMETERS = 12  # tensors of a layer that ZeRO-3 fetches one by one
 # Bytes of device memory that an AdamW step with clipping moves for each parameter in mixed
 # precision: cast and unscale the gradient (2 + 4), its norm (4), clip (8), read gradient, master
 # copy and two moments, write three of them (28), write the weight (2).
@@ -46,11 +51,11 @@ OPTIMIZER_BYTES = 48
 def step(
     model: Model, c: Columns, machine: Machine
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """({kind: seconds, "total": …}, {"tp" and "dp": hidden seconds}), arrays."""
+    """({kind: seconds, "total": …}, {"tp", "pp" and "dp": hidden seconds}), arrays."""
     value = float(PRECISIONS[machine.precision][0])
     m, layers = c.micro_batches, layers_on_stage(model, c)
     one = kernels.layer(machine, model, c, value)
-    messages = layer_messages(model, c, machine, value, one["weights"])
+    messages = layer_messages(model, c, machine, value, one)
     again = np.select([c.recompute == "full", c.recompute == "selective"],
                       [one["forward"], one["selective"]], 0.0)  # fmt: skip
     full = c.recompute == "full"
@@ -63,7 +68,7 @@ def step(
     # from the second micro-batch on gradients are added: two are read, their sum is written
     added = np.where(m > 1, kernels.stream(machine, 3 * value * (layer + experts)), 0.0)
     body = one["forward"] + one["backward"] + added
-    hop = _hop(model, c, machine, value)
+    hop, hop_hidden = _hop(model, c, machine, value, layers * body)
     layer_seconds = body + again + tp + ep
     first, last = ends
     # where layers do not divide, the last stage has one less, then the first one
@@ -83,31 +88,47 @@ def step(
         "ep": m * layers * ep,
         "bubble": waits,
     }
-    backward = layers * (one["backward"] + again)
-    exposed, hidden = _gradients(model, c, machine, value, backward)
-    seconds["dp"] = exposed
+    passes = (layers * one["forward"], layers * (one["backward"] + again))
+    seconds["dp"], dp_hidden = _data_parallel(model, c, machine, value, *passes)
     seconds["optimizer"], seconds["offload"] = _update(model, c, machine, value)
     seconds["offload"] += _streamed(model, c, machine, value, m * layers * body)
     seconds = {kind: seconds[kind] + np.zeros(len(c)) for kind in KINDS}
     seconds["total"] = sum(seconds.values())
-    return seconds, {"tp": m * layers * messages["hidden"], "dp": hidden}
+    hidden = {
+        "tp": m * layers * (messages["hidden forward"] * (1 + full) + messages["hidden backward"]),
+        "pp": m * hop_hidden,
+        "dp": dp_hidden,
+    }
+    return seconds, hidden
 
 
 def layer_messages(
-    model: Model, c: Columns, machine: Machine, value: float, weights: np.ndarray
+    model: Model, c: Columns, machine: Machine, value: float, one: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Exposed seconds of one layer's messages for one micro-batch: forward, backward, experts (one
-    direction), and what is hidden of the backward ones."""
+    direction), and what is hidden of the first two. one: the layer's computation, of `kernels`."""
     size = c.micro_batch * model.seq * model.hidden_size * value
     pair = 2 * np.where(
         c.sequence_parallel,
         2 * network.gather(machine, size, c.tp, 1),
         network.all_reduce(machine, size, c.tp, 1),
     )
-    hidden = np.minimum(HIDDEN * pair, weights)
+    pipelined = c.overlap_tp & c.sequence_parallel & (c.tp <= machine.node)
+    forward = np.where(pipelined, np.minimum(pair, one["products"]), 0.0)
+    backward = np.where(
+        pipelined,
+        np.minimum(pair, one["inputs"] + one["weights"]),
+        np.minimum(HIDDEN * pair, one["weights"]),
+    )
     routed = size * model.experts_per_token / np.where(c.sequence_parallel, c.tp, 1.0)
     experts = 2 * network.all_to_all(machine, routed, c.ep, c.tp) * (model.experts > 1)
-    return {"forward": pair, "backward": pair - hidden, "hidden": hidden, "experts": experts}
+    return {
+        "forward": pair - forward,
+        "backward": pair - backward,
+        "hidden forward": forward,
+        "hidden backward": backward,
+        "experts": experts,
+    }
 
 
 def _ends(model, c, machine, value):
@@ -118,37 +139,46 @@ def _ends(model, c, machine, value):
     return first, sum(kernels.head(machine, model, c, value)) + message
 
 
-def _hop(model, c, machine, value):
-    """Seconds that a stage spends on sending and receiving for one micro-batch."""
+def _hop(model, c, machine, value, computing):
+    """(exposed, hidden) seconds of what a stage sends and receives for one micro-batch, whose
+    computation takes `computing`. Only a stage with several chunks has another one to work on."""
     size = c.micro_batch * model.seq * model.hidden_size * value
     reach = c.tp * c.dp * (c.pp - 1)
     one = network.send(machine, size / c.tp, reach)
     one = one + np.where(c.sequence_parallel, 0.0, network.gather(machine, size, c.tp, 1))
-    return np.where(c.pp > 1, 2 * c.interleave * one, 0.0)
+    both = np.where(c.pp > 1, 2 * c.interleave * one, 0.0)
+    hidden = np.where(c.overlap_pp & (c.interleave > 1), np.minimum(both, computing), 0.0)
+    return both - hidden, hidden
 
 
-def _gradients(model, c, machine, value, backward):
-    """(exposed, hidden) seconds of what data parallelism sends in a step."""
+def _data_parallel(model, c, machine, value, forward, backward):
+    """(exposed, hidden) seconds of what data parallelism sends in a step: gradients, and the
+    weights that ZeRO shares out. forward, backward: a stage's seconds for one micro-batch."""
     dense, experts = stage_parameters(model, c)[0]
-    exposed, hidden = np.zeros(len(c)), np.zeros(len(c))
+    m = c.micro_batches
+    gradients, weights = np.zeros(len(c)), np.zeros(len(c))
     groups = ((dense, c.dp, c.tp), (experts, c.dp // c.ep, c.tp * c.ep))
     for parameters, n, stride in groups:
         size = value * parameters
         once = network.gather(machine, size, n, stride)
-        # stage 3 gathers matrix by matrix, four a layer: as many bytes, more often the latency
-        layers = 4 * model.layers * (n - 1) * network.pace(machine, n, stride)[1]
-        m = c.micro_batches
-        during = np.select([c.zero == 3, c.zero == 2, c.zero == 1],
-                           [m * 3 * (once + layers), m * once, once],
-                           network.all_reduce(machine, size, n, stride))  # fmt: skip
-        after = np.where((c.zero == 1) | (c.zero == 2), once, 0.0)
-        behind = np.where(c.zero == 3, 0.0, np.minimum(HIDDEN * during, backward))
-        exposed, hidden = exposed + during - behind + after, hidden + behind
+        # stage 3 gathers layer by layer or tensor by tensor: as many bytes, more often the latency
+        pieces = np.where(c.overlap_param_gather, 1, PARAMETERS)
+        often = once + pieces * model.layers * (n - 1) * network.pace(machine, n, stride)[1]
+        all_reduce = network.all_reduce(machine, size, n, stride)
+        gradients += np.select([c.zero == 3, c.zero == 2, c.zero == 1],
+                               [m * often, m * once, once], all_reduce)  # fmt: skip
+        weights += np.select([c.zero == 3, c.zero > 0], [2 * m * often, once], 0.0)
+    # what is there to hide behind: the last backward pass and the first forward pass; where each
+    # micro-batch sends, all of them
+    each = np.where(c.zero >= 2, m, 1)
+    hidden = c.overlap_grad_reduce * np.minimum(HIDDEN * gradients, each * backward)
+    left = np.where(c.zero == 3, m * (forward + backward) - hidden, forward)
+    hidden = hidden + c.overlap_param_gather * np.minimum(HIDDEN * weights, left)
     table = value * split(model, c)[2]
     both_ends = (c.pp > 1) & model.is_tied  # its two copies get one gradient
     reach = c.tp * c.dp * (c.pp - 1)
-    exposed = exposed + np.where(both_ends, network.send(machine, table, reach), 0.0)
-    return exposed, hidden
+    ends = np.where(both_ends, network.send(machine, table, reach), 0.0)
+    return gradients + weights - hidden + ends, hidden
 
 
 def _update(model, c, machine, value):

@@ -13,13 +13,17 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from utils.choices import RECOMPUTE, ZERO
+from utils.planner.machine import Machine
 from utils.planner.model import Model
 
+# What a run may let travel while the device computes, by the words of Megatron's options.
+OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad_reduce", "overlap_param_gather")
 OFFLOAD = ("none", "optimizer", "parameters")
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 # Bytes of one parameter: (weights, gradients, fp32 master copy that the optimizer keeps). "bf16" is
-# ZeRO's layout, that of DeepSpeed and Megatron; torch's autocast keeps the weights in fp32.
-PRECISIONS = {"fp32": (4, 4, 0), "bf16": (2, 2, 4)}
+# ZeRO's layout, that of DeepSpeed and Megatron; torch's autocast keeps the weights in fp32. "fp8"
+# has that of bf16: only what goes into a layer's matrix products is cast.
+PRECISIONS = {"fp32": (4, 4, 0), "bf16": (2, 2, 4), "fp8": (2, 2, 4)}
 # Bytes of one parameter that the optimizer keeps besides, always fp32.
 OPTIMIZERS = {"sgd": 0, "momentum": 4, "muon": 4, "adamw": 8}
 WHOLE = ("dp", "pp", "tp", "ep", "interleave", "micro_batch", "global_batch")
@@ -31,7 +35,9 @@ CHOICES = {
     "precision": tuple(PRECISIONS),
     "zero": ZERO,
     "sequence_parallel": (False, True),
+    **dict.fromkeys(OVERLAPS, (False, True)),
 }
+OPEN = ("attention", "precision", *OVERLAPS)  # None: the model or the machine decides
 Numbers = float | np.ndarray  # one, or one for each strategy
 
 
@@ -44,8 +50,16 @@ class Strategy:
     zero        0 to 3: what the dp ranks share out (ZeRO)
     recompute   "none", "selective" (the core of the attention) or "full" (each layer)
     offload     "none", "optimizer" (its state and step are the host's), "parameters" (those too)
-    attention   "scores" keeps them in memory, "fused" does not; None: the model's layout decides
+    attention   "scores" keeps them in memory, "fused" does not; None: fused in the gated layout, in
+                that of GPT the machine decides
     precision   None: the machine decides;  global_batch None: the model's
+    overlap_tp              tensor parallelism's messages travel while the products beside them are
+                            computed (Megatron's --tp-comm-overlap); only with sequence_parallel
+                            and inside a node
+    overlap_pp              hidden states travel while the stage works on another chunk
+    overlap_grad_reduce     gradients travel during the last backward pass (--overlap-grad-reduce)
+    overlap_param_gather    ZeRO's weights travel during the passes (--overlap-param-gather)
+                            None: what Megatron did in the machine's time (`Machine.overlaps`)
     """
 
     dp: int = 1
@@ -62,6 +76,10 @@ class Strategy:
     offload: str = "none"
     attention: str | None = None
     precision: str | None = None
+    overlap_tp: bool | None = None
+    overlap_pp: bool | None = None
+    overlap_grad_reduce: bool | None = None
+    overlap_param_gather: bool | None = None
 
     def __post_init__(self):
         for name in WHOLE:
@@ -72,7 +90,7 @@ class Strategy:
                 raise ValueError(f"{_flag(name)} {value!r} is not a whole number above 0")
         for name, known in CHOICES.items():
             value = getattr(self, name)
-            if value is None and name in ("attention", "precision"):
+            if value is None and name in OPEN:
                 continue
             if value not in known:
                 raise ValueError(
@@ -102,7 +120,7 @@ def _flag(name: str) -> str:
 # ---- what does not go together
 
 
-def conflicts(c: "Columns", model: Model) -> list[tuple[np.ndarray, str]]:
+def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.ndarray, str]]:
     """[(where, message)]: arrays of bool that are True where a strategy cannot work, and why.
 
     A message is a template over the fields of `Columns`."""
@@ -131,6 +149,8 @@ def conflicts(c: "Columns", model: Model) -> list[tuple[np.ndarray, str]]:
          "sequence-parallel splits over the tensor-parallel ranks: tp is 1"),
         (c.sequence_parallel & (model.seq % c.tp != 0),
          f"sequence-parallel: tp {{tp}} does not divide seq {model.seq}"),
+        ((c.precision == "fp8") & (machine.fp8_peak == 0),
+         f"precision fp8: {machine.name} has no fp8"),
         ((c.zero == 3) & (c.pp > 1),
          "zero 3 gathers the weights for every micro-batch and does not go with pp {pp}: "
          "use zero 1"),
@@ -146,17 +166,17 @@ def conflicts(c: "Columns", model: Model) -> list[tuple[np.ndarray, str]]:
     ]  # fmt: skip
 
 
-def valid(c: "Columns", model: Model) -> np.ndarray:
+def valid(c: "Columns", model: Model, machine: Machine) -> np.ndarray:
     """True where nothing speaks against a strategy."""
     bad = np.zeros(len(c.dp), dtype=bool)
-    for where, _ in conflicts(c, model):
+    for where, _ in conflicts(c, model, machine):
         bad |= where
     return ~bad
 
 
-def check(c: "Columns", model: Model) -> None:
+def check(c: "Columns", model: Model, machine: Machine) -> None:
     """Raises ValueError with the first reason why a strategy cannot work."""
-    for where, message in conflicts(c, model):
+    for where, message in conflicts(c, model, machine):
         found = np.flatnonzero(np.broadcast_to(where, c.dp.shape))
         if len(found):
             names = [*(field.name for field in fields(Strategy)), "micro_batches"]
@@ -164,6 +184,19 @@ def check(c: "Columns", model: Model) -> None:
 
 
 # ---- many at once
+
+
+def defaults(model: Model, machine: Machine) -> dict[str, str | bool]:
+    """{field: what None means} of the fields of `Strategy` that may be left open."""
+    return {
+        "attention": "fused" if model.gated else machine.attention,
+        "precision": machine.precision,
+        **{name: name in machine.overlaps for name in OVERLAPS},
+    }
+
+
+def _or(value, instead):
+    return instead if value is None else value
 
 
 class Columns:
@@ -178,18 +211,14 @@ class Columns:
         self.micro_batches = np.maximum(1, self.global_batch // (self.dp * self.micro_batch))
 
     @classmethod
-    def of(cls, strategies: Sequence[Strategy], model: Model, precision: str = "bf16") -> "Columns":
-        """The arrays of a list of strategies; what they leave open is the model's choice."""
-        arrays = {
-            field.name: np.array([getattr(strategy, field.name) for strategy in strategies])
+    def of(cls, strategies: Sequence[Strategy], model: Model, machine: Machine) -> "Columns":
+        """The arrays of a list of strategies; model and machine decide what they leave open."""
+        open_to = {"global_batch": model.batch} | defaults(model, machine)
+        return cls(**{
+            field.name: np.array([_or(getattr(strategy, field.name), open_to.get(field.name))
+                                  for strategy in strategies])
             for field in fields(Strategy)
-            if field.name not in ("global_batch", "attention", "precision")
-        }
-        arrays["global_batch"] = np.array([s.global_batch or model.batch for s in strategies])
-        attention = "fused" if model.gated else "scores"
-        arrays["attention"] = np.array([s.attention or attention for s in strategies])
-        arrays["precision"] = np.array([s.precision or precision for s in strategies])
-        return cls(**arrays)
+        })  # fmt: skip
 
     def take(self, index: np.ndarray) -> "Columns":
         """The strategies that `index` (a mask or positions) chooses."""

@@ -18,7 +18,14 @@ LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "p
 
 
 class RankError(RuntimeError):
-    """A rank failed. The message says which, where, and what to do."""
+    """A rank failed. The message says which, where, and what to do.
+
+    failures: {rank: its exception}, of the ranks that had one when the first failure was noticed.
+    """
+
+    def __init__(self, text: str, failures: dict[int, Failure] | None = None):
+        super().__init__(text)
+        self.failures = failures or {}
 
     def _render_traceback_(self):  # IPython shows this instead of the kernel's own frames
         return [f"RankError: {self}"]

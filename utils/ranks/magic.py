@@ -1,29 +1,59 @@
-"""`%%ranks`: a cell that runs on every rank of the newest open `Ranks`, or on some of them.
+"""`%%ranks`: a cell that runs on every rank of an open `Ranks`, or on some of them.
 
-%%ranks 0,2
-print(rank)
+%%ranks                 on the group that the notebook calls `ranks`, else on the newest open one
+%%ranks pair            on the group that it calls `pair`
+%%ranks pair 0,2        on two of its ranks; `%%ranks 0,2` without the name
+
+A name stays right when the notebook has opened other groups meanwhile and a section is run again.
 """
 
+import re
 import sys
 import weakref
+from typing import Any
 
 pools: list[weakref.ref] = []  # the open `Ranks`, newest last: `utils.ranks.pool` keeps the list
+USUAL = "ranks"
 
 
 def register_magic() -> None:
     """Makes `%%ranks` known where there is a notebook."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is not None:
+    if (shell := _shell()) is not None:
         shell.register_magic_function(ranks_magic, "cell", "ranks")
 
 
 def ranks_magic(line: str, cell: str) -> None:
-    """Runs the cell; the line names ranks: "0,2", "0 2" or nothing."""
-    open_pools = [pool() for pool in pools if pool() is not None]
-    if not open_pools:
+    """Runs the cell; the line names a group, ranks of it, both or nothing."""
+    name, numbers = parse_line(line)
+    pool = open_pool(name, _shell().user_ns)
+    pool.cell(cell, parse_ranks(numbers, pool.size))
+
+
+def parse_line(line: str) -> tuple[str, str]:
+    """ "pair 0,2" -> ("pair", "0,2"); each may be ""."""
+    name = re.match(r"\s*([^\W\d]\w*)?", line)
+    return name[1] or "", line[name.end() :].strip()
+
+
+def open_pool(name: str, variables: dict[str, Any]) -> Any:
+    """The open `Ranks` that the variable `name` holds. "": the one called `ranks`, else the newest.
+
+    Raises RankError when there is none.
+    """
+    found = [pool() for pool in pools if pool() is not None]
+    if not found:
         raise _error("No ranks are open: run `ranks = Ranks(4)` in a cell first.")
-    pool = open_pools[-1]
-    pool.cell(cell, parse_ranks(line, pool.size))
+    names = sorted(
+        key
+        for key, value in variables.items()
+        if not key.startswith("_") and any(value is pool for pool in found)
+    )
+    if (name or USUAL) in names:
+        return variables[name or USUAL]
+    if name:
+        known = f"those of this notebook are {', '.join(names)}" if names else "none has a name"
+        raise _error(f"%%ranks {name}: no open ranks have this name; {known}.")
+    return found[-1]
 
 
 def parse_ranks(line: str, size: int) -> list[int] | None:
@@ -34,6 +64,10 @@ def parse_ranks(line: str, size: int) -> list[int] | None:
     if not all(word.isdigit() and int(word) < size for word in words):
         raise _error(f"%%ranks {line.strip()}: give ranks from 0 to {size - 1}, like 0,{size - 1}")
     return sorted({int(word) for word in words})
+
+
+def _shell():
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 def _error(text: str) -> RuntimeError:

@@ -201,7 +201,7 @@ class Ranks:
         text = diagnosis.failure(
             on, first, stacks, replies, size=self.size, limit=limit, ended=self._stopped
         )
-        error = RankError(text)
+        error = RankError(text, {r: f for r, f in first.items() if isinstance(f, worker.Failure)})
         self._rejoin()
         return error
 

@@ -7,6 +7,7 @@
 engine/        what every exported version ships: continuous batching over ranks with a KV cache
 export         a checkpoint -> a version of the repository, and back (checkpoint: what is served;
                shard: who gets what; repository: one rename; vllm: for Triton's vLLM backend)
+model_config   config.pbtxt, read and changed
 server         a tritonserver from start to end (install: where it is; drain: how it ends)
 client         who asks it: text and tokens, whole or as they come
 metrics        what it says of itself

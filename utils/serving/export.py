@@ -6,7 +6,8 @@
 From the shell:
 
     python -m utils.serving.export --model models/base --tp 2 [--prompts DIR] [--version N]
-        [--out triton_model_repo] [--backend python|vllm]
+        [--out triton_model_repo] [--backend python|vllm] [--max-num-seqs N] [--max-model-len N]
+        [--prefill-chunk N] [--dtype D] [--kv-cache-dtype D] [--machine NAME]
 
 The model: a Hugging Face folder in Llama's layout (float32, bfloat16 or float16), with a
 tokenizer.json or trained on bytes. The version's folder has everything that Triton's stock image
@@ -21,8 +22,9 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from utils.cli import check_options, exit_status, option, parse_flags
+from utils.cli import check_options, exit_status, flag, option, parse_flags
 from utils.models import hf_format
 from utils.models.config import GPTConfig
 from utils.models.fingerprint import fingerprint
@@ -30,13 +32,16 @@ from utils.serving import repository
 from utils.serving import shard as split
 from utils.serving import vllm as vllm_variant
 from utils.serving.checkpoint import EXTRAS, Source, check_prompts, facts_of_prompt, find_prompts
+from utils.serving.engine.config import WIDTHS
 from utils.serving.engine.version import Version
+from utils.serving.model_config import engine_config, set_parameters
 from utils.serving.repository import MANIFEST, ExportError
 
 __all__ = ["ExportError", "export", "rebuild"]
 
 PROGRAM = "utils.serving.export"
 FORMAT = 1  # of manifest.json
+FULL = 0.9  # of a device's memory: what a step makes, and the libraries, need the rest
 
 
 def export(
@@ -45,6 +50,8 @@ def export(
     tp: int,
     prompts: str | Path | None = None,
     version: int | None = None,
+    options: dict[str, Any] | None = None,
+    machine: str | None = None,
 ) -> Path:
     """Writes a checkpoint as a version of the model repository `out`; returns the version's folder.
 
@@ -54,12 +61,15 @@ def export(
     prompts   folder of NAME.safetensors files of utils/prompts/file.py, tuned on this model
     version   None: the lowest number that is free; but where the newest version is this model, cut
               in the same way, with the same prompts and code, nothing is written
+    options   of EngineConfig, for the engine's config.pbtxt
+    machine   name of one of the planner's; what does not fit its devices is refused
     """
-    return _export(model, out, tp, prompts, version)[0]
+    return _export(model, out, tp, prompts, version, options, machine)[0]
 
 
-def _export(model, out, tp, prompts, version):
+def _export(model, out, tp, prompts, version, options=None, machine=None):
     """(the version's folder, files that stayed as they were): None where nothing was written."""
+    memory = None if machine is None else _memory_of(machine)
     source = Source.read(model)
     plan = split.Plan(source.config, tp)
     found = find_prompts(prompts, source)
@@ -72,10 +82,11 @@ def _export(model, out, tp, prompts, version):
             shutil.copyfile(file, folder / "prompts" / f"{name}.safetensors")
         small = {str(file.relative_to(folder)): _facts(file) for file in _files(folder)}
         repository.copy_code(folder)
+        repository.copy_models(building.beside)
+        config = _configure(building, options or {})
         if version is None and (same := _same(building, folder, source, tp, small)):
             return same, None
         _check_tokenizer(building, folder)
-        repository.copy_models(building.beside)
         for name in repository.TOKENIZING:
             (building.beside / name / "1").mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / hf_format.TOKENIZER, building.beside / name / "1")
@@ -92,8 +103,54 @@ def _export(model, out, tp, prompts, version):
             "prompts": {name: facts_of_prompt(file) for name, file in found.items()},
         }
         hf_format.write_json(folder / MANIFEST, manifest)
-        Version.read(folder)  # what the engine would refuse goes nowhere
+        written = Version.read(folder)  # what the engine would refuse goes nowhere
+        if memory is not None:
+            _check_room(machine, memory, written, config)
         return building.publish(), building.kept
+
+
+def _configure(building, options):
+    """The engine's options in the repository, which has them from now on; a config.pbtxt that is
+    there already stays as it is."""
+    there = building.out / repository.ENGINE / "config.pbtxt"
+    if not there.exists():
+        new = building.beside / repository.ENGINE / "config.pbtxt"
+        set_parameters(new, options)
+        return engine_config(new)
+    config = engine_config(there)
+    for name, wanted in options.items():
+        if wanted != (given := getattr(config, name)):
+            raise ExportError(
+                f"{there} is there already, and its {name} is {given}, not {wanted}: change it "
+                "there, or give another --out"
+            )
+    return config
+
+
+def _memory_of(machine):
+    """Bytes of a device of one of the planner's machines."""
+    from utils.planner.machine import MACHINES  # only who asks for one waits for it
+
+    if machine not in MACHINES:
+        raise ExportError(f"machine {machine!r} is not known: there are {', '.join(MACHINES)}")
+    return MACHINES[machine].memory
+
+
+def _check_room(machine, memory, version, config):
+    """Refuses what a rank of this version would not have room for on a device of the machine."""
+    weights, cache = config.rank_bytes(version, on_cpu=False)
+    most = FULL * memory
+    if weights + cache > most:
+        raise ExportError(
+            f"a rank would hold {_gib(weights)} of weights and {_gib(cache)} of keys and values "
+            f"({config.max_num_seqs} requests of {config.length(version.model):,} positions), and "
+            f"{_gib(most)} of a device of {machine} can be used: more ranks, or a lower "
+            "--max-model-len or --max-num-seqs"
+        )
+
+
+def _gib(size):
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**29 else f"{size / 2**20:,.1f} MiB"
 
 
 def _files(folder):
@@ -161,6 +218,8 @@ def rebuild(version_folder: str | Path, folder: str | Path) -> Path:
 
 # ---- the command
 
+ENGINE_OPTIONS = ("max_num_seqs", "max_model_len", "prefill_chunk", "dtype", "kv_cache_dtype")
+
 
 @dataclass(frozen=True)
 class Command:
@@ -174,6 +233,18 @@ class Command:
     backend: str = option(
         "python", "vllm: for Triton's vLLM backend instead of our engine", ("python", "vllm")
     )
+    max_num_seqs: int | None = option(None, "requests that run together; 16", least=1)
+    max_model_len: int | None = option(
+        None, "positions of a request at most; what the model has", least=1
+    )
+    prefill_chunk: int | None = option(
+        None, "positions of prompts that are read in one step; 256", least=1
+    )
+    dtype: str | None = option(None, "that weights are computed with", ("auto", *WIDTHS))
+    kv_cache_dtype: str | None = option(None, "of keys and values", ("auto", *WIDTHS))
+    machine: str | None = option(
+        None, "one of the planner's; what does not fit its devices is refused", None, "NAME"
+    )
     mount: str = option(
         vllm_variant.MOUNT, "with vllm: where the server will see the repository", None, "FOLDER"
     )
@@ -186,6 +257,9 @@ class Command:
             raise ValueError(
                 "--prompts does not go with --backend vllm, which takes text only: leave it out"
             )
+        for name in (*ENGINE_OPTIONS, "machine"):
+            if self.backend == "vllm" and getattr(self, name) is not None:
+                raise ValueError(f"{flag(name)} is for our engine, not for --backend vllm")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -209,13 +283,17 @@ def run(command: Command) -> None:
             print(f"{file.stat().st_size:>15,} bytes  {file.relative_to(folder)}")
         print(f"next, on a machine with GPUs:\n{vllm_variant.command(command.out)}")
     else:
+        given = {name: getattr(command, name) for name in ENGINE_OPTIONS}
+        options = {name: value for name, value in given.items() if value is not None}
         folder, kept = _export(
-            command.model, command.out, command.tp, command.prompts, command.version
-        )
+            command.model, command.out, command.tp, command.prompts, command.version, options,
+            command.machine,
+        )  # fmt: skip
         if kept is None:
             print(f"{folder} holds this already: nothing was written")
             return
         report(folder)
+        _report_memory(folder, engine_config(folder.parent / "config.pbtxt"))
         for name in kept:
             print(f"kept, though this workshop has another one: {Path(command.out) / name}")
         print(f"next: python -m utils.serving.server --repo {command.out}")
@@ -232,6 +310,20 @@ def report(folder: Path) -> None:
         f"{manifest['tp']} rank{'s' if manifest['tp'] > 1 else ''}, {len(manifest['prompts'])} "
         "prompts"
     )
+
+
+def _report_memory(folder, config):
+    """Prints what a rank of this version will hold."""
+    version, places = Version.read(folder), {}
+    for on_cpu, place in ((True, " on the CPU"), (False, " on a GPU")):
+        weights, cache = config.rank_bytes(version, on_cpu)
+        dtypes = " and ".join(dict.fromkeys(config.dtypes(version.manifest["dtype"], on_cpu)))
+        held = f"{_gib(weights)} of weights, {_gib(cache)} of keys and values, {dtypes}"
+        places[held] = place if held not in places else ""
+    for held, place in places.items():
+        print(f"a rank{place} holds {held}")
+    length = config.length(version.model)
+    print(f"requests that run together: {config.max_num_seqs}, of {length:,} positions at most")
 
 
 if __name__ == "__main__":

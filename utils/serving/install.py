@@ -14,13 +14,14 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
+
+from utils.serving.model_config import ConfigError, model_config
 
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"  # named by Triton's compatibility table
 GLIBC = (2, 35)  # what the wheel was built for (its tag is manylinux_2_35)
@@ -174,8 +175,10 @@ def models_of(
         found = {name: found[name] for name in wanted}
     left_out = {}
     for name, path in found.items():
-        match = re.search(r'^\s*backend\s*:\s*"([^"]+)"', path.read_text(), re.MULTILINE)
-        backend = match[1] if match else None
+        try:
+            backend = model_config(path).backend
+        except ConfigError as error:
+            raise ServerError(str(error)) from None
         if backend == "python":
             check_version(path.parent)
         if wanted is None and backend and backend not in backends:

@@ -50,13 +50,13 @@ def metrics(server: TritonServer | str, timeout: float = 5.0) -> pd.DataFrame:
 def scrape(server: TritonServer | str, prefix: str = OURS, by: str | None = None) -> pd.Series:
     """The metrics whose names begin with `prefix`, now: {name without it: value}.
 
-    Samples that differ in labels only are added up. by: a label, like "model", that keeps them
-    apart: {"request_success gpt": …}.
+    Samples that differ in labels only are added up; a histogram gives its sum and count.
+    by: a label, like "model", that keeps them apart: {"request_success gpt": …}.
     """
     frame = metrics(server)
     if frame.empty or not (chosen := frame["name"].str.startswith(prefix)).any():
         return pd.Series(dtype=float)
-    frame = frame[chosen]
+    frame = frame[chosen & ~frame["name"].str.endswith("_bucket")]
     names = frame["name"].str.removeprefix(prefix)
     if by is not None:
         names = (names + " " + frame[by].fillna("")).str.strip()

@@ -10,12 +10,14 @@ Its options: https://www.deepspeed.ai/docs/config-json/. On a CPU nothing is com
 that DeepSpeed would build there (its own Adam, shared-memory collectives) are not asked for.
 """
 
+import importlib
 import math
 import os
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from types import ModuleType
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -37,16 +39,20 @@ MOMENTS = [key for key in STATE[torch.optim.AdamW] if key != "step"]
 
 def import_deepspeed(device: torch.device) -> ModuleType:
     """The package, made ready for a run. Raises ValueError where it is not installed."""
-    if device.type == "cpu":
+    on_cpu = device.type == "cpu"
+    if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     # it asks the environment for what torchrun puts there
     os.environ.setdefault("LOCAL_RANK", str(device.index or dist.get_rank()))
     try:
         import deepspeed
-        from deepspeed.runtime import torch_autocast
+        from deepspeed.runtime import compiler, torch_autocast
         from deepspeed.utils import groups
     except ImportError as error:
         raise ValueError(f"--engine deepspeed cannot be used here: {error}") from None
+    if on_cpu:  # its Muon, which its ZeRO looks at, would load torch's compiler: a second a rank
+        with mock.patch.object(compiler, "compile", lambda: compiler.dummy_decorator):
+            importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel("ERROR")
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)

@@ -20,6 +20,7 @@ import psutil
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+from utils.course.progress import names_in
 from utils.paths import ROOT
 
 METADATA = {
@@ -130,6 +131,7 @@ def surroundings() -> Iterator[Surroundings]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment.pop("MPLBACKEND", None)
     environment |= {"PYTHONHASHSEED": "0", "KINTSUGI_HOME": home, "IPYTHONDIR": home, MARK: mark}
+    environment["KINTSUGI_SEED"] = "0"  # utils/course/checks.py: the cases of a lab's checks
     try:
         yield Surroundings(environment, mark)
     finally:
@@ -221,14 +223,32 @@ def local_paths_removed(line: str) -> str:
     return line.replace(str(Path.home()), "~")
 
 
+def answers(notebook: nbformat.NotebookNode) -> set[int]:
+    """The cells that show what a prediction asks for: its reveal, and what comes between the two in
+    the section of the prediction."""
+    asked, found = set(), set()
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type != "code":
+            asked = set() if re.search("(?m)^## ", cell.source) else asked
+            continue
+        predicted, revealed = (names_in(name, cell.source) for name in ("predict", "reveal"))
+        if cell.get("outputs") and not predicted and (asked or revealed):
+            found.add(index)
+        asked = asked.difference(revealed).union(predicted)
+    return found
+
+
 def normalise(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     """Reduce a notebook to what is worth storing, in place; returns it."""
     notebook.metadata = nbformat.from_dict(METADATA)
-    for cell in notebook.cells:
+    folded = answers(notebook)
+    for index, cell in enumerate(notebook.cells):
         tags = sorted(cell.metadata.get("tags", []))
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
         if "hide-input" in tags:  # the tag is the author's wish; this is what JupyterLab obeys
             cell.metadata["jupyter"] = {"source_hidden": True}
+        if index in folded:  # JupyterLab unfolds the output when the learner runs the cell
+            cell.metadata.setdefault("jupyter", {})["outputs_hidden"] = True
         for output in cell.get("outputs", []):
             if "metadata" in output:
                 output["metadata"] = nbformat.from_dict({})

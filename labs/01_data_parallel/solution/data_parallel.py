@@ -4,9 +4,9 @@ Write the three functions below; the training loop is given. To run it yourself,
 
     mpirun -n 3 python data_parallel.py
 
-`comm` is an MPI communicator (mpi4py) with `comm.rank` and `comm.size`. Its collectives for NumPy
-arrays begin with a capital letter and change the array in place: `comm.Bcast(array, root=0)`,
-`comm.Allreduce(MPI.IN_PLACE, array)`, which sums.
+`comm` is an MPI communicator (mpi4py) with `comm.rank` and `comm.size`; it may have fewer ranks
+than MPI.COMM_WORLD. Its collectives for NumPy arrays begin with a capital letter and change the
+array in place: `comm.Bcast(array, root=0)`, `comm.Allreduce(MPI.IN_PLACE, array)`, which sums.
 """
 
 import numpy as np
@@ -16,7 +16,8 @@ from labs.support.data_parallel import digits
 
 
 def shard(rows: int, rank: int, size: int) -> slice:
-    """The rows that belong to `rank`: one slice out of 0 … rows-1.
+    """The rows that belong to `rank`: one slice out of 0 … rows-1, for any `rows` and `size`, also
+    for billions of rows.
 
     Together the slices of all ranks cover every row once, in order, and their lengths differ by
     at most one: 7 rows on 3 ranks are 3, 2 and 2 (or 2, 2 and 3).
@@ -27,17 +28,22 @@ def shard(rows: int, rank: int, size: int) -> slice:
 
 
 def broadcast(parameters: np.ndarray, comm) -> None:
-    """Every rank gets rank 0's parameters, in place."""
+    """Every rank gets rank 0's parameters, in place, by one collective for arrays.
+
+    parameters: float64, (any length,).
+    """
     ### BEGIN SOLUTION: send rank 0's parameters to all ranks
     comm.Bcast(parameters, root=0)
     ### END SOLUTION
 
 
 def all_reduce_gradient(gradient: np.ndarray, rows: int, rows_global: int, comm) -> None:
-    """Turns this rank's mean gradient into the mean over the global batch, in place.
+    """Turns this rank's mean gradient into the mean over the global batch, in place, by one
+    all-reduce of as many bytes.
 
-    gradient: the mean over this rank's `rows` images, (digits.SIZE,); ranks may have different
-    numbers of rows, `rows_global` together.
+    gradient: the mean over this rank's `rows` images, float64, (any length,); ranks may have
+    different numbers of rows, `rows_global` together. Without rows it is zeros. What is no number
+    (NaN) on one rank is none in the mean.
     """
     ### BEGIN SOLUTION: weight this rank's gradient by its share of the rows, then sum over ranks
     gradient *= rows / rows_global
@@ -46,7 +52,7 @@ def all_reduce_gradient(gradient: np.ndarray, rows: int, rows_global: int, comm)
 
 
 def train(comm, epochs: int = 4, batch: int = 200, lr: float = 0.5) -> list[float]:
-    """Given: trains on all 1797 images; returns the loss on all images after each step."""
+    """Given: trains on all images; returns the loss on all images after each step."""
     images, labels = digits.load()
     parameters = digits.new_parameters(seed=comm.rank)  # each rank begins with another network …
     broadcast(parameters, comm)  # … and now all have the same

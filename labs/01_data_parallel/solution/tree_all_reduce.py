@@ -9,8 +9,10 @@ import torch.distributed as dist
 def tree_all_reduce(tensor: torch.Tensor) -> None:
     """Sums `tensor` over all N ranks, in place, with messages of the whole tensor.
 
-    At most 2·⌈log2 N⌉ messages follow one another, for any N: up a tree to rank 0, adding, and
-    down again (or any other way with so few steps). Use `dist.send` and `dist.recv` only.
+    tensor: contiguous, float32 or float64, of any shape; a NaN on one rank is one in the sum. At
+    most 2·⌈log2 N⌉ messages follow one another, for any N: up a tree to rank 0, adding, and down
+    again (or any other way with so few steps). Use sends and receives only, and wait for those that
+    do not block.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     ### BEGIN SOLUTION: pair ranks at distance 1, 2, 4 … and add; then back, at distance … 4, 2, 1
@@ -36,6 +38,7 @@ def crossover_bytes(size: int, alpha: float, beta: float) -> float:
     A message of n bytes takes α + β·n seconds. The tree: 2·⌈log2 N⌉ messages of n bytes, one after
     another. The ring of exercise 01b: 2(N-1) exchanges with messages of n/N bytes, and an exchange
     takes two messages, since a rank that sends does not receive. `math.inf`: the ring never wins.
+    size: 2 or more; alpha in seconds and beta in seconds per byte, above 0.
     """
     ### BEGIN SOLUTION: write down both times, set them equal and solve for n
     tree_messages, ring_messages = 2 * math.ceil(math.log2(size)), 4 * (size - 1)

@@ -30,7 +30,7 @@ class MasterWeights:
         self.optimizer = make(self.masters)  # its state is fp32, like the masters
 
     def copies(self) -> list[torch.Tensor]:
-        """An fp32 copy of each parameter, in memory of its own."""
+        """An fp32 copy of each parameter, in memory that nothing else uses."""
         ### BEGIN SOLUTION: return a list of fp32 copies of self.parameters, outside of autograd
         return [parameter.detach().float() for parameter in self.parameters]
         ### END SOLUTION
@@ -39,7 +39,8 @@ class MasterWeights:
     def collect(self) -> None:
         """Adds each bf16 .grad to its master's fp32 .grad, and frees it (.grad = None).
 
-        A master's .grad is None at the beginning of each step.
+        A master's .grad is None at the beginning of each step. A parameter may have no .grad. No
+        communication.
         """
         ### BEGIN SOLUTION: add up in fp32, in the masters' .grad, and free the bf16 gradients
         for parameter, master in zip(self.parameters, self.masters):
@@ -55,11 +56,16 @@ class MasterWeights:
     def step(self) -> None:
         """Averages the gradients over the ranks in fp32, in one message; updates; rounds back.
 
-        Afterwards the bf16 parameters hold the rounded masters, and no master has a .grad.
+        The message has 4 bytes for each parameter. Where this rank has no gradient, it counts as
+        zeros; a NaN on one rank is one in the mean. Afterwards the bf16 parameters hold the rounded
+        masters, and no master has a .grad.
         """
         ### BEGIN SOLUTION: one fp32 all-reduce, divide by the ranks, step, copy to bf16, clear
+        for master in self.masters:
+            if master.grad is None:  # the others may have one
+                master.grad = torch.zeros_like(master)
         gradients = [master.grad for master in self.masters]
-        flat = torch.cat([gradient.view(-1) for gradient in gradients])
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
         for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients])):

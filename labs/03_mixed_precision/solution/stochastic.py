@@ -20,12 +20,14 @@ import torch
 def round_stochastically(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """bf16 for fp32 `x`, each number up or down at random, so that the mean is x.
 
-    What bf16 can hold stays as it is. All chance comes from `generator`.
+    What bf16 can hold stays as it is, and a NaN stays a NaN; subnormal numbers are like others. x,
+    of any shape, is not changed. All chance comes from `generator`: for each number of its own, and
+    from all 16 bits that are cut.
     """
-    ### BEGIN SOLUTION: add a random 16-bit number to the bits, then set the lower 16 bits to 0
+    ### BEGIN SOLUTION: add a random 16-bit number to the bits, set the lower 16 to 0; mind NaN
     noise = torch.randint(0, 2**16, x.shape, generator=generator, dtype=torch.int32)
     bits = (x.view(torch.int32) + noise) & -(2**16)
-    return bits.view(torch.float32).bfloat16()
+    return torch.where(x.isnan(), x, bits.view(torch.float32)).bfloat16()  # a carry makes NaN −0
     ### END SOLUTION
 
 
@@ -34,11 +36,15 @@ def sgd_step(parameters: list[torch.nn.Parameter], lr: float, step: int, rank: i
     """w ← w − lr · grad for bf16 parameters, computed in fp32 and rounded stochastically.
 
     Every rank calls this with the same averaged gradients. Afterwards all ranks must hold the same
-    weights, bit by bit. In each step other chances, for each parameter other ones.
+    weights, bit by bit, without a message, also where each was started as a program of its own. In
+    each of millions of steps other chances, for each parameter other ones. A parameter whose .grad
+    is None stays as it is; gradients are not changed.
     """
     ### BEGIN SOLUTION: one generator for all parameters; choose its seed with care
     generator = torch.Generator().manual_seed(step)
     for parameter in parameters:
+        if parameter.grad is None:
+            continue
         moved = parameter.float() - lr * parameter.grad.float()
         parameter.copy_(round_stochastically(moved, generator))
     ### END SOLUTION

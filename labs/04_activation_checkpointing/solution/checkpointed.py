@@ -16,12 +16,14 @@ class Checkpoint(torch.autograd.Function):
     def forward(ctx, function, *inputs):
         """Returns function(*inputs), one tensor; keeps what `backward` needs, and nothing else.
 
-        PyTorch calls this with gradients off. `ctx` is handed on to `backward`: tensors go into
-        ctx.save_for_backward(…), anything else into attributes of your own, such as ctx.function.
+        inputs are tensors of any shapes and types. PyTorch calls this with gradients off. `ctx` is
+        handed on to `backward`: tensors go into ctx.save_for_backward(…), anything else into
+        attributes of your own, such as ctx.function.
         """
-        ### BEGIN SOLUTION: keep function, inputs and random state; return the function's result
+        ### BEGIN SOLUTION: keep function, inputs, random state, autocast; return the result
         ctx.function = function
         ctx.random_state = torch.get_rng_state()
+        ctx.autocast = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
         ctx.save_for_backward(*inputs)
         return function(*inputs)
         ### END SOLUTION
@@ -29,6 +31,9 @@ class Checkpoint(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         """`gradient` is that of the output. Returns None for `function`, then one per input.
+
+        The function must compute what it has computed in `forward`: from the same random numbers,
+        and under the autocast of then, which is over by now. Nothing is kept after this.
 
         An input without a gradient (it does not ask for one) gets None. The gradients of the
         parameters inside the function are added to their .grad, as in any backward pass.
@@ -39,7 +44,8 @@ class Checkpoint(torch.autograd.Function):
         ]
         today = torch.get_rng_state()
         torch.set_rng_state(ctx.random_state)
-        with torch.enable_grad():
+        dtype, enabled = ctx.autocast
+        with torch.enable_grad(), torch.autocast("cpu", dtype, enabled):
             output = ctx.function(*inputs)
         torch.set_rng_state(today)
         torch.autograd.backward(output, gradient)

@@ -13,7 +13,10 @@ class LaterLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, waiting):
-        """x (…, in), weight (out, in), bias (out,) or None -> (…, out). Given."""
+        """x (…, in), weight (out, in), bias (out,) or None -> (…, out). Given.
+
+        x has at least two dimensions, and any number of rows; all are of one floating type.
+        """
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.waiting = weight, bias, waiting
         return torch.nn.functional.linear(x, weight, bias)
@@ -24,8 +27,10 @@ class LaterLinear(torch.autograd.Function):
         but x.
 
         What the weights need goes into ctx.waiting: one function without arguments that *adds* to
-        weight.grad and bias.grad, which are None at first. forward has left `(x,)` in
-        ctx.saved_tensors, and the weights in ctx.weight and ctx.bias.
+        weight.grad and bias.grad, which are None at first, and leaves no graph on them. It is
+        called once, after any other B's, and keeps nothing. forward has left `(x,)` in
+        ctx.saved_tensors (there only during B), and the weights in ctx.weight and ctx.bias. Write
+        it yourself: `utils` has one.
         """
         ### BEGIN SOLUTION: put a function into ctx.waiting, and return the gradient of x and Nones
         (x,) = ctx.saved_tensors

@@ -4,6 +4,8 @@
              zero=0 | 1 | 3, sequence_parallel=True | False)
 
 dp · pp · tp must be the number of GPUs. The sizes of model, machine and batch are in `cases.py`.
+What is not named here is left as it is. `utils.planner.plan` may be asked, its `search` not: that
+is exercise e.
 """
 
 from utils.planner import Strategy

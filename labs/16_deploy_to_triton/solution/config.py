@@ -1,35 +1,54 @@
 """Lab 16, exercise a: the config.pbtxt, what the server has to know of a model.
 
-    config(2)      the text of the file, for a model on two ranks
+    config(model)        the text of the file
 
-What it has to say:
+    model.name           the model's and its folder's; the file may leave it out
+    model.inputs         a list of tensors, each with
+        .name
+        .dtype           "bool", "int8" … "int64", "uint8" … "uint64", "float16" … "float64" as in
+                         NumPy, or "bfloat16", "string". Triton calls them TYPE_BOOL, TYPE_INT8 …,
+                         TYPE_UINT8 …, TYPE_FP16 …, TYPE_BF16, TYPE_STRING
+        .dims            a list of sizes, without that of the batch; -1: any
+        .optional        whether a request may leave it out; never true of an output
+    model.outputs        the same
+    model.max_batch      how many requests the server may hand over as one batch; 0: nobody but the
+                         model makes batches
+    model.delay          None, or how many microseconds the server may hold requests back to make
+                         a batch: dynamic batching
+    model.streams        whether a request may get any number of responses (else exactly one)
+    model.instances      how many processes the server starts
+    model.device         what it gives to each: "cpu", "gpu", or "model": devices are the model's
+                         own affair
+    model.parameters     {name: value}, texts and numbers. The file has a text for each, str(value),
+                         and there may be quotes and backslashes in it
 
-- the backend is the Python one, and nobody but the model makes batches of requests: 0 as the
-  largest batch. (Then the shapes below are whole; else the server adds a dimension in front.)
-- inputs: `input_ids`, any number of int32; `max_tokens`, one int32, which may be left out;
-  `arrival`, three int32, which may be left out (the checks use it). Output: `output_ids`, int32.
-- a request may get many responses: one for each token
-- one process leads all ranks, and it chooses their devices itself: one instance, of the kind that
-  leaves devices to the model
-- the parameters `tp`, how many ranks, and `slots` with the value 4
+The backend is Triton's Python backend. The file says all this, and nothing else that changes what
+the server does (comments and parameters of your own are fine). `model` stays as it is. Write the
+text by hand, or with what is installed: tritonclient and protobuf, not the workshop's `utils`.
 """
 
+import json
 
-def config(tp: int) -> str:
-    """The text of config.pbtxt. tp: how many ranks the model has."""
+
+def config(model):
+    """The text of config.pbtxt for a model."""
     ### BEGIN SOLUTION: return the text of config.pbtxt
-    return f"""
-backend: "python"
-max_batch_size: 0
-input [
-  {{ name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] }},
-  {{ name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] optional: true }},
-  {{ name: "arrival" data_type: TYPE_INT32 dims: [ 3 ] optional: true }}
-]
-output [ {{ name: "output_ids" data_type: TYPE_INT32 dims: [ -1 ] }} ]
-model_transaction_policy {{ decoupled: true }}
-instance_group [ {{ kind: KIND_MODEL count: 1 }} ]
-parameters {{ key: "tp" value {{ string_value: "{tp}" }} }}
-parameters {{ key: "slots" value {{ string_value: "4" }} }}
-"""
+    lines = ['backend: "python"', f"max_batch_size: {model.max_batch}"]
+    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        for tensor in tensors:
+            dtype = tensor.dtype.upper().replace("BFLOAT", "BF").replace("FLOAT", "FP")
+            dims = ", ".join(map(str, tensor.dims))
+            what = f"name: {json.dumps(tensor.name)} data_type: TYPE_{dtype} dims: [ {dims} ]"
+            optional = " optional: true" * tensor.optional
+            lines.append(f"{kind} {{ {what}{optional} }}")
+    if model.delay is not None:
+        lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {model.delay} }}")
+    if model.streams:
+        lines.append("model_transaction_policy { decoupled: true }")
+    kind = f"KIND_{model.device.upper()}"
+    lines.append(f"instance_group [ {{ kind: {kind} count: {model.instances} }} ]")
+    for name, value in model.parameters.items():
+        text = f"string_value: {json.dumps(str(value))}"  # a text of JSON is one of protobuf
+        lines.append(f"parameters {{ key: {json.dumps(name)} value {{ {text} }} }}")
+    return "\n".join(lines)
     ### END SOLUTION

@@ -9,6 +9,9 @@ The leader (leader.py, given) calls `step` again and again, as long as somebody 
               request.begin(model, slot)   reads its prompt into the slot and gets the first token
               request.add(token)           one more token: it is sent to the client at once
     model     model.decode(slots, last_tokens) -> tokens: one more token for each of these slots
+
+Everything that is known stands in these objects: a process may have several tables, each with
+waiting, running, slots and model of its own. What a request has asked for stays as it is.
 """
 
 
@@ -24,7 +27,8 @@ def leave(running):
 def join(waiting, running, slots):
     """The oldest who wait get the free slots, the lowest first. Returns the slots just taken.
 
-    Who is over already (it was cancelled while it waited) gets none.
+    Who is over already (it was cancelled while it waited) gets none and leaves the queue, at the
+    latest when all before it have left.
     """
     ### BEGIN SOLUTION: move requests from waiting to running while a slot is free
     taken = []
@@ -39,7 +43,11 @@ def join(waiting, running, slots):
 
 
 def step(waiting, running, slots, model):
-    """One step: who is over leaves, who waits joins, everybody who runs gets one token more."""
+    """One step: who is over leaves, who waits joins, everybody who runs gets one token more.
+
+    One decode at most, of all who take part; none where nobody does. Who has just begun has a token
+    from its prompt, and may take part or wait for the next step.
+    """
     ### BEGIN SOLUTION: leave, join, begin the new ones, then one decode for those who ran before
     leave(running)
     before = list(running)

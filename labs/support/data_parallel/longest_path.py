@@ -3,11 +3,12 @@
 from collections import deque
 
 
-def longest_path(messages: list[list[tuple[str, int, int]]]) -> int:
+def longest_path(messages: list[list[tuple[str, int | None, int]]]) -> int:
     """Messages on the longest path through all ranks: what latency multiplies.
 
     messages: for each rank its ("send" or "recv", other rank, bytes), in order. A rank does one
-    thing at a time, and a receive ends no earlier than the send that it belongs to.
+    thing at a time, and a receive ends no earlier than the send that it belongs to. Other rank
+    None: received from whoever came first.
     """
     waiting = [deque(rank) for rank in messages]
     clock = [0] * len(messages)
@@ -27,10 +28,12 @@ def _advance(rank: int, todo: deque, clock: list[int], arrivals: dict) -> bool:
         if op == "send":
             clock[rank] += 1
             arrivals.setdefault((rank, other), deque()).append(clock[rank])
-        elif arrivals.get((other, rank)):
-            clock[rank] = max(clock[rank] + 1, arrivals[other, rank].popleft())
         else:
-            break
+            here = [queue for (sender, to), queue in arrivals.items()
+                    if queue and to == rank and other in (None, sender)]  # fmt: skip
+            if not here:
+                break
+            clock[rank] = max(clock[rank] + 1, min(here, key=lambda queue: queue[0]).popleft())
         todo.popleft()
         moved = True
     return moved

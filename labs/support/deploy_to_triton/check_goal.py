@@ -7,8 +7,8 @@ decides is counted: bytes, steps, tokens, refusals.
 
 import functools
 import json
+import numbers
 import queue
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,11 +17,13 @@ import numpy as np
 from safetensors import safe_open
 
 from labs.support.deploy_to_triton import lab_server
-from utils.course.checks import Wrong, load_answer
+from utils.course.expect import Wrong
+from utils.course.trial import Trial
 from utils.serving import load
 from utils.serving.client import Client
 from utils.serving.export import export
 from utils.serving.metrics import scrape
+from utils.serving.model_config import set_parameters
 from utils.serving.server import ServerError
 
 ENGINE = "gpt_engine"
@@ -34,10 +36,9 @@ REFUSED = 8  # of MANY
 LEAST = {"tp": 1, "slots": 1, "queue": 0}
 
 
-def goal(path: Path) -> str:
+def goal(trial: Trial) -> str:
     """Judges `settings`."""
-    lab_server.not_started(path)
-    chosen = _right_settings(load_answer(path).settings())
+    chosen = settings(trial)
     try:
         version = exported(chosen["tp"])
     except ValueError as error:
@@ -45,8 +46,8 @@ def goal(path: Path) -> str:
     _right_memory(version, chosen)
     serve(version, chosen)
     try:
-        _right_few(burst(FEW), chosen)
-        _right_many(burst(MANY), chosen)
+        _right_few(_best_of_few(), chosen)
+        _right_many(_best_of_many(chosen), chosen)
         _nothing_lost()
     finally:
         lab_server.take(ENGINE)
@@ -58,13 +59,22 @@ def goal(path: Path) -> str:
     )
 
 
-def _right_settings(chosen) -> dict:
+def settings(trial: Trial) -> dict:
+    """What `settings` returns, in a process of its own."""
+    return trial.alone("in one process", _settings)
+
+
+def _settings(answer) -> dict:
+    chosen = answer.settings()
     if not isinstance(chosen, dict) or set(chosen) != set(LEAST):
         raise Wrong(f"settings returns {chosen!r}, not a dictionary of {', '.join(LEAST)}.")
+    found = {}
     for name, value in chosen.items():
-        if type(value) is not int or value < LEAST[name]:
+        whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        if not whole or value < LEAST[name]:
             raise Wrong(f"{name} is {value!r}, not a whole number of at least {LEAST[name]}.")
-    return chosen
+        found[name] = int(value)
+    return found
 
 
 # ---- memory
@@ -113,12 +123,8 @@ def serve(version: Path, chosen: dict) -> None:
     model = lab_server.repository() / ENGINE
     shutil.rmtree(model, ignore_errors=True)
     shutil.copytree(version.parent, model)
-    text = (model / "config.pbtxt").read_text()
-    for name in ("slots", "queue"):
-        pattern = rf'(key: "{name}"\s+value: \{{ string_value: )"\d+"'
-        text, count = re.subn(pattern, rf'\g<1>"{chosen[name]}"', text)
-        assert count == 1, name
-    (model / "config.pbtxt").write_text(text)
+    options = {"max_num_seqs": chosen["slots"], "queue": chosen["queue"]}
+    set_parameters(model / "config.pbtxt", options)
     try:
         lab_server.server().load(ENGINE)
     except ServerError as error:
@@ -165,6 +171,26 @@ def burst(count: int) -> dict:
     after = _counted(before["tokens_total"] + made)
     steps = after["steps_total"] - before["steps_total"]
     return seen | {"rows": made / steps if steps else 0.0, "steps": int(steps)}
+
+
+def _best_of_few() -> dict:
+    """Of up to three bursts of FEW the one with the fullest steps: on a busy machine requests do
+    not come at the same moment."""
+    best = burst(FEW)
+    for _ in range(2):
+        if not best["refused"] and not best["others"] and best["rows"] < ROWS:
+            best = max(best, burst(FEW), key=lambda seen: seen["rows"])
+    return best
+
+
+def _best_of_many(chosen: dict) -> dict:
+    """The same of MANY, by refusals, where so few may be in the server that some are due."""
+    best = burst(MANY)
+    for _ in range(2):
+        expected = chosen["slots"] + chosen["queue"] + REFUSED <= MANY
+        if expected and not best["others"] and best["refused"] < REFUSED:
+            best = max(best, burst(MANY), key=lambda seen: seen["refused"])
+    return best
 
 
 def _count(seen: dict, tokens: dict, result, error) -> None:

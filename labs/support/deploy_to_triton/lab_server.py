@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.course.checks import NotHere, Wrong
+from utils.course.expect import NotHere, Wrong
 from utils.paths import ROOT
 from utils.ranks.supervise import OVER, Child, end, supervised
 from utils.serving.server import ServerError, TritonServer, server_available
@@ -322,17 +322,6 @@ def right(number: int, count: int) -> tuple[int, ...]:
     tokens = prompt(number)
     made = model().generate(torch.tensor([tokens]), count, temperature=0)
     return tuple(made[0, len(tokens) :].tolist())
-
-
-@functools.cache
-def right_logits(number: int, count: int) -> list[float]:
-    """The largest logit from which each of these tokens was chosen."""
-    import torch
-
-    tokens = [*prompt(number), *right(number, count)]
-    with torch.no_grad():
-        logits = model()(torch.tensor([tokens]))[0]
-    return logits.amax(dim=-1)[len(prompt(number)) - 1 : -1].tolist()
 
 
 def diary(version: Path, rank: int = 0) -> list[dict]:

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from labs.support.deploy_to_triton import check_batch, check_goal, lab_server
+from labs.support.deploy_to_triton import check_batch, check_config, check_goal, lab_server
 from labs.support.deploy_to_triton.check_batch import COMPANY
-from utils.course.checks import NotHere, Wrong, load_answer
+from utils.course.expect import NotHere, Wrong
+from utils.course.trial import Trial
 from utils.serving import load
 from utils.serving.client import Client
 from utils.serving.server import ServerError
@@ -33,8 +34,7 @@ def batches(file: str) -> dict | None:
         found = {}
         for name, scheduler in (("yours", path), ("alone", None)):
             check_batch.load(scheduler)
-            steps = check_batch.visit(COMPANY)["diary"]
-            found[name] = [len(line["slots"]) for line in steps if line["do"] == "decode"]
+            found[name] = check_batch.decoded(check_batch.visit(COMPANY))
         return found
     except NOT_YET as error:
         return _why(error)
@@ -45,10 +45,10 @@ def together(config: str, rank: str, scheduler: str) -> dict | None:
     them. None if something is missing."""
     try:
         paths = _ready(config, rank, scheduler)
-        text = load_answer(paths[0]).config(2)
+        (text,) = check_config.texts(Trial(paths[0]), [check_config.the_labs(2)])
         version = lab_server.put(lab_server.RANKS, text, rank=paths[1], scheduler=paths[2])
         check_batch.visit(COMPANY)  # every stream is compared with the whole model
-        steps = [line for line in lab_server.diary(version) if line.get("do") == "decode"]
+        steps = [line for line in lab_server.diary(version) if line["do"] == "decode"]
         by_rows = {len(line["slots"]): line["bytes"] for line in steps}
         lab_server.take()
         return {"steps": len(steps), "bytes": dict(sorted(by_rows.items()))}
@@ -61,7 +61,7 @@ def loads(file: str, clients=(1, 8)) -> dict | None:
     if they are not written."""
     try:
         (path,) = _ready(file)
-        chosen = load_answer(path).settings()
+        chosen = check_goal.settings(Trial(path))
         check_goal.serve(check_goal.exported(chosen["tp"]), chosen)
         client = Client(lab_server.server())
 

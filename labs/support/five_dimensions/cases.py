@@ -42,8 +42,8 @@ def outcomes(model: Model, machine: Machine, strategies: list[Strategy]) -> list
     """The outcome of each strategy, None where its sizes do not go together."""
     if not strategies:
         return []
-    c = Columns.of(strategies, model, machine.precision)
-    good = valid(c, model)
+    c = Columns.of(strategies, model, machine)
+    good = valid(c, model, machine)
     found: list[Outcome | None] = [None] * len(strategies)
     if good.any():
         held, _, seconds, _, fits = evaluate(model, c.take(good), machine)

@@ -1,25 +1,25 @@
-"""Given: a tiny language model, its loss, and micro-batches of unequal length.
-
-Everything is in float64, so that two ways to add up the same numbers agree to many digits.
-"""
+"""Given: a tiny language model, its loss, and micro-batches of unequal length."""
 
 import torch
 from torch.nn import functional as F
 
-VOCAB, WIDTH, LENGTH = 11, 6, 7
+VOCAB, WIDTH, LENGTH = 11, 6, 7  # the checks draw others, too
 IGNORE = -100  # the target of a position that does not count: padding
 MicroBatch = tuple[torch.Tensor, torch.Tensor]  # tokens and targets, int64 of (rows, LENGTH) each
 
 
-def new_model() -> torch.nn.Module:
-    """The same model on every call and every rank: tokens (rows, LENGTH) -> logits (…, VOCAB)."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Embedding(VOCAB, WIDTH),
-        torch.nn.Linear(WIDTH, WIDTH),
-        torch.nn.Tanh(),
-        torch.nn.Linear(WIDTH, VOCAB),
-    ).double()
+def new_model(
+    seed: int = 0, vocab: int = VOCAB, width: int = WIDTH, dtype: torch.dtype = torch.float64
+) -> torch.nn.Module:
+    """The same model on every rank: tokens (rows, length) -> logits (rows, length, vocab)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(
+            torch.nn.Embedding(vocab, width),
+            torch.nn.Linear(width, width),
+            torch.nn.Tanh(),
+            torch.nn.Linear(width, vocab),
+        ).to(dtype)
 
 
 def loss_sum(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -33,13 +33,15 @@ def counted(y: torch.Tensor) -> int:
     return int((y != IGNORE).sum())
 
 
-def micro_batches(seed: int, lengths: list[list[int]]) -> list[MicroBatch]:
+def micro_batches(
+    seed: int, lengths: list[list[int]], vocab: int = VOCAB, length: int = LENGTH
+) -> list[MicroBatch]:
     """One micro-batch for each list, one row for each number: how many of its targets count."""
     random = torch.Generator().manual_seed(seed)
     result = []
     for rows in lengths:
-        x = torch.randint(VOCAB, (len(rows), LENGTH), generator=random)
-        y = torch.randint(VOCAB, (len(rows), LENGTH), generator=random)
-        y[torch.arange(LENGTH)[None] >= torch.tensor(rows)[:, None]] = IGNORE
+        x = torch.randint(vocab, (len(rows), length), generator=random)
+        y = torch.randint(vocab, (len(rows), length), generator=random)
+        y[torch.arange(length)[None] >= torch.tensor(rows)[:, None]] = IGNORE
         result.append((x, y))
     return result

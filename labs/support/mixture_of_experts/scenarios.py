@@ -1,259 +1,357 @@
 """Given: what the ranks do for a check, with loads that are as uneven as they come."""
 
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from utils.measure.traffic import Traffic
-
-# TABLE[r][d]: rows that rank r has for rank d; rank 1 has none, and with 2 ranks gets none
-TABLE = [[3, 0, 2, 1], [0, 0, 0, 0], [4, 1, 0, 2], [1, 5, 0, 0]]
-# and here no rank's rows can be cut into equal parts, so that who tries gets an error at once
-ODD = [[1, 2, 1, 1], [2, 1, 2, 4], [3, 2, 2, 2], [1, 1, 1, 2]]
-WIDTH = 6  # C
-PER_RANK = 2  # experts
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    tokens: tuple[int, ...]  # S, by rank
-    choices: int  # k
-    wanted: int | None = None  # all choices fall on the first so many experts
-
-
-CASES = (
-    Case("uneven tokens", (4, 6, 1, 3), 2),
-    Case("a rank without tokens", (5, 0, 3, 8), 2),
-    Case("everybody wants rank 0", (3, 2, 4, 2), 2, wanted=2),
-    Case("one choice for each token", (2, 5, 0, 4), 1),
-)
-
-
-def _events(traffic: Traffic) -> list[tuple[str, int]]:
-    return [(event.op, int(event.sent)) for event in traffic.events]
-
+from utils.course.expect import Wrong
+from utils.course.look import Look
+from utils.course.trial import fractions
 
 # ---- exercise a
 
 
-def exchange(answer) -> list[dict]:
-    """On a rank: rows by each table, there, and their gradients back."""
-    size, rank = dist.get_world_size(), dist.get_rank()
-    results = []
-    for table in (ODD, TABLE, list(zip(*TABLE))):
-        rows = torch.cat([_labelled(rank, d, table[rank][d]) for d in range(size)])
-        expected = torch.cat([_labelled(r, rank, table[r][rank]) for r in range(size)])
-        send = [table[rank][d] for d in range(size)]
-        receive = [table[r][rank] for r in range(size)]
-        rows.requires_grad_()
-        with Traffic() as forward:
+@dataclass(frozen=True)
+class Table:
+    """Rows to exchange. counts[r][d]: rows that rank r has for rank d; odd: some are NaN or −0, on
+    every other rank they are not contiguous, and on the rest the gradient of what arrives is one
+    value, expanded."""
+
+    counts: tuple[tuple[int, ...], ...]
+    width: int  # C
+    dtype: torch.dtype
+    seed: int
+    odd: bool = False
+
+    def __str__(self):
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"rows of {self.width} {kind} numbers, by rank and goal {_short(self.counts)}"
+
+    @property
+    def size(self) -> int:
+        return len(self.counts)
+
+    def send(self, rank: int) -> list[int]:
+        return list(self.counts[rank])
+
+    def receive(self, rank: int) -> list[int]:
+        return [row[rank] for row in self.counts]
+
+    def rows(self, rank: int) -> torch.Tensor:
+        """(sum(send), C)"""
+        rows = fractions(self.seed + rank, sum(self.counts[rank]), self.width, dtype=self.dtype)
+        if self.odd:
+            rows[::2, 0], rows[1::2, 0] = torch.nan, -0.0
+            rows = rows.T.contiguous().T if (self.seed + rank) % 2 else rows
+        return rows
+
+    def gradient(self, rank: int) -> torch.Tensor:
+        """(sum(receive), C), of what arrived."""
+        if self.odd and (self.seed + rank) % 2 == 0:
+            return torch.full((1, 1), 0.7, dtype=self.dtype).expand(
+                sum(self.receive(rank)), self.width
+            )
+        return fractions(
+            self.seed + 100 + rank, sum(self.receive(rank)), self.width, dtype=self.dtype
+        )
+
+
+def exchange(answer, tables: list[Table]) -> list[dict]:
+    """On a rank: rows by each table, there, and then the gradients of each back; and once more for
+    whoever asks for no gradient."""
+    rank, runs, results = dist.get_rank(), [], []
+    for table in tables:
+        rows = table.rows(rank).requires_grad_()
+        send, receive = table.send(rank), table.receive(rank)
+        look = Look(rows=rows)
+        with look:
             arrived = answer.AllToAll.apply(rows, send, receive)
-        result = {"arrived": arrived.detach(), "expected": expected, "forward": _events(forward)}
-        row = 3 * 8
-        result["bytes"] = {
-            "forward": row * (sum(send) - send[rank]),
-            "backward": row * (sum(receive) - receive[rank]),
+        _expect_shape("forward", arrived, (sum(receive), table.width), "sum(receive) rows arrive.")
+        if not arrived.requires_grad:
+            raise Wrong("forward: no gradient can come back to the rows from what arrived.")
+        result = {
+            "saved": look.kept(arrived),
+            "arrived": arrived.detach().clone(),
+            "forward": look.events[:],
+            "spare": look.spare(arrived),
         }
-        result["expected gradient"] = 7 * rows.detach()
-        result["expected of a sum"] = torch.ones_like(rows)
-        result["gradient"] = result["of a sum"] = None
-        result["backward"] = []
-        if arrived.shape == expected.shape and arrived.requires_grad:
-            with Traffic() as backward:
-                (7 * arrived * arrived.detach()).sum().backward()
-            result["backward"], result["gradient"] = _events(backward), rows.grad
-            rows.grad = None
-            answer.AllToAll.apply(rows, send, receive).sum().backward()  # one value, expanded
-            result["of a sum"] = rows.grad
+        with torch.no_grad(), look:
+            lists = table.send(rank), table.receive(rank)
+            asked = answer.AllToAll.apply(rows.detach(), *lists)
+        result |= {
+            "asked": asked.clone(),
+            "asking": look.events[len(result["forward"]) :],
+            "changed": look.changed(),
+        }
+        runs.append((table, rows, send, receive, arrived, look))
         results.append(result)
-        if not _everybody(torch.equal(arrived.detach(), expected)):
-            break  # sizes that do not fit together would end the process
+    del arrived, rows, look, asked
+    for result, (table, rows, send, receive, arrived, look) in zip(results, runs):
+        gradient, before = table.gradient(rank), len(look.events)
+        with Look(gradient=gradient) as back, look:
+            arrived.backward(gradient)
+        result |= {
+            "gradient": rows.grad,
+            "backward": look.events[before:],
+            "changed back": back.changed(),
+        }
+        result["changed"] += look.changed() + ["send"] * (send != table.send(rank))
+        result["changed"] += ["receive"] * (receive != table.receive(rank))
+        result["spare"] += back.spare(rows.grad)
+        del arrived, gradient, back
+    looks = [(look, rows.grad) for _, rows, *_, look in runs]
+    runs.clear()
+    for result, (look, gradient) in zip(results, looks):
+        result["kept"] = look.kept(gradient)
     return results
-
-
-def _everybody(right: bool) -> bool:
-    """Whether it is so on all ranks."""
-    answers = torch.tensor(int(right))
-    dist.all_reduce(answers)
-    return int(answers) == dist.get_world_size()
-
-
-def _labelled(origin: int, goal: int, count: int) -> torch.Tensor:
-    """(count, 3) rows that say where they come from and where they go."""
-    rows = [[float(origin + 1), float(goal + 1), float(number)] for number in range(count)]
-    return torch.tensor(rows, dtype=torch.float64).view(count, 3)
 
 
 # ---- exercises b and c
 
 
-def tokens_of(case: Case, rank: int) -> torch.Tensor:
-    """(S, C) of a rank: the first column names the token."""
-    seed = torch.Generator().manual_seed(100 + rank)
-    tokens = torch.randn(case.tokens[rank], WIDTH, generator=seed, dtype=torch.float64)
-    tokens[:, 0] = torch.arange(len(tokens)) + 1 + 100 * rank
-    return tokens
+@dataclass(frozen=True)
+class Case:
+    """A layer of experts, and the tokens of all ranks."""
+
+    tokens: tuple[int, ...]  # S, by rank
+    choices: int  # k
+    per_rank: int  # experts of a rank, E/N
+    width: int  # C
+    dtype: torch.dtype
+    seed: int
+    wanted: tuple[int, ...] | None = None  # all choices fall on these experts
+    nan: int | None = None  # the rank whose first token is NaN
+    unweighted: int | None = None  # the rank whose weights are all 0; on others those of token 2 …
+
+    def __str__(self):
+        kind = str(self.dtype).removeprefix("torch.")
+        wanted = "" if self.wanted is None else f", all of experts {list(self.wanted)}"
+        return (
+            f"tokens of {self.width} {kind} numbers, {_short(self.tokens)} of them by rank, each "
+            f"with {self.choices} of {self.experts} experts{wanted}"
+        )
+
+    @property
+    def size(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def experts(self) -> int:
+        return self.per_rank * self.size
+
+    def own(self, rank: int) -> range:
+        """The numbers of a rank's experts."""
+        return range(self.per_rank * rank, self.per_rank * (rank + 1))
+
+    def tokens_of(self, rank: int) -> torch.Tensor:
+        """(S, C)"""
+        tokens = fractions(self.seed + rank, self.tokens[rank], self.width, dtype=self.dtype)
+        if rank == self.nan:
+            tokens[:1] = torch.nan
+        return tokens
+
+    def chosen_of(self, rank: int) -> torch.Tensor:
+        """(S, k): different experts for each token."""
+        liking = fractions(self.seed + 100 + rank, self.tokens[rank], self.experts)
+        if self.wanted is not None:
+            liking[:, list(self.wanted)] += 100
+        return liking.argsort(dim=1, descending=True)[:, : self.choices].contiguous()
+
+    def weights_of(self, rank: int) -> torch.Tensor:
+        """(S, k), which do not add up to one."""
+        weights = fractions(
+            self.seed + 200 + rank, self.tokens[rank], self.choices, dtype=self.dtype
+        )
+        if self.unweighted is not None:
+            weights[slice(None) if rank == self.unweighted else slice(2, None, 3)] = 0
+        return weights
+
+    def counts_of(self, rank: int, most: int, turn: int = 0) -> torch.Tensor:
+        """(E) numbers below `most`, for `tell` alone; in every turn others, but not on rank 0."""
+        generator = torch.Generator().manual_seed(self.seed + 300 + rank + 1000 * turn * rank)
+        return torch.randint(most, (self.experts,), generator=generator)
+
+    def expert(self, number: int) -> torch.Tensor:
+        """(C, C): expert `number` makes tanh(x @ matrix) of x."""
+        shape = self.width, self.width
+        return fractions(self.seed + 400 + number, *shape, dtype=self.dtype) / self.width**0.5
+
+    def gradient_of(self, rank: int, rows: int) -> torch.Tensor:
+        """(rows, C), of what comes back to a rank, or of what its experts get."""
+        return fractions(self.seed + 500 + rank, rows, self.width, dtype=self.dtype)
 
 
-def chosen_of(case: Case, rank: int, size: int) -> torch.Tensor:
-    """(S, k) of a rank: different experts for each token, never expert 1 unless it must be."""
-    seed = torch.Generator().manual_seed(200 + rank)
-    liking = torch.rand(case.tokens[rank], PER_RANK * size, generator=seed)
-    if case.wanted is not None:
-        liking[:, case.wanted :] -= 2
-    elif size > 1:
-        liking[:, 1] -= 2
-    return liking.argsort(dim=1, descending=True)[:, : case.choices]
+# for the picture in the notebook: rank 1 has no token
+EXAMPLE = Case((5, 0, 3, 8), choices=2, per_rank=2, width=6, dtype=torch.float64, seed=1)
 
 
-def weights_of(case: Case, rank: int) -> torch.Tensor:
-    seed = torch.Generator().manual_seed(300 + rank)
-    shape = (case.tokens[rank], case.choices)
-    return torch.rand(shape, generator=seed, dtype=torch.float64) + 0.1
+def send_out(answer, cases: list[Case]) -> list[dict]:
+    """On a rank: `tell`, `dispatch` and its gradients for every case."""
+    rank, runs, results = dist.get_rank(), [], []
+    for case in cases:
+        _told(answer, case, rank, 10)
+        _told(answer, case, rank, 10, turn=1)
+        tokens, chosen = case.tokens_of(rank).requires_grad_(), case.chosen_of(rank)
+        look = Look(tokens=tokens, chosen=chosen)
+        with look:
+            rows, way = answer.dispatch(tokens, chosen, case.experts)
+        _right_way(case, way, rank)
+        _expect_shape(
+            "dispatch", rows, (sum(numbers(way.receive)), case.width), "one row for each choice of "
+            "an expert of this rank."
+        )  # fmt: skip
+        if not rows.requires_grad:
+            raise Wrong(
+                "dispatch: the rows carry no gradient.\nRows must travel through AllToAll.apply."
+            )
+        results.append({
+            "rows": rows.detach().clone(),
+            **{name: numbers(getattr(way, name)) for name in ("order", "by_expert", "loads")},
+            "forward": look.events[:],
+            "spare": look.spare(rows),
+        })  # fmt: skip
+        with torch.no_grad(), look:
+            asked, _ = answer.dispatch(tokens.detach(), chosen, case.experts)
+        results[-1] |= {
+            "asked": asked.clone(),
+            "asking": look.events[len(results[-1]["forward"]) :],
+            "changed": look.changed(),
+        }
+        runs.append((case, tokens, rows, look))
+    del tokens, chosen, rows, way, look, asked, _
+    for result, (case, tokens, rows, look) in zip(results, runs):
+        before = len(look.events)
+        with look:
+            rows.backward(case.gradient_of(rank, len(rows)))
+        result |= {"gradient": tokens.grad, "backward": look.events[before:]}
+        result["changed"] += look.changed()
+        result["spare"] += look.spare(tokens.grad)
+        del rows
+    for case in cases:
+        _told(answer, case, rank, 2**30)  # last: whoever remembers it asks for all memory
+    looks = [(look, tokens.grad) for _, tokens, _, look in runs]
+    runs.clear()
+    for result, (look, gradient) in zip(results, looks):
+        result["kept"] = look.kept(gradient)
+    return results
 
 
-def _bytes_for_others(case: Case, rank: int, size: int) -> tuple[int, int]:
-    """(of the rows that go out, of the results that go out)."""
-    own = [chosen_of(case, r, size) // PER_RANK for r in range(size)]  # the ranks of the experts
-    row = WIDTH * 8
-    out = int((own[rank] != rank).sum())
-    back = sum(int((own[r] == rank).sum()) for r in range(size) if r != rank)
-    return row * out, row * back
+def _told(answer, case: Case, rank: int, most: int, turn: int = 0) -> None:
+    """Numbers of rows that do not fit together would end the process, so `tell` comes first."""
+    counts = case.counts_of(rank, most, turn)
+    right = [case.counts_of(r, most, turn)[case.own(rank)] for r in range(case.size)]
+    right = torch.stack(right)
+    with Look(counts=counts) as look:
+        told = answer.tell(counts)
+    _expect_shape("tell", told, tuple(right.shape), "(N, E/N).")
+    if not torch.equal(told, right):
+        hint = "Row r is what rank r has for each expert of this rank: from every rank its part."
+        if torch.equal(told.flatten(), counts):
+            hint = "These are this rank's own counts: who tells it the others'?"
+        raise Wrong(
+            f"tell({_short(counts.tolist())}) returns {_short(told.tolist())}, and "
+            f"{_short(right.tolist())} is right.\n{hint}"
+        )
+    if look.changed():
+        raise Wrong("tell changes its counts, and their owner still needs them.")
 
 
-def _told(answer, case: Case) -> dict:
-    """What `tell` makes of the counts of a case, and what it should."""
-    size, rank = dist.get_world_size(), dist.get_rank()
+def _right_way(case: Case, way: Any, rank: int) -> None:
+    """The numbers of rows, which the way back relies on."""
     counts = torch.stack([
-        chosen_of(case, r, size).flatten().bincount(minlength=PER_RANK * size)
-        for r in range(size)
+        case.chosen_of(r).flatten().bincount(minlength=case.experts) for r in range(case.size)
     ])  # (N, E)  # fmt: skip
-    expected = counts.view(size, size, PER_RANK)[:, rank]
-    return {"told": answer.tell(counts[rank].clone()), "should": expected, "counts": counts[rank]}
+    here = counts[:, list(case.own(rank))]
+    send = counts[rank].view(case.size, -1).sum(dim=1)
+    for name, right, also, hint in (
+        ("loads", here.sum(dim=0), counts[rank, list(case.own(rank))],
+         "These are this rank's own tokens only: tell() must bring the others' counts."),
+        ("send", send, None, ""),
+        ("receive", here.sum(dim=1), send, "These are the rows that this rank sends."),
+    ):  # fmt: skip
+        got = numbers(getattr(way, name))
+        if got == right.tolist():
+            continue
+        if also is None or got != also.tolist():
+            hint = "Add up the counts of all ranks for this rank's experts, or its own by rank."
+        raise Wrong(
+            f"dispatch: way.{name} is {_short(got)}, and {right.tolist()} is right.\n{hint}"
+        )
 
 
-def _is_right(told: dict) -> bool:
-    return isinstance(told["told"], torch.Tensor) and torch.equal(told["told"], told["should"])
-
-
-def send_out(answer) -> list[dict]:
-    """On a rank: `tell` of every case and, if all of them are right, `dispatch`; and what should
-    have come."""
-    size, rank = dist.get_world_size(), dist.get_rank()
-    told = [_told(answer, case) for case in CASES]
-    if not _everybody(all(map(_is_right, told))):
-        return told  # sizes that do not fit together would end the process
-    results = []
-    for index, case in enumerate(CASES):
-        tokens = tokens_of(case, rank).requires_grad_()
-        chosen = chosen_of(case, rank, size)
-        with Traffic() as traffic:
-            rows, way = answer.dispatch(tokens, chosen, PER_RANK * size)
-        expected = []
-        for expert in range(PER_RANK * rank, PER_RANK * (rank + 1)):
-            wanted = [
-                tokens_of(case, r)[(chosen_of(case, r, size) == expert).any(1)] for r in range(size)
-            ]
-            expected.append(torch.cat(wanted))
-        first = PER_RANK * rank
-        result = {
-            **told[index],
-            "rows": rows.detach(),
-            "loads": way.loads,
-            "expected rows": expected,
-            "expected loads": [len(part) for part in expected],
-            "own loads": [int((chosen == first + e).sum()) for e in range(PER_RANK)],
-            "width": WIDTH,
-            "forward": _events(traffic),
-            "bytes": _bytes_for_others(case, rank, size)[0],
-            "for counts": 8 * PER_RANK * size * (size - 1),  # of an all-gather, the longest way
-            "expected gradient": case.choices * tokens.detach(),
-            "gradient": None,
+def there_and_back(answer, cases: list[Case]) -> list[dict]:
+    """On a rank: dispatch and experts of every case, then combine of each, then all gradients."""
+    rank, runs, results = dist.get_rank(), [], []
+    for case in cases:
+        tokens, weights = case.tokens_of(rank), case.weights_of(rank)
+        experts = [case.expert(number).requires_grad_() for number in case.own(rank)]
+        tokens.requires_grad_(), weights.requires_grad_()
+        rows, way = answer.dispatch(tokens, case.chosen_of(rank), case.experts)
+        parts = rows.split(numbers(way.loads))
+        made = torch.cat([torch.tanh(part @ matrix) for part, matrix in zip(parts, experts)])
+        leaves = {"tokens": [tokens], "weights": [weights], "experts": experts}
+        runs.append([case, leaves, way, made, Look(results=made, weights=weights)])
+    del tokens, weights, experts, rows, way, parts, made, leaves
+    for run in runs:
+        case, leaves, way, made, look = run
+        before = _noted(way)
+        with look:
+            y = answer.combine(made, *leaves["weights"], way)
+        _expect_shape("combine", y, (case.tokens[rank], case.width), "one row for each token.")
+        if not y.requires_grad:
+            raise Wrong("combine: no gradient can come back from what it returns.")
+        result = {"y": y.detach().clone(), "forward": look.events[:], "spare": look.spare(y)}
+        changed = [f"way.{name}" for name, value in _noted(way).items() if value != before[name]]
+        with torch.no_grad(), look:
+            asked = answer.combine(made.detach(), leaves["weights"][0].detach(), way)
+        asking = look.events[len(result["forward"]) :]
+        changed += look.changed()
+        results.append(result | {"asked": asked.clone(), "asking": asking, "changed": changed})
+        run[2:4] = weakref.ref(way), y
+        del way, made, y, asked
+    for result, (case, leaves, _, y, look) in zip(results, runs):
+        before = len(look.events)
+        with look:
+            y.backward(case.gradient_of(rank, len(y)))
+        result["gradients"] = {
+            name: [leaf.grad for leaf in several] for name, several in leaves.items()
         }
-        if rows.requires_grad:
-            (rows * rows.detach()).sum().backward()
-            result["gradient"] = tokens.grad
-        results.append(result)
+        result["backward"] = look.events[before:]
+        result["changed"] += look.changed()
+        result["spare"] += look.spare(result["gradients"])
+        del y
+    looks = [(look, way) for _, _, way, _, look in runs]
+    runs.clear()
+    del leaves, run, look
+    for result, (look, way) in zip(results, looks):
+        result["kept"] = look.kept(result["gradients"])
+        result["way kept"] = way() is not None
     return results
 
 
-def there_and_back(answer) -> list[dict]:
-    """On a rank: the layer of every case, its gradients, and the same on one rank."""
-    size, rank = dist.get_world_size(), dist.get_rank()
-    results = []
-    for case in CASES:
-        tokens, weights = tokens_of(case, rank), weights_of(case, rank)
-        tokens.requires_grad_(), weights.requires_grad_()
-        own = _experts(answer, size)[PER_RANK * rank : PER_RANK * (rank + 1)]
-        rows, way = answer.dispatch(tokens, chosen_of(case, rank, size), PER_RANK * size)
-        computed = answer.run(own, rows, way.loads)
-        with Traffic() as combined:
-            y = answer.combine(computed, weights, way)
-        expected, target = _alone(answer, case, size), _target(case, rank)
-        result = {
-            "y": y.detach(),
-            "expected": expected,
-            "choices": case.choices,
-            "combine": _events(combined),
-            "bytes": _bytes_for_others(case, rank, size)[1],
-            "gradients": dict.fromkeys(("tokens", "weights", "experts")),
-            "backward": [],
-        }
-        if y.shape == target.shape and y.requires_grad:
-            with Traffic() as backward:
-                (y * target).sum().backward()
-            result["gradients"] = {
-                "tokens": tokens.grad,
-                "weights": weights.grad,
-                "experts": _flat(own),
-            }
-            out, back = _bytes_for_others(case, rank, size)
-            result["backward"], result["there and back"] = _events(backward), out + back
-        results.append(result)
-    return results
+# ---- for all
 
 
-def _experts(answer, size: int) -> torch.nn.ModuleList:
-    return answer.make_experts(PER_RANK * size, WIDTH).double()
+def _noted(way: Any) -> dict[str, list[int]]:
+    """What a way says."""
+    names = "order", "send", "receive", "by_expert", "loads"
+    return {name: numbers(getattr(way, name)) for name in names}
 
 
-def _target(case: Case, rank: int) -> torch.Tensor:
-    seed = torch.Generator().manual_seed(400 + rank)
-    return torch.randn(case.tokens[rank], WIDTH, generator=seed, dtype=torch.float64)
+def numbers(values: Any) -> list[int]:
+    """A list, tuple or tensor of whole numbers as a list."""
+    return [int(value) for value in values]
 
 
-def _flat(experts) -> torch.Tensor | None:
-    gradients = [parameter.grad for parameter in experts.parameters()]
-    if any(gradient is None for gradient in gradients):
-        return None
-    return torch.cat([gradient.flatten() for gradient in gradients])
+def _expect_shape(function: str, got: Any, shape: tuple, hint: str) -> None:
+    if not isinstance(got, torch.Tensor) or got.shape != shape:
+        seen = tuple(got.shape) if isinstance(got, torch.Tensor) else type(got).__name__
+        raise Wrong(f"{function} returns the shape {seen}, and {shape} is right:\n{hint}")
 
 
-def _alone(answer, case: Case, size: int) -> dict:
-    """What this rank should have: all tokens and all experts computed here, token by token."""
-    rank, experts, total, mine = dist.get_rank(), _experts(answer, size), 0.0, {}
-    for r in range(size):
-        tokens, weights = tokens_of(case, r), weights_of(case, r)
-        tokens.requires_grad_(), weights.requires_grad_()
-        chosen, y, plain = chosen_of(case, r, size), [], []
-        for s in range(len(tokens)):
-            results = torch.stack([experts[int(e)](tokens[s]) for e in chosen[s]])  # (k, C)
-            y.append((weights[s, :, None] * results).sum(dim=0))
-            plain.append(results.sum(dim=0).detach())
-        empty = tokens.new_zeros(0, WIDTH)
-        y = torch.stack(y) if y else empty
-        total = total + (y * _target(case, r)).sum()
-        if r == rank:
-            mine = {"y": y.detach(), "sum": torch.stack(plain) if plain else empty}
-            leaves = tokens, weights
-    if isinstance(total, torch.Tensor) and total.requires_grad:
-        total.backward()
-    for parameter in experts.parameters():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    for name, leaf in zip(("tokens", "weights"), leaves):
-        mine[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    mine["experts"] = _flat(experts[PER_RANK * rank : PER_RANK * (rank + 1)])
-    return mine
+def _short(values: Any) -> str:
+    text = str(values).replace("(", "[").replace(")", "]").replace(",]", "]")
+    return text if len(text) <= 60 else text[:57] + "…"

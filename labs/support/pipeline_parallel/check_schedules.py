@@ -1,34 +1,29 @@
 """Given: what the check cells of exercises a and c look at.
 
-First the simulator, for many numbers of ranks and micro-batches: is each list complete, does the
-pipeline come to its end, how long does it take, how many micro-batches are kept? Then four real
-ranks carry your lists out on a small GPT, and must compute what one rank computes.
+The simulator carries your lists out for many numbers of ranks and micro-batches: is each list
+complete, does the pipeline come to its end, how long does it take, how many micro-batches are kept?
 """
 
-import sys
-from pathlib import Path
+import operator
+import random
 
-import cloudpickle
-import torch
 import torch.distributed as dist
 
-from utils.course.checks import Wrong, load_answer, on_ranks
-from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.parallel.mesh import make_mesh
-from utils.parallel.pipeline import Pipeline
+from utils.course.expect import Wrong, described
+from utils.course.trial import Trial
 from utils.parallel.schedules import Action, check, counts, in_flight, schedule, simulate
-from utils.parallel.stages import make_stages
-from utils.ranks import Ranks
 
-SIZES = [(1, 3), (2, 1), (2, 2), (2, 5), (3, 3), (3, 7), (4, 2), (4, 4), (4, 6), (4, 9)]
-CONFIG = GPTConfig(vocab_size=64, hidden_size=16, layers=4, heads=2)
+LIBRARY = (
+    "utils.parallel", "utils.training", "torch.distributed.pipelining", "deepspeed",
+    "labs.support.pipeline_parallel",
+)  # fmt: skip
 FORWARD, BACKWARD, WEIGHT = 1.0, 2.0, 1.0  # WEIGHT is the part of BACKWARD that a W takes
-RANKS, MICRO_BATCHES = 4, 6
 
 
-def less_memory(path: Path) -> str:
+def less_memory(trial: Trial) -> str:
     """Judges `order` of exercise a."""
-    for (ranks, micro_batches), orders in _simulated(path):
+    tried = 0
+    for (ranks, micro_batches), orders in _lists(trial):
         case = f"{ranks} ranks, {micro_batches} micro-batches"
         _complete(orders, micro_batches, "FB", case)
         for rank, kept in enumerate(in_flight(orders)):
@@ -38,23 +33,27 @@ def less_memory(path: Path) -> str:
                     f"{case}: rank {rank} keeps {kept:.0f} micro-batches at once, and {most} would "
                     "do.\nHow many forward passes come before its first backward pass?"
                 )
-        takes, gpipe = _span(orders), _span(schedule("gpipe", ranks, micro_batches))
-        if takes > gpipe + 1e-9:
-            raise Wrong(
-                f"{case}: this takes {takes:g} forward passes, GPipe takes {gpipe:g}.\n"
-                "Who waits for whom? Some ranks go too few F's ahead, or do their B's\n"
-                "in another order than the gradients come."
-            )
-    _same_model(path)
+        for backward in (BACKWARD, round(trial.draw.uniform(0.4, 4), 2)):
+            takes = simulate(orders, FORWARD, backward).span
+            gpipe = simulate(schedule("gpipe", ranks, micro_batches), FORWARD, backward).span
+            if takes > gpipe + 1e-9:
+                raise Wrong(
+                    f"{case}, a backward pass as long as {backward:g} forward passes: this takes "
+                    f"{takes:g} forward passes, GPipe takes {gpipe:g}.\n"
+                    "Who waits for whom? Some ranks go too few F's ahead, or do their B's\n"
+                    "in another order than the gradients come."
+                )
+        tried += 1
     return (
-        f"complete and as fast as GPipe for {len(SIZES)} sizes; rank r keeps p − r at most;\n"
-        f"on {RANKS} real ranks: loss and gradients of one rank, and as little is kept."
+        f"complete and as fast as GPipe for {tried} sizes, up to {LARGEST[0]} ranks and "
+        f"{LARGEST[1]} micro-batches;\nrank r of p keeps p − r at most."
     )
 
 
-def less_bubble(path: Path) -> str:
+def less_bubble(trial: Trial) -> str:
     """Judges `order` of exercise c."""
-    for (ranks, micro_batches), orders in _simulated(path):
+    tried = 0
+    for (ranks, micro_batches), orders in _lists(trial):
         case = f"{ranks} ranks, {micro_batches} micro-batches"
         if not any(action.kind == "W" for order in orders for action in order):
             raise Wrong(f"{case}: there is no W in these lists: ('W', n) for every micro-batch.")
@@ -66,9 +65,8 @@ def less_bubble(path: Path) -> str:
                     f"{case}: rank {rank} keeps {kept:.0f} micro-batches at once, 1F1B at most "
                     f"{most}.\nA W may wait, but until it is done its micro-batch is kept."
                 )
-        idle = _span(orders) - micro_batches * (FORWARD + BACKWARD)
-        before = _span(schedule("1f1b", ranks, micro_batches))
-        before -= micro_batches * (FORWARD + BACKWARD)
+        idle = _idle(orders, micro_batches)
+        before = _idle(schedule("1f1b", ranks, micro_batches), micro_batches)
         if micro_batches >= ranks and idle > (ranks - 1) * FORWARD + 1e-9:
             raise Wrong(
                 f"{case}: a rank is idle for {idle:g} forward passes, 1F1B {before:g}, and "
@@ -76,35 +74,54 @@ def less_bubble(path: Path) -> str:
             )
         if idle > before + 1e-9:
             raise Wrong(f"{case}: a rank is idle for {idle:g} forward passes, 1F1B {before:g}.")
-    _same_model(path)
+        tried += 1
     return (
-        f"complete for {len(SIZES)} sizes; idle a third of 1F1B's time, and no more is kept;\n"
-        f"on {RANKS} real ranks: loss and gradients of one rank, and as little is kept."
+        f"complete for {tried} sizes, up to {LARGEST[0]} ranks and {LARGEST[1]} micro-batches;\n"
+        "idle a third of 1F1B's time, and no more is kept."
     )
 
 
-# ---- the simulator
+def _idle(orders: list, micro_batches: int) -> float:
+    span = simulate(orders, FORWARD, BACKWARD, WEIGHT).span
+    return span - micro_batches * (FORWARD + BACKWARD)
 
 
-def _simulated(path: Path) -> list:
-    """[((ranks, micro-batches), lists)]; made in another process, which has a time limit."""
-    return list(zip(SIZES, on_ranks(1, path, lists, SIZES)[0]))
+# ---- cases
+
+LARGEST = (17, 60)  # ranks, micro-batches
 
 
-def lists(answer, sizes) -> list:
-    """On a rank: the answer's lists for each size."""
-    return [actions(answer, ranks, count) for ranks, count in sizes]
+def _drawn(draw: random.Random) -> list[tuple[int, int]]:
+    """(ranks, micro-batches): more and fewer than ranks, one of each, and large ones."""
+    sizes = [
+        (draw.randrange(3, 6), draw.randrange(7, 10)), (draw.randrange(4, 8), 2), (2, 3), (3, 3),
+        (1, draw.randrange(1, 9)), (draw.randrange(2, 8), 1), (1, 1), (2, 1), (2, 2),
+        (draw.randrange(6, 10), draw.randrange(10, 30)), (LARGEST[0], draw.randrange(17, 40)),
+        (draw.randrange(10, 17), draw.randrange(2, 10)), (draw.randrange(2, 5), LARGEST[1]),
+    ]  # fmt: skip
+    return sizes + [(draw.randrange(2, 10), draw.randrange(1, 20)) for _ in range(8)]
 
 
-def actions(answer, ranks: int, micro_batches: int) -> list[list[Action]]:
-    """The answer's lists of all ranks."""
-    orders = []
-    for rank in range(ranks):
-        order = answer.order(rank, ranks, micro_batches)
-        if not isinstance(order, list) or not all(len(tuple(pair)) == 2 for pair in order):
-            raise Wrong(f"order({rank}, {ranks}, {micro_batches}) is not a list of (kind, number)")
-        orders.append([Action(*pair) for pair in order])
-    return orders
+def _lists(trial: Trial) -> list:
+    """[((ranks, micro-batches), lists)] as two processes make them, each in an order of its own."""
+    trial.by_hand(LIBRARY)
+    sizes = _drawn(trial.draw)
+    orders = [trial.draw.sample(range(len(sizes)), len(sizes)) for _ in range(2)]
+    with trial.ranks(2) as group:
+        here, there = group.run("two processes", lists, sizes, orders)
+    for (ranks, micro_batches), mine, theirs in zip(sizes, here, there):
+        if mine != theirs:
+            rank = next(r for r in range(ranks) if mine[r] != theirs[r])
+            raise Wrong(
+                f"{ranks} ranks, {micro_batches} micro-batches: in one process "
+                f"order({rank}, …) begins {_short(mine[rank])}, in another "
+                f"{_short(theirs[rank])}.\nWhat does the list depend on, besides its arguments?"
+            )
+    return list(zip(sizes, here))
+
+
+def _short(order: list) -> str:
+    return " ".join(map(str, order[:6])) + " …" * (len(order) > 6)
 
 
 def _complete(orders: list, micro_batches: int, kinds: str, case: str) -> None:
@@ -122,62 +139,45 @@ def _complete(orders: list, micro_batches: int, kinds: str, case: str) -> None:
         check(orders)
     except ValueError as error:
         raise Wrong(f"{case}: {error}") from None
-    if counts(orders)[2] != micro_batches:
-        raise Wrong(f"{case}: the lists have {counts(orders)[2]} micro-batches.")
+    if counts(orders)[2] != micro_batches or any(
+        action.kind not in kinds for order in orders for action in order
+    ):
+        raise Wrong(f"{case}: the lists have something else than {', '.join(kinds)}.")
 
 
-def _span(orders: list) -> float:
-    return simulate(orders, FORWARD, BACKWARD, WEIGHT).span
+# ---- in a process of its own
 
 
-# ---- real ranks
+def lists(answer, sizes: list[tuple[int, int]], orders: list[list[int]]) -> list:
+    """The answer's lists for each size, asked for in this process's own order, and twice: whoever
+    has a list may change it."""
+    found, last_first = {}, dist.get_rank() == 1
+    for place in orders[dist.get_rank()]:
+        found[place] = actions(answer, *sizes[place], last_first)
+        again = actions(answer, *sizes[place], last_first)
+        for rank, (first, second) in enumerate(zip(found[place], again)):
+            if first != second:
+                ranks, micro_batches = sizes[place]
+                raise Wrong(
+                    f"{ranks} ranks, {micro_batches} micro-batches: order({rank}, …) begins "
+                    f"{_short(first)}, and a second time\n{_short(second) or 'nothing'}. What does "
+                    "the list depend on, besides its arguments?"
+                )
+    return [found[place] for place in range(len(sizes))]
 
 
-def _same_model(path: Path) -> None:
-    # the lists cannot deadlock, the simulator has seen to that: be patient on a busy machine
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with Ranks(RANKS, device="cpu", timeout=60.0) as ranks:
-        results = ranks.run(train, str(path), MICRO_BATCHES)
-    case = f"on {RANKS} real ranks with {MICRO_BATCHES} micro-batches"
-    for rank, (loss, apart, kept, expected) in enumerate(results):
-        if loss > 1e-4 or apart > 1e-4:
-            raise Wrong(f"{case}: rank {rank}'s gradients differ from one rank's by {apart:.2g}.")
-        if kept != expected:
-            raise Wrong(f"{case}: rank {rank} keeps {kept} micro-batches, not {expected:.0f}.")
-
-
-def train(path: str, count: int) -> tuple[float, float, int, float]:
-    """On a rank: one step. (distance of the loss, of the gradients, kept, kept by the lists)."""
-    mesh = make_mesh(pp=dist.get_world_size())
-    orders = actions(load_answer(Path(path)), mesh.pp.size, count)
-    tokens = torch.randint(64, (count, 9), generator=torch.Generator().manual_seed(1))
-    pairs = [(row[:, :-1], row[:, 1:]) for row in tokens.split(1)]
-    loss, expected = _alone(tokens)
-
-    stages = make_stages(_model(), mesh.pp)
-    pipeline = Pipeline(stages, mesh.pp, orders, _loss)
-    distance = abs(pipeline.run(pairs).item() - loss)
-    named = dict(stages[0].named_parameters())
-    apart = max((p.grad - expected[name]).abs().max().item() for name, p in named.items())
-    last = "W" if any(event.kind == "W" for event in pipeline.events) else "B"
-    kept = most = 0
-    for event in pipeline.events:
-        kept += (event.kind == "F") - (event.kind == last)
-        most = max(most, kept)
-    return distance, apart, most, in_flight(orders)[mesh.pp.index]
-
-
-def _model() -> GPT:
-    torch.manual_seed(0)
-    return GPT(CONFIG)
-
-
-def _loss(logits, y):
-    return cross_entropy(logits, y, reduction="sum") / 50
-
-
-def _alone(tokens) -> tuple[float, dict]:
-    model = _model()
-    loss = _loss(model(tokens[:, :-1]), tokens[:, 1:])
-    loss.backward()
-    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+def actions(answer, ranks: int, micro_batches: int, last_first: bool = False) -> list[list[Action]]:
+    """The answer's lists of all ranks, of which the last one is asked for first, or the first."""
+    orders = []
+    for rank in range(ranks)[:: -1 if last_first else 1]:
+        order = answer.order(rank, ranks, micro_batches)
+        try:
+            orders.append([Action(str(kind), operator.index(n)) for kind, n, *_ in order])
+        except (TypeError, ValueError):
+            raise Wrong(
+                f"order({rank}, {ranks}, {micro_batches}) is {described(order)}, not a list of "
+                "(kind, number)."
+            ) from None
+        if isinstance(order, list):
+            order.clear()
+    return orders[:: -1 if last_first else 1]

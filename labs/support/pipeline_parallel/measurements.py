@@ -1,26 +1,30 @@
-"""Given: your lists on four real ranks whose stages wait instead of computing."""
+"""Given: your lists on four real ranks: by the clock, and what your executor keeps."""
 
-from pathlib import Path
-
+import torch
 import torch.distributed as dist
 
 from labs.support.pipeline_parallel.check_schedules import actions
-from utils.course.checks import load_answer
+from utils.course.expect import Wrong
+from utils.course.trial import Trial
 from utils.drawing import pipeline as pictures
+from utils.measure.memory import Memory
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.parallel.mesh import make_mesh
 from utils.parallel.pipeline import Pipeline
 from utils.parallel.schedules import schedule, simulate
-from utils.parallel.stages import SleepingStage, sleeping_micro_batches
+from utils.parallel.stages import SleepingStage, make_stages, sleeping_micro_batches
 from utils.ranks import Ranks
 
 RANKS, MICRO_BATCHES, UNIT = 4, 8, 0.015  # UNIT: seconds of a forward pass
+MANY, LENGTH = 12, 32  # micro-batches of one row for your executor, and tokens in each
+CONFIG = GPTConfig(vocab_size=64, hidden_size=16, layers=4, heads=2)
 
 
-def your_lists(file: str) -> list | None:
-    """The lists of all ranks; None where the answer is not written."""
+def your_lists(file: str, micro_batches: int = MICRO_BATCHES) -> list | None:
+    """The lists of all ranks; None where the answer is not written, or does not run."""
     try:
-        return actions(load_answer(Path(file).resolve()), RANKS, MICRO_BATCHES)
-    except NotImplementedError:
+        return Trial(file).alone(file, actions, RANKS, micro_batches)
+    except (NotImplementedError, SyntaxError, Wrong):
         return None
 
 
@@ -53,3 +57,54 @@ def _events(orders) -> list:
         dist.barrier()
         pipeline.run(sleeping_micro_batches(MICRO_BATCHES))
     return pipeline.events
+
+
+def by_your_executor() -> dict | None:
+    """{name: (bytes of activations that rank 0 keeps at most, loss)} of GPipe's lists and yours,
+    carried out by your executor on a small GPT, and the same of one rank without a pipeline. None
+    where an answer is not written, or does not run."""
+    memory = your_lists("less_memory.py", MANY)
+    if memory is None:
+        return None
+    lists = {"GPipe's list": schedule("gpipe", RANKS, MANY), "your list": memory}
+    try:
+        with Trial("executor.py").ranks(RANKS) as group:
+            found = {name: group.run(name, _step, orders) for name, orders in lists.items()}
+    except (NotImplementedError, SyntaxError, FileNotFoundError, Wrong):
+        return None
+    if any(by_rank[-1][1] is None for by_rank in found.values()):
+        return None
+    return {name: (by_rank[0][0], by_rank[-1][1]) for name, by_rank in found.items()}
+
+
+def loss_of_one_rank() -> float:
+    """Of the same batch, without a pipeline."""
+    return sum(_loss(_model()(x), y).item() for x, y in _micro_batches())
+
+
+def _step(answer, orders) -> tuple[int, float | None]:
+    mesh = make_mesh(pp=RANKS)
+    [stage] = make_stages(_model(), mesh.pp)
+    own = [tuple(action[:2]) for action in orders[mesh.pp.index]]
+    with Memory(model=stage) as memory:
+        total = answer.run(own, stage, _micro_batches(), _loss, _boundary)
+    most = max(held["activations"] for _, held in memory.timeline)
+    return most, None if total is None else float(total)
+
+
+def _model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(CONFIG)
+
+
+def _micro_batches() -> list:
+    tokens = torch.randint(64, (MANY, LENGTH + 1), generator=torch.Generator().manual_seed(1))
+    return [(row[:, :-1], row[:, 1:]) for row in tokens.split(1)]
+
+
+def _loss(logits, y):
+    return cross_entropy(logits, y, reduction="sum") / (MANY * LENGTH)
+
+
+def _boundary(x):
+    return (*x.shape, CONFIG.hidden_size), torch.float32

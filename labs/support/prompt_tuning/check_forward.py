@@ -1,87 +1,150 @@
-"""Given: what the check cell of exercise a looks at: rows, logits, the loss, the gradient.
+"""Given: what the check cell of exercise a looks at: rows, logits, the loss, the gradients.
 
-Everything is compared with a GPT in fp64 that has the virtual tokens among its words (reference.py)
-and runs the rows one by one. Where your numbers differ, typical mistakes are made on purpose, and
-the one that gives your numbers is named.
+Drawn models read drawn rows, and everything is compared with a GPT in fp64 that has the virtual
+tokens among its words (reference.py) and runs the rows one by one. Where your numbers differ,
+typical mistakes are made on purpose, and the one that gives your numbers is named.
 """
-
-from pathlib import Path
 
 import torch
 
-from labs.support.prompt_tuning import reference
-from labs.support.prompt_tuning.reference import END, Spelled, right_batch, right_loss, walk
-from utils.course.checks import Wrong, load_answer
+from labs.support.prompt_tuning import scenarios
+from labs.support.prompt_tuning.reference import (
+    IGNORED,
+    NEAR,
+    TYPES,
+    Case,
+    Spelled,
+    draw_case,
+    draw_config,
+    draw_lengths,
+    near,
+    right_batch,
+    right_loss,
+    walk,
+)
+from utils.course.expect import Wrong, by_hand, close, number
+from utils.course.trial import Trial
 
-LENGTHS = (5, 1)  # of prompts
+LIBRARY = ("utils.prompts", "peft", "transformers")
 
 
-def forward(path: Path) -> str:
+def forward(trial: Trial) -> str:
     """Judges `batch`, `decode`, `forward` and `answer_loss`."""
-    answer = load_answer(path)
-    for seed in range(3):
-        _right_rows(answer, reference.random_pairs(6, seed))
-    model = reference.random_model()
-    _right_decode(answer, model)
-    for length in LENGTHS:
-        _right_logits(answer, model, length)
-    _right_loss(answer)
-    _right_gradient(answer, model)
+    by_hand(trial.path, LIBRARY)
+    with trial.ranks(1) as group:  # nothing here depends on a number of ranks
+        given = _pairs(trial)
+        for (pairs, end), found in zip(given, group.run("batch", scenarios.rows, given)[0]):
+            _right_rows(pairs, end, *found)
+        cases = _cases(trial)
+        for some in (cases[:2], cases[2:]):
+            for case, found in zip(some, group.run("forward", scenarios.logits, some)[0]):
+                _right_logits(*case, found)
+        given = _losses(trial)
+        for case, found in zip(given, group.run("answer_loss", scenarios.losses, given)[0]):
+            _right_loss(case, found)
     return (
-        "questions and padding do not count, answers and their end do;\n"
-        "logits, loss and the prompt's gradient equal those of a GPT in which the virtual tokens\n"
-        "are words."
+        "questions and padding do not count, answers and their end do, in rows of 1 to 300\n"
+        "tokens; logits, loss and both gradients equal those of a GPT in which the virtual tokens\n"
+        "are words, in fp64, fp32 and bf16; the model is as it was, and nothing is kept."
     )
 
 
-def same(a, b, tolerance: float = 1e-5) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Up to what a's type may be away."""
+    if a.shape != b.shape or not a.numel():
+        return False
+    return bool((a.double() - b.double()).abs().max() <= NEAR[a.dtype] * b.double().abs().max())
 
 
-def a_tensor(value, shape: tuple, name: str, hint: str) -> None:
-    """Raises Wrong unless `value` is a tensor of this shape."""
-    if not isinstance(value, torch.Tensor):
-        raise Wrong(f"{name} returns {type(value).__name__}, not a tensor {shape}.")
-    if tuple(value.shape) != shape:
-        raise Wrong(f"{name} returns the shape {tuple(value.shape)}, not {shape}.\n{hint}")
+# ---- cases
+
+
+def _pairs(trial: Trial) -> list:
+    """Pairs and an end, which may be a word of them; equal shapes, one row, many and long ones."""
+    draw, cases = trial.draw, []
+    few = draw_lengths(trial, draw.randrange(3, 8))
+    long = ((draw.randrange(200, 300), draw.randrange(100, 150)), (1, 0))
+    for lengths in (few, few, draw_lengths(trial, 1, 9), draw_lengths(trial, 80, 5), long):
+        end = draw.choice((0, draw.randrange(1, 50_000)))
+        pairs = [tuple([draw.randrange(50_000) for _ in range(n)] for n in row) for row in lengths]
+        if len(pairs) > 1:  # the end where a target stands, and where none does
+            question, answer = pairs[0]
+            question[-1] = end
+            answer += [end, 5]
+        cases.append((pairs, end))
+    return [*cases, ([([5], [])], 7)]
+
+
+def _cases(trial: Trial) -> list[tuple[Case, tuple[int, int]]]:
+    """Two models of the same sizes, then other types and sizes: the smallest, long, and many rows.
+    With each the (rows, length) of vectors for `decode`."""
+    draw = trial.draw
+    alike = {
+        "config": draw_config(trial), "lengths": draw_lengths(trial, 3), "spread": True,
+        "prompts": (draw.randrange(2, 8),),
+    }  # fmt: skip
+    long = {
+        "prompts": (draw.randrange(9, 20),),
+        "lengths": ((draw.randrange(150, 200), 90), (3, 1)),
+    }
+    return [
+        (draw_case(trial, torch.float64, **alike), (3, 7)),
+        (draw_case(trial, torch.float64, **alike, frozen=False), (3, 7)),
+        (
+            draw_case(trial, torch.float32, config=draw_config(trial, layers=draw.randrange(3, 6))),
+            (draw.randrange(1, 5), draw.randrange(1, 10)),
+        ),
+        (draw_case(trial, torch.bfloat16, frozen=False), (1, 5)),
+        (draw_case(trial, draw.choice(TYPES), prompts=(1,), lengths=((1, 0),)), (1, 1)),
+        (draw_case(trial, torch.bfloat16, config=draw_config(trial, layers=1), **long), (1, 300)),
+        (draw_case(trial, torch.float32, lengths=draw_lengths(trial, 70, 3)), (2, 65)),
+    ]
+
+
+def _losses(trial: Trial) -> list[tuple]:
+    """Few and many tokens that count, in rows of which one has none; more than bf16 counts to."""
+    draw, cases = trial.draw, []
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float32):
+        B, T = draw.randrange(3, 7), draw.randrange(4, 12)
+        counting = [draw.randrange(1, T + 1) for _ in range(B)]
+        counting[draw.randrange(B)] = 0
+        cases.append(((B, T, draw.choice((11, 300))), dtype, counting))
+    cases.append(((1, 1, 37), draw.choice(TYPES), [1]))
+    many = [draw.randrange(1, 130) for _ in range(3)]
+    cases.append(((4, 130, 5), torch.bfloat16, [129, *many]))
+    return [
+        (f"logits of {shape} in {dtype}, {sum(counting)} tokens that count",
+         shape, dtype, trial.new_seed(), counting)
+        for shape, dtype, counting in cases
+    ]  # fmt: skip
 
 
 # ---- rows
 
 
-def _right_rows(answer, pairs: list) -> None:
-    given = [(list(question), list(answer)) for question, answer in pairs]
-    result = answer.batch(given, END)
-    if given != pairs:
-        raise Wrong("batch changes the lists that it was given: question + answer makes a new one.")
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise Wrong(f"batch returns {type(result).__name__}, not the two tensors tokens, targets.")
-    tokens, targets = result
-    right_tokens, right_targets = right_batch(pairs)
-    shape = tuple(right_tokens.shape)
-    longest = "The longest row, question + answer + [end], less its last token."
-    a_tensor(tokens, shape, "batch's tokens", longest)
-    a_tensor(targets, shape, "batch's targets", longest)
-    if tokens.dtype != torch.int64 or targets.dtype != torch.int64:
-        raise Wrong(f"batch returns {tokens.dtype} and {targets.dtype}; ids are torch.int64.")
-    for number, (question, words) in enumerate(pairs):
+def _right_rows(pairs: list, end: int, tokens: torch.Tensor, targets: torch.Tensor) -> None:
+    right_tokens, right_targets = right_batch(pairs, end)
+    for index, (question, words) in enumerate(pairs):
         length = len(question) + len(words)
-        case = f"batch, a row of {len(question)} + {len(words)} tokens and the end, T = {shape[1]}"
-        row, right = tokens[number].tolist(), right_tokens[number].tolist()
+        case = (
+            f"batch, a row of {len(question)} + {len(words)} tokens and the end, "
+            f"T = {tokens.shape[1]}"
+        )
+        row, right = tokens[index].tolist(), right_tokens[index].tolist()
         if row != right:
             hint = "A row is its question, its answer, the end; then filling up, on the right."
             if row[-length:] == right[:length]:
                 hint = "The filling stands on the left: the words must begin at 0 in every row."
-            raise Wrong(f"{case}: tokens are {row}, not {right}.\n{hint}")
-        _right_targets(targets[number].tolist(), right_targets[number].tolist(), row, case)
+            raise Wrong(f"{case}: tokens are {_short(row)}, not {_short(right)}.\n{hint}")
+        _right_targets(targets[index].tolist(), right_targets[index].tolist(), row, case)
 
 
 def _right_targets(row: list, right: list, tokens: list, case: str) -> None:
     if row == right:
         return
-    counts = [place for place, target in enumerate(right) if target != -100]
+    counts = [place for place, target in enumerate(right) if target != IGNORED]
     first, last = counts[0], counts[-1]
-    own = [place for place, target in enumerate(row) if target != -100]
+    own = [place for place, target in enumerate(row) if target != IGNORED]
     hint = "targets[t] is the token after tokens[t]."
     if own and all(row[place] == tokens[place] for place in own):
         hint = "A target is the token itself, not the one after it: nothing is to be predicted."
@@ -93,60 +156,70 @@ def _right_targets(row: list, right: list, tokens: list, case: str) -> None:
         hint = "The answer's first token counts too: the question's last token has to say it."
     elif own == counts[:-1]:
         hint = "The end counts too: without it the model never learns to stop."
-    raise Wrong(f"{case}: targets are {row}, not {right}.\n{hint}")
+    raise Wrong(f"{case}: targets are {_short(row)}, not {_short(right)}.\n{hint}")
+
+
+def _short(row: list) -> str:
+    return str(row) if len(row) <= 20 else f"{str(row[:20])[:-1]}, …]"
 
 
 # ---- logits
 
 
-def make_tokens(rows: int, length: int, seed: int = 0) -> torch.Tensor:
-    """Any words, int64 (rows, length)."""
-    generator = torch.Generator().manual_seed(300 + seed)
-    return torch.randint(reference.CONFIG.vocab_size, (rows, length), generator=generator)
-
-
-def _right_decode(answer, model) -> None:
-    x = reference.random_prompt(3 * 7, seed=9).view(3, 7, -1)
-    logits = answer.decode(model, x)
-    a_tensor(logits, (3, 7, reference.CONFIG.vocab_size), "decode", "A row of logits per vector.")
-    right = walk(model, x, torch.arange(7))
-    if same(logits, right):
-        return
-    hint = "Compare it with Decoder.forward and GPT.forward in utils/models/gpt.py, line by line."
-    if same(logits, walk(model, x, torch.zeros(7))):
-        hint = "All vectors have the same position."
-    else:
-        with _without_norm(model):
-            if same(logits, walk(model, x, torch.arange(7))):
-                hint = "model.model.norm stands before the last matrix."
-    raise Wrong(f"decode: the logits are not the GPT's.\n{hint}")
-
-
-class _without_norm:
-    """The model without its last norm, for a while."""
-
-    def __init__(self, model):
-        self.decoder = model.model
-
-    def __enter__(self):
-        self.norm, self.decoder.norm = self.decoder.norm, torch.nn.Identity()
-
-    def __exit__(self, *exception):
-        self.decoder.norm = self.norm
-
-
-def _right_logits(answer, model, length: int) -> None:
-    prompt, tokens = reference.random_prompt(length, seed=length), make_tokens(4, 7, seed=length)
-    V, case = reference.CONFIG.vocab_size, f"forward, P = {length}, T = 7"
+def _right_logits(case: Case, sizes: tuple[int, int], found: dict) -> None:
+    model, prompt = case.model().double(), case.prompt().double()
+    x, (tokens, targets) = case.vectors(*sizes).double(), case.rows()
+    right = walk(model, x, torch.arange(sizes[1]))
+    close(f"decode, {case}, x {(*sizes, x.shape[2])}", "a logit", found["decoded"], right,
+          hint=_symptom_of_decode(found["decoded"], model, x), dtype=case.dtype,
+          slack=near(case.dtype))  # fmt: skip
     spelled = Spelled(model, prompt)
-    logits = answer.forward(model, prompt, tokens)
-    hint = "Every token has a row of logits."
-    if isinstance(logits, torch.Tensor) and logits.shape[1:-1] == (length + 7,):
-        hint = "The virtual tokens' logits are still there: cut them off."
-    a_tensor(logits, (4, 7, V), case, hint)
-    whole = torch.stack(spelled.all_logits(tokens))
-    if not same(logits, whole[:, length:]):
-        raise Wrong(f"{case}: {_what_is_wrong(logits, whole, model, prompt, tokens)}")
+    whole, T = spelled.all_logits(tokens), case.T
+    whole = torch.stack(whole)
+    words = f"forward, {case}"
+    close(words, "a logit", found["logits"], whole[:, len(prompt) :],
+          hint=_what_is_wrong(found["logits"], whole, model, prompt, tokens), dtype=case.dtype,
+          slack=near(case.dtype))  # fmt: skip
+    if found["gradient"] is None:
+        raise Wrong(
+            f"{words}: the logits are right, and the prompt gets no gradient.\n"
+            "Is it copied with .data, .detach(), torch.tensor() or under no_grad?"
+        )
+    right_loss(whole[:, len(prompt) :], targets).backward()
+    hint = "The logits are right: is the prompt itself what stands before every row?"
+    close(words, "the prompt's gradient", found["gradient"], spelled.gradients()[0], hint=hint,
+          dtype=case.dtype, slack=near(case.dtype))  # fmt: skip
+    if found["kept"]:
+        raise Wrong(
+            f"{words}: when the logits are gone, {found['kept']:,} bytes that it made are still "
+            "held.\nWho remembers them, and what for?"
+        )
+    if found["work"] > found["enough"]:
+        raise Wrong(
+            f"{words}: {found['work']:,} numbers are multiplied in matrix products, and "
+            f"{found['enough']:,} will do:\n"
+            f"one pass of P + T = {len(prompt)} + {T} positions a row."
+        )
+
+
+def _symptom_of_decode(logits: torch.Tensor, model, x: torch.Tensor) -> str:
+    L = x.shape[1]
+    if same(logits, walk(model, x, torch.zeros(L))):
+        return "All vectors have the same position."
+    if same(logits, _without_norm(model, x)):
+        return "model.model.norm stands before the last matrix."
+    return (
+        "The logits are not the GPT's.\n"
+        "Compare it with Decoder.forward and GPT.forward in utils/models/gpt.py, line by line."
+    )
+
+
+def _without_norm(model, x: torch.Tensor) -> torch.Tensor:
+    decoder = model.model
+    norm, decoder.norm = decoder.norm, torch.nn.Identity()
+    logits = walk(model, x, torch.arange(x.shape[1]))
+    decoder.norm = norm
+    return logits
 
 
 def _what_is_wrong(logits, whole, model, prompt, tokens) -> str:
@@ -158,70 +231,63 @@ def _what_is_wrong(logits, whole, model, prompt, tokens) -> str:
     behind = walk(model, after, torch.arange(P + T))
     if same(logits, whole[:, :T]):
         return (
-            "these are the logits of the first T positions.\n"
+            "These are the logits of the first T positions.\n"
             "The virtual tokens stand in front: cut off the first P positions, not the last."
         )
     if same(logits, whole[:, P - 1 : -1]):
-        return "cut one position too early: token t's own logits say what follows it."
+        return "Cut one position too early: token t's own logits say what follows it."
     if same(logits, walk(model, x, torch.arange(T))) or same(logits, behind[:, P:]):
         return (
-            "the virtual tokens do not act on the words as they should: do they stand behind them?"
+            "The virtual tokens do not act on the words as they should: do they stand behind them?"
             "\nA token sees what is before it: torch.cat((virtual, x), dim=1)."
         )
     if same(logits, walk(model, before, restarted)[:, P:]):
         return (
-            "the positions start again at the text.\n"
+            "The positions start again at the text.\n"
             "The virtual tokens have the positions 0 … P-1, the first word has P."
         )
     if same(logits[:1], whole[:1, P:]):
-        return "the first row is right and others are not: every row needs the prompt."
-    return "the logits are not those of the prompt followed by the words."
+        return "The first row is right and others are not: every row needs the prompt."
+    return "They should be those of the prompt followed by the words."
 
 
-# ---- loss and gradient
+# ---- loss
 
 
-def _right_loss(answer) -> None:
-    generator = torch.Generator().manual_seed(1)
-    tokens, targets = right_batch(reference.random_pairs(5, seed=7))
-    V = reference.CONFIG.vocab_size
-    logits = 2 * torch.randn(*tokens.shape, V, generator=generator, dtype=torch.float64)
-    right, loss = right_loss(logits, targets), answer.answer_loss(logits, targets)
-    if not isinstance(loss, torch.Tensor) or loss.shape != ():
-        shape = tuple(getattr(loss, "shape", ()))
-        raise Wrong(f"answer_loss returns {type(loss).__name__} {shape}, not one number.")
-    if same(loss, right):
-        return
-    counts = (targets != -100).sum(dim=1)
-    rows = [right_loss(one[None], other[None]) for one, other in zip(logits, targets)]
-    sums = [row * count for row, count in zip(rows, counts)]
-    hint = "Which targets count? Those that are not IGNORED, each alike."
-    if same(loss, torch.stack(rows).mean()):
-        hint = (
-            "It is the mean over rows of each row's mean: a token of a short answer weighs more.\n"
-            "All tokens that count are alike, in whatever row they are."
-        )
-    elif same(loss, sum(sums) / targets.numel()):
-        hint = "The sum is right, and it is divided by all B·T places: divide by those that count."
-    elif same(loss, sum(sums)):
-        hint = "It is the sum; take the mean over the tokens that count."
-    elif same(loss, right_loss(logits[:, :-1], targets[:, 1:])):
-        hint = "Shifted once too often: `batch` has already put the next token beside each."
-    raise Wrong(f"answer_loss is {loss.item():.4f}, not {right.item():.4f}.\n{hint}")
-
-
-def _right_gradient(answer, model) -> None:
-    prompt = reference.random_prompt(4, seed=1).requires_grad_()
-    tokens, targets = right_batch(reference.random_pairs(5, seed=3))
-    loss = answer.answer_loss(answer.forward(model, prompt, tokens), targets)
-    if loss.requires_grad:
-        loss.backward()
-    if prompt.grad is None:
+def _right_loss(case: tuple, found: dict) -> None:
+    words, _, dtype, *_ = case
+    (given, targets), loss = scenarios.spoken(*case), found["loss"]
+    right = right_loss(given.double().requires_grad_(), targets)
+    least = torch.promote_types(dtype, torch.float32)
+    if loss.dtype != least:
         raise Wrong(
-            "the loss is right, and the prompt gets no gradient.\n"
-            "Is it copied with .data, .detach(), torch.tensor() or under no_grad?"
+            f"{words}: answer_loss is {loss.dtype}, and {least} is asked for.\n"
+            "Sums of many numbers are not made below fp32, and those of fp64 stay there."
         )
-    spelled = Spelled(model, prompt)
-    right_loss(spelled.logits(tokens), targets).backward()
-    if not same(prompt.grad, spelled.gradients()[0]):
-        raise Wrong("the loss is right, and the prompt's gradient is not: it is used in every row.")
+    close(words, "answer_loss", loss, right, hint=_symptom_of_loss(loss, given, targets),
+          slack=NEAR[torch.float64] / torch.finfo(loss.dtype).eps)  # fmt: skip
+    if found["gradient"] is None:
+        raise Wrong(f"{words}: answer_loss is right, and no gradient comes back to the logits.")
+    logits = given.double().requires_grad_()
+    right_loss(logits, targets).backward()
+    close(words, "the gradient of the logits", found["gradient"], logits.grad, dtype=dtype,
+          slack=0.1 * near(dtype))  # fmt: skip
+
+
+def _symptom_of_loss(loss, logits, targets) -> str:
+    logits, counts = logits.double(), (targets != IGNORED).sum(dim=1)
+    rows = [right_loss(one[None], other[None]) for one, other in zip(logits, targets)]
+    sums = [row * count for row, count in zip(rows, counts) if count]
+    means = torch.stack([row for row, count in zip(rows, counts) if count]).mean()
+    if same(loss, means) or (loss.isnan() and 0 in counts):
+        return (
+            "The mean over rows of each row's mean? A token of a short answer weighs more there, "
+            "and a row\nwithout any has none. All tokens that count are alike, in whatever row."
+        )
+    if same(loss, sum(sums) / targets.numel()):
+        return "The sum is right, and it is divided by all B·T places: divide by those that count."
+    if same(loss, sum(sums)):
+        return "It is the sum; take the mean over the tokens that count."
+    if targets.shape[1] > 1 and same(loss, right_loss(logits[:, :-1], targets[:, 1:])):
+        return "Shifted once too often: `batch` has already put the next token beside each."
+    return f"Which targets count? Those that are not IGNORED, each alike: {number(counts.sum())}."

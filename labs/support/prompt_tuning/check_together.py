@@ -5,85 +5,114 @@ rows, in one pass through the blocks. Where a row is another, typical mistakes a
 and the one that gives your numbers is named.
 """
 
-from pathlib import Path
-
 import torch
 
-from labs.support.prompt_tuning import reference
-from labs.support.prompt_tuning.check_forward import a_tensor, make_tokens, same
-from labs.support.prompt_tuning.reference import Spelled, right_loss, walk
-from utils.course.checks import Wrong, load_answer
+from labs.support.prompt_tuning import scenarios
+from labs.support.prompt_tuning.check_forward import LIBRARY, same
+from labs.support.prompt_tuning.reference import (
+    TYPES,
+    Case,
+    Spelled,
+    draw_case,
+    draw_config,
+    draw_lengths,
+    near,
+    right_loss,
+    walk,
+)
+from utils.course.expect import Wrong, by_hand, close
+from utils.course.trial import Trial
 
 
-def together(path: Path) -> str:
+def together(trial: Trial) -> str:
     """Judges `together`."""
-    answer = load_answer(path)
-    model = reference.random_model()
-    for lengths, tasks in (
-        ((4, 4), [0, 1, 1, 0, 1]),
-        ((3, 3, 3), [2, 0, 2, 1, 0]),
-        ((2, 5), [0, 1, 1, 0, 0]),
-        ((6, 1, 3), [1, 1, 2, 0, 2]),
-        ((3, 2, 5), [1, 1, 1, 0, 0]),
-    ):
-        prompts = [reference.random_prompt(P, seed) for seed, P in enumerate(lengths)]
-        _rows_as_alone(answer, model, prompts, torch.tensor(tasks))
+    by_hand(trial.path, LIBRARY)
+    cases = _cases(trial)
+    with trial.ranks(1) as group:  # nothing here depends on a number of ranks
+        for some in (cases[:3], cases[3:]):
+            for case, found in zip(some, group.run("together", scenarios.together, some)[0]):
+                _right(case, found)
     return (
         "each row has the logits that it has alone with its prompt, also where prompts differ in\n"
-        "length; each prompt gets the gradient of its own rows; and the blocks run once."
+        "length, with 1 to 12 prompts, in fp64, fp32 and bf16; each prompt gets the gradient of\n"
+        "its own rows; the blocks run once; the model is as it was, and nothing is kept."
     )
 
 
-def _rows_as_alone(answer, model, prompts: list, task: torch.Tensor) -> None:
-    model.zero_grad()
-    for prompt in prompts:
-        prompt.requires_grad_()
-    tokens, targets = (
-        make_tokens(len(task), 6, seed=len(prompts)),
-        make_tokens(len(task), 6, seed=20),
-    )
-    case = f"prompts of {', '.join(str(len(p)) for p in prompts)} tokens, rows {task.tolist()}"
-    passes = []
-    hook = model.model.layers[0].register_forward_hook(lambda *_: passes.append(1))
-    try:
-        logits = answer.together(model, list(prompts), task.clone(), tokens)
-    finally:
-        hook.remove()
-    a_tensor(logits, (*tokens.shape, reference.CONFIG.vocab_size), case, "Every row has T tokens.")
+def _cases(trial: Trial) -> list[Case]:
+    """Prompts of one length, of two, of many; prompts that no row wants, one row, one prompt."""
+    draw = trial.draw
+    config, P = draw_config(trial), draw.randrange(2, 6)
+    short, long = draw.randrange(1, 4), draw.randrange(4, 8)
+    some = [
+        (torch.float64, (P, P), [0, 1, 1, 0, 1]),
+        (torch.float64, (P, P), [1, 1, 0]),  # other prompts of the same lengths
+        (torch.float64, (short, long), draw.sample([0, 1, 1, 0, 0], 5)),
+        (torch.float64, (P, P, P), [2, 0, 2, 1, 0]),
+        (torch.float32, (long, 1, short), [1, 1, 2, 0, 2]),
+        (torch.bfloat16, (short, 2, long), [draw.randrange(3) for _ in range(4)]),
+        (draw.choice(TYPES[:2]), (draw.randrange(1, 9),), [0] * draw.randrange(1, 4)),
+        (torch.float32, (long, short), [draw.randrange(2)]),
+        (draw.choice(TYPES[:2]), tuple(draw.randrange(1, 9) for _ in range(12)),
+         [draw.randrange(12) for _ in range(20)]),
+    ]  # fmt: skip
+    cases = []
+    for index, (dtype, prompts, task) in enumerate(some):
+        lengths = draw_lengths(trial, len(task)) if index < 7 else ((1, 0),) * len(task)
+        more = {"config": config} if index < 4 else {}
+        cases.append(
+            draw_case(trial, dtype, prompts=prompts, task=tuple(task), lengths=lengths, **more)
+        )
+    return cases
+
+
+def _right(case: Case, found: dict) -> None:
+    model = case.model().double()
+    prompts = [case.prompt(number).double() for number in range(len(case.prompts))]
+    (tokens, targets), where = case.rows(), f"{case}, rows {list(case.task)}"
     spelled = Spelled(model, *prompts)
-    right = spelled.logits(tokens, task.tolist())
-    for number, row in enumerate(logits):
-        if not same(row, right[number]):
-            raise Wrong(
-                f"{case}: row {number}, of task {int(task[number])}, is not what it is alone.\n"
-                + _whose_row(row, number, model, prompts, task, tokens, spelled)
-            )
-    if len(passes) != 1:
-        raise Wrong(f"{case}: right, but the blocks ran {len(passes)} times: one pass for all.")
+    right = spelled.logits(tokens, case.task)
+    for number, row in enumerate(found["logits"]):
+        if row.dtype != case.dtype or not same(row, right[number]):
+            close(
+                f"{where}: row {number}, of task {case.task[number]}, is not what it is alone",
+                "a logit", row, right[number], dtype=case.dtype, slack=near(case.dtype),
+                hint=_whose_row(row, number, model, prompts, case.task, tokens, spelled),
+            )  # fmt: skip
+    made, enough = found["products"]
+    if made > enough or found["work"][0] > found["work"][1]:
+        raise Wrong(
+            f"{where}: right, with {made} matrix products in the blocks and {found['work'][0]:,} "
+            f"multiplications in all; {enough} and\n{found['work'][1]:,} will do: one pass for all "
+            "rows, as long as the longest."
+        )
     right_loss(right, targets).backward()
-    if logits.requires_grad:
-        right_loss(logits, targets).backward()
-    for number, (prompt, gradient) in enumerate(zip(prompts, spelled.gradients())):
-        mine = torch.zeros_like(prompt) if prompt.grad is None else prompt.grad
-        if not same(mine, gradient):
-            raise Wrong(
-                f"{case}: the logits are right, and the gradient of prompt {number} is not that of "
-                "its rows.\nIs it copied with .data, .detach() or under no_grad?"
-            )
+    for number, (mine, gradient) in enumerate(zip(found["gradients"], spelled.gradients())):
+        if mine is None and number not in case.task:
+            continue
+        hint = "Is it copied with .data, .detach() or under no_grad?"
+        what = f"the gradient of prompt {number}"
+        if mine is None:
+            raise Wrong(f"{where}: the logits are right, and {what} is not there.\n{hint}")
+        close(where, what, mine, gradient, hint=f"The logits are right. {hint}", dtype=case.dtype,
+              slack=near(case.dtype), scale=1e-3)  # fmt: skip
+    if found["kept"]:
+        raise Wrong(
+            f"{where}: when the logits are gone, {found['kept']:,} bytes that it made are still "
+            "held.\nWho remembers them, and what for?"
+        )
 
 
 def _whose_row(row, number: int, model, prompts, task, tokens, spelled) -> str:
     T, longest = tokens.shape[1], max(map(len, prompts))
     for other in range(len(prompts)):
-        if other != int(task[number]) and same(
-            row, spelled.logits(tokens[number][None], [other])[0]
-        ):
+        if other != task[number] and same(row, spelled.logits(tokens[number][None], [other])[0]):
             return f"It is the row with prompt {other}: prompts[task[b]] belongs to row b."
     for other in range(len(task)):
-        alone = spelled.logits(tokens[other][None], [int(task[other])])[0]
+        alone = spelled.logits(tokens[other][None], [task[other]])[0]
         if other != number and same(row, alone):
             return f"It is what row {other} should be: are the rows sorted and not put back?"
-    prompt, x = prompts[int(task[number])].detach(), model.model.embed_tokens(tokens[number])
+    prompt, x = prompts[task[number]], model.model.embed_tokens(tokens[number])
     empty = x.new_zeros(longest - len(prompt), x.shape[1])
     P = len(prompt)
 
@@ -102,7 +131,7 @@ def _whose_row(row, number: int, model, prompts, task, tokens, spelled) -> str:
         if start != P and same(row, filled[start : start + T]):
             return f"It is cut where the {words} prompt ends: its own has {P} tokens."
     if len({len(prompt) for prompt in prompts}) == 1:
-        mean = torch.stack([prompt.detach() for prompt in prompts]).mean(0)
+        mean = torch.stack(prompts).mean(0)
         if same(row, alone(mean, x)[P:]):
             return "It has the mean of all prompts before it: each row has one."
     return "First its own prompt, then its words, then filling up; cut at its prompt's length."

@@ -1,25 +1,156 @@
-"""Given: small models with random weights, and what is right for them, found in another way.
+"""Given: small models with drawn sizes and weights, and what is right for them, found another way.
 
 A virtual token is a word more in the embedding: with P more rows there the GPT is used as it is,
-`model(tokens)`, one row of the batch after the other, so that nothing needs filling up.
+`model(tokens)`, one row of the batch after the other, so that nothing needs filling up. It computes
+in fp64, whatever type the model has.
 """
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from utils.course.trial import Trial, fractions
 from utils.models.gpt import GPT, GPTConfig, cross_entropy, rotary_tables
 
-# sizes that are easily told apart: 37 words, vectors of 30 values
-CONFIG = GPTConfig(
-    vocab_size=37, hidden_size=30, layers=2, heads=5, kv_heads=1, intermediate_size=19,
-    max_positions=64, tie_embeddings=True,
-)  # fmt: skip
-END = 0
+IGNORED = -100
+TYPES = (torch.float64, torch.float32, torch.bfloat16)
+# How far from the reference a number may be, in parts of the largest. fp64: the rotary tables'
+# angles are fp32.
+NEAR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.3}
 
 
-def random_model(config: GPTConfig = CONFIG, seed: int = 0) -> GPT:
+@dataclass(frozen=True)
+class Case:
+    """A model, prompts and rows, all made from `seed`.
+
+    prompts: their lengths; lengths: of each row's (question, answer); task: each row's prompt;
+    spread: tensors that do not lie in one piece; frozen: the weights want no gradient; silent: no
+    token counts
+    """
+
+    config: GPTConfig
+    dtype: torch.dtype
+    seed: int
+    prompts: tuple[int, ...]
+    lengths: tuple[tuple[int, int], ...]
+    task: tuple[int, ...] = ()
+    spread: bool = False
+    frozen: bool = True
+    silent: bool = False
+
+    def __str__(self):
+        P = ", ".join(map(str, self.prompts))
+        c = self.config
+        return (
+            f"P = {P}, B = {len(self.lengths)}, T = {self.T}, C = {c.hidden_size}, "
+            f"V = {c.vocab_size}, {name_of(self.dtype)}"
+        )
+
+    @property
+    def T(self) -> int:
+        """Tokens of a row that go into the model."""
+        return max(q + a for q, a in self.lengths)
+
+    def model(self) -> GPT:
+        """A new one, the same each time."""
+        return random_model(self.config, self.seed).to(self.dtype).requires_grad_(not self.frozen)
+
+    def prompt(self, number: int = 0) -> torch.Tensor:
+        """(P, C)"""
+        shape = self.prompts[number], self.config.hidden_size
+        return self.laid_out(0.7 * fractions(self.seed + 1 + number, *shape, dtype=self.dtype))
+
+    def vectors(self, rows: int, length: int) -> torch.Tensor:
+        """(rows, length, C)"""
+        drawn = fractions(self.seed + 500, rows, length, self.config.hidden_size, dtype=self.dtype)
+        return self.laid_out(0.7 * drawn)
+
+    def pairs(self) -> list:
+        """Questions and answers; `end` may be a word of a question."""
+        generator = torch.Generator().manual_seed(self.seed + 600 + sum(self.task))
+        V = self.config.vocab_size
+        return [
+            tuple(torch.randint(V, (n,), generator=generator).tolist() for n in lengths)
+            for lengths in self.lengths
+        ]
+
+    @property
+    def end(self) -> int:
+        return self.seed % self.config.vocab_size
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """tokens and targets, int64 (B, T)"""
+        tokens, targets = map(self.laid_out, right_batch(self.pairs(), self.end))
+        return tokens, torch.full_like(targets, IGNORED) if self.silent else targets
+
+    def laid_out(self, x: torch.Tensor) -> torch.Tensor:
+        """The same numbers, every second one of a larger tensor where they are spread."""
+        if not self.spread:
+            return x
+        larger = x.new_zeros(*x.shape[:-1], 2 * x.shape[-1])
+        larger[..., ::2] = x
+        return larger[..., ::2]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def near(dtype: torch.dtype) -> float:
+    """What `close` needs as its slack."""
+    return NEAR[dtype] / torch.finfo(dtype).eps
+
+
+# ---- drawing
+
+
+def draw_config(trial: Trial, ranks: int = 1, **given) -> GPTConfig:
+    """Sizes that are easily told apart; as many heads as there are ranks, at least."""
+    draw = trial.draw
+    heads = draw.randrange(max(2, ranks), max(7, ranks + 3))
+    sizes = {
+        "vocab_size": draw.randrange(23, 90),
+        "hidden_size": heads * draw.choice((4, 6, 8)),
+        "layers": draw.randrange(1, 4),
+        "heads": heads,
+        "kv_heads": draw.choice([n for n in range(1, heads + 1) if heads % n == 0]),
+        "intermediate_size": draw.randrange(max(9, ranks), 40),
+        "max_positions": 512,
+        "tie_embeddings": draw.random() < 0.5,
+        "attention_bias": draw.random() < 0.3,
+        "rope_theta": draw.choice((100.0, 10_000.0)),
+    }
+    return GPTConfig(**(sizes | given))
+
+
+def draw_lengths(trial: Trial, rows: int, most: int = 7) -> tuple:
+    """Of questions, one token at least, and answers, which may be empty."""
+    draw = trial.draw
+    return tuple((draw.randrange(1, most + 1), draw.randrange(0, most - 1)) for _ in range(rows))
+
+
+def draw_case(trial: Trial, dtype: torch.dtype, **given) -> Case:
+    """A model with one prompt, and some rows."""
+    draw = trial.draw
+    sizes = {
+        "config": draw_config(trial),
+        "dtype": dtype,
+        "seed": trial.new_seed(),
+        "prompts": (draw.randrange(1, 8),),
+        "lengths": draw_lengths(trial, draw.randrange(2, 6)),
+        "spread": draw.random() < 0.5,
+        "frozen": draw.random() < 0.5,
+    }
+    return Case(**(sizes | given))
+
+
+# ---- what is right
+
+
+def random_model(config: GPTConfig, seed: int = 0) -> GPT:
     """fp64; weights large enough for every position to matter."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -30,55 +161,36 @@ def random_model(config: GPTConfig = CONFIG, seed: int = 0) -> GPT:
     return model.double()
 
 
-def random_prompt(length: int, seed: int, config: GPTConfig = CONFIG) -> torch.Tensor:
-    """fp64 (length, C)"""
-    generator = torch.Generator().manual_seed(100 + seed)
-    shape = length, config.hidden_size
-    return 0.7 * torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-def random_pairs(count: int, seed: int, vocabulary: int = CONFIG.vocab_size) -> list:
-    """Questions of 2 to 7 tokens, answers of 1 to 4; END occurs in neither."""
-    generator = torch.Generator().manual_seed(200 + seed)
-
-    def some(least: int, most: int) -> list[int]:
-        length = int(torch.randint(least, most + 1, (), generator=generator))
-        return torch.randint(1, vocabulary, (length,), generator=generator).tolist()
-
-    return [(some(2, 7), some(1, 4)) for _ in range(count)]
-
-
-def right_batch(pairs: list, end: int = END) -> tuple[torch.Tensor, torch.Tensor]:
+def right_batch(pairs: list, end: int) -> tuple[torch.Tensor, torch.Tensor]:
     """What `batch` must return."""
     longest = max(len(q) + len(a) for q, a in pairs)
     tokens, targets = [], []
     for question, answer in pairs:
         filling = longest - len(question) - len(answer)
-        tokens.append(question + answer + [end] * filling)
-        targets.append([-100] * (len(question) - 1) + answer + [end] + [-100] * filling)
+        tokens.append([*question, *answer] + [end] * filling)
+        targets.append([IGNORED] * (len(question) - 1) + [*answer, end] + [IGNORED] * filling)
     return torch.tensor(tokens), torch.tensor(targets)
 
 
 class Spelled:
-    """A copy of the model that knows the virtual tokens of all prompts as words."""
+    """A copy of the model in fp64 that knows the virtual tokens of all prompts as words."""
 
     def __init__(self, model: GPT, *prompts: torch.Tensor):
-        self.model, self.prompts = copy.deepcopy(model).requires_grad_(False), prompts
+        self.model, self.prompts = copy.deepcopy(model).double().requires_grad_(False), prompts
         known = self.model.model.embed_tokens.weight.detach()
-        rows = torch.cat((known, *(prompt.detach() for prompt in prompts)))
+        rows = torch.cat((known, *(prompt.detach().double() for prompt in prompts)))
         self.model.model.embed_tokens = nn.Embedding.from_pretrained(rows, freeze=False)
         self.ids, first = [], len(known)
         for prompt in prompts:
             self.ids.append(torch.arange(first, first + len(prompt)))
             first += len(prompt)
 
-    def all_logits(self, tokens: torch.Tensor, task=None) -> list:
+    def all_logits(self, tokens: torch.Tensor, task: Sequence[int] = ()) -> list[torch.Tensor]:
         """For each row the logits of its virtual tokens and its tokens, (P + T, V)."""
-        task = [0] * len(tokens) if task is None else task
-        rows = [(self.ids[number], row) for number, row in zip(task, tokens)]
+        rows = [(self.ids[number], row) for number, row in zip(task or [0] * len(tokens), tokens)]
         return [self.model(torch.cat(row)[None])[0] for row in rows]
 
-    def logits(self, tokens: torch.Tensor, task=None) -> torch.Tensor:
+    def logits(self, tokens: torch.Tensor, task: Sequence[int] = ()) -> torch.Tensor:
         """(B, T, V)"""
         return torch.stack([row[-tokens.shape[1] :] for row in self.all_logits(tokens, task)])
 
@@ -88,7 +200,7 @@ class Spelled:
 
 
 def right_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    counts = targets.flatten() != -100
+    counts = targets.flatten() != IGNORED
     return cross_entropy(logits.flatten(0, 1)[counts][None], targets.flatten()[counts][None])
 
 

@@ -25,17 +25,19 @@ def first_words(name: str) -> torch.Tensor:
 class Batches:
     """STEPS batches of a task, made by the answer's `batch`; `drawn` counts those handed out."""
 
-    def __init__(self, answer, name: str):
-        self.answer, self.drawn, self.pairs = answer, 0, examples(name, TO_LEARN, seed=0)
+    def __init__(self, answer, name: str, seed: int = 0):
+        pairs = examples(name, TO_LEARN, seed)
+        rows = [rows_of_step(len(pairs), step, ROWS) for step in range(STEPS)]
+        self.answer, self.drawn = answer, 0
+        self.pairs = [[pairs[row] for row in some] for some in rows]
 
     def __len__(self) -> int:
         return STEPS
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for step in range(STEPS):
+        for pairs in self.pairs:
             self.drawn += 1
-            rows = rows_of_step(len(self.pairs), step, ROWS)
-            yield self.answer.batch([self.pairs[row] for row in rows], END)
+            yield self.answer.batch(pairs, END)
 
 
 def tune(answer, name: str, model: GPT) -> tuple[torch.Tensor, Batches]:
@@ -44,10 +46,10 @@ def tune(answer, name: str, model: GPT) -> tuple[torch.Tensor, Batches]:
     return answer.tune(model, first_words(name), batches), batches
 
 
-def to_measure(*names: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def to_measure(*names: str, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Held-out questions; several tasks take turns with the same ones: tokens and targets (B, T),
     and each row's task as a number (B)."""
-    by_task = [examples(name, TO_MEASURE, seed=1, held_out=True) for name in names]
+    by_task = [examples(name, TO_MEASURE, seed, held_out=True) for name in names]
     tokens, targets = reference.right_batch([pair for row in zip(*by_task) for pair in row], END)
     return tokens, targets, torch.arange(len(tokens)) % len(names)
 
@@ -59,10 +61,10 @@ def exact(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def accuracy(model: GPT, name: str, prompt: torch.Tensor | None = None) -> float:
+def accuracy(model: GPT, name: str, prompt: torch.Tensor | None = None, seed: int = 1) -> float:
     """The part of the held-out questions that are answered to the letter, by the library's way of
     putting a prompt in."""
-    tokens, targets, _ = to_measure(name)
+    tokens, targets, _ = to_measure(name, seed=seed)
     if prompt is None:
         return exact(model(tokens), targets).float().mean().item()
     with prompted(model, prompt):

@@ -1,179 +1,310 @@
 """Given: what the check cells look at: values, bytes and messages, and memory.
 
-1, 2, 3 and 4 real ranks train a small network with your class (scenarios.py); the parameters must
-equal those of one rank after every step. `utils.measure.traffic` counts what is sent, and the
-memory of all tensors that Python can reach is added up.
+1 to 6 real ranks train small networks with your class (scenarios.py); the parameters must equal
+those of one rank after every step. `utils.measure.traffic` counts what is sent, and
+`utils.measure.memory` the memory of all tensors.
 """
 
-from pathlib import Path
+from fractions import Fraction
 
 import torch
 
-from labs.support.sharded_data_parallel.scenarios import BACKWARDS, train, weigh
-from utils.course.checks import Wrong, on_ranks
+from labs.support.sharded_data_parallel.scenarios import Plan, train, weigh
+from utils.course.expect import Wrong, close, same_bits
+from utils.course.trial import Group, Trial
 
-RANKS = (1, 2, 3, 4)
-VOLUME = {"Zero1": 2, "Zero2": 2, "Zero3": 3}  # times the parameters' bytes · (N−1)/N
+SENT = {
+    "Zero1": "a step sends 2 times the parameters · (N−1)/N at most, in 2 messages a unit",
+    "Zero2": "a rank sends the parameters · (N−1)/N in a backward pass, as much in step()",
+    "Zero3": "a rank sends 3 times the parameters · (N−1)/N for a forward and backward pass",
+}
 KEPT = {
     "Zero1": "parameters + gradients + optimizer state/N",
-    "Zero2": "parameters + (gradients + optimizer state)/N",
-    "Zero3": "(parameters + gradients + optimizer state)/N, and one unit",
+    "Zero2": "parameters + (gradients + optimizer state)/N, and one unit's whole gradients",
+    "Zero3": "(parameters + gradients + optimizer state)/N, and one whole unit",
 }
+LIBRARY = (
+    "utils", "fsdp", "fully_shard", "FullyShardedDataParallel", "ZeroRedundancyOptimizer",
+    "DistributedDataParallel", "deepspeed", "DTensor", "distribute_tensor", "accelerate",
+    # modules, trapped on the ranks, too
+    "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor",
+    "torch.nn.parallel", "utils.parallel",
+)  # fmt: skip
+HANG = "Do all ranks call the same collectives for the same units, whatever their rows are?"
+WAITS = "Some calls are asynchronous: is each waited for before its result is read?"
 
 
-def zero1(path: Path) -> str:
+def zero1(trial: Trial) -> str:
     """Judges `Zero1` in the file."""
-    return _judge(path, "Zero1")
+    return _judge(trial, "Zero1")
 
 
-def zero2(path: Path) -> str:
+def zero2(trial: Trial) -> str:
     """Judges `Zero2` in the file."""
-    return _judge(path, "Zero2")
+    return _judge(trial, "Zero2")
 
 
-def zero3(path: Path) -> str:
+def zero3(trial: Trial) -> str:
     """Judges `Zero3` in the file."""
-    return _judge(path, "Zero3")
+    return _judge(trial, "Zero3")
 
 
-def _judge(path: Path, stage: str) -> str:
-    for size in RANKS:
-        ranks = on_ranks(size, path, train, stage)
-        for rank, result in enumerate(ranks):
-            case = f"with {size} rank{'s' * (size > 1)}, rank {rank}"
-            _right_shards(result, stage, case)
-            _right_values(result, ranks[(rank + 1) % size], size, case)
-            _right_traffic(result, size, stage, case)
-    for rank, result in enumerate(on_ranks(2, path, weigh, stage)):
-        _right_memory(result, stage, f"with 2 ranks, rank {rank}")
+def _judge(trial: Trial, stage: str) -> str:
+    trial.by_hand(LIBRARY)
+    for group in trial.groups(hang=HANG):
+        small = group.size in (2, 3)  # the more ranks, the more a message costs
+        dtype = torch.float32 if small else trial.draw.choice([torch.float32, torch.float64])
+        plans = [_plan(trial, group.size, dtype, odd=True)]
+        missing = []
+        if small:
+            missing += _trains(group, stage, [_plan(trial, group.size, torch.float64)], late=True)
+            plans.insert(0, _plan(trial, group.size, torch.float64))
+        if group.size == 2:
+            plans.append(_many(trial))
+        missing += _trains(group, stage, plans)
+        if group.size < 4:
+            plan = _large(trial)
+            group.run(group.case(str(plan)), weigh, stage, plan, trial.draw.choice([4, 5]))
+        for words in missing:  # who sends too little has often kept too much, which says more
+            raise Wrong(words)
     return (
-        "parameters equal one rank's on 1, 2, 3 and 4 ranks, three steps in a row;\n"
-        f"each rank sends {VOLUME[stage]} times the parameters · (N−1)/N in a step;\n"
-        f"memory: {KEPT[stage]}."
+        "parameters, losses and outputs equal one rank's on 1 to 6 ranks, in fp32 and fp64, also\n"
+        "with ranks without rows, with a NaN on one rank, and when messages come late;\n"
+        f"{SENT[stage]};\n"
+        f"memory on 1 to 3 ranks: {KEPT[stage]};\n"
+        "a step leaves nothing else behind."
     )
 
 
-def _right_shards(result: dict, stage: str, case: str) -> None:
-    for shape, length in zip(result["shards"], result["lengths"]):
-        if shape != (length,):
-            raise Wrong(
-                f"{case}: own_part has the shape {shape}, and a part is ({length},).\n"
-                "unit.parts() lists the parts by rank."
+# ---- cases
+
+
+def _plan(trial: Trial, size: int, dtype: torch.dtype, odd: bool = False) -> Plan:
+    """odd: one parameter or, on one of 2 ranks, a whole unit without a gradient (stage 1), and in
+    the last step a NaN on one of several ranks."""
+    draw = trial.draw
+    least = 1 if size < 4 else 5  # below, the last of many ranks may have nothing but padding
+    widths = tuple(draw.randrange(least, 14) for _ in range(draw.choice([2, 3, 4])))
+    if odd:
+        widths = (draw.randrange(least, 14), *widths)[: 3 if size == 2 else draw.choice([2, 3])]
+    else:
+        widths += 1, 1  # a unit of two numbers: a part may be nothing but padding
+    many = draw.randrange(2, 4) if size > 1 else draw.randrange(4, 8)  # one rank sends nothing
+    passes = [1, draw.choice([1, 2]) if odd else 1, many]
+    rows = [[[draw.randrange(1, 12) for _ in range(size)] for _ in range(n)] for n in passes]
+    idle, step = draw.randrange(size), 1 if odd else -1
+    for part in rows[step]:
+        part[idle] = 0
+    if odd and draw.random() < 0.5:  # nobody has rows
+        rows[step] = [[0] * size]
+    lost = 1, draw.choice([-1, draw.randrange(size)]), 0, draw.choice([slice(1), slice(1, 2)])
+    if size == 2:
+        lost = 1, draw.randrange(2), 0, slice(2)
+    return Plan(
+        widths=widths,
+        dtype=dtype,
+        rows=tuple(tuple(map(tuple, step)) for step in rows),
+        scales=tuple(draw.uniform(0.1, 0.4) for _ in passes),
+        optimizer={
+            "lr": draw.uniform(0.2, 0.6),
+            "momentum": draw.choice([0.0, draw.uniform(0.5, 0.9)]),
+            "weight_decay": draw.uniform(0.01, 0.1) if odd else 0.0,
+        },
+        seed=trial.new_seed(),
+        lost=lost if odd else None,
+        nan=draw.randrange(size) if odd and size > 1 else None,
+    )
+
+
+def _many(trial: Trial) -> Plan:
+    """Of 2 ranks: many small units, one of more than 50,000 numbers, and many steps, of which the
+    last one has many backward passes."""
+    draw = trial.draw
+    widths = [draw.randrange(1, 4) for _ in range(draw.randrange(8, 11))]
+    widths[2:4] = draw.randrange(230, 250), draw.randrange(220, 230)
+    last = [(draw.randrange(1, 3), draw.randrange(3)) for _ in range(draw.randrange(5, 8))]
+    steps = draw.randrange(5, 8)
+    return Plan(
+        widths=tuple(widths),
+        dtype=torch.float32,
+        rows=(((1, 2),),) * steps + (tuple(map(tuple, last)),),
+        scales=(0.01,) * (steps + 1),
+        optimizer={"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+        seed=trial.new_seed(),
+    )
+
+
+def _large(trial: Trial) -> Plan:
+    """Units that outweigh a row by far."""
+    width, units = trial.draw.randrange(40, 60), trial.draw.randrange(9, 12)
+    dtype = trial.draw.choice([torch.float32, torch.float64])
+    return Plan((width,) * (units + 1), dtype, (), (), {}, trial.new_seed())
+
+
+def _alone(plan: Plan, size: int, stage: str) -> list[dict]:
+    """On one rank, in fp64: the state at the start and after each step."""
+    model, units = plan.network()
+    model.double()
+    parameters = [list(unit.parameters()) for unit in units]
+    lr, momentum, decay = plan.optimizer.values()
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+
+    def state() -> list[torch.Tensor]:
+        return [torch.cat([p.detach().flatten() for p in unit]) for unit in parameters]
+
+    found = [{"units": state()}]
+    for step, backwards in enumerate(plan.rows):
+        total = [torch.zeros_like(p) for p in model.parameters()]
+        losses = []
+        for rank in range(size):
+            model.zero_grad()
+            losses.append([])
+            for part in range(len(backwards)):
+                x = plan.inputs(step, part, rank).double()
+                loss = plan.loss(model, step, part, rank, x)
+                loss.backward()
+                losses[-1].append(loss.detach())
+            if stage == "Zero1" and (lost := plan.loses(step, rank)):
+                for parameter in parameters[lost[0]][lost[1]]:
+                    parameter.grad = None
+            for mean, parameter in zip(total, model.parameters()):
+                if parameter.grad is not None:
+                    mean += parameter.grad / size
+        with torch.no_grad():  # torch.optim.SGD's formulas
+            for mean, parameter, speed in zip(total, model.parameters(), velocity):
+                speed.mul_(momentum).add_(mean + decay * parameter)
+                parameter -= lr * speed
+            asked = model(plan.asked(step).double())
+        found.append({"units": state(), "losses": list(map(torch.stack, losses)), "asked": asked})
+    return found
+
+
+# ---- what is looked at
+
+
+def _trains(group: Group, stage: str, plans: list[Plan], late: bool = False) -> list[str]:
+    """What is said of ranks that send less than must travel."""
+    missing = []
+    slow = ", messages that come late" * late
+    case = group.case(" beside ".join(map(str, plans))) + slow
+    ranks = group.run(case, train, stage, plans, late=late)
+    for index, plan in enumerate(plans):
+        right = _alone(plan, group.size, stage)
+        for step, backwards in enumerate(plan.rows):
+            found = [results[index][step] for results in ranks]
+            where = f"{group.case(str(plan))}{slow}: step {step + 1}"
+            where += f" ({len(backwards)} backward passes)" * (len(backwards) > 1)
+            _right_values(where, stage, found, right[step : step + 2], plan, step)
+            for rank, result in enumerate(found):
+                numbers = sum(len(unit) for unit in right[step]["units"])
+                missing += _right_traffic(
+                    f"{where}, rank {rank}", stage, result, numbers, plan, group.size, step
+                )
+    return missing
+
+
+def _right_values(
+    where: str, stage: str, found: list[dict], right: list[dict], plan: Plan, step: int
+) -> None:
+    before, after = right
+    notes = _notes(found, plan, step)
+    for index, expected in enumerate(after["units"]):
+        held = [result["units"][index] for result in found]
+        if stage == "Zero3":  # shards: together the unit, and padding
+            held = [torch.cat(held)[: len(expected)]]
+        for rank, got in enumerate(held):
+            symptom = _symptom(
+                step, got, before["units"][index], expected, held[rank - 1], len(found)
             )
-    if stage == "Zero3" and not all(result["copies"]):
-        raise Wrong(
-            f"{case}: own_part lies in the memory of unit.flat, which is released.\n"
-            "It needs memory of its own: a copy."
-        )
-    if stage != "Zero3" and any(result["copies"]):
-        raise Wrong(
-            f"{case}: own_part is a copy. The optimizer would change it, and unit.flat would keep "
-            "the old values\n(and there would be a second set of parameters): return a view."
-        )
+            owner = "all shards together" if stage == "Zero3" else f"rank {rank}"
+            close(
+                f"{where}, {owner}", f"unit {index}", got, expected, hint=symptom + notes, scale=1
+            )
+        same_bits(where, f"unit {index}", held)
+    for rank, result in enumerate(found):
+        case = f"{where}, rank {rank}"
+        hint = "Does each unit compute with the parameters of the last step?" + notes
+        close(case, "the losses", result["losses"], after["losses"][rank], hint=hint, scale=1)
+        close(case, "the output under no_grad", result["asked"], after["asked"], hint=hint, scale=1)
+        if result["graph"]:
+            raise Wrong(
+                f"{case}: unit.flat requires a gradient, so every step is recorded in a graph.\n"
+                "Is a parameter copied where a tensor without gradients was meant?"
+            )
 
 
-def _right_values(result: dict, neighbour: dict, size: int, case: str) -> None:
-    for number, step in enumerate(result["steps"]):
-        before, expected = result["alone"][number : number + 2]
-        where = f"{case}: after step {number + 1}"
-        if number == 2:
-            where += " (two backward passes)"
-        for index, (now, then, right) in enumerate(zip(step["now"], before, expected)):
-            if _close(now, right):
-                continue
-            theirs = neighbour["steps"][number]["now"][index]
-            hint = _symptom(number, now, then, right, theirs, size)
-            raise Wrong(f"{where}, the parameters of unit {index} differ from one rank's.\n{hint}")
-
-
-def _close(tensors, others) -> bool:
-    return all(torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(tensors, others))
-
-
-def _symptom(number: int, now, before, right, theirs, size: int) -> str:
-    if any(tensor.isnan().any() for tensor in now):
-        return "They are NaN: memory was allocated and not filled."
-    if _close(now, before):
+def _symptom(step: int, now, before, right, theirs, size: int) -> str:
+    """A question that fits the wrong numbers."""
+    if now.isnan().any() and not right.isnan().any():
+        return "NaN: was memory allocated and not filled?"
+    if _near(now, before):
         return "They did not change: does the optimizer find a gradient in every shard?"
-    many = [b + size * (r - b) for b, r in zip(before, right)]
-    if number == 0 and _close(now, many):
+    if step == 0 and _near(now, before + size * (right - before)):
         return f"The step is {size} times too large: a sum over the ranks, not their mean."
-    if not _close(now, theirs):
-        return "They differ from the next rank's too: does every rank get every other rank's part?"
-    if number == 1:
+    if not _near(now, theirs):
+        return "The ranks differ: does every rank get every other rank's part?"
+    if step == 1:
         return "Step 1 was right: are the gradients of a step forgotten when it is done?"
-    if number == 2:
+    if step > 1:
         return (
-            "Steps 1 and 2 were right: the gradients of several backward passes must add up,\n"
+            "The steps before were right: the gradients of several backward passes must add up,\n"
             "and none must count twice."
         )
     return "Is part r of the mean gradient on rank r, and is it the mean over all ranks?"
 
 
-def _right_traffic(result: dict, size: int, stage: str, case: str) -> None:
-    value = 8  # bytes of a float64
-    whole = sum(result["lengths"]) * size * value
-    one = (size - 1) * whole // size  # a gather or a reduce-scatter of all parameters
-    for number, (step, backwards) in enumerate(zip(result["steps"], BACKWARDS)):
-        rounds = {"Zero1": 2, "Zero2": backwards + 1, "Zero3": 3 * backwards}[stage]
-        where = f"{case}: in step {number + 1}"
-        if backwards > 1:
-            where += f" ({backwards} backward passes)"
-        sent = step["sent"]
-        if sent > rounds * one:
-            does = ", ".join(step["ops"]) or "nothing"
-            raise Wrong(
-                f"{where} this rank sends {sent / one if one else sent:.3g} times the "
-                f"parameters · (N−1)/N, not {rounds}.\n"
-                f"It calls: {does}. Who needs what, and how often?"
-            )
-        units = len(result["lengths"])
-        if size > 1 and step["calls"] > rounds * units:
-            raise Wrong(
-                f"{where} there are {step['calls']} messages for {units} units: the right bytes "
-                "in too many pieces.\nA unit's parameters travel together, in one collective."
-            )
-        if stage == "Zero3" and step["in_step"]:
-            raise Wrong(f"{where}, step() communicates: the next forward pass gathers anyway.")
+def _notes(found: list[dict], plan: Plan, step: int) -> str:
+    """What else is special about a step."""
+    notes = ""
+    idle = [rank for rank in range(len(found)) if any(not rows[rank] for rows in plan.rows[step])]
+    if idle:
+        notes += f"\nRank {idle[0]} has no rows in a backward pass: its gradient counts, as zeros."
+    if any(event.asynchronous for result in found for event in result["events"]):
+        notes += f"\n{WAITS}"
+    return notes
 
 
-def _right_memory(result: dict, stage: str, case: str) -> None:
-    padded, unit, size = sum(result["padded"]), max(result["padded"]), 2
-    if result["stale"]:
-        raise Wrong(
-            f"{case}: after step() unit.shard.grad still holds {result['stale']:,} bytes of "
-            "gradients.\nNobody needs them any more: self.optimizer.zero_grad()."
-        )
-    if stage != "Zero1" and result["gradients"] > unit:
-        raise Wrong(
-            f"{case}: during the backward pass there are {result['gradients']:,} bytes of whole "
-            f"gradients;\nthe largest unit has {unit:,}. Forget them as soon as they are reduced."
-        )
-    if stage == "Zero3":
-        _only_one_unit_whole(result["flats"], unit, case)
-    weights = padded // size if stage == "Zero3" else padded
-    state = 2 * padded // size  # AdamW's two averages
-    gradients = {"Zero1": sum(result["sizes"])}.get(stage, padded // size)
-    for moment, expected in (
-        ("after the backward pass", weights + state + gradients),
-        ("after the step", weights + state),
+def _near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-7)
+
+
+def _right_traffic(
+    case: str, stage: str, result: dict, numbers: int, plan: Plan, size: int, step: int
+) -> list[str]:
+    """The bytes and calls that it takes: one gather or reduce-scatter of all is a round.
+
+    numbers: of all parameters, without padding. Returns what is said of bytes that are missing.
+    """
+    missing, units, backwards = [], len(result["lengths"]), len(plan.rows[step])
+    value = torch.finfo(plan.dtype).bits // 8
+    if stage == "Zero3" and result["in step"]:
+        raise Wrong(f"{case}: step() communicates: the next forward pass gathers anyway.")
+    rounds = {"Zero1": 2, "Zero2": backwards + 1, "Zero3": 3 * backwards}[stage]
+    for events, allowed, when in (
+        (result["events"], rounds, ""),
+        (result["asking"], int(stage == "Zero3"), " for a forward pass under no_grad"),
     ):
-        if result[moment] > 1.1 * expected:  # the activations, and single numbers
+        one = (size - 1) * sum(result["lengths"]) * value
+        sent, does = sum(event.sent for event in events), _does(events)
+        if sent > allowed * one:
             raise Wrong(
-                f"{case}: {moment} {result[moment]:,} bytes of tensors are alive, and "
-                f"{expected:,} would do.\n"
-                "What is kept that nobody needs any more?"
+                f"{case}: this rank sends {float(sent / one):.3g} times the parameters · (N−1)/N"
+                f"{when}, not {allowed}.\nIt calls: {does}. Who needs what, and how often?"
             )
+        if sent < Fraction(allowed * (size - 1) * numbers * value, size):
+            missing.append(
+                f"{case}: this rank sends {float(sent / one):.3g} times the parameters · (N−1)/N"
+                f"{when}, where {allowed} must travel.\nIt calls: {does}. Is what the others need "
+                "sent by a collective, each time?"
+            )
+        if len(events) > allowed * units:
+            raise Wrong(
+                f"{case}: there are {len(events)} messages for {units} units{when} ({does}), and "
+                f"{allowed * units} will do.\nA unit's parameters travel together, in one "
+                "collective."
+            )
+    return missing
 
 
-def _only_one_unit_whole(flats: list[tuple[str, int]], unit: int, case: str) -> None:
-    """Names the first moment at which there is more than there should be."""
-    advice = {
-        "between": "after a forward pass: give its memory back",
-        "forward": "in the forward pass: one computes, the others must be released",
-        "backward": "in the backward pass: one computes, the others must be released",
-    }
-    for moment, size in flats:
-        if size > (0 if moment == "between" else unit):
-            words = f"{size / unit:.0f} unit(s) of whole parameters are in memory {advice[moment]}"
-            raise Wrong(f"{case}: {words}.")
+def _does(events) -> str:
+    return ", ".join(sorted({event.op for event in events})) or "nothing"

@@ -1,14 +1,16 @@
-"""Given: the GPT of the lesson with your layers in it, trained and counted."""
-
-from pathlib import Path
+"""Given: your layers at work: in the GPT of the lesson, and what they keep and send."""
 
 import torch
+import torch.distributed as dist
 
-from utils.course.checks import Wrong, on_ranks
+from utils.course.expect import Wrong
+from utils.course.look import Look
+from utils.course.trial import Trial
 from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.ranks import RankError
+from utils.shares import shares
 
 CONFIG = GPTConfig(hidden_size=48, layers=2, heads=6, kv_heads=3, intermediate_size=132)
 BATCH, SEQ, STEPS = 4, 32, 6
@@ -17,8 +19,19 @@ BATCH, SEQ, STEPS = 4, 32, 6
 def measured(size: int, file: str) -> dict | None:
     """losses, parameters of the blocks and the all-reduces of a step on a rank of `size`; None if
     the answer is not ready."""
+    return _first_rank(size, file, _train)
+
+
+def between(size: int, file: str) -> dict | None:
+    """{layer: {"kept": …, "sent": …}} of a rank of `size`, a layer: tensors of (B, T, C) that it
+    keeps for the backward pass outside of its columns, and times that it sends as many bytes in a
+    step. None if the answer is not ready."""
+    return _first_rank(size, file, _kept_and_sent)
+
+
+def _first_rank(size: int, file: str, scenario):
     try:
-        return on_ranks(size, Path(file).resolve(), _train)[0]
+        return Trial(file).on_ranks(size, scenario)[0]
     except (RankError, Wrong, NotImplementedError):
         return None
 
@@ -55,3 +68,35 @@ def _with_biases(module):
         if linear.bias is None:
             linear.bias = torch.nn.Parameter(torch.zeros(linear.out_features))
     return module
+
+
+def _kept_and_sent(answer) -> dict:
+    found = {"ParallelMLP": _stack(answer.ParallelMLP, sequence=False)}
+    for name in ("SequenceMLP", "ThriftyMLP"):
+        if hasattr(answer, name):
+            found[name] = _stack(getattr(answer, name), sequence=True)
+    return found
+
+
+def _stack(kind: type, sequence: bool) -> dict:
+    """All MLPs of the model, one after the other."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(0)
+    layers = []
+    for block in GPT(CONFIG).model.layers:
+        norm, mlp = block.post_attention_layernorm, _with_biases(block.mlp)
+        layers.append([kind(norm, mlp)] if sequence else [norm, kind(mlp)])
+    x = torch.randn(BATCH, SEQ, CONFIG.hidden_size)
+    whole = x.numel() * x.element_size()
+    if sequence:
+        x = x.split(list(shares(SEQ, size)), dim=1)[rank]
+    with Look(weights=[list(module.parameters()) for layer in layers for module in layer]) as look:
+        y = x.clone().requires_grad_()
+        for layer in layers:
+            y = layer[0](y, SEQ) if sequence else y + layer[1](layer[0](y))
+    columns = 4 * shares(CONFIG.mlp_size, size)[rank] / CONFIG.hidden_size
+    kept = look.kept(y) / whole / CONFIG.layers - columns
+    with Traffic() as backward:
+        y.backward(torch.ones_like(y))
+    sent = (sum(event.sent for event in look.events) + backward.sent()) / whole / CONFIG.layers
+    return {"kept": kept, "sent": float(sent)}

@@ -9,10 +9,10 @@ All answer the same prompts, greedily, with the same number of new tokens. No an
 prompts are chosen that the engine answers in full, and transformers does not look for the end.
 """
 
-import re
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +21,7 @@ from utils.serving.bench.peer import Peer
 from utils.serving.engine.request import SamplingParams
 from utils.serving.engine.version import Version
 from utils.serving.load import Load, run
+from utils.serving.model_config import engine_config
 
 CONTENDERS = ("engine", "engine stream", "triton", "triton stream", "sequential", "static")
 LIMIT = 300.0  # seconds of one load
@@ -36,17 +37,6 @@ def newest(repo: str | Path) -> Path:
             f"{repo} puts them there"
         )
     return max(folders, key=lambda folder: int(folder.name))
-
-
-def configured(repo: str | Path) -> dict:
-    """{"slots", "queue", "threads"} of the repository's gpt_engine/config.pbtxt; threads of a rank,
-    None: as many as the engine takes by itself."""
-    text = (Path(repo) / "gpt_engine" / "config.pbtxt").read_text()
-    found = {"slots": 16, "queue": 64, "threads": 0}
-    for name in found:
-        if match := re.search(rf'key: "{name}"\s+value: {{ string_value: "(\d+)" }}', text):
-            found[name] = int(match[1])
-    return found | {"threads": found["threads"] or None}
 
 
 class World:
@@ -65,13 +55,11 @@ class World:
         from utils.serving.server import TritonServer, server_available
 
         self.prompt_tokens, self.new, self.prompts = prompt_tokens, new, []
-        given = configured(repo)
-        self.slots = given["slots"]
-        self.engine = stack.enter_context(
-            Engine(version.folder, given["slots"], given["queue"], threads=given["threads"])
-        )
+        config = engine_config(Path(repo) / "gpt_engine" / "config.pbtxt")
+        self.slots = config.max_num_seqs
+        self.engine = stack.enter_context(Engine(version.folder, **asdict(config)))
         self.threads = version.tp * self.engine.threads
-        self.tokenizer = self.engine.tokenizer
+        self.tokenizer = self.engine.decoder.tokenizer
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         whole = folder / "model"
         rebuild(version.folder, whole)

@@ -12,72 +12,45 @@ come from any thread. Model, cache and random numbers are in the ranks (`worker.
 their own; when one dies, all requests end with Unavailable and the ranks are started again.
 """
 
+import copy
 import queue as queues
 import threading
 import time
 import traceback
-from collections import deque
 from pathlib import Path
+from typing import Any
 
+from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.ranks import RankDied, RankGroup, WakeUp
 from utils.serving.engine.request import BadRequest, Completion, SamplingParams, Stream, Unavailable
-from utils.serving.engine.scheduler import Request, Scheduler, Step
-from utils.serving.engine.text_stream import TextStream, load_tokenizer
+from utils.serving.engine.scheduler import Request, Scheduler
+from utils.serving.engine.stats import Histogram, Stats
+from utils.serving.engine.text_stream import Decoder, TextStream
 from utils.serving.engine.version import LoadError, Version
 
-WINDOW = 5.0  # seconds that "tokens per second" looks back
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start ranks that do not start
 
 
 class Engine:
     """Serves one version folder of the model repository.
 
-    folder         what the export wrote; its manifest says how many ranks
-    max_num_seqs   requests that run together: slots, which are rows of the KV cache
-    queue          requests that may wait besides; more are refused with Unavailable
-    device         "cpu", "cuda" (one GPU a rank), or "auto": CUDA where every rank has a GPU
-    threads        of each rank on the CPU; None: the cores but one, divided by the ranks (that one
-                   is for the leader and the clients: a thread that waits for a core stops the rank)
-    max_model_len  positions of a request at most, virtual and new tokens with it; None: what the
-                   model has
-    prefill_chunk  positions of prompts that are read in one step: how long others wait for them
-    step_seconds   after which a rank that does not answer counts as dead
-    restarts       whether ranks that died are started again
+    folder     what the export wrote; its manifest says how many ranks
+    restarts   whether ranks that died are started again
+    options    of EngineConfig
 
-    Raises LoadError (by file name), Unavailable where ranks do not start.
+    Raises ValueError for options, LoadError (by file name), Unavailable where ranks do not start.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        max_num_seqs: int = 16,
-        queue: int = 64,
-        device: str = "auto",
-        threads: int | None = None,
-        max_model_len: int | None = None,
-        prefill_chunk: int = 256,
-        step_seconds: float = 20.0,
-        start_seconds: float = 120.0,
-        restarts: bool = True,
-    ):
-        _check(
-            device,
-            {"step_seconds": step_seconds, "start_seconds": start_seconds},
-            max_num_seqs=max_num_seqs,
-            queue=queue,
-            prefill_chunk=prefill_chunk,
-            threads=1 if threads is None else threads,
-            max_model_len=1 if max_model_len is None else max_model_len,
-        )
+    def __init__(self, folder: str | Path, *, restarts: bool = True, **options: Any):
+        config = EngineConfig(**options)
         self.version = Version.read(folder)
         self.model, self.tp = self.version.model, self.version.tp
-        most = self.model.max_positions
-        self.max_model_len = min(max_model_len or most, most)
-        self.tokenizer = load_tokenizer(folder)
+        self.max_model_len = config.length(self.model)
+        self.decoder = Decoder.read(folder)
         self.restarts = restarts
         self.on_ready = None  # called with False when the ranks have died, True when they are back
         self._scheduler = Scheduler(
-            max_num_seqs, queue, min(prefill_chunk, 4096), self.model.end_tokens
+            config.max_num_seqs, config.queue, config.prefill_chunk, self.model.end_tokens
         )
         self._streams = {}  # Request -> (Stream, TextStream)
         self._stats = Stats()
@@ -86,15 +59,7 @@ class Engine:
         self._group, self._ready, self._idle = None, False, False
         self._why_not = "the engine is starting"  # the reason for not being ready
         self._closed = threading.Event()
-        self._make_group = lambda: RankGroup(
-            self.version,
-            max_num_seqs,
-            self.max_model_len,
-            device,
-            threads,
-            start_seconds,
-            step_seconds,
-        )
+        self._make_group = lambda: RankGroup(self.version, config)
         started = queues.SimpleQueue()
         self._announcements = queues.SimpleQueue()
         self._loop = threading.Thread(target=self._run, args=(started,), daemon=True, name="engine")
@@ -126,7 +91,7 @@ class Engine:
         """
         request = Request.of(self.version, self.max_model_len, tokens, sampling, prompt, id)
         stream = Stream(request.id, self.cancel)
-        text = TextStream(self.tokenizer, request.sampling.stop)
+        text = TextStream(self.decoder, request.tokens, request.sampling.stop)
         with self._lock:
             if not self._ready:
                 self._stats.rejected += 1
@@ -187,6 +152,11 @@ class Engine:
         """What the engine does now and has done: a dictionary of numbers."""
         with self._lock:
             return {"ready": self._ready} | self._stats.read(self._scheduler, self.max_model_len)
+
+    def histograms(self) -> dict[str, Histogram]:
+        """How long requests took, by name, since the start: `Stats` says what each is."""
+        with self._lock:
+            return copy.deepcopy(self._stats.histograms)
 
     def close(self) -> None:
         """Ends all requests with Unavailable, and the ranks. Closing twice does nothing."""
@@ -267,6 +237,7 @@ class Engine:
                 if request.finish:
                     new += text.end()
                     del self._streams[request]
+                    self._stats.finished(request)
                 stream.put([token], new, request.finish)
 
     def _start_ranks(self):
@@ -319,79 +290,3 @@ class Engine:
                     self.on_ready(news)
             except Exception:
                 traceback.print_exc()
-
-
-def _check(device, limits, **numbers):
-    """Raises ValueError for options that make no sense."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f'device {device!r} is not known: give "auto", "cpu" or "cuda"')
-    for name, value in numbers.items():
-        least = 0 if name == "queue" else 1
-        if type(value) is not int or value < least:
-            raise ValueError(f"{name} {value!r} is not a whole number of at least {least}")
-    for name, value in limits.items():
-        if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-            raise ValueError(f"{name} {value!r} is not a time limit: give seconds above 0")
-
-
-class Stats:
-    """What the engine counts: since the start, and of the last moments.
-
-    stats.submitted(request);  stats.stepped(step, served, seconds)
-    stats.read(scheduler, max_model_len)            # a dictionary of numbers
-    """
-
-    def __init__(self):
-        self.tokens = self.requests = self.steps = self.restarts = 0
-        self.failed = self.cancelled = self.rejected = 0
-        self._first_total, self._first_count, self._first_last = 0.0, 0, 0.0
-        self._recent = deque()  # (when, tokens, seconds) of the steps in the window
-
-    def submitted(self, request: Request) -> None:
-        """A request was taken."""
-        self.requests += 1
-        request.came = time.monotonic()
-
-    def stepped(self, step: Step, served: list[tuple[Request, int]], seconds: float) -> None:
-        """A step has given these (request, token)."""
-        now = time.monotonic()
-        self.steps += 1
-        self.tokens += len(served)
-        for request, _ in served:
-            if len(request.new) == 1:
-                self._first_last = now - request.came
-                self._first_total += self._first_last
-                self._first_count += 1
-        self._recent.append((now, len(served), seconds))
-        self._forget(now)
-
-    def _forget(self, now):
-        while self._recent and self._recent[0][0] < now - WINDOW:
-            self._recent.popleft()
-
-    def read(self, scheduler: Scheduler, max_model_len: int) -> dict:
-        """Numbers by name; times in seconds, `kv_` in positions."""
-        now = time.monotonic()
-        self._forget(now)
-        running, slots = scheduler.running, len(scheduler.slots)
-        since = now - self._recent[0][0] + self._recent[0][2] if self._recent else 1.0
-        return {
-            "running": len(running),
-            "waiting": len(scheduler.waiting),
-            "slots": slots,
-            "queue": scheduler.queue,
-            "occupancy": len(running) / slots,
-            "kv_used": sum(request.cached for request in running),
-            "kv_size": slots * max_model_len,
-            "tokens_total": self.tokens,
-            "requests_total": self.requests,
-            "requests_failed": self.failed,
-            "requests_cancelled": self.cancelled,
-            "requests_rejected": self.rejected,
-            "restarts": self.restarts,
-            "steps_total": self.steps,
-            "tokens_per_second": sum(tokens for _, tokens, _ in self._recent) / since,
-            "step_seconds": sum(s for _, _, s in self._recent) / max(1, len(self._recent)),
-            "time_to_first_token_last": self._first_last,
-            "time_to_first_token": self._first_total / max(1, self._first_count),
-        }

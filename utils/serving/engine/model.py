@@ -159,12 +159,13 @@ class KVCache:
         shape: tuple[int, int, int, int],
         device: torch.device,
         dtype: torch.dtype,
+        kv_cache_dtype: torch.dtype,
     ):
         slots, kv_heads, positions, head_size = shape
         # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
         numbers = (slots, 2, kv_heads, positions, head_size)
         self.layers = [
-            LayerCache(self, torch.zeros(numbers, device=device, dtype=dtype))
+            LayerCache(self, torch.zeros(numbers, device=device, dtype=kv_cache_dtype))
             for _ in range(config.layers)
         ]
         tables = gpt.rotary_tables(config, torch.arange(positions), dtype)
@@ -199,8 +200,9 @@ class LayerCache:
         """Keeps k and v (B, T, K, D), and lets q (B, T, H, D) look at all there is: (B, T, H·D)."""
         B, T, H, D = q.shape
         K, now = k.shape[2], self.cache
-        self.numbers[now.rows, :, :, now.positions] = torch.stack((k, v), dim=2)  # (B, T, 2, K, D)
-        k, v = self.numbers[now.slots, :, :, : now.longest].unbind(1)  # (B, K, L, D)
+        new = torch.stack((k, v), dim=2).to(self.numbers.dtype)  # (B, T, 2, K, D)
+        self.numbers[now.rows, :, :, now.positions] = new
+        k, v = self.numbers[now.slots, :, :, : now.longest].to(q.dtype).unbind(1)  # (B, K, L, D)
         if T == 1:  # queries that share a key-value head stand where positions would
             q = q.view(B, K, H // K, D)
         else:
@@ -220,7 +222,7 @@ class ServedDecoder:
     config          GPTConfig;   weights {name: tensor} of this rank;   prompts {name: (P, C)}
     max_num_seqs    requests at the same time: the slots of the cache
     max_model_len   positions of each, at most
-    device          "cpu" computes in fp32, "cuda:R" in the stored type
+    dtype, kv_cache_dtype   of what is computed, and of the keys and values that are kept
     """
 
     def __init__(
@@ -233,10 +235,11 @@ class ServedDecoder:
         max_model_len: int,
         prompts: dict[str, torch.Tensor] | None = None,
         device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        kv_cache_dtype: torch.dtype = torch.float32,
     ):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
         weights = dict(weights)  # they are taken out of it
-        dtype = weights["model.norm.weight"].dtype if self.device.type != "cpu" else torch.float32
         top = Part(weights, "", tp, self.device, dtype)
         words = shares(config.vocab_size, tp)
         self.words, self.first_word = words, sum(words[:rank])
@@ -252,7 +255,7 @@ class ServedDecoder:
         self.layers = Layers([Block(config, part) for part in parts])
         self.norm = top.norm("model.norm", config.norm_eps)
         shape = (max_num_seqs, config.key_value_heads // tp, max_model_len, config.head_size)
-        self.cache = KVCache(config, shape, self.device, dtype)
+        self.cache = KVCache(config, shape, self.device, dtype, kv_cache_dtype)
         self.prompts = {name: p.to(self.device, dtype) for name, p in (prompts or {}).items()}
         self.all_positions = torch.arange(max_model_len, device=self.device)
         self.lengths = [0] * max_num_seqs  # positions that each slot has in the cache

@@ -1,6 +1,6 @@
 """The leader's side of the ranks: N processes that do one step together, or die together.
 
-    group = RankGroup(version, max_num_seqs=16, max_model_len=512)
+    group = RankGroup(version, EngineConfig(max_num_seqs=16))
     group.ready()                                            # LoadError, RankDied
     group.send(step.command())
     tokens = group.receive()                                 # RankDied, at once or at step_seconds
@@ -22,9 +22,11 @@ import socket
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from utils.ranks.supervise import Child, ChildEnded, Pipes, end
+from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.version import LoadError, Version
 
 ROOT = Path(__file__).resolve().parents[3]  # the folder of `utils`: the workshop, or a version
@@ -89,18 +91,10 @@ class RankGroup:
     Raises LoadError where the version can not be loaded, RankDied where a rank fails.
     """
 
-    def __init__(
-        self,
-        version: Version,
-        max_num_seqs: int,
-        max_model_len: int,
-        device: str = "auto",
-        threads: int | None = None,
-        start_seconds: float = 120.0,
-        step_seconds: float = 20.0,
-    ):
-        self.size, self.start_seconds, self.step_seconds = version.tp, start_seconds, step_seconds
-        self.threads = threads or max(1, (cores() - 1) // self.size)
+    def __init__(self, version: Version, config: EngineConfig):
+        self.size = version.tp
+        self.start_seconds, self.step_seconds = config.start_seconds, config.step_seconds
+        self.threads = config.threads or max(1, (cores() - 1) // self.size)
         self.pids = []  # process ids by rank, once they are known
         self._parent, self._ranks, self._ended = None, [], {}  # _ended: {rank: exit status}
         self._meeting = tempfile.mkdtemp(prefix="ranks-")
@@ -120,9 +114,9 @@ class RankGroup:
             for output in self._outputs:
                 self._poll.register(output, select.POLLIN)
             setup = {
-                "tp": self.size, "max_num_seqs": max_num_seqs, "max_model_len": max_model_len,
-                "folder": str(version.folder.resolve()), "device": device, "threads": self.threads,
-                "meeting": f"{self._meeting}/file", "seconds": max(start_seconds, 2 * step_seconds),
+                "folder": str(version.folder.resolve()), "config": asdict(config),
+                "threads": self.threads, "meeting": f"{self._meeting}/file",
+                "seconds": max(self.start_seconds, 2 * self.step_seconds),
             }  # fmt: skip
             for rank in range(self.size):
                 self._tell(rank, setup | {"rank": rank})

@@ -34,6 +34,7 @@ class Request:
     new: list[int] = field(default_factory=list)  # generated so far
     finish: str | None = None
     came: float = 0.0  # when, on the clock of whoever keeps statistics
+    heard: float = 0.0  # when its last token came, likewise
 
     @classmethod
     def of(

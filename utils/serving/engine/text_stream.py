@@ -1,52 +1,73 @@
 """Tokens -> text, as soon as it is certain: half a character and half a stop string wait.
 
-    text = TextStream(tokenizer, stop=("\\n\\n",))
+    decoder = Decoder.read(folder)
+    text = TextStream(decoder, prompt=[5, 7], stop=("\\n\\n",))
     text.add(token)         # ("new text", False); True: a stop string came, the text ends before it
     text.end()              # what was held back, when no more tokens come
 
-A byte-level token can be a part of a character: "€" may come as three tokens, and the first two are
-no text yet. A stop string can come in pieces as well: with stop "END", "E" waits for what follows.
-All texts together are what the tokenizer makes of all tokens together.
+A token can be a part of a character: "€" may come as three tokens, and the first two are no text
+yet. Where a vocabulary falls back to bytes (Llama 2), nothing of a run of bytes is certain before
+the run is over: one bad byte makes all of it bad. A stop string can come in pieces as well: with
+stop "END", "E" waits for what follows. All texts together are what the tokenizer makes of prompt
+and answer, without what it makes of the prompt.
 """
 
+from collections.abc import Sequence
+from os.path import commonprefix
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # what decoding makes of bytes that are no UTF-8
 LONGEST = 3  # as many bytes can be the beginning of one character of UTF-8
+NEIGHBOURS = 4  # tokens before a text that say how it begins: a space, the bytes of a character
 
 
-class Bytes:
-    """The tokenizer of a model whose folder brings none: a token is a byte."""
+class Decoder:
+    """Token ids -> text. tokenizer: None where a model brings none, and a token is a byte.
 
-    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+    fallback: the ids of single bytes, for characters that the vocabulary does not have.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None = None):
+        self.tokenizer, self.fallback = tokenizer, frozenset()
+        if tokenizer is not None:
+            ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
+            both = [ids[byte] for byte in "é".encode()]
+            if None not in both and self(both) == "é":
+                self.fallback = frozenset(ids) - {None}
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Decoder":
+        """The decoder of a folder. Raises ValueError for a damaged tokenizer.json."""
+        file = Path(folder) / "tokenizer.json"
+        if not file.exists():
+            return cls()
+        try:
+            return cls(Tokenizer.from_file(str(file)))
+        except Exception as error:  # tokenizers raises plain Exception
+            raise ValueError(f"{file} is not a tokenizer: {error}") from None
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        if self.tokenizer is not None:
+            return self.tokenizer.decode(ids, skip_special_tokens=False)
         known = b"".join(bytes([id]) if id < 256 else b"\xff" for id in ids)
         return known.decode("utf-8", errors="replace")
 
 
-def load_tokenizer(folder: str | Path) -> Tokenizer | Bytes:
-    """The tokenizer of a folder: a tokenizers.Tokenizer, or Bytes where there is none.
-
-    Raises ValueError for a damaged file.
-    """
-    file = Path(folder) / "tokenizer.json"
-    if not file.exists():
-        return Bytes()
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # tokenizers raises plain Exception
-        raise ValueError(f"{file} is not a tokenizer: {error}") from None
-
-
 class TextStream:
-    """The text of one request."""
+    """The text of one request. prompt: the tokens before it; stop: strings that end it."""
 
-    def __init__(self, tokenizer: Tokenizer | Bytes, stop: tuple[str, ...] = ()):
-        self.tokenizer, self.stop = tokenizer, stop
-        # Tokens before `start` are done with. What those before `fresh` say was given out; they
+    def __init__(self, decoder: Decoder, prompt: Sequence[int] = (), stop: Sequence[str] = ()):
+        self.decoder, self.stop = decoder, stop
+        begin = len(prompt)
+        while begin and prompt[begin - 1] in decoder.fallback:
+            begin -= 1
+        # Tokens before the window are done with. What those before `fresh` say was given out; they
         # are kept because what a token says can depend on its neighbour (a space before it).
-        self.window, self.fresh = [], 0
+        self.window = list(prompt[max(0, begin - NEIGHBOURS) :])
+        self.fresh = len(self.window)
+        self.before = self.decoder(self.window)  # the prompt's share, until more is certain
         self.given = 0  # characters of the window's text that were given out
         self.held = ""  # could be the beginning of a stop string
         self.stopped = False
@@ -54,26 +75,33 @@ class TextStream:
     def add(self, token: int) -> tuple[str, bool]:
         """(text that is certain now, whether a stop string has come) with one more token."""
         self.window.append(token)
-        said = self._decode(self.window)
+        if token in self.decoder.fallback:
+            return "", False
+        said = self.decoder(self.window)
         unsure = min(len(said) - len(said.rstrip(NO_CHARACTER)), LONGEST)
-        new = said[self.given : len(said) - unsure]
-        if unsure:
-            self.given = max(self.given, len(said) - unsure)
-        else:  # the window moves on: the tokens that were new are the neighbours of the next
-            self.window, self.fresh = self.window[self.fresh :], len(self.window) - self.fresh
-            self.given = len(self._decode(self.window))
+        new = self._new(said[: len(said) - unsure])
+        fresh = self.window[self.fresh :]
+        if not unsure and (heard := len(self.decoder(fresh))):
+            # the window moves on: the tokens that were new are the neighbours of the next
+            self.window, self.fresh, self.given, self.before = fresh, len(fresh), heard, ""
         return self._until_stop(new)
 
     def end(self) -> str:
         """The rest of the text, when no more tokens come; half a character is marked �."""
         if self.stopped:
             return ""
-        text, stopped = self._until_stop(self._decode(self.window)[self.given :])
+        text, stopped = self._until_stop(self._new(self.decoder(self.window)))
         held, self.held = self.held, ""
         return text if stopped else text + held
 
-    def _decode(self, tokens):
-        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+    def _new(self, certain):
+        """What was not given out of a text that is certain."""
+        if self.before:
+            self.given = len(commonprefix((self.before, certain)))  # noqa: RUF071 (of characters)
+        new = certain[self.given :]
+        if new:
+            self.given, self.before = len(certain), ""
+        return new
 
     def _until_stop(self, new):
         if not self.stop or not new:

@@ -14,17 +14,21 @@ A rank ends when the pipe closes, when its parent has gone in whatever way (whic
 leader), or after {"error": ...}.
 """
 
+import contextlib
 import datetime
 import importlib
 import json
+import math
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from utils.imports import collector_at_rest
 from utils.ranks.supervise import end_with
+from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.version import LoadError, Version
 
 NEEDED = (
@@ -100,17 +104,21 @@ class Worker:
         from utils.serving.engine.sampling import Sampler, sample
 
         self._sampler, self._sample = Sampler, sample
-        self.rank, tp = setup["rank"], setup["tp"]
         torch.set_num_threads(setup["threads"])
-        version = Version.read(setup["folder"])
-        device = _device(torch, setup["device"], self.rank, tp)
-        if tp > 1:
-            _join(setup, device)
+        version, config = Version.read(setup["folder"]), EngineConfig(**setup["config"])
+        self.rank, tp = setup["rank"], version.tp
+        device = _device(torch, config.device, self.rank, tp)
+        names = config.dtypes(version.manifest["dtype"], device.type == "cpu")
+        if self.rank == 0 or device.type != "cpu":
+            _check_memory(torch, device, version, config)
+        if tp > 1:  # on the CPU all ranks share what rank 0 has found, and none has taken any yet
+            _join(setup, tp, device)
         self.decoder = ServedDecoder(
-            version.model, version.weights(self.rank), self.rank, tp, setup["max_num_seqs"],
-            setup["max_model_len"], version.prompt_tensors(), device,
+            version.model, version.weights(self.rank), self.rank, tp, config.max_num_seqs,
+            config.length(version.model), version.prompt_tensors(), device,
+            *(getattr(torch, name) for name in names),
         )  # fmt: skip
-        self.samplers = [None] * setup["max_num_seqs"]
+        self.samplers = [None] * config.max_num_seqs
         # the first pass of a process is slow, and NCCL meets in its first collective
         self.decoder.prefill(0, 0, [0])
         self.decoder.decode([0], [0])
@@ -164,7 +172,37 @@ def _device(torch, wanted, rank, tp):
     return torch.device("cuda", rank)
 
 
-def _join(setup, device):
+def _check_memory(torch, device, version, config):
+    """Refuses what the memory cannot hold: Linux would promise it, and kill later."""
+    weights, cache = config.rank_bytes(version, device.type == "cpu")
+    if device.type == "cpu":
+        ranks, free = version.tp, free_memory()
+    else:
+        ranks, free = 1, torch.cuda.mem_get_info(device)[0]
+    if ranks * (weights + cache) > free:
+        gib = (f"{amount / 2**30:,.1f} GiB" for amount in (ranks * weights, ranks * cache, free))
+        raise LoadError(
+            "{} of weights and {} of keys and values are more than the {} of memory that are free: "
+            "lower max_model_len or max_num_seqs, which are {:,} and {:,}".format(
+                *gib, config.length(version.model), config.max_num_seqs
+            )
+        )
+
+
+def free_memory() -> float:
+    """Bytes of memory that this machine has left, or the container around this process."""
+    left = [math.inf]
+    with contextlib.suppress(OSError, ValueError):
+        known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        left.append(1024 * int(known["MemAvailable"].split()[0]))
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # there is none, or "max"
+        most = int((group / "memory.max").read_text())
+        left.append(most - int((group / "memory.current").read_text()))
+    return min(left)
+
+
+def _join(setup, tp, device):
     """The process group: NCCL between GPUs, else gloo, over the loopback interface."""
     import torch.distributed as dist
 
@@ -173,6 +211,6 @@ def _join(setup, device):
         "gloo" if device.type == "cpu" else "nccl",
         init_method=f"file://{setup['meeting']}",
         rank=setup["rank"],
-        world_size=setup["tp"],
+        world_size=tp,
         timeout=datetime.timedelta(seconds=setup["seconds"]),
     )

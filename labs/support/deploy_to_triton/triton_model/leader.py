@@ -1,6 +1,6 @@
 """Given: the leader: it takes requests, makes one step after the other, and hands out tokens.
 
-    leader = Leader(model, step, slots=4)     # `step` is yours (scheduler.py), or `alone` below
+    leader = Leader(model, step, slots=4, positions=512)  # `step`: yours (scheduler.py), or `alone`
     leader.submit(Request(tokens, max_tokens, answer))
 
 It runs in a thread of the model's process. Before each step it looks who has been cancelled and who
@@ -64,10 +64,11 @@ def alone(waiting, running, slots, model):
 
 
 class Leader:
-    """model: prefill and decode (a Shard or Ranks). step(waiting, running, slots, model)."""
+    """model: prefill and decode (a Shard or Ranks). step(waiting, running, slots, model).
+    positions: that the model has."""
 
-    def __init__(self, model, step, slots):
-        self.model, self.step, self.slots = model, step, slots
+    def __init__(self, model, step, slots, positions):
+        self.model, self.step, self.slots, self.positions = model, step, slots, positions
         self.changed, self.closed = threading.Condition(), False
         self.come, self.open = [], []  # not yet looked at; all whose answer has not ended
         self.waiting, self.running, self.steps, self.count = deque(), {}, 0, 0
@@ -75,6 +76,14 @@ class Leader:
         self.thread.start()
 
     def submit(self, request):
+        """Raises ValueError for one that would fill its slot: in a step it would fail with all
+        others in it."""
+        count = len(request.tokens)
+        if count + request.max_tokens - 1 > self.positions:  # the last token is not read
+            raise ValueError(
+                f"{count} tokens and {request.max_tokens} new ones do not fit the model's "
+                f"{self.positions} positions"
+            )
         with self.changed:
             self.come.append(request)
             self.count += 1

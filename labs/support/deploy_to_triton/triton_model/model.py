@@ -44,7 +44,9 @@ class TritonPythonModel:
             torch.set_num_threads(1)
             self.model = Shard(folder, slots=slots, diary=folder / "diary-0")
         scheduler = folder / "scheduler.py"
-        self.leader = Leader(self.model, Yours(scheduler) if scheduler.exists() else alone, slots)
+        step = Yours(scheduler) if scheduler.exists() else alone
+        positions = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+        self.leader = Leader(self.model, step, slots, positions)
 
     def execute(self, requests):
         for request in requests:

@@ -16,19 +16,15 @@ import json
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from torch import nn
 from torch.nn import functional as F
 
+from utils.measure.traffic import Traffic
 from utils.models import gpt
 from utils.models.config import GPTConfig
 from utils.models.tp_plan import tp_cuts
 from utils.serving.engine.model import KVCache
-
-COLLECTIVES = ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce")
-COLLECTIVES += ("reduce_scatter", "gather", "scatter", "send", "recv", "broadcast_object_list")
-COLLECTIVES += ("all_gather_object", "all_to_all", "all_to_all_single", "barrier")
 
 
 def whole_layer(x, attend, mlp):
@@ -55,14 +51,16 @@ class Layer(gpt.Block):
 class Shard:
     """The part of rank `rank` of `size`; its greedy tokens are those of the whole model."""
 
-    def __init__(self, folder, rank=0, size=1, slots=1, layer=whole_layer, diary=None):
+    def __init__(
+        self, folder, rank=0, size=1, slots=1, layer=whole_layer, diary=None, dtype=torch.float32
+    ):
         """folder: config.json and model.safetensors; diary: a file that gets a line for each step
-        (what was done, and what was said to the other ranks)."""
-        self.wire, self.diary = Wire(), diary
+        (what was done, and how many bytes were handed over to the other ranks)."""
+        self.diary = diary
         if diary:
             Path(diary).write_text("")
         config = GPTConfig.from_hf(json.loads((Path(folder) / "config.json").read_text()))
-        weights = my_part(folder, tp_cuts(config, size), rank)
+        weights = my_part(folder, tp_cuts(config, size), rank, dtype)
         embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         layers = nn.ModuleList(Layer(config, layer) for _ in range(config.layers))
         norm = gpt.RMSNorm(config.hidden_size, config.norm_eps)
@@ -72,7 +70,7 @@ class Shard:
         self.head = weights.get("lm_head.weight", embedding.weight)
         self.words, self.positions = config.vocab_size, config.max_positions
         shape = (slots, config.key_value_heads // size, self.positions, config.head_size)
-        self.cache = KVCache(config, shape, "cpu", torch.float32)
+        self.cache = KVCache(config, shape, "cpu", dtype, dtype)
         self.lengths = [0] * slots  # positions in use
 
     def prefill(self, slot, tokens):
@@ -81,7 +79,7 @@ class Shard:
         if not 0 < len(tokens) < self.positions:
             raise ValueError(f"{len(tokens)} tokens do not fit 1 to {self.positions - 1}")
         self.lengths[slot] = 0
-        return self.run("prefill", [slot], torch.tensor([tokens]))[0]
+        return self.run("prefill", [slot], torch.tensor([tokens])).argmax().item()
 
     def decode(self, slots, tokens):
         """The last token of each running request in, the one that follows it out."""
@@ -91,7 +89,7 @@ class Shard:
         full = [slot for slot in slots if self.lengths[slot] == self.positions]
         if full:
             raise ValueError(f"slot {full[0]} is full: the model has {self.positions} positions")
-        return self.run("decode", slots, torch.tensor(tokens)[:, None])
+        return self.run("decode", slots, torch.tensor(tokens)[:, None]).argmax(dim=-1).tolist()
 
     def check(self, slots, tokens):
         for slot in slots:
@@ -103,23 +101,19 @@ class Shard:
 
     @torch.inference_mode()
     def run(self, what, slots, tokens):
-        """tokens (B, T) through all layers; returns the likeliest next token of each row."""
+        """tokens (B, T) through all layers; returns the logits after each row, (B, words)."""
         starts = torch.tensor([self.lengths[slot] for slot in slots])
         places = starts[:, None] + torch.arange(tokens.shape[1])  # (B, T)
         length = int(places.max()) + 1
         seen = torch.arange(length) <= places[:, None, :, None]  # (B, 1, T, length)
-        self.wire.begin()
-        self.write({"begins": what})
         cache = self.cache.begin(torch.tensor(slots), places, length, seen, causal=False)
-        x = self.decoder(tokens, cache=cache)  # (B, T, C)
+        with Traffic() as traffic:
+            x = self.decoder(tokens, cache=cache)  # (B, T, C)
         for slot in slots:
             self.lengths[slot] += tokens.shape[1]
-        largest = F.linear(x[:, -1], self.head).max(dim=-1)
-        self.write(
-            {"do": what, "slots": slots, "positions": tokens.shape[1], **self.wire.end()}
-            | {"logits": largest.values.tolist()}
-        )
-        return largest.indices.tolist()
+        step = {"do": what, "slots": slots, "positions": tokens.shape[1]}
+        self.write(step | {"bytes": traffic.payload()})
+        return F.linear(x[:, -1], self.head)
 
     def write(self, line):
         if self.diary:
@@ -130,42 +124,12 @@ class Shard:
         """As Ranks has it: here nothing is left to end."""
 
 
-def my_part(folder, cuts, rank):
-    """{name: tensor}: this rank's part of what is in the layers, and all of the rest; fp32."""
+def my_part(folder, cuts, rank, dtype):
+    """{name: tensor}: this rank's part of what is in the layers, and all of the rest."""
     found = {}
     with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
         for name in file.keys():  # noqa: SIM118 (no dict)
             whole = file.get_tensor(name)
             part = cuts[name].part(rank, 0, whole) if ".layers." in name else whole
-            found[name] = part.float()
+            found[name] = part.to(dtype, copy=True)  # not a view of the whole
     return found
-
-
-class Wire:
-    """Counts what this process says to the other ranks: calls and bytes of torch.distributed."""
-
-    def __init__(self):
-        self.calls, self.bytes = {}, 0
-        for name in COLLECTIVES:
-            function = getattr(dist, name, None)
-            if function and not hasattr(function, "counted"):
-                setattr(dist, name, self.counting(name, function))
-
-    def counting(self, name, function):
-        def counted(*args, **kwargs):
-            self.calls[name] = self.calls.get(name, 0) + 1
-            tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-            self.bytes += sum(x.numel() * x.element_size() for x in tensors[:1])
-            return function(*args, **kwargs)
-
-        counted.counted = True
-        return counted
-
-    def begin(self):
-        """What was said since the last step was said outside of the layers."""
-        self.outside, self.calls, self.bytes = sum(self.calls.values()), {}, 0
-
-    def end(self):
-        seen = {"calls": self.calls, "bytes": self.bytes, "outside": self.outside}
-        self.calls, self.bytes = {}, 0
-        return seen

@@ -70,7 +70,7 @@ def work(commands, answers, folder, rank, size, slots, meeting, seconds):
         timeout=datetime.timedelta(seconds=2 * seconds),  # the leader notices first
     )
     sys.path.insert(0, folder)
-    from model_shard import Shard  # counts what is said from here on
+    from model_shard import Shard
     from rank import layer, loop
 
     shard = Shard(folder, rank, size, slots, layer, f"{folder}/diary-{rank}")

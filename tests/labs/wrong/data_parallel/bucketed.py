@@ -4,6 +4,7 @@
 def first_layer_first():
     """Fills the buckets in the order of the forward pass.
 
+    kind: values
     hint: makes the last layer's gradients first
     """
 
@@ -16,7 +17,8 @@ def first_layer_first():
 def last_bucket_forgotten():
     """Keeps only buckets that got full.
 
-    hint: make_buckets leaves out 0.weight
+    kind: part
+    hint: make_buckets leaves out
     """
 
     def make_buckets(parameters, bucket_bytes):
@@ -34,6 +36,7 @@ def last_bucket_forgotten():
 def missing_scale():
     """Leaves the sum undivided.
 
+    kind: values
     hint: the sum is not divided by the ranks
     """
 
@@ -50,7 +53,8 @@ def missing_scale():
 def not_copied_back():
     """The means stay in the flat tensors.
 
-    hint: They are still this rank's own
+    kind: values
+    hint: It is still this rank's own
     """
 
     class BucketedAllReduce(BucketedAllReduce):
@@ -65,7 +69,8 @@ def not_copied_back():
 def not_reset():
     """Does not make ready for the next step.
 
-    hint: is everything reset for the next step?
+    kind: constants
+    hint: what is left over from the step before? | this rank calls nothing
     """
 
     class BucketedAllReduce(BucketedAllReduce):
@@ -81,6 +86,7 @@ def not_reset():
 def one_bucket_late():
     """A bucket starts only when the next one is complete.
 
+    kind: work
     hint: buckets were on their way
     """
 
@@ -110,7 +116,8 @@ def one_bucket_late():
 def one_large_bucket():
     """Ignores the size.
 
-    hint: make_buckets makes 1 buckets, not
+    kind: communication
+    hint: make_buckets makes 1 buckets, of
     """
 
     def make_buckets(parameters, bucket_bytes):
@@ -120,7 +127,8 @@ def one_large_bucket():
 def one_per_parameter():
     """An all-reduce for every parameter: many small messages.
 
-    hint: send each bucket once, as one tensor
+    kind: communication
+    hint: Send each bucket once, as one tensor
     """
 
     class BucketedAllReduce(BucketedAllReduce):
@@ -132,6 +140,7 @@ def one_per_parameter():
 def starts_in_wait():
     """Starts all buckets after the backward pass.
 
+    kind: work
     hint: no all-reduce starts before the backward pass has ended
     """
 
@@ -151,6 +160,7 @@ def starts_in_wait():
 def synchronous():
     """The all-reduce in the hook is not asynchronous.
 
+    kind: luck
     hint: the hook waits, and nothing overlaps
     """
 
@@ -172,6 +182,7 @@ def synchronous():
 def waits_in_the_hook():
     """Starts asynchronously and waits at once.
 
+    kind: luck
     hint: the hook waits, and nothing overlaps
     """
 
@@ -185,3 +196,363 @@ def waits_in_the_hook():
                 handle = dist.all_reduce(flat, async_op=True)
                 handle.wait()
                 self.started.append((bucket, flat, handle))
+
+
+def in_half_precision():
+    """Half of the bytes: bf16 on the wire.
+
+    kind: types
+    hint: numbers differ
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def gradient_ready(self, parameter):
+            index = self.bucket_of[parameter]
+            self.missing[index] -= 1
+            if self.missing[index] == 0:
+                bucket = self.buckets[index]
+                flat = torch.cat([p.grad.view(-1) for p in bucket]).bfloat16()
+                self.started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+def in_single_precision():
+    """Four bytes a number, whatever the gradients have.
+
+    kind: types
+    hint: with
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def gradient_ready(self, parameter):
+            index = self.bucket_of[parameter]
+            self.missing[index] -= 1
+            if self.missing[index] == 0:
+                bucket = self.buckets[index]
+                flat = torch.cat([p.grad.view(-1) for p in bucket]).float()
+                self.started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+def divided_by_two():
+    """The mean of two ranks.
+
+    kind: sizes
+    hint: with 3 ranks
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def wait(self):
+            for bucket, flat, handle in self.started:
+                handle.wait()
+                flat /= 2
+                for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    parameter.grad.copy_(mean.view_as(parameter))
+            self.started = []
+            self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def last_handle_only():
+    """Waits for the last bucket: the others often are there.
+
+    kind: luck
+    hint: the gradient of
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def wait(self):
+            for bucket, flat, _handle in self.started:
+                self.started[-1][2].wait()
+                flat /= dist.get_world_size()
+                for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    parameter.grad.copy_(mean.view_as(parameter))
+            self.started = []
+            self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def does_not_wait():
+    """Copies what is there.
+
+    kind: luck
+    hint: the gradient of
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def wait(self):
+            for bucket, flat, _handle in self.started:
+                pass
+                flat /= dist.get_world_size()
+                for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    parameter.grad.copy_(mean.view_as(parameter))
+            self.started = []
+            self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def keeps_buckets():
+    """Every flat tensor stays in a list.
+
+    kind: memory
+    hint: bytes stay after the step
+    """
+
+    history = []
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def gradient_ready(self, parameter):
+            super().gradient_ready(parameter)
+            history.append(self.started[-1:])
+
+
+def hides_nan():
+    """What is no number becomes 0.
+
+    kind: odd
+    hint: and nan is right
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def gradient_ready(self, parameter):
+            index = self.bucket_of[parameter]
+            self.missing[index] -= 1
+            if self.missing[index] == 0:
+                bucket = self.buckets[index]
+                flat = torch.cat([p.grad.view(-1) for p in bucket]).nan_to_num()
+                self.started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+def steps_itself():
+    """Moves the parameters, too.
+
+    kind: inputs
+    hint: is not what it was before the call
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def wait(self):
+            super().wait()
+            with torch.no_grad():
+                for bucket in self.buckets:
+                    for parameter in bucket:
+                        parameter -= 0.01 * parameter.grad
+
+
+def weights_only():
+    """Copies back matrices, and forgets biases.
+
+    kind: part
+    hint: bias
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def wait(self):
+            for bucket, flat, handle in self.started:
+                handle.wait()
+                flat /= dist.get_world_size()
+                for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    parameter.grad.copy_(mean.view_as(parameter)) if parameter.dim() > 1 else None
+            self.started = []
+            self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def adds_to_the_gradient():
+    """Adds the mean to the rank's own gradient.
+
+    kind: values
+    hint: the gradient of
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def wait(self):
+            for bucket, flat, handle in self.started:
+                handle.wait()
+                flat /= dist.get_world_size()
+                for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    parameter.grad.add_(mean.view_as(parameter))
+            self.started = []
+            self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def summed_first_step_only():
+    """Divides in the first step alone.
+
+    kind: constants
+    hint: Step 1 was right
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        divide = True
+
+        def wait(self):
+            for bucket, flat, handle in self.started:
+                handle.wait()
+                flat /= dist.get_world_size() if self.divide else 1
+                for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    parameter.grad.copy_(mean.view_as(parameter))
+            self.divide = False
+            self.started = []
+            self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def barrier_in_wait():
+    """Waits for everybody, and then for the buckets.
+
+    kind: communication
+    hint: Send each bucket once
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def wait(self):
+            dist.barrier()
+            super().wait()
+
+
+def full_at_the_limit():
+    """Closes a bucket one byte early.
+
+    kind: sizes
+    hint: make_buckets makes
+    """
+
+    def make_buckets(parameters, bucket_bytes):
+        buckets, space = [], 0
+        for parameter in reversed(parameters):
+            size = parameter.numel() * parameter.element_size()
+            if size >= space:
+                buckets.append([])
+                space = bucket_bytes
+            buckets[-1].append(parameter)
+            space -= size
+        return buckets
+
+
+def four_bytes_a_number():
+    """Takes every number for four bytes.
+
+    kind: types
+    hint: widths (
+    """
+
+    def make_buckets(parameters, bucket_bytes):
+        buckets, space = [], 0
+        for parameter in reversed(parameters):
+            size = 4 * parameter.numel()
+            if size > space:
+                buckets.append([])
+                space = bucket_bytes
+            buckets[-1].append(parameter)
+            space -= size
+        return buckets
+
+
+def keeps_its_flat_tensors():
+    """One flat tensor for each bucket, for all steps.
+
+    kind: memory
+    hint: bytes stay after the step
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        flats = None
+
+        def gradient_ready(self, parameter):
+            self.flats = self.flats or [
+                torch.cat([torch.zeros_like(p).view(-1) for p in bucket]) for bucket in self.buckets
+            ]
+            index = self.bucket_of[parameter]
+            self.missing[index] -= 1
+            if self.missing[index] == 0:
+                bucket, flat = self.buckets[index], self.flats[index]
+                torch.cat([p.grad.view(-1) for p in bucket], out=flat)
+                self.started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+def four_on_their_way():
+    """Never more than four buckets on their way: the hook waits for the oldest.
+
+    kind: luck
+    hint: the hook waits, and nothing overlaps
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def gradient_ready(self, parameter):
+            if len(self.started) >= 4:
+                self.started[-4][2].wait()
+            super().gradient_ready(parameter)
+
+
+def asks_for_a_while():
+    """Looks for each bucket thirty times, and goes on.
+
+    kind: luck
+    hint: on a slow network, rank
+    """
+
+    import time
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def wait(self):
+            for bucket, flat, handle in self.started:
+                for _ in range(30):
+                    if handle.is_completed():
+                        break
+                    time.sleep(0.01)
+                flat /= dist.get_world_size()
+                for parameter, mean in zip(bucket, flat.split([p.numel() for p in bucket])):
+                    parameter.grad.copy_(mean.view_as(parameter))
+            self.started = []
+            self.missing = [len(bucket) for bucket in self.buckets]
+
+
+def zeros_stay_at_home():
+    """A bucket of zeros is not sent: the others wait for it, or get another one.
+
+    kind: odd
+    hint: zeros in step 3
+    """
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def gradient_ready(self, parameter):
+            index = self.bucket_of[parameter]
+            self.missing[index] -= 1
+            if self.missing[index] == 0:
+                bucket = self.buckets[index]
+                flat = torch.cat([p.grad.view(-1) for p in bucket])
+                if flat.any():
+                    self.started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+
+
+def type_of_the_first():
+    """All parameters have as many bytes a number as the first.
+
+    kind: types
+    hint: by turns
+    """
+
+    def make_buckets(parameters, bucket_bytes):
+        buckets, space = [], 0
+        for parameter in reversed(parameters):
+            size = parameter.numel() * parameters[0].element_size()
+            if size > space:
+                buckets.append([])
+                space = bucket_bytes
+            buckets[-1].append(parameter)
+            space -= size
+        return buckets
+
+
+def one_count_for_all_models():
+    """Counts in a dictionary of the module, by the bucket's number.
+
+    kind: constants
+    hint: and, beside it,
+    """
+
+    MISSING = {}
+
+    class BucketedAllReduce(BucketedAllReduce):
+        def gradient_ready(self, parameter):
+            index = self.bucket_of[parameter]
+            bucket = self.buckets[index]
+            MISSING[index] = MISSING.get(index, len(bucket)) - 1
+            if MISSING[index] == 0:
+                del MISSING[index]
+                flat = torch.cat([p.grad.view(-1) for p in bucket])
+                self.started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))

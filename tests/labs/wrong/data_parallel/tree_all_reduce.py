@@ -4,6 +4,7 @@
 def both_send_first():
     """Partners that both send before they receive.
 
+    kind: end
     hint: dist.send comes back only when
     """
 
@@ -21,6 +22,7 @@ def both_send_first():
 def calls_reduce():
     """Lets the library do it.
 
+    kind: library
     hint: build it yourself
     """
 
@@ -31,6 +33,7 @@ def calls_reduce():
 def chain():
     """From rank to rank and back: each rank says little, but all wait.
 
+    kind: communication
     hint: messages follow one another, a tree has at most
     """
 
@@ -50,6 +53,7 @@ def chain():
 def gather_to_root():
     """All ranks send straight to rank 0: it receives N-1 messages one after another.
 
+    kind: communication
     hint: messages follow one another, a tree has at most
     """
 
@@ -70,6 +74,7 @@ def gather_to_root():
 def no_broadcast():
     """Adds up the tree and forgets the way down: only rank 0 has the sum.
 
+    kind: part
     hint: Ranks [0] have the sum
     """
 
@@ -88,6 +93,7 @@ def no_broadcast():
 def only_powers_of_two():
     """Recursive doubling without a thought for three ranks.
 
+    kind: sizes
     hint: with 3 ranks
     """
 
@@ -107,6 +113,7 @@ def only_powers_of_two():
 def tree_then_star():
     """Up by a tree, down from rank 0 to each in turn.
 
+    kind: communication
     hint: messages follow one another, a tree has at most
     """
 
@@ -125,3 +132,264 @@ def tree_then_star():
                 dist.send(tensor, other)
             elif rank == other:
                 dist.recv(tensor, 0)
+
+
+def send_not_waited_for():
+    """Starts the last send and returns.
+
+    kind: luck
+    hint: nobody waits for an isend
+    """
+
+    Right = tree_all_reduce
+
+    def tree_all_reduce(tensor):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if size != 2:
+            return Right(tensor)
+        received = torch.empty_like(tensor)
+        if rank == 1:
+            dist.send(tensor, 0)
+            dist.recv(tensor, 0)
+        else:
+            dist.recv(received, 1)
+            tensor += received
+            dist.isend(tensor, 1)
+
+
+def receive_not_waited_for():
+    """Starts a receive, and adds what is there.
+
+    kind: luck
+    hint: the sum | nobody waits for an irecv
+    """
+
+    Right = tree_all_reduce
+
+    def tree_all_reduce(tensor):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if size != 2:
+            return Right(tensor)
+        received = torch.zeros_like(tensor)
+        handle = dist.irecv(received, 1 - rank)
+        dist.isend(tensor.clone(), 1 - rank).wait()
+        tensor += received
+
+
+def buffer_in_single_precision():
+    """Receives into four bytes a number.
+
+    kind: types
+    hint: with 2 ranks
+    """
+
+    Right = tree_all_reduce
+
+    def tree_all_reduce(tensor):
+        copy = tensor.float()
+        Right(copy)
+        tensor.copy_(copy)
+
+
+def in_double_precision():
+    """Adds in eight bytes a number, and sends them.
+
+    kind: types
+    hint: and the whole tensor has
+    """
+
+    Right = tree_all_reduce
+
+    def tree_all_reduce(tensor):
+        copy = tensor.double()
+        Right(copy)
+        tensor.copy_(copy)
+
+
+def rounded_down():
+    """⌊log2 N⌋ rounds: right for 1, 2 and 4 ranks.
+
+    kind: sizes
+    hint: with 3 ranks
+    """
+
+    def tree_all_reduce(tensor):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        received = torch.empty_like(tensor)
+        distances = [2**step for step in range(int(math.log2(size)))]
+        for distance in distances:
+            if rank % (2 * distance) == distance:
+                dist.send(tensor, rank - distance)
+            elif rank % (2 * distance) == 0 and rank + distance < size:
+                dist.recv(received, rank + distance)
+                tensor += received
+        for distance in reversed(distances):
+            if rank % (2 * distance) == distance:
+                dist.recv(tensor, rank - distance)
+            elif rank % (2 * distance) == 0 and rank + distance < size:
+                dist.send(tensor, rank + distance)
+
+
+def hides_nan():
+    """What is no number becomes 0 before the sum.
+
+    kind: odd
+    hint: and nan is right
+    """
+
+    Right = tree_all_reduce
+
+    def tree_all_reduce(tensor):
+        tensor.nan_to_num_()
+        Right(tensor)
+
+
+def nothing_to_add():
+    """A rank with zeros only does not take part.
+
+    kind: odd
+    hint: with 2 ranks
+    """
+
+    Right = tree_all_reduce
+
+    def tree_all_reduce(tensor):
+        if tensor.any():
+            Right(tensor)
+
+
+def keeps_tensors():
+    """Keeps what was received.
+
+    kind: memory
+    hint: after each call more bytes are kept
+    """
+
+    Right = tree_all_reduce
+
+    history = []
+
+    def tree_all_reduce(tensor):
+        Right(tensor)
+        history.append(tensor + 0)
+
+
+def another_memory():
+    """Gives the tensor new memory.
+
+    kind: inputs
+    hint: change it in place, not a copy
+    """
+
+    Right = tree_all_reduce
+
+    def tree_all_reduce(tensor):
+        total = tensor.clone()
+        Right(total)
+        tensor.set_(total)
+
+
+def sum_of_the_first_call():
+    """Remembers the sum of each shape.
+
+    kind: constants
+    hint: numbers differ
+    """
+
+    Right = tree_all_reduce
+
+    sums = {}
+
+    def tree_all_reduce(tensor):
+        if tensor.shape not in sums:
+            Right(tensor)
+            sums[tensor.shape] = tensor.clone()
+        tensor.copy_(sums[tensor.shape])
+
+
+def root_by_a_counter():
+    """Another rank is the root in each call: ranks must have counted alike.
+
+    kind: step
+    hint: with 2 ranks
+    """
+
+    Right = tree_all_reduce
+
+    calls = [0]
+
+    def tree_all_reduce(tensor):
+        calls[0] += 1
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if size != 2:
+            return Right(tensor)
+        if rank == calls[0] % 2:
+            dist.send(tensor, 1 - rank)
+            dist.recv(tensor, 1 - rank)
+        else:
+            received = torch.empty_like(tensor)
+            dist.recv(received, 1 - rank)
+            tensor += received
+            dist.send(tensor, 1 - rank)
+
+
+def sends_twice():
+    """Down the tree twice, to be sure.
+
+    kind: communication
+    hint: messages follow one another
+    """
+
+    Right = tree_all_reduce
+
+    def tree_all_reduce(tensor):
+        Right(tensor)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for other in (rank ^ 1,):
+            if other < size and rank % 2:
+                dist.recv(tensor, other)
+            elif other < size:
+                dist.send(tensor, other)
+
+
+def up_to_eight_ranks():
+    """Three rounds, whatever the number of ranks.
+
+    kind: sizes
+    hint: with 17 ranks
+    """
+
+    def tree_all_reduce(tensor):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        received = torch.empty_like(tensor)
+        for distance in (1, 2, 4):
+            if rank % (2 * distance) == distance:
+                dist.send(tensor, rank - distance)
+            elif rank % (2 * distance) == 0 and rank + distance < size:
+                dist.recv(received, rank + distance)
+                tensor += received
+        for distance in (4, 2, 1):
+            if rank % (2 * distance) == distance:
+                dist.recv(tensor, rank - distance)
+            elif rank % (2 * distance) == 0 and rank + distance < size:
+                dist.send(tensor, rank + distance)
+
+
+def a_buffer_for_each_shape():
+    """Receives into a buffer that it keeps for a shape, whatever the type.
+
+    kind: types
+    hint: in turn
+    """
+
+    Right = tree_all_reduce
+
+    buffers = {}
+
+    def tree_all_reduce(tensor):
+        before = torch.empty_like
+        torch.empty_like = lambda t: buffers.setdefault(t.shape, before(t))
+        try:
+            Right(tensor)
+        finally:
+            torch.empty_like = before

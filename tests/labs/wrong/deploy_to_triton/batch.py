@@ -4,7 +4,8 @@
 def all_leave_together():
     """Static batching: the slots are free when all of them are.
 
-    hint: request
+    kind: values
+    hint: still holds a slot
     """
 
     def leave(running):
@@ -15,7 +16,8 @@ def all_leave_together():
 def begun_again():
     """The running ones are begun anew in every step.
 
-    hint: request
+    kind: work
+    hint: is begun again
     """
 
     def step(waiting, running, slots, model):
@@ -28,6 +30,7 @@ def begun_again():
 def client_has_gone():
     """Whoever waits gets a slot, also if the client has gone.
 
+    kind: part
     hint: had gone while it waited
     """
 
@@ -43,7 +46,8 @@ def client_has_gone():
 def decoded_one_by_one():
     """Each running request gets a decode of its own.
 
-    hint: decodes of one row each
+    kind: work
+    hint: a second decode in the same step
     """
 
     def step(waiting, running, slots, model):
@@ -58,7 +62,8 @@ def decoded_one_by_one():
 def highest_first():
     """The highest free slot is taken: every decode goes over all rows up to it.
 
-    hint: the lowest first
+    kind: values
+    hint: taken are the slots
     """
 
     def join(waiting, running, slots):
@@ -75,7 +80,8 @@ def highest_first():
 def in_turns():
     """The running ones get their tokens in turns, everybody in every second step.
 
-    hint: decode steps; 39 will do
+    kind: step
+    hint: slots stay | slots stays | could run | takes part in each step
     """
 
     turn = [0]
@@ -99,7 +105,8 @@ def in_turns():
 def joins_when_empty():
     """Static batching: a batch begins when the one before is over.
 
-    hint: when the long one is over. Slots were free
+    kind: values
+    hint: taken are the slots []
     """
 
     rest = join
@@ -111,7 +118,8 @@ def joins_when_empty():
 def last_first():
     """Who came last joins first.
 
-    hint: who came later got a slot earlier
+    kind: values
+    hint: had gone while it waited | who came later got a slot earlier
     """
 
     def join(waiting, running, slots):
@@ -128,6 +136,7 @@ def last_first():
 def leaves_while_looking():
     """A dict must not change while one goes through it.
 
+    kind: values
     hint: dictionary changed size during iteration
     """
 
@@ -140,7 +149,8 @@ def leaves_while_looking():
 def more_than_there_are():
     """As many join as wait.
 
-    hint: slot 3 of 3
+    kind: sizes
+    hint: had gone while it waited | taken are the slots
     """
 
     def join(waiting, running, slots):
@@ -155,6 +165,7 @@ def more_than_there_are():
 def new_ones_not_begun():
     """Who joins is decoded, without ever having been read.
 
+    kind: part
     hint: IndexError
     """
 
@@ -170,7 +181,8 @@ def new_ones_not_begun():
 def nobody_leaves():
     """Who is over keeps the slot.
 
-    hint: must leave before the next decode
+    kind: values
+    hint: still holds a slot
     """
 
     def leave(running):
@@ -180,7 +192,8 @@ def nobody_leaves():
 def one_after_the_other():
     """One request at a time, the others wait.
 
-    hint: decodes of one row each
+    kind: sizes
+    hint: taken are the slots
     """
 
     rest = join
@@ -192,7 +205,8 @@ def one_after_the_other():
 def one_slot_unused():
     """A slot is left free.
 
-    hint: at most 2 of 3 slots take part
+    kind: sizes
+    hint: taken are the slots
     """
 
     rest = join
@@ -204,7 +218,8 @@ def one_slot_unused():
 def only_the_complete_leave():
     """Who is cancelled goes on to the last token.
 
-    hint: decode steps were made in its slot
+    kind: part
+    hint: (cancelled) still holds a slot | (failed) still holds a slot
     """
 
     def leave(running):
@@ -215,7 +230,8 @@ def only_the_complete_leave():
 def slots_from_one():
     """Slots are counted from 1.
 
-    hint: slot 3 of 3
+    kind: sizes
+    hint: had gone while it waited | taken are the slots
     """
 
     def join(waiting, running, slots):
@@ -230,6 +246,7 @@ def slots_from_one():
 def tokens_mixed_up():
     """The tokens go to the slots in another order than they came.
 
+    kind: values
     hint: Do the tokens go to the slots that they came from
     """
 
@@ -247,7 +264,8 @@ def tokens_mixed_up():
 def two_at_most():
     """Of those who run, two get a token; the third waits until one is over.
 
-    hint: at most 2 of 3 slots
+    kind: part
+    hint: everybody who runs takes part in each step
     """
 
     def step(waiting, running, slots, model):
@@ -258,4 +276,208 @@ def two_at_most():
         if before:
             tokens = model.decode(before, [running[slot].last for slot in before])
             for slot, token in zip(before, tokens):
+                running[slot].add(token)
+
+
+def a_few_slots():
+    """A table of slots that is long enough for the server's model.
+
+    kind: sizes
+    hint: taken are the slots
+    """
+
+    def join(waiting, running, slots):
+        taken = []
+        for slot in (0, 1, 2, 3, 4, 5, 6, 7)[:slots]:
+            while waiting and waiting[0].over:
+                waiting.popleft()
+            if waiting and slot not in running:
+                running[slot] = waiting.popleft()
+                taken.append(slot)
+        return taken
+
+
+def begun_are_remembered():
+    """Which slots were begun stands in the module: a second table finds those of the first.
+
+    kind: step
+    hint: is begun again
+    """
+
+    begun = set()
+
+    def step(waiting, running, slots, model):
+        leave(running)
+        begun.intersection_update(running)
+        join(waiting, running, slots)
+        before = [slot for slot in running if slot in begun]
+        for slot in set(running) - begun:
+            running[slot].begin(model, slot)
+            begun.add(slot)
+        if before:
+            tokens = model.decode(before, [running[slot].last for slot in before])
+            for slot, token in zip(before, tokens):
+                running[slot].add(token)
+
+
+def finds_no_end():
+    """It waits for a free slot inside of a step.
+
+    kind: end
+    hint: an endless loop?
+    """
+
+    rest = join
+
+    def join(waiting, running, slots):
+        taken = []
+        while waiting:
+            taken += rest(waiting, running, slots)
+        return taken
+
+
+def history():
+    """All requests are kept, for statistics.
+
+    kind: memory
+    hint: all is over, and somebody still holds
+    """
+
+    rest, seen = join, []
+
+    def join(waiting, running, slots):
+        taken = rest(waiting, running, slots)
+        seen.extend(running[slot] for slot in taken)
+        return taken
+
+
+def joins_before_others_leave():
+    """Who waits joins first, then others leave: a slot is free for a step.
+
+    kind: values
+    hint: who waits joins as soon as there is a slot
+    """
+
+    def step(waiting, running, slots, model):
+        before = [slot for slot, request in running.items() if not request.over]
+        taken = join(waiting, running, slots)
+        for slot in taken:
+            running[slot].begin(model, slot)
+        leave(running)
+        if before:
+            tokens = model.decode(before, [running[slot].last for slot in before])
+            for slot, token in zip(before, tokens):
+                running[slot].add(token)
+
+
+def lengths_are_cut():
+    """Nobody may hold a slot for longer than eight tokens.
+
+    kind: inputs
+    hint: asked for was changed
+    """
+
+    rest = join
+
+    def join(waiting, running, slots):
+        taken = rest(waiting, running, slots)
+        for slot in taken:
+            running[slot].max_tokens = min(running[slot].max_tokens, 8)
+        return taken
+
+
+def one_that_fails_ends_the_step():
+    """A prompt that is refused ends the step: nobody decodes.
+
+    kind: odd
+    hint: gets 0 tokens
+    """
+
+    def step(waiting, running, slots, model):
+        leave(running)
+        before = list(running)
+        for slot in join(waiting, running, slots):
+            running[slot].begin(model, slot)
+            if running[slot].error:
+                return
+        if before:
+            tokens = model.decode(before, [running[slot].last for slot in before])
+            for slot, token in zip(before, tokens):
+                running[slot].add(token)
+
+
+def short_ones_first():
+    """The shortest job first: the mean wait is shorter, and a long request may wait for ever.
+
+    kind: values
+    hint: The oldest who wait join first | has waited longer
+    """
+
+    rest = join
+
+    def join(waiting, running, slots):
+        there = sorted(waiting, key=lambda request: request.max_tokens)
+        waiting.clear()
+        waiting.extend(there)
+        return rest(waiting, running, slots)
+
+
+def slots_of_the_first_call():
+    """How many slots there are is remembered.
+
+    kind: constants
+    hint: taken are the slots
+    """
+
+    rest, known = join, []
+
+    def join(waiting, running, slots):
+        known.append(slots)
+        return rest(waiting, running, known[0])
+
+
+def the_engines_scheduler():
+    """The workshop's own engine has a scheduler.
+
+    kind: library
+    hint: that is the library
+    """
+
+    import importlib
+
+    theirs = importlib.import_module("utils.serving.engine.scheduler")
+
+
+def the_queue_is_a_set():
+    """Those who are over are sorted out by a set, which has no order.
+
+    kind: step
+    hint: The oldest who wait join first | in their order
+    """
+
+    rest = join
+
+    def join(waiting, running, slots):
+        there = {request for request in waiting if not request.over}
+        waiting.clear()
+        waiting.extend(there)
+        return rest(waiting, running, slots)
+
+
+def three_decodes_of_equal_age():
+    """Rows of one decode have the same number of tokens.
+
+    kind: work
+    hint: a second decode in the same step
+    """
+
+    def step(waiting, running, slots, model):
+        leave(running)
+        before = list(running)
+        for slot in join(waiting, running, slots):
+            running[slot].begin(model, slot)
+        for age in {len(running[slot].out) for slot in before}:
+            same = [slot for slot in before if len(running[slot].out) == age]
+            tokens = model.decode(same, [running[slot].last for slot in same])
+            for slot, token in zip(same, tokens):
                 running[slot].add(token)

@@ -4,6 +4,7 @@
 def as_text():
     """config.pbtxt has texts; the settings are numbers.
 
+    kind: types
     hint: tp is '2', not a whole number
     """
 
@@ -14,6 +15,7 @@ def as_text():
 def defaults():
     """The engine's defaults.
 
+    kind: constants
     hint: MiB and a device has 12: 2.89 MiB of weights and 16 slots
     """
 
@@ -24,6 +26,7 @@ def defaults():
 def endless_queue():
     """Everybody may wait.
 
+    kind: values
     hint: 0 are refused, 8 is the least: the last waits 5 turns
     """
 
@@ -34,6 +37,7 @@ def endless_queue():
 def more_ranks_than_heads():
     """A head cannot be divided.
 
+    kind: odd
     hint: the export refuses tp 4
     """
 
@@ -44,6 +48,7 @@ def more_ranks_than_heads():
 def no_batch():
     """One request at a time, the others wait.
 
+    kind: values
     hint: They come in groups of 1
     """
 
@@ -54,6 +59,7 @@ def no_batch():
 def nobody_waits():
     """No queue: whoever finds no free slot is refused.
 
+    kind: values
     hint: are refused: 6 can run and 0 wait
     """
 
@@ -64,6 +70,7 @@ def nobody_waits():
 def one_device():
     """Enough slots, but everything on one device.
 
+    kind: memory
     hint: a device has 12: 5.77 MiB of weights and 6 slots
     """
 
@@ -74,6 +81,7 @@ def one_device():
 def one_slot_too_many():
     """The weights were forgotten: 8 slots alone would fit.
 
+    kind: memory
     hint: 8 slots of 1.25 MiB
     """
 
@@ -84,6 +92,7 @@ def one_slot_too_many():
 def queue_forgotten():
     """A number is missing.
 
+    kind: part
     hint: not a dictionary of tp, slots, queue
     """
 
@@ -94,6 +103,7 @@ def queue_forgotten():
 def queue_of_all():
     """The queue alone would do for all 32.
 
+    kind: values
     hint: A queue that is too long only hides
     """
 
@@ -104,6 +114,7 @@ def queue_of_all():
 def short_queue():
     """The queue was chosen without the slots.
 
+    kind: values
     hint: are refused: 4 can run and 8 wait
     """
 
@@ -114,6 +125,7 @@ def short_queue():
 def three_slots():
     """Nearly enough slots.
 
+    kind: values
     hint: They come in groups of 3
     """
 
@@ -124,8 +136,31 @@ def three_slots():
 def what_one_device_holds():
     """What fits one device are two slots: two tokens a step.
 
+    kind: sizes
     hint: They come in groups of 2
     """
 
     def settings():
         return {"tp": 1, "slots": 2, "queue": 18}
+
+
+def leaves():
+    """The settings end the program.
+
+    kind: end
+    hint: the code leaves the program
+    """
+
+    def settings():
+        raise SystemExit({"tp": 2, "slots": 6, "queue": 12})
+
+
+def yes():
+    """True is no number of ranks.
+
+    kind: types
+    hint: tp is True, not a whole number
+    """
+
+    def settings():
+        return {"tp": True, "slots": 2, "queue": 18}

@@ -4,7 +4,8 @@
 def always_prefill():
     """Every token is read as the beginning of a new request.
 
-    hint: Every command was obeyed as a prefill
+    kind: constants
+    hint: and the shard was asked for prefill(
     """
 
     def loop(shard, commands, answers, rank):
@@ -22,7 +23,8 @@ def always_prefill():
 def bad_request_ends_it():
     """A bad request ends the loop.
 
-    hint: has ended the loop: one client must not end all others
+    kind: odd
+    hint: ValueError in rank.py
     """
 
     def obey(shard, command):
@@ -40,7 +42,8 @@ def bad_request_ends_it():
 def bad_request_unanswered():
     """Errors are swallowed: the leader waits for an answer.
 
-    hint: a bad request (a token that the vocabulary does not have) gets the answer: RuntimeError
+    kind: part
+    hint: has no answer | has not come
     """
 
     def obey(shard, command):
@@ -61,6 +64,7 @@ def bad_request_unanswered():
 def error_without_reason():
     """The client is told that something was wrong, not what.
 
+    kind: part
     hint: The client should be told what the shard said
     """
 
@@ -84,6 +88,7 @@ def error_without_reason():
 def everybody_answers():
     """All ranks answer.
 
+    kind: communication
     hint: rank 1 answers too
     """
 
@@ -103,7 +108,8 @@ def everybody_answers():
 def gathers():
     """All parts are brought to all ranks and added up there.
 
-    hint: 10 × all_gather. All ranks need the sum of the parts
+    kind: communication
+    hint: this rank calls all_gather
     """
 
     def layer(x, attend, mlp):
@@ -118,7 +124,8 @@ def gathers():
 def in_fp64():
     """The sum travels in twice the bytes.
 
-    hint: bytes were handed over
+    kind: communication
+    hint: all_reduce 2 times (
     """
 
     def layer(x, attend, mlp):
@@ -132,7 +139,8 @@ def in_fp64():
 def mean():
     """The mean of the parts instead of their sum.
 
-    hint: What is added to x must be the sum of the parts
+    kind: values
+    hint: These are the means of the parts
     """
 
     def layer(x, attend, mlp):
@@ -146,7 +154,8 @@ def mean():
 def mlp_not_summed():
     """Only attention's parts are added up.
 
-    hint: the tokens are not those of the whole model
+    kind: part
+    hint: The parts of the MLP are not added up
     """
 
     def layer(x, attend, mlp):
@@ -159,7 +168,8 @@ def mlp_not_summed():
 def no_flush():
     """The answer stays in the buffer.
 
-    hint: push it out of the buffer: flush
+    kind: luck
+    hint: pushes it out of the buffer: flush
     """
 
     def obey(shard, command):
@@ -180,7 +190,8 @@ def no_flush():
 def no_line():
     """An answer without a line's end: the leader waits for more.
 
-    hint: must write one line
+    kind: part
+    hint: has no answer | has not come
     """
 
     def obey(shard, command):
@@ -202,7 +213,8 @@ def no_line():
 def no_sum():
     """Each rank adds its own part.
 
-    hint: The ranks say nothing to each other
+    kind: values
+    hint: These are this rank's own parts
     """
 
     def layer(x, attend, mlp):
@@ -213,7 +225,8 @@ def no_sum():
 def one_command():
     """One command, and the loop is over.
 
-    hint: has ended. It said nothing
+    kind: part
+    hint: was not obeyed
     """
 
     def obey(shard, command):
@@ -233,7 +246,8 @@ def one_command():
 def one_sum():
     """Attention and MLP side by side, with one sum for both: another model.
 
-    hint: the tokens are not those of the whole model
+    kind: values
+    hint: The MLP is given x without what attention has added to it
     """
 
     def layer(x, attend, mlp):
@@ -245,7 +259,8 @@ def one_sum():
 def only_rank_0_works():
     """The others have nothing to answer, so they do nothing.
 
-    hint: Every rank obeys every command
+    kind: step
+    hint: Does every rank obey every command | was not obeyed
     """
 
     def obey(shard, command):
@@ -266,7 +281,8 @@ def only_rank_0_works():
 def to_be_sure():
     """A third sum, of something that is equal already.
 
-    hint: 15 all-reduces in 5 layers; 10 will do
+    kind: communication
+    hint: all_reduce 3 times
     """
 
     def layer(x, attend, mlp):
@@ -282,7 +298,8 @@ def to_be_sure():
 def to_rank_0():
     """Only rank 0 gets the sum; the other goes on with its part.
 
-    hint: the tokens are not those of the whole model
+    kind: communication
+    hint: this rank calls reduce | do not hold the same bits | the sum of all ranks | own parts
     """
 
     def layer(x, attend, mlp):
@@ -296,6 +313,7 @@ def to_rank_0():
 def told_by_rank_0():
     """Rank 0 tells the others what they know already.
 
+    kind: communication
     hint: messages outside of the layers
     """
 
@@ -320,7 +338,8 @@ def told_by_rank_0():
 def waits_for_ever():
     """At the end of the pipe it goes on reading.
 
-    hint: ranks still run
+    kind: end
+    hint: an endless loop?
     """
 
     def obey(shard, command):
@@ -347,7 +366,8 @@ def waits_for_ever():
 def x_summed_too():
     """x is whole everywhere, and is added up with the parts.
 
-    hint: x, which all have whole, is not
+    kind: values
+    hint: x, which all ranks have whole, is added up with the parts
     """
 
     def layer(x, attend, mlp):
@@ -356,3 +376,315 @@ def x_summed_too():
         x = x + mlp(x)
         dist.all_reduce(x)
         return x
+
+
+def answers_by_hand():
+    """The line is put together by hand: a reason with quotes is no JSON.
+
+    kind: values
+    hint: no JSON object
+    """
+
+    def loop(shard, commands, answers, rank):
+        for line in commands:
+            command = json.loads(line)
+            try:
+                if command["do"] == "prefill":
+                    said = f'"tokens": [{shard.prefill(command["slot"], command["tokens"])}]'
+                else:
+                    said = f'"tokens": {shard.decode(command["slots"], command["tokens"])}'
+            except ValueError as error:
+                said = f'"error": "{error}"'
+            if rank == 0:
+                print("{" + said + "}", file=answers, flush=True)
+
+
+def any_exception():
+    """Whatever is raised is answered, also that the other ranks have gone.
+
+    kind: odd
+    hint: any other exception ends the loop
+    """
+
+    def loop(shard, commands, answers, rank):
+        for line in commands:
+            command = json.loads(line)
+            try:
+                if command["do"] == "prefill":
+                    answer = {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+                else:
+                    answer = {"tokens": shard.decode(command["slots"], command["tokens"])}
+            except Exception as error:
+                answer = {"error": str(error)}
+            if rank == 0:
+                print(json.dumps(answer), file=answers, flush=True)
+
+
+def asks_the_others():
+    """A barrier before each command, so that all begin together.
+
+    kind: communication
+    hint: messages outside of the layers
+    """
+
+    def obey(shard, command):
+        try:
+            if command["do"] == "prefill":
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
+        except ValueError as error:
+            return {"error": str(error)}
+
+    def loop(shard, commands, answers, rank):
+        for line in commands:
+            dist.barrier()
+            answer = obey(shard, json.loads(line))
+            if rank == 0:
+                print(json.dumps(answer), file=answers, flush=True)
+
+
+def copy_of_the_shard():
+    """A copy of the shard, in case that a request spoils it.
+
+    kind: memory
+    hint: Is there a second copy of them?
+    """
+
+    import copy
+
+    def obey(shard, command):
+        try:
+            if command["do"] == "prefill":
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
+        except ValueError as error:
+            return {"error": str(error)}
+
+    def loop(shard, commands, answers, rank):
+        spare = copy.deepcopy(getattr(shard, "decoder", None))
+        for line in commands:
+            answer = obey(shard, json.loads(line))
+            if rank == 0:
+                print(json.dumps(answer), file=answers, flush=True)
+        del spare
+
+
+def fp32_alone():
+    """Parts are summed up in fp32, whatever x is.
+
+    kind: types
+    hint: x after the layer
+    """
+
+    def layer(x, attend, mlp):
+        for part_of in (attend, mlp):
+            part = part_of(x).float()
+            dist.all_reduce(part)
+            x = x + part.to(x.dtype)
+        return x
+
+
+def history():
+    """What came out of each layer is kept.
+
+    kind: memory
+    hint: are still held when the caller has let go of all of them
+    """
+
+    right, outputs = layer, []
+
+    def layer(x, attend, mlp):
+        outputs.append(right(x, attend, mlp))
+        return outputs[-1]
+
+
+def into_x():
+    """The sums are added into x itself, which belongs to the caller.
+
+    kind: inputs
+    hint: x is not what it was before the call
+    """
+
+    def layer(x, attend, mlp):
+        for part_of in (attend, mlp):
+            part = part_of(x)
+            dist.all_reduce(part)
+            x += part
+        return x
+
+
+def neighbours_only():
+    """With two ranks it is enough to swap parts.
+
+    kind: sizes
+    hint: this rank calls
+    """
+
+    def layer(x, attend, mlp):
+        import torch
+
+        size, rank = dist.get_world_size(), dist.get_rank()
+        for part_of in (attend, mlp):
+            part = part_of(x)
+            if size > 1:
+                got = torch.empty_like(part)
+                other = dist.isend(part, (rank + 1) % size)
+                dist.recv(got, (rank - 1) % size)
+                other.wait()
+                part = part + got
+            x = x + part
+        return x
+
+
+def nothing_to_add():
+    """A rank whose part is nothing but zeros has nothing to say.
+
+    kind: odd
+    hint: a message does not fit where it is received | call the same collectives
+    """
+
+    def layer(x, attend, mlp):
+        for part_of in (attend, mlp):
+            part = part_of(x)
+            if part.count_nonzero():
+                dist.all_reduce(part)
+            x = x + part
+        return x
+
+
+def one_buffer():
+    """A buffer is kept for the parts, made for the first shape.
+
+    kind: constants
+    hint: are still held | RuntimeError | x after the layer | this rank calls
+    """
+
+    buffers = {}
+
+    def layer(x, attend, mlp):
+        import torch
+
+        for part_of in (attend, mlp):
+            part = part_of(x)
+            rows = x.shape[0] * x.shape[1]
+            buffer = buffers.setdefault(x.shape[-1], torch.zeros(4096, x.shape[-1], dtype=x.dtype))
+            buffer[:rows] = part.flatten(0, 1)
+            dist.all_reduce(buffer[:rows])
+            x = x + buffer[:rows].view_as(x)
+        return x
+
+
+def one_row_at_a_time():
+    """Each request of a decode is decoded alone.
+
+    kind: work
+    hint: and the shard was asked for decode(
+    """
+
+    def loop(shard, commands, answers, rank):
+        for line in commands:
+            command = json.loads(line)
+            try:
+                if command["do"] == "prefill":
+                    tokens = [shard.prefill(command["slot"], command["tokens"])]
+                else:
+                    pairs = zip(command["slots"], command["tokens"])
+                    tokens = [shard.decode([slot], [token])[0] for slot, token in pairs]
+                answer = {"tokens": tokens}
+            except ValueError as error:
+                answer = {"error": str(error)}
+            if rank == 0:
+                print(json.dumps(answer), file=answers, flush=True)
+
+
+def reads_all_first():
+    """All commands are read, then they are obeyed.
+
+    kind: luck
+    hint: was not obeyed | has no answer
+    """
+
+    def obey(shard, command):
+        try:
+            if command["do"] == "prefill":
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
+        except ValueError as error:
+            return {"error": str(error)}
+
+    def loop(shard, commands, answers, rank):
+        for line in commands.readlines():
+            answer = obey(shard, json.loads(line))
+            if rank == 0:
+                print(json.dumps(answer), file=answers, flush=True)
+
+
+def some_steps():
+    """It serves a hundred commands, and then a fresh process is to be started.
+
+    kind: sizes
+    hint: was not obeyed
+    """
+
+    def obey(shard, command):
+        try:
+            if command["do"] == "prefill":
+                return {"tokens": [shard.prefill(command["slot"], command["tokens"])]}
+            return {"tokens": shard.decode(command["slots"], command["tokens"])}
+        except ValueError as error:
+            return {"error": str(error)}
+
+    def loop(shard, commands, answers, rank):
+        for _, line in zip(range(100), commands):
+            answer = obey(shard, json.loads(line))
+            if rank == 0:
+                print(json.dumps(answer), file=answers, flush=True)
+
+
+def the_courses_own():
+    """The course's own sum over ranks.
+
+    kind: library
+    hint: that is the library
+    """
+
+    from utils.parallel.tensor import reduce_from_region as summed
+
+    def layer(x, attend, mlp):
+        x = x + summed(attend(x))
+        return x + summed(mlp(x))
+
+
+def twice():
+    """Attention is computed twice: once for its sum, once for its shape.
+
+    kind: work
+    hint: each call of attend writes | Each call of attend writes
+    """
+
+    def layer(x, attend, mlp):
+        import torch
+
+        part = torch.zeros_like(attend(x))
+        part += attend(x)
+        dist.all_reduce(part)
+        x = x + part
+        part = mlp(x)
+        dist.all_reduce(part)
+        return x + part
+
+
+def without_waiting():
+    """The sum of the MLP is on its way while the layer returns.
+
+    kind: luck
+    hint: is each waited for before its result is read
+    """
+
+    def layer(x, attend, mlp):
+        part = attend(x)
+        dist.all_reduce(part)
+        x = x + part
+        part = mlp(x)
+        dist.all_reduce(part, async_op=True)
+        return x + part

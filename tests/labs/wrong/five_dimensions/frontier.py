@@ -4,6 +4,7 @@
 def a_third_of_the_machine():
     """Uses 1,024 GPUs.
 
+    kind: part
     hint: there are 3072 GPUs
     """
 
@@ -16,6 +17,7 @@ def a_third_of_the_machine():
 def as_in_2021():
     """The split of Megatron's trillion: it fits, and recomputes everything.
 
+    kind: values
     hint: activations are computed again although there is room
     """
 
@@ -26,6 +28,7 @@ def as_in_2021():
 def more_stages_than_layers():
     """256 stages for 128 layers.
 
+    kind: sizes
     hint: some stage would be empty
     """
 
@@ -36,6 +39,7 @@ def more_stages_than_layers():
 def not_by_heads():
     """160 heads are not shared out over 64 ranks.
 
+    kind: sizes
     hint: does not divide the 160 heads
     """
 
@@ -46,6 +50,7 @@ def not_by_heads():
 def tensor_parallel_over_nodes():
     """All-reduces over four nodes in every layer.
 
+    kind: values
     hint: tp 32 leaves the node of 8 GPUs
     """
 
@@ -56,6 +61,7 @@ def tensor_parallel_over_nodes():
 def too_little_splitting():
     """Two ranks of tensor parallelism, as in the paper's fastest small runs.
 
+    kind: memory
     hint: does not fit
     """
 
@@ -66,8 +72,74 @@ def too_little_splitting():
 def uneven_rounds():
     """Interleaving goes in rounds of pp micro-batches.
 
+    kind: sizes
     hint: needs micro-batches in multiples of pp
     """
 
     def frontier():
         return Strategy(dp=128, pp=3, tp=8, interleave=4, micro_batch=12, recompute="full")
+
+
+def asks_the_search():
+    """Lets the course's search answer.
+
+    kind: library
+    hint: utils/planner/search.py runs
+    """
+
+    from labs.support.five_dimensions.cases import CASES, best
+
+    def frontier():
+        return best(CASES["frontier"]).strategy
+
+
+def hides_its_messages():
+    """Lets messages travel for nothing, which these machines did not.
+
+    kind: communication
+    hint: is not yours to choose here
+    """
+
+    right_frontier = frontier
+
+    def frontier():
+        return Strategy(**{**vars(right_frontier()), "overlap_tp": True, "overlap_pp": True})
+
+
+def leaves():
+    """Leaves the program.
+
+    kind: end
+    hint: leaves the program
+    """
+
+    def frontier():
+        exit()
+
+
+def smaller_step():
+    """Fewer sequences a step.
+
+    kind: constants
+    hint: leave it None
+    """
+
+    right_frontier = frontier
+
+    def frontier():
+        return Strategy(**{**vars(right_frontier()), "global_batch": 192})
+
+
+def a_plan():
+    """Returns what the planner says of the strategy.
+
+    kind: types
+    hint: a Strategy is asked for
+    """
+
+    from utils.planner import MACHINES, MODELS, plan
+
+    right_frontier = frontier
+
+    def frontier():
+        return plan(MODELS["1t"], right_frontier(), MACHINES["frontier"])

@@ -4,7 +4,8 @@
 def answer_of_the_exercise():
     """Returns what was right for another machine.
 
-    hint: there are 64 GPUs: all of them must work
+    kind: constants
+    hint: all of them must work
     """
 
     def best_strategy(model, machine, gpus, global_batch):
@@ -14,6 +15,7 @@ def answer_of_the_exercise():
 def first_that_fits():
     """Takes the first that fits.
 
+    kind: values
     hint: fits, but reaches only
     """
 
@@ -36,6 +38,7 @@ def first_that_fits():
 def least_memory():
     """Takes what fits best, not what is fastest.
 
+    kind: values
     hint: fits, but reaches only
     """
 
@@ -58,7 +61,8 @@ def least_memory():
 def memory_ignored():
     """Takes the fastest, whether it fits or not.
 
-    hint: does not fit
+    kind: memory
+    hint: does not fit | fits, but reaches only
     """
 
     def best_strategy(model, machine, gpus, global_batch):
@@ -80,7 +84,8 @@ def memory_ignored():
 def no_answer():
     """Makes a strategy and forgets to return it.
 
-    hint: this is of type NoneType
+    kind: types
+    hint: a Strategy is asked for
     """
 
     def best_strategy(model, machine, gpus, global_batch):
@@ -90,7 +95,8 @@ def no_answer():
 def powers_of_two():
     """35 and 7 are sizes of pipelines too.
 
-    hint: 530 billion on 560 A100
+    kind: sizes
+    hint: fits, but reaches only | does not fit
     """
 
     def best_strategy(model, machine, gpus, global_batch):
@@ -112,6 +118,7 @@ def powers_of_two():
 def slowest():
     """Sorts the wrong way.
 
+    kind: values
     hint: fits, but reaches only
     """
 
@@ -129,3 +136,148 @@ def slowest():
         found = outcomes(model, machine, tried)
         good = [i for i, one in enumerate(found) if one is not None and one.fits]
         return tried[max(good, key=lambda i: found[i].seconds)]
+
+
+def asks_the_planner():
+    """Calls the course's search by a name put together.
+
+    kind: library
+    hint: utils/planner/search.py runs
+    """
+
+    import importlib
+
+    def best_strategy(model, machine, gpus, global_batch):
+        found = importlib.import_module("utils.planner." + "".join(("sea", "rch")))
+        return found.search(model, machine, gpus, global_batch, top=1)[0].strategy
+
+
+def known_by_name():
+    """Remembers what it found for machines and models of these names.
+
+    kind: constants
+    hint: does not fit
+    """
+
+    right_strategy, known = best_strategy, {}
+
+    def best_strategy(model, machine, gpus, global_batch):
+        key = model.name, machine.name, gpus, global_batch
+        if key not in known:
+            known[key] = right_strategy(model, machine, gpus, global_batch)
+        return known[key]
+
+
+def one_micro_batch():
+    """Tries micro-batches of one only.
+
+    kind: part
+    hint: fits, but reaches only
+    """
+
+    right_outcomes = outcomes
+
+    def outcomes(model, machine, strategies):
+        found = right_outcomes(model, machine, strategies)
+        return [o if s.micro_batch == 1 else None for o, s in zip(found, strategies)]
+
+
+def no_chunks():
+    """Does not interleave.
+
+    kind: part
+    hint: fits, but reaches only
+    """
+
+    right_outcomes = outcomes
+
+    def outcomes(model, machine, strategies):
+        found = right_outcomes(model, machine, strategies)
+        return [o if s.interleave == 1 else None for o, s in zip(found, strategies)]
+
+
+def always_recomputes():
+    """Recomputes the core of the attention, whether there is room or not.
+
+    kind: constants
+    hint: fits, but reaches only | empty
+    """
+
+    right_outcomes = outcomes
+
+    def outcomes(model, machine, strategies):
+        found = right_outcomes(model, machine, strategies)
+        return [o if s.recompute == "selective" else None for o, s in zip(found, strategies)]
+
+
+def more_than_one_device():
+    """Splits at least once.
+
+    kind: odd
+    hint: in find_best.py line | all of them must work
+    """
+
+    right_outcomes = outcomes
+
+    def outcomes(model, machine, strategies):
+        found = right_outcomes(model, machine, strategies)
+        return [o if s.gpus > 1 else None for o, s in zip(found, strategies)]
+
+
+def takes_the_whole_memory():
+    """Lets the machine have as much memory as it likes.
+
+    kind: inputs
+    hint: does not fit | is not what it was
+    """
+
+    right_strategy = best_strategy
+
+    def best_strategy(model, machine, gpus, global_batch):
+        object.__setattr__(machine, "memory", 2 * machine.memory)
+        return right_strategy(model, machine, gpus, global_batch)
+
+
+def batch_written_down():
+    """Leaves what it needs in the model.
+
+    kind: inputs
+    hint: is not what it was before the call
+    """
+
+    right_strategy = best_strategy
+
+    def best_strategy(model, machine, gpus, global_batch):
+        object.__setattr__(model, "batch", global_batch)
+        return right_strategy(model, machine, gpus, global_batch)
+
+
+def a_few_at_random():
+    """Tries a few strategies and is content.
+
+    kind: luck
+    hint: fits, but reaches only | in find_best.py line
+    """
+
+    import random
+
+    right_outcomes = outcomes
+
+    def outcomes(model, machine, strategies):
+        few = set(random.sample(range(len(strategies)), min(len(strategies), 20)))
+        found = right_outcomes(model, machine, strategies)
+        return [o if i in few else None for i, o in enumerate(found)]
+
+
+def leaves():
+    """Leaves the program when it has found one.
+
+    kind: end
+    hint: leaves the program
+    """
+
+    right_strategy = best_strategy
+
+    def best_strategy(*given):
+        right_strategy(*given)
+        quit()

@@ -4,6 +4,7 @@
 def computes_at_once():
     """Adds the weight's gradient in B.
 
+    kind: work
     hint: has a gradient already
     """
 
@@ -20,6 +21,7 @@ def computes_at_once():
 def everything_later():
     """Leaves the gradient of x for later too.
 
+    kind: part
     hint: there is no gradient of x
     """
 
@@ -33,6 +35,7 @@ def everything_later():
 def forgets_the_bias():
     """Forgets the bias.
 
+    kind: part
     hint: no gradient of the bias
     """
 
@@ -51,6 +54,7 @@ def forgets_the_bias():
 def nothing_waits():
     """Returns the gradient of x and forgets the rest.
 
+    kind: part
     hint: nothing waits
     """
 
@@ -63,7 +67,8 @@ def nothing_waits():
 def overwrites():
     """Each micro-batch replaces the gradient of the one before.
 
-    hint: is it the sum of both?
+    kind: values
+    hint: Is it the sum of both
     """
 
     class LaterLinear(LaterLinear):
@@ -84,6 +89,7 @@ def overwrites():
 def returns_the_weights_too():
     """Returns the weight's gradient to autograd, which adds it in B.
 
+    kind: work
     hint: has a gradient already
     """
 
@@ -99,6 +105,7 @@ def returns_the_weights_too():
 def rows_only():
     """Right for rows (tokens, in), not for sequences (B, T, in).
 
+    kind: sizes
     hint: sequences
     """
 
@@ -114,3 +121,248 @@ def rows_only():
 
             ctx.waiting.append(add)
             return gradient @ ctx.weight, None, None, None
+
+
+def product_in_b():
+    """Computes W's product in B, and only adds it later.
+
+    kind: work
+    hint: B of micro-batch 0 does matrix products
+    """
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            weight, bias, rows = ctx.weight, ctx.bias, gradient.flatten(0, -2)
+            of_weight = rows.t() @ x.detach().flatten(0, -2)
+
+            def add():
+                accumulate(weight, of_weight)
+                if bias is not None:
+                    accumulate(bias, rows.sum(dim=0))
+
+            ctx.waiting.append(add)
+            return gradient @ weight, None, None, None
+
+
+def graph_on_the_gradient():
+    """Forgets that x has a history.
+
+    kind: memory
+    hint: it keeps a graph from step to step
+    """
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            weight, bias = ctx.weight, ctx.bias
+
+            def add():
+                rows = gradient.flatten(0, -2)
+                accumulate(weight, rows.t() @ x.flatten(0, -2))
+                if bias is not None:
+                    accumulate(bias, rows.sum(dim=0))
+
+            ctx.waiting.append(add)
+            return gradient @ weight, None, None, None
+
+
+def never_lets_go():
+    """A list of the module holds what W needs.
+
+    kind: memory
+    hint: bytes are still held after W
+    """
+
+    every = []
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            found = super(LaterLinear, LaterLinear).backward(ctx, gradient)
+            every.append(ctx.waiting[-1])
+            return found
+
+
+def saved_too_late():
+    """Takes the saved tensors out in W.
+
+    kind: step
+    hint: take them out then
+    """
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            weight, bias = ctx.weight, ctx.bias
+
+            @torch.no_grad()
+            def add():
+                (x,) = ctx.saved_tensors
+                rows = gradient.flatten(0, -2)
+                accumulate(weight, rows.t() @ x.flatten(0, -2))
+                if bias is not None:
+                    accumulate(bias, rows.sum(dim=0))
+
+            ctx.waiting.append(add)
+            return gradient @ weight, None, None, None
+
+
+def in_float32():
+    """Adds in fp32, whatever the weights have.
+
+    kind: types
+    hint: the weight
+    """
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            weight, bias = ctx.weight, ctx.bias
+
+            @torch.no_grad()
+            def add():
+                rows = gradient.flatten(0, -2).float()
+                accumulate(weight, (rows.t() @ x.flatten(0, -2).float()).to(weight.dtype))
+                if bias is not None:
+                    accumulate(bias, rows.sum(dim=0).to(bias.dtype))
+
+            ctx.waiting.append(add)
+            return gradient @ weight, None, None, None
+
+
+def empties_the_gradient():
+    """Uses the gradient's memory for something else when W is done.
+
+    kind: inputs
+    hint: gradient is not what it was before the call
+    """
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            found = super(LaterLinear, LaterLinear).backward(ctx, gradient)
+            add = ctx.waiting.pop()
+
+            def and_empty():
+                add()
+                gradient.zero_()
+
+            ctx.waiting.append(and_empty)
+            return found
+
+
+def in_place_of_what_was_there():
+    """The first W of a step replaces the gradient.
+
+    kind: values
+    hint: and of what was there before?
+    """
+
+    seen = set()
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            found = super(LaterLinear, LaterLinear).backward(ctx, gradient)
+            add, weight, bias = ctx.waiting.pop(), ctx.weight, ctx.bias
+
+            def first():
+                if weight not in seen:
+                    seen.add(weight)
+                    weight.grad = None
+                    if bias is not None:
+                        bias.grad = None
+                add()
+
+            ctx.waiting.append(first)
+            return found
+
+
+def view_of_rows():
+    """Views as rows what need not lie so.
+
+    kind: types
+    hint: not contiguous
+    """
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            weight, bias = ctx.weight, ctx.bias
+
+            @torch.no_grad()
+            def add():
+                rows = gradient.view(-1, gradient.shape[-1])
+                accumulate(weight, rows.t() @ x.view(-1, x.shape[-1]))
+                if bias is not None:
+                    accumulate(bias, rows.sum(dim=0))
+
+            ctx.waiting.append(add)
+            return gradient @ weight, None, None, None
+
+
+def mean_of_a_micro_batch():
+    """Divides by the rows.
+
+    kind: values
+    hint: Is it the sum of both
+    """
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            found = super(LaterLinear, LaterLinear).backward(ctx, gradient)
+            ctx.waiting[-1:] = []
+            weight, bias = ctx.weight, ctx.bias
+
+            @torch.no_grad()
+            def add():
+                rows = gradient.flatten(0, -2)
+                accumulate(weight, rows.t() @ x.flatten(0, -2) / len(rows))
+                if bias is not None:
+                    accumulate(bias, rows.mean(dim=0))
+
+            ctx.waiting.append(add)
+            return found
+
+
+def first_micro_batch_again():
+    """Every W adds the first micro-batch's gradient.
+
+    kind: constants
+    hint: Is it the sum of both
+    """
+
+    first = {}
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            found = super(LaterLinear, LaterLinear).backward(ctx, gradient)
+            add, weight = ctx.waiting.pop(), ctx.weight
+            ctx.waiting.append(first.setdefault(weight, add))
+            return found
+
+
+def of_the_course():
+    """The course's own.
+
+    kind: library
+    hint: that is the library
+    """
+
+    class LaterLinear(LaterLinear):
+        @staticmethod
+        def backward(ctx, gradient):
+            from utils.parallel import zero_bubble
+
+            (x,) = ctx.saved_tensors
+            weight, bias = ctx.weight, ctx.bias
+            ctx.waiting.append(lambda: zero_bubble._add(weight, bias, x.detach(), gradient))
+            return gradient @ weight, None, None, None

@@ -4,6 +4,7 @@
 def changes_the_lists():
     """Adds to the lists that it was given.
 
+    kind: inputs
     hint: changes the lists
     """
 
@@ -19,6 +20,7 @@ def changes_the_lists():
 def cut_at_the_end():
     """Cuts off as many logits as there are virtual tokens, at the wrong end.
 
+    kind: values
     hint: cut off the first P positions, not the last
     """
 
@@ -32,6 +34,7 @@ def cut_at_the_end():
 def cut_one_too_early():
     """Begins with the last virtual token, which says the first word.
 
+    kind: values
     hint: one position too early
     """
 
@@ -45,6 +48,7 @@ def cut_one_too_early():
 def detached():
     """Copies the numbers of the prompt: nothing leads back to it.
 
+    kind: part
     hint: the prompt gets no gradient
     """
 
@@ -58,6 +62,7 @@ def detached():
 def divided_by_all_places():
     """Adds up the right losses and divides by all places of the batch.
 
+    kind: values
     hint: divided by all B·T places
     """
 
@@ -69,6 +74,7 @@ def divided_by_all_places():
 def end_among_the_tokens():
     """Hands the end to the model, too: a column more.
 
+    kind: sizes
     hint: less its last token
     """
 
@@ -82,7 +88,8 @@ def end_among_the_tokens():
 def end_does_not_count():
     """Learns the answer, and never to stop.
 
-    hint: learns to stop
+    kind: values
+    hint: learns to stop | first token counts too
     """
 
     def batch(pairs, end):
@@ -100,6 +107,7 @@ def end_does_not_count():
 def filled_on_the_left():
     """Fills up on the left, as one does for generating with a mask.
 
+    kind: values
     hint: filling stands on the left
     """
 
@@ -117,6 +125,7 @@ def filled_on_the_left():
 def filling_counts():
     """Fills up the targets with the end, as the tokens: every end is to be said.
 
+    kind: values
     hint: goes over the filling
     """
 
@@ -133,6 +142,7 @@ def filling_counts():
 def first_row_only():
     """Puts the prompt before the first row, and zeros before the others.
 
+    kind: part
     hint: every row needs the prompt
     """
 
@@ -146,6 +156,7 @@ def first_row_only():
 def ignored_as_words():
     """Every place counts: what is IGNORED becomes the word 0.
 
+    kind: values
     hint: Which targets count?
     """
 
@@ -156,7 +167,8 @@ def ignored_as_words():
 def mean_of_rows():
     """Each row its mean, then the mean of the rows: short answers weigh more.
 
-    hint: a token of a short answer weighs more
+    kind: odd
+    hint: short answer weighs more
     """
 
     def answer_loss(logits, targets):
@@ -167,6 +179,7 @@ def mean_of_rows():
 def no_last_norm():
     """Leaves out the norm before the last matrix.
 
+    kind: values
     hint: model.model.norm stands before
     """
 
@@ -181,6 +194,7 @@ def no_last_norm():
 def not_cut():
     """Returns the logits of the virtual tokens, too.
 
+    kind: values
     hint: cut them off
     """
 
@@ -194,7 +208,8 @@ def not_cut():
 def not_shifted():
     """The target of a token is the token.
 
-    hint: the token itself
+    kind: values
+    hint: the token itself | first token counts too
     """
 
     def batch(pairs, end):
@@ -212,6 +227,7 @@ def not_shifted():
 def one_late():
     """Begins at the answer: its first token is never asked for.
 
+    kind: values
     hint: first token counts too
     """
 
@@ -230,6 +246,7 @@ def one_late():
 def one_position_for_all():
     """All vectors at position 0.
 
+    kind: values
     hint: same position
     """
 
@@ -244,6 +261,7 @@ def one_position_for_all():
 def positions_restart():
     """The words have the positions that they had without a prompt.
 
+    kind: values
     hint: positions start again at the text
     """
 
@@ -261,6 +279,7 @@ def positions_restart():
 def prompt_behind():
     """The prompt stands behind the words, which cannot see it.
 
+    kind: values
     hint: do they stand behind them?
     """
 
@@ -273,6 +292,7 @@ def prompt_behind():
 def prompt_behind_cut_in_front():
     """The prompt stands behind the words, and the first positions are cut off.
 
+    kind: values
     hint: do they stand behind them?
     """
 
@@ -285,6 +305,7 @@ def prompt_behind_cut_in_front():
 def question_counts():
     """The usual targets of a language model: the loss goes over the question too.
 
+    kind: values
     hint: goes over the question
     """
 
@@ -302,6 +323,7 @@ def question_counts():
 def sees_the_future():
     """No causal mask: every position sees all others.
 
+    kind: values
     hint: logits are not the GPT
     """
 
@@ -323,6 +345,7 @@ def sees_the_future():
 def shifted_again():
     """Shifts targets that are shifted already.
 
+    kind: values
     hint: Shifted once too often
     """
 
@@ -333,8 +356,150 @@ def shifted_again():
 def sum():
     """A sum, which grows with the batch.
 
+    kind: values
     hint: It is the sum
     """
 
     def answer_loss(logits, targets):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def the_library():
+    """Puts the name of the course's own prompts together.
+
+    kind: library
+    hint: that is the library
+    """
+
+    import importlib
+
+    def forward(model, prompt, tokens):
+        library = importlib.import_module("utils." + "prom" + "pts")
+        with library.prompted(model, prompt):
+            return model(tokens)[:, len(prompt) :]
+
+
+def counts_in_bf16():
+    """Leaves the loss in the type of the logits.
+
+    kind: types
+    hint: answer_loss is torch.bfloat16
+    """
+
+    def answer_loss(logits, targets):
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def fp32_for_all():
+    """Computes in fp32, whatever the model's type.
+
+    kind: types
+    hint: a logit is torch.float32 | RuntimeError
+    """
+
+    right_forward = forward
+
+    def forward(model, prompt, tokens):
+        return right_forward(model, prompt, tokens).float()
+
+
+def positions_in_the_models_type():
+    """Counts positions in bf16, which has no odd number above 256.
+
+    kind: types
+    hint: a logit at
+    """
+
+    def decode(model, x):
+        positions = torch.arange(x.shape[1]).to(x.dtype)
+        cos, sin = rotary_tables(model.config, positions, x.dtype)
+        for layer in model.model.layers:
+            x = layer(x, cos[:, None], sin[:, None])
+        return model.lm_head(model.model.norm(x))
+
+
+def remembers_the_words():
+    """Keeps the embedded tokens of the first model by their shape.
+
+    kind: constants
+    hint: a logit at | bytes that it made are still held
+    """
+
+    known = {}
+
+    def forward(model, prompt, tokens):
+        if tokens.shape not in known:
+            known[tokens.shape] = model.model.embed_tokens(tokens).detach()
+        virtual = prompt.expand(len(tokens), -1, -1)
+        logits = decode(model, torch.cat((virtual, known[tokens.shape]), dim=1))
+        return logits[:, len(prompt) :]
+
+
+def keeps_its_logits():
+    """Keeps every pass, to look at it later.
+
+    kind: memory
+    hint: bytes that it made are still held
+    """
+
+    right_forward, passes = forward, []
+
+    def forward(model, prompt, tokens):
+        passes.append(right_forward(model, prompt, tokens))
+        return passes[-1]
+
+
+def once_more():
+    """Runs the model twice, to be sure.
+
+    kind: work
+    hint: one pass of P + T
+    """
+
+    right_forward = forward
+
+    def forward(model, prompt, tokens):
+        right_forward(model, prompt, tokens)
+        return right_forward(model, prompt, tokens)
+
+
+def freezes_the_model():
+    """Freezes a model that belongs to others, too.
+
+    kind: inputs
+    hint: the parameters of the model are not what they were
+    """
+
+    right_forward = forward
+
+    def forward(model, prompt, tokens):
+        model.requires_grad_(False)
+        return right_forward(model, prompt, tokens)
+
+
+def short_rows_only():
+    """Has rotary tables for 64 positions.
+
+    kind: sizes
+    hint: in prompting.py line
+    """
+
+    def decode(model, x):
+        cos, sin = rotary_tables(model.config, torch.arange(64), x.dtype)
+        cos, sin = cos[: x.shape[1]], sin[: x.shape[1]]
+        for layer in model.model.layers:
+            x = layer(x, cos[:, None], sin[:, None])
+        return model.lm_head(model.model.norm(x))
+
+
+def stops():
+    """Ends the process.
+
+    kind: end
+    hint: leaves the program
+    """
+
+    import sys
+
+    def answer_loss(logits, targets):
+        sys.exit(0)

@@ -1,0 +1,66 @@
+"""Lab 08d: an executor: it carries out a rank's list with real sends and receives.
+
+total = run([("F", 0), ("F", 1), ("B", 0), …], stage, micro_batches, loss, boundary)
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+def run(
+    actions: list[tuple[str, int]],
+    stage: torch.nn.Module,
+    micro_batches: list[tuple[torch.Tensor, torch.Tensor]],
+    loss: Callable,
+    boundary: Callable,
+) -> torch.Tensor | None:
+    """One step of this rank's stage of a pipeline. Every rank calls it with its own list and stage.
+
+    actions        this rank's ("F", n) and ("B", n), carried out in this order
+    stage          a module: tensor in, tensor out; its gradients are added to `.grad`
+    micro_batches  (x, y) by number, the same on all ranks: x enters rank 0's stage, y is for `loss`
+    loss           loss(out, y), on the last rank: what a micro-batch adds to the loss of the step
+    boundary       boundary(x) -> (shape, dtype) of what each rank but the last sends to the next
+                   for a micro-batch; its gradient comes back, as large
+
+    Returns the sum of the losses, without history, on the last rank; None on the others.
+
+    Any order in which the lists of all ranks can come to an end does: a rank may need what others
+    send in another order than they send it (a message can have a number, `tag=n`; with NCCL it
+    cannot), and several ranks may send first. Nothing else is sent. When the B of a micro-batch is
+    done, nothing of its forward pass is kept; a gradient may stay until the end of the step.
+    """
+    ### BEGIN SOLUTION: carry out the actions; sends must not wait, and must not be forgotten
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    kept, on_their_way, total = {}, [], 0.0
+    for kind, n in actions:
+        x, y = micro_batches[n]
+        if kind == "F":
+            if rank > 0:
+                shape, dtype = boundary(x)
+                x = torch.empty(shape, dtype=dtype)
+                dist.recv(x, rank - 1, tag=n)
+                x.requires_grad_()
+            out, sent = stage(x), None
+            if rank < last:
+                sent = dist.isend(out.detach().contiguous(), rank + 1, tag=n)
+            else:
+                out = loss(out, y)
+                total += out.detach()
+            kept[n] = x, out, sent
+        else:
+            x, out, sent = kept.pop(n)
+            gradient = None  # the loss needs none
+            if rank < last:
+                gradient = torch.empty_like(out)
+                dist.recv(gradient, rank + 1, tag=n)
+                sent.wait()  # it has arrived: here is its gradient
+            out.backward(gradient)
+            if rank > 0:
+                on_their_way.append(dist.isend(x.grad, rank - 1, tag=n))
+    for sent in on_their_way:
+        sent.wait()
+    return total if rank == last else None
+    ### END SOLUTION

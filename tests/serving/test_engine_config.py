@@ -1,0 +1,151 @@
+"""The options of an engine: checked, from config.pbtxt, and what they make a rank hold."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from tests.serving.engines import ENDLESS, ODD, version_of
+from tests.serving.export_models import new_model
+from utils.serving import export as export_module
+from utils.serving.engine.config import EngineConfig
+from utils.serving.engine.engine import Engine
+from utils.serving.engine.model import ServedDecoder
+from utils.serving.engine.request import BadRequest, SamplingParams
+from utils.serving.engine.version import LoadError, Version
+from utils.serving.export import ExportError, export
+from utils.serving.model_config import ConfigError, engine_config
+from utils.serving.repository import SOURCE
+
+TEXTS = {"max_num_seqs": "3", "max_model_len": "0", "device": "cpu", "step_seconds": "7.5"}
+
+
+def test_options_come_from_texts():
+    config = EngineConfig.of_parameters(TEXTS, "here")
+    assert config == EngineConfig(max_num_seqs=3, device="cpu", step_seconds=7.5)
+    assert EngineConfig(**asdict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("max_num_seq", "3", "'max_num_seq' is not known: is it max_num_seqs?"),
+        ("slots", "3", "'slots' is not known: is it max_num_seqs?"),
+        ("xyz", "3", "'xyz' is not known: there are max_num_seqs, max_model_len"),
+        ("max_num_seqs", "many", "max_num_seqs 'many' is not a whole number of at least 1"),
+        ("max_num_seqs", "0", "max_num_seqs 0 is not a whole number of at least 1"),
+        ("max_model_len", "-5", "max_model_len -5 is not a whole number of at least 1"),
+        ("dtype", "int8", "dtype 'int8' is not known: give one of auto, float32"),
+        ("step_seconds", "nan", "step_seconds nan is not a time limit"),
+    ],
+)
+def test_a_wrong_parameter_is_named_with_its_place(name, text, words):
+    with pytest.raises(ValueError) as refused:
+        EngineConfig.of_parameters({name: text}, "gpt_engine/config.pbtxt")
+    said = str(refused.value)
+    assert said.startswith("gpt_engine/config.pbtxt: ") and words in said and "\n" not in said
+
+
+def test_a_field_that_triton_does_not_know_is_named_with_its_line(tmp_path):
+    file = tmp_path / "config.pbtxt"
+    file.write_text('backend: "python"\nmax_batch_sise: 0\n')
+    with pytest.raises(ConfigError, match=r'config\.pbtxt:2:.*"max_batch_sise"'):
+        engine_config(file)
+
+
+# ---- what a rank holds
+
+
+def decoder_of(version, config, rank=0):
+    dtypes = [getattr(torch, name) for name in config.dtypes(version.manifest["dtype"], True)]
+    return ServedDecoder(
+        version.model, version.weights(rank), rank, version.tp, config.max_num_seqs,
+        config.length(version.model), None, "cpu", *dtypes,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dtype": "bfloat16"}, {"kv_cache_dtype": "float16", "max_model_len": 17}],
+)
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_rank_holds_what_the_options_say(tmp_path, tp, options):
+    version = Version.read(version_of(ODD, tmp_path, tp))
+    config = EngineConfig(max_num_seqs=3, **options)
+    weights, cache = config.rank_bytes(version, on_cpu=True)
+    decoder = decoder_of(version, config)
+    assert cache == sum(layer.numbers.nbytes for layer in decoder.cache.layers)
+    loaded = version.weights(0).values()
+    width = torch.float32.itemsize if config.dtype == "auto" else 2
+    numbers = sum(tensor.numel() for tensor in loaded)
+    header = next(iter(loaded)).element_size()
+    assert 0 <= weights - numbers * width < 4096 * width / header  # a file has a header
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_types_give_about_the_same_logits(tmp_path, dtype):
+    version = Version.read(version_of(ODD, tmp_path, 1))
+    tokens, found = [5, 9, 2, 30, 7], {}
+    for name, options in {
+        "right": {}, "weights": {"dtype": dtype}, "cache": {"kv_cache_dtype": dtype}
+    }.items():  # fmt: skip
+        decoder = decoder_of(version, EngineConfig(max_num_seqs=2, **options))
+        decoder.prefill(1, 0, tokens)
+        found[name] = decoder.decode([1], [4]).float()
+    scale = found["right"].abs().max()
+    for name in ("weights", "cache"):
+        away = (found[name] - found["right"]).abs().max() / scale
+        assert 0 < away < 8 * torch.finfo(getattr(torch, dtype)).eps, (name, away)
+
+
+def test_a_shorter_length_is_kept_to(tmp_path):
+    folder = version_of(ENDLESS, tmp_path, 1)
+    seven = SamplingParams(max_tokens=7)
+    with Engine(folder, max_num_seqs=2, max_model_len=10) as engine:
+        assert len(engine.complete([1, 2, 3], seven).tokens) == 7
+        assert engine.stats()["kv_size"] == 20
+        with pytest.raises(BadRequest, match=r"more than the 10 positions"):
+            engine.complete([1, 2, 3, 4], seven)
+
+
+def test_what_does_not_fit_the_memory_is_refused_by_the_ranks(tmp_path):
+    folder = version_of(replace(ENDLESS, max_positions=10**6), tmp_path, 1)
+    with pytest.raises(LoadError) as refused:
+        Engine(folder, max_num_seqs=10_000)  # 1.3 terabytes, nearly all of it zeros
+    assert "1,192.1 GiB of keys and values are more than the " in str(refused.value)
+    assert str(refused.value).endswith("which are 1,000,000 and 10,000")
+
+
+# ---- the export
+
+
+def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys):
+    model, repo = new_model(tmp_path / "model"), tmp_path / "repo"
+    words = f"--model {model} --out {repo} --max-num-seqs 5 --max-model-len 40 --prefill-chunk 8"
+    words += " --dtype bfloat16 --kv-cache-dtype float32"
+    assert export_module.main(words.split()) == 0
+    config = engine_config(repo / "gpt_engine" / "config.pbtxt")
+    assert config == EngineConfig(5, 40, 8, dtype="bfloat16", kv_cache_dtype="float32")
+    said = capsys.readouterr().out
+    assert "requests that run together: 5, of 40 positions at most" in said
+    before = (repo / "gpt_engine" / "config.pbtxt").read_text()
+    with pytest.raises(ExportError, match=r"is there already, and its max_model_len is 40, not 41"):
+        export(model, repo, 1, options={"max_num_seqs": 5, "max_model_len": 41}, version=2)
+    export(model, repo, 1, options={"max_num_seqs": 5}, version=2)
+    assert (repo / "gpt_engine" / "config.pbtxt").read_text() == before
+
+
+def test_what_a_machine_has_no_room_for_is_not_exported(tmp_path):
+    config = replace(ENDLESS, max_positions=10**6)
+    model, repo = new_model(tmp_path / "model", config), tmp_path / "repo"
+    with pytest.raises(ExportError, match=r"GiB of keys and values \(10000 requests of 1,000,000"):
+        export(model, repo, 1, options={"max_num_seqs": 10_000}, machine="dgx-a100")
+    with pytest.raises(ExportError, match=r"machine 'dgx' is not known: there are .*dgx-a100"):
+        export(model, repo, 1, machine="dgx")
+    assert not repo.exists()
+    export(model, repo, 1, options={"max_num_seqs": 10}, machine="dgx-a100")
+
+
+def test_the_shipped_configuration_says_the_defaults():
+    shipped = engine_config(SOURCE / "gpt_engine" / "config.pbtxt")
+    assert shipped == EngineConfig()

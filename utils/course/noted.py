@@ -1,0 +1,92 @@
+"""What a rank has sent, received and waited for, in order, as a check notes it.
+
+with noted() as notes:
+    answer.function(x)
+never_waited(notes)            # ["isend"]: whose handle nobody has waited for
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+PEERS = ("dst", "src", "group_dst", "group_src")  # arguments that name the other rank
+_never_waited_for: list = []  # a message without a handle might never leave
+
+
+class Note(NamedTuple):
+    """name: "isend", "irecv" or "wait"; other: the other rank; number: of the call that is noted,
+    or waited for; dtype: of the message."""
+
+    name: str
+    other: int | None
+    number: int
+    dtype: torch.dtype | None = None
+
+
+class _Noted:
+    """A `Work` that notes when it is waited for."""
+
+    def __init__(self, work: Any, noted: list, number: int):
+        self._work, self._noted, self._number = work, noted, number
+
+    def wait(self, *args: Any, **keywords: Any) -> bool:
+        """As `Work.wait`."""
+        done = self._work.wait(*args, **keywords)
+        note = self._noted[self._number]
+        if note.other is None:  # received from whoever came
+            self._noted[self._number] = note._replace(other=self._work._source_rank())
+        self._noted.append(Note("wait", None, self._number))
+        return done
+
+    def is_completed(self) -> bool:
+        """As `Work.is_completed`."""
+        done = self._work.is_completed()
+        if done:
+            self._noted.append(Note("wait", None, self._number))
+        return done
+
+    def __getattr__(self, name):
+        return getattr(self._work, name)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Note]]:
+    """Inside, sends and receives are noted.
+
+    A blocking call is one of these, and its wait: so PyTorch carries it out.
+    """
+    notes, handles = [], []
+    before = {name: getattr(dist, name) for name in ("isend", "irecv")}
+
+    def noting(name, function):
+        def call(tensor, *args, **keywords):
+            named = [value for key, value in keywords.items() if key in PEERS]
+            other = next((peer for peer in [*args[:1], *named] if peer is not None), None)
+            number = len(notes)
+            notes.append(Note(name, other, number, tensor.dtype))
+            handles.append(_Noted(function(tensor, *args, **keywords), notes, number))
+            return handles[-1]
+
+        return call
+
+    for name, function in before.items():
+        noted_function = noting(name, function)
+        for module in (dist, dist.distributed_c10d):
+            setattr(module, name, noted_function)
+    try:
+        yield notes
+    finally:
+        for name, function in before.items():
+            for module in (dist, dist.distributed_c10d):
+                setattr(module, name, function)
+        waited = {note.number for note in notes if note.name == "wait"}
+        _never_waited_for.extend(h for h in handles if h._number not in waited)
+
+
+def never_waited(notes: list[Note]) -> list[str]:
+    """The names of the calls that nobody waited for."""
+    waited = {note.number for note in notes if note.name == "wait"}
+    return [note.name for note in notes if note.name != "wait" and note.number not in waited]

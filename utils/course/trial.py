@@ -1,0 +1,330 @@
+"""How a check tries an answer: on real ranks, with cases from a seed, within hard limits.
+
+    def judge(trial: Trial) -> str:
+        for group in trial.groups(hang="Does every rank call it?"):       # 2, 3, 1, 4, 5, 6 ranks
+            length, seed = trial.draw.randrange(1, 40), trial.new_seed()
+            case = group.case(f"{length} numbers")
+            for rank, seen in enumerate(group.run(case, scenario, length, seed)):
+                close(f"{case}, rank {rank}", "the sum", seen, right)
+        return "what was looked at."
+
+A *scenario* is a function that runs on every rank: `scenario(answer, *args)`, `answer` the module
+made from the learner's file. The code of an answer runs nowhere else: it may end its process,
+block, or swallow every exception, and the check still ends.
+
+Ranks differ as they do on a cluster: each has random numbers, hashes of texts and a history of its
+own, and before each run one of them, drawn anew, loads the file again, so that nothing kept between
+calls is the same on all. The result of a run is a list by rank.
+"""
+
+import contextlib
+import faulthandler
+import importlib.util
+import linecache
+import random
+import re
+import signal
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import cloudpickle
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from utils.course.expect import NotHere, Wrong, by_hand
+from utils.course.late import late as late_network
+from utils.course.trap import trap
+from utils.ranks import RankError, Ranks
+from utils.ranks.diagnosis import consequence, timed_out
+from utils.ranks.worker import Failure
+
+SIZES = (2, 3, 1, 4, 5, 6)  # ranks; most mistakes show with two or three
+HANG = 5.0  # seconds until a collective counts as hanging
+TOO_LONG = 15.0  # seconds until an answer that does not communicate counts as an endless loop
+JUDGES = (
+    r" (trial|look|late|noted|expect|traffic|scenarios|check_\w+)\.py:\d+: "  # in a rank's stack
+)
+SWALLOWED = 2.0  # seconds after that until its process is ended, whatever it has caught
+
+
+class Trial:
+    """One check of one answer.
+
+    path: the learner's file; seed: of all cases; drawn: whether a case was drawn from it.
+    """
+
+    def __init__(self, path: str | Path, seed: int = 0):
+        self.path, self.seed, self.drawn = Path(path).resolve(), seed, False
+        self._draw, self._library = random.Random(seed), ()
+
+    @property
+    def draw(self) -> random.Random:
+        """What cases are drawn with."""
+        self.drawn = True
+        return self._draw
+
+    def new_seed(self) -> int:
+        """A seed for the values of one case."""
+        return self.draw.getrandbits(31)
+
+    def fractions(self, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Random numbers from a normal distribution; next to none is a whole number."""
+        return fractions(self.new_seed(), *shape, dtype=dtype)
+
+    def by_hand(self, library: Iterable[str]) -> None:
+        """The answer must not use these: `expect.by_hand` reads the file, and modules in full
+        names (`torch.distributed.nn`, `utils.parallel`, a check of `labs.support`) are trapped on
+        the ranks (`trap.py`)."""
+        by_hand(self.path, library)
+        self._library = tuple(
+            name for name in library if name.startswith(("torch.", "utils.", "labs."))
+        )
+
+    @contextlib.contextmanager
+    def ranks(self, size: int, hang: str | dict[str, str] = "") -> Iterator["Group"]:
+        """`size` fresh ranks. hang: what to ask when they wait for one another; {call: question}
+        where it depends on the call that all of them wait in, with "" for all else."""
+        with (
+            tempfile.TemporaryDirectory(prefix="trial-") as folder,
+            Ranks(size, device="cpu", timeout=HANG) as ranks,
+        ):
+            yield Group(self, ranks, Path(folder), hang)
+
+    def groups(
+        self, sizes: Sequence[int] = SIZES, hang: str | dict[str, str] = ""
+    ) -> Iterator["Group"]:
+        """Fresh ranks of each size in turn."""
+        for size in sizes:
+            with self.ranks(size, hang) as group:
+                yield group
+
+    def on_ranks(self, size: int, scenario: Callable, *args: Any, hang: str = "") -> list:
+        """One run on `size` fresh ranks."""
+        with self.ranks(size, hang) as group:
+            return group.run(group.case(), scenario, *args)
+
+    def alone(self, case: str, scenario: Callable, *args: Any, **options: Any) -> Any:
+        """One run in one process of its own; `case` begins the sentence about a failure.
+        options: of `Group.run`."""
+        with self.ranks(1) as group:
+            return group.run(case, scenario, *args, **options)[0]
+
+
+class Group:
+    """Ranks that try an answer together, run after run. size: how many they are."""
+
+    def __init__(self, trial: Trial, ranks: Ranks, folder: Path, hang: str | dict[str, str]):
+        self.size = ranks.size
+        self._trial, self._ranks, self._folder = trial, ranks, folder
+        self._hang = hang if isinstance(hang, dict) else {"": hang}
+
+    def case(self, what: str = "") -> str:
+        """ "with 3 ranks and a tensor of shape (5,)", for `what` "a tensor of shape (5,)"."""
+        return f"with {self.size} rank{'s' * (self.size > 1)}{' and ' * bool(what)}{what}"
+
+    def run(
+        self,
+        case: str,
+        scenario: Callable,
+        *args: Any,
+        late: bool = False,
+        seconds: float | None = None,
+    ) -> list:
+        """The results of `scenario(answer, *args)` by rank.
+
+        late: asynchronous results come late (`utils/course/late.py`). seconds: until an answer
+        that does not communicate is ended, None: TOO_LONG. Raises Wrong with the case, the place
+        in the answer and what happened there when it fails, hangs or does not end;
+        NotImplementedError where a stub says that it is one.
+        """
+        trial = self._trial
+        cloudpickle.register_pickle_by_value(sys.modules[scenario.__module__])
+        anew = trial._draw.randrange(self.size)  # no case: these do not count as drawn
+        self._seconds = seconds or TOO_LONG
+        seed = trial._draw.getrandbits(31)
+        setup = (
+            str(trial.path), trial._library, str(self._folder), self._seconds, seed, anew, late
+        )  # fmt: skip
+        try:
+            return self._ranks.run(_perform, setup, scenario, args)
+        except RankError as error:
+            raise self._explained(case, error) from None
+
+    def _explained(self, case: str, error: RankError) -> Exception:
+        """What a check says of a run that has failed."""
+        failures = error.failures
+        for failure in failures.values():
+            last = failure.stack[-1].file if failure.stack else ""
+            if (
+                failure.kind == "NotImplementedError"
+                and Path(last).parent == self._trial.path.parent
+            ):
+                return NotImplementedError(failure.message)
+            if failure.kind == "NotHere":
+                return NotHere(failure.message)
+        for rank, failure in failures.items():
+            if not timed_out(failure) and not consequence(failure):
+                return Wrong(f"{case}{self._rank(rank)}: {self._ended(failure)}")
+        for file in sorted(self._folder.glob("rank*.words")):
+            said = file.read_text(errors="replace")
+            if said.strip():
+                return Wrong(
+                    f"{case}{self._rank(int(file.stem[4:]))}: {self._died(said, str(error))}"
+                )
+        return Wrong(f"{case}: {of_interest(str(error))}{self._question(str(error))}")
+
+    def _question(self, error: str) -> str:
+        """What to ask about ranks that wait for one another."""
+        if "did not complete" not in error:
+            return ""
+        states = set(re.findall(r"│ (waiting in .+|had finished|running.*)$", error, re.M))
+        calls = {state.removeprefix("waiting in ") for state in states}
+        question = self._hang.get(calls.pop() if len(calls) == 1 else "", self._hang.get("", ""))
+        return f"\n{question}" if question else ""
+
+    def _rank(self, rank: int) -> str:
+        return f", rank {rank}" if self.size > 1 else ""
+
+    def _ended(self, failure: Failure) -> str:
+        """An exception, in a sentence."""
+        place = self._place([(frame.file, frame.line) for frame in failure.stack])
+        if failure.kind == "Wrong":
+            return failure.message
+        if failure.kind == "TimeLimit":
+            return f"{failure.message}{place}: an endless loop?"
+        if failure.kind == "SystemExit":
+            return f"the code leaves the program{place}; a function that is called returns."
+        return f"{failure.kind}{place}: {failure.message}"
+
+    def _died(self, said: str, error: str) -> str:
+        """A process that has ended, by what faulthandler wrote into its last words."""
+        stack = re.findall(r'File "(.+)", line (\d+) in', said)
+        place = self._place([(file, int(line)) for file, line in reversed(stack)])
+        if "Timeout (" in said:
+            return f"no end after {self._seconds:.0f} s{place}: an endless loop?"
+        if "preamble.length" in error or "preamble.length" in said:
+            return (
+                f"a message does not fit where it is received{place}: do all ranks hand over the\n"
+                "lengths and types that the others expect?"
+            )
+        ended = re.search(r"Rank \d+ (was killed by \w+|ended with code \d+)", error)
+        return f"the process {ended[1] if ended else 'has ended'}{place}."
+
+    def _place(self, stack: Sequence[tuple[str, int]]) -> str:
+        """ " in ring.py line 12 (`total += part`)": the last line of the answer that took part."""
+        own = [(file, line) for file, line in stack if Path(file).parent == self._trial.path.parent]
+        if not own:
+            return ""
+        file, line = own[-1]
+        code = linecache.getline(file, line).strip()
+        return f" in {Path(file).name} line {line}" + (f" (`{code}`)" if code else "")
+
+
+def fractions(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Random numbers from a normal distribution, the same wherever the seed is the same."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return drawn.to(dtype)
+
+
+def compile_answer(path: Path) -> types.CodeType:
+    """The code of the file as it is now, whatever was imported from it before."""
+    return compile(path.read_text(encoding="utf-8"), str(path), "exec")
+
+
+def load_answer(path: Path) -> types.ModuleType:
+    """A new module made from the file; files beside it can be imported by it."""
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(f"answer_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    module.hash = _hash  # as a global name, it hides the built-in one
+    sys.modules[spec.name] = module
+    exec(compile_answer(path), module.__dict__)
+    return module
+
+
+def of_interest(text: str) -> str:
+    """A RankError without the judge's own lines, and without what only the ranks' owner needs."""
+    lines, label = [], ""
+    for line in text.splitlines():
+        head, bar, rest = line.partition("│")
+        if bar and re.match(JUDGES, rest):
+            label = head if head.strip() else label  # of the rank: for the next line
+        elif not re.match(r"The (other )?ranks (stay|were)", line):
+            lines.append(f"{label}{bar}{rest}" if bar and label else line)
+            label = ""
+    return "\n".join(lines)
+
+
+# ---- on a rank
+
+
+class TimeLimit(BaseException):
+    """The answer ran for too long. No Exception: an answer may catch those."""
+
+
+_loaded: types.ModuleType | None = None  # the answer on this rank
+_salt = 0  # of its hashes
+_history: list = []  # what this rank has and others have not
+
+
+def _hash(value: Any) -> int:
+    """Python's `hash`, salted as in a process that was not forked: what it gives for a text, also
+    inside of a tuple, differs from process to process."""
+    found = hash(value)
+    return hash((found, _salt)) if _has_text(value) else found
+
+
+def _has_text(value: Any) -> bool:
+    return isinstance(value, str | bytes) or (
+        isinstance(value, tuple) and any(map(_has_text, value))
+    )
+
+
+def _perform(setup: tuple, scenario: Callable, args: tuple) -> Any:
+    """One run on this rank."""
+    global _loaded, _salt
+    path, library, folder, seconds, seed, anew, late = setup
+    rank = dist.get_rank()
+    own = random.Random(1000 * seed + rank)
+    _salt = _salt or own.getrandbits(31)
+    _history.append([object() for _ in range(own.randrange(1000))])
+    torch.manual_seed(own.getrandbits(31))
+    random.seed(own.getrandbits(31))
+    np.random.seed(own.getrandbits(31))
+    trap(library, Path(path).parent)
+    with open(f"{folder}/rank{rank}.words", "w") as words, _time_limit(seconds, words):
+        if late:
+            with late_network():
+                return scenario(load_answer(Path(path)), *args)
+        if _loaded is None or rank == anew:
+            _loaded = load_answer(Path(path))
+        return scenario(_loaded, *args)
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float, words: IO[str]) -> Iterator[None]:
+    """Raises TimeLimit after so many seconds, and ends the process if that is swallowed.
+
+    words: gets the stack of a process that ends here, or is ended by a signal such as SIGABRT.
+    """
+
+    def stop(signum, frame):
+        raise TimeLimit(f"no end after {seconds:.0f} s")
+
+    faulthandler.enable(words)
+    faulthandler.dump_traceback_later(seconds + SWALLOWED, exit=True, file=words)
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        faulthandler.cancel_dump_traceback_later()
+        faulthandler.disable()

@@ -1,0 +1,113 @@
+"""How a version is served: the options of an engine, from Python or from config.pbtxt.
+
+EngineConfig(max_num_seqs=8, max_model_len=2048)
+EngineConfig.of_parameters({"max_num_seqs": "8"}, "gpt_engine/config.pbtxt")
+config.rank_bytes(version, on_cpu=False)               # weights, keys and values
+"""
+
+import difflib
+import math
+from dataclasses import dataclass, fields
+
+from utils.models.config import GPTConfig
+from utils.serving.engine.version import Version
+
+DEVICES = ("auto", "cpu", "cuda")
+WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number, by dtype
+RENAMED = {"slots": "max_num_seqs"}  # parameters of earlier versions
+WHOLE = ("max_num_seqs", "max_model_len", "prefill_chunk", "queue", "threads")
+SECONDS = ("step_seconds", "start_seconds", "pace")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The options of an engine, checked. Raises ValueError by name.
+
+    max_num_seqs    requests that run together: slots, which are rows of the KV cache
+    max_model_len   positions of a request at most, virtual and new tokens with it; None: what the
+                    model has
+    prefill_chunk   positions of prompts that are read in one step: how long others wait for them
+    queue           requests that may wait besides; more are refused with Unavailable
+    device          "cpu", "cuda" (one GPU a rank), or "auto": CUDA where every rank has a GPU
+    dtype           that weights are computed with; "auto": as stored, on the CPU float32
+    kv_cache_dtype  of keys and values; "auto": dtype
+    threads         of each rank on the CPU; None: the cores but one, divided by the ranks (that one
+                    is for the leader and the clients: a thread that waits for a core stops the
+                    rank)
+    step_seconds    after which a rank that does not answer counts as dead
+    start_seconds   after which ranks that are not ready count as dead
+    pace            seconds between two chunks of a stream, for who sends them: each costs wake-ups
+    """
+
+    max_num_seqs: int = 16
+    max_model_len: int | None = None
+    prefill_chunk: int = 256
+    queue: int = 64
+    device: str = "auto"
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    threads: int | None = None
+    step_seconds: float = 20.0
+    start_seconds: float = 120.0
+    pace: float = 0.02
+
+    def __post_init__(self):
+        for name in WHOLE:
+            value, least = getattr(self, name), 0 if name == "queue" else 1
+            if value is None and name in ("max_model_len", "threads"):
+                continue
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} {value!r} is not a whole number of at least {least}")
+        for name in SECONDS:
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise ValueError(f"{name} {value!r} is not a time limit: give seconds above 0")
+        words = {"device": DEVICES} | dict.fromkeys(("dtype", "kv_cache_dtype"), ("auto", *WIDTHS))
+        for name, known in words.items():
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} {getattr(self, name)!r} is not known: give one of {', '.join(known)}"
+                )
+
+    @classmethod
+    def of_parameters(cls, parameters: dict[str, str], place: str) -> "EngineConfig":
+        """The options that the texts of a config.pbtxt give; 0 and "" stand for None.
+
+        place: where they stand, for messages. Raises ValueError by place and name.
+        """
+        known, given = {field.name: field.default for field in fields(cls)}, {}
+        for name, text in parameters.items():
+            if name not in known:
+                near = RENAMED.get(name) or "".join(difflib.get_close_matches(name, known, 1))
+                fix = f"is it {near}?" if near else f"there are {', '.join(known)}"
+                raise ValueError(f"{place}: parameter {name!r} is not known: {fix}")
+            kind = float if name in SECONDS else int if name in WHOLE else str
+            try:
+                value = kind(text)
+            except ValueError:
+                value = text  # the check names it
+            given[name] = None if known[name] is None and value in (0, "") else value
+        try:
+            return cls(**given)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from None
+
+    def length(self, model: GPTConfig) -> int:
+        """Positions of a request at most."""
+        return min(self.max_model_len or model.max_positions, model.max_positions)
+
+    def dtypes(self, stored: str, on_cpu: bool) -> tuple[str, str]:
+        """The dtypes of weights and cache, by name, of a model that is stored as `stored`."""
+        dtype = self.dtype
+        if dtype == "auto":
+            dtype = "float32" if on_cpu else stored
+        return dtype, dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    def rank_bytes(self, version: Version, on_cpu: bool) -> tuple[int, int]:
+        """Bytes of a rank's weights, and of its keys and values, which it reserves at its start."""
+        model, stored = version.model, version.manifest["dtype"]
+        dtype, cache_dtype = self.dtypes(stored, on_cpu)
+        shard = max(version.listed(version.shard(rank))["bytes"] for rank in range(version.tp))
+        numbers = 2 * model.layers * (model.key_value_heads // version.tp) * model.head_size
+        cache = self.max_num_seqs * self.length(model) * numbers * WIDTHS[cache_dtype]
+        return shard * WIDTHS[dtype] // WIDTHS[stored], cache

@@ -1,0 +1,112 @@
+"""What an engine counts, for its metrics.
+
+stats.submitted(request);  stats.stepped(step, served, seconds);  stats.finished(request)
+stats.read(scheduler, max_model_len)            # a dictionary of numbers
+stats.histograms["time_to_first_token"]
+"""
+
+import bisect
+import math
+import time
+from collections import deque
+
+from utils.serving.engine.scheduler import Request, Scheduler, Step
+
+WINDOW = 5.0  # seconds that "tokens per second" looks back
+BOUNDS = (  # of a histogram, in seconds
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+    math.inf,
+)
+HISTOGRAMS = (
+    "request_queue_time", "time_to_first_token", "inter_token_latency", "e2e_request_latency",
+)  # fmt: skip
+
+
+class Histogram:
+    """How often something took so long: `counts` of at most each of BOUNDS seconds, as Prometheus
+    has it (each with all below), their `sum` in seconds and their number, `count`."""
+
+    def __init__(self):
+        self.counts, self.sum, self.count = [0] * len(BOUNDS), 0.0, 0
+
+    def observe(self, seconds: float) -> None:
+        self.sum, self.count = self.sum + seconds, self.count + 1
+        for place in range(bisect.bisect_left(BOUNDS, seconds), len(BOUNDS)):
+            self.counts[place] += 1
+
+
+class Stats:
+    """What the engine counts: since the start, and of the last moments.
+
+    histograms   of requests, by vLLM's names: request_queue_time (until a slot is free), then
+                 time_to_first_token and e2e_request_latency (both since they came), and
+                 inter_token_latency (from one token to the next)
+    """
+
+    def __init__(self):
+        self.tokens = self.prompt_tokens = self.requests = self.steps = self.restarts = 0
+        self.histograms = {name: Histogram() for name in HISTOGRAMS}
+        self.failed = self.cancelled = self.rejected = 0
+        self._first_last = 0.0
+        self._recent = deque()  # (when, tokens, seconds) of the steps in the window
+
+    def submitted(self, request: Request) -> None:
+        """A request was taken."""
+        self.requests += 1
+        request.came = time.monotonic()
+
+    def stepped(self, step: Step, served: list[tuple[Request, int]], seconds: float) -> None:
+        """A step has given these (request, token)."""
+        now, took = time.monotonic(), self.histograms
+        self.steps += 1
+        self.tokens += len(served)
+        for chunk in step.chunks:
+            self.prompt_tokens += chunk.stop - chunk.start
+            if chunk.start == 0:
+                took["request_queue_time"].observe(now - seconds - chunk.request.came)
+        for request, _ in served:
+            if len(request.new) == 1:
+                self._first_last = now - request.came
+                took["time_to_first_token"].observe(self._first_last)
+            else:
+                took["inter_token_latency"].observe(now - request.heard)
+            request.heard = now
+        self._recent.append((now, len(served), seconds))
+        self._forget(now)
+
+    def finished(self, request: Request) -> None:
+        """A request has all that it asked for."""
+        self.histograms["e2e_request_latency"].observe(time.monotonic() - request.came)
+
+    def _forget(self, now):
+        while self._recent and self._recent[0][0] < now - WINDOW:
+            self._recent.popleft()
+
+    def read(self, scheduler: Scheduler, max_model_len: int) -> dict:
+        """Numbers by name; times in seconds, `kv_` in positions."""
+        now = time.monotonic()
+        self._forget(now)
+        first = self.histograms["time_to_first_token"]
+        running, slots = scheduler.running, len(scheduler.slots)
+        since = now - self._recent[0][0] + self._recent[0][2] if self._recent else 1.0
+        return {
+            "running": len(running),
+            "waiting": len(scheduler.waiting),
+            "slots": slots,
+            "queue": scheduler.queue,
+            "occupancy": len(running) / slots,
+            "kv_used": sum(request.cached for request in running),
+            "kv_size": slots * max_model_len,
+            "tokens_total": self.tokens,
+            "prompt_tokens_total": self.prompt_tokens,
+            "requests_total": self.requests,
+            "requests_failed": self.failed,
+            "requests_cancelled": self.cancelled,
+            "requests_rejected": self.rejected,
+            "restarts": self.restarts,
+            "steps_total": self.steps,
+            "tokens_per_second": sum(tokens for _, tokens, _ in self._recent) / since,
+            "step_seconds": sum(s for _, _, s in self._recent) / max(1, len(self._recent)),
+            "time_to_first_token_last": self._first_last,
+            "time_to_first_token": first.sum / max(1, first.count),
+        }
