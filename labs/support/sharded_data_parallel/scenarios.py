@@ -179,16 +179,16 @@ def weigh(answer, stage: str, plan: Plan, steps: int) -> None:
     patience = LETS_GO  # for the whole training
 
     def let_go():
-        """Waits for the backend, so that its messages of two units do not count as one's."""
+        """Waits for the backend, whose messages of one unit would count as the next one's."""
         nonlocal patience
         begin = time.monotonic()
-        idle = weights + state + gradients + small + (2 if stage == "Zero3" else 1) * unit
-        while sum(memory.now().values()) > idle and time.monotonic() < begin + patience:
-            time.sleep(0.001)
-        patience -= min(patience, time.monotonic() - begin)
+        while sum(memory.now().values()) > most - (COPIES - 2) * unit and patience > 0:
+            time.sleep(0.005)
+            patience, begin = patience - (time.monotonic() - begin), time.monotonic()
 
     def look(moment):
-        let_go()
+        if moment == "backward":
+            let_go()
         held = sum(_bytes(p.grad) for p in model.parameters())
         moments.append((moment, held, sum(_bytes(u.flat) for u in zero.units)))
 
