@@ -10,7 +10,7 @@ from utils.serving.engine.scheduler import Request, Scheduler
 # ---- requests
 
 REFUSED = {
-    "max_tokens": (0, -1, 1.5, "4", None, True, 2**31),
+    "max_tokens": (0, -2, 1.5, "4", None, True, 2**31),
     "temperature": (-0.1, float("nan"), float("inf"), "1", None, True, 10**400),
     "top_k": (-1, 2.0, None, "3"),
     "top_p": (0.0, -0.5, 1.01, float("nan"), None, "1"),

@@ -133,6 +133,7 @@ def test_ids_are_unlike_each_other_while_they_are_served(engine):
             r"0 virtual tokens \+ 11 tokens \+ max",
         ),
         (([1], SamplingParams(max_tokens=59_995), "kind"), "5 virtual .* the 60000 positions"),
+        (([1] * 60_000, SamplingParams(max_tokens=-1)), r"60000 tokens \+ max_tokens 1 are more"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(engine, arguments, message):

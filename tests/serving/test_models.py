@@ -27,6 +27,8 @@ from utils.serving.client import ServeError, tensors
 pytestmark = pytest.mark.timeout(600)
 
 NEW = 12
+ENDING = "if __name__ == '__main__':\n    main()\n"
+TEXT_TYPES = {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"}
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +144,70 @@ def test_a_prompt_by_name(server, client, reference):
     assert text_of(server, "", max_tokens=NEW, prompt_name="imports") == alone
 
 
+# ---- what an answer says besides
+
+
+def counted(answer):
+    return [answer[name] for name in ("prompt_tokens", "completion_tokens", "weights_version")]
+
+
+def test_an_answer_counts_its_tokens(client, reference):
+    ids = reference.tokenizer.encode("def ")
+    answer = client.answer("def ", max_tokens=NEW)
+    assert counted(answer) == [len(ids), NEW, "1"]
+    virtual = reference.tokenizer.encode("import os\nimport re\nimport")
+    answer = client.answer(" json", max_tokens=NEW, prompt_name="imports")
+    assert counted(answer) == [len(virtual) + len(reference.tokenizer.encode(" json")), NEW, "1"]
+    answer = client.answer("", max_tokens=NEW, prompt_name="imports")
+    assert counted(answer) == [len(virtual), NEW, "1"]
+
+
+def test_a_stop_string_and_the_end_token_are_counted(client, reference):
+    tokens, tokenizer = reference.tokens("def ", 64), reference.tokenizer
+    stop = tokenizer.decode(tokens)[7:10]
+    made = next(n for n in range(1, 65) if stop in tokenizer.decode(tokens[:n]))
+    answer = client.answer("def ", stop=stop)
+    assert (answer["completion_tokens"], answer["finish_reason"]) == (made, "stop")
+    for seed in range(99):  # one in four ends at once
+        drawn = {"temperature": 1.0, "seed": seed, "max_tokens": 8}
+        answer = client.answer(ENDING, **drawn)
+        if answer["finish_reason"] == "stop":
+            break
+    made = engine_ids(client, tokenizer.encode(ENDING), **drawn)
+    assert made[-1] == tokenizer.end and answer["completion_tokens"] == len(made)
+
+
+def test_every_response_of_a_stream_says_how_far_it_is(server, client, reference):
+    ids, expected = reference.tokenizer.encode("def "), reference.tokens("def ", NEW)
+    _, answer = post(
+        server, endpoint="generate_stream", text_input="def ", max_tokens=NEW, stream=True
+    )
+    events = [json.loads(line[5:]) for line in answer.splitlines() if line.startswith("data:")]
+    so_far = [event["completion_tokens"] for event in events]
+    assert so_far == sorted(set(so_far)) and so_far[-1] == NEW
+    assert all(counted(event)[::2] == [len(ids), "1"] for event in events)
+    inputs = tensors({"text_input": b"def ", "max_tokens": NEW, "stream": True}, TEXT_TYPES)
+    found = list(client.infer("gpt", inputs))
+    assert [one.as_numpy("prompt_tokens").tolist() for one in found] == [[len(ids)]] * len(found)
+    assert found[-1].as_numpy("completion_tokens").tolist() == [NEW]
+    inputs = tensors({"input_ids": ids, "max_tokens": NEW, "stream": True}, ENGINE)
+    found = list(client.infer("gpt_engine", inputs))
+    assert [id for one in found for id in one.as_numpy("output_ids").tolist()] == expected
+    assert [one.as_numpy("prompt_tokens").tolist() for one in found] == [[len(ids)]] * len(found)
+    assert {one.as_numpy("weights_version")[0] for one in found} == {b"1"}
+
+
+def test_as_many_tokens_as_fit(client, reference):
+    tokens = reference.tokenizer.encode(" a b" * 300)[:500]
+    text = reference.tokenizer.decode(tokens)
+    assert reference.tokenizer.encode(text) == tokens
+    answer = client.answer(text, max_tokens=-1)
+    assert counted(answer)[:2] == [500, 12] and answer["finish_reason"] == "length"
+    assert len(engine_ids(client, tokens, max_tokens=-1)) == 12
+    with pytest.raises(ServeError, match=r"512 tokens .* more than the 512 positions"):
+        engine_ids(client, [7] * 512, max_tokens=-1)
+
+
 # ---- the other models
 
 
@@ -185,7 +251,8 @@ def test_the_engine_in_one_response(client, reference):
         ({"text_input": "a", "max_tokens": 512}, "max_tokens 512 are more than the 512"),
         ({"text_input": "a" * 65537}, "65537 bytes: give at most 65536"),
         ({"text_input": "a b " * 600}, "more than the 512 positions"),
-        ({"text_input": "a", "max_tokens": -1}, "max_tokens -1 is not"),
+        ({"text_input": "a", "max_tokens": 0}, "max_tokens 0 is not .*, or -1 for no limit"),
+        ({"text_input": "a", "max_tokens": -2}, "max_tokens -2 is not"),
         ({"text_input": "a", "temperature": -0.5}, "temperature -0.5 is not"),
         ({"text_input": "a", "top_p": 0.0}, r"top_p 0.0 must"),
         ({"text_input": "a", "seed": -3}, "seed -3 is not"),

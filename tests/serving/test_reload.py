@@ -220,6 +220,7 @@ def test_promotion_under_load(server, client, first, repo):
             thread.join(PATIENCE)
         second = [ask(client, door) for door in DOORS]
         assert not set(first) & set(second)
+        assert client.answer("def ", max_tokens=1)["weights_version"] == "2"
         for number, mine in enumerate(answers):
             one, two = first[number % len(DOORS)], second[number % len(DOORS)]
             lost = [answer for answer in mine if isinstance(answer, ServeError)]
@@ -234,3 +235,4 @@ def test_promotion_under_load(server, client, first, repo):
         shutil.rmtree(folder, ignore_errors=True)
         load_first(server)
     assert [ask(client, door) for door in DOORS] == first
+    assert client.answer("def ", max_tokens=1)["weights_version"] == "1"

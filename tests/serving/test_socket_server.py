@@ -65,6 +65,8 @@ def test_one_answer_or_many(engine, folder):
     assert [token for piece in pieces for token in piece["ids"]] == expected
     assert "".join(piece["text"] for piece in pieces) == whole["text"]
     assert [piece["finish"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+    for piece in (whole, *pieces):
+        assert (piece["prompt_tokens"], piece["weights_version"]) == (len(TOKENS), "1")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.engine import Engine
-from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
+from utils.serving.engine.request import BadRequest, Chunk, SamplingParams, Unavailable
 from utils.serving.engine.socket_server import SocketServer, folder_of
 from utils.serving.engine.stats import BOUNDS
 
@@ -103,7 +103,7 @@ class TritonPythonModel:
         name = string(call.request, "cancel")
         if name is not None:  # a request that ends another one
             found = self.engine.cancel(name)
-            call.send([], "", "cancelled" if found else "", final=True)
+            call.send(Chunk([], "", "cancelled" if found else ""), {}, final=True)
             return
         sampling = {field: number(call.request, field) for field in NUMBERS}
         sampling = {field: value for field, value in sampling.items() if value is not None}
@@ -120,11 +120,15 @@ class TritonPythonModel:
         """Sends what the engine makes of one request; chunks grow while it sends or sleeps."""
         try:
             self.calls.add((call, stream))
+            same = {
+                "prompt_tokens": np.array([stream.prompt_tokens], dtype=np.int32),
+                "weights_version": text_array(self.engine.version.number),
+            }
             pieces = stream if number(call.request, "stream") else [stream.result()]
             for piece in pieces:
                 if piece.finish == "cancelled":
                     raise Cancelled("the request was cancelled")
-                call.send(piece.tokens, piece.text, piece.finish or "", bool(piece.finish))
+                call.send(piece, same, final=bool(piece.finish))
                 if not piece.finish:  # every send costs three processes a wake-up
                     time.sleep(self.pace)
         except Exception as error:
@@ -172,14 +176,16 @@ class Call:
         self.request, self.sender = request, request.get_response_sender()
         self.open, self.lock = True, threading.Lock()
 
-    def send(self, tokens, text, finish, final=False):
-        """A response with new tokens and their text, which Triton brings to the client."""
-        outputs = [
-            pb_utils.Tensor("output_ids", np.array(tokens, dtype=np.int32)),
-            pb_utils.Tensor("text", np.array([text.encode()], dtype=object)),
-            pb_utils.Tensor("finish_reason", np.array([finish.encode()], dtype=object)),
-        ]
-        self._send(pb_utils.InferenceResponse(outputs), final)
+    def send(self, piece, others, final):
+        """A response with new tokens and their text, which Triton brings to the client; others:
+        {output: array}."""
+        outputs = {
+            "output_ids": np.array(piece.tokens, dtype=np.int32),
+            "text": text_array(piece.text),
+            "finish_reason": text_array(piece.finish or ""),
+        } | others
+        tensors = [pb_utils.Tensor(name, values) for name, values in outputs.items()]
+        self._send(pb_utils.InferenceResponse(tensors), final)
 
     def fail(self, error):
         """The last response: an error with its code."""
@@ -241,6 +247,11 @@ class Metrics:
                 self.families[name] = pb_utils.MetricFamily(f"kintsugi_{name}", description, kind)
             self.metrics[key] = self.families[name].Metric(labels=self.labels | labels)
         return self.metrics[key]
+
+
+def text_array(text):
+    """An output of one text."""
+    return np.array([text.encode()], dtype=object)
 
 
 def number(request, name):

@@ -23,6 +23,7 @@ import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+SAME = ("prompt_tokens", "weights_version")  # outputs that come from the engine as they are
 
 
 class Refusal(Exception):
@@ -94,11 +95,20 @@ class TritonPythonModel:
             "prompt": utf8("prompt_name", one(request, "prompt_name") or b"") or None,
             "stream": bool(one(request, "stream")),
         }
+        made = 0
         for line in self.engine_lines(call, json.dumps(wanted).encode() + b"\n"):
             answer = json.loads(line)
             if "error" in answer:
                 raise Refusal(answer["error"])
-            call.send(text + answer["text"].encode(), (answer["finish"] or "").encode())
+            made += len(answer["ids"])
+            outputs = {
+                "text_output": text + answer["text"].encode(),
+                "finish_reason": (answer["finish"] or "").encode(),
+                "completion_tokens": made,
+            }
+            # a version that was exported by an older workshop does not say these
+            same = {name: answer[name] for name in SAME if name in answer}
+            call.send(outputs | same, final=bool(answer["finish"]))
             text = b""
             if answer["finish"]:
                 return
@@ -163,15 +173,13 @@ class Call:
         self.open, self.begun, self.gone = True, False, False
         self.lock, self.connection = threading.Lock(), None
 
-    def send(self, text, finish):
-        outputs = [
-            pb_utils.Tensor("text_output", np.array([text], dtype=object)),
-            pb_utils.Tensor("finish_reason", np.array([finish], dtype=object)),
-        ]
-        alone = finish and not self.begun  # the only response
+    def send(self, outputs, final):
+        """A response: {output: its one value, an int, a text or bytes}."""
+        response = pb_utils.InferenceResponse([tensor(*item) for item in outputs.items()])
+        alone = final and not self.begun  # the only response
         self.begun = True
-        self._send(pb_utils.InferenceResponse(outputs), final=alone)
-        if finish and not alone:  # after others the flag comes by itself: 24.10's HTTP front end
+        self._send(response, final=alone)
+        if final and not alone:  # after others the flag comes by itself: 24.10's HTTP front end
             self._send(final=True)  # sometimes leaves a stream open that ends with a piece of text
 
     def fail(self, message):
@@ -230,6 +238,13 @@ def values(request, name):
 def one(request, name):
     """The one value of an input; None where it is not given."""
     return next(iter(values(request, name)), None)
+
+
+def tensor(name, value):
+    """An output of one element."""
+    value = value.encode() if isinstance(value, str) else value
+    kind = np.int32 if isinstance(value, int) else object
+    return pb_utils.Tensor(name, np.array([value], dtype=kind))
 
 
 def number(value):

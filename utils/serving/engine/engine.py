@@ -90,7 +90,7 @@ class Engine:
         Raises BadRequest, and Unavailable when the queue is full or the ranks are down.
         """
         request = Request.of(self.version, self.max_model_len, tokens, sampling, prompt, id)
-        stream = Stream(request.id, self.cancel)
+        stream = Stream(request.id, self.cancel, request.length)
         text = TextStream(self.decoder, request.tokens, request.sampling.stop)
         with self._lock:
             if not self._ready:

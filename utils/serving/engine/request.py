@@ -29,7 +29,7 @@ class Unavailable(RuntimeError):
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends. Raises BadRequest.
 
-    max_tokens    new tokens at most
+    max_tokens    new tokens at most; -1: as many as fit into the engine's max_model_len
     temperature   0: always the likeliest token; 1: the model's own probabilities
     top_k         only the k likeliest tokens; 0: all
     top_p         only the likeliest tokens that together have this probability; 1: all
@@ -47,7 +47,7 @@ class SamplingParams:
     def __post_init__(self):
         seed = None if self.seed is None else _whole("seed", self.seed, 0, 2**63 - 1)
         checked = {
-            "max_tokens": _whole("max_tokens", self.max_tokens, 1),
+            "max_tokens": _whole("max_tokens", self.max_tokens, 1, none=-1),
             "temperature": _real("temperature", self.temperature),
             "top_k": _whole("top_k", self.top_k, 0),
             "top_p": _real("top_p", self.top_p),
@@ -60,13 +60,17 @@ class SamplingParams:
             object.__setattr__(self, name, value)
 
 
-def _whole(name, value, least, most=2**31 - 1):
+def _whole(name, value, least, most=2**31 - 1, none=None):
+    """The value as an int; `none`: one more that is allowed, for "no limit"."""
     try:
         number = operator.index(value)
     except TypeError:
         number = None
-    if number is None or isinstance(value, bool) or not least <= number <= most:
-        raise BadRequest(f"{name} {_short(value)} is not a whole number from {least} to {most}")
+    if number is None or isinstance(value, bool) or not (least <= number <= most or number == none):
+        no_limit = "" if none is None else f", or {none} for no limit"
+        raise BadRequest(
+            f"{name} {_short(value)} is not a whole number from {least} to {most}{no_limit}"
+        )
     return number
 
 
@@ -138,10 +142,12 @@ class Stream:
 
     Whoever reads slowly gets larger chunks; the engine never waits for a reader. Where the engine
     could not finish the request, the last chunk is followed by Unavailable. One reader a stream.
+
+    prompt_tokens   positions of the request before the answer: tokens and virtual ones
     """
 
-    def __init__(self, id: str, cancel: Callable[[str], object]):
-        self.id = id
+    def __init__(self, id: str, cancel: Callable[[str], object], prompt_tokens: int):
+        self.id, self.prompt_tokens = id, prompt_tokens
         self._cancel = cancel
         self._changed = threading.Condition(threading.Lock())
         self._tokens, self._text = [], []  # what was not read yet

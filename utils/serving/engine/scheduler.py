@@ -62,6 +62,9 @@ class Request:
             virtual = version.prompts[prompt]
         if not tokens and not virtual:
             raise BadRequest("there is nothing to continue: give one token at least, or a prompt")
+        if sampling.max_tokens == -1:  # no limit but the positions; one must be left
+            left = max_model_len - virtual - len(tokens)
+            sampling = replace(sampling, max_tokens=max(1, left))
         if virtual + len(tokens) + sampling.max_tokens > max_model_len:
             raise BadRequest(
                 f"{virtual} virtual tokens + {len(tokens)} tokens + max_tokens "

@@ -3,9 +3,10 @@
     server = SocketServer(engine, folder, name)    # in gpt_engine: takes requests until its close()
 
     -> {"ids": [17, 4], "sampling": {"max_tokens": 8}, "prompt": null, "stream": true}
-    <- {"ids": [99], "text": " the", "finish": null}        a line for each chunk, or one for all
-    <- {"ids": [3], "text": ".", "finish": "length"}        or {"error": "CODE: why"}
+    <- {"ids": [99], "text": " the", "finish": null, …}     a line for each chunk, or one for all
+    <- {"ids": [3], "text": ".", "finish": "length", …}     or {"error": "CODE: why"}
 
+… stands for what is the same in all lines: prompt_tokens and weights_version.
 One connection is one request, in lines of JSON; who closes it cancels. The model `gpt` comes this
 way: calls between models of Triton 24.10 (BLS) can neither cancel nor stream under load.
 """
@@ -120,11 +121,15 @@ class SocketServer:
             sampling = SamplingParams(**request["sampling"])
             stream = self.engine.submit(request["ids"], sampling, prompt=request["prompt"])
             self.open[connection] = stream
+            same = {
+                "prompt_tokens": stream.prompt_tokens,
+                "weights_version": self.engine.version.number,
+            }
             for piece in stream if request["stream"] else [stream.result()]:
                 if piece.finish == "cancelled":
                     yield {"error": "CANCELLED: the request was cancelled"}
                     return
-                yield {"ids": piece.tokens, "text": piece.text, "finish": piece.finish}
+                yield {"ids": piece.tokens, "text": piece.text, "finish": piece.finish} | same
                 if not piece.finish:  # every chunk costs three processes a wake-up
                     time.sleep(self.pace)
         except BadRequest as error:

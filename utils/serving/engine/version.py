@@ -81,6 +81,11 @@ class Version:
         return self.manifest["tp"]
 
     @property
+    def number(self) -> str:
+        """The version's number in the repository, "2": its folder's name."""
+        return self.folder.name
+
+    @property
     def name(self) -> str:
         return self.manifest.get("name") or self.folder.name
 
