@@ -86,7 +86,7 @@ def test_tokens_go_in_and_out(client):
 
 def test_every_parameter_reaches_the_model_with_its_type(client):
     parameters = {"max_tokens": 1, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "seed": 2**40}
-    parameters |= {"stop": ["x", "y"], "prompt_name": "colours"}
+    parameters |= {"stop": ["x", "y"], "prompt_name": "colours", "logprobs": 2}
     assert client.generate("a b", exclude_input_in_output=True, **parameters) == "a "
     assert list(client.stream("a b", **{**parameters, "stop": ["one"]})) == ["a "]
     assert collect(client.astream("a b", **{**parameters, "stop": "one"})) == ["a "]

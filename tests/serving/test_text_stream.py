@@ -111,6 +111,44 @@ def test_all_texts_together_are_the_text_of_all_tokens(words, whole, data):
         assert "".join(streamed(decoder, prompt, ids, (stop,))) == right[: right.find(stop)]
 
 
+@settings(max_examples=100, deadline=None)
+@given(draw.data())
+def test_the_bytes_of_the_tokens_are_the_text_of_all(words, data):
+    """But for the space that some tokenizers have before a text."""
+    decoder, text = Decoder(words), data.draw(draw.lists(draw.sampled_from(TEXT)).map("".join))
+    ids = list(text.encode()) if words is None else words.encode(text).ids
+    known = b"".join(map(decoder.bytes_of, ids)).decode()
+    assert known in (decoder(ids), " " + decoder(ids))
+
+
+def test_the_bytes_of_one_token():
+    words = byte_level()
+    decoder = Decoder(words)
+    halves = [decoder.bytes_of(id) for id in words.encode("漢🙂").ids]
+    assert b"".join(halves) == "漢🙂".encode() and len(halves) > 2
+    every = {decoder.bytes_of(id) for id in range(words.get_vocab_size())}
+    assert every >= {bytes([byte]) for byte in range(256)}
+    assert decoder.bytes_of(words.token_to_id("<|end|>")) == b"<|end|>"
+    assert decoder.bytes_of(words.get_vocab_size()) == b""  # a row without a token
+    words = sentencepiece_bpe()
+    named = {"<0xE6>": b"\xe6", "<0x0A>": b"\n", "▁the": b" the", "nd": b"nd", "<s>": b"<s>"}
+    decoder = Decoder(words)
+    assert {piece: decoder.bytes_of(words.token_to_id(piece)) for piece in named} == named
+    words = wordpiece()
+    named = {"##ing": b"ing", "rank": b" rank", "n't": b"n't"}
+    decoder = Decoder(words)
+    assert {piece: decoder.bytes_of(words.token_to_id(piece)) for piece in named} == named
+    assert [Decoder().bytes_of(id) for id in (65, 255, 256)] == [b"A", b"\xff", b"\xff"]
+
+
+def test_what_is_told_of_a_token():
+    told = Decoder().told([(65, -0.5), (0xE2, -1.0)])
+    half = {"token": "\ufffd", "id": 0xE2, "logprob": -1.0, "bytes": [0xE2]}
+    assert told == {
+        "token": "A", "id": 65, "logprob": -0.5, "bytes": [65], "top_logprobs": [half],
+    }  # fmt: skip
+
+
 def test_half_a_character_waits_for_its_other_half():
     words = byte_level()
     text = "naïve – 漢字 costs €5 🙂🙃\n"

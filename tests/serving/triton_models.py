@@ -30,6 +30,7 @@ SAMPLING = """
     { name: "seed" data_type: TYPE_INT64 dims: [ 1 ] optional: true },
     { name: "stop" data_type: TYPE_STRING dims: [ -1 ] optional: true },
     { name: "prompt_name" data_type: TYPE_STRING dims: [ 1 ] optional: true },
+    { name: "logprobs" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
     { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
 """
 DECOUPLED = "model_transaction_policy { decoupled: true }"

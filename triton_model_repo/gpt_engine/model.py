@@ -43,7 +43,8 @@ class Cancelled(Exception):
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 CODES = ((BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, "CANCELLED"))
-NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed")  # inputs that are one number each
+# inputs that are one number each
+NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
 COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "kintsugi_"
     "tokens_total": ("tokens_total", "Tokens generated."),
     "prompt_tokens_total": ("prompt_tokens_total", "Positions of prompts that were read."),
@@ -179,6 +180,8 @@ class Call:
     def send(self, piece, others, final):
         """A response with new tokens and their text, which Triton brings to the client; others:
         {output: array}."""
+        if piece.logprobs:
+            others = others | {"logprobs": text_array(json.dumps(piece.logprobs))}
         outputs = {
             "output_ids": np.array(piece.tokens, dtype=np.int32),
             "text": text_array(piece.text),

@@ -7,9 +7,10 @@
     for ids in client.tokens([17, 4, 99]): …      # token ids in and out, by gRPC
 
 Parameters, all optional: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop (a text or
-some), prompt_name, exclude_input_in_output. The server checks them; the client only knows their
-names, because Triton ignores a misspelled one. Every failure is a ServeError with the server's
-words. A stream that is left early is cancelled at the server. Clients may be shared by threads.
+some), prompt_name, logprobs, exclude_input_in_output. The server checks them; the client only knows
+their names, because Triton ignores a misspelled one. Every failure is a ServeError with the
+server's words. A stream that is left early is cancelled at the server. Clients may be shared by
+threads.
 
 A gRPC stream is half-closed once its request is sent, and after an error it is read to its end:
 cancelling a stream whose request is just over leaves a request behind in Triton 2.51, for which the
@@ -37,6 +38,7 @@ SAMPLING = {
     "seed": "INT64",
     "stop": "BYTES",
     "prompt_name": "BYTES",
+    "logprobs": "INT32",
 }
 TEXT = {**SAMPLING, "exclude_input_in_output": "BOOL"}
 NUMPY = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_}
@@ -105,7 +107,8 @@ class Client:
         return self.answer(text, **parameters)["text_output"]
 
     def answer(self, text: str, **parameters: Any) -> dict:
-        """What `generate` gets, with everything in it: text_output, finish_reason, …"""
+        """What `generate` gets, with everything in it: text_output, finish_reason, prompt_tokens,
+        completion_tokens, weights_version, and logprobs (a JSON text) where they are asked for."""
         return next(self._post("generate", text, parameters, stream=False))
 
     def stream(self, text: str, **parameters: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed")
+NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
 SAME = ("prompt_tokens", "weights_version")  # outputs that come from the engine as they are
 
 
@@ -108,6 +108,8 @@ class TritonPythonModel:
             }
             # a version that was exported by an older workshop does not say these
             same = {name: answer[name] for name in SAME if name in answer}
+            if "logprobs" in answer:
+                outputs["logprobs"] = json.dumps(answer["logprobs"])
             call.send(outputs | same, final=bool(answer["finish"]))
             text = b""
             if answer["finish"]:

@@ -201,13 +201,13 @@ class Engine:
 
     def _serve(self):
         """Continuous batching: until the engine closes, or a rank dies."""
-        served = []  # (request, token) of the last step
+        served, told = [], {}  # (request, token) of the last step; what is to be told of tokens
         while not self._closed.is_set():
             with self._lock:
                 step = self._scheduler.plan()
                 self._idle = step is None
             if step is None:
-                self._hand_out(served)
+                self._hand_out(served, told)
                 served = []
                 self._group.wait(self._wake_up)
                 continue
@@ -215,14 +215,17 @@ class Engine:
             try:
                 self._group.send(step.command())
             finally:
-                self._hand_out(served)  # while the ranks compute
-            tokens = self._group.receive()["tokens"]
+                self._hand_out(served, told)  # while the ranks compute
+            answer = self._group.receive()
+            asked = step.expected()
+            told = {asked[int(place)]: x for place, x in answer.get("logprobs", {}).items()}
             with self._lock:
-                served = self._scheduler.advance(step, tokens)
+                served = self._scheduler.advance(step, answer["tokens"])
                 self._stats.stepped(step, served, time.monotonic() - begin)
 
-    def _hand_out(self, served):
-        """Gives each request its token as text; one whose stop string has come ends here."""
+    def _hand_out(self, served, told):
+        """Gives each request its token as text, with the log-probabilities that are `told` of it;
+        one whose stop string has come ends here."""
         with self._lock:
             for request, token in served:
                 if request not in self._streams:  # cancelled meanwhile
@@ -238,7 +241,8 @@ class Engine:
                     new += text.end()
                     del self._streams[request]
                     self._stats.finished(request)
-                stream.put([token], new, request.finish)
+                known = [self.decoder.told(told[request])] if request in told else []
+                stream.put([token], new, request.finish, known)
 
     def _start_ranks(self):
         self._group = self._make_group()

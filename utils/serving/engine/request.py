@@ -10,11 +10,12 @@ A sampling that makes no sense is refused when it is made, with BadRequest.
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 STOPS, STOP_CHARACTERS = 8, 64  # stop strings of a request, characters of each
+LOGPROBS = 20  # of the likeliest tokens that are told beside each
 
 
 class BadRequest(ValueError):
@@ -35,6 +36,8 @@ class SamplingParams:
     top_p         only the likeliest tokens that together have this probability; 1: all
     seed          equal seeds give equal tokens, whatever else is served; None: drawn
     stop          up to 8 strings of 1 to 64 characters; the text ends before the first of them
+    logprobs      each token's log-probability is told, and as many of the likeliest ones beside
+                  it (0 to 20); None: nothing is told
     """
 
     max_tokens: int = 64
@@ -43,16 +46,18 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self):
-        seed = None if self.seed is None else _whole("seed", self.seed, 0, 2**63 - 1)
+        seed, logprobs = self.seed, self.logprobs
         checked = {
             "max_tokens": _whole("max_tokens", self.max_tokens, 1, none=-1),
             "temperature": _real("temperature", self.temperature),
             "top_k": _whole("top_k", self.top_k, 0),
             "top_p": _real("top_p", self.top_p),
-            "seed": seed,
+            "seed": None if seed is None else _whole("seed", seed, 0, 2**63 - 1),
             "stop": _strings(self.stop),
+            "logprobs": None if logprobs is None else _whole("logprobs", logprobs, 0, LOGPROBS),
         }
         if not 0 < checked["top_p"] <= 1:
             raise BadRequest(f"top_p {self.top_p!r} must be above 0 and at most 1 (1: all tokens)")
@@ -126,11 +131,13 @@ class Chunk:
     tokens   int ids, the end token with them, if it came
     text     what is certain of the text; the end token and the stop string are not in it
     finish   None while it goes on, then "stop" (end token or stop string), "length" or "cancelled"
+    logprobs   where they were asked for, one for each token: what `Decoder.told` says of it
     """
 
     tokens: list[int]
     text: str
     finish: str | None
+    logprobs: list[dict] = field(default_factory=list)
 
 
 class Completion(Chunk):
@@ -150,7 +157,7 @@ class Stream:
         self.id, self.prompt_tokens = id, prompt_tokens
         self._cancel = cancel
         self._changed = threading.Condition(threading.Lock())
-        self._tokens, self._text = [], []  # what was not read yet
+        self._tokens, self._text, self._logprobs = [], [], []  # what was not read yet
         self._finish, self._error = None, None
         self._watched = False  # whether the reader wants to be woken at every token
 
@@ -199,18 +206,25 @@ class Stream:
             return None
         if self._error and not (self._tokens or self._text):
             raise self._error
-        taken = kind(self._tokens, "".join(self._text), self._finish)
-        self._tokens, self._text = [], []
+        taken = kind(self._tokens, "".join(self._text), self._finish, self._logprobs)
+        self._tokens, self._text, self._logprobs = [], [], []
         return taken
 
     # the engine's side
 
-    def put(self, tokens: list[int], text: str, finish: str | None = None) -> None:
+    def put(
+        self,
+        tokens: list[int],
+        text: str,
+        finish: str | None = None,
+        logprobs: Sequence[dict] = (),
+    ) -> None:
         """More of the answer; a finish ends it."""
         with self._changed:
             if self._ended():
                 return
             self._tokens += tokens
+            self._logprobs += logprobs
             if text:
                 self._text.append(text)
             self._finish = finish

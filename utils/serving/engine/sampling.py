@@ -2,6 +2,7 @@
 
     sampler = Sampler(temperature=0.8, top_k=50, top_p=0.9, seed=1)
     sample(logits, [sampler, ...])          # (B, V) and B samplers -> B token ids
+    logprobs(logits[0], token, count=5)     # [(token, -0.7), then the 5 likeliest]
 
 What a row draws depends on its seed alone, not on its company in the batch. Its logits do depend on
 that a little, in the last bits; so a token is drawn as the winner of a race (the Gumbel-max trick:
@@ -55,3 +56,14 @@ def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
         if sampler.generator is not None:
             tokens[row] = sampler.choose(logits[row])
     return tokens
+
+
+def logprobs(logits: torch.Tensor, token: int, count: int) -> list[tuple[int, float]]:
+    """Natural logarithms of what the model itself gives tokens, whatever the sampler does with it:
+    log_softmax of logits (V,), before temperature, top_k and top_p.
+
+    Returns (id, log-probability) of `token`, then of the `count` likeliest, in order.
+    """
+    known = logits.float().cpu().log_softmax(dim=-1)
+    best = known.topk(min(count, len(known)))
+    return [(token, known[token].item()), *zip(best.indices.tolist(), best.values.tolist())]

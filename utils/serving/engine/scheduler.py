@@ -103,6 +103,8 @@ class PrefillChunk:
         if self.last:
             wanted = request.sampling
             command["sampling"] = [wanted.temperature, wanted.top_k, wanted.top_p, wanted.seed]
+            if wanted.logprobs is not None:
+                command["logprobs"] = wanted.logprobs
         return command
 
 

@@ -6,7 +6,8 @@
     <- {"ids": [99], "text": " the", "finish": null, …}     a line for each chunk, or one for all
     <- {"ids": [3], "text": ".", "finish": "length", …}     or {"error": "CODE: why"}
 
-… stands for what is the same in all lines: prompt_tokens and weights_version.
+… stands for what is the same in all lines, prompt_tokens and weights_version, and for logprobs,
+where the sampling asks for them.
 One connection is one request, in lines of JSON; who closes it cancels. The model `gpt` comes this
 way: calls between models of Triton 24.10 (BLS) can neither cancel nor stream under load.
 """
@@ -129,7 +130,9 @@ class SocketServer:
                 if piece.finish == "cancelled":
                     yield {"error": "CANCELLED: the request was cancelled"}
                     return
-                yield {"ids": piece.tokens, "text": piece.text, "finish": piece.finish} | same
+                known = {} if sampling.logprobs is None else {"logprobs": piece.logprobs}
+                answer = {"ids": piece.tokens, "text": piece.text, "finish": piece.finish}
+                yield answer | known | same
                 if not piece.finish:  # every chunk costs three processes a wake-up
                     time.sleep(self.pace)
         except BadRequest as error:

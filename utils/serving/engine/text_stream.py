@@ -23,15 +23,28 @@ LONGEST = 3  # as many bytes can be the beginning of one character of UTF-8
 NEIGHBOURS = 4  # tokens before a text that say how it begins: a space, the bytes of a character
 
 
+def byte_letters() -> dict[str, int]:
+    """The letters that byte-level BPE writes bytes with: those that can be seen stand for
+    themselves, the others follow from "Ā" on (Radford et al., GPT-2, 2019)."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in seen]
+    letters = [*map(chr, seen), *(chr(256 + number) for number in range(len(rest)))]
+    return dict(zip(letters, seen + rest))
+
+
 class Decoder:
     """Token ids -> text. tokenizer: None where a model brings none, and a token is a byte.
 
     fallback: the ids of single bytes, for characters that the vocabulary does not have.
+    letters: of a byte-level BPE, letter -> byte; else None.
     """
 
     def __init__(self, tokenizer: Tokenizer | None = None):
-        self.tokenizer, self.fallback = tokenizer, frozenset()
+        self.tokenizer, self.fallback, self.letters = tokenizer, frozenset(), None
+        self.known = {}  # bytes of the tokens that somebody asked for
         if tokenizer is not None:
+            if tokenizer.decoder is not None and tokenizer.decoder.decode(["Ġ"]) == " ":
+                self.letters = byte_letters()
             ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
             both = [ids[byte] for byte in "é".encode()]
             if None not in both and self(both) == "é":
@@ -51,8 +64,38 @@ class Decoder:
     def __call__(self, ids: Sequence[int]) -> str:
         if self.tokenizer is not None:
             return self.tokenizer.decode(ids, skip_special_tokens=False)
-        known = b"".join(bytes([id]) if id < 256 else b"\xff" for id in ids)
-        return known.decode("utf-8", errors="replace")
+        return b"".join(map(self.bytes_of, ids)).decode("utf-8", errors="replace")
+
+    def bytes_of(self, id: int) -> bytes:
+        """The bytes of one token, as it stands within a text; they may be half a character."""
+        if id not in self.known:
+            self.known[id] = self._bytes_of(id)
+        return self.known[id]
+
+    def _bytes_of(self, id):
+        if self.tokenizer is None:
+            return bytes([id]) if id < 256 else b"\xff"
+        piece = self.tokenizer.id_to_token(id)
+        if piece is None:  # a row of the embedding that is no token
+            return b""
+        if id in self.fallback:
+            return bytes([int(piece[1:-1], 16)])  # "<0xE6>"
+        if self.letters and self.letters.keys() >= set(piece):
+            return bytes(map(self.letters.get, piece))
+        if self.letters:
+            return piece.encode()
+        # a space before it shows only behind a neighbour, and that may be the token itself
+        return self([id, id])[len(self([id])) :].encode()
+
+    def told(self, pairs: Sequence[tuple[int, float]]) -> dict:
+        """What an answer says of a token: (id, log-probability) of it, then of the likeliest."""
+        chosen, *likeliest = [self._named(id, logprob) for id, logprob in pairs]
+        return chosen | {"top_logprobs": likeliest}
+
+    def _named(self, id, logprob):
+        data = self.bytes_of(id)
+        text = data.decode("utf-8", errors="replace")
+        return {"token": text, "id": id, "logprob": logprob, "bytes": list(data)}
 
 
 class TextStream:

@@ -3,6 +3,9 @@
     {"prefill": [...], "slots": [0, 3], "tokens": [17, 4]}  ->  {"tokens": [9, 23]}   rank 0
                                                             ->  {}                    the others
 
+Where a request asks for them, "logprobs" comes with the tokens, by their places among these:
+{"1": [[23, -0.4], ...]}.
+
 The first line tells the rank who it is (`ranks.py` starts it); the answer to that comes when
 the model is ready: {"ready": true}, or {"load_error": "..."}. All ranks get the same lines, so they
 make the same collectives in the same order; rank 0 has the logits and chooses the tokens.
@@ -100,10 +103,10 @@ class Worker:
     def __init__(self, setup: dict):
         import torch
 
+        from utils.serving.engine import sampling
         from utils.serving.engine.model import ServedDecoder
-        from utils.serving.engine.sampling import Sampler, sample
 
-        self._sampler, self._sample = Sampler, sample
+        self._sampling = sampling
         torch.set_num_threads(setup["threads"])
         version, config = Version.read(setup["folder"]), EngineConfig(**setup["config"])
         self.rank, tp = setup["rank"], version.tp
@@ -119,27 +122,39 @@ class Worker:
             *(getattr(torch, name) for name in names),
         )  # fmt: skip
         self.samplers = [None] * config.max_num_seqs
+        self.logprobs = [None] * config.max_num_seqs  # how many each slot wants to be told
         # the first pass of a process is slow, and NCCL meets in its first collective
         self.decoder.prefill(0, 0, [0])
         self.decoder.decode([0], [0])
 
     def step(self, command: dict) -> dict:
         """Does what a Step of the scheduler says; the tokens are in the order that it expects."""
-        tokens = []
+        tokens, told = [], {}
         for piece in command["prefill"]:
-            tokens += self._prefill(**piece)
+            self._prefill(tokens, told, **piece)
         if command["slots"]:
             logits = self.decoder.decode(command["slots"], command["tokens"])
             if logits is not None:
-                tokens += self._sample(logits, [self.samplers[slot] for slot in command["slots"]])
-        return {"tokens": tokens} if self.rank == 0 else {}
+                self._choose(logits, command["slots"], tokens, told)
+        if self.rank != 0:
+            return {}
+        return {"tokens": tokens} | ({"logprobs": told} if told else {})
 
-    def _prefill(self, slot, start, tokens, prompt=None, sampling=None):
+    def _prefill(self, out, told, slot, start, tokens, prompt=None, sampling=None, logprobs=None):
         logits = self.decoder.prefill(slot, start, tokens, prompt, logits=sampling is not None)
-        if logits is None:
-            return []
-        self.samplers[slot] = self._sampler(*sampling)
-        return self._sample(logits, [self.samplers[slot]])
+        if logits is not None:
+            self.samplers[slot] = self._sampling.Sampler(*sampling)
+            self.logprobs[slot] = logprobs
+            self._choose(logits, [slot], out, told)
+
+    def _choose(self, logits, slots, tokens, told):
+        """Adds a token of each slot, and what is to be told of it."""
+        chosen = self._sampling.sample(logits, [self.samplers[slot] for slot in slots])
+        for row, (slot, token) in enumerate(zip(slots, chosen)):
+            if self.logprobs[slot] is not None:
+                pairs = self._sampling.logprobs(logits[row], token, self.logprobs[slot])
+                told[len(tokens) + row] = pairs
+        tokens += chosen
 
 
 def _own_output():
