@@ -26,7 +26,8 @@ from utils.serving.repository import ExportError
 from utils.serving.shard import NAMES, WIDTHS, shapes_of
 
 PROMPT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-EXTRAS = ("generation_config.json", hf_format.TOKENIZER_CONFIG)  # copied where they are
+# copied where they are
+EXTRAS = ("generation_config.json", hf_format.TOKENIZER_CONFIG, "chat_template.jinja")
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,9 @@ import re
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from utils.serving.server import TritonServer
 
 SAMPLING = {
     "max_tokens": "INT32",
@@ -43,7 +40,8 @@ SAMPLING = {
 TEXT = {**SAMPLING, "exclude_input_in_output": "BOOL"}
 NUMPY = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_}
 NAME = re.compile(
-    r"(UNKNOWN|INTERNAL|NOT_FOUND|INVALID_ARG|UNAVAILABLE|UNSUPPORTED|ALREADY_EXISTS|CANCELLED): "
+    r"(UNKNOWN|INTERNAL|NOT_FOUND|INVALID_ARG|UNAVAILABLE|UNSUPPORTED|ALREADY_EXISTS|CANCELLED|"
+    r"UNAUTHENTICATED|DEADLINE_EXCEEDED): "
 )
 BY_WORDS = {"is not found": "NOT_FOUND", "has no available versions": "UNAVAILABLE"}
 BY_HTTP = {400: "INVALID_ARG", 404: "NOT_FOUND", 499: "CANCELLED", 503: "UNAVAILABLE"}
@@ -74,17 +72,24 @@ class ServeError(RuntimeError):
             self.status = SAME.get(status, status) or (known_words or [by_http])[0]
 
 
+class Addresses(Protocol):
+    """What a client wants to know of a TritonServer, or of its Gateway: "host:port"."""
+
+    http: str
+    grpc: str
+
+
 class Client:
     """Talks to the models of a server.
 
-    server    a TritonServer; else give `http` and `grpc` as "host:port", those that are used
+    server    a TritonServer or Gateway; else give `http` and `grpc` as "host:port"
     timeout   seconds that one call may take in all, a stream to its end
     model     of text;  engine: of tokens
     """
 
     def __init__(
         self,
-        server: "TritonServer | None" = None,
+        server: Addresses | None = None,
         *,
         http: str | None = None,
         grpc: str | None = None,
@@ -236,10 +241,11 @@ def event_of(line: bytes, status: int) -> dict | None:
 
 def reason_of(body: bytes) -> str:
     """The text of an error's answer: what {"error": …} says, else the body itself."""
+    body = body.strip().removeprefix(b"data:").strip()  # the one event of a stream
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        return body.decode(errors="replace").strip()
+        return body.decode(errors="replace")
 
 
 def tensors(values: dict, types: dict) -> list:

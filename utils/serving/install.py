@@ -26,6 +26,7 @@ from utils.serving.model_config import ConfigError, model_config
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"  # named by Triton's compatibility table
 GLIBC = (2, 35)  # what the wheel was built for (its tag is manylinux_2_35)
 EXPORT = "python -m utils.serving.export"
+CONTROL = "kintsugi-control"  # the header of the key to a server's model control
 SYSTEM = Path("/opt/tritonserver")  # where NVIDIA's images and packages have it
 
 

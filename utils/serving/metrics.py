@@ -21,7 +21,7 @@ import pandas as pd
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
-from utils.serving.server import LOST, TritonServer, connected
+from utils.serving.server.triton_server import LOST, TritonServer, connected
 
 OURS = "kintsugi_"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past every proxy

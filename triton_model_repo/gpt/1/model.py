@@ -36,7 +36,6 @@ class TritonPythonModel:
         self.most = int(setting["requests"]["string_value"])
         self.text_bytes = int(setting["text_bytes"]["string_value"])
         self.calls = set()  # requests that are not over
-        self.dead = None  # a model whose process was killed
         self.ended = threading.Event()
         self.watcher = threading.Thread(target=self.watch, daemon=True)
         self.watcher.start()
@@ -78,8 +77,6 @@ class TritonPythonModel:
         if not response.has_error():
             return pb_utils.get_output_tensor_by_name(response, "ids").as_numpy()
         message = response.error().message()
-        if "not healthy" in message:
-            self.dead = "gpt_tokenize"
         named = re.match(r"[A-Z_]+: ", message)  # our models' errors are
         raise Refusal(message if named else f"UNAVAILABLE: {message}")
 
@@ -116,7 +113,6 @@ class TritonPythonModel:
                 return
         if call.gone:
             raise Refusal("CANCELLED: the client has left")
-        self.dead = "gpt_engine" if engine_sockets() else self.dead
         raise Refusal("UNAVAILABLE: gpt_engine has died or is not loaded, try again later")
 
     def engine_lines(self, call, wanted):
@@ -136,27 +132,10 @@ class TritonPythonModel:
                     continue
 
     def watch(self):
-        """Clients that left, models that died."""
+        """Clients that left."""
         while not self.ended.wait(0.05):
             for call in list(self.calls):
                 call.look()
-            if self.dead:  # loading stops all threads of this process: errors first
-                self.ended.wait(0.5)
-                self.heal(self.dead)
-                self.dead = None
-
-    def heal(self, model):
-        """Has a model loaded again whose process was killed: Triton does not start it anew."""
-        found = engine_sockets()
-        if model == "gpt_engine" and (not found or any(listening(file) for file in found)):
-            return  # it was unloaded, or a newer one serves
-        if explicit_mode():
-            pb_utils.Logger.log_error(f"{model} has died: it is loaded again")
-            try:
-                pb_utils.unload_model(model)  # to load what counts as loaded would do nothing
-                pb_utils.load_model(model)
-            except Exception as error:
-                pb_utils.Logger.log_error(f"{model} does not load: {error}")
 
     def finalize(self):
         self.ended.set()  # a thread that goes on would hold up the server's exit
@@ -226,11 +205,6 @@ def age(file):
         return 0.0
 
 
-def listening(file):
-    with socket.socket(socket.AF_UNIX) as connection:
-        return connection.connect_ex(str(file)) == 0
-
-
 def values(request, name):
     """The values of an input; none where it is not given."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
@@ -266,9 +240,3 @@ def utf8(name, value):
     except UnicodeDecodeError as error:
         why = f"{name} is not UTF-8: {error.reason} at byte {error.start}"
         raise Refusal(f"INVALID_ARG: {why}") from None
-
-
-def explicit_mode():
-    """Whether models may load models: the call ends a server that is not in explicit mode."""
-    server = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ")
-    return re.search(rb"--model-control-mode[= ]explicit", server) is not None

@@ -5,28 +5,20 @@
         server.load("gpt");  server.unload("gpt");  server.ready("gpt");  server.versions("gpt")
                                                            # at the end requests in flight end first
 
-    python -m utils.serving.server --repo triton_model_repo        # stays until Ctrl-C
-
 The server is a real one, with an address on this machine only (127.0.0.1). It has a process group
 of its own, so the Ctrl-C that interrupts a cell does not reach it; `utils/ranks/supervise.py` ends
 it, its stubs and its ranks with whoever started it. `utils/serving/install.py` knows where its
 binary is, and NVIDIA's `tritonclient` asks it what it is asked here.
 
-The command says how far it is and then what to try with curl. Its exit status: 0 it was told to end
-and every request in flight ended well; 1 the server did not start, or ended by itself; 2 wrong
-arguments.
-
-1. the server   2. how it starts: ports, progress, why it failed   3. its log   4. the command
+1. the server   2. how it starts: ports, progress, why it failed   3. its log
 """
 
-import argparse
 import http.client
 import json
 import os
 import re
 import secrets
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -40,18 +32,9 @@ import psutil
 from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from utils.paths import ROOT
 from utils.ranks.supervise import AT_ONCE, Child, end, supervised
 from utils.serving import drain
-from utils.serving.install import (
-    ServerError,
-    container_command,
-    find_server,
-    models_of,
-    server_available,
-)
-
-__all__ = ["ServerError", "TritonServer", "container_command", "server_available"]
+from utils.serving.install import CONTROL, ServerError, find_server, models_of
 
 HOST = "127.0.0.1"
 PORTS = range(20000, 32000)  # below those that the kernel hands out to outgoing connections
@@ -88,6 +71,9 @@ class TritonServer:
     start_seconds   time limit until the models are ready
     exit_seconds    how long requests in flight may take at the end
     control   "explicit": models are loaded and unloaded by request; "none": all at start, for good
+    control_key   what model control by HTTP and gRPC wants in its header CONTROL; None: nothing.
+              It stands on the server's command line, so it keeps out the network, not who is
+              logged in here
     host      the address to listen at; "0.0.0.0": all that this machine has
     http, grpc, metrics   port numbers; 0: free ones
     options   further words for tritonserver's command line
@@ -110,12 +96,13 @@ class TritonServer:
         http: int = 0,
         grpc: int = 0,
         metrics: int = 0,
+        control_key: str | None = None,
         options: tuple[str, ...] = (),
         quiet: bool = False,
     ):
         check_limits(control, models, start_seconds, exit_seconds)
         self.repo, self.control, self.options = Path(repo).resolve(), control, list(options)
-        self.host = host
+        self.host, self.control_key = host, control_key
         self.start_seconds, self.exit_seconds = start_seconds, max(1, round(exit_seconds))
         installation = find_server()
         self.models, self.left_out = models_of(self.repo, models, installation.backends())
@@ -148,7 +135,8 @@ class TritonServer:
         """
         try:
             with self._asked() as client:
-                client.load_model(model, config=None if config is None else json.dumps(config))
+                config = None if config is None else json.dumps(config)
+                client.load_model(model, self._headers, config=config)
         except ServerError as error:
             raise ServerError(load_reason(model, str(error))) from None
 
@@ -156,7 +144,7 @@ class TritonServer:
         """Unloads a model and returns when its requests have ended and it has gone."""
         until = time.monotonic() + seconds
         with self._asked(seconds) as client:
-            client.unload_model(model, unload_dependents=bool(dependents))
+            client.unload_model(model, self._headers, unload_dependents=bool(dependents))
         while self.states(model, "READY", "UNLOADING"):
             if time.monotonic() > until:
                 raise ServerError(f"{model} still has requests in flight after {seconds:g} s")
@@ -169,7 +157,7 @@ class TritonServer:
     def states(self, model: str, *which: str) -> dict[int, str]:
         """{version: state} of a model, of all states or of some: "READY", "LOADING", …"""
         with self._asked() as client:
-            entries = client.get_model_repository_index()
+            entries = client.get_model_repository_index(self._headers)
         mine = [entry for entry in entries if entry["name"] == model and entry.get("version")]
         states = {int(entry["version"]): entry.get("state", "") for entry in mine}
         return {v: state for v, state in states.items() if not which or state in which}
@@ -178,6 +166,11 @@ class TritonServer:
         """The configuration that a model is served with, defaults filled in."""
         with self._asked() as client:
             return client.get_model_config(model)
+
+    @property
+    def _headers(self):
+        """Of model control."""
+        return {CONTROL: self.control_key} if self.control_key else None
 
     def alive(self) -> bool:
         """Whether the server's process is there."""
@@ -243,7 +236,12 @@ class TritonServer:
             f"--exit-timeout-secs={self.exit_seconds}",
             "--disable-auto-complete-config",  # else every model is started twice
             "--metrics-interval-ms=500",
+            "--http-header-forward-pattern=traceparent",  # to the models, as a request's parameter
+            "--grpc-header-forward-pattern=traceparent",
         ]  # fmt: skip
+        if self.control_key:
+            limited = f"model-repository:{CONTROL}={self.control_key}"
+            words += [f"--http-restricted-api={limited}", f"--grpc-restricted-protocol={limited}"]
         if backends:
             words.append(f"--backend-directory={backends}")
         if caches := installation.caches():
@@ -261,7 +259,8 @@ class TritonServer:
             while_ending=(drain.__file__, self.http.rpartition(":")[2]),
         )  # fmt: skip
         with open(heard, "rb") as said:
-            with self.log.open("wb") as log, open(told, "wb"):
+            self.log.write_bytes(b"")
+            with self.log.open("ab") as log, open(told, "wb"):  # the gateway writes there, too
                 self._held["child"] = Child(words, output=log, env=environment, fds=(told,))
             pid = said.read()  # the supervisor writes it at once, or ends
         self.pid = int(pid) if pid else None
@@ -474,70 +473,3 @@ def own_words(text: str) -> str:
 def port_was_taken(text: str) -> bool:
     """Whether another program had one of the server's ports."""
     return "already in use" in text
-
-
-# ---- 4. the command
-
-REPOSITORY = ROOT / "triton_model_repo"
-LOOK = 0.2  # seconds between two looks at whether the server is still there
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Serves; returns the exit status."""
-    options = vars(parse(arguments))
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored where a shell's & starts us
-        signal.signal(number, signal.default_int_handler)
-    server = None
-    try:
-        with TritonServer(options.pop("repo"), **options) as server:
-            print(to_try(server), flush=True)
-            while server.alive():
-                time.sleep(LOOK)
-            print(f"tritonserver has ended by itself. Its log:\n{server.tail()}", file=sys.stderr)
-            return 1
-    except ServerError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        status = server.returncode if server else 0
-        print("stopped" if status == 0 else "stopped: requests in flight were cut short")
-        return 0 if status == 0 else 1
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line, named as TritonServer's arguments are."""
-    parser = argparse.ArgumentParser(
-        prog="python -m utils.serving.server",
-        description="Serve a Triton model repository on this machine until Ctrl-C.",
-    )
-    add = parser.add_argument
-    add("--repo", default=REPOSITORY, metavar="FOLDER", help="the repository (triton_model_repo)")
-    add("--models", nargs="+", metavar="NAME", help="models to load; default: all")
-    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        add(f"--{name}", type=int, default=port, metavar="PORT", help=f"{port}; 0: a free one")
-    add("--host", default=HOST, metavar="ADDRESS", help=f"{HOST}: from this machine only; 0.0.0.0")
-    add("--log", metavar="FILE", help="the server's log; default: a temporary file")
-    add("--start-seconds", type=float, default=300.0, metavar="S", help="limit to be ready (300)")
-    add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests in flight (15)")
-    return parser.parse_args(arguments)
-
-
-def to_try(server: TritonServer) -> str:
-    """Lines for a second terminal."""
-    lines = [f"HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}. Try:"]
-    if "gpt" in server.models:
-        for endpoint, stream in (("generate", ""), ("generate_stream", ', "stream": true')):
-            body = f'{{"text_input": "def ", "max_tokens": 20{stream}}}'
-            lines.append(f"  curl -sN {server.http}/v2/models/gpt/{endpoint} -d '{body}'")
-    else:
-        lines.append(f"  curl -s {server.http}/v2/models/{server.models[0]}/config")
-    lines.append(f"  curl -s {server.metrics}/metrics")
-    lines += [f"{name} is left out: {reason}" for name, reason in server.left_out.items()]
-    return "\n".join([*lines, f"The log is {server.log}. Ctrl-C ends it."])
-
-
-if __name__ == "__main__":
-    sys.exit(main())

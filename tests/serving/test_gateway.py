@@ -1,0 +1,386 @@
+"""The gateway in front of a real server: what passes, what is refused and how, who may do what."""
+
+import http.client
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+
+from tests.serving.probe import MODELS, at_rest, frozen, generate, stream
+from tests.serving.processes import PATIENCE, until
+from tests.serving.triton_models import write_models
+from tests.serving.world import MODELS as MODEL_FOLDERS
+from tests.serving.world import SLOTS, kintsugi, ranks, serving
+from utils.models.tokenizer import Tokenizer
+from utils.serving.client import Client, ServeError
+from utils.serving.gateway import Gateway
+from utils.serving.server import ServerError
+
+pytestmark = pytest.mark.timeout(900)
+
+TEXT = "def "
+BODY = 100_000  # bytes that this gateway lets in
+GENERATE = "/v2/models/gpt/generate"
+
+
+@pytest.fixture(scope="module")
+def server(tiny_server):
+    return tiny_server
+
+
+@pytest.fixture(scope="module")
+def gateway(server):
+    with Gateway(server, body_bytes=BODY) as gateway:
+        yield gateway
+
+
+def ask(gateway, path=GENERATE, body=None, method=None, **headers):
+    """(status, headers, body) of one request; body: an object, or bytes."""
+    host, port = gateway.http.split(":")
+    body = json.dumps(body).encode() if isinstance(body, dict) else body
+    method = method or ("GET" if body is None else "POST")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=PATIENCE)) as connection:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read().decode()
+
+
+def error_of(gateway, *arguments, **options):
+    """(status, sentence) of a request that is refused."""
+    status, _, body = ask(gateway, *arguments, **options)
+    assert status >= 400, body
+    return status, json.loads(body)["error"]
+
+
+def text(**fields):
+    return {"text_input": TEXT, "max_tokens": 6, **fields}
+
+
+# --- what passes ----------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_the_server(server, gateway):
+    direct, through = Client(server, timeout=PATIENCE), Client(gateway, timeout=PATIENCE)
+    for options in ({}, {"temperature": 1.0, "seed": 5}, {"stop": ["\n"], "max_tokens": 30}):
+        options = {"max_tokens": 12, **options}
+        assert through.answer(TEXT, **options) == direct.answer(TEXT, **options)
+        assert "".join(through.stream(TEXT, **options)) == direct.generate(TEXT, **options)
+
+
+def test_tritons_own_client_is_served(server, gateway):
+    """Binary tensors and JSON, metadata, statistics, model control."""
+    with closing(triton.InferenceServerClient(gateway.http)) as client:
+        assert client.is_server_live() and client.is_server_ready()
+        assert client.is_model_ready("gpt") and not client.is_model_ready("nobody")
+        assert client.get_server_metadata()["name"].startswith("kintsugi-")
+        assert client.get_model_metadata("gpt_tokenize")["inputs"][0]["name"] == "text"
+        assert client.get_inference_statistics("gpt")["model_stats"][0]["name"] == "gpt"
+        assert {entry["name"] for entry in client.get_model_repository_index()} >= set(MODELS)
+        for binary in (True, False):
+            wanted = triton.InferInput("text", [1], "BYTES")
+            wanted.set_data_from_numpy(np.array([b"def run"], dtype=object), binary_data=binary)
+            asked = [triton.InferRequestedOutput("ids", binary_data=binary)]
+            ids = client.infer("gpt_tokenize", [wanted], outputs=asked).as_numpy("ids")
+            assert ids.tolist() == Tokenizer.load(MODEL_FOLDERS / "tiny").encode("def run")
+        client.unload_model("gpt_detokenize")
+        assert not client.is_model_ready("gpt_detokenize")
+        assert client.is_server_ready()  # nobody wants that model now
+        client.load_model("gpt_detokenize")
+        assert client.is_model_ready("gpt_detokenize")
+
+
+def test_a_client_that_leaves_is_cancelled(server, gateway):
+    until(lambda: at_rest(server))
+    before = kintsugi(server)["requests_cancelled_total"]
+    answer = stream(Client(gateway, timeout=PATIENCE), TEXT, max_tokens=480)
+    next(answer)
+    answer.close()
+    until(lambda: kintsugi(server)["requests_cancelled_total"] == before + 1)
+    until(lambda: at_rest(server))
+
+
+def test_metrics_of_all_in_one_place(gateway):
+    ask(gateway, body=text())
+    _, _, found = ask(gateway, "/metrics")
+    assert "nv_inference_request_success" in found
+    assert "kintsugi_tokens_total" in found
+    assert f'kintsugi_gateway_requests_total{{route="{GENERATE.replace("gpt", "{model}")}"' in found
+
+
+def test_a_trace_goes_on(gateway):
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    _, headers, _ = ask(gateway, body=text(), traceparent=f"00-{trace}-{span}-01")
+    version, same, own, flags = headers["traceparent"].split("-")
+    assert (version, same, flags) == ("00", trace, "01") and own != span
+    _, headers, _ = ask(gateway, body=text(), traceparent="nonsense")
+    assert len(headers["traceparent"].split("-")[1]) == 32  # one of its own
+
+
+# --- what does not --------------------------------------------------------------------------------
+
+REFUSED = [
+    (text(max_token=3), "the field 'max_token' is not known: did you mean max_tokens?"),
+    (text(max_tokens=4294967300), "max_tokens 4294967300 is not a whole number from -2147483648"),
+    (text(max_tokens=2.5), "max_tokens 2.5 is not a whole number"),
+    (text(max_tokens=True), "max_tokens True is not a whole number"),
+    (text(max_tokens=[1, 2]), "max_tokens has 2 values: give 1"),
+    (text(temperature=1e39), "temperature 1e+39 is not a finite number"),
+    (text(stream=1), "stream 1 is not true or false"),
+    (text(stream=True), "stream is true, and generate gives one answer: ask generate_stream"),
+    (text(text_input=5), "text_input 5 is not a string"),
+    (text(id=5), "id 5 is not a string"),
+    ({"max_tokens": 5}, "text_input is missing"),
+    (b"", "the body is not JSON"),
+    (b"[1]", "the body is a list: give a JSON object"),
+    (b'{"text_input": "a", "temperature": NaN}', "NaN is not a number of JSON"),
+    (b"\xff\xfe", "the body is not JSON"),
+    (b"[" * 50_000, "the body is nested too deeply"),
+    (text(temperature=-1), "temperature -1.0 is not a finite number of at least 0"),  # the model's
+]
+
+
+@pytest.mark.parametrize("body, sentence", REFUSED)
+def test_a_bad_body_is_refused_in_a_sentence(gateway, body, sentence):
+    status, said = error_of(gateway, body=body)
+    assert (status, said.startswith("INVALID_ARG: ")) == (400, True)
+    assert sentence in said
+
+
+def infer(**tensor):
+    given = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"], **tensor}
+    return {"inputs": [given]}
+
+
+@pytest.mark.parametrize(
+    "body, sentence",
+    [
+        (infer(shape=[1, 2**40]), "has more numbers than the body has bytes"),
+        (infer(shape=[2**62, 0]), "has more numbers than the body has bytes"),
+        (infer(shape=[-1]), "shape [-1] is not a list of whole numbers"),
+        (infer(shape=7), "shape 7 is not a list of whole numbers"),
+        (infer(data=json.loads("[" * 40 + "]" * 40)), "nested too deeply"),
+        (infer(parameters={"shared_memory_region": "x"}), "does not work through the gateway"),
+        (infer(dtype="BYTES"), "the field of inputs 'dtype' is not known: did you mean datatype?"),
+        ({"inputs": 3}, "inputs is not a list of objects"),
+        ({**infer(), "input": []}, "the field 'input' is not known"),
+    ],
+)
+def test_bad_tensors_are_refused_in_a_sentence(gateway, body, sentence):
+    status, said = error_of(gateway, "/v2/models/gpt_tokenize/infer", body)
+    assert status == 400
+    assert sentence in said
+
+
+def test_a_binary_part_longer_than_the_body(gateway):
+    headers = {"Inference-Header-Content-Length": "9999"}
+    status, said = error_of(gateway, "/v2/models/gpt_tokenize/infer", infer(), **headers)
+    assert (status, "is not within the body" in said) == (400, True)
+
+
+def test_bodies_up_to_the_limit_and_beyond(server, gateway):
+    """Spaces behind the JSON are enough to end the server itself."""
+    good = json.dumps(text()).encode()
+    assert ask(gateway, body=good.ljust(BODY))[0] == 200
+    for size in (BODY + 1, 5 << 20, 64 << 20):
+        status, said = error_of(gateway, body=good.ljust(size))
+        assert (status, said) == (413, f"INVALID_ARG: the body is larger than {BODY} bytes")
+    chunks = (b" " * 10_000 for _ in range(100))  # without a length
+    assert error_of(gateway, body=chunks, method="POST")[0] == 413
+    assert server.alive()
+
+
+def test_what_is_not_offered(gateway):
+    for method, path in (
+        ("GET", "/"), ("GET", "/v2/systemsharedmemory/status"), ("POST", "/v2/logging"),
+        ("POST", "/v2/models/gpt/trace/setting"), ("GET", "/v2/models/gpt/../../metrics"),
+    ):  # fmt: skip
+        assert error_of(gateway, path, method=method)[0] == 404, path
+    assert error_of(gateway, GENERATE, method="GET")[0] == 405
+    assert error_of(gateway, "/v2/models/nobody/generate", text())[0] == 404
+
+
+# --- too much, too long ---------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_429(server, gateway):
+    """The engine's own queue."""
+    client = Client(gateway, timeout=PATIENCE)
+    queue = int(server.config("gpt_engine")["parameters"]["queue"]["string_value"])
+    until(lambda: at_rest(server))
+    with ThreadPoolExecutor(SLOTS + queue) as pool, frozen(*ranks(server)):
+        asked = [pool.submit(client.generate, TEXT, max_tokens=4) for _ in range(SLOTS + queue)]
+        until(lambda: kintsugi(server)["requests_total"] and full(server, queue))
+        status, headers, body = ask(gateway, body=text())
+        assert (status, headers["Retry-After"]) == (429, "1")
+        assert "the queue is full" in body
+    assert len({request.result(PATIENCE) for request in asked}) == 1
+
+
+def full(server, queue):
+    now = kintsugi(server)
+    return now["requests_running"] + now["queue_waiting"] == SLOTS + queue
+
+
+def test_more_requests_than_the_gateway_takes_and_longer_ones(server):
+    """Its own limits; a time limit frees its place."""
+    with Gateway(server, requests=1, seconds=2.0) as gateway, ThreadPoolExecutor(1) as pool:
+        with frozen(*ranks(server)):
+            first = pool.submit(ask, gateway, GENERATE, text())
+            until(lambda: kintsugi(server)["requests_running"] == 1)
+            assert error_of(gateway, body=text()) == (
+                429, "UNAVAILABLE: 1 requests are here already, try again later",
+            )  # fmt: skip
+            status, _, body = first.result(PATIENCE)
+            assert (status, json.loads(body)) == (
+                504, {"error": "DEADLINE_EXCEEDED: no answer after 2 s"},
+            )  # fmt: skip
+        until(lambda: at_rest(server))
+        assert ask(gateway, body=text())[0] == 200
+
+
+# --- who may do what ------------------------------------------------------------------------------
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+def test_keys(server):
+    with Gateway(server, control_key="up and down", api_key="text") as gateway:
+        index = "/v2/repository/index"
+        assert ask(gateway, body=text(), **bearer("text"))[0] == 200
+        assert ask(gateway, index, b"{}", **bearer("up and down"))[0] == 200
+        for path, key in ((GENERATE, "up and down"), (GENERATE, ""), (index, "text"), (index, "é")):
+            status, said = error_of(gateway, path, text(), **bearer(key).copy())
+            assert (status, said.split(":")[0]) == (401, "UNAUTHENTICATED"), path
+        assert error_of(gateway, "/v1/models")[0] == 401
+        assert ask(gateway, "/v2/health/ready")[0] == 200  # a probe has no key
+
+
+def test_without_a_key_nobody_elsewhere_controls_models(server):
+    with Gateway(server, host="0.0.0.0") as gateway:
+        for path in ("/v2/repository/index", "/v2/repository/models/gpt/unload"):
+            status, said = error_of(gateway, path, b"{}")
+            assert (status, "KINTSUGI_CONTROL_KEY" in said) == (403, True)
+        assert ask(gateway, body=text())[0] == 200
+
+
+def test_no_file_of_a_model_passes(gateway):
+    body = {"parameters": {"config": "{}", "file:1/model.py": "aW1wb3J0IG9z"}}
+    said = error_of(gateway, "/v2/repository/models/gpt_tokenize/load", body)
+    assert said == (400, "INVALID_ARG: files of a model do not pass the gateway")
+
+
+def test_triton_behind_it_wants_the_key_that_the_gateway_knows(tmp_path):
+    repo = write_models(tmp_path, "echo")
+    with serving(repo, control_key="k" * 32) as server, Gateway(server) as gateway:
+        for path in ("index", "models/echo/load", "models/echo/unload"):
+            url = f"http://{server.http}/v2/repository/{path}"
+            assert ask_url(url) == 403
+        with pytest.raises(ServeError, match=r"restricted|denied|allowed") as caught:
+            list(control_by_grpc(server))
+        assert caught.value.status != "NO_ANSWER"
+        server.unload("echo")  # who has the key may
+        server.load("echo")
+        assert ask(gateway, "/v2/repository/models/echo/unload", b"{}")[0] == 200
+        assert server.versions("echo") == []
+
+
+def ask_url(url):
+    host, _, path = url.removeprefix("http://").partition("/")
+    with closing(http.client.HTTPConnection(host, timeout=PATIENCE)) as connection:
+        connection.request("POST", f"/{path}", b"{}")
+        return connection.getresponse().status
+
+
+def control_by_grpc(server):
+    import tritonclient.grpc
+    from tritonclient.utils import InferenceServerException
+
+    with closing(tritonclient.grpc.InferenceServerClient(server.grpc)) as client:
+        try:
+            yield client.unload_model("echo")
+        except InferenceServerException as error:
+            raise ServeError(error.message(), "INVALID_ARG") from None
+
+
+# --- loads that hang, starts that fail ------------------------------------------------------------
+
+HANGS = """
+import pathlib, time
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        here = pathlib.Path(args["model_repository"])
+        with (here / "loads").open("a") as file:
+            file.write("x")
+        while (here / "hang").exists():
+            time.sleep(0.05)
+
+    def execute(self, requests):
+        one = lambda request: pb.get_input_tensor_by_name(request, "text_input").as_numpy()
+        return [pb.InferenceResponse([pb.Tensor("text_output", one(r))]) for r in requests]
+"""
+
+
+def test_a_load_that_hangs_is_ended_and_tried_again(tmp_path):
+    repo = write_models(tmp_path, "echo")
+    (repo / "echo" / "1" / "model.py").write_text(HANGS)
+    with serving(repo) as server, Gateway(server, load_seconds=1.0) as gateway:
+        load = "/v2/repository/models/echo/load"
+        (repo / "echo" / "hang").touch()
+        (repo / "echo" / "loads").unlink()
+        (repo / "echo" / "2").mkdir()
+        (repo / "echo" / "2" / "model.py").write_text(HANGS)
+        status, said = error_of(gateway, load, b"{}")
+        assert (status, said) == (503, "UNAVAILABLE: loading echo took longer than 1 s")
+        assert (repo / "echo" / "loads").read_text() == "xx"
+        assert server.versions("echo") == [1]  # goes on
+        assert echo(gateway, "still") == "still"
+        (repo / "echo" / "hang").unlink()
+        assert ask(gateway, load, b"{}")[0] == 200
+        assert server.versions("echo") == [2]
+        assert echo(gateway, "new") == "new"
+
+
+def echo(gateway, word):
+    body = {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": [word]}]}
+    status, _, answer = ask(gateway, "/v2/models/echo/infer", body)
+    assert status == 200, answer
+    return json.loads(answer)["outputs"][0]["data"][0]
+
+
+def test_why_it_does_not_start(server):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ServerError, match=r"the gateway does not start.*address"):
+            Gateway(server, port=other.getsockname()[1])
+    with pytest.raises(ServerError, match="No such file"):
+        Gateway(server, tls_cert="/nowhere.pem")
+
+
+def test_it_ends_when_told_and_requests_end_first(server):
+    gateway = Gateway(server)
+    with ThreadPoolExecutor(2) as pool:
+        client = Client(gateway, timeout=PATIENCE)
+        with frozen(*ranks(server)):
+            first = pool.submit(lambda: list(generate(client, TEXT, max_tokens=5)))
+            until(lambda: kintsugi(server)["requests_running"] == 1)
+            ends = pool.submit(gateway.close)
+            until(lambda: refuses(gateway))
+        assert first.result(PATIENCE)[0].startswith(TEXT)
+        ends.result(PATIENCE)
+    assert not gateway.alive()
+
+
+def refuses(gateway):
+    """Whether nobody listens any more."""
+    host, port = gateway.http.split(":")
+    with socket.socket() as caller:
+        return caller.connect_ex((host, int(port))) != 0

@@ -1,0 +1,108 @@
+"""The gateway's process: `utils/serving/gateway/process.py` starts it and says what it listens to.
+
+    python -m utils.serving.gateway --triton 127.0.0.1:21034 --pid 4711 --port 8000
+
+Once it listens it prints {"port": 8000}. It ends when its standard input does: it takes no more
+requests, and those that are under way have --exit-seconds. Its keys are in the environment:
+KINTSUGI_TRITON_KEY (for Triton's model control), KINTSUGI_CONTROL_KEY, KINTSUGI_API_KEY.
+"""
+
+import argparse
+import asyncio
+import ipaddress
+import json
+import logging
+import os
+import signal
+import ssl
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from utils.serving.gateway.app import Front, Options
+from utils.serving.gateway.process import add_options
+from utils.serving.gateway.stubs import Stubs
+from utils.serving.gateway.triton import Triton
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    logging.basicConfig(
+        filename=options.log, level=logging.WARNING, format="%(asctime)s gateway: %(message)s"
+    )
+    try:
+        asyncio.run(serve(options))
+    except OSError as error:  # the port, a file of TLS
+        print(f"the gateway does not start: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def serve(given: argparse.Namespace) -> None:
+    """Until standard input ends."""
+    options = Options(
+        body_bytes=given.body_bytes, requests=given.requests, seconds=given.seconds,
+        repository=given.repository, control_key=os.environ.get("KINTSUGI_CONTROL_KEY") or None,
+        open_control=is_loopback(given.host), api_key=os.environ.get("KINTSUGI_API_KEY") or None,
+    )  # fmt: skip
+    async with Triton(given.triton, given.metrics, os.environ.get("KINTSUGI_TRITON_KEY")) as triton:
+        stubs = Stubs(triton, given.pid, given.load_seconds)
+        await stubs.begin()
+        runner = web.AppRunner(
+            Front(triton, stubs, options).application(), access_log=None, handler_cancellation=True,
+            shutdown_timeout=given.exit_seconds, lingering_time=1.0,
+        )  # fmt: skip
+        await runner.setup()
+        site = web.TCPSite(runner, given.host, given.port, ssl_context=tls(given))
+        await site.start()
+        watch = asyncio.create_task(stubs.run())
+        print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
+        await until_told()
+        watch.cancel()
+        await runner.cleanup()
+
+
+async def until_told() -> None:
+    """Standard input has ended, or SIGTERM or SIGINT came."""
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(sys.stdin.fileno(), told.set)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    await told.wait()
+    loop.remove_reader(sys.stdin.fileno())
+
+
+def tls(given: argparse.Namespace) -> ssl.SSLContext | None:
+    if given.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(given.tls_cert, given.tls_key)
+    return context
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m utils.serving.gateway", description=__doc__)
+    add = parser.add_argument
+    add("--triton", required=True, metavar="HOST:PORT", help="where Triton's HTTP is")
+    add("--metrics", metavar="HOST:PORT", help="where its metrics are")
+    add("--pid", type=int, metavar="N", help="the server's process, to watch its models")
+    add("--repository", type=Path, metavar="FOLDER", help="what is served: for chat")
+    add("--log", metavar="FILE", help="where it says what happened; default: standard error")
+    add("--host", default="127.0.0.1", metavar="ADDRESS")
+    add("--port", type=int, default=8000, help="8000; 0: a free one")
+    add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests at the end")
+    add_options(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

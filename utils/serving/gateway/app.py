@@ -1,0 +1,398 @@
+"""The gateway's routes: what comes in is checked, passed on to Triton, and its errors are told.
+
+    /v2/…                      Triton's own protocol: health, models, generate, infer
+    /v2/repository/…           model control, with a key
+    /v1/…                      OpenAI's API (openai_api.py)
+    /metrics                   Triton's metrics, the models', the gateway's
+
+What is not listed in `Front.routes` does not pass: Triton's shared memory, trace and log settings.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from utils.serving.engine import trace
+from utils.serving.gateway import checks, openai_api
+from utils.serving.gateway.refusal import Refusal
+from utils.serving.gateway.stubs import Stubs
+from utils.serving.gateway.triton import Triton
+
+MODEL = "gpt"  # what OpenAI's API asks
+CONFIG_SECONDS = 2.0  # that a model's configuration is kept
+BODY_SECONDS = 30.0  # in which a request must have come
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)  # seconds
+PASSED_ON = ("Content-Type", "Inference-Header-Content-Length", "traceparent")
+BINARY = "Inference-Header-Content-Length"  # bytes of the JSON part, where tensors follow it
+
+log = logging.getLogger("gateway")
+
+
+@dataclass(frozen=True)
+class Options:
+    """body_bytes       of a request, at most
+    requests         that are under way together, at most; more are answered 429
+    seconds          that one may take, a stream to its end
+    repository       the folder that is served, for the chat template
+    control_key      that model control wants as `Authorization: Bearer KEY`; None: `open_control`
+    open_control     whether model control works without a key: on this machine alone
+    api_key          that all the rest wants; None: nothing
+    """
+
+    body_bytes: int
+    requests: int
+    seconds: float
+    repository: Path | None = None
+    control_key: str | None = None
+    open_control: bool = False
+    api_key: str | None = None
+
+
+class Front:
+    """The handlers. triton: an open one; stubs: watched by somebody."""
+
+    def __init__(self, triton: Triton, stubs: Stubs, options: Options):
+        self.triton, self.stubs, self.options = triton, stubs, options
+        self.chat = openai_api.Chat(options.repository)
+        self.under_way = 0
+        self.configs: dict[str, tuple[float, dict]] = {}
+        self.registry = CollectorRegistry()
+        self.answered = Counter(
+            "kintsugi_gateway_requests", "Answers, by route and HTTP status.",
+            ("route", "status"), registry=self.registry,
+        )  # fmt: skip
+        self.took = Histogram(
+            "kintsugi_gateway_seconds", "Seconds from a request to the end of its answer.",
+            ("route",), registry=self.registry, buckets=BOUNDS,
+        )  # fmt: skip
+        Gauge(
+            "kintsugi_gateway_requests_running", "Requests under way.", registry=self.registry
+        ).set_function(lambda: self.under_way)
+        Gauge(
+            "kintsugi_gateway_model_loads", "Models that were loaded again after their process "
+            "had died.", registry=self.registry,
+        ).set_function(lambda: stubs.loads)  # fmt: skip
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self.observed], client_max_size=self.options.body_bytes)
+        app.add_routes(self.routes())
+        return app
+
+    def routes(self) -> list[web.RouteDef]:
+        model = "/v2/models/{model}"
+        versions = (model, f"{model}/versions/{{version}}")
+        asked = [
+            web.post(f"{of}/{name}", handler)
+            for of in versions
+            for name, handler in (
+                ("generate", self.generate), ("generate_stream", self.generate),
+                ("infer", self.infer),
+            )
+        ]  # fmt: skip
+        told = [
+            web.get(path, self.passed)
+            for of in versions
+            for path in (of, f"{of}/config", f"{of}/stats")
+        ]
+        return [
+            *asked, *told, *(web.get(f"{of}/ready", self.model_ready) for of in versions),
+            web.get("/v2", self.passed), web.get("/v2/models/stats", self.passed),
+            web.get("/v2/health/live", self.passed), web.get("/v2/health/ready", self.ready),
+            web.post("/v2/repository/index", self.index),
+            web.post("/v2/repository/models/{model}/{action:load|unload}", self.control),
+            web.get("/v1/models", self.models), web.get("/v1/models/{model}", self.models),
+            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", self.completions),
+            web.get("/metrics", self.metrics),
+        ]  # fmt: skip
+
+    # --- around every request -------------------------------------------------------------------
+
+    @web.middleware
+    async def observed(self, request: web.Request, handler: Callable) -> web.StreamResponse:
+        """Errors become answers; what came is counted, timed and traced."""
+        begin, resource = time.time_ns(), request.match_info.route.resource
+        route = resource.canonical if resource else "unknown"
+        context = trace.parse(request.headers.get("traceparent")) or trace.parse(
+            f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+        )
+        request["context"], status = context.child(), 499  # unless it is said otherwise
+        openai = request.path.startswith("/v1/")
+        try:
+            self._check_key(request, self.options.api_key, route)
+            response = await handler(request)
+        except Refusal as refusal:
+            response = refusal.response(openai)
+        except web.HTTPException as error:  # of aiohttp: no such path, method, too large a body
+            kind = "NOT_FOUND" if error.status == 404 else "INVALID_ARG"
+            response = Refusal(f"{kind}: {self._said(error)}", error.status).response(openai)
+        except ConnectionResetError:
+            raise
+        except Exception as error:
+            log.exception("%s %s", request.method, request.path)
+            response = Refusal(f"INTERNAL: {error!r}").response(openai)
+        else:
+            status = response.status
+        finally:
+            self.took.labels(route).observe((time.time_ns() - begin) / 1e9)
+        status = response.status
+        self.answered.labels(route, status).inc()
+        if not response.prepared:
+            response.headers["traceparent"] = request["context"].header()
+        trace.write(
+            "gateway", request["context"], begin, time.time_ns(), route=route, status=status
+        )
+        return response
+
+    def _said(self, error):
+        if error.status == 413:
+            return f"the body is larger than {self.options.body_bytes} bytes"
+        return f"{error.reason}: the gateway has no such path or method"
+
+    def _check_key(self, request, key, route):
+        if key is None or route.startswith("/v2/repository") or route.startswith("/v2/health"):
+            return
+        check_bearer(request, key)
+
+    async def _body(self, request) -> bytes:
+        """The body, if it is no larger than allowed and comes in time."""
+        if (request.content_length or 0) > self.options.body_bytes:
+            raise web.HTTPRequestEntityTooLarge(self.options.body_bytes, request.content_length)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                return await request.read()
+        except TimeoutError:
+            why = f"INVALID_ARG: the body did not come within {BODY_SECONDS:g} s"
+            raise Refusal(why, 408) from None
+
+    @asynccontextmanager
+    async def _call(self, model):
+        """Around a question to a model: its time limit, and a place among those under way."""
+        most = self.options.requests
+        if self.under_way >= most:
+            raise Refusal(f"UNAVAILABLE: {most} requests are here already, try again later")
+        self.under_way += 1
+        try:
+            async with self.stubs.call(model, self.options.seconds):
+                yield
+        finally:
+            self.under_way -= 1
+
+    # --- Triton's protocol ----------------------------------------------------------------------
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """generate and generate_stream."""
+        model, body = request.match_info["model"], await self._body(request)
+        stream = request.path.endswith("_stream")
+        checks.check_generate(checks.object_of(body), await self._config(model), stream)
+        return await self._forward(request, model, body, stream)
+
+    async def infer(self, request: web.Request) -> web.StreamResponse:
+        model, body = request.match_info["model"], await self._body(request)
+        header = request.headers.get(BINARY, str(len(body)))
+        if not header.isdecimal() or int(header) > len(body):
+            raise Refusal(f"INVALID_ARG: {BINARY} {header:.40} is not within the body")
+        checks.check_infer(checks.object_of(body[: int(header)]), len(body))
+        return await self._forward(request, model, body, stream=False)
+
+    async def _forward(self, request, model, body, stream):
+        headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
+        headers["traceparent"] = request["context"].header()
+        call = ("POST", request.path, body, headers)
+        if not stream:
+            async with self._call(model), self.triton.ask(*call) as answer:
+                kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
+                return web.Response(body=await answer.read(), headers=kept)
+
+        async def pieces():
+            async with self._call(model), self.triton.ask(*call) as answer:
+                async for piece in answer.content.iter_any():
+                    yield piece
+
+        return await self._streamed(request, pieces())
+
+    async def _streamed(self, request, pieces: AsyncIterator[bytes], openai: bool = False):
+        """Server-sent events. What goes wrong before the first is an answer of its own; later it
+        is the last event."""
+        response = None
+        try:
+            async for piece in pieces:
+                if response is None:
+                    response = web.StreamResponse(
+                        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache",
+                                 "traceparent": request["context"].header()}
+                    )  # fmt: skip
+                    await response.prepare(request)
+                await response.write(piece)
+        except Refusal as refusal:
+            if response is None:
+                raise
+            await response.write(event(refusal.body(openai)))
+        finally:
+            await pieces.aclose()
+        await response.write_eof()
+        return response
+
+    async def passed(self, request: web.Request) -> web.Response:
+        """What asks no model."""
+        body = await self.triton.whole("GET", request.path)
+        return web.Response(body=body, content_type="application/json")
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether everything that should be served is."""
+        if why := await self.stubs.why_not_ready():
+            raise Refusal(f"UNAVAILABLE: {why}")
+        return web.Response()
+
+    async def model_ready(self, request: web.Request) -> web.Response:
+        model = request.match_info["model"]
+        if why := self.stubs.down.get(model):
+            raise Refusal(f"UNAVAILABLE: {why}")
+        try:
+            await self.triton.whole("GET", request.path)
+        except Refusal:
+            raise Refusal(f"UNAVAILABLE: {model} is not ready") from None
+        return web.Response()
+
+    async def _config(self, model):
+        now = time.monotonic()
+        known = self.configs.get(model)
+        if known is None or now - known[0] > CONFIG_SECONDS:
+            try:
+                known = self.configs[model] = now, await self.triton.config(model)
+            except Refusal as refusal:
+                self.configs.pop(model, None)
+                self.stubs.refuse_if_down(model)
+                if model in self.stubs.wanted:  # out of service for now
+                    raise Refusal(f"UNAVAILABLE: {model} is not served now", 503) from None
+                raise refusal
+        return known[1]
+
+    # --- model control --------------------------------------------------------------------------
+
+    def _check_control(self, request):
+        if self.options.control_key is None:
+            if not self.options.open_control:
+                why = "model control has no key: start the server with KINTSUGI_CONTROL_KEY set"
+                raise Refusal(f"UNAUTHENTICATED: {why}", 403)
+            return
+        check_bearer(request, self.options.control_key)
+
+    async def index(self, request: web.Request) -> web.Response:
+        self._check_control(request)
+        body = await self._body(request) or b"{}"
+        call = ("POST", request.path, body, self.triton.control_headers)
+        return web.Response(body=await self.triton.whole(*call), content_type="application/json")
+
+    async def control(self, request: web.Request) -> web.Response:
+        """Loads or unloads a model."""
+        self._check_control(request)
+        body = await self._body(request) or b"{}"
+        parameters = checks.object_of(body).get("parameters", {})
+        if not isinstance(parameters, dict) or any(name.startswith("file:") for name in parameters):
+            raise Refusal("INVALID_ARG: files of a model do not pass the gateway")
+        model, action = request.match_info["model"], request.match_info["action"]
+        await getattr(self.stubs, action)(model, body)
+        self.configs.pop(model, None)
+        return web.Response()
+
+    # --- OpenAI's API ---------------------------------------------------------------------------
+
+    async def models(self, request: web.Request) -> web.Response:
+        """One model is there, if it is."""
+        name = request.match_info.get("model", MODEL)
+        self._check_model(name)
+        served = any(
+            state == "READY" and model == MODEL
+            for (model, _), state in (await self.triton.states()).items()
+        )
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "kintsugi"}
+        if "model" in request.match_info:
+            if not served:
+                raise Refusal(f"NOT_FOUND: {MODEL} is not served now")
+            return web.json_response(model)
+        return web.json_response({"object": "list", "data": [model] if served else []})
+
+    def _check_model(self, name):
+        if name != MODEL:
+            raise Refusal(f"NOT_FOUND: there is no model {name!r:.80}: ask for {MODEL}")
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """Completions and chat completions."""
+        body = checks.object_of(await self._body(request))
+        chat = request.path.startswith("/v1/chat/")
+        kind = openai_api.ChatCompletions if chat else openai_api.Completions
+        wanted = openai_api.parsed(kind, body)
+        self._check_model(wanted.model)
+        config, bodies = await self._config(MODEL), []
+        for text in await wanted.texts(self.chat):
+            bodies += [wanted.request(text, choice) for choice in range(wanted.n or 1)]
+        for one in bodies:
+            checks.check_generate(one, config, stream=True)
+        streams = [self._answers(request, one) for one in bodies]
+        reply = openai_api.Reply(wanted)
+        if wanted.stream:
+            return await self._streamed(request, self._events(reply, streams), openai=True)
+        answers = [openai_api.Answer() for _ in streams]
+        async for number, answer in openai_api.merged(streams):
+            answers[number].add(answer)
+        return web.json_response(reply.whole(answers))
+
+    async def _answers(self, request, body) -> AsyncIterator[dict]:
+        """What `gpt` says to one request, response for response."""
+        headers = {"traceparent": request["context"].header()}
+        call = ("POST", f"/v2/models/{MODEL}/generate_stream", json.dumps(body).encode(), headers)
+        async with self._call(MODEL), self.triton.ask(*call) as answer:
+            async for line in answer.content:
+                if not line.strip():
+                    continue
+                said = json.loads(line.removeprefix(b"data:"))
+                if "error" in said:
+                    raise Refusal(said["error"])
+                yield said
+
+    async def _events(self, reply, streams) -> AsyncIterator[bytes]:
+        first, ends = set(), [0] * len(streams)
+        async for number, said in openai_api.merged(streams):
+            answer = openai_api.Answer()
+            answer.begin = ends[number]
+            answer.add(said)
+            ends[number] += len(answer.text)
+            yield event(reply.event(number, answer, number not in first))
+            first.add(number)
+        if (last := reply.last_event()) is not None:
+            yield event(last)
+        yield b"data: [DONE]\n\n"
+
+    # --- metrics --------------------------------------------------------------------------------
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Triton's and the models' metrics, and those of the gateway."""
+        text = generate_latest(self.registry)
+        try:
+            text = await self.triton.metrics() + text
+        except Refusal as refusal:
+            log.warning("%s", refusal.message)
+        return web.Response(body=text, content_type="text/plain")
+
+
+def check_bearer(request: web.Request, key: str) -> None:
+    """Refuses who does not have the key."""
+    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    if not hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()):
+        raise Refusal("UNAUTHENTICATED: give the key as `Authorization: Bearer KEY`")
+
+
+def event(body: dict) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(body).encode() + b"\n\n"

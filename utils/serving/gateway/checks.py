@@ -1,0 +1,146 @@
+"""What a body may hold before it reaches Triton, which takes more than is good for it.
+
+The server of the wheel (2.51) ends at a body of some 4.2 MB and at a `shape` of 2**40, ignores a
+misspelt field of `generate`, and takes the lowest 32 bits of a number that is too large.
+"""
+
+import difflib
+import json
+import math
+from typing import Any
+
+from utils.serving.gateway.refusal import Refusal
+
+WHOLE = {
+    f"TYPE_{sign}INT{bits}": (0, 2**bits - 1) if sign else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    for sign in ("", "U")
+    for bits in (8, 16, 32, 64)
+}
+LARGEST = {"TYPE_FP16": 65504.0, "TYPE_BF16": 3.38e38, "TYPE_FP32": 3.4e38, "TYPE_FP64": math.inf}
+DEEPEST = 32  # levels of lists in the data of a tensor
+GENERATE = {"id"}  # fields of generate that are no input
+INFER = {"id", "parameters", "inputs", "outputs"}
+TENSOR = {"name", "shape", "datatype", "parameters", "data"}
+
+
+def object_of(body: bytes) -> dict:
+    """The JSON object that a body is. Raises Refusal."""
+    try:
+        found = json.loads(body, parse_constant=_no_number)
+    except RecursionError:
+        raise Refusal("INVALID_ARG: the body is nested too deeply") from None
+    except ValueError as error:
+        raise Refusal(f"INVALID_ARG: the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Refusal(f"INVALID_ARG: the body is a {type(found).__name__}: give a JSON object")
+    return found
+
+
+def check_generate(body: dict, config: dict, stream: bool) -> None:
+    """Refuses a body of generate or generate_stream that does not fit the model's inputs."""
+    inputs = {given["name"]: given for given in config["input"]}
+    _known(body, set(inputs) | GENERATE, "field")
+    if not isinstance(body.get("id", ""), str):
+        raise Refusal(f"INVALID_ARG: id {_short(body['id'])} is not a string")
+    for name, given in inputs.items():
+        if name in body:
+            _check_values(name, body[name], given)
+        elif not given.get("optional"):
+            raise Refusal(f"INVALID_ARG: {name} is missing")
+    if body.get("stream") is True and not stream:
+        raise Refusal(
+            "INVALID_ARG: stream is true, and generate gives one answer: ask generate_stream"
+        )
+
+
+def _check_values(name, value, given):
+    """One value where the input has one, else a list of them too."""
+    dims = [int(size) for size in given["dims"]]
+    values = value if isinstance(value, list) else [value]
+    if len(dims) != 1 or (dims[0] >= 0 and len(values) != dims[0]):
+        raise Refusal(f"INVALID_ARG: {name} has {len(values)} values: give {math.prod(dims)}")
+    for one in values:
+        _check_value(name, one, given["data_type"])
+
+
+def _check_value(name, value, kind):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "TYPE_STRING":
+        right, wanted = isinstance(value, str), "a string"
+    elif kind == "TYPE_BOOL":
+        right, wanted = isinstance(value, bool), "true or false"
+    elif kind in WHOLE:
+        least, most = WHOLE[kind]
+        right = number and isinstance(value, int) and least <= value <= most
+        wanted = f"a whole number from {least} to {most}"
+    else:
+        right = number and abs(value) <= LARGEST.get(kind, 0.0)
+        wanted = "a finite number"
+    if not right:
+        raise Refusal(f"INVALID_ARG: {name} {_short(value)} is not {wanted}")
+
+
+def check_infer(header: dict, size: int) -> None:
+    """Refuses a request of infer whose JSON part, in a body of `size` bytes, makes no sense.
+
+    A number takes a byte at least, however it is sent: no tensor has more numbers than the body
+    has bytes.
+    """
+    _known(header, INFER, "field")
+    _no_shared_memory(header.get("parameters", {}))
+    for name in ("inputs", "outputs"):
+        tensors = header.get(name, [])
+        if not isinstance(tensors, list) or not all(isinstance(one, dict) for one in tensors):
+            raise Refusal(f"INVALID_ARG: {name} is not a list of objects")
+        for tensor in tensors:
+            _known(tensor, TENSOR, f"field of {name}")
+            _no_shared_memory(tensor.get("parameters", {}))
+    for tensor in header.get("inputs", []):
+        _check_shape(tensor, size)
+        if _depth(tensor.get("data")) > DEEPEST:
+            raise Refusal("INVALID_ARG: the data of a tensor are nested too deeply")
+
+
+def _check_shape(tensor, size):
+    shape = tensor.get("shape")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise Refusal(f"INVALID_ARG: shape {_short(shape)} is not a list of whole numbers")
+    if max(shape, default=0) > size or math.prod(shape) > size:
+        raise Refusal(
+            f"INVALID_ARG: shape {_short(shape)} has more numbers than the body has bytes, {size}"
+        )
+
+
+def _no_shared_memory(parameters):
+    """A client of the gateway has no memory together with the server."""
+    if not isinstance(parameters, dict):
+        raise Refusal(f"INVALID_ARG: parameters {_short(parameters)} are not an object")
+    for name in parameters:
+        if name.startswith("shared_memory"):
+            raise Refusal(f"INVALID_ARG: {name} does not work through the gateway")
+
+
+def _depth(data) -> int:
+    deep = 0
+    while isinstance(data, list):
+        deep, data = deep + 1, next((one for one in data if isinstance(one, list)), None)
+    return deep
+
+
+def _known(body: dict, names: set[str], what: str) -> None:
+    for name in body:
+        if name not in names:
+            likely = difflib.get_close_matches(name, names, 1)
+            then = (
+                f"did you mean {likely[0]}?" if likely else f"known are {', '.join(sorted(names))}"
+            )
+            raise Refusal(f"INVALID_ARG: the {what} {_short(name)} is not known: {then}")
+
+
+def _no_number(name):
+    raise Refusal(f"INVALID_ARG: {name} is not a number of JSON")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

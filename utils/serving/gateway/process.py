@@ -1,0 +1,132 @@
+"""Starts the gateway in front of a server, as a context manager.
+
+    with TritonServer(repo, control_key=key) as server, Gateway(server, port=8000) as gateway:
+        gateway.http                    # "127.0.0.1:8000"
+        gateway.alive();  gateway.start()   # after it was killed: at the same port
+
+The process (`__main__.py`) ends with whoever started it.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from utils.ranks.supervise import Child, ChildEnded, end
+from utils.serving.install import ServerError
+
+HOST = "127.0.0.1"
+START = 30.0  # seconds until it listens
+KILL = 5.0  # seconds after exit_seconds until it is killed
+
+
+def add_options(parser: argparse._ActionsContainer) -> None:
+    """The limits of a gateway, for a command line."""
+    add = parser.add_argument
+    add("--body-bytes", type=int, default=1 << 20, metavar="N", help="of a request (1 MiB)")
+    add("--requests", type=int, default=256, metavar="N", help="under way together (256)")
+    add("--seconds", type=float, default=600.0, metavar="S", help="for one request (600)")
+    add("--load-seconds", type=float, default=300.0, metavar="S", help="for one load (300)")
+    add("--tls-cert", metavar="FILE", help="a certificate: HTTPS in place of HTTP")
+    add("--tls-key", metavar="FILE", help="its key, where the certificate's file has none")
+
+
+class Served(Protocol):
+    """What a gateway wants to know of a TritonServer."""
+
+    http: str
+    grpc: str
+    metrics: str
+    pid: int
+    repo: Path
+    log: Path
+    control_key: str | None
+
+
+class Gateway:
+    """The gateway of a server that runs, at `host` and `port` (0: a free one).
+
+    control_key, api_key   that clients must give; None: none on this machine
+    options                further ones of the command, by name: body_bytes, requests, seconds, …
+    Raises ServerError where it does not start.
+    """
+
+    def __init__(
+        self,
+        server: Served,
+        *,
+        host: str = HOST,
+        port: int = 0,
+        exit_seconds: float = 15.0,
+        control_key: str | None = None,
+        api_key: str | None = None,
+        **options: Any,
+    ):
+        self.server, self.host, self.port, self.exit_seconds = server, host, port, exit_seconds
+        self._options = {"exit_seconds": exit_seconds, **options}
+        keys = {
+            "KINTSUGI_TRITON_KEY": server.control_key,
+            "KINTSUGI_CONTROL_KEY": control_key,
+            "KINTSUGI_API_KEY": api_key,
+        }
+        self._environment = os.environ | {name: key or "" for name, key in keys.items()}
+        self._child = None
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, for the first time or again."""
+        self.close()
+        words = [sys.executable, "-m", "utils.serving.gateway"]
+        options = {
+            "triton": self.server.http, "metrics": self.server.metrics, "pid": self.server.pid,
+            "repository": self.server.repo, "log": self.server.log, "host": self.host,
+            "port": self.port, **self._options,
+        }  # fmt: skip
+        words += [
+            f"--{name.replace('_', '-')}={value}"
+            for name, value in options.items()
+            if value is not None
+        ]
+        self._child = Child(words, env=self._environment)
+        try:
+            self.port = json.loads(self._child.answer(START))["port"]
+        except (ChildEnded, TimeoutError):
+            self._child.wait(1.0)
+            why = self._child.last_words() or f"it does not listen after {START:g} s"
+            self.close()
+            raise ServerError(f"the gateway has not started: {why}") from None
+        except BaseException:  # also Ctrl-C
+            self.close()
+            raise
+
+    @property
+    def http(self) -> str:
+        """ "host:port" for clients of this machine."""
+        return f"{HOST if self.host == '0.0.0.0' else self.host}:{self.port}"
+
+    @property
+    def grpc(self) -> str:
+        """Triton's own: gRPC does not go through the gateway."""
+        return self.server.grpc
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def alive(self) -> bool:
+        """Whether its process is there."""
+        return self._child is not None and self._child.returncode is None
+
+    def close(self) -> None:
+        """Ends it; requests under way have `exit_seconds`. Closing twice does nothing."""
+        if self._child is not None:
+            end([self._child], self.exit_seconds + KILL)
+            self._child = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()

@@ -1,0 +1,242 @@
+"""Watches the processes in which Triton's Python models run, and heals what has died.
+
+Triton runs each Python model in a process of its own, a *stub*. When one is killed, Triton does not
+start it anew: streams hang, and the model counts as ready. So the gateway looks at the stubs itself
+(Linux: /proc), several times a second:
+
+- one has died: its requests end with an error, new ones are refused, and the model is unloaded and
+  loaded, again and again until it is there;
+- one is stopped: its requests wait; after HUNG seconds it is killed, and that was the first case;
+- a load that takes longer than its time limit: the stub that loads is killed, so the load fails.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from utils.serving.gateway.refusal import Refusal
+from utils.serving.gateway.triton import Triton
+
+LOOK = 0.2  # seconds between two looks
+HUNG = 10.0  # seconds that a stub may be stopped
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts to load a model again
+UNLOAD = 60.0  # seconds
+
+log = logging.getLogger("gateway")
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A process of a model. begun: when, on the kernel's clock, to know an old from a new one."""
+
+    model: str
+    version: str
+    pid: int
+    begun: int
+
+
+class Stubs:
+    """The stubs of the server with the process id `pid`; None: nobody is watched.
+
+    load_seconds   time limit of a load
+    """
+
+    def __init__(self, triton: Triton, pid: int | None, load_seconds: float):
+        self.triton, self.pid, self.load_seconds = triton, pid, load_seconds
+        self.wanted: set[str] = set()  # models that should be served
+        self.down: dict[str, str] = {}  # {model: why it is not}
+        self.loads = 0  # models that were loaded again
+        self._known: set[tuple[str, str]] = set()  # (model, version) that had a stub
+        self._stopped: dict[Stub, float] = {}  # since when
+        self._calls: dict[asyncio.Timeout, str] = {}  # running requests, by their time limit
+        self._healing: dict[str, asyncio.Task] = {}
+
+    # --- for requests ---------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def call(self, model: str, seconds: float) -> AsyncIterator[None]:
+        """A request to `model` of at most so many seconds. Raises Refusal where the model is down,
+        now or before the request has ended."""
+        self.refuse_if_down(model)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                self._calls[limit] = model
+                try:
+                    yield
+                finally:
+                    del self._calls[limit]
+        except TimeoutError:
+            self.refuse_if_down(model)
+            raise Refusal(f"DEADLINE_EXCEEDED: no answer after {seconds:g} s") from None
+
+    def refuse_if_down(self, model: str) -> None:
+        """Raises Refusal with the reason."""
+        if why := self.down.get(model):
+            raise Refusal(f"UNAVAILABLE: {why}, try again later")
+
+    async def why_not_ready(self) -> str | None:
+        """None where every model that should be served is; else one that is not.
+
+        Triton's own answer is none: it is false for ever once a model was unloaded.
+        """
+        if self.down:
+            return next(iter(self.down.values()))
+        missing = sorted(self.wanted - await self._served("READY"))
+        return f"{missing[0]} is not served" if missing else None
+
+    # --- model control --------------------------------------------------------------------------
+
+    async def load(self, model: str, body: bytes = b"{}") -> None:
+        """Loads a model, or what is new of it; a load that hangs is ended and tried once more."""
+        self.wanted.add(model)
+        try:
+            await self._load(model, body)
+        except Hangs:
+            log.warning("%s: loading is tried again", model)
+            await self._load(model, body)
+
+    async def unload(self, model: str, body: bytes = b"{}") -> None:
+        """Unloads a model, which is not wanted from now on."""
+        self.wanted.discard(model)
+        await self.triton.control(model, "unload", UNLOAD, body)
+
+    async def _load(self, model, body=b"{}"):
+        task = asyncio.create_task(
+            self.triton.control(model, "load", self.load_seconds + UNLOAD, body)
+        )
+        if not (await asyncio.wait({task}, timeout=self.load_seconds))[0]:
+            self._kill(await self._loading(model))
+            with suppress(Refusal):
+                await task
+            raise Hangs(f"UNAVAILABLE: loading {model} took longer than {self.load_seconds:g} s")
+        await task
+
+    async def _loading(self, model):
+        """The newest stub of each version that Triton is loading."""
+        states = await self.triton.states()
+        newest = {}
+        for stub in sorted(self.stubs(), key=lambda stub: stub.begun):
+            if stub.model == model and states.get((model, stub.version)) == "LOADING":
+                newest[stub.version] = stub
+        return newest.values()
+
+    def _kill(self, stubs: Iterable[Stub]):
+        for stub in stubs:
+            log.error("%s version %s hangs: its process is killed", stub.model, stub.version)
+            with suppress(ProcessLookupError):
+                os.kill(stub.pid, signal.SIGKILL)
+
+    # --- the watch ------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """What is served now is wanted."""
+        self.wanted = await self._served("READY")
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                await self._look()
+            except Refusal as error:  # Triton does not answer: why_not_ready says so, too
+                log.warning("%s", error.message)
+            await asyncio.sleep(LOOK)
+
+    async def _look(self):
+        now = asyncio.get_running_loop().time()
+        here = {stub: state(stub.pid) for stub in self.stubs()}
+        stopped = {stub for stub, letter in here.items() if letter in "Tt"}
+        self._stopped = {stub: self._stopped.get(stub, now) for stub in stopped}
+        self._kill(stub for stub, since in self._stopped.items() if now - since > HUNG)
+        for model in {stub.model for stub in stopped} - set(self._healing):
+            self.down[model] = f"{model} is stopped"
+        for model in set(self.down) - {stub.model for stub in stopped} - set(self._healing):
+            del self.down[model]
+        alive = {(stub.model, stub.version) for stub, letter in here.items() if letter not in "ZX"}
+        if gone := self._known - alive:
+            states = await self.triton.states()
+            for model in {key[0] for key in gone if states.get(key) == "READY"}:
+                self._heal(model)
+        self._known = alive
+
+    def _heal(self, model):
+        if model in self._healing:
+            return
+        log.error("%s has died: it is loaded again", model)
+        self.down[model] = f"{model} has died and is loaded again"
+        for limit, called in list(self._calls.items()):
+            if called == model:
+                limit.reschedule(0.0)
+        self._healing[model] = asyncio.create_task(self._load_again(model))
+
+    async def _load_again(self, model):
+        pause = FIRST_PAUSE
+        try:
+            while model in self.wanted:
+                try:
+                    await self.triton.control(model, "unload", UNLOAD)  # else there is nothing new
+                    await self._load(model)
+                    await self._load_the_rest()
+                    self.loads += 1
+                    return
+                except Refusal as error:
+                    log.error("%s does not load: %s", model, error.message)
+                    self.down[model] = f"{model} has died and does not load"
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        finally:
+            del self._healing[model], self.down[model]
+
+    async def _load_the_rest(self):
+        """Models that went with it: an engine takes `gpt` out of service while it is down."""
+        for model in sorted(self.wanted - await self._served("READY", "LOADING")):
+            await self._load(model)
+
+    async def _served(self, *states):
+        """The models that have a version in one of these states."""
+        found = await self.triton.states()
+        return {model for (model, _), state in found.items() if state in states}
+
+    def stubs(self) -> list[Stub]:
+        """The children of the server that run a model."""
+        if self.pid is None:
+            return []
+        found = []
+        for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [stub for pid in task.read_text().split() if (stub := stub_of(int(pid)))]
+        return found
+
+
+class Hangs(Refusal):
+    """A load that took too long."""
+
+
+def stub_of(pid: int) -> Stub | None:
+    """A process as a stub; None where it is none, or has gone."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        if not words[0].endswith("triton_python_backend_stub"):
+            return None
+        file = Path(words[1])  # …/NAME/VERSION/model.py
+        begun = int(_stat(pid)[19])
+        return Stub(file.parents[1].name, file.parent.name, pid, begun)
+    except OSError:
+        return None
+
+
+def state(pid: int) -> str:
+    """The letter of a process's state, "X" where it has gone (proc(5))."""
+    try:
+        return _stat(pid)[0]
+    except OSError:
+        return "X"
+
+
+def _stat(pid):
+    """The fields of /proc/PID/stat behind the name, which may hold anything."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,0 +1,98 @@
+"""Triton's HTTP, asked by the gateway.
+
+    async with Triton("127.0.0.1:8000", key=key) as triton:
+        await triton.get("/v2/models/gpt/config")
+        async with triton.post("/v2/models/gpt/generate_stream", body) as answer:
+            async for piece in answer.content.iter_any(): …
+
+Whatever goes wrong is a Refusal.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from utils.serving.client import ServeError, reason_of
+from utils.serving.gateway.refusal import Refusal
+from utils.serving.install import CONTROL
+
+SECONDS = 5.0  # that a question may take which no model is asked
+
+
+class Triton:
+    """A server at "host:port", on this machine. metrics: where those are; key: for model control.
+
+    Each call has a connection of its own: Triton waits for open ones before it stops.
+    """
+
+    def __init__(self, address: str, metrics: str | None = None, key: str | None = None):
+        self.address, self._metrics = address, metrics
+        self.control_headers = {CONTROL: key} if key else {}
+
+    async def __aenter__(self) -> "Triton":
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        self.session = aiohttp.ClientSession(
+            f"http://{self.address}", connector=connector, timeout=aiohttp.ClientTimeout(None)
+        )
+        return self
+
+    async def __aexit__(self, *exception) -> None:
+        await self.session.close()
+
+    @asynccontextmanager
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A call and its answer of status 200, whose body is still to be read."""
+        try:
+            async with self.session.request(method, path, data=body, headers=headers) as answer:
+                if answer.status != 200:
+                    raise refusal_of(await answer.read(), answer.status)
+                yield answer
+        except (aiohttp.ClientError, OSError) as error:
+            why = f"UNAVAILABLE: the server has ended the connection: {error!r}"
+            raise Refusal(why) from None
+
+    async def whole(self, *call: Any, seconds: float = SECONDS) -> bytes:
+        """The body of an answer. Raises Refusal also after `seconds`."""
+        try:
+            async with asyncio.timeout(seconds), self.ask(*call) as answer:
+                return await answer.read()
+        except TimeoutError:
+            why = f"UNAVAILABLE: no answer from the server after {seconds:g} s"
+            raise Refusal(why) from None
+
+    async def config(self, model: str) -> dict:
+        """A model's configuration, defaults filled in."""
+        return json.loads(await self.whole("GET", f"/v2/models/{model}/config"))
+
+    async def states(self) -> dict[tuple[str, str], str]:
+        """{(model, version): state} of the repository; "" for a version that was never loaded."""
+        call = ("POST", "/v2/repository/index", b"{}", self.control_headers)
+        return {
+            (entry["name"], entry.get("version", "")): entry.get("state", "")
+            for entry in json.loads(await self.whole(*call))
+        }
+
+    async def metrics(self) -> bytes:
+        """What Prometheus reads."""
+        return await self.whole("GET", f"http://{self._metrics}/metrics") if self._metrics else b""
+
+    async def control(self, model: str, action: str, seconds: float, body: bytes = b"{}") -> None:
+        """Loads or unloads a model; returns when Triton has said that it is done."""
+        call = ("POST", f"/v2/repository/models/{model}/{action}", body, self.control_headers)
+        await self.whole(*call, seconds=seconds)
+
+
+def refusal_of(body: bytes, status: int) -> Refusal:
+    """Triton's answer of another status than 200."""
+    error = ServeError(reason_of(body) or f"the server answers {status}", http=status)
+    return Refusal(f"{error.status}: {error.message.removeprefix(f'{error.status}: ')}")

@@ -1,0 +1,116 @@
+"""Serves a model repository until Ctrl-C: Triton, and the gateway in front of it.
+
+    python -m utils.serving.server --repo triton_model_repo
+
+The gateway has the HTTP port. Triton itself listens on this machine only, and its model control
+wants a key that the gateway alone knows. A gateway that is killed is started again; when the server
+ends by itself, so does the command: whoever runs it in production starts it anew.
+
+It says how far it is and then what to try with curl. Its exit status: 0 it was told to end
+and every request in flight ended well; 1 the server did not start, or ended by itself; 2 wrong
+arguments.
+"""
+
+import argparse
+import os
+import secrets
+import signal
+import sys
+import time
+
+from utils.paths import ROOT
+from utils.serving.gateway import Gateway
+from utils.serving.gateway.process import HOST, add_options
+from utils.serving.server import ServerError, TritonServer
+from utils.serving.server.triton_server import taken
+
+REPOSITORY = ROOT / "triton_model_repo"
+LOOK = 0.2  # seconds between two looks at whether the server is still there
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serves; returns the exit status."""
+    options = parse(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored where a shell's & starts us
+        signal.signal(number, signal.default_int_handler)
+    server = None
+    try:
+        with triton(options) as server, gateway(options, server) as front:
+            print(to_try(server, front), flush=True)
+            while server.alive():
+                if not front.alive():
+                    print("the gateway has died: it is started again", file=sys.stderr)
+                    front.start()
+                time.sleep(LOOK)
+            print(f"tritonserver has ended by itself. Its log:\n{server.tail()}", file=sys.stderr)
+            return 1
+    except ServerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        status = server.returncode if server else 0
+        print("stopped" if status == 0 else "stopped: requests in flight were cut short")
+        return 0 if status == 0 else 1
+
+
+def triton(options: argparse.Namespace) -> TritonServer:
+    """The server, with an HTTP port of its own that nobody needs to know."""
+    if options.http and taken(options.host, options.http):
+        raise ServerError(f"port {options.http} is taken: give http another one, or 0 for any")
+    return TritonServer(
+        options.repo, options.models, options.log, options.start_seconds, options.exit_seconds,
+        grpc=options.grpc, metrics=options.metrics, control_key=secrets.token_urlsafe(32),
+    )  # fmt: skip
+
+
+def gateway(options: argparse.Namespace, server: TritonServer) -> Gateway:
+    """What clients talk to; its keys are in the environment."""
+    return Gateway(
+        server, host=options.host, port=options.http, exit_seconds=options.exit_seconds,
+        control_key=os.environ.get("KINTSUGI_CONTROL_KEY"),
+        api_key=os.environ.get("KINTSUGI_API_KEY"),
+        body_bytes=options.body_bytes, requests=options.requests, seconds=options.seconds,
+        load_seconds=options.load_seconds, tls_cert=options.tls_cert, tls_key=options.tls_key,
+    )  # fmt: skip
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """The command line, named as the arguments of TritonServer and Gateway are."""
+    parser = argparse.ArgumentParser(
+        prog="python -m utils.serving.server",
+        description="Serve a Triton model repository on this machine until Ctrl-C.",
+    )
+    add = parser.add_argument
+    add("--repo", default=REPOSITORY, metavar="FOLDER", help="the repository (triton_model_repo)")
+    add("--models", nargs="+", metavar="NAME", help="models to load; default: all")
+    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        add(f"--{name}", type=int, default=port, metavar="PORT", help=f"{port}; 0: a free one")
+    add("--host", default=HOST, metavar="ADDRESS", help=f"of HTTP; {HOST}: for this machine only")
+    add("--log", metavar="FILE", help="the server's log; default: a temporary file")
+    add("--start-seconds", type=float, default=300.0, metavar="S", help="limit to be ready (300)")
+    add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests in flight (15)")
+    front = parser.add_argument_group("the gateway")
+    add_options(front)
+    return parser.parse_args(arguments)
+
+
+def to_try(server: TritonServer, front: Gateway) -> str:
+    """Lines for a second terminal."""
+    lines = [f"HTTP {front.http}, gRPC {server.grpc}, metrics {server.metrics}. Try:"]
+    if "gpt" in server.models:
+        for endpoint, stream in (("generate", ""), ("generate_stream", ', "stream": true')):
+            body = f'{{"text_input": "def ", "max_tokens": 20{stream}}}'
+            lines.append(f"  curl -sN {front.http}/v2/models/gpt/{endpoint} -d '{body}'")
+        lines.append(f'  OpenAI\'s clients: base_url="http://{front.http}/v1", model="gpt"')
+    else:
+        lines.append(f"  curl -s {front.http}/v2/models/{server.models[0]}/config")
+    lines.append(f"  curl -s {server.metrics}/metrics")
+    lines += [f"{name} is left out: {reason}" for name, reason in server.left_out.items()]
+    return "\n".join([*lines, f"The log is {server.log}. Ctrl-C ends it."])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
