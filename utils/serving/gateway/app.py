@@ -23,6 +23,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from utils.serving.engine import trace
+from utils.serving.engine.trace import Context
 from utils.serving.gateway import checks, openai_api
 from utils.serving.gateway.refusal import Refusal
 from utils.serving.gateway.stubs import Stubs
@@ -32,7 +33,7 @@ MODEL = "gpt"  # what OpenAI's API asks
 CONFIG_SECONDS = 2.0  # that a model's configuration is kept
 BODY_SECONDS = 30.0  # in which a request must have come
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)  # seconds
-PASSED_ON = ("Content-Type", "Inference-Header-Content-Length", "traceparent")
+PASSED_ON = ("Content-Type", "Inference-Header-Content-Length")
 BINARY = "Inference-Header-Content-Length"  # bytes of the JSON part, where tensors follow it
 
 log = logging.getLogger("gateway")
@@ -120,49 +121,53 @@ class Front:
 
     @web.middleware
     async def observed(self, request: web.Request, handler: Callable) -> web.StreamResponse:
-        """Errors become answers; what came is counted, timed and traced."""
+        """What comes is counted, timed and traced."""
         begin, resource = time.time_ns(), request.match_info.route.resource
         route = resource.canonical if resource else "unknown"
-        context = trace.parse(request.headers.get("traceparent")) or trace.parse(
-            f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+        caller = trace.parse(request.headers.get(trace.HEADER))
+        request["context"] = context = (
+            caller.child() if caller else Context(secrets.token_hex(16), secrets.token_hex(8), True)
         )
-        request["context"], status = context.child(), 499  # unless it is said otherwise
-        openai = request.path.startswith("/v1/")
+        status = 499  # the client has left, unless there is an answer
         try:
-            self._check_key(request, self.options.api_key, route)
-            response = await handler(request)
-        except Refusal as refusal:
-            response = refusal.response(openai)
+            response = await self._answer(request, handler, route)
+            status = response.status
+            if not response.prepared:
+                response.headers[trace.HEADER] = context.header()
+            return response
+        finally:
+            end = time.time_ns()
+            self.took.labels(route).observe((end - begin) / 1e9)
+            self.answered.labels(route, status).inc()
+            trace.write("gateway", context, begin, end, route=route, status=status)
+
+    async def _answer(self, request, handler, route) -> web.StreamResponse:
+        """The handler's; what it raises becomes an answer."""
+        try:
+            self._check_key(request, route)
+            return await handler(request)
+        except Refusal as error:
+            refusal = error
         except web.HTTPException as error:  # of aiohttp: no such path, method, too large a body
             kind = "NOT_FOUND" if error.status == 404 else "INVALID_ARG"
-            response = Refusal(f"{kind}: {self._said(error)}", error.status).response(openai)
-        except ConnectionResetError:
+            refusal = Refusal(f"{kind}: {self._said(error)}", error.status)
+        except ConnectionResetError:  # the client has left
             raise
         except Exception as error:
             log.exception("%s %s", request.method, request.path)
-            response = Refusal(f"INTERNAL: {error!r}").response(openai)
-        else:
-            status = response.status
-        finally:
-            self.took.labels(route).observe((time.time_ns() - begin) / 1e9)
-        status = response.status
-        self.answered.labels(route, status).inc()
-        if not response.prepared:
-            response.headers["traceparent"] = request["context"].header()
-        trace.write(
-            "gateway", request["context"], begin, time.time_ns(), route=route, status=status
-        )
-        return response
+            refusal = Refusal(f"INTERNAL: {error!r}")
+        return refusal.response(openai=request.path.startswith("/v1/"))
 
     def _said(self, error):
         if error.status == 413:
             return f"the body is larger than {self.options.body_bytes} bytes"
         return f"{error.reason}: the gateway has no such path or method"
 
-    def _check_key(self, request, key, route):
-        if key is None or route.startswith("/v2/repository") or route.startswith("/v2/health"):
-            return
-        check_bearer(request, key)
+    def _check_key(self, request, route):
+        """Model control has a key of its own, and probes have none."""
+        key = self.options.api_key
+        if key is not None and not route.startswith(("/v2/repository", "/v2/health")):
+            check_bearer(request, key)
 
     async def _body(self, request) -> bytes:
         """The body, if it is no larger than allowed and comes in time."""
@@ -207,7 +212,7 @@ class Front:
 
     async def _forward(self, request, model, body, stream):
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        headers["traceparent"] = request["context"].header()
+        headers[trace.HEADER] = request["context"].header()
         call = ("POST", request.path, body, headers)
         if not stream:
             async with self._call(model), self.triton.ask(*call) as answer:
@@ -230,7 +235,7 @@ class Front:
                 if response is None:
                     response = web.StreamResponse(
                         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache",
-                                 "traceparent": request["context"].header()}
+                                 trace.HEADER: request["context"].header()}
                     )  # fmt: skip
                     await response.prepare(request)
                 await response.write(piece)
@@ -350,7 +355,7 @@ class Front:
 
     async def _answers(self, request, body) -> AsyncIterator[dict]:
         """What `gpt` says to one request, response for response."""
-        headers = {"traceparent": request["context"].header()}
+        headers = {trace.HEADER: request["context"].header()}
         call = ("POST", f"/v2/models/{MODEL}/generate_stream", json.dumps(body).encode(), headers)
         async with self._call(MODEL), self.triton.ask(*call) as answer:
             async for line in answer.content:
