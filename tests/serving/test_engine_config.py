@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from tests.serving.engines import ENDLESS, ODD, version_of
+from tests.serving.engines import ENDLESS, ODD, TIED, version_of
 from tests.serving.export_models import new_model
 from utils.serving import export as export_module
 from utils.serving.engine.config import EngineConfig
@@ -14,7 +14,7 @@ from utils.serving.engine.model import ServedDecoder
 from utils.serving.engine.request import BadRequest, SamplingParams
 from utils.serving.engine.version import LoadError, Version
 from utils.serving.export import ExportError, export
-from utils.serving.model_config import ConfigError, engine_config
+from utils.serving.model_config import ConfigError, engine_config, set_parameters
 from utils.serving.repository import SOURCE
 
 TEXTS = {"max_num_seqs": "3", "max_model_len": "0", "device": "cpu", "step_seconds": "7.5"}
@@ -72,14 +72,11 @@ def decoder_of(version, config, rank=0):
 def test_a_rank_holds_what_the_options_say(tmp_path, tp, options):
     version = Version.read(version_of(ODD, tmp_path, tp))
     config = EngineConfig(max_num_seqs=3, **options)
-    weights, cache = config.rank_bytes(version, on_cpu=True)
+    weights, cache = config.rank_bytes(version.model, tp, version.manifest["dtype"], on_cpu=True)
     decoder = decoder_of(version, config)
     assert cache == sum(layer.numbers.nbytes for layer in decoder.cache.layers)
-    loaded = version.weights(0).values()
     width = torch.float32.itemsize if config.dtype == "auto" else 2
-    numbers = sum(tensor.numel() for tensor in loaded)
-    header = next(iter(loaded)).element_size()
-    assert 0 <= weights - numbers * width < 4096 * width / header  # a file has a header
+    assert weights == width * sum(tensor.numel() for tensor in version.weights(0).values())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -136,15 +133,43 @@ def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys)
     assert (repo / "gpt_engine" / "config.pbtxt").read_text() == before
 
 
+@pytest.mark.parametrize(
+    ("model", "ranks"),
+    [
+        (ODD, (1, 2, 4)),
+        (TIED, (1, 2)),
+        (replace(ODD, heads=6, kv_heads=3, vocab_size=1009), (1, 3)),
+    ],
+    ids=["odd", "tied", "thirds"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_of_shapes_are_those_of_the_files(tmp_path, model, ranks, dtype):
+    """What is known before the cut is what the ranks' files then hold, on a GPU as stored."""
+    checkpoint = new_model(tmp_path / "model", model, dtype)
+    stored = str(dtype).removeprefix("torch.")
+    for tp in ranks:
+        version = Version.read(export(checkpoint, tmp_path / f"repo-{tp}", tp))
+        held = [sum(t.nbytes for t in version.weights(rank).values()) for rank in range(tp)]
+        assert EngineConfig().rank_bytes(model, tp, stored, on_cpu=False)[0] == max(held)
+        assert tp == 1 or max(held) < sum(held)
+
+
 def test_what_a_machine_has_no_room_for_is_not_exported(tmp_path):
+    """Refused before anything is written: nothing comes or goes beside the repository."""
     config = replace(ENDLESS, max_positions=10**6)
     model, repo = new_model(tmp_path / "model", config), tmp_path / "repo"
+    before = tmp_path.stat().st_mtime_ns
     with pytest.raises(ExportError, match=r"GiB of keys and values \(10000 requests of 1,000,000"):
         export(model, repo, 1, options={"max_num_seqs": 10_000}, machine="dgx-a100")
     with pytest.raises(ExportError, match=r"machine 'dgx' is not known: there are .*dgx-a100"):
         export(model, repo, 1, machine="dgx")
-    assert not repo.exists()
-    export(model, repo, 1, options={"max_num_seqs": 10}, machine="dgx-a100")
+    assert tmp_path.stat().st_mtime_ns == before and not repo.exists()
+    version = export(model, repo, 1, options={"max_num_seqs": 10}, machine="dgx-a100")
+    set_parameters(repo / "gpt_engine" / "config.pbtxt", {"max_num_seqs": 10_000})
+    before = version.parent.stat().st_mtime_ns, tmp_path.stat().st_mtime_ns
+    with pytest.raises(ExportError, match=r"10000 requests of 1,000,000"):  # as configured there
+        export(model, repo, 1, version=2, machine="dgx-a100")
+    assert before == (version.parent.stat().st_mtime_ns, tmp_path.stat().st_mtime_ns)
 
 
 def test_the_shipped_configuration_says_the_defaults():

@@ -20,7 +20,7 @@ with a ValueError of one sentence.
 import hashlib
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from utils.serving.repository import MANIFEST, ExportError
 __all__ = ["ExportError", "export", "rebuild"]
 
 PROGRAM = "utils.serving.export"
+CONFIG = Path(repository.ENGINE, "config.pbtxt")  # in a repository: the engine's options
 FORMAT = 1  # of manifest.json
 FULL = 0.9  # of a device's memory: what a step makes, and the libraries, need the rest
 
@@ -72,6 +73,8 @@ def _export(model, out, tp, prompts, version, options=None, machine=None):
     memory = None if machine is None else _memory_of(machine)
     source = Source.read(model)
     plan = split.Plan(source.config, tp)
+    if memory is not None:  # before anything is written: shapes say it all
+        _check_room(machine, memory, source, tp, _config_of(out, options or {}))
     found = find_prompts(prompts, source)
     with repository.building(out) as building:
         number = building.free_version(version)
@@ -83,7 +86,7 @@ def _export(model, out, tp, prompts, version, options=None, machine=None):
         small = {str(file.relative_to(folder)): _facts(file) for file in _files(folder)}
         repository.copy_code(folder)
         repository.copy_models(building.beside)
-        config = _configure(building, options or {})
+        _configure(building, options or {})
         if version is None and (same := _same(building, folder, source, tp, small)):
             return same, None
         _check_tokenizer(building, folder)
@@ -103,20 +106,24 @@ def _export(model, out, tp, prompts, version, options=None, machine=None):
             "prompts": {name: facts_of_prompt(file) for name, file in found.items()},
         }
         hf_format.write_json(folder / MANIFEST, manifest)
-        written = Version.read(folder)  # what the engine would refuse goes nowhere
-        if memory is not None:
-            _check_room(machine, memory, written, config)
+        Version.read(folder)  # what the engine would refuse goes nowhere
         return building.publish(), building.kept
 
 
 def _configure(building, options):
     """The engine's options in the repository, which has them from now on; a config.pbtxt that is
     there already stays as it is."""
-    there = building.out / repository.ENGINE / "config.pbtxt"
+    _config_of(building.out, options)
+    if not (building.out / CONFIG).exists():
+        set_parameters(building.beside / CONFIG, options)
+
+
+def _config_of(out, options):
+    """What the engine's options in the repository will be. Refuses options that are not those of a
+    config.pbtxt that is there."""
+    there = Path(out).expanduser() / CONFIG
     if not there.exists():
-        new = building.beside / repository.ENGINE / "config.pbtxt"
-        set_parameters(new, options)
-        return engine_config(new)
+        return replace(engine_config(repository.SOURCE / CONFIG), **options)
     config = engine_config(there)
     for name, wanted in options.items():
         if wanted != (given := getattr(config, name)):
@@ -136,14 +143,14 @@ def _memory_of(machine):
     return MACHINES[machine].memory
 
 
-def _check_room(machine, memory, version, config):
-    """Refuses what a rank of this version would not have room for on a device of the machine."""
-    weights, cache = config.rank_bytes(version, on_cpu=False)
+def _check_room(machine, memory, source, tp, config):
+    """Refuses what a rank of this model would not have room for on a device of the machine."""
+    weights, cache = config.rank_bytes(source.config, tp, source.dtype_name, on_cpu=False)
     most = FULL * memory
     if weights + cache > most:
         raise ExportError(
             f"a rank would hold {_gib(weights)} of weights and {_gib(cache)} of keys and values "
-            f"({config.max_num_seqs} requests of {config.length(version.model):,} positions), and "
+            f"({config.max_num_seqs} requests of {config.length(source.config):,} positions), and "
             f"{_gib(most)} of a device of {machine} can be used: more ranks, or a lower "
             "--max-model-len or --max-num-seqs"
         )
@@ -315,9 +322,10 @@ def report(folder: Path) -> None:
 def _report_memory(folder, config):
     """Prints what a rank of this version will hold."""
     version, places = Version.read(folder), {}
+    stored = version.manifest["dtype"]
     for on_cpu, place in ((True, " on the CPU"), (False, " on a GPU")):
-        weights, cache = config.rank_bytes(version, on_cpu)
-        dtypes = " and ".join(dict.fromkeys(config.dtypes(version.manifest["dtype"], on_cpu)))
+        weights, cache = config.rank_bytes(version.model, version.tp, stored, on_cpu)
+        dtypes = " and ".join(dict.fromkeys(config.dtypes(stored, on_cpu)))
         held = f"{_gib(weights)} of weights, {_gib(cache)} of keys and values, {dtypes}"
         places[held] = place if held not in places else ""
     for held, place in places.items():

@@ -2,7 +2,7 @@
 
 EngineConfig(max_num_seqs=8, max_model_len=2048)
 EngineConfig.of_parameters({"max_num_seqs": "8"}, "gpt_engine/config.pbtxt")
-config.rank_bytes(version, on_cpu=False)               # weights, keys and values
+config.rank_bytes(model, 2, "bfloat16", on_cpu=False)  # weights, keys and values
 """
 
 import difflib
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 
 from utils.models.config import GPTConfig
-from utils.serving.engine.version import Version
+from utils.models.tp_plan import rank_shapes
 
 DEVICES = ("auto", "cpu", "cuda")
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number, by dtype
@@ -103,11 +103,13 @@ class EngineConfig:
             dtype = "float32" if on_cpu else stored
         return dtype, dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
-    def rank_bytes(self, version: Version, on_cpu: bool) -> tuple[int, int]:
-        """Bytes of a rank's weights, and of its keys and values, which it reserves at its start."""
-        model, stored = version.model, version.manifest["dtype"]
+    def rank_bytes(self, model: GPTConfig, tp: int, stored: str, on_cpu: bool) -> tuple[int, int]:
+        """Bytes of the weights of the rank that has most of them, of `tp` that share a model which
+        is stored as `stored`; and of its keys and values, which it reserves at its start."""
         dtype, cache_dtype = self.dtypes(stored, on_cpu)
-        shard = max(version.listed(version.shard(rank))["bytes"] for rank in range(version.tp))
-        numbers = 2 * model.layers * (model.key_value_heads // version.tp) * model.head_size
+        weights = max(
+            sum(map(math.prod, rank_shapes(model, rank, tp).values())) for rank in range(tp)
+        )
+        numbers = 2 * model.layers * (model.key_value_heads // tp) * model.head_size
         cache = self.max_num_seqs * self.length(model) * numbers * WIDTHS[cache_dtype]
-        return shard * WIDTHS[dtype] // WIDTHS[stored], cache
+        return weights * WIDTHS[dtype], cache

@@ -189,7 +189,8 @@ def _device(torch, wanted, rank, tp):
 
 def _check_memory(torch, device, version, config):
     """Refuses what the memory cannot hold: Linux would promise it, and kill later."""
-    weights, cache = config.rank_bytes(version, device.type == "cpu")
+    stored = version.manifest["dtype"]
+    weights, cache = config.rank_bytes(version.model, version.tp, stored, device.type == "cpu")
     if device.type == "cpu":
         ranks, free = version.tp, free_memory()
     else:
