@@ -5,7 +5,7 @@
     python -m utils.serving.bench --repo REPO --quick        # one short round, to see that it runs
 
 Contenders, all with the same model, prompts and new tokens (greedy), and with as many threads of
-torch as the repository's config.pbtxt gives to the ranks of gpt_engine together:
+torch: those that the repository's config.pbtxt gives to the ranks of gpt_engine together.
 
     engine          the engine in this process, whole answers
     engine stream   the same, token by token
@@ -16,26 +16,35 @@ torch as the repository's config.pbtxt gives to the ranks of gpt_engine together
 
 Each number of clients is a closed loop: a client sends its next request when it has its answer. The
 contenders take turns inside each round, in another order each time, while the others wait idle; a
-ratio is taken inside a round, so what else the machine does hits all alike. Given are the median
-and the quartiles over the rounds. No request ends early: prompts are chosen whose greedy answer has
-all its tokens. Answers are compared: those that differ from transformers' are counted.
+ratio is taken inside a round, so what else the machine does hits all alike. Each round has a batch
+of prompts of its own, the same for all; `--seed` draws them from the corpus. No request ends early:
+prompts are chosen whose greedy answer has all its tokens. Answers are compared: those that differ
+from transformers' are counted.
+
+Figures are medians and quartiles over the rounds. A ratio has the interval of its rounds that holds
+the median with a probability of 90 % or more, whatever the distribution: from the k-th smallest to
+the k-th largest (of five to seven rounds, minimum and maximum). A goal is met when all of that is
+on the right side of it, not met when all of it is on the wrong one, else undecided.
 """
 
 import json
+import math
+import statistics
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-import numpy as np
+from tqdm import tqdm
 
 from utils.cli import check_options, option, parse_flags
 from utils.measure.machine import cores, processor_name
-from utils.serving.bench.contenders import LIMIT, World, newest
+from utils.serving.bench.contenders import ADDRESSES, LIMIT, World, newest
 from utils.serving.engine.version import Version
 from utils.serving.load import Load
 
-WHOLE = ("engine", "triton")  # whose first token comes with the last one
+WHOLE = ("engine", *ADDRESSES)  # whose first token comes with the last one
 RATIOS = (
     ("triton", "engine"),
     ("triton stream", "engine stream"),
@@ -44,6 +53,13 @@ RATIOS = (
     ("triton", "sequential"),
     ("triton", "static"),
 )
+GOALS = (  # pair, with the most clients (-1) or the fewest (0), and the ratio that is wanted
+    ("triton / engine", -1, 0.9),
+    ("triton / sequential", -1, 5.0),
+    ("engine / sequential", 0, 1.0),
+)
+BAR = "{percentage:3.0f}% {bar} {elapsed}, {remaining} left{postfix}"
+CONFIDENCE = 0.9  # that the interval of a ratio holds its median
 FIGURES = ("tokens_per_second", "first_p50", "latency_p50", "latency_p95")
 
 
@@ -58,6 +74,7 @@ class Settings:
     seconds: float | None = option(None, "length of each load; in place of --requests")
     prompt_tokens: int = option(32, "of each prompt")
     max_tokens: int = option(64, "new tokens of each request")
+    seed: int = option(0, "draws the prompts")
     json: bool = option(False, "print the figures as JSON")
     quick: bool = option(False, "one round of few tokens")
 
@@ -92,22 +109,35 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def bench(settings: Settings, say: Callable[[str], None] = lambda text: None) -> dict:
-    """Runs all contenders; returns what --json prints. `say` gets a line now and then."""
+    """Runs all contenders; returns what --json prints. `say` gets a line now and then; a terminal
+    gets a bar besides."""
     version = Version.read(newest(settings.repo))
     rounds, new = (1, 8) if settings.quick else (settings.rounds, settings.max_tokens)
     with ExitStack() as stack:
-        say("starting the engine, transformers and tritonserver")
+        say("starting the engine, transformers and tritonserver; choosing prompts")
         world = World(stack, settings.repo, version, settings.prompt_tokens, new)
-        world.choose_prompts(max(settings.counts))
-        world.warm_up()
-        loads = {(name, many): [] for many in settings.counts for name in world.present}
+        world.choose_prompts(max(settings.counts), 1 + rounds, settings.seed)
+        expected = warm_up(world, settings)
+        seconds = sum(expected.values())
+        say(
+            f"{world.threads} thread(s) of torch for each contender; {rounds} round(s) of "
+            f"{seconds:.0f} s: about {duration(rounds * seconds)}"
+        )
+        loads, different = {load: [] for load in expected}, dict.fromkeys(world.present, 0)
+        bar, begin = stack.enter_context(progress(rounds * seconds)), time.monotonic()
         for turn in range(rounds):
+            world.take_batch(1 + turn)
+            start = turn % len(world.present)
             for many in settings.counts:
-                start = turn % len(world.present)
                 for name in world.present[start:] + world.present[:start]:
-                    load = world.load(name, many, settings.requests, settings.seconds)
+                    bar.set_postfix_str(f"round {turn + 1}, {many} client(s), {name}")
+                    requests = None if settings.seconds else requests_of(settings, name, many)
+                    load = world.load(name, many, requests, settings.seconds)
                     loads[name, many].append(load)
-                    say(f"round {turn + 1} of {rounds}: {name}: {load}")
+                    bar.update(expected[name, many])
+            different = {name: n + world.different[name] for name, n in different.items()}
+            if bar.disable:
+                say(f"round {turn + 1} of {rounds}: {duration(time.monotonic() - begin)} so far")
     facts = {
         "machine": f"{cores():g} cores, {processor_name()}",
         "tp": version.tp,
@@ -116,10 +146,45 @@ def bench(settings: Settings, say: Callable[[str], None] = lambda text: None) ->
         "prompt_tokens": settings.prompt_tokens,
         "max_tokens": new,
         "rounds": rounds,
+        "expected_seconds": rounds * seconds,
+        "seconds": time.monotonic() - begin,
         "absent": world.absent,
-        "different_answers": world.different,
+        "different_answers": different,
     }
     return facts | summary(loads, settings.counts)
+
+
+def requests_of(settings: Settings, name: str, many: int) -> int:
+    """How many requests a load has: what its clients send, four at least. How many wait does not
+    change the speed of one after another, so there each client sends one."""
+    return max(4, many * (1 if name == "sequential" else settings.requests))
+
+
+def warm_up(world: World, settings: Settings) -> dict[tuple[str, int], float]:
+    """A load of each contender and number of clients that does not count, of one request a client
+    or two; returns {(contender, clients): seconds that one which counts is expected to take}."""
+    world.take_batch(0)
+    expected = {}
+    for many in settings.counts:
+        for name in world.present:
+            if many == settings.counts[0]:
+                world.load(name, many, 2, None)  # the first ones are slow
+            load = world.load(name, many, 2 if name == "sequential" else max(2, many), None)
+            took = load.seconds * requests_of(settings, name, many) / len(load.requests)
+            if settings.seconds:  # the last answers end later, by half of an answer's time
+                took = settings.seconds + load.summary["latency_p50"] / 2
+            expected[name, many] = took
+    return expected
+
+
+def progress(seconds: float) -> tqdm:
+    """A bar of so many expected seconds on standard error, if that is a terminal."""
+    return tqdm(total=seconds, disable=None, leave=False, bar_format=BAR)
+
+
+def duration(seconds: float) -> str:
+    """A time as one says it: "50 s", "4 min"."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 # ---- the figures
@@ -127,13 +192,38 @@ def bench(settings: Settings, say: Callable[[str], None] = lambda text: None) ->
 
 def quartiles(values: Iterable[float]) -> dict:
     """The quartiles of some values: {"q1", "median", "q3"}."""
-    q1, median, q3 = np.quantile(list(values), (0.25, 0.5, 0.75))
-    return {"q1": float(q1), "median": float(median), "q3": float(q3)}
+    values = list(values)
+    q1, median, q3 = statistics.quantiles(values * (1 + (len(values) == 1)), method="inclusive")
+    return {"q1": q1, "median": median, "q3": q3}
+
+
+def interval(values: Iterable[float]) -> dict:
+    """{"low", "median", "high"} of a ratio's rounds: low and high are the k-th smallest and the
+    k-th largest, with the largest k for which they hold the true median with CONFIDENCE. Each round
+    is above or below that like a thrown coin, so they miss it with probability 2·P(fewer than k of
+    n are heads). None where there are so few rounds that even the extremes may both be on one side.
+    """
+    values = sorted(values)
+    n, k = len(values), 0
+    while 2 * sum(math.comb(n, i) for i in range(k + 1)) <= (1 - CONFIDENCE) * 2**n:
+        k += 1
+    low, high = (values[k - 1], values[n - k]) if k else (None, None)
+    return {"low": low, "median": statistics.median(values), "high": high}
+
+
+def verdict(ratio: dict, wanted: float) -> str:
+    """Whether a ratio with its interval is at least what is wanted."""
+    if ratio["low"] is not None and ratio["low"] >= wanted:
+        return "met"
+    if ratio["low"] is not None and ratio["high"] < wanted:
+        return "not met"
+    return "undecided"
 
 
 def summary(loads: dict[tuple[str, int], list[Load]], counts: list[int]) -> dict:
     """{"results": {contender: {clients: {figure: quartiles}}}, "ratios": {"a / b": {clients:
-    quartiles}}, "goals": [{"goal", "wanted", "found", "met"}]} of {(contender, clients): loads}."""
+    interval}}, "goals": [{"goal", "wanted", "low", "median", "high", "verdict"}]} of {(contender,
+    clients): loads}."""
     names = list(dict.fromkeys(name for name, _ in loads))
     results = {
         name: {
@@ -148,7 +238,7 @@ def summary(loads: dict[tuple[str, int], list[Load]], counts: list[int]) -> dict
     }
     ratios = {
         f"{a} / {b}": {
-            str(many): quartiles(
+            str(many): interval(
                 one.summary["tokens_per_second"] / other.summary["tokens_per_second"]
                 for one, other in zip(loads[a, many], loads[b, many], strict=True)
             )
@@ -157,17 +247,13 @@ def summary(loads: dict[tuple[str, int], list[Load]], counts: list[int]) -> dict
         for a, b in RATIOS
         if a in names and b in names
     }
-    least, most = str(counts[0]), str(counts[-1])
-    goals = []
-    for pair, many, wanted in (
-        ("triton / engine", most, 0.9),
-        ("triton / sequential", most, 5.0),
-        ("engine / sequential", least, 1.0),
-    ):
-        if pair in ratios:
-            ratio = ratios[pair][many]["median"]
-            goals.append({"goal": f"{pair} with {many} clients", "wanted": wanted, "found": ratio,
-                          "met": ratio >= wanted})  # fmt: skip
+    goals = [
+        {"goal": f"{pair} with {counts[which]} clients", "wanted": wanted, **ratio,
+         "verdict": verdict(ratio, wanted)}
+        for pair, which, wanted in GOALS
+        if pair in ratios
+        for ratio in (ratios[pair][str(counts[which])],)
+    ]  # fmt: skip
     return {"results": results, "ratios": ratios, "goals": goals}
 
 
@@ -175,7 +261,7 @@ def report(found: dict) -> str:
     """The figures as a page of text."""
     lines = [
         f"{found['parameters']:,} parameters on {found['tp']} rank(s), {found['threads']} "
-        f"thread(s) of torch; {found['machine']}",
+        f"thread(s) of torch for each contender; {found['machine']}",
         f"{found['prompt_tokens']} tokens + {found['max_tokens']} new ones, {found['rounds']} "
         "rounds; medians",
         "",
@@ -194,16 +280,26 @@ def report(found: dict) -> str:
         lines.append("")
     lines.append(f"{'ratio of tokens/s':<34}" + "".join(f"{name:>20}" for name in many))
     for name, rows in found["ratios"].items():
-        cells = (f"{r['median']:.2f} ({r['q1']:.2f}–{r['q3']:.2f})" for r in rows.values())
+        cells = map(text_of, rows.values())
         lines.append(f"  {name:<32}" + "".join(f"{cell:>20}" for cell in cells))
     lines.append("")
     for goal in found["goals"]:
-        mark = "met" if goal["met"] else "missed"
-        lines.append(f"{goal['goal']}: {goal['found']:.2f}, goal {goal['wanted']:g}: {mark}")
+        more = ", take more" if goal["verdict"] == "undecided" else ""
+        lines.append(
+            f"{goal['goal']}: {text_of(goal)}, goal {goal['wanted']:g}: {goal['verdict']}, "
+            f"{found['rounds']} round(s){more}"
+        )
     different = {name: n for name, n in found["different_answers"].items() if n}
     lines.append(f"answers that differ from transformers': {different or 'none'}")
     lines += [f"absent: {name}: {reason}" for name, reason in found["absent"].items()]
     return "\n".join(lines)
+
+
+def text_of(ratio: dict) -> str:
+    """A ratio with its interval, where it has one."""
+    if ratio["low"] is None:
+        return f"{ratio['median']:.2f} (?)"
+    return f"{ratio['median']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"
 
 
 if __name__ == "__main__":

@@ -2,18 +2,24 @@
 
     with ExitStack() as stack:
         world = World(stack, repo, version, prompt_tokens=32, new=64)
-        world.choose_prompts(16)
-        world.load("triton", 16, requests=2, seconds=None)       # a Load of 16 clients
+        world.choose_prompts(size=16, batches=5, seed=0)
+        world.take_batch(0)
+        world.load("triton", 16, requests=32, seconds=None)       # a Load of 16 clients
 
 All answer the same prompts, greedily, with the same number of new tokens. No answer ends early:
 prompts are chosen that the engine answers in full, and transformers does not look for the end.
 """
 
+import random
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -23,8 +29,21 @@ from utils.serving.engine.version import Version
 from utils.serving.load import Load, run
 from utils.serving.model_config import engine_config
 
-CONTENDERS = ("engine", "engine stream", "triton", "triton stream", "sequential", "static")
+# Who answers Triton's HTTP, by the name of the contender: a context whose `http` is the address.
+ADDRESSES = {"triton": nullcontext}
+SERVED = tuple(name + kind for name in ADDRESSES for kind in ("", " stream"))
+CONTENDERS = ("engine", "engine stream", *SERVED, "sequential", "static")
 LIMIT = 300.0  # seconds of one load
+
+
+class Prompt(NamedTuple):
+    """What all are asked: token ids, the same as text; the engine's text and the tokens of
+    transformers, both the right answer."""
+
+    ids: list[int]
+    words: str
+    text: str
+    tokens: list[int]
 
 
 def newest(repo: str | Path) -> Path:
@@ -43,6 +62,7 @@ class World:
     """All contenders, started and idle, and the prompts that they get.
 
     present, absent   names of contenders, and {name: why it is not here}
+    threads           of torch, that each contender has: all ranks together, or transformers
     different         {name: answers that are not those of transformers}
     """
 
@@ -54,7 +74,7 @@ class World:
         from utils.serving.export import rebuild
         from utils.serving.server import TritonServer, server_available
 
-        self.prompt_tokens, self.new, self.prompts = prompt_tokens, new, []
+        self.prompt_tokens, self.new = prompt_tokens, new
         config = engine_config(Path(repo) / "gpt_engine" / "config.pbtxt")
         self.slots = config.max_num_seqs
         self.engine = stack.enter_context(Engine(version.folder, **asdict(config)))
@@ -64,121 +84,129 @@ class World:
         whole = folder / "model"
         rebuild(version.folder, whole)
         self.peer = stack.enter_context(Peer(whole, self.threads))
-        reason, self.client = server_available(), None
-        if reason is None:
-            server = stack.enter_context(TritonServer(repo, quiet=True))
-            self.client = Client(server, timeout=LIMIT)
-        self.absent = {name: reason for name in CONTENDERS if reason and name.startswith("triton")}
-        self.present = [name for name in CONTENDERS if name not in self.absent]
-        self.different = dict.fromkeys(self.present, 0)
+        self._loads = {
+            "engine": partial(self._clients, self._engine),
+            "engine stream": partial(self._clients, self._engine_stream),
+            "sequential": partial(self._batches, 1),
+            "static": partial(self._batches, None),
+        }
+        if (reason := server_available()) is None:
+            self.server = stack.enter_context(TritonServer(repo, quiet=True))
+            for name, at in ADDRESSES.items():
+                client = Client(http=stack.enter_context(at(self.server)).http, timeout=LIMIT)
+                for kind, send in (("", self._whole), (" stream", self._stream)):
+                    self._loads[name + kind] = partial(self._clients, partial(send, client))
+        self.absent = {name: reason for name in CONTENDERS if name not in self._loads}
+        self.present = [name for name in CONTENDERS if name in self._loads]
 
-    def choose_prompts(self, count: int) -> None:
-        """`count` prompts of the corpus that survive text and tokens, and are answered in full."""
-        from utils.data import corpus
-
+    def choose_prompts(self, size: int, batches: int, seed: int) -> None:
+        """So many batches of prompts: texts of the corpus, drawn by `seed`, that survive text and
+        tokens and are answered in full. Where the corpus has too few, they come again."""
         if self.prompt_tokens + self.new > self.engine.max_model_len:
             raise ValueError(
                 f"{self.prompt_tokens} tokens and {self.new} new ones are more than the "
                 f"{self.engine.max_model_len} positions of the model: lower --prompt-tokens"
             )
-        text = bytes(corpus.load()[:200_000].tolist()).decode(errors="ignore")
-        candidates = []
-        for start in range(0, len(text) - 2000, 2000):
-            ids = self.tokenizer.encode(text[start : start + 2000]).ids[: self.prompt_tokens]
-            words = self.tokenizer.decode(ids)
-            if len(ids) == self.prompt_tokens and self.tokenizer.encode(words).ids == ids:
-                candidates.append((ids, words))
-        wave = min(count, self.slots)
-        for first in range(0, len(candidates), wave):
-            some = candidates[first : first + wave]
-            streams = [self.engine.submit(ids, self.sampling) for ids, _ in some]
-            for (ids, words), stream in zip(some, streams, strict=True):
-                answer = stream.result()
-                if answer.finish == "length" and len(self.prompts) < count:
-                    self.prompts.append((ids, words, answer.text))
-            if len(self.prompts) == count:
-                break
-        if not self.prompts:
+        candidates, found = self._candidates(seed), []
+        while len(found) < size * batches and (some := list(islice(candidates, self.slots))):
+            streams = [self.engine.submit(ids, self._sampling()) for ids, _ in some]
+            answers = [stream.result() for stream in streams]
+            full = [pair for pair in zip(some, answers) if pair[1].finish == "length"]
+            if full:
+                tokens, _ = self.peer.generate([ids for (ids, _), _ in full], self.new)
+                found += [Prompt(*pair, a.text, t) for (pair, a), t in zip(full, tokens)]
+        if not found:
             raise ValueError(f"no text of the corpus is answered with {self.new} tokens: lower it")
-        # one by one: what all others are compared with
-        self.wanted = [self.peer.generate([ids], self.new)[0][0] for ids, _, _ in self.prompts]
+        self._all = [
+            [found[(batch * size + i) % len(found)] for i in range(size)]
+            for batch in range(batches)
+        ]
 
-    def warm_up(self) -> None:
-        """A small load of each contender, that does not count."""
-        for name in self.present:
-            self.load(name, 2, 2, None)
-            self.different[name] = 0
+    def take_batch(self, number: int) -> None:
+        """From now on request i of every load asks prompt i of this batch; all answers are right
+        so far."""
+        self.prompts, self.different = self._all[number], dict.fromkeys(self.present, 0)
 
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(max_tokens=self.new, temperature=0.0)
-
-    def load(self, name: str, many: int, requests: int, seconds: float | None) -> Load:
-        """One load of a contender with so many clients: `requests` of each, but four at least in
-        all; or for so many `seconds`."""
-        requests = None if seconds else max(4, many * requests)
-        if name in ("sequential", "static"):
-            size = 1 if name == "sequential" else many
-            if size == 1 and requests:  # its speed does not depend on how many wait
-                requests = max(4, many)
-            return self._batches(name, size, many, requests, seconds)
-        send = getattr(self, "_" + name.replace(" ", "_"))
-        load = run(send, many, requests, seconds, limit=LIMIT)
+    def load(self, name: str, many: int, requests: int | None, seconds: float | None) -> Load:
+        """One load of a contender with so many clients: so many requests in all, or `seconds`."""
+        load = self._loads[name](name, many, requests, seconds)
         if load.errors:
             raise RuntimeError(f"{name}: a request failed: {next(iter(load.errors))}")
         return load
 
+    # ---- prompts and answers
+
+    def _candidates(self, seed) -> Iterator[tuple[list[int], str]]:
+        """(token ids, text) of places of the corpus, in a random order."""
+        from utils.data import corpus
+
+        text = bytes(corpus.load().tolist()).decode(errors="ignore")
+        length = max(2000, 16 * self.prompt_tokens)  # characters, more than enough
+        starts = list(range(0, len(text) - length, 500))
+        random.Random(seed).shuffle(starts)
+        for start in starts:
+            ids = self.tokenizer.encode(text[start : start + length]).ids[: self.prompt_tokens]
+            words = self.tokenizer.decode(ids)
+            if len(ids) == self.prompt_tokens and self.tokenizer.encode(words).ids == ids:
+                yield ids, words
+
+    def _sampling(self):
+        return SamplingParams(max_tokens=self.new, temperature=0.0)
+
     def _prompt(self, i):
-        number = i % len(self.prompts)
-        return number, *self.prompts[number]
+        return self.prompts[i % len(self.prompts)]
 
     def _compare(self, name, same):
         self.different[name] += not same
         return [0] * self.new  # its tokens, to be counted by the load
 
-    def _engine(self, i):
-        number, ids, _, _ = self._prompt(i)
-        answer = self.engine.complete(ids, self.sampling)
-        return self._compare("engine", answer.tokens == self.wanted[number])
+    # ---- how each is asked
 
-    def _engine_stream(self, i):
-        number, ids, _, _ = self._prompt(i)
-        tokens = []
-        for chunk in self.engine.submit(ids, self.sampling):
+    def _clients(self, send, name, many, requests, seconds) -> Load:
+        return run(partial(send, name), many, requests, seconds, limit=LIMIT)
+
+    def _engine(self, name, i):
+        prompt = self._prompt(i)
+        answer = self.engine.complete(prompt.ids, self._sampling())
+        return self._compare(name, answer.tokens == prompt.tokens)
+
+    def _engine_stream(self, name, i):
+        prompt, tokens = self._prompt(i), []
+        for chunk in self.engine.submit(prompt.ids, self._sampling()):
             tokens += chunk.tokens
             yield []
-        yield self._compare("engine stream", tokens == self.wanted[number])
+        yield self._compare(name, tokens == prompt.tokens)
 
     def _options(self):
         return {"max_tokens": self.new, "temperature": 0.0, "exclude_input_in_output": True}
 
-    def _triton(self, i):
-        _, _, words, text = self._prompt(i)
-        return self._compare("triton", self.client.generate(words, **self._options()) == text)
+    def _whole(self, client, name, i):
+        prompt = self._prompt(i)
+        text = client.generate(prompt.words, **self._options())
+        return self._compare(name, text == prompt.text)
 
-    def _triton_stream(self, i):
-        _, _, words, text = self._prompt(i)
-        pieces = []
-        for piece in self.client.stream(words, **self._options()):
+    def _stream(self, client, name, i):
+        prompt, pieces = self._prompt(i), []
+        for piece in client.stream(prompt.words, **self._options()):
             pieces.append(piece)
             yield []
-        yield self._compare("triton stream", "".join(pieces) == text)
+        yield self._compare(name, "".join(pieces) == prompt.text)
 
-    def _batches(self, name, size, many, requests, seconds) -> Load:
-        """`many` clients of a server that serves `size` requests at a time, in the order in which
-        they come: a client's next request comes when it has its answer."""
-        rows, ends, now = [], [], 0.0
+    def _batches(self, size, name, many, requests, seconds) -> Load:
+        """`many` clients of a server that serves `size` requests at a time (None: all), in the
+        order in which they come: a client's next request comes when it has its answer."""
+        size, rows, ends, now = size or many, [], [], 0.0
         zero = time.perf_counter()
         while (requests is None and now < seconds) or (requests and len(rows) < requests):
             numbers = range(len(rows), len(rows) + min(size, (requests or 10**9) - len(rows)))
             prompts = [self._prompt(i) for i in numbers]
             begin = time.perf_counter() - zero
-            tokens, first = self.peer.generate([ids for _, ids, _, _ in prompts], self.new)
+            tokens, first = self.peer.generate([prompt.ids for prompt in prompts], self.new)
             now = time.perf_counter() - zero
-            for i, (number, *_), found in zip(numbers, prompts, tokens, strict=True):
+            for i, prompt, found in zip(numbers, prompts, tokens, strict=True):
                 start = 0.0 if i < many else ends[i - many]
                 rows.append((start, begin, begin + first, now, len(found), None))
-                self._compare(name, found == self.wanted[number])
+                self._compare(name, found == prompt.tokens)
             ends += [now] * len(prompts)
         names = ["start", "sent", "first", "end", "tokens", "error"]
         glances = pd.DataFrame({"seconds": [], "count": []})

@@ -2,6 +2,7 @@
 
     peer = Peer(folder, threads=2)                  # a Hugging Face folder
     tokens, first = peer.generate([[5, 7], [3, 9]], max_tokens=32)     # one batch, greedy
+    peer.threads                                    # of torch, as it says itself
     peer.close()
 
 The process waits at a pipe, one line of JSON in and one out, so that it does nothing while others
@@ -29,7 +30,7 @@ class Peer:
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         )
         try:
-            self._answer(seconds)
+            self.threads = self._answer(seconds)["threads"]
         except BaseException:
             self.close()
             raise
@@ -92,7 +93,7 @@ def main(folder: str, threads: int) -> None:
             )  # fmt: skip
         return {"tokens": found[:, tokens.shape[1] :].tolist(), "first": clock.first - begin}
 
-    print("{}", file=answers, flush=True)  # ready
+    print(json.dumps({"threads": torch.get_num_threads()}), file=answers, flush=True)  # ready
     for line in sys.stdin:
         print(json.dumps(generate(**json.loads(line))), file=answers, flush=True)
 
