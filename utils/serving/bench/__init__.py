@@ -1,5 +1,5 @@
 """The bench of the served model: `python -m utils.serving.bench` runs `__main__.py`.
 
-contenders.py   the engine, Triton and transformers, started and idle until they are asked
+contenders.py   engine, Triton, gateway and transformers, started and idle until they are asked
 peer.py         transformers in a process of its own
 """

@@ -11,6 +11,7 @@ torch: those that the repository's config.pbtxt gives to the ranks of gpt_engine
     engine stream   the same, token by token
     triton          a tritonserver of its own: HTTP generate, whole answers
     triton stream   HTTP generate_stream
+    gateway         the gateway in front of that tritonserver, and the same by its stream
     sequential      transformers.generate, one request after another
     static          transformers.generate, a batch of as many requests as there are clients
 
@@ -48,6 +49,8 @@ WHOLE = ("engine", *ADDRESSES)  # whose first token comes with the last one
 RATIOS = (
     ("triton", "engine"),
     ("triton stream", "engine stream"),
+    ("gateway", "triton"),
+    ("gateway stream", "triton stream"),
     ("engine", "sequential"),
     ("engine", "static"),
     ("triton", "sequential"),
@@ -55,6 +58,7 @@ RATIOS = (
 )
 GOALS = (  # pair, with the most clients (-1) or the fewest (0), and the ratio that is wanted
     ("triton / engine", -1, 0.9),
+    ("gateway / triton", -1, 0.95),  # not lower: that it is equal, no number of rounds could show
     ("triton / sequential", -1, 5.0),
     ("engine / sequential", 0, 1.0),
 )

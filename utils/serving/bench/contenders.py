@@ -26,11 +26,12 @@ import pandas as pd
 from utils.serving.bench.peer import Peer
 from utils.serving.engine.request import SamplingParams
 from utils.serving.engine.version import Version
+from utils.serving.gateway import Gateway
 from utils.serving.load import Load, run
 from utils.serving.model_config import engine_config
 
 # Who answers Triton's HTTP, by the name of the contender: a context whose `http` is the address.
-ADDRESSES = {"triton": nullcontext}
+ADDRESSES = {"triton": nullcontext, "gateway": Gateway}
 SERVED = tuple(name + kind for name in ADDRESSES for kind in ("", " stream"))
 CONTENDERS = ("engine", "engine stream", *SERVED, "sequential", "static")
 LIMIT = 300.0  # seconds of one load
