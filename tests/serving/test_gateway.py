@@ -165,6 +165,7 @@ def infer(**tensor):
         (infer(data=json.loads("[" * 40 + "]" * 40)), "nested too deeply"),
         (infer(parameters={"shared_memory_region": "x"}), "does not work through the gateway"),
         (infer(dtype="BYTES"), "the field of inputs 'dtype' is not known: did you mean datatype?"),
+        (infer(parameters={"binary_data_size": -1}), "binary_data_size -1 is not a number"),
         ({"inputs": 3}, "inputs is not a list of objects"),
         ({**infer(), "input": []}, "the field 'input' is not known"),
     ],
@@ -173,6 +174,11 @@ def test_bad_tensors_are_refused_in_a_sentence(gateway, body, sentence):
     status, said = error_of(gateway, "/v2/models/gpt_tokenize/infer", body)
     assert status == 400
     assert sentence in said
+
+
+def test_infer_of_a_streaming_model(gateway):
+    status, said = error_of(gateway, "/v2/models/gpt/infer", infer())
+    assert (status, said.split(":")[0]) == (400, "UNSUPPORTED")
 
 
 def test_a_binary_part_longer_than_the_body(gateway):
@@ -267,6 +273,12 @@ def test_without_a_key_nobody_elsewhere_controls_models(server):
             status, said = error_of(gateway, path, b"{}")
             assert (status, "KINTSUGI_CONTROL_KEY" in said) == (403, True)
         assert ask(gateway, body=text())[0] == 200
+
+
+def test_who_asks_for_a_model_that_is_not_there_changes_nothing(gateway):
+    status, said = error_of(gateway, "/v2/repository/models/nobody/load", b"{}")
+    assert (status, said.split(":")[0]) == (404, "NOT_FOUND")
+    assert ask(gateway, "/v2/health/ready")[0] == 200
 
 
 def test_no_file_of_a_model_passes(gateway):

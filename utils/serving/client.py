@@ -43,7 +43,11 @@ NAME = re.compile(
     r"(UNKNOWN|INTERNAL|NOT_FOUND|INVALID_ARG|UNAVAILABLE|UNSUPPORTED|ALREADY_EXISTS|CANCELLED|"
     r"UNAUTHENTICATED|DEADLINE_EXCEEDED): "
 )
-BY_WORDS = {"is not found": "NOT_FOUND", "has no available versions": "UNAVAILABLE"}
+BY_WORDS = {
+    "is not found": "NOT_FOUND",
+    "failed to poll from model repository": "NOT_FOUND",
+    "has no available versions": "UNAVAILABLE",
+}
 BY_HTTP = {400: "INVALID_ARG", 404: "NOT_FOUND", 499: "CANCELLED", 503: "UNAVAILABLE"}
 SAME = {"INVALID_ARGUMENT": "INVALID_ARG", "UNIMPLEMENTED": "UNSUPPORTED"}  # gRPC's names
 LATE = "DEADLINE_EXCEEDED"

@@ -208,6 +208,9 @@ class Front:
         if not header.isdecimal() or int(header) > len(body):
             raise Refusal(f"INVALID_ARG: {BINARY} {header:.40} is not within the body")
         checks.check_infer(checks.object_of(body[: int(header)]), len(body))
+        if (await self._config(model)).get("model_transaction_policy", {}).get("decoupled"):
+            why = f"{model} gives any number of answers: ask generate, or infer by gRPC"
+            raise Refusal(f"UNSUPPORTED: {why}")
         return await self._forward(request, model, body, stream=False)
 
     async def _forward(self, request, model, body, stream):

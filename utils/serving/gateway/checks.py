@@ -87,14 +87,14 @@ def check_infer(header: dict, size: int) -> None:
     has bytes.
     """
     _known(header, INFER, "field")
-    _no_shared_memory(header.get("parameters", {}))
+    _check_parameters(header.get("parameters", {}))
     for name in ("inputs", "outputs"):
         tensors = header.get(name, [])
         if not isinstance(tensors, list) or not all(isinstance(one, dict) for one in tensors):
             raise Refusal(f"INVALID_ARG: {name} is not a list of objects")
         for tensor in tensors:
             _known(tensor, TENSOR, f"field of {name}")
-            _no_shared_memory(tensor.get("parameters", {}))
+            _check_parameters(tensor.get("parameters", {}))
     for tensor in header.get("inputs", []):
         _check_shape(tensor, size)
         if _depth(tensor.get("data")) > DEEPEST:
@@ -111,13 +111,16 @@ def _check_shape(tensor, size):
         )
 
 
-def _no_shared_memory(parameters):
+def _check_parameters(parameters):
     """A client of the gateway has no memory together with the server."""
     if not isinstance(parameters, dict):
         raise Refusal(f"INVALID_ARG: parameters {_short(parameters)} are not an object")
     for name in parameters:
         if name.startswith("shared_memory"):
             raise Refusal(f"INVALID_ARG: {name} does not work through the gateway")
+    size = parameters.get("binary_data_size", 0)
+    if type(size) is not int or size < 0:
+        raise Refusal(f"INVALID_ARG: binary_data_size {_short(size)} is not a number of bytes")
 
 
 def _depth(data) -> int:

@@ -93,12 +93,12 @@ class Stubs:
 
     async def load(self, model: str, body: bytes = b"{}") -> None:
         """Loads a model, or what is new of it; a load that hangs is ended and tried once more."""
-        self.wanted.add(model)
         try:
             await self._load(model, body)
         except Hangs:
             log.warning("%s: loading is tried again", model)
             await self._load(model, body)
+        self.wanted.add(model)
 
     async def unload(self, model: str, body: bytes = b"{}") -> None:
         """Unloads a model, which is not wanted from now on."""
