@@ -1,4 +1,4 @@
-"""Given: what the check cell of exercise d looks at: your settings, served, under a real load.
+"""Given: what the check cell of exercise e looks at: your settings, served, under a real load.
 
 The checkpoint is exported, loaded into the running server with your settings, and asked by many
 clients at the same moment. Times would tell more of the machine than of the settings, so what
@@ -126,7 +126,7 @@ def serve(version: Path, chosen: dict) -> None:
     options = {"max_num_seqs": chosen["slots"], "queue": chosen["queue"]}
     set_parameters(model / "config.pbtxt", options)
     try:
-        lab_server.server().load(ENGINE)
+        lab_server.load(ENGINE)
     except ServerError as error:
         raise Wrong(f"the engine does not start with these settings.\n{error}") from None
 

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -33,6 +34,7 @@ CHECKPOINT = ROOT / "models" / "small"
 NAME = "lab"
 START = 60.0  # seconds until torch must have been imported
 SECONDS = 30.0  # until the next token must have come
+LOAD = 90.0  # seconds until a model must be there, longer than its ranks may take (ranks.py)
 UNLOAD = 20.0  # seconds until a model must have gone
 LEADER = ["model.py", "leader.py", "model_shard.py"]  # what every model of this lab has
 RANKS = [*LEADER, "ranks.py"]  # and one with a rank.py
@@ -136,9 +138,27 @@ def put(files, config: str, texts=None, **others: Path) -> Path:
         shutil.copy(path, version / f"{name}.tmp")
         (version / f"{name}.tmp").replace(version / f"{name}.py")
     if not kind or kind != _here["loaded"]:
-        server().load(NAME)
+        load(NAME)
         _here.update(loaded=kind, sent=0)
     return version
+
+
+def load(name: str) -> None:
+    """Loads a model. Raises ServerError with the server's reason; where the load does not come to
+    an end, Triton would wait for ever: the server is ended, and the next use starts another."""
+    triton = server()
+    try:
+        triton.load(name, seconds=LOAD)
+    except ServerError:
+        loading = True  # as long as the server does not say otherwise
+        with suppress(ServerError):
+            loading = bool(triton.states(name, "LOADING"))
+        if triton.alive() and not loading:
+            raise
+        stop()
+        raise ServerError(
+            f"the model is not loaded after {LOAD:g} s. Does its initialize come to an end?"
+        ) from None
 
 
 def take(name: str = NAME) -> None:

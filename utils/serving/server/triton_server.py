@@ -127,14 +127,14 @@ class TritonServer:
             return client.is_model_ready(model) if model else client.is_server_ready()
         return False
 
-    def load(self, model: str, config: dict | None = None) -> None:
+    def load(self, model: str, config: dict | None = None, seconds: float = LOAD) -> None:
         """Loads a model, or what is new of it. config: instead of its config.pbtxt, until it is
-        unloaded.
+        unloaded; seconds: until the server must have answered.
 
         Raises ServerError with the model's own reason; versions that were served still are.
         """
         try:
-            with self._asked() as client:
+            with self._asked(seconds) as client:
                 config = None if config is None else json.dumps(config)
                 client.load_model(model, self._headers, config=config)
         except ServerError as error:

@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-START = 120.0  # seconds until all ranks must be ready
+START = 60.0  # seconds until all ranks must be ready
 
 
 class Ranks:
