@@ -15,7 +15,7 @@ from tests.labs.lab_tests import LabTests
 from tests.serving.processes import until
 from utils.course.trial import Trial
 from utils.paths import ROOT
-from utils.serving.server import server_available
+from utils.serving.server import ServerError, server_available
 from utils.workshop import labs
 
 pytestmark = [
@@ -27,9 +27,16 @@ LAB = Lab(
     "16_deploy_to_triton",
     {
         "config": ("check_config", "config", "config.py"),
+        "model": ("check_model", "model", "model.py"),
+        "client": ("check_model", "client", "client.py"),
         "rank": ("check_rank", "rank", "rank.py"),
         "batch": ("check_batch", "batch", "scheduler.py"),
         "goal": ("check_goal", "goal", "settings.py"),
+    },
+    {
+        "labs.support.deploy_to_triton.check_model.SECONDS": 2.0,
+        "labs.support.deploy_to_triton.check_model.SILENCE": 4.0,
+        "labs.support.deploy_to_triton.check_model.CLIENT": 8.0,
     },
 )
 
@@ -146,6 +153,209 @@ def lines(model):
     for name, value in model.parameters.items():
         value = str(value).replace("\\", "\\\\").replace('"', '\\"')
         yield f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}'
+""",
+    "model: answers come from threads, the sums from one cumsum": """
+import threading
+
+import numpy as np
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args["model_config"])
+        given = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self.size = int(given["size"])
+
+    def execute(self, requests):
+        for request in requests:
+            threading.Thread(target=answer, args=(request, self.size)).start()
+
+
+def answer(request, size):
+    (numbers,) = [tensor.as_numpy() for tensor in request.inputs()]
+    sender = request.get_response_sender()
+    if numbers.min(initial=0) < 0:
+        first = next(int(number) for row in numbers for number in row if number < 0)
+        error = pb.TritonError(f"no {first}, please", pb.TritonError.INVALID_ARG)
+        sender.send(pb.InferenceResponse([], error), flags=FINAL)
+        return
+    sums = np.cumsum(numbers, axis=1)
+    for end in [*range(size, numbers.shape[1], size), numbers.shape[1]] * bool(numbers.shape[1]):
+        sender.send(pb.InferenceResponse([pb.Tensor("total", sums[:, end - 1 : end].copy())]))
+    sender.send(flags=FINAL)
+""",
+    "model: all requests take turns, a total each": """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.config = args["model_config"]
+
+    def execute(self, requests):
+        size = int(json.loads(self.config)["parameters"]["size"]["string_value"])
+        turns = [self.answers(request, size) for request in requests]
+        while turns:
+            turns = [turn for turn in turns if next(turn, False)]
+
+    def answers(self, request, size):
+        sender = request.get_response_sender()
+        numbers = pb.get_input_tensor_by_name(request, "numbers").as_numpy().copy()
+        rows = [[int(number) for number in row] for row in numbers]
+        bad = [number for row in rows for number in row if number < 0]
+        if bad:
+            error = pb.TritonError(message=str(bad[0]), code=pb.TritonError.INVALID_ARG)
+            sender.send(pb.InferenceResponse(output_tensors=[], error=error), flags=FINAL)
+            return
+        total = numbers[:, :0].sum(axis=1, keepdims=True)
+        while numbers.shape[1]:
+            total = total + numbers[:, :size].sum(axis=1, keepdims=True)
+            numbers = numbers[:, size:]
+            sender.send(pb.InferenceResponse(output_tensors=[pb.Tensor("total", total)]))
+            yield True
+        sender.send(flags=FINAL)
+""",
+    "model: bad ones first, one after the other, an object for each": """
+import numpy as np
+
+
+class Adder:
+    def __init__(self, request):
+        self.sender = request.get_response_sender()
+        self.numbers = pb.get_input_tensor_by_name(request, "numbers").as_numpy()
+
+    def refused(self):
+        places = np.argwhere(self.numbers < 0)
+        if len(places) == 0:
+            return False
+        text = f"numbers{places[0].tolist()} is {self.numbers[tuple(places[0])]}"
+        error = pb.TritonError(text, pb.TritonError.INVALID_ARG)
+        self.sender.send(pb.InferenceResponse(error=error), FINAL)
+        return True
+
+    def add(self, size):
+        parts = -(-self.numbers.shape[1] // size)
+        total = np.zeros((len(self.numbers), 1), np.int64)
+        for part in range(parts):
+            total += self.numbers[:, part * size : (part + 1) * size].sum(axis=1, keepdims=True)
+            self.sender.send(pb.InferenceResponse([pb.Tensor("total", total)]))
+        self.sender.send(flags=FINAL)
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.args = json.loads(args["model_config"])["parameters"]["size"]
+
+    def execute(self, requests):
+        for adder in [adder for adder in map(Adder, requests) if not adder.refused()]:
+            adder.add(int(self.args["string_value"]))
+        return None
+""",
+    "model: the size is the class's, the last requests are kept until the next call": """
+class TritonPythonModel:
+    @classmethod
+    def initialize(cls, args):
+        cls.size = int(json.loads(args["model_config"])["parameters"]["size"]["string_value"])
+
+    def execute(self, requests):
+        self.requests = requests
+        for request in self.requests:
+            self.sender = request.get_response_sender()
+            self.numbers = pb.get_input_tensor_by_name(request, "numbers").as_numpy()
+            for number in self.numbers.reshape(-1).tolist():
+                if number < 0:
+                    error = pb.TritonError(f"{number} < 0", pb.TritonError.INVALID_ARG)
+                    self.sender.send(pb.InferenceResponse(error=error), FINAL)
+                    break
+            else:
+                self.add()
+                self.sender.send(flags=FINAL)
+
+    def add(self):
+        n, end = self.numbers.shape[1], 0
+        while end < n:
+            end = min(end + self.size, n)
+            total = self.numbers[:, :end].sum(axis=1)[:, None]
+            self.sender.send(pb.InferenceResponse([pb.Tensor("total", total)]))
+""",
+    "client: asyncio": """
+import asyncio
+
+from tritonclient.grpc import aio
+
+
+def ask(url, model, numbers, seconds=30.0):
+    return asyncio.run(collected(url, model, numbers, seconds))
+
+
+async def collected(url, model, numbers, seconds):
+    tensor = grpc.InferInput("numbers", list(numbers.shape), "INT64")
+    tensor.set_data_from_numpy(numbers)
+    totals = []
+
+    async def requests():
+        yield {"model_name": model, "inputs": [tensor], "enable_empty_final_response": True}
+
+    async with aio.InferenceServerClient(url) as client:
+        answers = client.stream_infer(requests())
+        coming = aiter(answers)
+        failure = None
+        while True:
+            try:
+                result, error = await asyncio.wait_for(anext(coming), seconds)
+            except StopAsyncIteration:
+                break
+            except asyncio.TimeoutError:
+                answers.cancel()
+                raise TimeoutError("it is silent") from None
+            failure = failure or error
+            if not failure and (total := result.as_numpy("total")) is not None:
+                totals.append(total)
+    if failure:
+        raise failure
+    return totals
+""",
+    "client: an event, a list, a callback of its own": """
+import threading
+
+
+class Call:
+    def __init__(self):
+        self.totals, self.error, self.changed = [], None, threading.Condition()
+        self.count, self.over = 0, False
+
+    def __call__(self, result, error):
+        with self.changed:
+            self.count += 1
+            self.error = self.error or error
+            self.over = self.over or error is not None
+            if result is not None:
+                response = result.get_response()
+                if len(response.outputs):
+                    self.totals += [result.as_numpy("total")]
+                self.over = response.parameters["triton_final_response"].bool_param
+            self.changed.notify()
+
+
+def ask(url, model, numbers, seconds=30.0):
+    call = Call()
+    client = grpc.InferenceServerClient(url=url)
+    try:
+        client.start_stream(callback=call)
+        tensor = grpc.InferInput("numbers", numbers.shape, "INT64")
+        client.async_stream_infer(
+            model_name=model, inputs=[tensor.set_data_from_numpy(numbers.copy())],
+            enable_empty_final_response=True,
+        )
+        seen = 0
+        with call.changed:
+            while not call.over:
+                if not call.changed.wait_for(lambda: call.count > seen or call.over, seconds):
+                    raise TimeoutError(f"{seconds} s without a response")
+                seen = call.count
+        if call.error:
+            raise call.error
+        return call.totals
+    finally:
+        client.stop_stream(cancel_requests=not call.over)
+        client.close()
 """,
     "rank: a loop over readline, the sum by a function": """
 def summed(x):
@@ -397,9 +607,12 @@ def step(waiting, running, slots, model):
 
 
 class TestLab(LabTests):
-    lab, others, least = LAB, OTHERS, 105
+    lab, others, least = LAB, OTHERS, 140
     many = (25, 8, 4)
-    each = {"config": many, "rank": many, "batch": many, "goal": (13, 4, 2)}  # noqa: RUF012
+    each = {  # noqa: RUF012
+        "config": many, "model": many, "client": (12, 8, 2), "rank": many, "batch": many,
+        "goal": (13, 4, 2),
+    }  # fmt: skip
 
 
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────
@@ -481,6 +694,26 @@ def test_a_request_that_does_not_fit_harms_nobody_else():
     finally:
         leader.close()
     assert sent == [7, 8, 8] and ended == [(None,)]
+
+
+def test_a_load_that_does_not_come_to_an_end_is_ended_and_the_lab_goes_on(monkeypatch):
+    """Within its time limit, with one sentence; and nothing of it stays."""
+    from labs.support.deploy_to_triton import check_config, lab_server
+
+    hangs = "class TritonPythonModel:\n    def initialize(self, args):\n        while True: pass\n"
+    config = 'backend: "python"\ninstance_group { kind: KIND_CPU count: 1 }'
+    monkeypatch.setattr(lab_server, "LOAD", 3.0)
+    before = set(psutil.Process().children(recursive=True))
+    try:
+        lab_server.server()
+        with pytest.raises(ServerError, match=r"^the model is not loaded after 3 s\. .*an end\?$"):
+            lab_server.put([], config, {"model.py": hangs})
+        until(lambda: not set(psutil.Process().children(recursive=True)) - before)
+        monkeypatch.undo()
+        lab_server.put([], config, {"model.py": check_config.BLANK})
+        assert lab_server.server().versions(lab_server.NAME) == [1]
+    finally:
+        lab_server.close()
 
 
 def test_the_server_and_the_ranks_forkserver_end_with_their_process():

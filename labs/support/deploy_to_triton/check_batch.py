@@ -1,4 +1,4 @@
-"""Given: what the check cell of exercise c looks at: requests that come and go, in every step.
+"""Given: what the check cell of exercise d looks at: requests that come and go, in every step.
 
 First drawn tables, from one slot to a hundred and from five requests to hundreds, in one process
 (scenarios.py): there a step costs microseconds. Then real streams. When a request comes is counted

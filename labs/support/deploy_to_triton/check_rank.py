@@ -1,4 +1,4 @@
-"""Given: what the check cell of exercise b looks at: ranks that obey a leader, with drawn models.
+"""Given: what the check cell of exercise c looks at: ranks that obey a leader, with drawn models.
 
 1 to 6 ranks put layers together, and 1 to 4 and 6 run your loop at a pipe like the leader's
 (scenarios.py): values against the whole model in fp64, what the ranks say to each other in every

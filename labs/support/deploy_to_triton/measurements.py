@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from labs.support.deploy_to_triton import check_batch, check_config, check_goal, lab_server
+import numpy as np
+
+from labs.support.deploy_to_triton import (
+    check_batch,
+    check_config,
+    check_goal,
+    check_model,
+    lab_server,
+)
 from labs.support.deploy_to_triton.check_batch import COMPANY
 from utils.course.expect import NotHere, Wrong
 from utils.course.trial import Trial
@@ -26,8 +34,23 @@ def _ready(*files: str) -> list[Path]:
     return paths
 
 
+def own(model: str, client: str) -> dict | None:
+    """Your client asks your model, of size 3: the "totals" of 1 to 7, and the words with which
+    numbers are "refused"; None if something is missing."""
+    try:
+        paths = _ready(model, client)
+        check_model.load(paths[0], 3)
+        numbers = np.arange(1, 8)[None]
+        url, visits = lab_server.server().grpc, [[numbers], [4 - numbers]]
+        asked = Trial(paths[1]).alone("in one process", check_model.asked, url, visits)
+        (totals,), (refused,) = asked
+        return {"totals": [int(total.item()) for total in totals], "refused": refused.text}
+    except NOT_YET as error:
+        return _why(error)
+
+
 def batches(file: str) -> dict | None:
-    """Rows of each decode step for the requests of the check c: with your scheduler, and `alone`;
+    """Rows of each decode step for the requests of the check d: with your scheduler, and `alone`;
     None if it is not written yet."""
     try:
         (path,) = _ready(file)

@@ -1,7 +1,7 @@
 """Given: what runs on the checks' ranks and in their processes: the served parts, watched.
 
-Exercise b: a layer whose two parts are drawn, and the loop of a rank at a pipe as the leader's,
-with a shard of a drawn model or with one that computes nothing. Exercise c: the tables of
+Exercise c: a layer whose two parts are drawn, and the loop of a rank at a pipe as the leader's,
+with a shard of a drawn model or with one that computes nothing. Exercise d: the tables of
 schedulers, with requests and a model that notice what is done with them, and a clock that counts
 steps.
 """
@@ -42,7 +42,7 @@ def short(value) -> str:
     return text if len(text) <= 70 else text[:67] + "…"
 
 
-# ---- exercise b: a layer
+# ---- exercise c: a layer
 
 ANSWER = 6.0  # seconds in which a command must have been obeyed
 
@@ -113,7 +113,7 @@ def put_together(answer, cases: list[Parts]) -> list[dict]:
     return found
 
 
-# ---- exercise b: a loop
+# ---- exercise c: a loop
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ def at_pipe(answer, shard, lines: list[str], obeyed: Obeyed, look: Look, case) -
     return {"calls": obeyed.calls, "said": said, "missing": pipe.missing}
 
 
-# ---- exercise b: a loop of many commands
+# ---- exercise c: a loop of many commands
 
 
 class Gone(RuntimeError):
@@ -345,7 +345,7 @@ def obey_many(answer, case: Many) -> dict:
     return result | {"calls": json.loads(calls), "outside": len(look.events), "pieces": pieces}
 
 
-# ---- exercise c: tables
+# ---- exercise d: tables
 
 
 @dataclass(frozen=True)

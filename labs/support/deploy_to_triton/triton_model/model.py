@@ -1,4 +1,4 @@
-"""Given: the Triton model of the exercises a, b and c: requests in, a stream of tokens out.
+"""Given: the Triton model of the exercises a, c and d: requests in, a stream of tokens out.
 
 Triton imports this file in a process of its own, the *stub*, makes one TritonPythonModel for each
 instance, and calls `execute` for whatever requests have come. Triton puts the version folder on the
