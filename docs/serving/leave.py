@@ -8,13 +8,16 @@ running ones end, whatever way they came. A SIGTERM alone cuts some of those tha
 """
 
 import json
+import os
 import sys
 import time
 import urllib.request
 
 
 def post(url, body):
-    request = urllib.request.Request(url, data=json.dumps(body).encode(), method="POST")
+    key = os.environ.get("TRITON_KEY")  # where model control wants one
+    headers = {"kintsugi-control": key} if key else {}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=20) as answer:
         return json.loads(answer.read() or "[]")
 

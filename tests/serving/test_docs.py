@@ -22,7 +22,9 @@ from tests.serving.world import Reference
 from utils.paths import ROOT
 from utils.serving.client import Client
 from utils.serving.engine.config import EngineConfig
-from utils.serving.install import IMAGE
+from utils.serving.gateway import Gateway
+from utils.serving.gateway.__main__ import parse as gateway_options
+from utils.serving.install import CONTROL, IMAGE
 from utils.serving.metrics import metrics
 from utils.serving.server import container_command
 
@@ -39,8 +41,13 @@ def kinds():
 
 @pytest.fixture(scope="module")
 def container(kinds):
-    (container,) = kinds["Deployment"]["spec"]["template"]["spec"]["containers"]
-    return container
+    return kinds["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+
+
+@pytest.fixture(scope="module")
+def front(kinds):
+    """The gateway's container."""
+    return kinds["Deployment"]["spec"]["template"]["spec"]["containers"][1]
 
 
 def words(command):
@@ -75,10 +82,27 @@ def test_the_page_names_every_option_of_the_engine():
 
 
 def test_the_pages_grpc_client_runs(server):
-    code = re.search(r"```python\n(.*?)```", PAGE, re.S)[1].replace("localhost:8001", server.grpc)
+    said = run(snippet("import tritonclient.grpc").replace("localhost:8001", server.grpc))
+    assert said == Client(server).generate("import ", max_tokens=16)
+
+
+def test_the_pages_openai_client_runs(server):
+    with Gateway(server) as gateway:
+        said = run(snippet("from openai import").replace("localhost:8000", gateway.http))
+    text = Client(server).generate("def ", max_tokens=16, exclude_input_in_output=True)
+    assert re.fullmatch(rf"{re.escape(text)} \d+ weights-1\n", said)
+
+
+def snippet(line):
+    """The Python of the page that has this line."""
+    (found,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if line in code]
+    return found
+
+
+def run(code):
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == Client(server).generate("import ", max_tokens=16)
+    return ran.stdout
 
 
 def test_make_serve_takes_ports():
@@ -91,8 +115,14 @@ def test_board_alerts_and_page_name_metrics_that_are_there(server):
     until(lambda: "time_to_first_token_seconds_bucket" in " ".join(metrics(server)["name"]))
     real = {name for name in metrics(server)["name"] if name.startswith("kintsugi_")}
     parts = re.compile(r"_(bucket|sum|count)$")
-    named = set(re.findall(r"`(kintsugi_\w+)`", PAGE[PAGE.index("| metric |") :]))
-    assert named == {parts.sub("", name) for name in real}
+    named = set(re.findall(r"`(kintsugi_\w+)`", PAGE))
+    fronts = {name for name in named if name.startswith("kintsugi_gateway_")}
+    assert named - fronts == {parts.sub("", name) for name in real}
+    with Gateway(server) as gateway:
+        got(gateway.http, "/v2/health/live")
+        found = re.findall(r"^(kintsugi_gateway_\w+)[{ ]", got(gateway.http, "/metrics"), re.M)
+    made = {name for name in found if not name.endswith("_created")}
+    assert fronts == {parts.sub("", name) for name in made}
     board = json.loads((DOCS / "grafana.json").read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     rules = yaml.safe_load((DOCS / "alerts.yaml").read_text())["groups"][0]["rules"]
@@ -111,7 +141,40 @@ def test_kubernetes_starts_the_same_server_as_the_page(container):
         return {word for word in arguments if not word.startswith("--exit-timeout-secs")}
 
     assert container["image"] == IMAGE and container["command"] == ["tritonserver"]
-    assert settled(container["args"]) == settled(command[begin + 1 :])
+    assert settled(container["args"]) >= settled(command[begin + 1 :])
+    # and beyond that what TritonServer says where it has a key
+    source = (ROOT / "utils" / "serving" / "server" / "triton_server.py").read_text()
+    more = settled(container["args"]) - settled(command[begin + 1 :])
+    assert all(word.partition("=")[0] in source for word in more)
+    key = f"model-repository:{CONTROL}=$(TRITON_KEY)"
+    assert {f"--http-restricted-api={key}", f"--grpc-restricted-protocol={key}"} <= more
+
+
+def test_kubernetes_starts_the_gateway_of_the_page(kinds, front):
+    words_of = words(front["args"][0].replace("$(pgrep -o tritonserver)", "1"))
+    assert words_of[:4] == ["exec", "python3", "-m", "utils.serving.gateway"]
+    options = gateway_options(words_of[4:])
+    assert options.port == front["ports"][0]["containerPort"]
+    keys = re.findall(r"KINTSUGI_\w+", (ROOT / "utils/serving/gateway/__main__.py").read_text())
+    assert {entry["name"] for entry in front["env"]} == set(keys)
+    rules = kinds["NetworkPolicy"]["spec"]["ingress"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == {"https", "grpc"}
+
+
+def test_no_container_may_more_than_it_must(kinds, container, front):
+    pod = kinds["Deployment"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] and not pod["automountServiceAccountToken"]
+    for one in (container, front):
+        assert one["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        written = {mount["mountPath"] for mount in one["volumeMounts"] if not mount.get("readOnly")}
+        assert written <= {"/tmp", "/dev/shm"}
+    labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    for kind, place in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
+        assert kinds[kind]["spec"][place]["matchLabels"].items() <= labels.items()
 
 
 def test_a_pod_lives_longer_than_the_requests_in_it(kinds, container):
@@ -122,11 +185,10 @@ def test_a_pod_lives_longer_than_the_requests_in_it(kinds, container):
     assert pod["terminationGracePeriodSeconds"] > before + int(limit.partition("=")[2])
 
 
-def test_what_kubernetes_mounts_is_there(kinds, container):
+def test_what_kubernetes_mounts_is_there(kinds, container, front):
     pod = kinds["Deployment"]["spec"]["template"]["spec"]
-    assert {mount["name"] for mount in container["volumeMounts"]} == {
-        volume["name"] for volume in pod["volumes"]
-    }
+    mounted = container["volumeMounts"] + front["volumeMounts"]
+    assert {mount["name"] for mount in mounted} == {volume["name"] for volume in pod["volumes"]}
     made = yaml.safe_load((DOCS / "kustomization.yaml").read_text())
     (config,) = made["configMapGenerator"]
     assert {"name": config["name"]} in [volume.get("configMap") for volume in pod["volumes"]]
@@ -134,10 +196,10 @@ def test_what_kubernetes_mounts_is_there(kinds, container):
     assert all(isinstance(word, str) for word in container["args"])
 
 
-def test_the_service_and_the_autoscaler_mean_this_deployment(kinds, container):
+def test_the_service_and_the_autoscaler_mean_this_deployment(kinds, container, front):
     labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert kinds["Service"]["spec"]["selector"].items() <= labels.items()
-    ports = {port["name"] for port in container["ports"]}
+    ports = {port["name"] for port in container["ports"] + front["ports"]}
     assert {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
     target = kinds["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     assert target["name"] == kinds["Deployment"]["metadata"]["name"]
@@ -152,9 +214,10 @@ def server(tiny_server):
 
 
 @pytest.mark.timeout(600)
-def test_probes_metric_and_hook_are_those_of_a_real_server(kinds, container, server):
-    for probe in ("startupProbe", "readinessProbe"):
-        assert got(server.http, container[probe]["httpGet"]["path"]) is not None
+def test_probes_metric_and_hook_are_those_of_a_real_server(kinds, container, front, server):
+    with Gateway(server) as gateway:
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert got(gateway.http, front[probe]["httpGet"]["path"]) is not None
     (scaled,) = kinds["HorizontalPodAutoscaler"]["spec"]["metrics"]
     until(lambda: f"\n{scaled['pods']['metric']['name']}{{" in got(server.metrics, "/metrics"))
     alive = container["livenessProbe"]["exec"]["command"]

@@ -2,9 +2,14 @@
 
 import http.client
 import json
+import shutil
 import socket
+import ssl
+import subprocess
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +23,7 @@ from tests.serving.world import SLOTS, kintsugi, ranks, serving
 from utils.models.tokenizer import Tokenizer
 from utils.serving.client import Client, ServeError
 from utils.serving.gateway import Gateway
+from utils.serving.gateway.process import Served
 from utils.serving.server import ServerError
 
 pytestmark = pytest.mark.timeout(900)
@@ -371,10 +377,14 @@ def test_why_it_does_not_start(server):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(ServerError, match=r"the gateway does not start.*address"):
+        with pytest.raises(ServerError, match=r"address already in use"):
             Gateway(server, port=other.getsockname()[1])
     with pytest.raises(ServerError, match="No such file"):
         Gateway(server, tls_cert="/nowhere.pem")
+    nobody = SimpleNamespace(**{name: getattr(server, name) for name in Served.__annotations__})
+    nobody.http = "127.0.0.1:9"
+    with pytest.raises(ServerError, match=r"no server at 127.0.0.1:9 that has loaded its models"):
+        Gateway(nobody, load_seconds=0.5)
 
 
 def test_it_ends_when_told_and_requests_end_first(server):
@@ -396,3 +406,16 @@ def refuses(gateway):
     host, port = gateway.http.split(":")
     with socket.socket() as caller:
         return caller.connect_ex((host, int(port))) != 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a key")
+def test_https(server, tmp_path):
+    made = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout k.pem -out c.pem"
+    subprocess.run(["openssl", *made.split()], cwd=tmp_path, check=True, capture_output=True)
+    cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
+    with Gateway(server, tls_cert=cert, tls_key=key) as gateway:
+        context = ssl.create_default_context(cafile=cert)
+        context.check_hostname = False  # it is called localhost, and this is its number
+        url = f"https://{gateway.http}/v2/health/ready"
+        with urllib.request.urlopen(url, timeout=PATIENCE, context=context) as answer:
+            assert answer.status == 200

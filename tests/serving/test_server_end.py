@@ -20,6 +20,7 @@ from tests.serving.processes import (
     connections,
     family,
     in_thread,
+    is_there,
     started,
     until,
     wait_gone,
@@ -186,6 +187,37 @@ def test_the_command_serves_until_it_is_told_to_end(repo, number):
         rest = program.stdout.read()
         assert (program.wait(PATIENCE), rest.strip()) == (0, "stopped")
         wait_gone(processes)
+
+
+def test_the_command_starts_a_killed_gateway_again(repo):
+    with started(*COMMAND, "--repo", repo) as program:
+        line = ""
+        while "/v2/models/gpt/generate " not in line:
+            line = program.stdout.readline()
+            assert line
+        curl = shlex.split(line)
+        (gateway,) = gateways(program.pid)
+        gateway.kill()
+        until(lambda: [p for p in gateways(program.pid) if p.pid != gateway.pid])
+        until(lambda: answers(curl))
+        assert ask(curl) == '"text_output":"def "'
+        os.killpg(program.pid, signal.SIGTERM)
+        assert program.wait(PATIENCE) == 0
+
+
+def gateways(pid):
+    return [
+        process
+        for process in psutil.Process(pid).children()
+        if is_there(process) and "utils.serving.gateway" in process.cmdline()
+    ]
+
+
+def answers(curl):
+    try:
+        return ask(curl)
+    except OSError:
+        return None
 
 
 def ask(curl):

@@ -33,14 +33,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         asyncio.run(serve(options))
-    except OSError as error:  # the port, a file of TLS
-        print(f"the gateway does not start: {error}", file=sys.stderr)
+    except OSError as error:  # the port, a file of TLS, the server
+        print(f"the gateway has no work: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 async def serve(given: argparse.Namespace) -> None:
-    """Until standard input ends."""
+    """Until standard input ends, or the server. Raises OSError."""
     options = Options(
         body_bytes=given.body_bytes, requests=given.requests, seconds=given.seconds,
         repository=given.repository, control_key=os.environ.get("KINTSUGI_CONTROL_KEY") or None,
@@ -56,11 +56,13 @@ async def serve(given: argparse.Namespace) -> None:
         await runner.setup()
         site = web.TCPSite(runner, given.host, given.port, ssl_context=tls(given))
         await site.start()
-        watch = asyncio.create_task(stubs.run())
         print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
-        await until_told()
-        watch.cancel()
+        ends = [asyncio.create_task(stubs.run()), asyncio.create_task(until_told())]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ends[0].cancel()
         await runner.cleanup()
+        if not ends[1].done():
+            raise ChildProcessError("the server has ended")
 
 
 async def until_told() -> None:

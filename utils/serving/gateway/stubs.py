@@ -134,12 +134,20 @@ class Stubs:
     # --- the watch ------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """What is served now is wanted."""
-        self.wanted = await self._served("READY")
+        """Waits for the server; what it serves then is wanted. Raises TimeoutError."""
+        until = asyncio.get_running_loop().time() + self.load_seconds
+        while True:
+            with suppress(Refusal):  # it is not up yet
+                if not await self._served("LOADING"):
+                    self.wanted = await self._served("READY")
+                    return
+            if asyncio.get_running_loop().time() > until:
+                raise TimeoutError(f"no server at {self.triton.address} that has loaded its models")
+            await asyncio.sleep(LOOK)
 
     async def run(self) -> None:
-        """For ever."""
-        while True:
+        """Until the server has gone."""
+        while self.pid is None or Path(f"/proc/{self.pid}").exists():
             try:
                 await self._look()
             except Refusal as error:  # Triton does not answer: why_not_ready says so, too
