@@ -357,6 +357,16 @@ def test_all_models_are_in_a_new_repository(tmp_path, model):
         assert (tmp_path / "repo" / file).read_bytes() == (stored / file).read_bytes()
 
 
+def test_gpt_has_the_file_of_traces_and_gets_a_new_one(tmp_path, model):
+    out = tmp_path / "repo"
+    export(model, out, 1)
+    there = out / "gpt" / "1" / repository.TRACE
+    assert there.read_bytes() == (ROOT / repository.TRACE).read_bytes()
+    there.write_text("# of an older workshop\n")
+    export(model, out, 1, version=2)
+    assert there.read_bytes() == (ROOT / repository.TRACE).read_bytes()
+
+
 def test_every_config_of_the_repository_is_one_for_the_server():
     files = sorted((ROOT / "triton_model_repo").glob("*/config.pbtxt"))
     assert len(files) >= 5

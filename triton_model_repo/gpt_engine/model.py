@@ -30,6 +30,7 @@ import triton_python_backend_utils as pb_utils
 # The engine of this very version, whatever else is installed under this name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from utils.serving.engine import trace
 from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import BadRequest, Chunk, SamplingParams, Unavailable
@@ -114,6 +115,7 @@ class TritonPythonModel:
             SamplingParams(stop=tuple(strings(call.request, "stop")), **sampling),
             prompt=string(call.request, "prompt_name") or None,
             id=call.request.request_id() or None,
+            context=trace.of_request(call.request),
         )
         threading.Thread(target=self.answer, args=(call, stream), daemon=True).start()
 

@@ -31,6 +31,7 @@ from utils.paths import ROOT
 
 SOURCE = ROOT / "triton_model_repo"
 CODE = "utils/serving/engine"
+TRACE = f"{CODE}/trace.py"  # `gpt` has it, too
 ENGINE = "gpt_engine"
 FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize", "gpt_ensemble")
 TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
@@ -210,7 +211,8 @@ class Repository:
                 there = self.out / file.relative_to(self.beside)
                 if version in file.parents:
                     continue
-                if there.exists() and file.name != TOKENIZER:
+                ours = file.name == TOKENIZER or file.as_posix().endswith(TRACE)  # not by hand
+                if there.exists() and not ours:
                     if _content(there) != _content(file):
                         self.kept.append(str(there.relative_to(self.out)))
                     continue
@@ -231,18 +233,27 @@ class Repository:
 
 
 def copy_models(beside: Path) -> None:
-    """The hand-written files of all models but the versions of the engine."""
+    """The hand-written files of all models but the versions of the engine; with `gpt`'s goes
+    TRACE."""
     for file in _files(SOURCE):
         parts = file.relative_to(SOURCE).parts
         hand_written = parts[0] in FRONT and parts[1] == "1" and file.suffix != ".json"
+        if "utils" in parts:
+            continue  # of an export to here
         if hand_written or (parts[0] in (ENGINE, *FRONT) and parts[1] == "config.pbtxt"):
             _copy(file, beside / file.relative_to(SOURCE))
+    _ship([TRACE], beside / FRONT[0] / "1")
 
 
 def copy_code(folder: Path) -> None:
     """model.py and utils/ of a version: the engine and what it imports."""
     _copy(SOURCE / ENGINE / "model.py", folder / "model.py")
-    for name in shipped():
+    _ship(shipped(), folder)
+
+
+def _ship(names, folder):
+    """Files of this workshop into `folder`, under the names that they have here."""
+    for name in names:
         _copy(ROOT / name, folder / name)
         for package in list(Path(name).parents)[:-1]:
             # Empty: what a room offers by its name is not what the engine needs of it.

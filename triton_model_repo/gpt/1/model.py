@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -20,6 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+
+# What the export put beside this file, whatever else is installed under this name.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+try:
+    from utils.serving.engine import trace
+except ImportError:  # the repository was filled before there were traces: there are none
+    trace = None
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
@@ -92,6 +100,8 @@ class TritonPythonModel:
             "prompt": utf8("prompt_name", one(request, "prompt_name") or b"") or None,
             "stream": bool(one(request, "stream")),
         }
+        if call.span:
+            wanted["traceparent"] = call.span.header()
         made = 0
         for line in self.engine_lines(call, json.dumps(wanted).encode() + b"\n"):
             answer = json.loads(line)
@@ -100,11 +110,12 @@ class TritonPythonModel:
             made += len(answer["ids"])
             outputs = {
                 "text_output": text + answer["text"].encode(),
-                "finish_reason": (answer["finish"] or "").encode(),
+                "finish_reason": answer["finish"] or "",
                 "completion_tokens": made,
             }
             # a version that was exported by an older workshop does not say these
             same = {name: answer[name] for name in SAME if name in answer}
+            call.known = same | {"completion_tokens": made, "finish": answer["finish"]}
             if "logprobs" in answer:
                 outputs["logprobs"] = json.dumps(answer["logprobs"])
             call.send(outputs | same, final=bool(answer["finish"]))
@@ -153,6 +164,9 @@ class Call:
         self.request, self.sender = request, request.get_response_sender()
         self.open, self.begun, self.gone = True, False, False
         self.lock, self.connection = threading.Lock(), None
+        self.came, self.known = time.time_ns(), {}  # known: what a trace says of it
+        caller = trace.of_request(request) if trace else None
+        self.span = caller and caller.child()
 
     def send(self, outputs, final):
         """A response: {output: its one value, an int, a text or bytes}."""
@@ -166,6 +180,7 @@ class Call:
     def fail(self, message):
         """The last response: an error, whose message begins with the name of its code."""
         code = getattr(pb_utils.TritonError, message.split(":")[0])
+        self.known["error"] = message
         self._send(pb_utils.InferenceResponse([], pb_utils.TritonError(message, code)), final=True)
 
     def _send(self, *response, final):
@@ -173,6 +188,8 @@ class Call:
             if self.open:
                 self.open = not final
                 self.sender.send(*response, flags=FINAL if final else 0)
+                if final and self.span:
+                    trace.write("gpt", self.span, self.came, time.time_ns(), **self.known)
 
     def enter(self, connection):
         """This request is served by the engine behind `connection`."""

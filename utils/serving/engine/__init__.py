@@ -12,4 +12,5 @@ text_stream     tokens -> text, as soon as it is certain
 stats           what is counted, and how long requests take
 version         a version's folder, read and verified
 socket_server   requests of another process of this machine
+trace           which request was where, for whoever follows it through all processes
 """

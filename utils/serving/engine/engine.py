@@ -20,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from utils.serving.engine import trace
 from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.ranks import RankDied, RankGroup, WakeUp
 from utils.serving.engine.request import BadRequest, Completion, SamplingParams, Stream, Unavailable
@@ -53,6 +54,7 @@ class Engine:
             config.max_num_seqs, config.queue, config.prefill_chunk, self.model.end_tokens
         )
         self._streams = {}  # Request -> (Stream, TextStream)
+        self._traced = {}  # Request -> Phases, of those that are traced
         self._stats = Stats()
         self._lock = threading.Lock()  # over scheduler, streams and statistics
         self._wake_up = WakeUp()  # when there is work
@@ -82,11 +84,13 @@ class Engine:
         sampling: SamplingParams | None = None,
         prompt: str | None = None,
         id: str | None = None,
+        context: trace.Context | None = None,
     ) -> Stream:
         """Puts a request into the queue and returns its Stream.
 
         tokens   token ids;   prompt   name of virtual tokens to put before them
         id       a name to cancel it by, unlike all others now served; None: one is made
+        context  the span that it is served for: queue, prefill and decode become spans of it
         Raises BadRequest, and Unavailable when the queue is full or the ranks are down.
         """
         request = Request.of(self.version, self.max_model_len, tokens, sampling, prompt, id)
@@ -104,6 +108,11 @@ class Engine:
                 self._stats.rejected += 1
                 raise
             self._streams[request] = stream, text
+            if context is not None:
+                number = self.version.number
+                phases = trace.Phases(context, prompt_tokens=request.length, weights_version=number)
+                phases.begin("queue")
+                self._traced[request] = phases
             self._stats.submitted(request)
             if self._idle:
                 self._wake_up.wake()
@@ -129,6 +138,7 @@ class Engine:
             self._scheduler.end(request, "cancelled")
             stream, text = self._streams.pop(request)
             stream.put([], text.end(), "cancelled")
+            self._end_trace(request)
             self._stats.cancelled += 1
         return True
 
@@ -215,7 +225,8 @@ class Engine:
             try:
                 self._group.send(step.command())
             finally:
-                self._hand_out(served, told)  # while the ranks compute
+                self._begin_prefill(step)  # while the ranks compute
+                self._hand_out(served, told)
             answer = self._group.receive()
             asked = step.expected()
             told = {asked[int(place)]: x for place, x in answer.get("logprobs", {}).items()}
@@ -231,6 +242,8 @@ class Engine:
                 if request not in self._streams:  # cancelled meanwhile
                     continue
                 stream, text = self._streams[request]
+                if request in self._traced and self._traced[request].name == "prefill":
+                    self._traced[request].begin("decode")
                 new, stopped = "", False
                 if token not in self.model.end_tokens:
                     new, stopped = text.add(token)
@@ -241,8 +254,21 @@ class Engine:
                     new += text.end()
                     del self._streams[request]
                     self._stats.finished(request)
+                    self._end_trace(request)
                 known = [self.decoder.told(told[request])] if request in told else []
                 stream.put([token], new, request.finish, known)
+
+    def _begin_prefill(self, step):
+        """For the traces of requests that have just got a slot."""
+        with self._lock:
+            for chunk in step.chunks:
+                if chunk.start == 0 and chunk.request in self._traced:
+                    self._traced[chunk.request].begin("prefill")
+
+    def _end_trace(self, request, **why):
+        if phases := self._traced.pop(request, None):
+            made = len(request.new)
+            phases.begin(None, completion_tokens=made, finish=request.finish, **why)
 
     def _start_ranks(self):
         self._group = self._make_group()
@@ -285,6 +311,8 @@ class Engine:
             stream.fail(Unavailable(reason))
         self._streams.clear()
         self._scheduler.clear()
+        for request in list(self._traced):
+            self._end_trace(request, error=reason)
 
     def _announce(self):
         """Calls `on_ready` in a thread of its own: it may take its time."""

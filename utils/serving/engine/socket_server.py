@@ -2,12 +2,12 @@
 
     server = SocketServer(engine, folder, name)    # in gpt_engine: takes requests until its close()
 
-    -> {"ids": [17, 4], "sampling": {"max_tokens": 8}, "prompt": null, "stream": true}
+    -> {"ids": [17, 4], "sampling": {"max_tokens": 8}, "prompt": null, "stream": true, …}
     <- {"ids": [99], "text": " the", "finish": null, …}     a line for each chunk, or one for all
     <- {"ids": [3], "text": ".", "finish": "length", …}     or {"error": "CODE: why"}
 
-… stands for what is the same in all lines, prompt_tokens and weights_version, and for logprobs,
-where the sampling asks for them.
+… stands for what is the same in all lines of an answer, prompt_tokens and weights_version, and for
+logprobs, where the sampling asks for them. A request that is traced has its traceparent with it.
 One connection is one request, in lines of JSON; who closes it cancels. The model `gpt` comes this
 way: calls between models of Triton 24.10 (BLS) can neither cancel nor stream under load.
 """
@@ -22,6 +22,7 @@ import threading
 import time
 from pathlib import Path
 
+from utils.serving.engine import trace
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 
@@ -120,7 +121,10 @@ class SocketServer:
             with connection.makefile("rb") as lines:
                 request = json.loads(lines.readline())
             sampling = SamplingParams(**request["sampling"])
-            stream = self.engine.submit(request["ids"], sampling, prompt=request["prompt"])
+            context = trace.parse(request.get("traceparent"))
+            stream = self.engine.submit(
+                request["ids"], sampling, prompt=request["prompt"], context=context
+            )
             self.open[connection] = stream
             same = {
                 "prompt_tokens": stream.prompt_tokens,

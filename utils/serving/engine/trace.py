@@ -52,7 +52,8 @@ def parse(traceparent: str | None) -> Context | None:
 
 
 def of_request(request: Any) -> Context | None:
-    """The context of a request of Triton, which hands on the headers that it is told to hand on."""
+    """The context of a request of Triton: by gRPC of its header, which the server is told to hand
+    on; by `generate` of a field of its JSON, as that hands on no header (server's issue 8790)."""
     try:
         given = json.loads(request.parameters() or "{}")
     except ValueError:  # a header that is no text
