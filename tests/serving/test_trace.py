@@ -5,6 +5,8 @@ import os
 import shutil
 import signal
 import threading
+from functools import partial
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -19,6 +21,7 @@ from utils.serving.client import tensors
 from utils.serving.engine import trace
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import SamplingParams
+from utils.serving.gateway import Gateway
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,7 +33,6 @@ MALFORMED = [
     f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE}-{SPAN}-0g", f"00-{TRACE[:-1]}x-{SPAN}-01",
     f"00_{TRACE}_{SPAN}_01", f"00-{TRACE}-{SPAN}", None, 5, [GOOD], GOOD.encode(),
 ]  # fmt: skip
-FORWARD = "--grpc-header-forward-pattern=traceparent"
 NEW = 6
 
 
@@ -184,7 +186,7 @@ def server(traces, tmp_path_factory):
     repo = repo_of("tiny", 1, tmp_path_factory.mktemp("tiny") / "repo")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KINTSUGI_TRACE", str(traces))
-        with serving(repo, models=MODELS, options=(FORWARD,)) as server:
+        with serving(repo, models=MODELS) as server:
             yield server
 
 
@@ -231,6 +233,41 @@ def test_the_spans_of_a_request_join(server, client, traces, way):
     prompt = client.answer("def ", max_tokens=1)["prompt_tokens"]
     known = {"prompt_tokens": prompt, "weights_version": "1", "completion_tokens": NEW}
     assert gpt["attributes"] == spans["decode"]["attributes"] == known | {"finish": "length"}
+
+
+def test_the_spans_of_a_request_through_the_gateway_join(server, traces):
+    """By Triton's protocol and by OpenAI's; without a traceparent, in a trace of its own."""
+    asked = [
+        ("/v2/models/gpt/generate", {"text_input": "def ", "max_tokens": NEW}),
+        ("/v2/models/gpt/generate_stream", {"text_input": "def ", "stream": True}),
+        ("/v1/completions", {"model": "gpt", "prompt": "def ", "max_tokens": NEW}),
+    ]
+    with Gateway(server) as gateway:
+        for path, body in asked:
+            for headers in ({"traceparent": f"00-{os.urandom(16).hex()}-{SPAN}-01"}, {}):
+                own = traced_by(gateway, path, body, headers)
+                spans = until(partial(all_spans, traces, own.trace_id))
+                assert spans["gateway"]["spanId"] == own.span_id == spans["gpt"]["parentSpanId"]
+                assert spans["gateway"]["parentSpanId"] == (SPAN if headers else "")
+                assert spans["decode"]["parentSpanId"] == spans["gpt"]["spanId"]
+                assert spans["gateway"]["attributes"] == {"route": route(path), "status": 200}
+
+
+def traced_by(gateway, path, body, headers):
+    """The gateway's span of a request, from the header of its answer."""
+    request = Request(f"http://{gateway.http}{path}", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=PATIENCE) as answer:
+        answer.read()
+        return trace.parse(answer.headers["traceparent"])
+
+
+def all_spans(traces, trace_id):
+    found = spans_of(traces, trace_id)
+    return found if len(found) == 5 else None
+
+
+def route(path):
+    return path.replace("/gpt/", "/{model}/")
 
 
 def test_the_engine_called_directly(server, traces):

@@ -197,10 +197,10 @@ class Front:
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """generate and generate_stream."""
-        model, body = request.match_info["model"], await self._body(request)
+        model, body = request.match_info["model"], checks.object_of(await self._body(request))
         stream = request.path.endswith("_stream")
-        checks.check_generate(checks.object_of(body), await self._config(model), stream)
-        return await self._forward(request, model, body, stream)
+        checks.check_generate(body, await self._config(model), stream)
+        return await self._forward(request, model, traced(body, request), stream)
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         model, body = request.match_info["model"], await self._body(request)
@@ -358,8 +358,7 @@ class Front:
 
     async def _answers(self, request, body) -> AsyncIterator[dict]:
         """What `gpt` says to one request, response for response."""
-        headers = {trace.HEADER: request["context"].header()}
-        call = ("POST", f"/v2/models/{MODEL}/generate_stream", json.dumps(body).encode(), headers)
+        call = ("POST", f"/v2/models/{MODEL}/generate_stream", traced(body, request))
         async with self._call(MODEL), self.triton.ask(*call) as answer:
             async for line in answer.content:
                 if not line.strip():
@@ -399,6 +398,12 @@ def check_bearer(request: web.Request, key: str) -> None:
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
     if not hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()):
         raise Refusal("UNAUTHENTICATED: give the key as `Authorization: Bearer KEY`")
+
+
+def traced(body: dict, request: web.Request) -> bytes:
+    """The body of a generate with its trace: Triton hands no header of those on to a model, but
+    every field that is no input (https://github.com/triton-inference-server/server/issues/8790)."""
+    return json.dumps(body | {trace.HEADER: request["context"].header()}).encode()
 
 
 def event(body: dict) -> bytes:

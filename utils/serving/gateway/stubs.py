@@ -22,7 +22,7 @@ from pathlib import Path
 from utils.serving.gateway.refusal import Refusal
 from utils.serving.gateway.triton import Triton
 
-LOOK = 0.2  # seconds between two looks
+LOOK = 0.4  # seconds between two looks
 HUNG = 10.0  # seconds that a stub may be stopped
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts to load a model again
 UNLOAD = 60.0  # seconds
