@@ -390,7 +390,7 @@ def one_that_fails_ends_the_step():
     """A prompt that is refused ends the step: nobody decodes.
 
     kind: odd
-    hint: gets 0 tokens
+    hint: gets 0 tokens | slots stay free
     """
 
     def step(waiting, running, slots, model):
@@ -410,7 +410,7 @@ def short_ones_first():
     """The shortest job first: the mean wait is shorter, and a long request may wait for ever.
 
     kind: values
-    hint: The oldest who wait join first | has waited longer
+    hint: The oldest who wait join first | has waited longer | not the ones who waited
     """
 
     rest = join
