@@ -36,7 +36,7 @@ def small_reference():
 
 @pytest.fixture(scope="package")
 def tiny_server(tmp_path_factory):
-    """models/tiny on one rank, with SLOTS slots and a queue of QUEUE; without the ensemble."""
+    """models/tiny on one rank, with SLOTS slots and a queue of QUEUE."""
     repo = repo_of("tiny", 1, tmp_path_factory.mktemp("tiny") / "repo")
     configure(repo, max_num_seqs=SLOTS, queue=QUEUE, step_seconds=60)
     # a client that leaves at the very moment of the last answer: Triton may wait for it for ever

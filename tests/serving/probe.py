@@ -20,7 +20,7 @@ from tests.serving.processes import PATIENCE, alive, parent
 from tests.serving.world import kintsugi
 from utils.serving.client import ServeError
 
-MODELS = ["gpt", "gpt_engine", "gpt_tokenize", "gpt_detokenize"]  # the ensemble is not under test
+MODELS = ["gpt", "gpt_engine", "gpt_tokenize", "gpt_detokenize"]
 
 
 # ---- processes

@@ -7,6 +7,7 @@ transformers.generate, text by HTTP and ids by gRPC are the same tokens, whoever
 import asyncio
 import json
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -222,8 +223,36 @@ def test_tokens_and_back(server, reference):
     assert "INVALID_ARG: id 4096 is no token: ids go from 0 to 4095" in answer
 
 
-def test_the_ensemble_answers_too(server, reference):
-    status, answer = post(server, "gpt_ensemble", text_input="def ", max_tokens=NEW)
+ENSEMBLE = """
+platform: "ensemble"
+input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }
+input { name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] }
+output { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] }
+ensemble_scheduling { step [
+  { model_name: "gpt_tokenize" model_version: -1
+    input_map { key: "text" value: "text_input" }
+    output_map { key: "ids" value: "prompt_ids" } },
+  { model_name: "gpt_engine" model_version: -1
+    input_map { key: "input_ids" value: "prompt_ids" }
+    input_map { key: "max_tokens" value: "max_tokens" }
+    output_map { key: "output_ids" value: "new_ids" } },
+  { model_name: "gpt_detokenize" model_version: -1
+    input_map { key: "ids" value: "new_ids" }
+    output_map { key: "text" value: "text_output" } } ] }
+"""
+
+
+def test_an_ensemble_of_the_models_answers_too(server, reference):
+    """Of their owner's making, in the repository while the server runs."""
+    folder = server.repo / "joined"
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(ENSEMBLE)
+    server.load("joined")
+    try:
+        status, answer = post(server, "joined", text_input="def ", max_tokens=NEW)
+    finally:
+        server.unload("joined")
+        shutil.rmtree(folder)
     assert status == 200
     assert json.loads(answer)["text_output"] == reference.text("def ", NEW)
 
