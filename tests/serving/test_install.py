@@ -7,8 +7,7 @@ import pytest
 
 from tests.serving.triton_models import write_models
 from utils.serving import install
-from utils.serving import server as triton_server
-from utils.serving.server import container_command, server_available
+from utils.serving.server import container_command, server_available, triton_server
 
 # --- where the server is --------------------------------------------------------------------------
 
