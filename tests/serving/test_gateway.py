@@ -215,6 +215,26 @@ def test_what_is_not_offered(gateway):
     assert error_of(gateway, "/v2/models/nobody/generate", text())[0] == 404
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt/versions/..%2f..%2f..%2frepository%2fmodels%2fgpt%2funload%3fx",
+        "gpt/versions/1%2f..%2f..%2f..%2f..%2frepository%2fmodels%2fgpt%2funload%3fx",
+        "%2e%2e%2frepository%2fmodels%2fgpt%2funload%3fx",
+        "gpt%2fconfig%3fx=",
+        "gpt/versions/%31%3fx",
+        "..",
+    ],
+)
+def test_no_name_leads_to_another_path(server, name):
+    with Gateway(server, control_key="up and down") as gateway:
+        for what in ("generate", "generate_stream", "infer", "config"):
+            path = f"/v2/models/{name}/{what}"
+            body = None if what == "config" else infer() if what == "infer" else text()
+            assert error_of(gateway, path, body)[0] in (404, 405)
+    assert server.ready("gpt")
+
+
 # --- too much, too long ---------------------------------------------------------------------------
 
 
@@ -270,7 +290,8 @@ def test_keys(server):
             status, said = error_of(gateway, path, text(), **bearer(key).copy())
             assert (status, said.split(":")[0]) == (401, "UNAUTHENTICATED"), path
         assert error_of(gateway, "/v1/models")[0] == 401
-        assert ask(gateway, "/v2/health/ready")[0] == 200  # a probe has no key
+        for path in ("/v2/health/ready", "/metrics"):  # a probe has no key
+            assert ask(gateway, path)[0] == 200
 
 
 def test_without_a_key_nobody_elsewhere_controls_models(server):

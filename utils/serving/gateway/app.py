@@ -90,8 +90,9 @@ class Front:
         return app
 
     def routes(self) -> list[web.RouteDef]:
-        model = "/v2/models/{model}"
-        versions = (model, f"{model}/versions/{{version}}")
+        # as they stand, not encoded: ".." or "/" in a name would lead to other paths of Triton
+        model = r"/v2/models/{model:[\w-][\w.-]*}"
+        versions = (model, model + r"/versions/{version:\d+}")
         asked = [
             web.post(f"{of}/{name}", handler)
             for of in versions
@@ -110,7 +111,9 @@ class Front:
             web.get("/v2", self.passed), web.get("/v2/models/stats", self.passed),
             web.get("/v2/health/live", self.passed), web.get("/v2/health/ready", self.ready),
             web.post("/v2/repository/index", self.index),
-            web.post("/v2/repository/models/{model}/{action:load|unload}", self.control),
+            web.post(
+                r"/v2/repository/models/{model:[\w-][\w.-]*}/{action:load|unload}", self.control
+            ),
             web.get("/v1/models", self.models), web.get("/v1/models/{model}", self.models),
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.completions),
@@ -164,9 +167,9 @@ class Front:
         return f"{error.reason}: the gateway has no such path or method"
 
     def _check_key(self, request, route):
-        """Model control has a key of its own, and probes have none."""
-        key = self.options.api_key
-        if key is not None and not route.startswith(("/v2/repository", "/v2/health")):
+        """Model control has a key of its own; probes and Prometheus have none."""
+        key, open_to_all = self.options.api_key, ("/v2/repository", "/v2/health", "/metrics")
+        if key is not None and not route.startswith(open_to_all):
             check_bearer(request, key)
 
     async def _body(self, request) -> bytes:
