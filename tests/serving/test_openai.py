@@ -238,6 +238,16 @@ def test_no_such_model(api):
         complete(api, model="gpt-4")
 
 
+def test_a_model_that_does_not_count(toy_server):
+    """As `gpt` was before there was this API."""
+    with (
+        Gateway(toy_server) as gateway,
+        openai.OpenAI(base_url=f"http://{gateway.http}/v1", api_key="none", max_retries=0) as api,
+        pytest.raises(openai.BadRequestError, match="does not count tokens: export it again"),
+    ):
+        complete(api)
+
+
 def test_a_dead_rank_in_the_middle_of_a_stream(api, server):
     """The error is the last event, and the next request is served."""
     events = iter(complete(api, max_tokens=400, temperature=0, stream=True))
