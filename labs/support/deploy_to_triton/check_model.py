@@ -291,7 +291,7 @@ def _right_code(case: str, rng: np.random.Generator) -> None:
 def client(trial: Trial) -> str:
     """Judges `ask`."""
     lab_server.not_started(trial.path)
-    trial.by_hand(("utils", "utils.serving"))
+    trial.by_hand(("utils.serving",))
     server, rng = lab_server.server(), np.random.default_rng(trial.new_seed())
     version = lab_server.put([], PLAYS, {"model.py": (lab_server.GIVEN / "played.py").read_text()})
     plain = [_numbers(rng, int(rng.integers(1, 4)), count) for count in (7, 1, 0, 200)]
