@@ -205,6 +205,19 @@ def test_the_command_starts_a_killed_gateway_again(repo):
         assert program.wait(PATIENCE) == 0
 
 
+def test_the_command_ends_with_a_killed_server_and_says_so(repo):
+    with started(*COMMAND, "--repo", repo) as program:
+        while "Ctrl-C ends it" not in program.stdout.readline():
+            assert program.poll() is None
+        below = psutil.Process(program.pid).children(recursive=True)
+        next(process for process in below if process.name() == "tritonserver").kill()
+        said = program.stdout.read()
+        assert program.wait(PATIENCE) == 1
+        assert "tritonserver has ended by itself" in said
+        assert "started again" not in said
+        wait_gone(below)
+
+
 def gateways(pid):
     return [
         process

@@ -18,6 +18,8 @@ import signal
 import sys
 import time
 
+import psutil
+
 from utils.paths import ROOT
 from utils.serving.gateway import Gateway
 from utils.serving.gateway.process import HOST, add_options
@@ -38,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         with triton(options) as server, gateway(options, server) as front:
             print(to_try(server, front), flush=True)
             while server.alive():
-                if not front.alive():
+                # it also ends when the server has gone, which `alive` knows a moment later
+                if not front.alive() and psutil.pid_exists(server.pid):
                     print("the gateway has died: it is started again", file=sys.stderr)
                     front.start()
                 time.sleep(LOOK)
