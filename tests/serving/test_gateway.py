@@ -169,6 +169,7 @@ def infer(**tensor):
         (infer(shape=[-1]), "shape [-1] is not a list of whole numbers"),
         (infer(shape=7), "shape 7 is not a list of whole numbers"),
         (infer(data=json.loads("[" * 40 + "]" * 40)), "nested too deeply"),
+        (infer(data=[["a"], json.loads("[" * 40 + "]" * 40)]), "nested too deeply"),
         (infer(parameters={"shared_memory_region": "x"}), "does not work through the gateway"),
         (infer(dtype="BYTES"), "the field of inputs 'dtype' is not known: did you mean datatype?"),
         (infer(parameters={"binary_data_size": -1}), "binary_data_size -1 is not a number"),

@@ -124,9 +124,10 @@ def _check_parameters(parameters):
 
 
 def _depth(data) -> int:
-    deep = 0
-    while isinstance(data, list):
-        deep, data = deep + 1, next((one for one in data if isinstance(one, list)), None)
+    """Levels of lists, wherever they are deepest; counted as far as matters."""
+    deep, level = 0, [data]
+    while deep <= DEEPEST and (lists := [one for one in level if isinstance(one, list)]):
+        deep, level = deep + 1, [one for some in lists for one in some]
     return deep
 
 
