@@ -32,7 +32,7 @@ STEPS = (
     ),
     (
         "a real Triton server answers with the tokens of the model",
-        "tests/serving/test_models.py::test_from_checkpoint_to_served_tokens_on_two_ranks",
+        "tests/serving/server/test_models.py::test_from_checkpoint_to_served_tokens_on_two_ranks",
         "only lesson and lab 16 need it: docs/serving.md says what the server wants",
     ),
 )

@@ -99,7 +99,7 @@ def damage(file, how):
      ("tokenizer.json", "missing")],
 )  # fmt: skip
 def test_damaged_version_is_refused_by_the_files_name(server, client, first, second, name, how):
-    """By the leader or by a rank; every other damage meets the engine in test_engine_faults.py."""
+    """By the leader or by a rank; every other damage meets the engine in engine/test_faults.py."""
     damage(second / name, how)
     check_refused(server, client, first, name)
 

@@ -1,6 +1,6 @@
 """Two thousand malformed requests beside good ones: none succeeds, none does harm.
 
-Everything that `serving_garbage.py` has, which says what is left out. A failure names the seed and
+Everything that `garbage.py` has, which says what is left out. A failure names the seed and
 the number of the request: `send(server, seed, number)` sends it again.
 """
 

@@ -1,6 +1,6 @@
 """Exports a model again and again, and each time is killed at another moment.
 
-    python -m tests.serving.killed_export MODEL FOLDER REPOSITORY
+    python -m tests.serving.export.killed_export MODEL FOLDER REPOSITORY
 
 FOLDER/new/0007/repo is what stands there when the export was killed before the 7th thing that it
 did to the file system: opening a file to write, making or removing a file or folder, renaming,

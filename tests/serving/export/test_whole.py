@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from tests.serving.export.killed_export import STEPS
 from tests.serving.export_models import check_whole, command, hidden, new_model
-from tests.serving.killed_export import STEPS
 from utils.models import hf_format
 from utils.models.gpt import GPTConfig
 from utils.serving import repository
@@ -31,7 +31,7 @@ def killed(tmp_path_factory):
     stored, model = folder / "as-in-git", new_model(folder / "model")
     repository.copy_models(stored)
     (stored / "gpt_engine" / "1" / "serving" / "__pycache__").mkdir(parents=True)  # of last year
-    done = command("-m", "tests.serving.killed_export", model, folder, stored)
+    done = command("-m", "tests.serving.export.killed_export", model, folder, stored)
     assert done.returncode == 0, done.stderr
     outs = {
         kind: {

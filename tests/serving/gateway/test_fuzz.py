@@ -1,8 +1,8 @@
 """Ten thousand malformed requests to the gateway beside good ones: nothing ends, nothing hangs.
 
-What test_fuzz.py sends to Triton, and what that leaves out because it ends the server or is taken
-for something else: bodies of up to 64 MB, absurd shapes, numbers that are too large. A failure
-names the number of the request: `send(gateway, number)` sends it again.
+What server/test_fuzz.py sends to Triton, and what that leaves out because it ends the server or is
+taken for something else: bodies of up to 64 MB, absurd shapes, numbers that are too large. A
+failure names the number of the request: `send(gateway, number)` sends it again.
 """
 
 import json
