@@ -383,7 +383,7 @@ def test_a_load_that_hangs_is_ended_and_tried_again(tmp_path):
         assert server.versions("echo") == [1]  # goes on
         assert echo(gateway, "still") == "still"
         (repo / "echo" / "hang").unlink()
-        assert ask(gateway, load, b"{}")[0] == 200
+        until(lambda: ask(gateway, load, b"{}")[0] == 200)  # a busy machine may need more
         assert server.versions("echo") == [2]
         assert echo(gateway, "new") == "new"
 
