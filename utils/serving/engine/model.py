@@ -281,8 +281,8 @@ class ServedDecoder:
         positions = self.all_positions[None, start:stop]  # (1, T)
         # at the start "causal" is all that is to be said, and a mask would only be slower
         mask = None
-        if start:
-            mask = self.all_positions[:stop] <= positions[..., None]  # (1, T, L)
+        if start:  # four dimensions: with three, attention on the CPU goes a way four times as slow
+            mask = self.all_positions[:stop] <= positions[:, None, :, None]  # (1, 1, T, L)
         x = self._through(x, slot, positions, stop, mask, causal=start == 0)
         self.lengths[slot] = stop
         return self._logits(x[:, -1]) if logits else None
