@@ -3,6 +3,7 @@
     spans = profile.record(step)             # on a rank: runs step() three times, traces the last
     timeline({"rank 0": spans})              # in the notebook: utils.drawing.timeline
     profile.hidden(spans)                    # share of the communication covered by computation
+    with profile.tracing("traces") as p: …   # files for utils.measure.traces and for Perfetto
 
 The events are those of `torch.profiler`. On the CPU, gloo notes one `gloo:all_reduce` for each
 collective, from the moment one of its two threads takes it up to the moment the result is there;
@@ -12,9 +13,11 @@ is NCCL's kernel, and every other kernel counts as `compute`.
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +25,10 @@ import torch
 import torch.distributed as dist
 from torch.autograd import DeviceType
 
+from utils.measure.machine import cores
+
 COMPUTE = ("forward", "backward", "optimizer", "compute")
-COLLECTIVES = {
+COLLECTIVES = {  # the letters in a backend's own name: ncclDevKernel_AllReduce_…, _allgather_base
     "allreduce": "all_reduce",
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
@@ -31,7 +36,13 @@ COLLECTIVES = {
     "alltoall": "all_to_all",
     "sendrecv": "send",
     "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
 }
+FACTS = "kintsugi"  # the entry that `tracing` adds to a trace
 
 
 @dataclass(frozen=True)
@@ -57,18 +68,92 @@ def record(step: Callable[[], object], *, skip: int = 2) -> list[Span]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the tracer talks on stderr
     for _ in range(skip):
         step()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
     if dist.is_initialized():
         dist.barrier()
-    with torch.profiler.profile(activities=activities) as trace:
+    with torch.profiler.profile(activities=_activities()) as trace:
         step()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         elif dist.is_initialized():
             time.sleep(0.05)  # DDP goes on when the sum is there; gloo's thread notes the end then
     return spans(trace.events())
+
+
+@contextmanager
+def tracing(
+    folder: str | Path, *, steps: int = 3, skip: int = 2, stacks: bool = False
+) -> Iterator[torch.profiler.profile]:
+    """Writes a trace of `steps` steps, after `skip` others, to folder/rank<number>.json.
+
+        with profile.tracing("traces") as profiler:     # on every rank
+            for _ in range(5):
+                step()
+                profiler.step()
+
+    `utils.measure.traces` reads it; https://ui.perfetto.dev shows it. With it go this rank's
+    threads, its cores, and the processor time that it took and queued for. stacks: also which
+    function called what, which slows Python several times. Raises ValueError without a step.
+    """
+    if steps < 1 or skip < 0:
+        raise ValueError(f"steps {steps}, skip {skip}: give 1 or more steps after 0 or more others")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    path = Path(folder) / f"rank{rank}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(profiler):
+        beside = path.with_name(f"{path.name}.part")
+        profiler.export_chrome_trace(str(beside))
+        beside.replace(path)
+
+    warmup = min(skip, 1)
+    with _Tracing(
+        activities=_activities(),
+        schedule=torch.profiler.schedule(wait=skip - warmup, warmup=warmup, active=steps, repeat=1),
+        on_trace_ready=write,
+        record_shapes=True,
+        with_stack=stacks,
+        acc_events=True,
+    ) as profiler:
+        yield profiler
+    if not path.exists():
+        raise ValueError(
+            f"no trace was written to {path}: profiler.step() has to end {skip + steps} steps"
+        )
+
+
+class _Tracing(torch.profiler.profile):
+    """Adds to its trace what no trace has: threads, cores, time of the processor."""
+
+    def start_trace(self) -> None:
+        super().start_trace()
+        self._began = _clocks()
+
+    def stop_trace(self) -> None:
+        facts = {name: now - self._began[name] for name, now in _clocks().items()}
+        facts |= {"threads": torch.get_num_threads(), "cores": cores()}
+        self.add_metadata_json(FACTS, json.dumps(facts))
+        super().stop_trace()
+
+
+def _clocks() -> dict[str, float]:
+    """ms of this process: on the wall, computing, and ready to compute without a core (Linux)."""
+    queued = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            queued += int(file.read_text().split()[1])
+        except OSError:  # the thread has ended
+            continue
+    return {
+        "wall_ms": 1e3 * time.perf_counter(),
+        "cpu_ms": 1e3 * time.process_time(),
+        "queued_ms": queued / 1e6,
+    }
+
+
+def _activities() -> list[torch.profiler.ProfilerActivity]:
+    on_gpu = [torch.profiler.ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+    return [torch.profiler.ProfilerActivity.CPU, *on_gpu]
 
 
 def spans(events: Iterable) -> list[Span]:
@@ -105,6 +190,12 @@ def hidden(trace: list[Span]) -> float:
     return both / total if total else 0.0
 
 
+def operation(name: str) -> str:
+    """The collective that a backend's own name means: "ncclDevKernel_AllReduce…" -> all_reduce."""
+    letters = name.lower().replace("_", "")
+    return next((op for key, op in COLLECTIVES.items() if key in letters), "communication")
+
+
 def loopback_bytes() -> int | None:
     """Bytes that this machine has sent to itself so far, TCP headers included; None if unknown.
 
@@ -126,8 +217,7 @@ def _kind(event, on_gpu: bool) -> str | None:
         if event.device_type != DeviceType.CUDA or event.is_user_annotation:
             return None
         if name.startswith("nccl"):
-            letters = name.lower().replace("_", "")
-            return next((op for key, op in COLLECTIVES.items() if key in letters), "communication")
+            return operation(name)
         return None if name.startswith("Mem") else "compute"
     if name.startswith("gloo:"):
         return name.removeprefix("gloo:")

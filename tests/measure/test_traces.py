@@ -1,0 +1,440 @@
+"""Reports on the traces of real ranks, each with one planted cause, and on traces by hand."""
+
+import gzip
+import itertools
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.utils.data import DataLoader, Dataset
+
+from tests.patience import patience
+from utils.measure import profile, traces
+from utils.measure.traces import KINDS, TraceError
+from utils.paths import ROOT
+from utils.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2, device="cpu", timeout=patience(60)) as ranks:
+        yield ranks
+
+
+def traced(folder, step, **options):
+    """On a rank: three steps of `step(number)` under the profiler, after two others."""
+    with profile.tracing(folder, **options) as profiler:
+        for number in range(5):
+            dist.barrier()  # a machine that is busy delays no rank for longer than a step
+            step(number)
+            profiler.step()
+
+
+def kinds(made):
+    return [finding.kind for finding in made.findings]
+
+
+def finding(made, kind):
+    (found,) = (one for one in made.findings if one.kind == kind)
+    return found
+
+
+# ── planted causes ────────────────────────────────────────────────────────────────────────────
+
+
+def comes_late(folder, who, seconds):
+    def step(_):
+        if dist.get_rank() == who:
+            time.sleep(seconds)
+        dist.all_reduce(torch.ones(1000))
+
+    traced(folder, step)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_delay_of_d_ms_is_found_as_d(two, tmp_path, who):
+    two.run(comes_late, tmp_path, who, 0.4)
+    made = traces.report(tmp_path)
+    assert [trace.marked for trace in made.traces] == [True, True]
+    assert len(made.steps) == 6
+    assert 200 < made.late[who] < 800
+    assert made.late[1 - who] < made.late[who] / 2
+    straggler = finding(made, "straggler")
+    assert straggler.rank == who and straggler.ms == made.late[who]
+    assert "time in no operator" in straggler.text
+    assert made.ranks[who].host >= 399  # a sleep is never shorter
+    assert made.ranks[1 - who].communication > 200
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        time.sleep(0.03)
+        return torch.ones(4)
+
+
+def starves(folder):
+    batches = iter(DataLoader(Slow(), batch_size=4))
+
+    def step(_):
+        dist.all_reduce(next(batches))
+
+    traced(folder, step)
+
+
+def test_a_loader_that_starves(two, tmp_path):
+    two.run(starves, tmp_path)
+    made = traces.report(tmp_path)
+    assert all(one.data >= 119 for one in made.steps)
+    found = finding(made, "data")
+    assert found.ms >= 119 and "num_workers" in found.text
+
+
+def one_for_each_parameter(folder, count):
+    model = torch.nn.Sequential(*[torch.nn.Linear(32, 32, bias=False) for _ in range(count)])
+
+    def step(_):
+        model(torch.ones(2, 32)).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+
+    traced(folder, step)
+
+
+def test_an_all_reduce_for_each_parameter(two, tmp_path):
+    two.run(one_for_each_parameter, tmp_path, 24)
+    made = traces.report(tmp_path)
+    sums = made.collectives()["all_reduce"]
+    assert (sums["calls"], sums["bytes"]) == (24, 24 * 32 * 32 * 4)
+    assert "24 all-reduces of 4.1 KB a step" in finding(made, "small collectives").text
+    assert any("mm" in name for name in made.kernels(20))
+
+
+def asks_at_once(folder):
+    def step(_):
+        loss = functional.all_reduce(torch.ones(4).sum(), "sum", dist.group.WORLD)
+        loss.item()
+
+    def late_step(number):
+        if dist.get_rank() == 0:
+            time.sleep(0.3)  # rank 1 asks meanwhile, and waits
+        step(number)
+
+    traced(folder, late_step, stacks=True)
+
+
+def test_an_item_that_waits_is_found_with_its_place(two, tmp_path):
+    two.run(asks_at_once, tmp_path)
+    made = traces.report(tmp_path)
+    found = finding(made, "wait")
+    assert found.rank == 1 and found.ms > 150
+    line = asks_at_once.__code__.co_firstlineno + 1
+    assert f"in step (tests/measure/test_traces.py:{line})" in found.text.replace(f"{ROOT}/", "")
+
+
+def two_stages(folder, seconds):
+    def step(_):
+        hidden = torch.ones(8)
+        for _ in range(2):
+            if dist.get_rank() == 0:
+                time.sleep(seconds[0])
+                dist.send(hidden, 1)
+            else:
+                dist.recv(hidden, 0)
+                time.sleep(seconds[1])
+        dist.barrier()
+
+    traced(folder, step)
+
+
+def test_unequal_stages(two, tmp_path):
+    two.run(two_stages, tmp_path, (0.2, 0.01))
+    made = traces.report(tmp_path)
+    assert made.ranks[1].bubble > 200
+    found = finding(made, "stages")
+    assert found.rank == 0 and "unequal" in found.text
+
+
+def on_many_threads(folder, threads):
+    usual = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    a = torch.randn(300, 300)
+    try:
+        traced(folder, lambda _: dist.all_reduce(a @ a))
+    finally:
+        torch.set_num_threads(usual)
+
+
+def test_too_many_threads(two, tmp_path):
+    two.run(on_many_threads, tmp_path, 64)
+    found = finding(traces.report(tmp_path), "threads")
+    assert "128 threads of 2 ranks" in found.text and "OMP_NUM_THREADS=" in found.text
+    two.run(on_many_threads, tmp_path, 1)
+    assert "threads" not in kinds(traces.report(tmp_path))
+
+
+def all_at_once(folder):
+    with profile.tracing(folder, steps=2, skip=1) as profiler:
+        for _ in range(3):
+            if dist.get_rank() == 41:
+                time.sleep(1.5)
+            dist.all_reduce(torch.ones(1000))
+            profiler.step()
+
+
+@pytest.mark.timeout(600)
+def test_64_ranks(tmp_path):
+    with Ranks(64, device="cpu", timeout=patience(120)) as many:
+        many.run(all_at_once, tmp_path)
+    made = traces.report(tmp_path)
+    assert len(made.ranks) == 64
+    assert finding(made, "straggler").rank == 41
+    assert 750 < made.late[41] < 3000
+    lines = str(made).splitlines()
+    assert lines[0] == "64 ranks, 2 steps" and any(line.startswith("rank 41 ") for line in lines)
+    assert "… and 50 ranks between these" in lines
+
+
+# ── by hand: what the numbers must be ─────────────────────────────────────────────────────────
+
+
+def op(name, start, end, tid=1, cat="cpu_op", **args):
+    return {
+        "ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid,
+        "ts": 1e3 * start, "dur": 1e3 * (end - start), "args": args,
+    }  # fmt: skip
+
+
+def written(path, events, **top):
+    path.write_text(json.dumps({"schemaVersion": 1, **top, "traceEvents": events}))
+    return path
+
+
+def step_marks(*edges):
+    pairs = itertools.pairwise(edges)
+    return [op(f"ProfilerStep#{n}", a, b, cat="user_annotation") for n, (a, b) in enumerate(pairs)]
+
+
+def ms(one):
+    return {kind: round(getattr(one, kind), 6) for kind in KINDS if getattr(one, kind)}
+
+
+def test_on_a_cpu_the_thread_of_the_steps_counts(tmp_path):
+    events = [
+        *step_marks(10, 30, 50),
+        op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 10, 13),
+        op("aten::stack", 11, 12),  # inside the loader
+        op("aten::linear", 14, 18),
+        op("aten::addmm", 15, 17),
+        op("gloo:all_reduce", 16, 22, tid=2, cat="user_annotation"),  # 16 to 18 is covered
+        op("autograd::engine::evaluate_function: MulBackward0", 21, 24),  # 21 to 22: it may wait
+        op("aten::mul", 40, 41, tid=9),  # another thread's
+        op("c10d::recv_", 31, 32),
+        op("gloo:recv", 32, 35, cat="user_annotation"),
+        op("aten::relu", 34, 35),
+        op("aten::relu", 49, 60),  # a part of it is in the step
+    ]
+    (trace,) = traces.read(written(tmp_path / "t.json", events))
+    first, second = traces.splits(trace)
+    assert ms(first) == {"data": 3, "compute": 4 + 2, "communication": 4, "host": 7}
+    assert ms(second) == {"compute": 1 + 1, "bubble": 3, "host": 15}
+    assert (first.total, first.busy, second.total) == pytest.approx((20, 16, 20))
+    assert ms(traces.split(trace))["host"] == 11
+    assert trace.kernels["aten::linear"] == (1, pytest.approx(2))
+    assert [(s.kind, s.start, s.end) for s in traces.spans(trace)][:2] == [
+        ("compute", pytest.approx(1), pytest.approx(2)),
+        ("compute", pytest.approx(4), pytest.approx(8)),
+    ]
+
+
+def nccl(name, start, end, **args):
+    kernel = f"ncclDevKernel_{name}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    return op(kernel, start, end, tid=20, cat="kernel", stream=20, **args)
+
+
+def test_on_a_gpu_kernels_count(tmp_path):
+    sizes = {"Collective name": "allreduce", "In msg nelems": 1000, "dtype": "BFloat16"}
+    sizes |= {"Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+    events = [
+        *step_marks(0, 40),
+        op("ProfilerStep#0", 3, 39, tid=7, cat="gpu_user_annotation"),
+        op("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 4),
+        op("aten::linear", 4, 5),
+        op("ampere_sgemm_128x64_nn", 3, 12, tid=7, cat="kernel"),
+        op("Memcpy HtoD (Pinned -> Device)", 12, 13, tid=7, cat="gpu_memcpy"),
+        nccl("AllReduce_Sum_f32", 10, 20, **sizes),
+        nccl("SendRecv", 22, 25, **{"Collective name": "recv"}),
+        op("aten::item", 20, 32),
+        op("aten::_local_scalar_dense", 20, 32),
+    ]
+    file = written(
+        tmp_path / "t.json", events, distributedInfo={"backend": "nccl", "rank": 0, "world_size": 2}
+    )
+    made = traces.report(file)
+    assert ms(made.ranks[0]) == {
+        "data": 3, "compute": 10, "communication": 7, "bubble": 3, "host": 17
+    }  # fmt: skip
+    assert made.collectives()["all_reduce"] == {"calls": 1, "bytes": 2000, "ms": 10}
+    assert made.collectives()["recv"]["bytes"] is None
+    found = {one.kind: one.text for one in made.findings}
+    assert found["wait"].startswith("`.item()` waits 12 ms a step on rank 0, in 1 calls")
+    assert "the GPU of rank 0 has nothing to do for 17 ms" in found["host"]
+    assert found["missing"].startswith("1 of 2 ranks have a trace here")
+
+
+def test_an_older_trace_calls_an_all_to_all_sendrecv(tmp_path):
+    events = [
+        *step_marks(0, 10),
+        op("nccl:all_to_all", 0, 1, cat="user_annotation"),
+        op("sgemm", 1, 2, cat="kernel"),
+        nccl("SendRecv", 2, 5),
+    ]
+    (one,) = traces.report(written(tmp_path / "t.json", events)).ranks
+    assert ms(one) == {"compute": 1, "communication": 3, "host": 6}
+
+
+def rank_file(folder, rank, start, *, host="a", shift=0.0, base=0):
+    """A step with two overlapping all-reduces, to which the rank comes at `start` and 1 ms later;
+    both end when all have come, at 30 and 31."""
+    events = [
+        *step_marks(shift, 40 + shift),
+        op("aten::mm", shift, start + shift),
+        op("gloo:all_reduce", start + shift, 30 + shift, tid=2, cat="user_annotation"),
+        op("gloo:all_reduce", start + 1 + shift, 31 + shift, tid=3, cat="user_annotation"),
+    ]
+    written(
+        folder / f"{rank}.json",
+        events,
+        host_name=host,
+        baseTimeNanoseconds=base,
+        distributedInfo={"rank": rank, "world_size": 3},
+    )
+
+
+@pytest.mark.parametrize("clocks", ["one", "base", "hosts"])
+def test_waits_of_overlapping_collectives_count_once(tmp_path, clocks):
+    for rank, start in enumerate((10, 29, 14)):
+        other = clocks == "base" and rank == 1  # the same moment, counted from another one
+        rank_file(
+            tmp_path,
+            rank,
+            start,
+            host=f"node{rank}" if clocks == "hosts" else "a",
+            shift=500.0 * rank if clocks == "hosts" else -100.0 * other,
+            base=100_000_000 * other,
+        )
+    made = traces.report(tmp_path)
+    # rank 0 waits from 10, rank 2 from 14: in the middle from 12 to 30, both collectives together
+    assert made.late == pytest.approx({0: 0, 1: 18, 2: 0})
+    found = finding(made, "straggler")
+    assert found.rank == 1 and "its compute takes 17 ms more than theirs" in found.text
+
+
+@pytest.mark.parametrize(("works", "kind"), [((20, 20), "bubble"), ((20, 12), "stages")])
+def test_equal_stages_need_more_micro_batches(tmp_path, works, kind):
+    for rank, work in enumerate(works):
+        recv = op("gloo:recv", work, 30, cat="user_annotation")
+        events = [*step_marks(0, 30), op("aten::mm", 0, work), recv]
+        written(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+    made = traces.report(tmp_path)
+    assert [one.bubble for one in made.ranks] == pytest.approx([30 - work for work in works])
+    assert kinds(made) == [kind]
+
+
+def test_without_marks_a_step_ends_with_the_optimizers(tmp_path):
+    events = [op("aten::mm", 5, 20), op("aten::mm", 25, 30)]
+    (trace,) = traces.read(written(tmp_path / "a.json", events))
+    assert [(s.start, s.end) for s in trace.steps] == [(5, 30)] and not trace.marked
+    ends = [op("Optimizer.step#AdamW.step", e - 1, e, cat="user_annotation") for e in (15, 32)]
+    (trace,) = traces.read(written(tmp_path / "a.json", events + ends))
+    assert [(s.start, s.end) for s in trace.steps] == [(5, 15), (15, 32)]
+
+
+# ── files ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_ranks_come_from_the_trace_or_the_name_or_the_order(tmp_path):
+    events = [op("aten::mm", 0, 1)]
+    written(tmp_path / "x-rank7.json", events)
+    written(tmp_path / "y.json", events)
+    written(tmp_path / "z.json", events, distributedInfo={"rank": 3})
+    with gzip.open(tmp_path / "rank-1.json.gz", "wt") as file:
+        json.dump(events, file)  # Chrome's other form
+    (tmp_path / "config.json").write_text('{"steps": 3}')  # no trace: passed over in a folder
+    assert [trace.rank for trace in traces.read(tmp_path)] == [0, 1, 3, 7]
+
+
+def test_a_large_file_is_read_piece_by_piece(tmp_path):
+    events = [op("aten::mm", n, n + 0.5, note="x" * 300) for n in range(9000)]
+    (trace,) = traces.read(written(tmp_path / "t.json", events))
+    assert (tmp_path / "t.json").stat().st_size > 3 * traces.CHUNK
+    assert trace.kernels == {"aten::mm": (9000, pytest.approx(4500))}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"traceEvents": [{"ph": "X", "name": ', "ends in the middle"),
+        ('{"traceEvents": []}', "holds no operator and no kernel"),
+        ('{"steps": 3}', "has no traceEvents"),
+        ("import torch", "not JSON as a profiler writes it"),
+        ('{"traceEvents" 3}', "no colon"),
+        ("", "not JSON"),
+    ],
+)
+def test_what_is_no_trace_is_one_sentence(tmp_path, text, words):
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(TraceError, match=words) as error:
+        traces.read(tmp_path / "t.json")
+    assert "t.json" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_bad_input_is_one_sentence(tmp_path):
+    with pytest.raises(TraceError, match="No such file"):
+        traces.read(tmp_path / "none.json")
+    with pytest.raises(TraceError, match="holds no trace"):
+        traces.read(tmp_path)
+    (tmp_path / "t.json.gz").write_bytes(b"\x1f\x8b\x08 broken")
+    with pytest.raises(TraceError, match="cannot be read"):
+        traces.read(tmp_path / "t.json.gz")
+    for name in "ab":
+        written(tmp_path / f"{name}.json", step_marks(0, 1) + [op("aten::mm", 0, 1)],
+                distributedInfo={"rank": 2})  # fmt: skip
+    with pytest.raises(TraceError, match=r"a.json and b.json are both of rank 2"):
+        traces.read([tmp_path / "a.json", tmp_path / "b.json"])
+    with pytest.raises(ValueError, match="steps 0"), profile.tracing(tmp_path, steps=0):
+        pass
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "utils.measure.report", *map(str, arguments)],
+        cwd=ROOT, capture_output=True, text=True, timeout=patience(120),
+    )  # fmt: skip
+
+
+def test_the_command(tmp_path):
+    for rank, start in enumerate((10, 29)):
+        rank_file(tmp_path, rank, start)
+    out = tmp_path / "out" / "report.json"
+    failed = command(tmp_path, "--json", out)
+    assert failed.returncode == 2 and failed.stderr.count("\n") == 1
+    assert "cannot be written" in failed.stderr
+    out.parent.mkdir()
+    done = command(tmp_path / "0.json", tmp_path / "1.json", "--json", out)
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 comes late to the collectives: the others wait 20 ms" in done.stdout
+    made = json.loads(out.read_text())
+    assert [path.name for path in out.parent.iterdir()] == ["report.json"]
+    assert made["ranks"][1]["late"] == pytest.approx(20)
+    assert sum(made["steps"][0][kind] for kind in KINDS) == pytest.approx(40)
+    failed = command(tmp_path / "none.json")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.startswith("utils.measure.report: ") and failed.stderr.count("\n") == 1

@@ -1,0 +1,49 @@
+"""Where did the time go? A report on the traces of a run, one for each rank.
+
+    python -m utils.measure.report traces/
+    python -m utils.measure.report rank0.json.gz rank1.json.gz --json report.json
+
+Any traces of `torch.profiler` will do; `utils.measure.traces` says what to record, what the kinds
+of time mean, and offers the same as functions.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from utils import cli
+from utils.measure import traces
+
+PROGRAM = "utils.measure.report"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {PROGRAM}", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
+    parser.add_argument("traces", nargs="+", metavar="TRACES", help=".json, .json.gz, or folders")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all of it as JSON, too")
+    options = parser.parse_args(arguments)
+
+    def run():
+        made = traces.report(options.traces)
+        if options.json:
+            _write(options.json, json.dumps(made.as_dict(), indent=1))
+        print(made)
+
+    return cli.exit_status(PROGRAM, run, stopped="stopped")
+
+
+def _write(path: Path, text: str) -> None:
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_text(text + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise traces.TraceError(f"--json {path} cannot be written: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1064 @@
+"""Trace files of PyTorch's profiler, one for each rank: where did each step's time go, and who is
+late?
+
+    traces = read("traces")             # files, or a folder, of .json and .json.gz
+    split(traces[0])                    # one rank's mean step: compute, communication, data …
+    late(traces)                        # {rank: ms a step that the others wait for it}
+    print(report(traces))               # all of it, with the findings as sentences
+
+Any run that `torch.profiler` recorded will do, on CPU with gloo or on GPUs with NCCL; what the
+profiler was told to record decides what can be said: `record_shapes=True` for bytes,
+`with_stack=True` for places in the program, `profiler.step()` for steps. Without the last, a step
+ends with the optimizer's; without an optimizer the whole trace is one step.
+
+Each moment of a step belongs to one kind, the first that holds, so the kinds add up to the step:
+
+    on a GPU                                    on a CPU, of the thread that takes the steps
+    compute        a kernel or a copy runs      data           inside DataLoader's __next__
+    bubble         only a send or receive       compute        inside an operator
+    communication  only a collective            bubble         a send or receive is under way
+    data           inside DataLoader.__next__   communication  a collective is under way
+    host           the GPU has nothing to do    host           in no operator: Python, or waiting
+
+So communication is what is *exposed*: what runs beside computation costs nothing here. On a CPU a
+collective that runs in the background of mere Python counts as exposed, too: a trace cannot tell
+waiting from thinking. On a GPU a kernel counts for the step in whose time it runs.
+
+A collective begins when its rank comes and ends when all have come: who waits least is the late
+one. Collectives of several ranks are put side by side by their step, name, group, size and order,
+the clocks by `baseTimeNanoseconds` on one machine, and by the ends of collectives across machines.
+gloo's traces name no group.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+import zlib
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, TextIO
+
+import numpy as np
+
+from utils.measure.profile import FACTS, Span, operation
+
+KINDS = ("compute", "communication", "data", "bubble", "host")
+ON_GPU = ("compute", "bubble", "communication", "data")  # who comes first, has the moment
+ON_CPU = ("data", "compute", "bubble", "communication", "wrapper")  # wrapper: see _layer
+POINT_TO_POINT = ("send", "recv")
+TOGETHER = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+)  # none ends alone
+# fmt: off
+BYTES = {
+    "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "long int": 8,
+    "short": 2, "char": 1, "signed char": 1, "byte": 1, "unsigned char": 1, "bool": 1,
+}
+# fmt: on
+LIBRARIES = {"torch", "transformers", "accelerate", "deepspeed", "lightning", "numpy", "functorch"}
+
+
+class TraceError(ValueError):
+    """A file that cannot be read as a trace, or traces that do not belong together."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the time of a step went on one rank: ms of each kind; they add up to the step."""
+
+    rank: int
+    step: int | None  # None: the mean of all steps
+    compute: float
+    communication: float
+    data: float
+    bubble: float
+    host: float
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, kind) for kind in KINDS)
+
+    @property
+    def busy(self) -> float:
+        """ms in which this rank waited for no other one."""
+        return self.compute + self.data + self.host
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective, send or receive on one rank, waiting for the others included."""
+
+    op: str  # all_reduce, all_gather, send …
+    start: float  # ms, on the clock of its trace
+    end: float
+    bytes: int | None  # that this rank handed over; None where the trace has no sizes
+    group: str  # "" where the trace does not name it
+
+    @property
+    def ms(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The program asked for a value, and had to wait until it was computed: `.item()`."""
+
+    op: str
+    start: float
+    ms: float
+    where: str  # "in step (train.py:40)", the function's first line; "" without stacks
+
+
+@dataclass(frozen=True)
+class Step:
+    number: int
+    start: float  # ms
+    end: float
+
+
+@dataclass
+class Trace:
+    """What is kept of a trace file; times in ms, since an epoch that ranks of a machine share."""
+
+    path: Path
+    rank: int
+    world_size: int | None
+    host: str
+    gpu: bool
+    marked: bool  # the steps are the profiler's own
+    steps: list[Step]
+    layers: dict[str, np.ndarray]  # {kind: (n, 2) starts and ends}, overlapping as they come
+    collectives: list[Collective]
+    kernels: dict[str, tuple[int, float]]  # {kernel or operator: (calls, ms of its own)}
+    waits: list[Wait]
+    facts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def clock(self) -> float:
+        return self.steps[0].start
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that costs time: a sentence for a person, and the same as values."""
+
+    kind: str  # straggler, data, small collectives, wait, stages, bubble, communication …
+    ms: float  # a step, about
+    text: str
+    rank: int | None = None
+
+
+# ---- 1. reading
+
+
+def read(paths: str | Path | Iterable[str | Path]) -> list[Trace]:
+    """The traces of files and folders, by rank.
+
+    A rank is what the trace says, else what the file's name says (rank3, rank-3), else the order.
+    Raises TraceError, which names the file. Files are read piece by piece: one of 200 MB takes
+    less than 100 MB of memory.
+    """
+    given = [paths] if isinstance(paths, (str, Path)) else list(paths)
+    traces = []
+    for path in map(Path, given):
+        if path.is_dir():
+            inside = [p for p in sorted(path.rglob("*")) if p.name.endswith((".json", ".json.gz"))]
+            found = [trace for trace in map(_read_if_trace, inside) if trace]
+            if not found:
+                raise TraceError(f"{path} holds no trace: export_chrome_trace writes .json(.gz)")
+            traces += found
+        else:
+            traces.append(_read_file(path))
+    if not traces:
+        raise TraceError("no trace is given: name files or a folder")
+    _number(traces)
+    return sorted(traces, key=lambda trace: (trace.rank, trace.clock))
+
+
+def _number(traces):
+    """Gives a rank to those that have none, and looks for two of the same."""
+    taken = {trace.rank for trace in traces}
+    for trace in traces:
+        if trace.rank < 0:
+            trace.rank = next(n for n in range(len(traces)) if n not in taken)
+            taken.add(trace.rank)
+    seen = {}
+    for trace in traces:
+        for step in trace.steps:
+            other = seen.setdefault((trace.rank, step.number if trace.marked else None), trace)
+            if other is not trace:
+                raise TraceError(
+                    f"{other.path.name} and {trace.path.name} are both of rank {trace.rank}: give "
+                    "one trace for each rank, all of one run"
+                )
+
+
+def _read_if_trace(path):
+    """A file of a folder: None where it is some other JSON."""
+    with _opened(path) as file:
+        try:
+            if '"traceEvents"' not in file.read(1 << 20) and path.stat().st_size > 1 << 16:
+                return None
+        except (OSError, EOFError, zlib.error):
+            pass
+    try:
+        return _read_file(path)
+    except _NoTraceError:
+        return None
+
+
+class _NoTraceError(TraceError):
+    """JSON, but no trace."""
+
+
+def _opened(path) -> TextIO:
+    try:  # names of functions in a trace are not always UTF-8
+        if path.name.endswith(".gz"):
+            return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+        return open(path, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+
+
+def _read_file(path):
+    rows = _Rows()
+    with _opened(path) as file:
+        try:
+            top = _parse(file, rows.add)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceError(f"{path} cannot be read: {error}") from None
+        except ValueError as error:
+            raise TraceError(f"{path} is not JSON as a profiler writes it: {error}") from None
+    if top is None:
+        raise _NoTraceError(f"{path} has no traceEvents: it is not a profiler's trace")
+    trace = rows.trace(path, top)
+    if trace is None:
+        raise _NoTraceError(
+            f"{path} holds no operator and no kernel: was the profiler on while steps ran?"
+        )
+    return trace
+
+
+CHUNK = 1 << 20  # characters that are read at once
+LONGEST = 1 << 24  # characters of an event, or of what stands beside the events
+
+
+def _parse(file: TextIO, event: Callable[[dict], None]) -> dict | None:
+    """Reads a trace event by event, so that it is never in memory as a whole.
+
+    Calls `event` for each of its traceEvents and returns what stands beside them; None where there
+    are none. Raises ValueError for what is not JSON.
+    """
+    text, at, done = "", 0, False
+    decoder = json.JSONDecoder(strict=False)
+    space = re.compile(r"[\s,]*")
+
+    def more():
+        nonlocal text, at, done
+        new = file.read(CHUNK)
+        done = not new
+        text, at = text[at:] + new, 0
+
+    def peek() -> str:
+        nonlocal at
+        while True:
+            at = space.match(text, at).end()
+            if at < len(text) or done:
+                return text[at : at + 1]
+            more()
+
+    def value() -> Any:
+        nonlocal at
+        peek()
+        while True:
+            try:
+                found, end = decoder.raw_decode(text, at)
+                if end < len(text) or done:  # else a number might go on
+                    at = end
+                    return found
+            except ValueError as error:
+                if done:
+                    raise ValueError("it ends in the middle") from None
+                if len(text) - at > LONGEST:
+                    raise ValueError(error.args[0].split(":")[0]) from None
+            more()
+
+    def events():
+        nonlocal at
+        at += 1
+        while (sign := peek()) != "]":
+            if not sign:
+                raise ValueError("it ends in the middle")
+            found = value()
+            if isinstance(found, dict):
+                event(found)
+        at += 1
+
+    first = peek()
+    if first == "[":  # Chrome's other form: the events alone
+        events()
+        return {}
+    if first != "{":
+        raise ValueError("it does not begin with {")
+    at += 1
+    top, seen = {}, False
+    while (sign := peek()) != "}":
+        if not sign:
+            raise ValueError("it ends in the middle")
+        key = value()
+        if peek() != ":":
+            raise ValueError(f"no colon after {key!r:.40}")
+        at += 1
+        if key == "traceEvents" and peek() == "[":
+            events()
+            seen = True
+        else:
+            top[key] = value()
+    return top if seen else None
+
+
+class _Rows:
+    """The events that count, as columns: an event takes 30 bytes, not the kilobyte of a dict."""
+
+    def __init__(self):
+        self.names, self.threads = {}, {}
+        self.rows = {kind: _Columns() for kind in ("cpu", "gpu", "frame")}
+        self.collectives, self.steps, self.optimizer, self.annotated = [], [], [], Counter()
+
+    def add(self, event: dict) -> None:
+        if event.get("ph") != "X" or "dur" not in event:
+            return
+        name, kind = str(event.get("name", "")), str(event.get("cat", "")).lower()
+        start, ms = float(event["ts"]) / 1e3, float(event["dur"]) / 1e3
+        args = event.get("args") or {}
+        if kind in ("kernel", "gpu_memcpy", "gpu_memset"):
+            op = _of_kernel(name, args)
+            if op:
+                self._collective(op, start, ms, args)
+            row = "gpu"
+        elif kind == "python_function":
+            if not _own_frame(name):
+                return
+            row = "frame"
+        elif kind in ("cpu_op", "user_annotation", "operator", "cuda_runtime", "cuda_driver"):
+            if name.startswith("ProfilerStep#"):
+                number = name.partition("#")[2]
+                if number.isdigit():
+                    self.steps.append((Step(int(number), start, start + ms), self._thread(event)))
+                return
+            if name.startswith("Optimizer.step"):
+                self.optimizer.append((name, start + ms, self._thread(event)))
+            if name.startswith("gloo:"):
+                self._collective(operation(name[5:]), start, ms, args)
+            elif name.startswith("nccl:"):
+                self.annotated[operation(name[5:])] += 1
+            if kind == "user_annotation" and not name.startswith(("gloo:", "enumerate(DataLoader")):
+                return
+            if kind.startswith("cuda") and "Synchronize" not in name:
+                return
+            row = "cpu"
+            if _waits(name) and args.get("Call stack"):
+                frames = [f for f in args["Call stack"].split(";") if _own_frame(f)]
+                for frame in frames[:1]:
+                    self.rows["frame"].add(start, ms, self._thread(event), self._name(frame))
+        else:
+            return
+        self.rows[row].add(start, ms, self._thread(event), self._name(name))
+
+    def _thread(self, event):
+        key = event.get("pid"), event.get("tid")
+        return self.threads.setdefault(key, len(self.threads))
+
+    def _name(self, name):
+        return self.names.setdefault(name, len(self.names))
+
+    def _collective(self, op, start, ms, args):
+        ranks = args.get("Process Group Ranks")
+        group = "" if ranks is None else f"{args.get('Process Group Name', '')} {ranks}"
+        self.collectives.append(Collective(op, start, start + ms, _size(args), group))
+
+    def trace(self, path: Path, top: dict) -> Trace | None:
+        names = list(self.names)
+        cpu, gpu, frames = (self.rows[kind].arrays() for kind in ("cpu", "gpu", "frame"))
+        if not len(cpu) and not len(gpu):
+            return None
+        if self.annotated["all_to_all"] and not self.annotated["send"] + self.annotated["recv"]:
+            self.collectives = [  # NCCL sends and receives in it, and older traces say no more
+                replace(c, op="all_to_all") if c.op == "send" else c for c in self.collectives
+            ]
+        base = float(top.get("baseTimeNanoseconds") or 0) / 1e6  # ms
+        info = top.get("distributedInfo") or {}
+        main = self._main_thread(cpu, names)
+        steps, marked = self._steps(main, cpu, gpu)
+        mine = cpu[np.isin(cpu["thread"], [main, *self._backward_threads(cpu, names)])]
+
+        layers = defaultdict(list)
+        for row, name in enumerate(names):  # every name is looked at once
+            layers[_layer(name)].append(row)
+        intervals = {
+            layer: _intervals(mine[np.isin(mine["name"], rows)]) for layer, rows in layers.items()
+        }
+        talk = [(c.start, c.end) for c in self.collectives if c.op not in POINT_TO_POINT]
+        p2p = [(c.start, c.end) for c in self.collectives if c.op in POINT_TO_POINT]
+        if len(gpu):
+            talking = [row for row, name in enumerate(names) if "nccl" in name.lower()]
+            intervals["compute"] = _intervals(gpu[~np.isin(gpu["name"], talking)])
+            intervals["communication"] = intervals["bubble"] = np.empty((0, 2))
+            own = _by_name(gpu, names)
+        else:
+            own = _own_times(mine, names)
+        for layer, times in (("communication", talk), ("bubble", p2p)):
+            known = intervals.get(layer, np.empty((0, 2)))
+            intervals[layer] = np.concatenate([known, np.array(times).reshape(-1, 2)])
+        number = info.get("rank")
+        if number is None:
+            named = re.search(r"rank[-_ ]?(\d+)", path.name)
+            number = int(named[1]) if named else -1
+        for one in intervals.values():
+            one += base
+        facts = top.get(FACTS) or {}
+        return Trace(
+            path=path,
+            rank=int(number),
+            world_size=info.get("world_size"),
+            host=str(top.get("host_name", "")),
+            gpu=bool(len(gpu)),
+            marked=marked,
+            steps=[Step(s.number, s.start + base, s.end + base) for s in steps],
+            layers=intervals,
+            collectives=[
+                replace(c, start=c.start + base, end=c.end + base)
+                for c in sorted(self.collectives, key=lambda c: c.start)
+            ],
+            kernels=own,
+            waits=_asked_values(mine, frames, names, base),
+            facts=json.loads(facts) if isinstance(facts, str) else facts,
+        )
+
+    def _main_thread(self, cpu, names):
+        """The thread that takes the steps: it marks them, or runs the optimizer, or most."""
+        marks = Counter(thread for _, thread in self.steps)
+        marks = marks or Counter(thread for *_, thread in self.optimizer)
+        if not marks:
+            ops = [row for row, name in enumerate(names) if not name.startswith("gloo:")]
+            marks = Counter(cpu["thread"][np.isin(cpu["name"], ops)].tolist())
+        return marks.most_common(1)[0][0] if marks else -1
+
+    def _backward_threads(self, cpu, names):
+        rows = [i for i, name in enumerate(names) if name.startswith("autograd::engine::evaluate")]
+        return np.unique(cpu["thread"][np.isin(cpu["name"], rows)]).tolist()
+
+    def _steps(self, main, cpu, gpu):
+        """The profiler's steps; else from one optimizer's end to the next; else all is one."""
+        if self.steps:
+            return sorted({step for step, _ in self.steps}, key=lambda step: step.start), True
+        rows = cpu[cpu["thread"] == main] if len(cpu) else gpu
+        first = min(rows["start"].min(), *(r["start"].min() for r in (gpu,) if len(r)), np.inf)
+        last = max(rows["end"].max(), *(r["end"].max() for r in (gpu,) if len(r)), -np.inf)
+        ends = []
+        if self.optimizer:
+            often = Counter(name for name, *_ in self.optimizer).most_common(1)[0][0]
+            ends = sorted(end for name, end, _ in self.optimizer if name == often)
+        edges = [float(first), *ends] if len(ends) > 1 else [float(first), float(last)]
+        return [Step(n, a, b) for n, (a, b) in enumerate(pairwise(edges))], False
+
+
+class _Columns:
+    KIND = np.dtype([("start", "f8"), ("end", "f8"), ("thread", "i4"), ("name", "i4")])
+
+    def __init__(self):
+        self.columns = array("d"), array("d"), array("i"), array("i")
+
+    def add(self, start: float, ms: float, thread: int, name: int) -> None:
+        for column, entry in zip(self.columns, (start, start + ms, thread, name)):
+            column.append(entry)
+
+    def arrays(self) -> np.ndarray:
+        rows = np.empty(len(self.columns[0]), self.KIND)
+        for key, column in zip(self.KIND.names, self.columns):
+            rows[key] = column
+        return rows
+
+
+def _layer(name: str) -> str:
+    """What an operator of the main thread counts as.
+
+    A wrapper is what only calls others, and may wait inside: a node of autograd, an autograd
+    function in Python, `.item()`. It counts as compute where no collective is under way.
+    """
+    if name.startswith("enumerate(DataLoader"):
+        return "data"
+    if name.startswith(("gloo:", "nccl:")):
+        return "none"  # they are among the collectives
+    if name.startswith(("c10d::", "_c10d_functional::", "record_param_comms", "_dtensor::")):
+        return "bubble" if re.search("send|recv", name) else "communication"
+    wrapper = "::" not in name or _waits(name) or name.startswith(("autograd::", "torch::autograd"))
+    return "wrapper" if wrapper else "compute"
+
+
+def _waits(name: str) -> bool:
+    """Whether an operator hands a value of the device to Python, or waits for the device."""
+    return name in ("aten::item", "aten::_local_scalar_dense") or "Synchronize" in name
+
+
+def _of_kernel(name: str, args: dict) -> str | None:
+    """The collective that a kernel is, or None."""
+    if "nccl" not in name.lower():
+        return None
+    return operation(str(args.get("Collective name") or name))
+
+
+def _size(args: dict) -> int | None:
+    """Bytes that a rank handed to a collective, where its event says so."""
+    kind = str(args.get("dtype") or "").lower().replace("c10::", "")
+    if "In msg nelems" in args and kind in BYTES:
+        return int(args["In msg nelems"]) * BYTES[kind]
+    dims, kinds = args.get("Input Dims") or [], args.get("Input type") or []
+    total = 0
+    for shape, kind in zip(dims, kinds):
+        size = BYTES.get(str(kind).lower().replace("c10::", ""))
+        if size and all(isinstance(n, int) for n in shape):
+            total += size * int(np.prod(shape, dtype=np.int64))
+    return total or None
+
+
+def _own_frame(name: str) -> bool:
+    """Whether a frame `train.py(40): step` is of the user's own program."""
+    file, bracket, _ = name.partition("(")
+    if not bracket or not file.endswith((".py", ">")) or file.startswith(("<built-in", "<frozen")):
+        return False
+    if "site-packages/" in file or "/lib/python" in file or file == "<string>":
+        return False
+    top = file.split("/")[0].removesuffix(".py")
+    return top not in LIBRARIES and top not in sys.stdlib_module_names
+
+
+def _intervals(rows) -> np.ndarray:
+    return np.stack([rows["start"], rows["end"]], axis=1)
+
+
+def _by_name(rows, names) -> dict[str, tuple[int, float]]:
+    calls = np.bincount(rows["name"], minlength=len(names))
+    ms = np.bincount(rows["name"], rows["end"] - rows["start"], minlength=len(names))
+    return {names[i]: (int(calls[i]), float(ms[i])) for i in np.flatnonzero(calls)}
+
+
+def _own_times(rows, names) -> dict[str, tuple[int, float]]:
+    """{operator: (calls, ms)} without the time of the operators that it calls."""
+    rows = rows[np.lexsort((-rows["end"], rows["start"], rows["thread"]))]
+    own = (rows["end"] - rows["start"]).tolist()
+    lengths, stack, thread = list(own), [], None
+    for i, row in enumerate(zip(rows["start"].tolist(), rows["end"].tolist(), rows["thread"])):
+        start, end, of = row
+        if of != thread:
+            stack, thread = [], of
+        while stack and stack[-1][0] <= start:
+            stack.pop()
+        if stack and end <= stack[-1][0] + 1e-6:
+            own[stack[-1][1]] -= lengths[i]
+        stack.append((end, i))
+    calls = np.bincount(rows["name"], minlength=len(names))
+    ms = np.bincount(rows["name"], np.array(own), minlength=len(names))
+    found = {names[i]: (int(calls[i]), float(ms[i])) for i in np.flatnonzero(calls)}
+    return {name: one for name, one in found.items() if _layer(name) in ("compute", "wrapper")}
+
+
+def _asked_values(rows, frames, names, base) -> list[Wait]:
+    """The `.item()`s of the main threads, and which function of the program asked."""
+    asked = [i for i, name in enumerate(names) if name == "aten::item" or "Synchronize" in name]
+    bare = [i for i, name in enumerate(names) if name == "aten::_local_scalar_dense"]
+    if not np.isin(rows["name"], asked).any():
+        asked = bare
+    waits = []
+    for row in rows[np.isin(rows["name"], asked)]:
+        around = frames[(frames["start"] <= row["start"]) & (frames["end"] >= row["end"])]
+        around = around[around["thread"] == row["thread"]]
+        where = _place(names[around[around["start"].argmax()]["name"]]) if len(around) else ""
+        start, ms = float(row["start"]), float(row["end"] - row["start"])
+        waits.append(Wait(names[row["name"]], start + base, ms, where))
+    return waits
+
+
+def _place(frame: str) -> str:
+    """`train.py(40): step` -> "in step (train.py:40)"."""
+    file, line, function = re.fullmatch(r"(.*)\((\d+)\): (.*)", frame, re.DOTALL).groups()
+    return f"in {function} ({file}:{line})"
+
+
+# ---- 2. where the time of one rank goes
+
+
+def splits(trace: Trace) -> list[Split]:
+    """One rank's steps, each split into KINDS."""
+    order = ON_GPU if trace.gpu else ON_CPU
+    layers = [trace.layers.get(kind, np.empty((0, 2))) for kind in order]
+    edges = np.array([[step.start, step.end] for step in trace.steps])
+    points = np.unique(np.concatenate([edges.ravel(), *(layer.ravel() for layer in layers)]))
+    kinds = np.full(len(points) - 1, len(order))  # between two points nothing begins or ends
+    for number, layer in reversed(list(enumerate(layers))):
+        active = np.zeros(len(points), dtype=np.int64)
+        np.add.at(active, np.searchsorted(points, layer[:, 0]), 1)
+        np.add.at(active, np.searchsorted(points, layer[:, 1]), -1)
+        kinds[active.cumsum()[:-1] > 0] = number
+    lengths, found = np.diff(points), []
+    for step, (start, end) in zip(trace.steps, edges):
+        inside = slice(*np.searchsorted(points, [start, end]))
+        ms = np.bincount(kinds[inside], lengths[inside], minlength=len(order) + 1)
+        time = dict(zip((*order, "host"), ms.tolist()))
+        time["compute"] += time.pop("wrapper", 0.0)
+        found.append(Split(trace.rank, step.number if trace.marked else None, **time))
+    return found
+
+
+def split(trace: Trace) -> Split:
+    """One rank's mean step, split into KINDS."""
+    return _mean(splits(trace))
+
+
+def _mean(some: Sequence[Split]) -> Split:
+    ms = {kind: fmean(getattr(one, kind) for one in some) for kind in KINDS}
+    return Split(some[0].rank, None, **ms)
+
+
+def spans(trace: Trace, step: int = 0) -> list[Span]:
+    """The `step`-th step of a trace for `utils.drawing.timeline`: compute and collectives, in ms
+    since it began."""
+    start, end = trace.steps[step].start, trace.steps[step].end
+    rows = trace.layers.get("compute", np.empty((0, 2)))
+    rows = rows[(rows[:, 1] > start) & (rows[:, 0] < end)]
+    joined: list[list[float]] = []
+    for a, b in rows[rows[:, 0].argsort()].tolist():
+        if joined and a <= joined[-1][1] + 0.1:
+            joined[-1][1] = max(joined[-1][1], b)
+        else:
+            joined.append([a, b])
+    found = [Span("compute", a - start, b - start) for a, b in joined]
+    found += [
+        Span(c.op, c.start - start, c.end - start)
+        for c in trace.collectives
+        if start <= c.start < end
+    ]
+    return sorted(found, key=lambda span: span.start)
+
+
+# ---- 3. several ranks side by side
+
+
+def late(traces: Sequence[Trace]) -> dict[int, float]:
+    """{rank: ms a step in which all others wait because it has not come to a collective yet}.
+
+    Of collectives that no rank can leave before all have come. From the moment when half of the
+    others are there to the one when the last comes; overlapping waits count once.
+    """
+    waits, steps = defaultdict(list), set()
+    for key, come in _aligned(traces).items():
+        steps.add(key[0])
+        starts = {rank: collective.start for rank, collective in come.items()}
+        last = max(starts, key=starts.get)
+        first = median(start for rank, start in starts.items() if rank != last)
+        waits[last, key[0]].append((first, starts[last]))
+    totals = dict.fromkeys((trace.rank for trace in traces), 0.0)
+    for (rank, _), some in waits.items():
+        end = -np.inf
+        for a, b in sorted(some):
+            totals[rank] += max(0.0, b - max(a, end))
+            end = max(end, b)
+    return {rank: total / max(1, len(steps)) for rank, total in totals.items()}
+
+
+def _aligned(traces: Sequence[Trace]) -> dict[tuple, dict[int, Collective]]:
+    """{(step, op, group, bytes, number): {rank: the collective}} on one clock."""
+    found = _by_order(traces)
+    if len({trace.host for trace in traces}) > 1:  # the machines' clocks differ: all ends are one
+        apart = defaultdict(list)
+        for come in found.values():
+            end = median(collective.end for collective in come.values())
+            for rank, collective in come.items():
+                apart[rank].append(collective.end - end)
+        for come in found.values():
+            for rank, one in come.items():
+                shift = median(apart[rank])
+                come[rank] = replace(one, start=one.start - shift, end=one.end - shift)
+    return {
+        key: come
+        for key, come in found.items()
+        if max(c.start for c in come.values()) <= min(c.end for c in come.values()) + 1.0
+    }
+
+
+def _by_order(traces):
+    by_key = defaultdict(lambda: defaultdict(list))
+    for trace in traces:
+        starts = [step.start for step in trace.steps]
+        for one in trace.collectives:
+            index = int(np.searchsorted(starts, one.start, side="right")) - 1
+            if one.op in TOGETHER and index >= 0 and one.start < trace.steps[index].end:
+                key = trace.steps[index].number, one.op, one.group, one.bytes
+                by_key[key][trace.rank].append(one)
+    found = {}
+    for key, by_rank in by_key.items():
+        usual = Counter(map(len, by_rank.values())).most_common(1)[0][0]
+        by_rank = {rank: some for rank, some in by_rank.items() if len(some) == usual}
+        if len(by_rank) > 1:
+            for number in range(usual):
+                found[*key, number] = {rank: some[number] for rank, some in by_rank.items()}
+    return found
+
+
+# ---- 4. the report
+
+
+@dataclass
+class Report:
+    """What traces tell: for each rank its mean step, who is late, what costs most, and why."""
+
+    traces: list[Trace]
+    steps: list[Split]  # of each rank, step by step
+    ranks: list[Split]  # the mean step of each rank
+    late: dict[int, float]  # ms a step that the others wait for a rank
+    findings: list[Finding]  # the most expensive first
+
+    @property
+    def step_ms(self) -> float:
+        """The mean step of all ranks."""
+        return fmean(one.total for one in self.ranks)
+
+    def table(self) -> Any:
+        """One row for each rank and step, as a pandas DataFrame in ms."""
+        import pandas
+
+        return pandas.DataFrame([asdict(one) | {"total": one.total} for one in self.steps])
+
+    def collectives(self) -> dict[str, dict[str, float | None]]:
+        """{operation: calls and bytes of a rank's step, and the ms under way}, means over ranks."""
+        found = {}
+        steps = sum(len(trace.steps) for trace in self.traces)
+        for op in dict.fromkeys(c.op for trace in self.traces for c in trace.collectives):
+            some = [c for trace in self.traces for c in _inside(trace) if c.op == op]
+            sizes = [c.bytes for c in some if c.bytes is not None]
+            known = bool(some) and len(sizes) == len(some)
+            found[op] = {
+                "calls": len(some) / steps,
+                "bytes": sum(sizes) / steps if known else None,
+                "ms": sum(c.ms for c in some) / steps,
+            }
+        return {op: one for op, one in found.items() if one["calls"]}
+
+    def kernels(self, most: int = 8) -> dict[str, tuple[float, float]]:
+        """{kernel, or operator on a CPU: (calls, ms of its own) a step}, means over the ranks."""
+        steps, total = sum(len(trace.steps) for trace in self.traces), defaultdict(lambda: [0, 0.0])
+        for trace in self.traces:
+            for name, (calls, ms) in trace.kernels.items():
+                total[name][0] += calls
+                total[name][1] += ms
+        largest = sorted(total.items(), key=lambda item: -item[1][1])[:most]
+        return {name: (calls / steps, ms / steps) for name, (calls, ms) in largest}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for a JSON file."""
+        return {
+            "step_ms": self.step_ms,
+            "ranks": [_values(one) | {"late": self.late[one.rank]} for one in self.ranks],
+            "steps": [_values(one) for one in self.steps],
+            "collectives": self.collectives(),
+            "kernels": {
+                name: {"calls": calls, "ms": ms} for name, (calls, ms) in self.kernels(50).items()
+            },
+            "findings": [asdict(one) for one in self.findings],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def report(traces: str | Path | Sequence[str | Path | Trace]) -> Report:
+    """Says where the time of these traces goes; paths are read first."""
+    given = [traces] if isinstance(traces, (str, Path)) else list(traces)
+    if not all(isinstance(one, Trace) for one in given):
+        given = read(given)
+    traces = given
+    steps = [one for trace in traces for one in splits(trace)]
+    by_rank = defaultdict(list)
+    for one in steps:
+        by_rank[one.rank].append(one)
+    made = Report(traces, steps, [_mean(some) for some in by_rank.values()], late(traces), [])
+    found = [finding for look in LOOKS for finding in look(made)]
+    made.findings = sorted(found, key=lambda finding: -finding.ms)
+    return made
+
+
+def _values(one: Split) -> dict:
+    return asdict(one) | {"total": one.total}
+
+
+def _inside(trace: Trace) -> list[Collective]:
+    """The collectives that began in one of the steps."""
+    starts = [step.start for step in trace.steps]
+    indices = np.searchsorted(starts, [c.start for c in trace.collectives], side="right") - 1
+    pairs = zip(trace.collectives, indices.tolist())
+    return [c for c, index in pairs if index >= 0 and c.start < trace.steps[index].end]
+
+
+# ---- 5. findings: each looks for one cause
+
+
+def _straggler(made: Report) -> Iterator[Finding]:
+    rank = max(made.late, key=made.late.get)
+    ms = made.late[rank]
+    if len(made.ranks) < 2 or ms < max(1.0, 0.05 * made.step_ms):
+        return
+    own = next(one for one in made.ranks if one.rank == rank)
+    more = {
+        kind: getattr(own, kind) - median(getattr(o, kind) for o in made.ranks if o.rank != rank)
+        for kind in ("compute", "data", "host")
+    }
+    why = max(more, key=more.get)
+    text = f"rank {rank} comes late to the collectives: the others wait {_ms(ms)} a step for it"
+    if more[why] > 0.3 * ms:
+        text += f"; its {NAMED[why]} takes {_ms(more[why])} more than theirs"
+    yield Finding("straggler", ms, text, rank)
+
+
+def _data(made: Report) -> Iterator[Finding]:
+    worst = max(made.ranks, key=lambda one: one.data)
+    if worst.data > 0.1 * worst.total:
+        text = (
+            f"rank {worst.rank} waits {_ms(worst.data)} a step for its data loader, "
+            f"{_percent(worst.data / worst.total)} of the step: num_workers, prefetch_factor, or "
+            "less work for each sample"
+        )
+        yield Finding("data", worst.data, text, worst.rank)
+
+
+def _small_collectives(made: Report) -> Iterator[Finding]:
+    for op, one in made.collectives().items():
+        calls, size = one["calls"], one["bytes"]
+        if op in POINT_TO_POINT or calls < 8:
+            continue
+        if size is None:
+            if calls >= 50:
+                text = f"{calls:.0f} {_plain(op)}s a step, sizes unknown: record_shapes=True says"
+                yield Finding("small collectives", one["ms"], text)
+        elif size / calls < 1 << 20:
+            text = (
+                f"{calls:.0f} {_plain(op)}s of {_bytes(size / calls)} a step: bucket them, each "
+                "pays the latency"
+            )
+            yield Finding("small collectives", one["ms"], text)
+
+
+def _asked(made: Report) -> Iterator[Finding]:
+    """Per place in the program: how long `.item()` and the like wait."""
+    total, calls, steps = Counter(), Counter(), Counter()
+    for trace in made.traces:
+        starts = [step.start for step in trace.steps]
+        steps[trace.rank] += len(starts)
+        for wait in trace.waits:
+            index = int(np.searchsorted(starts, wait.start, side="right")) - 1
+            if index >= 0 and wait.start < trace.steps[index].end:
+                total[trace.rank, wait.op, wait.where] += wait.ms
+                calls[trace.rank, wait.op, wait.where] += 1
+    worst = {}
+    for (rank, op, where), ms in total.items():
+        if ms / steps[rank] > worst.get((op, where), (0.0,))[0]:
+            worst[op, where] = ms / steps[rank], rank, calls[rank, op, where] / steps[rank]
+    for (op, where), (ms, rank, often) in worst.items():
+        if ms > max(1.0, 0.02 * made.step_ms):
+            name = "`.item()`" if op.startswith("aten::") else f"`{op}`"
+            place = f" {where}" if where else ""
+            text = (
+                f"{name}{place} waits {_ms(ms)} a step on rank {rank}, in {often:.3g} calls: ask "
+                "for values seldom, and all at once"
+            )
+            yield Finding("wait", ms, text, rank)
+
+
+def _stages(made: Report) -> Iterator[Finding]:
+    bubble = fmean(one.bubble for one in made.ranks)
+    if len(made.ranks) < 2 or bubble < 0.1 * made.step_ms:
+        return
+    slow = max(made.ranks, key=lambda one: one.busy)
+    usual = median(one.busy for one in made.ranks if one is not slow)
+    if slow.busy > 1.3 * usual:
+        text = (
+            f"rank {slow.rank} works {_ms(slow.busy)} a step, the others {_ms(usual)}: the stages "
+            f"are unequal, and the ranks wait {_ms(bubble)} for messages in the mean"
+        )
+        yield Finding("stages", bubble, text, slow.rank)
+    else:
+        text = (
+            f"the ranks wait {_ms(bubble)} a step for messages of other stages, "
+            f"{_percent(bubble / made.step_ms)}: more micro-batches, or another schedule"
+        )
+        yield Finding("bubble", bubble, text)
+
+
+def _exposed(made: Report) -> Iterator[Finding]:
+    """Of communication only what even the last to come waits for: the rest is the straggler's."""
+    least = min(made.ranks, key=lambda one: one.communication)
+    if least.communication > 0.15 * made.step_ms:
+        text = (
+            f"even rank {least.rank}, which waits least, has {_ms(least.communication)} a step of "
+            f"collectives that nothing covers, {_percent(least.communication / least.total)}"
+        )
+        yield Finding("communication", least.communication, text, least.rank)
+
+
+def _launching(made: Report) -> Iterator[Finding]:
+    """Of time without work only what every rank has: what one has more is the straggler's."""
+    least = min(made.ranks, key=lambda one: one.host)
+    if least.host < 0.15 * least.total:
+        return
+    whose = "every rank" if len(made.ranks) > 1 else f"rank {least.rank}"
+    share = _percent(least.host / least.total)
+    traces = [trace for trace in made.traces if trace.rank == least.rank]
+    if not traces[0].gpu:
+        text = (
+            f"{whose} is in no operator for {_ms(least.host)} a step or more, {share}: Python, a "
+            "file, a lock or a sleep; py-spy or with_stack=True says where"
+        )
+    else:
+        steps = sum(len(trace.steps) for trace in traces)
+        kernels = [entry for trace in traces for entry in trace.kernels.items()]
+        calls = sum(n for name, (n, _) in kernels if "nccl" not in name.lower()) / steps
+        ms = sum(ms for name, (_, ms) in kernels if "nccl" not in name.lower()) / steps
+        text = (
+            f"the GPU of {whose} has nothing to do for {_ms(least.host)} a step or more, {share}: "
+        )
+        if ms < 0.1 * max(1, calls):  # 100 µs: a host needs a tenth of it to launch the next
+            text += (
+                f"the host launches {calls:,.0f} kernels of {1e3 * ms / max(1, calls):.0f} µs; "
+                "torch.compile, CUDA graphs, larger batches"
+            )
+        else:
+            text += "the host does something else meanwhile, or waits; py-spy says what"
+    yield Finding("host", least.host, text, least.rank)
+
+
+def _threads(made: Report) -> Iterator[Finding]:
+    """Only where `profile.tracing` made the traces: a trace itself tells no processor time."""
+    known = {trace.rank: trace for trace in made.traces if trace.facts}
+    for host in {trace.host for trace in known.values()}:
+        here = [trace for trace in known.values() if trace.host == host]
+        threads = sum(trace.facts["threads"] for trace in here)
+        cores = max(trace.facts["cores"] for trace in here)
+        if threads <= cores or max(trace.facts["threads"] for trace in here) == 1:
+            continue
+        steps = fmean(trace.facts["wall_ms"] / _step_ms(trace) for trace in here)
+        cpu = sum(trace.facts["cpu_ms"] for trace in here) / max(1.0, steps)
+        waited = fmean(trace.facts["queued_ms"] for trace in here) / max(1.0, steps)
+        text = (
+            f"{threads:.0f} threads of {len(here)} ranks share {cores:.0f} cores: a step takes "
+            f"{_ms(cpu)} of processor time in {_ms(made.step_ms)}, and a rank's threads wait "
+            f"{_ms(waited)} for a core: OMP_NUM_THREADS={max(1, int(cores) // len(here))}"
+        )
+        yield Finding("threads", waited, text)
+
+
+def _step_ms(trace: Trace) -> float:
+    return fmean(step.end - step.start for step in trace.steps)
+
+
+def _unseen(made: Report) -> Iterator[Finding]:
+    world = max((trace.world_size or 1 for trace in made.traces), default=1)
+    if world > len(made.ranks):
+        text = f"{len(made.ranks)} of {world} ranks have a trace here: a late one may be missing"
+        yield Finding("missing", 0.0, text)
+    if any(not trace.gpu and "nccl" in "".join(trace.kernels) for trace in made.traces):
+        yield Finding("missing", 0.0, "no GPU was recorded: activities=[CPU, CUDA]")
+
+
+LOOKS = (
+    _straggler,
+    _data,
+    _small_collectives,
+    _asked,
+    _stages,
+    _exposed,
+    _launching,
+    _threads,
+    _unseen,
+)
+NAMED = {
+    "compute": "compute",
+    "communication": "exposed communication",
+    "data": "data loading",
+    "bubble": "pipeline bubble",
+    "host": "time in no operator",
+}
+
+
+# ---- 6. as text
+
+MANY = 16  # ranks that are all shown
+
+
+def _lines(made: Report) -> Iterator[str]:
+    count = {trace.rank: 0 for trace in made.traces}
+    for trace in made.traces:
+        count[trace.rank] += len(trace.steps)
+    marks = "" if all(trace.marked for trace in made.traces) else " (no ProfilerStep marks)"
+    yield f"{_counted(len(made.ranks), 'rank')}, {_counted(max(count.values()), 'step')}{marks}"
+    yield ""
+    yield f"{'ms a step':<10}" + "".join(f"{k:>14}" for k in (*KINDS, "step", "others wait"))
+    shown = made.ranks
+    if len(shown) > MANY:  # the slowest, whoever is late, and the fastest
+        order = sorted(shown, key=lambda one: (-made.late[one.rank], -one.busy))
+        shown = sorted([*order[: MANY - 4], *order[-2:]], key=lambda one: one.rank)
+    for one in shown:
+        numbers = [*(getattr(one, kind) for kind in KINDS), one.total, made.late[one.rank]]
+        yield f"rank {one.rank:<5}" + "".join(f"{n:>14.1f}" for n in numbers)
+    if len(shown) < len(made.ranks):
+        yield f"… and {len(made.ranks) - len(shown)} ranks between these"
+    mean = [fmean(getattr(one, kind) for one in made.ranks) for kind in KINDS]
+    yield f"{'share':<10}" + "".join(f"{_percent(n / made.step_ms):>14}" for n in mean)
+    talk = made.collectives()
+    if talk:
+        yield ""
+        yield f"{'collectives of a rank, a step':<44}{'calls':>8}{'bytes':>12}{'ms':>10}"
+        for op, one in talk.items():
+            size = "unknown" if one["bytes"] is None else _bytes(one["bytes"])
+            yield f"{op:<44}{one['calls']:>8.3g}{size:>12}{one['ms']:>10.1f}"
+    yield ""
+    gpu = any(trace.gpu for trace in made.traces)
+    yield f"{'kernels' if gpu else 'operators, without what they call':<44}{'calls':>8}{'ms':>22}"
+    for name, (calls, ms) in made.kernels().items():
+        yield f"{name if len(name) < 44 else name[:42] + '…':<44}{calls:>8.4g}{ms:>22.1f}"
+    yield ""
+    yield "Findings, the most expensive first" if made.findings else "Nothing stands out."
+    yield from (f"{number}. {one.text}." for number, one in enumerate(made.findings, start=1))
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.0f} ms" if ms >= 9.5 else f"{ms:.2g} ms"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _bytes(size: float) -> str:
+    for unit, letters in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {letters}"
+    return f"{size:.0f} B"
+
+
+def _plain(op: str) -> str:
+    return op.replace("_", "-")
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
