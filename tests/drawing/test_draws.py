@@ -2,9 +2,19 @@
 
 import pytest
 
-from utils.drawing import accumulation, data_parallel, experts, figures, pipeline, sharded, tensor
+from utils.drawing import (
+    accumulation,
+    data_parallel,
+    experts,
+    figures,
+    pipeline,
+    profiling,
+    sharded,
+    tensor,
+)
 from utils.drawing import planner as plans
 from utils.drawing.figures import plt
+from utils.measure.traces import Report, Split
 from utils.parallel.schedules import schedule, simulate
 from utils.planner.published import FITTED
 
@@ -13,6 +23,11 @@ PLANS = {row.name: row.plan() for row in FITTED[:3]}
 
 def rows(name="1f1b", chunks=1):
     return pipeline.of_simulation(simulate(schedule(name, 4, 6, chunks)))
+
+
+def report(ranks):
+    splits = [Split(rank, None, 5.0, 3.0, 1.0, 0.0, 1.0) for rank in range(ranks)]
+    return Report([], [], splits, dict.fromkeys(range(ranks), 2.0), [])
 
 
 def draw_heat_map():
@@ -57,6 +72,9 @@ DRAWINGS = {
     "exchange": (lambda: experts.exchange([[1, 2], [0, 3]]), 3),
     "loads": (lambda: experts.loads([3, 2, 5]), 3),
     "busiest": (lambda: experts.busiest({"a": [1.0, 2.0], "b": [2.0, 1.0]}), 3),
+    "time split": (lambda: profiling.time_split(report(2)), 8),
+    "rank map": (lambda: profiling.rank_map(report(8)), 48),
+    "rank map, 64": (lambda: profiling.rank_map(report(64)), 384),
     "memory of plans": (lambda: plans.memory_of(PLANS), 3),
     "time of plans": (lambda: plans.time_of(PLANS), 3),
     "time of plans, seconds": (lambda: plans.time_of(PLANS, share=False), 3),

@@ -248,6 +248,7 @@ def test_on_a_cpu_the_thread_of_the_steps_counts(tmp_path):
     assert (first.total, first.busy, second.total) == pytest.approx((20, 16, 20))
     assert ms(traces.split(trace))["host"] == 11
     assert trace.kernels["aten::linear"] == (1, pytest.approx(2))
+    assert traces.spans(trace, 1, zero=10)[-1].end == pytest.approx(50)
     assert [(s.kind, s.start, s.end) for s in traces.spans(trace)][:2] == [
         ("compute", pytest.approx(1), pytest.approx(2)),
         ("compute", pytest.approx(4), pytest.approx(8)),

@@ -632,10 +632,11 @@ def _mean(some: Sequence[Split]) -> Split:
     return Split(some[0].rank, None, **ms)
 
 
-def spans(trace: Trace, step: int = 0) -> list[Span]:
+def spans(trace: Trace, step: int = 0, *, zero: float | None = None) -> list[Span]:
     """The `step`-th step of a trace for `utils.drawing.timeline`: compute and collectives, in ms
-    since it began."""
+    since it began, or since `zero`, which lets ranks share a clock: traces[0].steps[step].start."""
     start, end = trace.steps[step].start, trace.steps[step].end
+    zero = start if zero is None else zero
     rows = trace.layers.get("compute", np.empty((0, 2)))
     rows = rows[(rows[:, 1] > start) & (rows[:, 0] < end)]
     joined: list[list[float]] = []
@@ -644,9 +645,9 @@ def spans(trace: Trace, step: int = 0) -> list[Span]:
             joined[-1][1] = max(joined[-1][1], b)
         else:
             joined.append([a, b])
-    found = [Span("compute", a - start, b - start) for a, b in joined]
+    found = [Span("compute", a - zero, b - zero) for a, b in joined]
     found += [
-        Span(c.op, c.start - start, c.end - start)
+        Span(c.op, c.start - zero, c.end - zero)
         for c in trace.collectives
         if start <= c.start < end
     ]
