@@ -57,13 +57,30 @@ def test_the_lock_pins_exactly_and_names_no_place():
         assert not CUDA_PACKAGE.match(pin.name), f"{pin}: torch itself pins its CUDA packages"
 
 
-def test_pytriton_is_only_for_linux_on_x86_64():
+@pytest.mark.parametrize(
+    "package, machines",
+    [
+        ("nvidia-pytriton", [("linux", "x86_64")]),
+        ("triton", [("linux", "x86_64"), ("linux", "aarch64")]),
+    ],
+)
+def test_what_is_only_for_some_machines(package, machines):
     for name in ("requirements.in", "requirements.txt"):
-        (pytriton,) = (line for line in read(name) if line.name == "nvidia-pytriton")
+        (line,) = (line for line in read(name) if line.name == package)
         holds = {
-            (e["sys_platform"], e["platform_machine"]): applies(pytriton, e) for e in environments()
+            (e["sys_platform"], e["platform_machine"]): applies(line, e) for e in environments()
         }
-        assert [where for where, yes in holds.items() if yes] == [("linux", "x86_64")]
+        assert [where for where, yes in holds.items() if yes] == machines
+
+
+def test_torch_itself_pins_triton():
+    """A version of ours beside it could not be installed together with torch's CUDA build."""
+    (wish,) = (line for line in read("requirements.in") if line.name == "triton")
+    assert not wish.specifier
+    (pin,) = (line for line in read("requirements.txt") if line.name == "triton")
+    for text in importlib.metadata.requires("torch"):
+        if (wanted := Requirement(text)).name == "triton":  # the CPU build does not name it
+            assert wanted.specifier == pin.specifier
 
 
 def test_conda_installs_the_same_lock():
@@ -76,11 +93,15 @@ def test_conda_installs_the_same_lock():
 
 
 def test_this_environment_is_the_lock():
-    """A CPU build of torch (2.13.0+cpu) counts as torch 2.13.0. An old Linux has no pytriton."""
-    wrong = []
-    old = setup.old_libc(platform.libc_ver()[1], setup.SERVER_LIBC)
+    """A CPU build of torch (2.13.0+cpu) counts as torch 2.13.0. An old Linux has no pytriton, and
+    who does not want the Triton language does without."""
+    wrong, left_out = [], []
+    if setup.old_libc(platform.libc_ver()[1], setup.SERVER_LIBC):
+        left_out.append("nvidia-pytriton")
+    if setup.read_stamp().get("triton") == "no":
+        left_out.append("triton")
     for pin in read("requirements.txt"):
-        if old and pin.name == "nvidia-pytriton":
+        if pin.name in left_out:
             continue
         if pin.marker is None or pin.marker.evaluate():
             try:
@@ -106,6 +127,7 @@ def test_reducing_a_lock_to_our_machines():
         "brotli[all]==1.0",
     ]
     assert reduce_to_supported(lines) == [
+        'triton==3.0 ; sys_platform == "linux"',
         'nvidia-pytriton==0.7.0 ; sys_platform == "linux"',
         "pexpect==4.9.0",
         'old==1.0 ; python_full_version < "3.12"',

@@ -66,6 +66,7 @@ def workshop(tmp_path_factory):
     exec(MAKE_WHEEL, namespace)
     namespace["make_wheel"](root / "wheels", "torch", "2.13.0+cpu")
     namespace["make_wheel"](root / "wheels", "small", "1.0")
+    namespace["make_wheel"](root / "wheels", "triton", "1.0")
     return root
 
 
@@ -137,6 +138,25 @@ def test_a_changed_list_is_installed(workshop):
     (workshop / "requirements.txt").write_text("torch==2.13.0\nsmall==1.0\nmissing==3.0\n")
     failed = make_setup(workshop)
     assert failed.returncode and "The package index has no missing==3.0" in failed.stderr
+    (workshop / "requirements.txt").write_text("torch==2.13.0\nsmall==1.0\n")
+    assert make_setup(workshop).returncode == 0
+
+
+def test_the_triton_language_is_left_out_until_it_is_wanted(workshop):
+    def installed():
+        code = "import importlib.util as u; print(bool(u.find_spec('triton')))"
+        python = workshop / ".venv" / "bin" / "python"
+        return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
+
+    assert "TRITON=maybe is unknown" in make_setup(workshop, TRITON="maybe").stderr
+    (workshop / "requirements.txt").write_text("torch==2.13.0\nsmall==1.0\ntriton==1.0\n")
+    for words in ({"TRITON": "no"}, {}):  # what was said holds on
+        done = make_setup(workshop, **words)
+        assert done.returncode == 0 and installed() == "False", done.stderr
+    assert done.stdout == "The workshop is set up. Next: make lab\n"
+    (workshop / "requirements.txt").write_text("torch==2.13.0\ntriton==1.0\nsmall==1.0\n")
+    assert "Without triton, as TRITON=no asks" in make_setup(workshop).stdout
+    assert make_setup(workshop, TRITON="yes").returncode == 0 and installed() == "True"
     (workshop / "requirements.txt").write_text("torch==2.13.0\nsmall==1.0\n")
     assert make_setup(workshop).returncode == 0
 

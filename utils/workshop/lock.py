@@ -22,7 +22,8 @@ PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("d
 PYTHONS = ["3.11.0", "3.11.9", "3.12.0", "3.12.9"]
 
 # What torch brings for CUDA. Torch's own metadata pins these exactly, and its CPU build has none.
-CUDA_PACKAGE = re.compile(r"(nvidia-(?!pytriton)|cuda-|triton$)")
+# Triton is one of them, but lesson 12 wants it beside the CPU build too, in the same version.
+CUDA_PACKAGE = re.compile(r"(nvidia-(?!pytriton)|cuda-)")
 
 # Narrows what uv resolves for; it reads this from a project's file only.
 SUPPORTED = """\
@@ -35,7 +36,8 @@ HEADER = """\
 #
 # For Python 3.11 and 3.12 on Linux (x86-64, aarch64) and macOS (arm64).
 # Torch's CUDA packages are left out on purpose: torch's own metadata pins each of them exactly,
-# so a machine with an NVIDIA GPU gets them with torch, and a CPU build of torch needs none.
+# so a machine with an NVIDIA GPU gets them with torch, and a CPU build of torch needs none. Triton
+# alone is here, in the version that torch pins: its compiler and interpreter need no GPU.
 """
 
 

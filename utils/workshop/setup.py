@@ -4,7 +4,8 @@ Runs with the system's Python and its standard library only. Each step is done o
 set-up goes on where it stopped. Torch comes first and by itself, because its right build depends
 on the machine: on Linux without an NVIDIA GPU the CPU build (0.2 GB), with one the build that
 brings CUDA (3 GB). `TORCH=cpu` and `TORCH=cuda` decide it by hand. A torch of the right version
-that is already in .venv (a ROCm build, say) is kept.
+that is already in .venv (a ROCm build, say) is kept. `TRITON=no` leaves the Triton language out
+(0.7 GB on Linux; torch's CUDA build brings it all the same), `TRITON=yes` takes it in again.
 """
 
 import fcntl
@@ -27,7 +28,7 @@ PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "kintsugi.json")  # what was set up; empty while set-up is not finished
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 SERVER_LIBC = "2.35"  # what nvidia-pytriton was built for
-DISK_GB = {"cpu": 4, "cuda": 12, "plain": 4, "installed": 1}
+DISK_GB = {"cpu": 5, "cuda": 12, "plain": 4, "installed": 1}
 
 
 # --- what the machine must have -------------------------------------------------------------------
@@ -59,15 +60,21 @@ def old_libc(found: str, needed: str) -> bool:
     return bool(found) and numbers(found) < numbers(needed)
 
 
-def requirements(libc: str) -> str:
-    """The list to install: the lock, on an old Linux without the server that needs a newer one."""
-    lock = os.path.join(ROOT, "requirements.txt")
-    if platform.machine() != "x86_64" or not old_libc(libc, SERVER_LIBC):
+def requirements(libc: str, triton: str = "yes") -> str:
+    """The list to install: the lock, without the server on an old Linux, which needs a newer one,
+    and without the Triton language where it is not wanted."""
+    lock, left_out = os.path.join(ROOT, "requirements.txt"), []
+    if platform.machine() == "x86_64" and old_libc(libc, SERVER_LIBC):
+        say(f"   Without nvidia-pytriton: it needs glibc {SERVER_LIBC}, this system has {libc}.")
+        say("   Nothing but the deploy lesson's own server is missing.")
+        left_out.append("nvidia-pytriton==")
+    if triton == "no":
+        say("   Without triton, as TRITON=no asks: lesson 12 needs it; make setup TRITON=yes.")
+        left_out.append("triton==")
+    if not left_out:
         return lock
-    say(f"   Without nvidia-pytriton: it needs glibc {SERVER_LIBC}, this system has {libc}.")
-    say("   Nothing but the deploy lesson's own server is missing.")
     with open(lock) as file:
-        kept = [line for line in file if not line.startswith("nvidia-pytriton==")]
+        kept = [line for line in file if not line.startswith(tuple(left_out))]
     shorter = os.path.join(VENV, "requirements.txt")
     with open(shorter, "w") as file:
         file.writelines(kept)
@@ -125,6 +132,19 @@ def torch_changes() -> bool:
     """Whether TORCH= asks for another build than the one that set-up installed."""
     wanted = os.environ.get("TORCH", "")
     return bool(wanted) and read_stamp().get("torch", wanted) not in (wanted, "plain")
+
+
+def wanted_triton() -> str:
+    """Whether the Triton language is wanted, "yes" or "no": TRITON=, or what was said last."""
+    wanted = os.environ.get("TRITON", "") or read_stamp().get("triton", "yes")
+    if wanted not in ("yes", "no"):
+        raise SetupError(f"TRITON={wanted} is unknown: use TRITON=yes or TRITON=no.")
+    return wanted
+
+
+def triton_changes() -> bool:
+    """Whether TRITON= asks for something else than what set-up did."""
+    return wanted_triton() != read_stamp().get("triton", "yes")
 
 
 def reachable(url: str, seconds: float = 4) -> bool:
@@ -190,7 +210,7 @@ def write_stamp(**news: str) -> None:
 def ready() -> bool:
     """Whether nothing is left to do (fast: nothing is started but .venv's own Python)."""
     done = read_stamp().get("fingerprint") == fingerprint()
-    return done and not torch_changes() and venv_state() == "good"
+    return done and not torch_changes() and not triton_changes() and venv_state() == "good"
 
 
 def venv_state() -> str:
@@ -247,6 +267,7 @@ def set_up() -> None:
     """Do what is missing, step by step."""
     system, macos = platform.system(), platform.mac_ver()[0]
     check_machine(sys.version_info[:2], system, platform.machine(), macos)
+    triton = wanted_triton()  # before a new .venv forgets it
     pip = Pip(ROOT, PYTHON, log=os.path.join(VENV, "setup.log"))
     say("Setting up the workshop in .venv (once, some minutes).")
     make_venv(pip)
@@ -258,9 +279,9 @@ def set_up() -> None:
         build = {"cpu": "torch (CPU build)", "cuda": "torch (CUDA build)", "plain": "torch"}[kind]
         pip.install(build, *["--force-reinstall"] * anew, *torch_arguments(kind, torch_pin()))
         write_stamp(torch=kind)
-    pip.install("packages", "-r", requirements(platform.libc_ver()[1]))
+    pip.install("packages", "-r", requirements(platform.libc_ver()[1], triton))
     pip.install("the workshop itself", "--no-deps", "--no-build-isolation", "-e", ROOT)
-    write_stamp(fingerprint=fingerprint())
+    write_stamp(fingerprint=fingerprint(), triton=triton)
 
 
 def interrupt(*_: object) -> None:
