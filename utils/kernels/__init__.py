@@ -1,0 +1,16 @@
+"""Kernels in the Triton language (the language, not the server): what a step costs that only moves
+bytes, written by hand.
+
+    AdamWTriton          a torch optimizer whose step is one launch for all tensors (adamw.py)
+    rms_norm             RMSNorm, forward and backward, each one pass over memory (rms_norm.py)
+    machine_code         what a GPU would execute, without a GPU (machine_code.py)
+
+On a GPU Triton compiles them. On a CPU its interpreter runs them, if TRITON_INTERPRET=1 is set
+before Triton is imported: right values, and no times (language.py).
+"""
+
+from utils.kernels.adamw import AdamWTriton
+from utils.kernels.machine_code import GPUS, MachineCode, machine_code, occupancy
+from utils.kernels.rms_norm import rms_norm
+
+__all__ = ["GPUS", "AdamWTriton", "MachineCode", "machine_code", "occupancy", "rms_norm"]
