@@ -67,11 +67,12 @@ class TrainConfig:
     # the optimizer
     optimizer: str = option(
         "muon",
-        "muon: Muon on the matrices of the blocks, AdamW on the rest; adamw: AdamW on everything",
+        "muon: Muon on the matrices of the blocks, AdamW on the rest; adamw: AdamW on everything; "
+        "adamw-triton: the same, in one kernel of the course, on a GPU",
         tuple(LEARNING_RATES),
     )
     lr: float | None = option(
-        None, "peak learning rate; default: 0.02 for muon, 0.003 for adamw", above=0
+        None, "peak learning rate; default: 0.02 for muon, 0.003 for AdamW", above=0
     )
     adamw_lr: float = option(6e-3, "peak learning rate of what muon leaves to AdamW", above=0)
     warmup: float = option(0.02, "part of the run in which the learning rate rises from 0")
@@ -266,9 +267,28 @@ def _check_together(config):
             f"--optimizer muon needs whole matrices, which --shard {config.shard} with --offload "
             f"{config.offload} never puts together: take --optimizer adamw or --shard 1"
         )
+    if config.optimizer == "adamw-triton":
+        _check_kernel(config, offloads)
     if config.engine == "deepspeed":
         _check_deepspeed(config, offloads)
     _check_split(config)
+
+
+def _check_kernel(config, offloads):
+    if config.engine == "deepspeed":
+        raise ValueError(
+            "--engine deepspeed flattens and steps the parameters itself: take --optimizer adamw"
+        )
+    if config.precision == "fp64":
+        raise ValueError(
+            "--optimizer adamw-triton computes in fp32: take --optimizer adamw with --precision "
+            "fp64"
+        )
+    if {"optimizer", "parameters"} & {*offloads}:
+        raise ValueError(
+            f"--offload {config.offload} steps the weights outside of the GPU, where --optimizer "
+            "adamw-triton cannot: take --optimizer adamw"
+        )
 
 
 def _check_deepspeed(config, offloads):

@@ -3,7 +3,8 @@
 `adamw` is AdamW on everything. `muon` is Muon on the matrices inside the blocks, and AdamW on the
 rest (embedding, lm_head, norms, biases). Muon makes every update of a matrix an almost orthogonal
 one, which trains a small model in far fewer steps (Jordan 2024,
-https://kellerjordan.github.io/posts/muon/).
+https://kellerjordan.github.io/posts/muon/). `adamw-triton` is AdamW by the course's own kernel
+(utils/kernels/adamw.py), for GPUs: the same curve, and the same checkpoints.
 
     optimizer = make_optimizer(model, "muon")
     loss.backward()
@@ -15,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-LEARNING_RATES = {"muon": 0.02, "adamw": 3e-3}  # good peaks for about a million parameters
+# good peaks for about a million parameters
+LEARNING_RATES = {"muon": 0.02, "adamw": 3e-3, "adamw-triton": 3e-3}
 STATE = {  # what each optimizer keeps per parameter, besides a tensor of the parameter's own shape
     torch.optim.Muon: ("momentum_buffer",),
     torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
@@ -32,11 +34,13 @@ def make_optimizer(
 ) -> "Optimizers":
     """Optimizers for all parameters of a model, or of some: (name, parameter) pairs.
 
-    kind          "muon" or "adamw"
-    lr            peak learning rate of Muon's matrices, or of everything under "adamw"
+    kind          "muon", "adamw" or "adamw-triton"
+    lr            peak learning rate of Muon's matrices, or of everything without Muon
     adamw_lr      peak learning rate of what Muon does not take
     weight_decay  of matrices; norms and biases are never decayed
     muon          the class that does Muon's step
+
+    Raises ValueError for a kind that is not one of these, or whose kernel cannot run here.
     """
     if kind not in LEARNING_RATES:
         raise ValueError(f"optimizer {kind!r} is not one of {', '.join(LEARNING_RATES)}")
@@ -45,11 +49,17 @@ def make_optimizer(
     names = {parameter: name for name, parameter in named}
     matrices = [parameter for parameter, name in names.items() if is_block_matrix(name, parameter)]
     others = [parameter for parameter in names if all(parameter is not m for m in matrices)]
-    if kind == "adamw":
-        return Optimizers(kind, [_adamw(matrices + others, lr, weight_decay)], names)
+    if update_rule(kind) == "adamw":
+        make = torch.optim.AdamW if kind == "adamw" else _adamw_triton(names)
+        return Optimizers("adamw", [_adamw(matrices + others, lr, weight_decay, make)], names)
     parts = [muon(matrices, lr=lr, weight_decay=weight_decay)] if matrices else []
     parts += [_adamw(others, adamw_lr, 0.0)] if others else []
     return Optimizers(kind, parts, names)
+
+
+def update_rule(kind: str) -> str:
+    """The rule of a kind, whoever computes it: checkpoints fit where it is the same."""
+    return kind.removesuffix("-triton")
 
 
 def is_block_matrix(name: str, parameter: torch.Tensor) -> bool:
@@ -73,13 +83,26 @@ def _class_for(name, parameter, kind):
     return torch.optim.Muon if muon else torch.optim.AdamW
 
 
-def _adamw(parameters, lr, weight_decay):
+def _adamw_triton(parameters):
+    """The class; Triton is imported only where it is asked for."""
+    try:
+        from utils.kernels.adamw import AdamWTriton
+        from utils.kernels.language import check_device
+    except ImportError as error:
+        raise ValueError(f"--optimizer adamw-triton cannot be used: {error}") from None
+    for device in {parameter.device for parameter in parameters}:
+        check_device(device, "--optimizer adamw")
+    return AdamWTriton
+
+
+def _adamw(parameters, lr, weight_decay, make=torch.optim.AdamW):
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+    options = {"fused": True} if make is torch.optim.AdamW else {}
+    return make(groups, lr=lr, betas=(0.9, 0.95), **options)
 
 
 class Optimizers:

@@ -43,6 +43,7 @@ from utils.shares import share
 from utils.training import checkpoint
 from utils.training.config import TrainConfig, check_ranks, parse
 from utils.training.deepspeed import DeepSpeedEngine
+from utils.training.optimizer import update_rule
 from utils.training.step import TorchEngine, make_engine
 
 # ---- 1. small parts
@@ -139,7 +140,7 @@ def _start(config, device, mesh):
     model.to(weight_format(config.precision))
     run = {"step": 0, "seconds": 0.0, "skipped": 0, "text": None}
     if config.resume:
-        run.update(checkpoint.load_weights(config.resume, model, config.optimizer))
+        run.update(checkpoint.load_weights(config.resume, model, update_rule(config.optimizer)))
         steps, seconds = config.budget()
         if run["step"] >= (steps or math.inf) or run["seconds"] >= (seconds or math.inf):
             raise ValueError(
