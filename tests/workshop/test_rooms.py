@@ -45,6 +45,8 @@ def untyped(body: list[ast.stmt], inside: str = "") -> Iterator[str]:
             continue
         if node.name.startswith("_") and node.name not in ("__init__", "__call__"):
             continue
+        if "triton.jit" in map(ast.unparse, node.decorator_list):
+            continue  # what Triton's compiler knows of a kernel's arguments comes with each launch
         given = node.args
         first = "self", "cls", "ctx"
         names = [one for one in (*given.posonlyargs, *given.args) if one.arg not in first]
