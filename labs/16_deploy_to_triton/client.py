@@ -23,10 +23,11 @@ def ask(url, model, numbers, seconds=30.0):
     url: "host:port" of the server's gRPC; model: its name; numbers: (B, n), int64, which stay as
     they are; seconds: within which the next response must have come.
 
-    There may be no total at all; an error may come after some. Raises that error, tritonclient's
-    InferenceServerException, and TimeoutError where nothing comes for so many seconds: then the
-    request is cancelled, or the model would work on for nobody. Afterwards no stream is open, and
-    nothing is kept: several threads may ask at the same time.
+    Any response may be without a total, and the last one may have one; an error may come after
+    some. Raises that error, tritonclient's InferenceServerException, and TimeoutError where nothing
+    comes for so many seconds: then the request is cancelled, or the model would work on for nobody.
+    It is sent once. Afterwards no stream and no connection is open, and nothing is kept: several
+    threads may ask at the same time, and none waits for another.
     """
     raise NotImplementedError(
         "open a stream, send the request, collect its totals until the last response"

@@ -36,7 +36,7 @@ LAB = Lab(
     {
         "labs.support.deploy_to_triton.check_model.SECONDS": 2.0,
         "labs.support.deploy_to_triton.check_model.SILENCE": 4.0,
-        "labs.support.deploy_to_triton.check_model.CLIENT": 8.0,
+        "labs.support.deploy_to_triton.check_model.CLIENT": 12.0,
     },
 )
 
@@ -275,6 +275,94 @@ class TritonPythonModel:
             total = self.numbers[:, :end].sum(axis=1)[:, None]
             self.sender.send(pb.InferenceResponse([pb.Tensor("total", total)]))
 """,
+    "model: one worker for all calls, which ends with the model; one total, added to": """
+import queue
+import threading
+
+import numpy as np
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.size = int(json.loads(args["model_config"])["parameters"]["size"]["string_value"])
+        self.work = queue.SimpleQueue()
+        self.worker = threading.Thread(target=self.loop)
+        self.worker.start()
+
+    def loop(self):
+        while (job := self.work.get()) is not None:
+            self.one(*job)
+            del job
+
+    def one(self, x, sender):
+        flat = x.reshape(-1)
+        where = np.flatnonzero(flat < 0)
+        if len(where):
+            message = f"numbers must not be negative, got {flat[where[0]]}"
+            sender.send(
+                pb.InferenceResponse(error=pb.TritonError(message, pb.TritonError.INVALID_ARG)),
+                FINAL,
+            )
+            return
+        total = np.zeros((len(x), 1), np.int64)
+        pieces = np.split(x, range(self.size, x.shape[1], self.size), axis=1) if x.shape[1] else []
+        for piece in pieces:
+            total += piece.sum(axis=1, keepdims=True)
+            sender.send(pb.InferenceResponse([pb.Tensor("total", total)]))
+        sender.send(flags=FINAL)
+
+    def execute(self, requests):
+        for request in requests:
+            self.work.put(
+                (
+                    pb.get_input_tensor_by_name(request, "numbers").as_numpy().copy(),
+                    request.get_response_sender(),
+                )
+            )
+
+    def finalize(self):
+        self.work.put(None)
+        self.worker.join()
+""",
+    "model: the last request first, Python's numbers": """
+import numpy as np
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        for key, value in json.loads(args["model_config"])["parameters"].items():
+            if key == "size":
+                self.size = int(value["string_value"])
+
+    def execute(self, requests):
+        senders = [request.get_response_sender() for request in requests]
+        for request, sender in reversed(list(zip(requests, senders))):
+            rows = pb.get_input_tensor_by_name(request, "numbers").as_numpy().tolist()
+            wrong = [value for row in rows for value in row if value < 0]
+            if wrong:
+                sender.send(
+                    pb.InferenceResponse(
+                        [],
+                        pb.TritonError(
+                            f"The number {wrong[0]} is below zero", pb.TritonError.INVALID_ARG
+                        ),
+                    ),
+                    FINAL,
+                )
+            else:
+                totals = [0] * len(rows)
+                done, n = 0, len(rows[0]) if rows else 0
+                while done < n:
+                    totals = [t + sum(row[done : done + self.size]) for t, row in zip(totals, rows)]
+                    done += self.size
+                    sender.send(
+                        pb.InferenceResponse(
+                            [pb.Tensor("total", np.array([[t] for t in totals], dtype=np.int64))]
+                        )
+                    )
+                sender.send(flags=FINAL)
+        return None
+""",
     "client: asyncio": """
 import asyncio
 
@@ -434,6 +522,90 @@ def ask(url, model, numbers, seconds=30.0):
         finally:
             answers.cancel()
             reader.join()
+""",
+    "client: a stream that is called and gone through": """
+import threading
+
+
+class Stream:
+    def __init__(self, seconds):
+        self.seconds, self.come, self.news = seconds, [], threading.Condition()
+
+    def __call__(self, result, error):
+        with self.news:
+            self.come.append(error if error is not None else result)
+            self.news.notify()
+
+    def __iter__(self):
+        number = 0
+        while True:
+            with self.news:
+                if not self.news.wait_for(lambda: len(self.come) > number, self.seconds):
+                    raise TimeoutError(f"no response {number} within {self.seconds} s")
+                one = self.come[number]
+            if isinstance(one, Exception):
+                raise one
+            yield one
+            if one.get_response().parameters["triton_final_response"].bool_param:
+                return
+            number += 1
+
+
+def ask(url, model, numbers, seconds=30.0):
+    stream = Stream(seconds)
+    client = grpc.InferenceServerClient(url=url)
+    try:
+        client.start_stream(callback=stream)
+        given = grpc.InferInput("numbers", list(numbers.shape), "INT64").set_data_from_numpy(
+            numbers
+        )
+        client.async_stream_infer(
+            model_name=model, inputs=[given], enable_empty_final_response=True
+        )
+        every = [one.as_numpy("total") for one in stream]
+    except TimeoutError:
+        client.stop_stream(cancel_requests=True)
+        raise
+    finally:
+        client.close()
+    return [one for one in every if one is not None]
+""",
+    "client: the callback does all, one waits for its news": """
+import threading
+import time
+from functools import partial
+
+import tritonclient.grpc as triton
+
+
+def collect(box, result, error):
+    box["last"] = time.monotonic()
+    if error is not None:
+        box["error"] = error
+        box["end"].set()
+        return
+    values = result.as_numpy("total")
+    if values is not None:
+        box["totals"].append(values)
+    mark = result.get_response().parameters.get("triton_final_response")
+    if mark is not None and mark.bool_param:
+        box["end"].set()
+
+
+def ask(url, model, numbers, seconds=30.0):
+    box = {"totals": [], "end": threading.Event(), "last": time.monotonic(), "error": None}
+    with triton.InferenceServerClient(url) as client:
+        one = triton.InferInput("numbers", [*numbers.shape], "INT64")
+        one.set_data_from_numpy(numbers.copy())
+        client.start_stream(partial(collect, box))
+        client.async_stream_infer(model, [one], request_id="1", enable_empty_final_response=True)
+        while not box["end"].wait(max(0.01, box["last"] + seconds - time.monotonic())):
+            if time.monotonic() >= box["last"] + seconds:
+                client.stop_stream(cancel_requests=True)
+                raise TimeoutError(f"no response came for {seconds:g} seconds")
+    if box["error"] is not None:
+        raise box["error"]
+    return box["totals"]
 """,
     "rank: a loop over readline, the sum by a function": """
 def summed(x):

@@ -1,8 +1,8 @@
 """Given: what Triton calls in exercise b: it hands on all calls to your model, and looks on.
 
-Your file lies in this folder as yours.py. `notes` gets a line for each call of `execute`; `words`
-the stack of a call that does not come to an end, and then this process ends: Triton itself would
-wait for ever.
+Your file lies in this folder as yours.py. `notes` gets a line for each call of `execute`, with the
+bytes that Python's objects and NumPy's arrays take after it; `words` the stack of a call that does
+not come to an end, and then this process ends: Triton itself would wait for ever.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import json
 import threading
 import time
 import traceback
+import tracemalloc
 import weakref
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.seconds = float(config["parameters"]["seconds"]["string_value"])
         self.lock, self.before, self.last = threading.Lock(), [], []
+        tracemalloc.start()
         threading.excepthook = lambda failed: self.note(raised=said(failed.exc_value))
         with self.limit():
             try:
@@ -40,7 +42,10 @@ class TritonPythonModel:
     def execute(self, requests):
         numbers = [numbers_of(request) for request in requests]
         before = [given.copy() for given in numbers]
-        self.before, self.last = self.before + self.last, [weakref.ref(one) for one in requests]
+        arrays = [given.base if given.base is not None else given for given in numbers]
+        last = [(weakref.ref(one), weakref.ref(array)) for one, array in zip(requests, arrays)]
+        self.before, self.last = self.before + self.last, last
+        del arrays
         with self.limit():
             try:
                 answers = self.yours.execute(requests)
@@ -48,7 +53,9 @@ class TritonPythonModel:
                 self.note(raised=said(error))
                 raise
         changed = any((mine != given).any() for mine, given in zip(before, numbers))
-        self.note(requests=len(requests), changed=changed, held=self.held())
+        held = self.held()
+        bytes_now = tracemalloc.get_traced_memory()[0]
+        self.note(requests=len(requests), changed=changed, held=held, bytes=bytes_now)
         return answers
 
     def finalize(self):
@@ -56,13 +63,16 @@ class TritonPythonModel:
             self.yours.finalize()
 
     def held(self):
-        """How many requests of earlier calls are still somebody's."""
+        """How many requests of earlier calls, or their numbers, are still somebody's."""
         until = time.monotonic() + LETS_GO
-        while any(one() is not None for one in self.before) and time.monotonic() < until:
+        while self.still() and time.monotonic() < until:
             gc.collect()
             time.sleep(0.05)
-        self.before = [one for one in self.before if one() is not None]
+        self.before = self.still()
         return len(self.before)
+
+    def still(self):
+        return [refs for refs in self.before if any(one() is not None for one in refs)]
 
     def note(self, **line):
         with self.lock, (FOLDER / "notes").open("a") as file:

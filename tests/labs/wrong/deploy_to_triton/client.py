@@ -1,6 +1,40 @@
 """Lab 16, client: each body, written after the solution, is a wrong answer."""
 
 
+def all_in_all():
+    """The seconds are those of the whole answer.
+
+    kind: luck
+    hint: pauses of less than a second, one of 5 requests at once, seconds=3: TimeoutError
+    """
+
+    import time
+
+    def ask(url, model, numbers, seconds=30.0):
+        tensor = grpc.InferInput("numbers", numbers.shape, "INT64")
+        tensor.set_data_from_numpy(numbers)
+        until = time.monotonic() + seconds
+        responses, totals, ended = queue.Queue(), [], False
+        with grpc.InferenceServerClient(url) as client:
+            client.start_stream(lambda result, error: responses.put((result, error)))
+            client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
+            try:
+                while not ended:
+                    result, error = responses.get(timeout=max(0.0, until - time.monotonic()))
+                    if error:
+                        ended = True
+                        raise error
+                    total = result.as_numpy("total")
+                    ended = result.get_response().parameters["triton_final_response"].bool_param
+                    if total is not None:
+                        totals.append(total)
+            except queue.Empty:
+                raise TimeoutError("it is silent") from None
+            finally:
+                client.stop_stream(cancel_requests=not ended)
+        return totals
+
+
 def as_int32():
     """The totals in 32 bits.
 
@@ -12,6 +46,22 @@ def as_int32():
 
     def ask(url, model, numbers, seconds=30.0):
         return [total.astype("int32") for total in right(url, model, numbers, seconds)]
+
+
+def asked_again():
+    """Where nothing comes, it is sent a second time.
+
+    kind: communication
+    hint: requests came to the server: each call sends one
+    """
+
+    right = ask
+
+    def ask(url, model, numbers, seconds=30.0):
+        try:
+            return right(url, model, numbers, seconds)
+        except TimeoutError:
+            return right(url, model, numbers, seconds)
 
 
 def changed():
@@ -29,6 +79,43 @@ def changed():
         return totals
 
 
+def connection_kept():
+    """A connection for each thread, for the next call.
+
+    kind: memory
+    hint: a connection to the server is kept
+    """
+
+    import threading
+
+    kept = {}
+
+    def ask(url, model, numbers, seconds=30.0):
+        tensor = grpc.InferInput("numbers", numbers.shape, "INT64")
+        tensor.set_data_from_numpy(numbers)
+        responses, totals, ended = queue.Queue(), [], False
+        place = threading.get_ident(), url
+        client = kept.setdefault(place, grpc.InferenceServerClient(url))
+        if client:
+            client.start_stream(lambda result, error: responses.put((result, error)))
+            client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
+            try:
+                while not ended:
+                    result, error = responses.get(timeout=seconds)
+                    if error:
+                        ended = True
+                        raise error
+                    total = result.as_numpy("total")
+                    ended = result.get_response().parameters["triton_final_response"].bool_param
+                    if total is not None:
+                        totals.append(total)
+            except queue.Empty:
+                raise TimeoutError("it is silent") from None
+            finally:
+                client.stop_stream(cancel_requests=not ended)
+        return totals
+
+
 def end_counted():
     """The last response, which has no total, is one.
 
@@ -40,6 +127,55 @@ def end_counted():
 
     def ask(url, model, numbers, seconds=30.0):
         return [*right(url, model, numbers, seconds), None]
+
+
+def ends_without_a_total():
+    """A response without a total is taken for the end.
+
+    kind: end
+    hint: some responses without one, seconds=4: ask returns 3 totals
+    """
+
+    def ask(url, model, numbers, seconds=30.0):
+        tensor = grpc.InferInput("numbers", numbers.shape, "INT64")
+        tensor.set_data_from_numpy(numbers)
+        responses, totals, ended = queue.Queue(), [], False
+        with grpc.InferenceServerClient(url) as client:
+            client.start_stream(lambda result, error: responses.put((result, error)))
+            client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
+            try:
+                while not ended:
+                    result, error = responses.get(timeout=seconds)
+                    if error:
+                        ended = True
+                        raise error
+                    total = result.as_numpy("total")
+                    mark = result.get_response().parameters["triton_final_response"]
+                    ended = total is None or mark.bool_param
+                    if total is not None:
+                        totals.append(total)
+            except queue.Empty:
+                raise TimeoutError("it is silent") from None
+            finally:
+                client.stop_stream(cancel_requests=not ended)
+        return totals
+
+
+def equal_ones_once():
+    """A total that is that of before is taken for the same response.
+
+    kind: values
+    hint: ask returns 191 totals, and 200 were sent
+    """
+
+    right = ask
+
+    def ask(url, model, numbers, seconds=30.0):
+        totals = []
+        for total in right(url, model, numbers, seconds):
+            if not totals or (total != totals[-1]).any():
+                totals.append(total)
+        return totals
 
 
 def error_is_the_end():
@@ -80,6 +216,37 @@ def kept_open():
         InferenceServerClient = InferenceServerClient
 
 
+def last_one_empty():
+    """The last response is taken for empty.
+
+    kind: part
+    hint: the final flag with the last, seconds=4: ask returns 2 totals
+    """
+
+    def ask(url, model, numbers, seconds=30.0):
+        tensor = grpc.InferInput("numbers", numbers.shape, "INT64")
+        tensor.set_data_from_numpy(numbers)
+        responses, totals, ended = queue.Queue(), [], False
+        with grpc.InferenceServerClient(url) as client:
+            client.start_stream(lambda result, error: responses.put((result, error)))
+            client.async_stream_infer(model, [tensor], enable_empty_final_response=True)
+            try:
+                while not ended:
+                    result, error = responses.get(timeout=seconds)
+                    if error:
+                        ended = True
+                        raise error
+                    total = result.as_numpy("total")
+                    ended = result.get_response().parameters["triton_final_response"].bool_param
+                    if total is not None and not ended:
+                        totals.append(total)
+            except queue.Empty:
+                raise TimeoutError("it is silent") from None
+            finally:
+                client.stop_stream(cancel_requests=not ended)
+        return totals
+
+
 def most_at_most():
     """More than a hundred never come.
 
@@ -97,7 +264,7 @@ def never_gives_up():
     """It waits for the next response however long.
 
     kind: end
-    hint: no end after 8 s in client.py line
+    hint: no end after 12 s in client.py line
     """
 
     right = ask
@@ -136,11 +303,27 @@ def not_cancelled():
     kept = []
 
 
+def one_at_a_time():
+    """Who asks waits until nobody else does.
+
+    kind: work
+    hint: was to begin with another one's
+    """
+
+    import threading
+
+    right, lock = ask, threading.Lock()
+
+    def ask(url, model, numbers, seconds=30.0):
+        with lock:
+            return right(url, model, numbers, seconds)
+
+
 def one_queue():
     """All calls have one queue.
 
     kind: step
-    hint: one of 5 requests at the same time | an error after 3 totals | silence | totals, and
+    hint: one of 5 requests at once | an error after 3 totals | silence | totals, and
     """
 
     class queue:
@@ -173,7 +356,7 @@ def soon_enough():
     """What has come after a third of a second is all.
 
     kind: luck
-    hint: totals, and 14 were sent
+    hint: silence: ask returns
     """
 
     import time

@@ -80,6 +80,47 @@ def as_float64():
     pb.Tensor = Tensor
 
 
+def at_most_64():
+    """Nobody wants more totals than these.
+
+    kind: constants
+    hint: 64 totals come, and 300 are right
+    """
+
+    class TritonPythonModel(TritonPythonModel):
+        def execute(self, requests):
+            for request in requests:
+                numbers = pb.get_input_tensor_by_name(request, "numbers").as_numpy()
+                if (numbers < 0).any():
+                    super().execute([request])
+                    continue
+                sender = request.get_response_sender()
+                ends = range(self.size, numbers.shape[1] + self.size, self.size)
+                for end in ends[:64]:
+                    total = numbers[:, :end].sum(axis=1, keepdims=True)
+                    sender.send(pb.InferenceResponse([pb.Tensor("total", total)]))
+                sender.send(flags=FINAL)
+
+
+def column_by_column():
+    """The first negative number is looked for in the first column first.
+
+    kind: odd
+    hint: the error does not name it
+    """
+
+    class TritonPythonModel(TritonPythonModel):
+        def execute(self, requests):
+            for request in requests:
+                numbers = pb.get_input_tensor_by_name(request, "numbers").as_numpy().T
+                if not (numbers < 0).any():
+                    super().execute([request])
+                    continue
+                text = f"{numbers[numbers < 0][0]} is negative"
+                error = pb.TritonError(text, pb.TritonError.INVALID_ARG)
+                request.get_response_sender().send(pb.InferenceResponse(error=error), FINAL)
+
+
 def each_part_alone():
     """The sum of the last numbers only.
 
@@ -139,6 +180,19 @@ def everything_summed():
             super().__init__(name, values.sum(axis=0, keepdims=True))
 
     pb.Tensor = Tensor
+
+
+def first_digit():
+    """The parameter's first digit.
+
+    kind: constants
+    hint: total 1 is
+    """
+
+    class TritonPythonModel(TritonPythonModel):
+        def initialize(self, args):
+            parameters = json.loads(args["model_config"])["parameters"]
+            self.size = int(parameters["size"]["string_value"][0])
 
 
 def first_request_only():
@@ -277,6 +331,32 @@ def kept():
     seen = []
 
 
+def known_ones():
+    """The totals are remembered by the numbers that they are of.
+
+    kind: memory
+    hint: bytes or more in the model's memory when it is over
+    """
+
+    known = {}
+
+    class TritonPythonModel(TritonPythonModel):
+        def execute(self, requests):
+            for request in requests:
+                numbers = pb.get_input_tensor_by_name(request, "numbers").as_numpy()
+                if (numbers < 0).any():
+                    super().execute([request])
+                    continue
+                sender = request.get_response_sender()
+                for end in range(self.size, numbers.shape[1] + self.size, self.size):
+                    part = numbers[:, :end]
+                    if part.tobytes() not in known:
+                        known[part.tobytes()] = part.sum(axis=1, keepdims=True)
+                    total = known[part.tobytes()]
+                    sender.send(pb.InferenceResponse([pb.Tensor("total", total)]))
+                sender.send(flags=FINAL)
+
+
 def last_sender():
     """The senders are collected under one name, and the last is left.
 
@@ -383,6 +463,22 @@ def no_end_of_an_error():
                     continue
                 error = pb.TritonError(f"{negative[0]} is negative", pb.TritonError.INVALID_ARG)
                 request.get_response_sender().send(pb.InferenceResponse(error=error))
+
+
+def numbers_kept():
+    """The numbers are kept, and not their requests.
+
+    kind: memory
+    hint: all over, are still kept somewhere
+    """
+
+    class TritonPythonModel(TritonPythonModel):
+        def execute(self, requests):
+            super().execute(requests)
+            for request in requests:
+                seen.append(pb.get_input_tensor_by_name(request, "numbers").as_numpy()[:1])
+
+    seen = []
 
 
 def only_whole_parts():
