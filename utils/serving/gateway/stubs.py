@@ -213,11 +213,12 @@ class Stubs:
         """The children of the server that run a model."""
         if self.pid is None:
             return []
-        found = []
-        for task in Path(f"/proc/{self.pid}/task").glob("*/children"):
-            with suppress(OSError):
-                found += [stub for pid in task.read_text().split() if (stub := stub_of(int(pid)))]
-        return found
+        found, threads = [], f"/proc/{self.pid}/task"
+        with suppress(OSError):  # the server has gone
+            for thread in os.listdir(threads):
+                with suppress(OSError):  # the thread has gone
+                    found += read(f"{threads}/{thread}/children").split()
+        return [stub for pid in found if (stub := stub_of(int(pid)))]
 
 
 class Hangs(Refusal):
@@ -227,7 +228,7 @@ class Hangs(Refusal):
 def stub_of(pid: int) -> Stub | None:
     """A process as a stub; None where it is none, or has gone."""
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        words = read(f"/proc/{pid}/cmdline").split("\0")
         if not words[0].endswith("triton_python_backend_stub"):
             return None
         file = Path(words[1])  # …/NAME/VERSION/model.py
@@ -247,4 +248,14 @@ def state(pid: int) -> str:
 
 def _stat(pid):
     """The fields of /proc/PID/stat behind the name, which may hold anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+
+def read(file: str) -> str:
+    """A small file of /proc. Each look reads some two hundred, one for every thread of the server:
+    so by the cheapest way, which takes 4 µs where Path.read_text takes 20. Raises OSError."""
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 1 << 16).decode(errors="replace")
+    finally:
+        os.close(descriptor)
