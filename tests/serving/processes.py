@@ -91,9 +91,15 @@ def in_thread(function):
 
 def connections(server):
     """How many clients the HTTP port has."""
+    return len(callers(server))
+
+
+def callers(server):
+    """The clients of the HTTP port, by their own ports."""
     port = int(server.http.rpartition(":")[2])
     found = psutil.Process(server.pid).net_connections("tcp")
-    return sum(c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port for c in found)
+    here = [c for c in found if c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port]
+    return {c.raddr.port for c in here}
 
 
 class started(subprocess.Popen):

@@ -8,7 +8,8 @@ import ssl
 import subprocess
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from threading import Event, Semaphore
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 import tritonclient.http as triton
 
 from tests.serving.probe import MODELS, at_rest, frozen, generate, stream
-from tests.serving.processes import PATIENCE, until
+from tests.serving.processes import PATIENCE, callers, until
 from tests.serving.triton_models import write_models
 from tests.serving.world import MODELS as MODEL_FOLDERS
 from tests.serving.world import SLOTS, kintsugi, ranks, serving
@@ -421,6 +422,43 @@ def test_it_ends_when_told_and_requests_end_first(server):
         assert first.result(PATIENCE)[0].startswith(TEXT)
         ends.result(PATIENCE)
     assert not gateway.alive()
+
+
+def test_connections_to_the_server_are_kept_for_a_moment(server, gateway):
+    """Some of twenty questions come over the connection of the one before."""
+    seen = []
+    for _ in range(20):
+        assert ask(gateway, body=text(max_tokens=1))[0] == 200
+        seen += callers(server)
+    assert len(set(seen)) < len(seen)
+    until(lambda: not callers(server))
+
+
+def test_the_server_stops_while_clients_ask_on(tmp_path):
+    """The gateway learns that it takes no new questions, and gives its connections up."""
+    repo, answered, stopped = write_models(tmp_path, "echo"), Semaphore(0), Event()
+    with (
+        serving(repo, exit_seconds=60) as server, Gateway(server) as gateway,
+        ThreadPoolExecutor(4) as pool,
+    ):  # fmt: skip
+        clients = [pool.submit(asks_on, gateway, answered, stopped) for _ in range(4)]
+        try:
+            for _ in range(20):
+                assert answered.acquire(timeout=PATIENCE)
+            assert server.close() == 0
+        finally:
+            stopped.set()
+        for client in clients:
+            client.result(PATIENCE)
+
+
+def asks_on(gateway, answered, stopped):
+    """One question after the other; while the server stops and afterwards they are refused."""
+    while not stopped.is_set():
+        with suppress(OSError, http.client.HTTPException):  # the gateway ends with the server
+            status, _, said = ask(gateway, "/v2/models/echo/infer", infer(name="text_input"))
+            assert status == 200 or said.startswith('{"error": "UNAVAILABLE: '), said
+            answered.release()
 
 
 def refuses(gateway):

@@ -279,6 +279,8 @@ class Front:
         now = time.monotonic()
         known = self.configs.get(model)
         if known is None or now - known[0] > CONFIG_SECONDS:
+            if known is not None:  # one request asks for all: the others go on with what is known
+                self.configs[model] = now, known[1]
             try:
                 known = self.configs[model] = now, await self.triton.config(model)
             except Refusal as refusal:

@@ -21,12 +21,15 @@ from utils.serving.gateway.refusal import Refusal
 from utils.serving.install import CONTROL
 
 SECONDS = 5.0  # that a question may take which no model is asked
+IDLE = 0.5  # seconds that a connection is kept for the next question to a model
 
 
 class Triton:
     """A server at "host:port", on this machine. metrics: where those are; key: for model control.
 
-    Each call has a connection of its own: Triton waits for open ones before it stops.
+    Triton takes no new connections when it stops, and waits for the end of open ones. So those to
+    the models are kept, but not for long, and everything else has a connection of its own: a model
+    is not asked any more once its configuration cannot be had.
     """
 
     def __init__(self, address: str, metrics: str | None = None, key: str | None = None):
@@ -34,14 +37,19 @@ class Triton:
         self.control_headers = {CONTROL: key} if key else {}
 
     async def __aenter__(self) -> "Triton":
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        self.session = aiohttp.ClientSession(
-            f"http://{self.address}", connector=connector, timeout=aiohttp.ClientTimeout(None)
-        )
+        self._kept = self._session(keepalive_timeout=IDLE)
+        self._single = self._session(force_close=True)
         return self
 
     async def __aexit__(self, *exception) -> None:
-        await self.session.close()
+        await self._kept.close()
+        await self._single.close()
+
+    def _session(self, **options):
+        return aiohttp.ClientSession(
+            f"http://{self.address}", connector=aiohttp.TCPConnector(limit=0, **options),
+            timeout=aiohttp.ClientTimeout(None),
+        )  # fmt: skip
 
     @asynccontextmanager
     async def ask(
@@ -50,10 +58,15 @@ class Triton:
         path: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        kept: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A call and its answer of status 200, whose body is still to be read."""
+        """A call and its answer of status 200, whose body is still to be read.
+
+        kept   whether the connection may be one that was used before, and may be used again
+        """
+        session = self._kept if kept else self._single
         try:
-            async with self.session.request(method, path, data=body, headers=headers) as answer:
+            async with session.request(method, path, data=body, headers=headers) as answer:
                 if answer.status != 200:
                     raise refusal_of(await answer.read(), answer.status)
                 yield answer
@@ -64,7 +77,7 @@ class Triton:
     async def whole(self, *call: Any, seconds: float = SECONDS) -> bytes:
         """The body of an answer. Raises Refusal also after `seconds`."""
         try:
-            async with asyncio.timeout(seconds), self.ask(*call) as answer:
+            async with asyncio.timeout(seconds), self.ask(*call, kept=False) as answer:
                 return await answer.read()
         except TimeoutError:
             why = f"UNAVAILABLE: no answer from the server after {seconds:g} s"
