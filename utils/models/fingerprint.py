@@ -9,7 +9,6 @@ model. Weights that were rounded to fewer bits are another one.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,30 +24,16 @@ def fingerprint(base: str | Path | torch.nn.Module) -> str:
     A folder is read tensor by tensor, in blocks, so it need not fit into memory. Raises ValueError
     (CheckpointError) for a folder that cannot be read, or where the model is a part of one.
     """
-    total = Fingerprint()
+    digests = {}
     for name, tensor in _tensors_of(base):
-        total.add(name, tensor.shape, _in_blocks(tensor))
-    return total.hexdigest()
-
-
-class Fingerprint:
-    """The same number for one who reads the tensors anyway: `add` each, in any order."""
-
-    def __init__(self):
-        self._digests = {}
-
-    def add(self, name: str, shape: Sequence[int], blocks: Iterable[torch.Tensor]) -> None:
-        """A tensor of this shape, whose rows come in `blocks`, one after the other."""
-        digest = hashlib.sha256(str(list(shape)).encode())
-        for rows in blocks:
+        digest = hashlib.sha256(str(list(tensor.shape)).encode())
+        for rows in _in_blocks(tensor):
             digest.update(rows.to("cpu", torch.float32).contiguous().numpy())
-        self._digests[name] = digest.hexdigest()
-
-    def hexdigest(self) -> str:
-        total = hashlib.sha256()
-        for name in sorted(self._digests):
-            total.update(f"{name}:{self._digests[name]}\n".encode())
-        return total.hexdigest()
+        digests[name] = digest.hexdigest()
+    total = hashlib.sha256()
+    for name in sorted(digests):
+        total.update(f"{name}:{digests[name]}\n".encode())
+    return total.hexdigest()
 
 
 def _tensors_of(base):

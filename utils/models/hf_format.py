@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -173,24 +173,53 @@ def write_weights(
     folder: str | Path, tensors: dict[str, Tensor], max_shard_bytes: int = 5 * 10**9
 ) -> None:
     """Writes {name: tensor} into an open folder as one file, or as shards with an index."""
-    shards, size = [{}], 0
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().contiguous().cpu()
-        if shards[-1] and size + tensor.nbytes > max_shard_bytes:
-            shards.append({})
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    write_model(folder, sizes, tensors.__getitem__, max_shard_bytes)
+
+
+def write_model(
+    folder: str | Path, sizes: dict[str, int], read: Callable[[str], Tensor], max_shard_bytes: int
+) -> None:
+    """The same for tensors that are read when their file is written: see `write_shards`."""
+    weight_map = write_shards(folder, "model", sizes, read, max_shard_bytes)
+    if WEIGHTS not in weight_map.values():
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        write_json(Path(folder) / INDEX, index)
+
+
+def write_shards(
+    folder: str | Path,
+    stem: str,
+    sizes: dict[str, int],
+    read: Callable[[str], Tensor],
+    max_shard_bytes: int,
+) -> dict[str, str]:
+    """Writes tensors as STEM.safetensors or, where they are more than `max_shard_bytes`, as
+    STEM-00001-of-00003.safetensors and so on. Returns {name: file}.
+
+    sizes   {name: bytes}, in the order in which files are filled
+    read    gives a tensor by its name; memory holds those of one file at once
+
+    A tensor that is larger than `max_shard_bytes` has a file of its own, and is held as a whole.
+    """
+    shards, size = [[]], 0
+    for name, nbytes in sizes.items():
+        if shards[-1] and size + nbytes > max_shard_bytes:
+            shards.append([])
             size = 0
-        shards[-1][name] = tensor
-        size += tensor.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], str(Path(folder) / WEIGHTS), metadata={"format": "pt"})
-        return
+        shards[-1].append(name)
+        size += nbytes
     weight_map = {}
-    for number, shard in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file(shard, str(Path(folder) / file), metadata={"format": "pt"})
-        weight_map.update(dict.fromkeys(shard, file))
-    total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
-    write_json(Path(folder) / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    for number, names in enumerate(shards, start=1):
+        count = "" if len(shards) == 1 else f"-{number:05d}-of-{len(shards):05d}"
+        file = f"{stem}{count}.safetensors"
+        save_file(
+            {name: read(name).detach().contiguous().cpu() for name in names},
+            str(Path(folder) / file),
+            metadata={"format": "pt"},
+        )
+        weight_map.update(dict.fromkeys(names, file))
+    return weight_map
 
 
 def write_json(path: str | Path, data: dict) -> None:

@@ -116,16 +116,14 @@ class Cut:
             return tuple(whole) if self.sizes[rank] else None
         return (*whole[: self.dim], self.sizes[rank], *whole[self.dim + 1 :])
 
-    def part(self, rank: int, first: int, rows: Any) -> Any:
-        """What this rank has of some rows, of which the whole one is number `first`; or None."""
+    def part(self, rank: int, whole: Any) -> Any:
+        """What this rank has of the whole tensor, or of a safetensors slice of it; None where it
+        has nothing."""
         if self.dim is None:
-            return rows if self.sizes[rank] else None
+            return whole[:] if self.sizes[rank] else None
         start = sum(self.sizes[:rank])
         stop = start + self.sizes[rank]
-        if self.dim == 1:
-            return rows[:, start:stop]
-        start, stop = max(start - first, 0), min(stop - first, len(rows))
-        return rows[start:stop] if start < stop else None
+        return whole[start:stop] if self.dim == 0 else whole[:, start:stop]
 
 
 def tp_cuts(config: GPTConfig, ranks: int) -> dict[str, Cut]:

@@ -23,7 +23,7 @@ from utils.models.config import GPTConfig
 from utils.models.tokenizer import BYTES, Tokenizer
 from utils.prompts.file import load_prompt, prompt_facts
 from utils.serving.repository import ExportError
-from utils.serving.shard import NAMES, WIDTHS, shapes_of
+from utils.serving.shard import NAMES, WIDTHS
 
 PROMPT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # copied where they are
@@ -36,7 +36,7 @@ class Source:
 
     folder: Path
     config: GPTConfig
-    shapes: dict  # {name: shape} of every tensor, in the order of the names
+    shapes: dict  # {name: shape} of every tensor
     headers: dict  # {name: (file, shape)} of the same
     dtype: str  # of all of them, as safetensors calls it: "BF16"
 
@@ -57,7 +57,7 @@ class Source:
                 f"{folder} is a mixture of {config.experts} experts, which our engine does not "
                 "serve: --backend vllm writes it for Triton's vLLM backend"
             )
-        shapes = shapes_of(config)
+        shapes = config.parameter_shapes()
         headers = {
             name: header
             for name, header in hf_format.read_headers(folder).items()

@@ -1,4 +1,4 @@
-"""Exports a checkpoint into a Triton model repository, one file of weights per rank.
+"""Exports a checkpoint into a Triton model repository, with files of weights for each rank.
 
     folder = export("models/base", "triton_model_repo", tp=2, prompts="prompts")   # …/gpt_engine/1
     rebuild(folder, "again")                              # the checkpoint, bit for bit
@@ -13,14 +13,15 @@ The model: a Hugging Face folder in Llama's layout (float32, bfloat16 or float16
 tokenizer.json or trained on bytes. The version's folder has everything that Triton's stock image
 with torch needs to serve it: code, the weights of each rank, config.json, tokenizer.json, prompts,
 and manifest.json with the size and SHA-256 of each. It appears whole or not at all (repository.py),
-and memory never holds more than a block of one tensor (split.py). What cannot be served is refused
-with a ValueError of one sentence.
+and memory never holds more than the weights of one file (shard.py). What cannot be served is
+refused with a ValueError of one sentence.
 """
 
 import hashlib
 import shutil
 import sys
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,8 @@ from utils.cli import check_options, exit_status, flag, option, parse_flags
 from utils.models import hf_format
 from utils.models.config import GPTConfig
 from utils.models.fingerprint import fingerprint
-from utils.serving import repository
-from utils.serving import shard as split
+from utils.models.tp_plan import check_ranks
+from utils.serving import repository, shard
 from utils.serving import vllm as vllm_variant
 from utils.serving.checkpoint import EXTRAS, Source, check_prompts, facts_of_prompt, find_prompts
 from utils.serving.engine.config import WIDTHS
@@ -58,7 +59,7 @@ def export(
 
     model     Hugging Face folder
     out       model repository: a new folder, or one that holds Triton models
-    tp        ranks, each of which gets a file of weights; divides heads and key-value heads
+    tp        ranks, each of which gets files of its own; divides heads and key-value heads
     prompts   folder of NAME.safetensors files of utils/prompts/file.py, tuned on this model
     version   None: the lowest number that is free; but where the newest version is this model, cut
               in the same way, with the same prompts and code, nothing is written
@@ -72,7 +73,7 @@ def _export(model, out, tp, prompts, version, options=None, machine=None):
     """(the version's folder, files that stayed as they were): None where nothing was written."""
     memory = None if machine is None else _memory_of(machine)
     source = Source.read(model)
-    plan = split.Plan(source.config, tp)
+    check_ranks(source.config, tp)
     if memory is not None:  # before anything is written: shapes say it all
         _check_room(machine, memory, source, tp, _config_of(out, options or {}))
     found = find_prompts(prompts, source)
@@ -87,22 +88,23 @@ def _export(model, out, tp, prompts, version, options=None, machine=None):
         repository.copy_code(folder)
         repository.copy_models(building.beside)
         _configure(building, options or {})
-        if version is None and (same := _same(building, folder, source, tp, small)):
+        weights = fingerprint(source.folder)
+        if version is None and (same := _same(building, folder, source, tp, small, weights)):
             return same, None
+        check_prompts(found, weights, source)
         _check_tokenizer(building, folder)
         for name in repository.TOKENIZING:
             (building.beside / name / "1").mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / hf_format.TOKENIZER, building.beside / name / "1")
-        written = split.split(source.headers, plan, source.dtype, folder)
-        check_prompts(found, written.fingerprint, source)
+        shard.split(source.headers, source.config, tp, source.dtype, folder)
         manifest = {
             "format": FORMAT,
             "tp": tp,
             "dtype": source.dtype_name,
             "parameters": source.parameters,
-            "fingerprint": written.fingerprint,
+            "fingerprint": weights,
             "name": source.folder.name,
-            "files": {**small, **written.files},
+            "files": small | {file.name: _facts(file) for file in sorted(folder.glob("rank-*"))},
             "prompts": {name: facts_of_prompt(file) for name, file in found.items()},
         }
         hf_format.write_json(folder / MANIFEST, manifest)
@@ -171,11 +173,12 @@ def _facts(file):
     return {"bytes": file.stat().st_size, "sha256": sha256}
 
 
-def _same(building, new, source, tp, small):
+def _same(building, new, source, tp, small, weights):
     """The folder of the newest version if it is what would be written now, else None.
 
-    new     the folder that has the code already
-    small   {name: facts} of all files but weights and code
+    new       the folder that has the code already
+    small     {name: facts} of all files but weights and code
+    weights   the fingerprint of the source's
     """
     if not building.filled():
         return None
@@ -186,7 +189,7 @@ def _same(building, new, source, tp, small):
         files == small
         and (there["tp"], there["dtype"]) == (tp, source.dtype_name)
         and repository.same_code(new, folder)
-        and there["fingerprint"] == fingerprint(source.folder)
+        and there["fingerprint"] == weights
     )
     return folder if same else None
 
@@ -209,17 +212,16 @@ def rebuild(version_folder: str | Path, folder: str | Path) -> Path:
     """
     version = Version.read(version_folder)
     there = version.folder
-    for rank in range(version.tp):
-        version.verify(version.shard(rank))
+    shards = [[there / name for name in version.shards(rank)] for rank in range(version.tp)]
+    for file in chain(*shards):
+        version.verify(file.name)
     config = GPTConfig.from_hf(hf_format.read_config(there))
-    plan = split.Plan(config, version.tp)
-    dtype = next(d for d, name in split.NAMES.items() if name == version.manifest["dtype"])
-    shards = [there / version.shard(rank) for rank in range(version.tp)]
+    dtype = next(d for d, name in shard.NAMES.items() if name == version.manifest["dtype"])
     with hf_format.replacing(folder) as beside:
         for name in (hf_format.CONFIG, hf_format.TOKENIZER, *EXTRAS):
             if (there / name).is_file():
                 shutil.copyfile(there / name, beside / name)
-        split.join(plan, dtype, shards, beside / hf_format.WEIGHTS)
+        shard.join(shards, config, dtype, beside)
     return Path(folder)
 
 

@@ -41,7 +41,7 @@ VERSION = re.compile(r"[1-9]\d*")
 # the time when this workshop's repository had the code of its first version in git
 LEFT = re.compile(
     r"model\.py|serving|utils|\.gitkeep|__pycache__|prompts"
-    r"|rank-\d+-of-\d+\.safetensors|[a-z_]+\.json"
+    r"|rank-\d+-of-\d+(-\d+-of-\d+)?\.safetensors|[a-z_]+\.json"
 )
 
 

@@ -5,7 +5,7 @@
 FOLDER/new/0007/repo is what stands there when the export was killed before the 7th thing that it
 did to the file system: opening a file to write, making or removing a file or folder, renaming,
 fsync. FOLDER/stored is the same where a copy of REPOSITORY was there before. Of both, the last one
-was not killed. Prints the numbers of these two.
+was not killed. Prints the numbers of these two. Each rank has several files of weights.
 
 Everything is imported once and each export is a fork, which is safe as torch has no threads here.
 """
@@ -19,10 +19,12 @@ from pathlib import Path
 
 import torch
 
+from utils.models import hf_format
+from utils.serving import shard
 from utils.serving.export import export
 
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
-TP = 2
+TP, FILE_BYTES = 2, 2000
 STEPS = {"new": 2, "stored": 5}
 
 
@@ -61,16 +63,21 @@ def _killed_before(number):
         if event in CHANGES or writes:
             count()
 
-    def to_disk(descriptor):
-        count()
-        fsync(descriptor)
+    def counted(function):
+        def call(*arguments, **options):
+            count()
+            return function(*arguments, **options)
 
-    fsync, os.fsync = os.fsync, to_disk  # the one change that Python does not report
+        return call
+
+    os.fsync = counted(os.fsync)  # the two changes that Python does not report
+    hf_format.save_file = counted(hf_format.save_file)
     sys.addaudithook(audit)
 
 
 def main(model, folder, repository):
     torch.set_num_threads(1)
+    shard.FILE_BYTES = FILE_BYTES
     export(model, Path(folder) / "warm-up", TP)  # imports what is imported late
     gc.freeze()  # no fork looks at it, and so copies it
     new = exports(model, Path(folder) / "new", STEPS["new"])

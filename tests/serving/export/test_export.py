@@ -31,8 +31,7 @@ from utils.parallel.mesh import Axis
 from utils.parallel.tensor import tensor_parallel
 from utils.prompts.file import save_prompt
 from utils.serving import export as export_module
-from utils.serving import repository
-from utils.serving import shard as split
+from utils.serving import repository, shard
 from utils.serving.checkpoint import byte_tokenizer
 from utils.serving.engine.version import LoadError, Version
 from utils.serving.export import ExportError, export, rebuild
@@ -101,16 +100,41 @@ def test_rebuild_is_the_source_to_the_byte(tmp_path, tp, dtype):
         assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
-def test_blocks_smaller_than_a_tensor_give_the_same(tmp_path, monkeypatch):
+@pytest.mark.parametrize("size", [1, 4000, 20_000])
+def test_a_large_model_has_several_files_for_each_rank(tmp_path, monkeypatch, size):
+    """Of `size` bytes at most, or of one tensor."""
     source = new_model(tmp_path / "model", ODD, torch.bfloat16)
-    whole = export(source, tmp_path / "whole", 2)
-    for size in (1, 500, 3001):
-        monkeypatch.setattr(split, "BLOCK", size)
-        parts = export(source, tmp_path / f"{size}", 2)
-        assert (parts / "manifest.json").read_bytes() == (whole / "manifest.json").read_bytes()
-        rebuild(parts, tmp_path / f"{size}-again")
-        again = (tmp_path / f"{size}-again" / "model.safetensors").read_bytes()
-        assert again == (source / "model.safetensors").read_bytes()
+    whole = Version.read(export(source, tmp_path / "whole", 2))
+    monkeypatch.setattr(shard, "FILE_BYTES", size)
+    folder = export(source, tmp_path / "repo", 2)
+    version, names = Version.read(folder), set()
+    for rank in range(2):
+        expected, found = whole.weights(rank), version.weights(rank)
+        assert set(found) == set(expected)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        files = version.shards(rank)
+        names.update(files)
+        assert 1 < len(files) <= len(expected)
+        assert files[0] == f"rank-{rank}-of-2-00001-of-{len(files):05d}.safetensors"
+        for file in files:
+            sizes = [tensor.nbytes for tensor in load_file(folder / file).values()]
+            assert len(sizes) == 1 or sum(sizes) <= size
+    assert names == {file.name for file in folder.glob("rank-*")}
+    again = rebuild(folder, tmp_path / "again")
+    assert len(list(again.glob("model-*-of-*.safetensors"))) > 1
+    assert fingerprint(again) == fingerprint(source)
+    assert export(source, tmp_path / "repo", 2) == folder  # it is there already
+
+
+def test_a_version_that_lacks_one_of_several_files_is_refused(tmp_path, monkeypatch, model):
+    monkeypatch.setattr(shard, "FILE_BYTES", 1)
+    folder = export(model, tmp_path / "repo", 2)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["files"][Version.read(folder).shards(1)[1]]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert len(Version.read(folder).weights(0)) > 1
+    with pytest.raises(LoadError, match=r"1 lacks .* of rank 1: export it again"):
+        Version.read(folder).weights(1)
 
 
 def test_a_checkpoint_in_shards_and_with_more_than_it_needs(tmp_path):
@@ -137,10 +161,10 @@ def test_the_header_of_a_shard_is_what_safetensors_reads(tmp_path, model):
 
 def test_shards_that_were_changed_are_not_joined(tmp_path, model):
     folder = export(model, tmp_path / "repo", 2)
-    shard = folder / "rank-1-of-2.safetensors"
-    data = bytearray(shard.read_bytes())
+    file = folder / "rank-1-of-2.safetensors"
+    data = bytearray(file.read_bytes())
     data[-1] ^= 1
-    shard.write_bytes(data)
+    file.write_bytes(data)
     with pytest.raises(LoadError, match=r"rank-1-of-2.safetensors is not what the manifest lists"):
         rebuild(folder, tmp_path / "again")
     assert not (tmp_path / "again").exists()

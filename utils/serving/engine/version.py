@@ -7,13 +7,16 @@
 
 manifest.json names every file with its bytes and SHA-256, and it is written last: a folder without
 it is not complete. Each rank reads rank-R-of-N.safetensors, its part of every tensor, under Hugging
-Face's names. Whatever is missing, changed or cut short raises LoadError with the file's name.
+Face's names; a large part is in several files, rank-R-of-N-00001-of-00003.safetensors. Whatever is
+missing, changed or cut short raises LoadError with the file's name.
 Nothing but JSON and safetensors is read: neither can run code.
 """
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +63,8 @@ class Version:
             if not isinstance(facts, dict) or type(facts.get("length")) is not int:
                 raise LoadError(f"{folder / MANIFEST} has no length of prompt {name!r}")
         version = cls(folder, manifest, None)
-        for name in [*map(version.shard, range(version.tp)), *map(prompt_file, version.prompts)]:
+        shards = chain.from_iterable(map(version.shards, range(version.tp)))
+        for name in (*shards, *map(prompt_file, version.prompts)):
             version.listed(name)
         for name in manifest["files"]:
             version.verify(name, values=not name.startswith("rank-"))
@@ -94,9 +98,11 @@ class Version:
         """{name of a prompt: how many virtual tokens it has}."""
         return {name: facts["length"] for name, facts in self.manifest["prompts"].items()}
 
-    def shard(self, rank: int) -> str:
-        """The file name of a rank's weights."""
-        return f"rank-{rank}-of-{self.tp}.safetensors"
+    def shards(self, rank: int) -> list[str]:
+        """The file names of a rank's weights."""
+        stem = f"rank-{rank}-of-{self.tp}"
+        several = re.compile(stem + r"-\d+-of-\d+\.safetensors")
+        return sorted(filter(several.fullmatch, self.manifest["files"])) or [f"{stem}.safetensors"]
 
     def listed(self, name: str) -> dict:
         """What the manifest says of a file."""
@@ -125,21 +131,21 @@ class Version:
 
     def weights(self, rank: int) -> "dict[str, torch.Tensor]":
         """{name: tensor} of one rank, verified, in the stored type on the CPU."""
-        name = self.shard(rank)
-        self.verify(name)
-        tensors = _tensors(self.folder / name)
-        expected = rank_shapes(self.model, rank, self.tp)
+        tensors, expected = {}, rank_shapes(self.model, rank, self.tp)
+        for name in self.shards(rank):
+            self.verify(name)
+            for key, tensor in _tensors(self.folder / name).items():
+                if key not in expected:
+                    raise LoadError(f"{self.folder / name} holds {key}, which the model has not")
+                if tuple(tensor.shape) != expected[key]:
+                    raise LoadError(
+                        f"{self.folder / name}: {key} has shape {list(tensor.shape)}, and rank "
+                        f"{rank} of {self.tp} needs {list(expected[key])}"
+                    )
+                tensors[key] = tensor
         for key in expected:
             if key not in tensors:
-                raise LoadError(f"{self.folder / name} lacks {key}: export this version again")
-        for key, tensor in tensors.items():
-            if key not in expected:
-                raise LoadError(f"{self.folder / name} holds {key}, which the model has not")
-            if tuple(tensor.shape) != expected[key]:
-                raise LoadError(
-                    f"{self.folder / name}: {key} has shape {list(tensor.shape)}, and rank {rank} "
-                    f"of {self.tp} needs {list(expected[key])}"
-                )
+                raise LoadError(f"{self.folder} lacks {key} of rank {rank}: export it again")
         return tensors
 
     def prompt_tensors(self) -> "dict[str, torch.Tensor]":

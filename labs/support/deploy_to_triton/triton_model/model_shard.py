@@ -130,6 +130,6 @@ def my_part(folder, cuts, rank, dtype):
     with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
         for name in file.keys():  # noqa: SIM118 (no dict)
             whole = file.get_tensor(name)
-            part = cuts[name].part(rank, 0, whole) if ".layers." in name else whole
+            part = cuts[name].part(rank, whole) if ".layers." in name else whole
             found[name] = part.to(dtype, copy=True)  # not a view of the whole
     return found
