@@ -1,5 +1,8 @@
 """RMSNorm as two kernels is the model's RMSNorm, forward and backward, within rounding."""
 
+import sys
+from unittest import mock
+
 import pytest
 import torch
 
@@ -8,7 +11,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed: make
 from utils.kernels import rms_norm
 from utils.models.gpt import RMSNorm
 
-SHAPES = [(1, 1), (5, 100), (2, 3, 1025), (260, 8), (0, 8), (7,)]  # 256 programs share the rows
+SHAPES = [(1, 1), (5, 100), (2, 3, 1025), (30, 8), (0, 8), (7,)]
 
 
 def drawn(shape, dtype, device="cpu"):
@@ -21,8 +24,10 @@ def drawn(shape, dtype, device="cpu"):
 def ours(device, shape, dtype, needs_x=True):
     x, weight, dy = drawn(shape, dtype, device)
     x.requires_grad_(needs_x), weight.requires_grad_()
-    y = rms_norm(x, weight, 1e-5)
-    y.backward(dy)
+    module = sys.modules[rms_norm.__module__]
+    with mock.patch.object(module, "PROGRAMS", 4):  # that share the rows
+        y = rms_norm(x, weight, 1e-5)
+        y.backward(dy)
     return [None if one is None else one.detach().cpu() for one in (y, x.grad, weight.grad)]
 
 
@@ -49,8 +54,9 @@ def test_the_numbers_are_the_models_within_rounding(on, shape, dtype):
             assert distance <= 2 * others + 2 * spacing * (1 + size)
 
 
-def test_the_same_bits_each_time(on):
-    first, second = (on(ours, (260, 100), torch.float32) for _ in range(2))
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_the_same_bits_each_time():
+    first, second = (ours("cuda", (3000, 1000), torch.float32) for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second))
 
 
@@ -76,7 +82,7 @@ def test_a_weight_alone_has_a_gradient(on):
 
 def refusal(device, name):
     x, weight, _ = drawn((3, 8), torch.float32, device)
-    long = torch.zeros(2**15 + 1, device=device)
+    long = torch.zeros(2**14 + 1, device=device)
     cases = {
         "shape": lambda: rms_norm(x, weight[:7]),
         "types": lambda: rms_norm(x, weight.double()),
@@ -94,7 +100,7 @@ REFUSED = {
     "shape": r"\(3, 8\) does not end with the weight's \(7,\)",
     "types": "make both fp32 or both bf16",
     "fp64": "make both fp32 or both bf16",
-    "long": "rows of 32769 numbers do not fit",
+    "long": "rows of 16385 numbers do not fit",
     "devices": "the weight on meta",
 }
 

@@ -1,5 +1,9 @@
 """`--optimizer adamw-triton` of the trainer: AdamW's curve, and AdamW's checkpoints."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -7,6 +11,8 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed: make setup TRITON=yes")
 
+from tests.patience import patience
+from utils.paths import ROOT
 from utils.training.config import TrainConfig, resumed
 from utils.training.train import main, train
 
@@ -53,6 +59,27 @@ def test_a_run_goes_on_in_either_optimizer(on, tmp_path):
         first, _ = on(curve, replace(half, optimizer=optimizer, out=str(folder)))
         rows, weights = on(resumed_with, folder, then)
         assert_same((first + rows, weights), whole)
+
+
+def test_ranks_step_the_shards_that_they_have(tmp_path):
+    """Two ranks, each with its part of every parameter and of the state, and some with none."""
+    metrics = tmp_path / "metrics.jsonl"
+    ways = {"shard": "3", "optimizer": "adamw-triton", "metrics": metrics, "device": "cpu"}
+    sizes = {"layers": 1, "hidden": 24, "heads": 2, "kv_heads": 1, "batch": 3, "seq": 16}
+    more = {"steps": 4, "sample": 0, "weight_decay": 0.1}
+    flags = [
+        f"--{name.replace('_', '-')}={value}" for name, value in {**ways, **sizes, **more}.items()
+    ]
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "utils.train"]
+    subprocess.run(
+        [sys.executable, "-m", *launch, *flags], cwd=ROOT, check=True, timeout=patience(200),
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    theirs, _ = curve("cpu", RUN)
+    assert [(row["loss"], row["grad_norm"]) for row in rows] == [
+        pytest.approx(row, rel=1e-5) for row in theirs
+    ]
 
 
 def test_what_does_not_go_together_is_one_sentence(capsys):

@@ -1,5 +1,6 @@
 """The environment check: each problem is named together with its fix, and nothing is made up."""
 
+import importlib.metadata
 import socket
 import subprocess
 import sys
@@ -44,6 +45,19 @@ def test_missing_and_different_packages_are_named(monkeypatch, tmp_path):
     lock.write_text("no-such-package-here==1\n")
     assert check("packages").state == "fix"
     assert check("packages").what == "missing: no-such-package-here"
+
+
+def test_a_triton_language_that_was_left_out_stops_nobody(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    (tmp_path / "requirements.txt").write_text("torch==2.13.0\ntriton==3.7.1\n")
+
+    def version(name):
+        if name == "triton":
+            raise importlib.metadata.PackageNotFoundError
+        return "2.13.0"
+
+    monkeypatch.setattr(environment.importlib.metadata, "version", version)
+    assert check("packages").state == "note" and "make setup TRITON=yes" in check("packages").fix
 
 
 def test_torch_from_another_index_counts_as_the_locked_version():

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from utils.kernels.language import check_device, tl, to_bf16, triton
 
-LONGEST = 2**15  # numbers of a row: a program holds it whole
+LONGEST = 2**14  # numbers of a row: a program holds it whole
 PROGRAMS = 256  # that share the rows of a backward pass: about two for each SM of a large GPU
 
 
@@ -119,4 +119,4 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.
 
 def _sizes(d):
     block = triton.next_power_of_2(d)
-    return {"BLOCK": block, "num_warps": min(16, max(1, block // 256))}
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}  # 16 numbers of a row for a thread

@@ -83,6 +83,11 @@ def check_packages() -> Finding:
             continue
         if not requirement.specifier.contains(installed, prereleases=True):
             other.append(f"{name} {installed} (tested with {requirement.specifier})")
+    if missing == ["triton"]:  # `make setup TRITON=no`
+        return note(
+            "the Triton language is not installed",
+            "for lesson 12 run `make setup TRITON=yes`; all others do without",
+        )
     if missing:
         return broken(f"missing: {_few(missing)}", "run `make setup`")
     if other:
