@@ -14,8 +14,12 @@ import torch.distributed._functional_collectives as functional
 from torch.utils.data import DataLoader, Dataset
 
 from tests.patience import patience
-from utils.measure import profile, traces
+from utils.measure import profile, report, traces
 from utils.measure.traces import KINDS, TraceError
+from utils.models.gpt import GPT, GPTConfig, cross_entropy
+from utils.parallel.mesh import make_mesh
+from utils.parallel.pipeline import Pipeline
+from utils.parallel.stages import make_stages
 from utils.paths import ROOT
 from utils.ranks import Ranks
 
@@ -162,6 +166,40 @@ def test_unequal_stages(two, tmp_path):
     assert found.rank == 0 and "unequal" in found.text
 
 
+class Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+def pipelined(folder, seconds):
+    """1F1B with four micro-batches on two ranks: receives in time, sends that nobody waits for."""
+    mesh = make_mesh(pp=2)
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=64, hidden_size=32, layers=2, heads=4))
+    stages = make_stages(model, mesh.pp)
+    own = seconds[dist.get_rank()]
+    stages[0].register_forward_hook(lambda module, inputs, output: Sleep.apply(output, own))
+    pipeline = Pipeline(stages, mesh.pp, "1f1b", loss=cross_entropy)
+    tokens = torch.randint(64, (2, 9))
+    traced(folder, lambda _: pipeline.run([(tokens[:, :-1], tokens[:, 1:])] * 4))
+
+
+def test_unequal_stages_of_a_schedule(two, tmp_path):
+    two.run(pipelined, tmp_path, (0.02, 0.12))
+    made = traces.report(tmp_path)
+    assert made.ranks[1].compute > 8 * 119  # four forward and four backward passes
+    assert made.ranks[0].bubble > 300 > made.ranks[0].communication
+    assert finding(made, "stages").rank == 1
+
+
 def on_many_threads(folder, threads):
     usual = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -237,22 +275,35 @@ def test_on_a_cpu_the_thread_of_the_steps_counts(tmp_path):
         op("autograd::engine::evaluate_function: MulBackward0", 21, 24),  # 21 to 22: it may wait
         op("aten::mul", 40, 41, tid=9),  # another thread's
         op("c10d::recv_", 31, 32),
-        op("gloo:recv", 32, 35, cat="user_annotation"),
-        op("aten::relu", 34, 35),
+        op("gloo:recv", 32, 38, cat="user_annotation"),
+        op("aten::relu", 34, 35),  # before it nobody waited
         op("aten::relu", 49, 60),  # a part of it is in the step
     ]
     (trace,) = traces.read(written(tmp_path / "t.json", events))
     first, second = traces.splits(trace)
     assert ms(first) == {"data": 3, "compute": 4 + 2, "communication": 4, "host": 7}
-    assert ms(second) == {"compute": 1 + 1, "bubble": 3, "host": 15}
+    assert ms(second) == {"compute": 1 + 1, "bubble": 1 + 3, "host": 14}
     assert (first.total, first.busy, second.total) == pytest.approx((20, 16, 20))
-    assert ms(traces.split(trace))["host"] == 11
+    assert ms(traces.split(trace))["host"] == 10.5
     assert trace.kernels["aten::linear"] == (1, pytest.approx(2))
     assert traces.spans(trace, 1, zero=10)[-1].end == pytest.approx(50)
     assert [(s.kind, s.start, s.end) for s in traces.spans(trace)][:2] == [
         ("compute", pytest.approx(1), pytest.approx(2)),
         ("compute", pytest.approx(4), pytest.approx(8)),
     ]
+
+
+def test_a_send_that_is_waited_for_later_costs_nothing(tmp_path):
+    events = [
+        *step_marks(0, 30),
+        op("c10d::send", 0, 1),
+        op("gloo:send", 1, 29, cat="user_annotation"),  # isend, and wait() before the step ends
+        op("Sleep", 2, 10),
+        op("gloo:recv", 12, 20, cat="user_annotation"),
+        op("aten::mm", 22, 26),
+    ]
+    (one,) = traces.report(written(tmp_path / "t.json", events)).ranks
+    assert ms(one) == {"compute": 8 + 4, "bubble": 1 + 8 + 3, "host": 6}
 
 
 def nccl(name, start, end, **args):
@@ -414,28 +465,35 @@ def test_other_bad_input_is_one_sentence(tmp_path):
         pass
 
 
-def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "utils.measure.report", *map(str, arguments)],
-        cwd=ROOT, capture_output=True, text=True, timeout=patience(120),
-    )  # fmt: skip
-
-
 def test_the_command(tmp_path):
     for rank, start in enumerate((10, 29)):
         rank_file(tmp_path, rank, start)
-    out = tmp_path / "out" / "report.json"
-    failed = command(tmp_path, "--json", out)
-    assert failed.returncode == 2 and failed.stderr.count("\n") == 1
-    assert "cannot be written" in failed.stderr
+    out = tmp_path / "report" / "all.json"
     out.parent.mkdir()
-    done = command(tmp_path / "0.json", tmp_path / "1.json", "--json", out)
+    words = [tmp_path / "0.json", tmp_path / "1.json", "--json", out]
+    done = subprocess.run(
+        [sys.executable, "-m", "utils.measure.report", *map(str, words)],
+        cwd=ROOT, capture_output=True, text=True, timeout=patience(120),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "rank 1 comes late to the collectives: the others wait 20 ms" in done.stdout
     made = json.loads(out.read_text())
-    assert [path.name for path in out.parent.iterdir()] == ["report.json"]
+    assert [path.name for path in out.parent.iterdir()] == ["all.json"]
     assert made["ranks"][1]["late"] == pytest.approx(20)
     assert sum(made["steps"][0][kind] for kind in KINDS) == pytest.approx(40)
-    failed = command(tmp_path / "none.json")
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr.startswith("utils.measure.report: ") and failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["none.json"], "none.json: No such file or directory"),
+        (["0.json", "--json", "nowhere/out.json"], "nowhere/out.json cannot be written"),
+    ],
+)
+def test_the_command_with_bad_words(tmp_path, monkeypatch, capsys, words, sentence):
+    rank_file(tmp_path, 0, 10)
+    monkeypatch.chdir(tmp_path)
+    assert report.main(words) == 2
+    out, error = capsys.readouterr()
+    assert out == "" and error.startswith("utils.measure.report: ") and error.count("\n") == 1
+    assert sentence in error

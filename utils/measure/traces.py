@@ -22,7 +22,8 @@ Each moment of a step belongs to one kind, the first that holds, so the kinds ad
 
 So communication is what is *exposed*: what runs beside computation costs nothing here. On a CPU a
 collective that runs in the background of mere Python counts as exposed, too: a trace cannot tell
-waiting from thinking. On a GPU a kernel counts for the step in whose time it runs.
+waiting from thinking. A send or receive ends there when the program has called `wait()`: only the
+time after the last operator in it counts. On a GPU a kernel counts for the step in which it runs.
 
 A collective begins when its rank comes and ends when all have come: who waits least is the late
 one. Collectives of several ranks are put side by side by their step, name, group, size and order,
@@ -419,6 +420,7 @@ class _Rows:
             own = _by_name(gpu, names)
         else:
             own = _own_times(mine, names)
+            p2p = _waited(p2p, mine)
         for layer, times in (("communication", talk), ("bubble", p2p)):
             known = intervals.get(layer, np.empty((0, 2)))
             intervals[layer] = np.concatenate([known, np.array(times).reshape(-1, 2)])
@@ -547,6 +549,22 @@ def _own_frame(name: str) -> bool:
 
 def _intervals(rows) -> np.ndarray:
     return np.stack([rows["start"], rows["end"]], axis=1)
+
+
+def _waited(spans: list[tuple[float, float]], rows) -> list[tuple[float, float]]:
+    """The part of each send and receive in which its thread can have waited for it.
+
+    On gloo one lasts until the program calls `wait()`: what began in it was done before, so at most
+    the time after the last of these is waiting. An `isend` that is asked for later costs nothing.
+    """
+    rows = rows[rows["start"].argsort()]
+    found = []
+    for start, end in spans:
+        first, last = np.searchsorted(rows["start"], [np.nextafter(start, np.inf), end])
+        done = rows["end"][first:last].max(initial=start)
+        if done < end:
+            found.append((done, end))
+    return found
 
 
 def _by_name(rows, names) -> dict[str, tuple[int, float]]:
