@@ -73,6 +73,7 @@ def test_a_delay_of_d_ms_is_found_as_d(two, tmp_path, who):
     assert "time in no operator" in straggler.text
     assert made.ranks[who].host >= 399  # a sleep is never shorter
     assert made.ranks[1 - who].communication > 200
+    assert made.table().groupby("rank")["host"].mean()[who] == pytest.approx(made.ranks[who].host)
 
 
 class Slow(Dataset):
@@ -140,7 +141,8 @@ def test_an_item_that_waits_is_found_with_its_place(two, tmp_path):
     found = finding(made, "wait")
     assert found.rank == 1 and found.ms > 150
     line = asks_at_once.__code__.co_firstlineno + 1
-    assert f"in step (tests/measure/test_traces.py:{line})" in found.text.replace(f"{ROOT}/", "")
+    assert found.where.replace(f"{ROOT}/", "") == f"in step (tests/measure/test_traces.py:{line})"
+    assert found.where in found.text
 
 
 def two_stages(folder, seconds):
@@ -461,6 +463,11 @@ def test_other_bad_input_is_one_sentence(tmp_path):
                 distributedInfo={"rank": 2})  # fmt: skip
     with pytest.raises(TraceError, match=r"a.json and b.json are both of rank 2"):
         traces.read([tmp_path / "a.json", tmp_path / "b.json"])
+    with (
+        pytest.raises(ValueError, match=r"profiler.step\(\) has to end 3 steps"),
+        profile.tracing(tmp_path, steps=2, skip=1),
+    ):
+        pass
     with pytest.raises(ValueError, match="steps 0"), profile.tracing(tmp_path, steps=0):
         pass
 

@@ -100,11 +100,12 @@ def tracing(
     rank = dist.get_rank() if dist.is_initialized() else 0
     path = Path(folder) / f"rank{rank}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    written = []
 
     def write(profiler):
         beside = path.with_name(f"{path.name}.part")
         profiler.export_chrome_trace(str(beside))
-        beside.replace(path)
+        written.append(beside.replace(path))
 
     warmup = min(skip, 1)
     with _Tracing(
@@ -116,7 +117,7 @@ def tracing(
         acc_events=True,
     ) as profiler:
         yield profiler
-    if not path.exists():
+    if not written:
         raise ValueError(
             f"no trace was written to {path}: profiler.step() has to end {skip + steps} steps"
         )
@@ -130,25 +131,22 @@ class _Tracing(torch.profiler.profile):
         self._began = _clocks()
 
     def stop_trace(self) -> None:
-        facts = {name: now - self._began[name] for name, now in _clocks().items()}
+        facts = {name: now - self._began.get(name, 0.0) for name, now in _clocks().items()}
         facts |= {"threads": torch.get_num_threads(), "cores": cores()}
         self.add_metadata_json(FACTS, json.dumps(facts))
         super().stop_trace()
 
 
 def _clocks() -> dict[str, float]:
-    """ms of this process: on the wall, computing, and ready to compute without a core (Linux)."""
+    """ms of this process: on the wall, computing, and (Linux) ready to compute without a core."""
+    clocks = {"wall_ms": 1e3 * time.perf_counter(), "cpu_ms": 1e3 * time.process_time()}
     queued = 0
     for file in Path("/proc/self/task").glob("*/schedstat"):
         try:
             queued += int(file.read_text().split()[1])
         except OSError:  # the thread has ended
             continue
-    return {
-        "wall_ms": 1e3 * time.perf_counter(),
-        "cpu_ms": 1e3 * time.process_time(),
-        "queued_ms": queued / 1e6,
-    }
+    return clocks | ({"queued_ms": queued / 1e6} if queued else {})
 
 
 def _activities() -> list[torch.profiler.ProfilerActivity]:

@@ -159,6 +159,7 @@ class Finding:
     ms: float  # a step, about
     text: str
     rank: int | None = None
+    where: str = ""  # "in step (train.py:40)", the function's first line, where stacks say it
 
 
 # ---- 1. reading
@@ -901,7 +902,7 @@ def _asked(made: Report) -> Iterator[Finding]:
                 f"{name}{place} waits {_ms(ms)} a step on rank {rank}, in {often:.3g} calls: ask "
                 "for values seldom, and all at once"
             )
-            yield Finding("wait", ms, text, rank)
+            yield Finding("wait", ms, text, rank, where)
 
 
 def _stages(made: Report) -> Iterator[Finding]:
@@ -977,12 +978,14 @@ def _threads(made: Report) -> Iterator[Finding]:
             continue
         steps = fmean(trace.facts["wall_ms"] / _step_ms(trace) for trace in here)
         cpu = sum(trace.facts["cpu_ms"] for trace in here) / max(1.0, steps)
-        waited = fmean(trace.facts["queued_ms"] for trace in here) / max(1.0, steps)
+        waited = fmean(trace.facts.get("queued_ms", 0.0) for trace in here) / max(1.0, steps)
         text = (
-            f"{threads:.0f} threads of {len(here)} ranks share {cores:.0f} cores: a step takes "
-            f"{_ms(cpu)} of processor time in {_ms(made.step_ms)}, and a rank's threads wait "
-            f"{_ms(waited)} for a core: OMP_NUM_THREADS={max(1, int(cores) // len(here))}"
+            f"{threads:.0f} threads of {len(here)} ranks share {cores:.0f} cores, and a step takes "
+            f"{_ms(cpu)} of processor time in {_ms(made.step_ms)}"
         )
+        if waited:
+            text += f"; a rank's threads wait {_ms(waited)} for a core"
+        text += f": OMP_NUM_THREADS={max(1, int(cores) // len(here))}"
         yield Finding("threads", waited, text)
 
 
