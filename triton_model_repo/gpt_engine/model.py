@@ -48,7 +48,11 @@ CODES = ((BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, 
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
 COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "kintsugi_"
     "tokens_total": ("tokens_total", "Tokens generated."),
-    "prompt_tokens_total": ("prompt_tokens_total", "Positions of prompts that were read."),
+    "prompt_tokens_total": ("prompt_tokens_total", "Positions of prompts."),
+    "prefix_cache_hits_total": (
+        "prefix_cache_hits_total",
+        "Positions of prompts that were in the cache.",
+    ),
     "requests_total": ("requests_total", "Requests accepted."),
     "requests_failed": ("requests_failed_total", "Requests that ended in an error."),
     "requests_cancelled": ("requests_cancelled_total", "Requests that their client left."),

@@ -18,11 +18,14 @@ from utils.serving.model_config import ConfigError, engine_config, set_parameter
 from utils.serving.repository import SOURCE
 
 TEXTS = {"max_num_seqs": "3", "max_model_len": "0", "device": "cpu", "step_seconds": "7.5"}
+TEXTS["enable_prefix_caching"] = "false"
 
 
 def test_options_come_from_texts():
     config = EngineConfig.of_parameters(TEXTS, "here")
-    assert config == EngineConfig(max_num_seqs=3, device="cpu", step_seconds=7.5)
+    assert config == EngineConfig(
+        max_num_seqs=3, device="cpu", step_seconds=7.5, enable_prefix_caching=False
+    )
     assert EngineConfig(**asdict(config)) == config
 
 
@@ -37,6 +40,7 @@ def test_options_come_from_texts():
         ("max_model_len", "-5", "max_model_len -5 is not a whole number of at least 1"),
         ("dtype", "int8", "dtype 'int8' is not known: give one of auto, float32"),
         ("step_seconds", "nan", "step_seconds nan is not a time limit"),
+        ("enable_prefix_caching", "yes", "enable_prefix_caching 'yes' is not true or false"),
     ],
 )
 def test_a_wrong_parameter_is_named_with_its_place(name, text, words):

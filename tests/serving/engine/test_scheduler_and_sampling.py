@@ -46,8 +46,9 @@ def test_bad_tokens_are_refused(tokens):
 
 
 def request(name, length=3, count=4, virtual=0):
-    prompt = "p" if virtual else None
-    return Request(name, [1] * length, SamplingParams(max_tokens=count), prompt, virtual)
+    """Its tokens are its own: it begins like no request of another name."""
+    prompt, tokens = "p" if virtual else None, [sum(map(ord, name))] * length
+    return Request(name, tokens, SamplingParams(max_tokens=count), prompt, virtual)
 
 
 def names(step):
@@ -72,7 +73,7 @@ def test_requests_join_and_leave_between_steps():
     step = scheduler.plan()  # c takes a's slot while b goes on
     assert names(step) == (["c"], ["b"]) and c.slot == 0
     assert step.command()["prefill"][0] == {
-        "slot": 0, "start": 0, "tokens": [1, 1, 1], "sampling": [0.0, 0, 1.0, None],
+        "slot": 0, "start": 0, "tokens": [ord("c")] * 3, "sampling": [0.0, 0, 1.0, None],
     }  # fmt: skip
     assert step.expected() == [c, b]
     assert scheduler.advance(step, [0, 9]) == [(c, 0), (b, 9)]  # 0 ends a text
@@ -125,8 +126,8 @@ def test_virtual_tokens_come_whole_with_the_first_chunk():
         scheduler.advance(step, [7] * len(step.expected()))
     assert commands == [
         {"slot": 0, "start": 0, "tokens": [], "prompt": "p"},
-        {"slot": 0, "start": 5, "tokens": [1, 1]},
-        {"slot": 0, "start": 7, "tokens": [1], "sampling": [0.0, 0, 1.0, None]},
+        {"slot": 0, "start": 5, "tokens": [ord("a")] * 2},
+        {"slot": 0, "start": 7, "tokens": [ord("a")], "sampling": [0.0, 0, 1.0, None]},
     ]
 
 

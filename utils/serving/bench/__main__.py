@@ -19,8 +19,8 @@ Each number of clients is a closed loop: a client sends its next request when it
 contenders take turns inside each round, in another order each time, while the others wait idle; a
 ratio is taken inside a round, so what else the machine does hits all alike. Each round has a batch
 of prompts of its own, the same for all; `--seed` draws them from the corpus. No request ends early:
-prompts are chosen whose greedy answer has all its tokens. Answers are compared: those that differ
-from transformers' are counted.
+prompts are chosen whose greedy answer has all its tokens. Nobody keeps what is asked again: prefix
+caching is off. Answers are compared: those that differ from transformers' are counted.
 
 Figures are medians and quartiles over the rounds. A ratio has the interval of its rounds that holds
 the median with a probability of 90 % or more, whatever the distribution: from the k-th smallest to

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -76,7 +76,9 @@ class World:
         from utils.serving.server import TritonServer, server_available
 
         self.prompt_tokens, self.new = prompt_tokens, new
+        # all are asked the same, again and again: who kept it would be praised for that
         config = engine_config(Path(repo) / "gpt_engine" / "config.pbtxt")
+        config = replace(config, enable_prefix_caching=False)
         self.slots = config.max_num_seqs
         self.engine = stack.enter_context(Engine(version.folder, **asdict(config)))
         self.threads = version.tp * self.engine.threads
@@ -93,6 +95,10 @@ class World:
         }
         if (reason := server_available()) is None:
             self.server = stack.enter_context(TritonServer(repo, quiet=True))
+            served = self.server.config("gpt_engine")
+            served["parameters"]["enable_prefix_caching"] = {"string_value": "false"}
+            self.server.unload("gpt_engine")
+            self.server.load("gpt_engine", config=served)
             for name, at in ADDRESSES.items():
                 client = Client(http=stack.enter_context(at(self.server)).http, timeout=LIMIT)
                 for kind, send in (("", self._whole), (" stream", self._stream)):

@@ -16,6 +16,7 @@ DEVICES = ("auto", "cpu", "cuda")
 WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number, by dtype
 RENAMED = {"slots": "max_num_seqs"}  # parameters of earlier versions
 WHOLE = ("max_num_seqs", "max_model_len", "prefill_chunk", "queue", "threads")
+SWITCH = {"true": True, "false": False}  # as texts
 SECONDS = ("step_seconds", "start_seconds", "pace")
 
 
@@ -27,6 +28,7 @@ class EngineConfig:
     max_model_len   positions of a request at most, virtual and new tokens with it; None: what the
                     model has
     prefill_chunk   positions of prompts that are read in one step: how long others wait for them
+    enable_prefix_caching   whether a beginning that is in the cache is taken from there
     queue           requests that may wait besides; more are refused with Unavailable
     device          "cpu", "cuda" (one GPU a rank), or "auto": CUDA where every rank has a GPU
     dtype           that weights are computed with; "auto": as stored, on the CPU float32
@@ -42,6 +44,7 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_model_len: int | None = None
     prefill_chunk: int = 256
+    enable_prefix_caching: bool = True
     queue: int = 64
     device: str = "auto"
     dtype: str = "auto"
@@ -62,6 +65,10 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ValueError(f"{name} {value!r} is not a time limit: give seconds above 0")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise ValueError(
+                f"enable_prefix_caching {self.enable_prefix_caching!r} is not true or false"
+            )
         words = {"device": DEVICES} | dict.fromkeys(("dtype", "kv_cache_dtype"), ("auto", *WIDTHS))
         for name, known in words.items():
             if getattr(self, name) not in known:
@@ -86,6 +93,8 @@ class EngineConfig:
                 value = kind(text)
             except ValueError:
                 value = text  # the check names it
+            if isinstance(known[name], bool):
+                value = SWITCH.get(text.lower(), text)
             given[name] = None if known[name] is None and value in (0, "") else value
         try:
             return cls(**given)

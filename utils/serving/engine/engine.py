@@ -51,8 +51,9 @@ class Engine:
         self.restarts = restarts
         self.on_ready = None  # called with False when the ranks have died, True when they are back
         self._scheduler = Scheduler(
-            config.max_num_seqs, config.queue, config.prefill_chunk, self.model.end_tokens
-        )
+            config.max_num_seqs, config.queue, config.prefill_chunk, self.model.end_tokens,
+            config.enable_prefix_caching,
+        )  # fmt: skip
         self._streams = {}  # Request -> (Stream, TextStream)
         self._traced = {}  # Request -> Phases, of those that are traced
         self._stats = Stats()
@@ -262,7 +263,7 @@ class Engine:
         """For the traces of requests that have just got a slot."""
         with self._lock:
             for chunk in step.chunks:
-                if chunk.start == 0 and chunk.request in self._traced:
+                if chunk.first and chunk.request in self._traced:
                     self._traced[chunk.request].begin("prefill")
 
     def _end_trace(self, request, **why):

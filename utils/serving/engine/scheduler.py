@@ -7,7 +7,9 @@
 
 Continuous batching (Yu et al., Orca, OSDI 2022): requests join and leave between two steps; nobody
 waits for the longest. A long prompt is read in chunks, so that those who run go on meanwhile
-(Agrawal et al., arXiv:2308.16369). No torch and no clock: this is bookkeeping only.
+(Agrawal et al., arXiv:2308.16369). What several requests begin with is computed once: a slot keeps
+its keys and values until it is taken again, and a request that begins like them copies these (Zheng
+et al., SGLang, arXiv:2312.07104). No torch and no clock: this is bookkeeping only.
 """
 
 import secrets
@@ -15,6 +17,8 @@ import uuid
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import compress, count
+from operator import ne
 
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
 from utils.serving.engine.version import Version
@@ -30,7 +34,8 @@ class Request:
     prompt: str | None = None  # name of the virtual tokens in front
     virtual: int = 0  # how many those are
     slot: int | None = None  # its row of the batch and of the KV cache, while it runs
-    cached: int = 0  # positions of it whose keys and values are in the cache
+    shared: int = 0  # positions at its beginning that were in the cache when it came
+    cached: int = 0  # positions of it that are in the cache once the planned step is done
     new: list[int] = field(default_factory=list)  # generated so far
     finish: str | None = None
     came: float = 0.0  # when, on the clock of whoever keeps statistics
@@ -87,6 +92,12 @@ class PrefillChunk:
     request: Request
     start: int
     stop: int
+    source: int | None = None  # slot that has the same before `start`, where its own has not
+
+    @property
+    def first(self) -> bool:
+        """Whether nothing of it was read before."""
+        return self.start == self.request.shared
 
     @property
     def last(self) -> bool:
@@ -98,6 +109,8 @@ class PrefillChunk:
         request = self.request
         first, last = max(0, self.start - request.virtual), self.stop - request.virtual
         command = {"slot": request.slot, "start": self.start, "tokens": request.tokens[first:last]}
+        if self.source is not None:
+            command["source"] = self.source
         if self.start == 0 and request.prompt is not None:
             command["prompt"] = request.prompt
         if self.last:
@@ -136,14 +149,23 @@ class Scheduler:
     prefill_chunk   positions of prompts that are read in one step at most, over all requests
                     (virtual tokens of one request are never divided)
     end_tokens      ids that end a text
+    enable_prefix_caching   whether what is in the cache is computed again
     """
 
     def __init__(
-        self, max_num_seqs: int, queue: int, prefill_chunk: int, end_tokens: Iterable[int]
+        self,
+        max_num_seqs: int,
+        queue: int,
+        prefill_chunk: int,
+        end_tokens: Iterable[int],
+        enable_prefix_caching: bool = True,
     ):
         self.queue, self.prefill_chunk = queue, prefill_chunk
         self.end_tokens = frozenset(end_tokens)
+        self.enable_prefix_caching = enable_prefix_caching
         self.slots = [None] * max_num_seqs  # the request in each
+        self.free = list(range(max_num_seqs))  # slots; the one that was left longest ago is first
+        self.kept = [None] * max_num_seqs  # the request that each has positions of; it may be over
         self.waiting = deque()
         self.requests = {}  # by id: waiting and running
 
@@ -154,8 +176,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Puts a request into the queue. Raises Unavailable when that is full."""
-        free = self.slots.count(None)
-        if len(self.waiting) >= self.queue + free:
+        if len(self.waiting) >= self.queue + len(self.free):
             raise Unavailable(
                 f"the queue is full: {len(self.running)} requests run and {len(self.waiting)} "
                 "wait; try again later"
@@ -171,27 +192,44 @@ class Scheduler:
             if not request.new:
                 chunks.append(self._chunk(request, left))
                 left -= chunks[-1].stop - chunks[-1].start
-        while left > 0 and self.waiting and None in self.slots:
+        while left > 0 and self.waiting and self.free:
             request = self.waiting.popleft()
-            request.slot = self.slots.index(None)  # the lowest: the batch stays dense
-            self.slots[request.slot] = request
-            chunks.append(self._chunk(request, left))
+            chunks.append(self._chunk(request, left, self._enter(request)))
             left -= chunks[-1].stop - chunks[-1].start
+        for request in running:  # last, as the ranks do it: a chunk copies what was before
+            request.cached += 1
         return Step(chunks, running) if chunks or running else None
 
-    def _chunk(self, request, left):
-        stop = min(request.length, max(request.cached + left, request.virtual))
-        return PrefillChunk(request, request.cached, stop)
+    def _chunk(self, request, left, source=None):
+        start = request.cached
+        request.cached = min(request.length, max(start + left, request.virtual))
+        return PrefillChunk(request, start, request.cached, source)
+
+    def _enter(self, request):
+        """Gives a request a slot with the longest beginning of it that is in the cache; returns the
+        slot to copy that from, or None."""
+        found = [_agreement(request, kept) for kept in self.kept]
+        taken = [slot for slot, one in enumerate(self.slots) if one is not None]
+
+        def cost(slot):
+            """The rows of the batch, then whether something is lost that might be wanted again."""
+            kept, rows = self.kept[slot], [slot, *taken]
+            return max(rows) - min(rows), kept is not None and kept.cached > found[slot]
+
+        request.slot = min(self.free, key=cost)
+        self.free.remove(request.slot)
+        request.shared = request.cached = max(found)
+        source = None if found[request.slot] == request.shared else found.index(request.shared)
+        self.slots[request.slot] = request
+        if self.enable_prefix_caching:
+            self.kept[request.slot] = request
+        return source
 
     def advance(self, step: Step, tokens: list[int]) -> list[tuple[Request, int]]:
         """Takes the tokens of a step: (request, token) for each request that goes on or ends now.
 
         Those that were cancelled while the ranks worked are left out.
         """
-        for chunk in step.chunks:
-            chunk.request.cached = chunk.stop
-        for request in step.running:
-            request.cached += 1
         served = []
         for request, token in zip(step.expected(), tokens, strict=True):
             if request.finish is not None:
@@ -214,10 +252,24 @@ class Scheduler:
             self.waiting.remove(request)
         else:
             self.slots[request.slot] = None
+            self.free.append(request.slot)
 
     def clear(self) -> list[Request]:
-        """Ends every request, waiting or running, and returns them."""
+        """Ends every request, waiting or running, and returns them; the cache counts as empty."""
         ended = list(self.requests.values())
         for request in ended:
             self.end(request, "cancelled")
+        self.kept = [None] * len(self.slots)
         return ended
+
+
+def _agreement(request, kept):
+    """At how many positions a request begins like one that is kept; but its last one is computed
+    anew, because what follows is read from it, and virtual tokens are never divided."""
+    if kept is None or kept.prompt != request.prompt:
+        return 0
+    tokens = (kept.tokens + kept.new)[: kept.cached - kept.virtual]
+    least = min(len(tokens), len(request.tokens))
+    equal = next(compress(count(), map(ne, tokens, request.tokens)), least)
+    positions = min(request.virtual + equal, request.length - 1)
+    return positions if positions >= request.virtual else 0

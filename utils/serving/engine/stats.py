@@ -44,7 +44,8 @@ class Stats:
     """
 
     def __init__(self):
-        self.tokens = self.prompt_tokens = self.requests = self.steps = self.restarts = 0
+        self.tokens = self.prompt_tokens = self.prefix_cache_hits = 0
+        self.requests = self.steps = self.restarts = 0
         self.histograms = {name: Histogram() for name in HISTOGRAMS}
         self.failed = self.cancelled = self.rejected = 0
         self._first_last = 0.0
@@ -62,7 +63,9 @@ class Stats:
         self.tokens += len(served)
         for chunk in step.chunks:
             self.prompt_tokens += chunk.stop - chunk.start
-            if chunk.start == 0:
+            if chunk.first:
+                self.prompt_tokens += chunk.request.shared
+                self.prefix_cache_hits += chunk.request.shared
                 took["request_queue_time"].observe(now - seconds - chunk.request.came)
         for request, _ in served:
             if len(request.new) == 1:
@@ -99,6 +102,7 @@ class Stats:
             "kv_size": slots * max_model_len,
             "tokens_total": self.tokens,
             "prompt_tokens_total": self.prompt_tokens,
+            "prefix_cache_hits_total": self.prefix_cache_hits,
             "requests_total": self.requests,
             "requests_failed": self.failed,
             "requests_cancelled": self.cancelled,

@@ -140,8 +140,11 @@ class Worker:
             return {}
         return {"tokens": tokens} | ({"logprobs": told} if told else {})
 
-    def _prefill(self, out, told, slot, start, tokens, prompt=None, sampling=None, logprobs=None):
-        logits = self.decoder.prefill(slot, start, tokens, prompt, logits=sampling is not None)
+    def _prefill(
+        self, out, told, slot, start, tokens, source=None, prompt=None, sampling=None, logprobs=None
+    ):
+        wanted = sampling is not None
+        logits = self.decoder.prefill(slot, start, tokens, prompt, wanted, source)
         if logits is not None:
             self.samplers[slot] = self._sampling.Sampler(*sampling)
             self.logprobs[slot] = logprobs
