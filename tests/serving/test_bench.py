@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.serving.world import configure, ranks, repo_of
+from tests.serving.world import configure, kintsugi, ranks, repo_of
 from utils.models.tokenizer import Tokenizer
 from utils.serving import perf_analyzer
 from utils.serving.bench.__main__ import (
@@ -290,9 +290,11 @@ def test_prompts_come_in_batches_and_all_contenders_have_the_same_threads(repo):
             for name in world.present:
                 assert len(world.load(name, 2, 4, None).requests) == 4
             assert set(world.different.values()) == {0}
-            groups = [world.engine.pids]
+            groups, found = [world.engine.pids], [world.engine.stats()["prefix_cache_hits_total"]]
             if "triton" in world.present:
                 groups.append(ranks(world.server))
+                found.append(kintsugi(world.server)["prefix_cache_hits_total"])
+            assert set(found) == {0}  # nobody keeps what is asked again
             assert world.threads == world.peer.threads == 3
             tasks = [len(list(Path(f"/proc/{pid}/task").iterdir())) for (pid,) in groups]
             assert len(set(tasks)) == 1 and tasks[0] >= 3
