@@ -149,7 +149,7 @@ class Scheduler:
     prefill_chunk   positions of prompts that are read in one step at most, over all requests
                     (virtual tokens of one request are never divided)
     end_tokens      ids that end a text
-    enable_prefix_caching   whether what is in the cache is computed again
+    enable_prefix_caching   whether a beginning that is in the cache is taken from there
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Scheduler:
 
         def cost(slot):
             """The rows of the batch, then whether something is lost that might be wanted again."""
-            kept, rows = self.kept[slot], [slot, *taken]
+            kept, rows = self.kept[slot], [slot, *taken[:1], *taken[-1:]]
             return max(rows) - min(rows), kept is not None and kept.cached > found[slot]
 
         request.slot = min(self.free, key=cost)
