@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def steps_on_rank(folder, tp):
-    """Three requests join and leave: [logits of rank 0 or None] of each step, and its traffic."""
+    """Four requests join and leave: [logits of rank 0 or None] of each step, and its traffic."""
     import torch
     import torch.distributed as dist
 
@@ -29,13 +29,14 @@ def steps_on_rank(folder, tp):
         prompts=version.prompt_tensors(),
     )  # fmt: skip
     steps = [
-        lambda: decoder.prefill(1, 0, [5, 6, 7]),  # slot 0 stays free: a row that nobody reads
+        lambda: decoder.prefill(1, 0, [5, 6, 7]),  # slot 2 stays free: a row that nobody reads
         lambda: decoder.decode([1], [8]),
         lambda: decoder.prefill(3, 0, [9] * 6, prompt="kind", logits=False),
         lambda: decoder.decode([1], [9]),  # while 3 is read in part
         lambda: decoder.prefill(3, 11, [10, 11]),
         lambda: decoder.decode([1, 3], [10, 12]),
         lambda: decoder.decode([3], [13]),  # 1 has left
+        lambda: decoder.prefill(0, 11, [30], source=3),  # it begins as 3 did
         lambda: decoder.prefill(1, 0, [20]),  # its slot serves another
         lambda: decoder.decode([3, 1], [14, 21]),
     ]
@@ -53,14 +54,15 @@ def steps_on_rank(folder, tp):
 # For each step: (for each row of its logits: the tokens read, with prompt?), positions of the pass
 STEPS = [
     ([([5, 6, 7], False)], 3),
-    ([([5, 6, 7, 8], False)], 2),  # rows 0 and 1
+    ([([5, 6, 7, 8], False)], 1),
     (None, 11),
-    ([([5, 6, 7, 8, 9], False)], 2),
+    ([([5, 6, 7, 8, 9], False)], 1),
     ([([9] * 6 + [10, 11], True)], 2),
-    ([([5, 6, 7, 8, 9, 10], False), ([9] * 6 + [10, 11, 12], True)], 4),
-    ([([9] * 6 + [10, 11, 12, 13], True)], 4),
+    ([([5, 6, 7, 8, 9, 10], False), ([9] * 6 + [10, 11, 12], True)], 3),  # rows 1 to 3
+    ([([9] * 6 + [10, 11, 12, 13], True)], 1),
+    ([([9] * 6 + [30], True)], 1),
     ([([20], False)], 1),
-    ([([9] * 6 + [10, 11, 12, 13, 14], True), ([20, 21], False)], 4),
+    ([([9] * 6 + [10, 11, 12, 13, 14], True), ([20, 21], False)], 3),
 ]
 
 
