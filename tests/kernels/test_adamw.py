@@ -250,6 +250,30 @@ def test_parameters_without_a_gradient_are_left_alone(on):
     assert states == 1 and loss == 3.0
 
 
+def more_groups(device):
+    """A group with a rate that is a tensor, one that is refused, and what is left of both."""
+    first, second, third = weights_of([5, 5, 5], torch.float32, device)
+    optimizer = AdamWTriton([first], lr=0.5, weight_decay=0.0)
+    optimizer.add_param_group({"params": [second], "lr": torch.tensor(0.25)})
+    try:
+        optimizer.add_param_group({"params": [third.detach().half()]})
+    except ValueError as refused:
+        assert "float16" in str(refused)
+    before = host(copy.deepcopy([first, second]))
+    for weight in (first, second):
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    way = [one - other for one, other in zip(before, host([first, second]))]
+    return len(optimizer.param_groups), way
+
+
+def test_a_group_that_is_refused_leaves_nothing_behind(on):
+    groups, way = on(more_groups)
+    assert groups == 2
+    for moved, lr in zip(way, (0.5, 0.25)):
+        torch.testing.assert_close(moved, torch.full((5,), lr))
+
+
 def stale(device):
     (weight,) = weights_of([5], torch.float32, device)
     loss = (weight * weight).sum()

@@ -135,7 +135,7 @@ def test_what_cannot_be_compiled_is_named():
         ("A100", 128, 32, 0, 16, 1.0, "warps"),
         ("A100", 256, 64, 0, 4, 0.5, "registers"),
         ("A100", 32, 16, 0, 32, 0.5, "blocks"),
-        ("A100", 128, 33, 0, 12, 0.75, "registers"),  # 33 · 32 numbers are given as 1280: 51 warps
+        ("A100", 96, 33, 0, 16, 0.75, "registers"),  # 33 · 32 are given as 1280: 51 warps, so 48
         ("A100", 128, 255, 0, 2, 0.125, "registers"),
         ("A100", 128, 32, 48 * 1024, 3, 0.1875, "shared memory"),
         ("H100", 128, 32, 48 * 1024, 4, 0.25, "shared memory"),

@@ -47,13 +47,12 @@ def assert_same(ours, theirs):
 
 
 def test_a_run_is_the_run_of_adamw(on):
-    theirs = curve("cpu", RUN)
-    assert_same(on(curve, replace(RUN, optimizer="adamw-triton")), theirs)
+    assert_same(on(curve, replace(RUN, optimizer="adamw-triton")), on(curve, RUN))
 
 
 def test_a_run_goes_on_in_either_optimizer(on, tmp_path):
     half = replace(RUN, steps=2, warmup=0.0, cooldown=0.0)
-    whole = curve("cpu", replace(half, steps=4))
+    whole = on(curve, replace(half, steps=4))
     for optimizer, then in (("adamw-triton", "adamw"), ("adamw", "adamw-triton")):
         folder = tmp_path / then
         first, _ = on(curve, replace(half, optimizer=optimizer, out=str(folder)))

@@ -204,6 +204,14 @@ class AdamWTriton(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict) -> None:
         super().add_param_group(param_group)
+        try:
+            self._check()
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    def _check(self):
+        """Of all groups, of which the last is new."""
         _check_group(self.param_groups[-1])
         devices = {p.device for group in self.param_groups for p in group["params"]}
         if len(devices) > 1:
@@ -253,8 +261,8 @@ class AdamWTriton(torch.optim.Optimizer):
         torch.autograd.graph.increment_version(parameter)  # autograd does not see the kernel
         row = [weight.numel(), 0, int(step), *addresses]
         row += [0] * (FIELDS.value - len(row))
-        hyper = (group[name] for name in ("lr", "betas", "eps", "weight_decay"))
-        return (kind, aligned), (row, numbers(step, *hyper), weight.device)
+        lr, rest = float(group["lr"]), (group[name] for name in ("betas", "eps", "weight_decay"))
+        return (kind, aligned), (row, numbers(step, lr, *rest), weight.device)
 
     def _state_of(self, parameter, group):
         state = self.state[parameter]

@@ -22,7 +22,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -79,8 +79,8 @@ class MachineCode:
     loads: dict[int, int]  # {bits for a thread: instructions} from global memory, widest first
     stores: dict[int, int]
     scalars: dict[int, int]  # not in these: a number that the whole program loads or stores once
-    sass: str  # the machine code as text
-    ptx: str
+    sass: str = field(repr=False)  # the machine code as text
+    ptx: str = field(repr=False)
 
     def bytes_per(self, elements: int) -> float:
         """Bytes between global memory and registers for each of a program's `elements`, where
