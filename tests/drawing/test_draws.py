@@ -14,7 +14,8 @@ from utils.drawing import (
 )
 from utils.drawing import planner as plans
 from utils.drawing.figures import plt
-from utils.measure.traces import Report, Split
+from utils.measure.findings import Report
+from utils.measure.traces import Split
 from utils.parallel.schedules import schedule, simulate
 from utils.planner.published import FITTED
 

@@ -14,7 +14,9 @@ import torch.distributed._functional_collectives as functional
 from torch.utils.data import DataLoader, Dataset
 
 from tests.patience import patience
-from utils.measure import profile, report, traces
+from utils.measure import profile, traces
+from utils.measure import report as command
+from utils.measure.findings import report
 from utils.measure.traces import KINDS, TraceError
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.parallel.mesh import make_mesh
@@ -63,7 +65,7 @@ def comes_late(folder, who, seconds):
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_delay_of_d_ms_is_found_as_d(two, tmp_path, who):
     two.run(comes_late, tmp_path, who, 0.4)
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     assert [trace.marked for trace in made.traces] == [True, True]
     assert len(made.steps) == 6
     assert 200 < made.late[who] < 800
@@ -96,7 +98,7 @@ def starves(folder):
 
 def test_a_loader_that_starves(two, tmp_path):
     two.run(starves, tmp_path)
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     assert all(one.data >= 119 for one in made.steps)
     found = finding(made, "data")
     assert found.ms >= 119 and "num_workers" in found.text
@@ -115,7 +117,7 @@ def one_for_each_parameter(folder, count):
 
 def test_an_all_reduce_for_each_parameter(two, tmp_path):
     two.run(one_for_each_parameter, tmp_path, 24)
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     sums = made.collectives()["all_reduce"]
     assert (sums["calls"], sums["bytes"]) == (24, 24 * 32 * 32 * 4)
     assert "24 all-reduces of 4.1 KB a step" in finding(made, "small collectives").text
@@ -137,7 +139,7 @@ def asks_at_once(folder):
 
 def test_an_item_that_waits_is_found_with_its_place(two, tmp_path):
     two.run(asks_at_once, tmp_path)
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     found = finding(made, "wait")
     assert found.rank == 1 and found.ms > 150
     line = asks_at_once.__code__.co_firstlineno + 1
@@ -162,7 +164,7 @@ def two_stages(folder, seconds):
 
 def test_unequal_stages(two, tmp_path):
     two.run(two_stages, tmp_path, (0.2, 0.01))
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     assert made.ranks[1].bubble > 200
     found = finding(made, "stages")
     assert found.rank == 0 and "unequal" in found.text
@@ -196,7 +198,7 @@ def pipelined(folder, seconds):
 
 def test_unequal_stages_of_a_schedule(two, tmp_path):
     two.run(pipelined, tmp_path, (0.02, 0.12))
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     assert made.ranks[1].compute > 8 * 119  # four forward and four backward passes
     assert made.ranks[0].bubble > 300 > made.ranks[0].communication
     assert finding(made, "stages").rank == 1
@@ -214,10 +216,10 @@ def on_many_threads(folder, threads):
 
 def test_too_many_threads(two, tmp_path):
     two.run(on_many_threads, tmp_path, 64)
-    found = finding(traces.report(tmp_path), "threads")
+    found = finding(report(tmp_path), "threads")
     assert "128 threads of 2 ranks" in found.text and "OMP_NUM_THREADS=" in found.text
     two.run(on_many_threads, tmp_path, 1)
-    assert "threads" not in kinds(traces.report(tmp_path))
+    assert "threads" not in kinds(report(tmp_path))
 
 
 def all_at_once(folder):
@@ -233,7 +235,7 @@ def all_at_once(folder):
 def test_64_ranks(tmp_path):
     with Ranks(64, device="cpu", timeout=patience(120)) as many:
         many.run(all_at_once, tmp_path)
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     assert len(made.ranks) == 64
     assert finding(made, "straggler").rank == 41
     assert 750 < made.late[41] < 3000
@@ -304,7 +306,7 @@ def test_a_send_that_is_waited_for_later_costs_nothing(tmp_path):
         op("gloo:recv", 12, 20, cat="user_annotation"),
         op("aten::mm", 22, 26),
     ]
-    (one,) = traces.report(written(tmp_path / "t.json", events)).ranks
+    (one,) = report(written(tmp_path / "t.json", events)).ranks
     assert ms(one) == {"compute": 8 + 4, "bubble": 1 + 8 + 3, "host": 6}
 
 
@@ -331,7 +333,7 @@ def test_on_a_gpu_kernels_count(tmp_path):
     file = written(
         tmp_path / "t.json", events, distributedInfo={"backend": "nccl", "rank": 0, "world_size": 2}
     )
-    made = traces.report(file)
+    made = report(file)
     assert ms(made.ranks[0]) == {
         "data": 3, "compute": 10, "communication": 7, "bubble": 3, "host": 17
     }  # fmt: skip
@@ -350,7 +352,7 @@ def test_an_older_trace_calls_an_all_to_all_sendrecv(tmp_path):
         op("sgemm", 1, 2, cat="kernel"),
         nccl("SendRecv", 2, 5),
     ]
-    (one,) = traces.report(written(tmp_path / "t.json", events)).ranks
+    (one,) = report(written(tmp_path / "t.json", events)).ranks
     assert ms(one) == {"compute": 1, "communication": 3, "host": 6}
 
 
@@ -384,7 +386,7 @@ def test_waits_of_overlapping_collectives_count_once(tmp_path, clocks):
             shift=500.0 * rank if clocks == "hosts" else -100.0 * other,
             base=100_000_000 * other,
         )
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     # rank 0 waits from 10, rank 2 from 14: in the middle from 12 to 30, both collectives together
     assert made.late == pytest.approx({0: 0, 1: 18, 2: 0})
     found = finding(made, "straggler")
@@ -397,7 +399,7 @@ def test_equal_stages_need_more_micro_batches(tmp_path, works, kind):
         recv = op("gloo:recv", work, 30, cat="user_annotation")
         events = [*step_marks(0, 30), op("aten::mm", 0, work), recv]
         written(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     assert [one.bubble for one in made.ranks] == pytest.approx([30 - work for work in works])
     assert kinds(made) == [kind]
 
@@ -500,7 +502,7 @@ def test_the_command(tmp_path):
 def test_the_command_with_bad_words(tmp_path, monkeypatch, capsys, words, sentence):
     rank_file(tmp_path, 0, 10)
     monkeypatch.chdir(tmp_path)
-    assert report.main(words) == 2
+    assert command.main(words) == 2
     out, error = capsys.readouterr()
     assert out == "" and error.startswith("utils.measure.report: ") and error.count("\n") == 1
     assert sentence in error

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from tests.patience import patience
-from utils.measure import profile, traces
+from utils.measure import profile
+from utils.measure.findings import report
 from utils.ranks import Ranks
 from utils.ranks.launch import launch
 from utils.training.deepspeed import import_deepspeed, settings
@@ -73,7 +74,7 @@ def test_transformers_trainer(tmp_path):
     script.write_text(TRAINER)
     launch(script, ranks=2, args=[tmp_path], timeout=patience(200))
     for folder, marked, steps in (("marked", True, 2), ("bare", False, 5)):
-        made = traces.report(tmp_path / folder)
+        made = report(tmp_path / folder)
         assert [(t.rank, t.marked, len(t.steps)) for t in made.traces] == [
             (0, marked, steps),
             (1, marked, steps),
@@ -112,7 +113,7 @@ def deepspeed_steps(folder, zero_stage):
 @pytest.mark.parametrize("zero_stage", [0, 2])
 def test_deepspeed(pair, tmp_path, zero_stage):
     pair.run(deepspeed_steps, tmp_path, zero_stage)
-    made = traces.report(tmp_path)
+    made = report(tmp_path)
     (straggler,) = (finding for finding in made.findings if finding.kind == "straggler")
     assert straggler.rank == 0 and 150 < straggler.ms < 600
     assert made.ranks[0].host >= 299

@@ -1,12 +1,13 @@
-"""A report of utils.measure.traces as figures: where the time of each rank's mean step goes.
+"""A report of utils.measure.findings as figures: where the time of each rank's mean step goes.
 
-made = traces.report("traces")
+made = report("traces")
 time_split(made)        # a bar for each rank, for a few ranks
 rank_map(made)          # a heat map rank × kind, for many
 """
 
 from utils.drawing import figures
-from utils.measure.traces import KINDS, Report
+from utils.measure.findings import Report
+from utils.measure.traces import KINDS
 
 TINTS = {"bubble": "gold", "host": "muted"}
 FEW = 8  # ranks whose numbers fit into the cells of the map

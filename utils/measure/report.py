@@ -4,7 +4,7 @@
     python -m utils.measure.report rank0.json.gz rank1.json.gz --json report.json
 
 Any traces of `torch.profiler` will do; `utils.measure.traces` says what to record, what the kinds
-of time mean, and offers the same as functions.
+of time mean; `utils.measure.findings` offers the report as a function.
 """
 
 import argparse
@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from utils import cli
-from utils.measure import traces
+from utils.measure.findings import report
+from utils.measure.traces import TraceError
 
 PROGRAM = "utils.measure.report"
 
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def run():
-        made = traces.report(options.traces)
+        made = report(options.traces)
         if options.json:
             _write(options.json, json.dumps(made.as_dict(), indent=1))
         print(made)
@@ -42,7 +43,7 @@ def _write(path: Path, text: str) -> None:
         beside.write_text(text + "\n", encoding="utf-8")
         beside.replace(path)
     except OSError as error:
-        raise traces.TraceError(f"--json {path} cannot be written: {error.strerror}") from None
+        raise TraceError(f"--json {path} cannot be written: {error.strerror}") from None
 
 
 if __name__ == "__main__":
