@@ -30,8 +30,8 @@ SANITIZE = Path(__file__).with_name("nbval_sanitize.cfg")
 class Kernel(RunningKernel):
     """A kernel with its own environment, whose death is noticed within a second."""
 
-    def __init__(self, name, cwd, startup_timeout, environment):
-        use_warm_kernels()
+    def __init__(self, name, cwd, startup_timeout, environment, warm):
+        use_warm_kernels(warm)
         with open(os.devnull, "w") as devnull:
             self.km, self.kc = start_new_kernel(
                 startup_timeout, name, stderr=devnull, cwd=cwd, env=environment
@@ -85,6 +85,7 @@ class Notebook(IPyNbFile):
             cwd=str(self.path.parent),
             startup_timeout=option.nbval_kernel_startup_timeout,
             environment=self.around.environment,
+            warm=not any("TRITON_INTERPRET" in cell.source for cell in self.nb.cells),
         )
         self.setup_sanitize_files()
 

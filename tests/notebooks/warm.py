@@ -4,7 +4,9 @@ A kernel takes four processor seconds to start: Python, IPython, torch, matplotl
 notebooks are tested. So each pytest process keeps one process that has imported them and nothing
 else (`main` below), and a kernel is a fork of it: what it then reads, writes and shows is what a
 kernel that was started from nothing reads, writes and shows. (The browser's tests, `make course`
-and `make refresh` start theirs from nothing.) Linux only: elsewhere kernels start as usual.
+and `make refresh` start theirs from nothing, and so does a notebook that sets TRITON_INTERPRET:
+torch's compiler imports Triton, which reads that variable once.) Linux only: elsewhere kernels
+start as usual.
 """
 
 import atexit
@@ -91,12 +93,15 @@ class ForkedKernel:
         os.close(self._handle)
 
 
-def use_warm_kernels() -> None:
-    """From now on Jupyter's managers in this process start kernels so."""
+def use_warm_kernels(warm: bool = True) -> None:
+    """From now on Jupyter's managers in this process start kernels so, or, not `warm`, as usual."""
     if not hasattr(os, "pidfd_open"):
         return
-    name, group = "warm", KernelProvisionerFactory.GROUP_NAME
     factory = KernelProvisionerFactory.instance()
+    if not warm:
+        factory.default_provisioner_name = "local-provisioner"
+        return
+    name, group = "warm", KernelProvisionerFactory.GROUP_NAME
     factory.provisioners[name] = EntryPoint(name, f"{__name__}:{WarmProvisioner.__name__}", group)
     factory.default_provisioner_name = name
 
