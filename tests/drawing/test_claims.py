@@ -1,4 +1,4 @@
-"""What the drawings of lessons 00 to 10 claim: numbers, owners and orders are those of the code."""
+"""What the drawings of lessons 00 to 12 claim: numbers, owners and orders are those of the code."""
 
 import re
 from itertools import chain
@@ -14,6 +14,7 @@ from utils.drawing import (
     data_parallel,
     experts,
     grid,
+    kernels,
     memory,
     pipeline,
     precision,
@@ -348,3 +349,32 @@ def test_a_slower_network_is_further_right():
     axes = plt.gcf().axes[0]
     assert axes.xaxis_inverted()
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.1", "1", "10"]
+
+
+# ---- lesson 12
+
+
+def test_the_roofs_meet_where_the_peak_takes_over():
+    kernels.roofline(8e12, 2e12, {"slow": (1, 1e12), "on the roof": (64, 8e12)})
+    axes = plt.gca()
+    memory_roof, peak, *points = [list(zip(*line.get_data())) for line in axes.lines]
+    assert memory_roof[1] == peak[0] == (4, 8e12)  # FLOPs a byte, FLOP/s
+    left, speed = memory_roof[0]
+    assert speed == left * 2e12 and peak[1][1] == 8e12
+    assert points == [[(1, 1e12)], [(64, 8e12)]]
+    assert {"slow", "on the roof", "the peak: 8TFLOP/s"} < set(texts(axes))
+
+
+@pytest.mark.parametrize("n, block", [(10, 4), (8, 4), (1, 2)])
+def test_each_number_is_in_one_program_and_the_others_are_masked(n, block):
+    kernels.blocks(n, block)
+    words = texts(plt.gca())
+    programs = -(-n // block)
+    assert (words.count("true"), words.count("false")) == (n, programs * block - n)
+    assert [word for word in words if word.isdigit()] == [str(i) for i in range(programs * block)]
+    assert f"program {programs - 1}" in words and f"program {programs}" not in words
+
+
+def test_no_number_is_one_sentence():
+    with pytest.raises(ValueError, match="0 numbers in blocks of 4"):
+        kernels.blocks(0, 4)

@@ -6,6 +6,6 @@ timeline      when a rank computes and when it talks
 memory        what a step holds, from change to change
 
 A drawing of one lesson has its subject's name: data_parallel, accumulation, precision, sharded,
-tensor, pipeline, experts, grid, planner (planner_widget: with sliders), profiling, prompts,
-serving.
+tensor, pipeline, experts, grid, planner (planner_widget: with sliders), profiling, kernels,
+prompts, serving.
 """

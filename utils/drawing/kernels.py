@@ -1,0 +1,68 @@
+"""Drawings of lesson 12: the roofline, and how programs share out the numbers of a tensor."""
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
+
+from utils.drawing import figures
+
+
+def roofline(
+    peak: float,
+    bandwidth: float,
+    points: dict[str, tuple[float, float]],
+    *,
+    title: str = "",
+    ax: Axes | None = None,
+) -> None:
+    """FLOP/s that a machine can reach, over FLOPs a byte, and where some work stands under it.
+
+    peak        FLOP/s
+    bandwidth   bytes/s
+    points      {name: (FLOPs a byte, FLOP/s)}
+
+    Williams, Waterman, Patterson 2009, "Roofline", Communications of the ACM 52 (4).
+    """
+    axes = figures.figure("tall")[1] if ax is None else ax
+    ridge = peak / bandwidth  # FLOPs a byte from which on the peak decides
+    xs = [x for x, _ in points.values()]
+    left, right = min(*xs, ridge) / 3, max(*xs, ridge) * 12
+    axes.plot([left, ridge], [left * bandwidth, peak], color=figures.ORANGE)
+    axes.plot([ridge, right], [peak, peak], color=figures.BLUE)
+    for name, (x, y) in points.items():
+        axes.plot(x, y, "o", color=figures.INK)
+        beside = figures.RIGHT | {"xytext": (5, -10 if y > peak / 2 else 0)}  # not on the line
+        axes.annotate(name, (x, y), **beside, fontsize=10)
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="FLOP/s", title=title)
+    lowest = min(left * bandwidth, *(y for _, y in points.values()))
+    axes.set(xlim=(left, right), ylim=(lowest / 2, peak * 4))
+    axes.text(ridge, peak * 1.35, f"the peak: {figures.number(peak)}FLOP/s", color=figures.BLUE)
+    middle = (left * ridge) ** 0.5
+    axes.text(middle, middle * bandwidth * 1.8, f"the memory:\n{figures.number(bandwidth)}B/s",
+              color=figures.ORANGE, ha="right")  # fmt: skip
+    axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))  # 100G, 1T, 1P
+    if ax is None:
+        figures.show()
+
+
+def blocks(n: int, block: int) -> None:
+    """n numbers shared out over programs of `block` places each; those with a false mask are grey.
+
+    Raises ValueError for fewer than one number or place.
+    """
+    if n < 1 or block < 1:
+        raise ValueError(f"{n} numbers in blocks of {block}: give 1 or more of both")
+    _, axes = figures.figure("strip")
+    for place in range(-(-n // block) * block):
+        program, inside = divmod(place, block)
+        x = place + 0.5 * program  # a gap between programs
+        color = f"rank {program}" if place < n else "pale"
+        figures.block(axes, x, 0, 0.92, 1, color, place, ink="white" if place < n else "#23272E")
+        axes.text(x + 0.46, -0.35, "true" if place < n else "false", ha="center", fontsize=9)
+        if inside == 0:
+            axes.text(x, 1.25, f"program {program}", color=figures.shade(f"rank {program}"))
+    axes.text(-0.3, 0.5, "place", ha="right", va="center")
+    axes.text(-0.3, -0.28, "mask", ha="right", va="center")
+    axes.set(xlim=(-1.6, x + 1.2), ylim=(-0.7, 1.8))
+    axes.axis("off")
+    figures.show()
