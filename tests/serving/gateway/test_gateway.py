@@ -1,5 +1,6 @@
 """The gateway in front of a real server: what passes, what is refused and how, who may do what."""
 
+import asyncio
 import http.client
 import json
 import shutil
@@ -25,6 +26,8 @@ from utils.models.tokenizer import Tokenizer
 from utils.serving.client import Client, ServeError
 from utils.serving.gateway import Gateway
 from utils.serving.gateway.process import Served
+from utils.serving.gateway.stubs import Stubs
+from utils.serving.gateway.triton import Triton
 from utils.serving.server import ServerError
 
 pytestmark = pytest.mark.timeout(900)
@@ -395,6 +398,32 @@ def echo(gateway, word):
     status, _, answer = ask(gateway, "/v2/models/echo/infer", body)
     assert status == 200, answer
     return json.loads(answer)["outputs"][0]["data"][0]
+
+
+def test_a_process_that_the_list_of_children_lacks_is_not_dead(server):
+    """While a thread of the server ends, its children have no parent that is looked at."""
+
+    async def watch():
+        async with Triton(server.http) as triton:
+            stubs = Stubs(triton, server.pid, load_seconds=PATIENCE)
+            await stubs.begin()
+            listed, looks, seen = stubs.stubs, 0, asyncio.Event()
+
+            def lacking():
+                nonlocal looks
+                looks += 1
+                if looks == 4:
+                    seen.set()
+                return listed() if looks == 1 else []
+
+            stubs.stubs = lacking
+            watching = asyncio.create_task(stubs.run())
+            async with asyncio.timeout(PATIENCE):
+                await seen.wait()
+            watching.cancel()
+            return dict(stubs.down), stubs.loads
+
+    assert asyncio.run(watch()) == ({}, 0)
 
 
 def test_why_it_does_not_start(server):

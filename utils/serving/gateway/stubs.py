@@ -51,7 +51,7 @@ class Stubs:
         self.wanted: set[str] = set()  # models that should be served
         self.down: dict[str, str] = {}  # {model: why it is not}
         self.loads = 0  # models that were loaded again
-        self._known: set[tuple[str, str]] = set()  # (model, version) that had a stub
+        self._known: set[Stub] = set()  # that ran at the last look
         self._stopped: dict[Stub, float] = {}  # since when
         self._calls: dict[asyncio.Timeout, str] = {}  # running requests, by their time limit
         self._healing: dict[str, asyncio.Task] = {}
@@ -156,7 +156,10 @@ class Stubs:
 
     async def _look(self):
         now = asyncio.get_running_loop().time()
-        here = {stub: state(stub.pid) for stub in self.stubs()}
+        # The kernel's lists of children may lack one for a moment, when a thread of the server ends
+        # and another becomes its parent: so who was there is asked for by its own number, too.
+        found = {*self.stubs(), *(stub for stub in self._known if stub_of(stub.pid) == stub)}
+        here = {stub: state(stub.pid) for stub in found}
         stopped = {stub for stub, letter in here.items() if letter in "Tt"}
         self._stopped = {stub: self._stopped.get(stub, now) for stub in stopped}
         self._kill(stub for stub, since in self._stopped.items() if now - since > HUNG)
@@ -164,8 +167,8 @@ class Stubs:
             self.down[model] = f"{model} is stopped"
         for model in set(self.down) - {stub.model for stub in stopped} - set(self._healing):
             del self.down[model]
-        alive = {(stub.model, stub.version) for stub, letter in here.items() if letter not in "ZX"}
-        if gone := self._known - alive:
+        alive = {stub for stub, letter in here.items() if letter not in "ZX"}
+        if gone := served_by(self._known) - served_by(alive):
             states = await self.triton.states()
             for model in {key[0] for key in gone if states.get(key) == "READY"}:
                 self._heal(model)
@@ -223,6 +226,11 @@ class Stubs:
 
 class Hangs(Refusal):
     """A load that took too long."""
+
+
+def served_by(stubs: Iterable[Stub]) -> set[tuple[str, str]]:
+    """{(model, version)}"""
+    return {(stub.model, stub.version) for stub in stubs}
 
 
 def stub_of(pid: int) -> Stub | None:
