@@ -13,7 +13,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab check test course progress refresh labs lock base-model export serve bench lint clean
+.PHONY: help setup ready lab check test course progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -65,6 +65,9 @@ bench: ready ## measure ranks, training step, memory and mixes against their pee
 	$(RUN) tests.bench.bench_memory
 	$(RUN) tests.bench.bench_parallel
 	$(RUN) tests.bench.bench_planner
+
+gpu: ready ## all that needs an NVIDIA GPU, in at most 25 minutes; writes docs/reference/<gpu>.json
+	$(RUN) tests.gpu
 
 lint: ready ## ruff over code and notebooks, the order of the rooms, the notebooks' hygiene
 	$(RUN) ruff check && $(RUN) ruff format --check

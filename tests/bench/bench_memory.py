@@ -14,7 +14,7 @@ contender does not have is named as absent.
 
 `--large` times one step of each technique by `utils.train`'s engine, one after the other, each in
 processes of its own; it gives tokens per second, MFU (by GPTConfig.flops_per_token) and the peak of
-the device's allocator.
+the device's allocator. `make gpu` stores the same rows.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from tests.bench.bench_train import PEAKS
+from tests.bench.bench_train import peak_of
 from tests.bench.memory_contenders import CONTENDERS, Absent, contender
 from utils.data import corpus
 from utils.measure.memory import Memory
@@ -53,6 +53,7 @@ TECHNIQUES = {
 LARGE = {
     "none (fp32)": {},
     "bf16": {"precision": "bf16"},
+    "compile": {"precision": "bf16", "compile": True},
     "recompute full": {"precision": "bf16", "recompute": "full"},
     "recompute selective": {"precision": "bf16", "recompute": "selective"},
     "shard 1": {"precision": "bf16", "shard": "1"},
@@ -215,38 +216,52 @@ def line(row):
     )
 
 
+def large_config(batch):
+    """The training of 1.3 billion parameters, `batch` sequences a step in all."""
+    return TrainConfig(
+        layers=24, hidden=2048, heads=16, vocab=32768, batch=batch, seq=2048, optimizer="adamw",
+        steps=1,
+    )  # fmt: skip
+
+
+def large_row(config, ranks, rounds, peak, device="cuda"):
+    """{"tokens_per_s", "mfu", "peak"} of one technique, or {"absent": reason}.
+
+    peak   bf16 FLOP/s of a device; None: unknown, and so is the MFU
+    """
+    with Ranks(ranks, device=device, timeout=600) as pool:
+        try:
+            by_rank = pool.run(large_step, config, rounds)
+        except RuntimeError as error:
+            if "out of memory" not in str(error):
+                raise
+            return {"absent": "does not fit"}
+    rate = config.batch * config.seq / by_rank[0][0]
+    flops = rate * config.model_config().flops_per_token(config.seq)
+    return {
+        "tokens_per_s": rate,
+        "mfu": flops / (ranks * peak) if peak else None,
+        "peak": max(most for _, most in by_rank),
+    }
+
+
 def large_table(sizes):
     """1.3 billion parameters on as many GPUs as there are, one technique after the other."""
     ranks, device = torch.cuda.device_count(), torch.cuda.get_device_name()
-    base = TrainConfig(
-        layers=24, hidden=2048, heads=16, vocab=32768, batch=(sizes.batch or 8) * ranks, seq=2048,
-        optimizer="adamw", steps=1,
-    )  # fmt: skip
-    peak = sizes.peak or next((flops for name, flops in PEAKS.items() if name in device), None)
+    base = large_config((sizes.batch or 8) * ranks)
+    peak = sizes.peak or peak_of(device)
     print(f"{ranks} x {device}; {describe(base)}; {sizes.rounds} steps")
     print(f"{'':28} {'tokens/s':>10} {'MFU':>6} {'peak GiB':>9}")
     rows = {}
     for name, way in LARGE.items():
         if not name.startswith(sizes.only):
             continue
-        with Ranks(ranks, device="cuda", timeout=600) as pool:
-            try:
-                by_rank = pool.run(large_step, replace(base, **way), sizes.rounds)
-            except RuntimeError as error:
-                if "out of memory" not in str(error):
-                    raise
-                rows[name] = {"absent": "does not fit"}
-                print(f"{name:28} does not fit")
-                continue
-        rate = base.batch * base.seq / by_rank[0][0]
-        flops = rate * base.model_config().flops_per_token(base.seq)
-        rows[name] = {
-            "tokens_per_s": rate,
-            "mfu": flops / (ranks * peak) if peak else None,
-            "peak": max(most for _, most in by_rank),
-        }
-        used = f"{rows[name]['mfu']:6.1%}" if peak else f"{'–':>6}"
-        print(f"{name:28} {rate:10,.0f} {used} {rows[name]['peak'] / 2**30:9.1f}")
+        row = rows[name] = large_row(replace(base, **way), ranks, sizes.rounds, peak)
+        if "absent" in row:
+            print(f"{name:28} {row['absent']}")
+            continue
+        used = f"{row['mfu']:6.1%}" if peak else f"{'–':>6}"
+        print(f"{name:28} {row['tokens_per_s']:10,.0f} {used} {row['peak'] / 2**30:9.1f}")
     return rows
 
 

@@ -54,6 +54,11 @@ PEAKS = {  # dense bf16 FLOP/s, from the makers' data sheets
 }
 
 
+def peak_of(device):
+    """Dense bf16 FLOP/s of a device by its name, None where `PEAKS` does not know it."""
+    return next((flops for name, flops in PEAKS.items() if name in device), None)
+
+
 # ---- the contenders: each is a function sizes -> (model, logits_of)
 
 
@@ -293,7 +298,7 @@ def main():
         theirs = best(seconds, name)
         if theirs and theirs != mine:
             print(f"{name:24} {ratio(seconds, mine, theirs)}")
-    peak = sizes.peak or (gpu and next((v for k, v in PEAKS.items() if k in where), None))
+    peak = sizes.peak or peak_of(where)
     if peak:
         rate = sizes.batch * sizes.seq / statistics.median(seconds[mine])
         flops = our_config(sizes).flops_per_token(sizes.seq)

@@ -40,7 +40,9 @@ def with_engine(config, device, name):
     torch.manual_seed(0)
     config = replace(config, engine="torch" if name == "ours" else "deepspeed")
     mesh = make_mesh(dp=dist.get_world_size())
-    engine = make_engine(GPT(config.model_config()), config, device, mesh)
+    with device:  # a billion weights are drawn there in a moment
+        model = GPT(config.model_config())
+    engine = make_engine(model, config, device, mesh)
     engine.set_lr(1.0)
     tokens = config.batch * config.seq
 

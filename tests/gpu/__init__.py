@@ -1,0 +1,19 @@
+"""What only a GPU can show, in one command: `make gpu`.
+
+    python -m tests.gpu                      all parts; writes docs/reference/<gpu>.json
+    python -m tests.gpu --list               the parts and their limits
+    python -m tests.gpu --rehearse --out r.json          tiny, on the CPU: do the parts work at all?
+    python -m tests.gpu.child tests.gpu.kernels:adamw    one part by hand, with all that it says
+
+__main__    runs the parts, one after the other, and stores what they found
+child       the process of one part
+machine     what the GPU is: name, driver, peaks by measurement
+training    utils.train on one GPU and on several, memory against the planner, MFU by technique
+kernels     AdamW and RMSNorm beside the copy and their peers
+serving     the engine's tokens and its speed
+course      the tests that skip without a GPU, and the lessons
+
+A part is a generator: it yields (name, figures) as soon as a row is measured, so that what a part
+found before its limit is kept. A row that cannot be is {"failed": sentence} or {"absent": sentence}
+(a package that is missing, a model that does not fit).
+"""

@@ -1,0 +1,54 @@
+"""The process of one part: `python -m tests.gpu.child MODULE:FUNCTION [--rehearse]`.
+
+Every row is a line of JSON on its standard output; what else is printed goes to standard error.
+"""
+
+import importlib
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+
+def sentence(error: BaseException) -> str:
+    """The line of an error that says what happened: of a traceback in its text, the last."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
+    line = named[-1] if named else f"{type(error).__name__}: {lines[0] if lines else 'no word'}"
+    return line[:300]
+
+
+def tried(function: Callable[..., dict], *arguments: Any) -> dict:
+    """The figures of a row; {"absent": …} where a package is missing or memory too small, and
+    {"failed": …} where it raises."""
+    try:
+        return function(*arguments)
+    except ImportError as error:
+        return {"absent": sentence(error)}
+    except Exception as error:
+        traceback.print_exc()
+        if "out of memory" in str(error):
+            return {"absent": "does not fit"}
+        return {"failed": sentence(error)}
+
+
+def main() -> int:
+    rows = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    module, name = sys.argv[1].split(":")
+    try:
+        part = getattr(importlib.import_module(module), name)
+        for row, figures in part("--rehearse" in sys.argv):
+            print(json.dumps([row, figures]), file=rows)
+    except Exception as error:
+        traceback.print_exc()
+        print(json.dumps({"failed": sentence(error)}), file=rows)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

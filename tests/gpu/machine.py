@@ -1,0 +1,49 @@
+"""What the GPU is, and what it can do by measurement."""
+
+import platform
+import subprocess
+from collections.abc import Iterator
+
+import torch
+
+from tests.bench.bench_train import peak_of
+from utils.measure import timing
+
+DRIVER = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+
+
+def driver() -> str:
+    """The driver's version, or why it is unknown."""
+    try:
+        answer = subprocess.run(DRIVER, capture_output=True, text=True, timeout=30, check=True)
+        return answer.stdout.split("\n")[0]
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"unknown: {type(error).__name__}"
+
+
+def device(rehearse: bool) -> torch.device:
+    """Where a part computes."""
+    return torch.device("cpu" if rehearse else "cuda")
+
+
+def machine(rehearse: bool) -> Iterator[tuple[str, dict]]:
+    where = device(rehearse)
+    facts = {"gpu": "CPU", "torch": torch.__version__, "python": platform.python_version()}
+    if not rehearse:
+        known = torch.cuda.get_device_properties(0)
+        facts |= {
+            "gpu": known.name,
+            "count": torch.cuda.device_count(),
+            "memory": known.total_memory,
+            "capability": f"{known.major}.{known.minor}",
+            "driver": driver(),
+            "cuda": torch.version.cuda,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        }
+    yield "device", facts
+    size, copied = (256, 2**22) if rehearse else (8192, 2**32)
+    yield "copy", {"bytes_per_s": timing.memory_bandwidth(where, copied)}
+    for dtype in (torch.float32, torch.bfloat16):
+        name = str(dtype).removeprefix("torch.")
+        yield f"matmul {name}", {"flops_per_s": timing.matmul_flops(size, dtype, where)}
+    yield "data sheet", {"bf16_flops_per_s": peak_of(facts["gpu"])}

@@ -1,0 +1,155 @@
+"""`make gpu` where no GPU is: its parts rehearsed, and what becomes of one that goes wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+import torch
+
+from tests.gpu.__main__ import PARTS, REFERENCE, Part, main, run
+from tests.gpu.child import tried
+from tests.patience import patience
+
+HERE = "tests.gpu.test_gpu"
+
+
+# ---- parts that go wrong; each runs in the process of `tests.gpu.child`
+
+
+def breaks(rehearse):
+    yield "first", {"value": 1.5}
+    raise ValueError("the sizes do not match\nand more")
+
+
+def divide(by):
+    return {"value": 1 / by}
+
+
+def imports():
+    import no_such_package  # noqa: F401
+
+
+def breaks_in_a_row(rehearse):
+    yield "zero", tried(divide, 0)
+    yield "package", tried(imports)
+    yield "two", tried(divide, 2)
+
+
+def hangs(rehearse):
+    child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+    yield "pids", {"own": os.getpid(), "child": child.pid}
+    time.sleep(3600)
+
+
+def dies(rehearse):
+    print("this is not a row")
+    yield "first", {}
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupts(rehearse):
+    """Ctrl-C for the program that runs the parts, which is its supervisor's parent."""
+    yield "pids", {"own": os.getpid()}
+    psutil.Process().parent().parent().send_signal(signal.SIGINT)
+    time.sleep(3600)
+
+
+def part(function, seconds=120):
+    return Part(f"{HERE}:{function.__name__}", patience(seconds), "of a test")
+
+
+def test_what_goes_wrong_is_a_sentence_and_the_rest_goes_on(tmp_path):
+    out = tmp_path / "record.json"
+    parts = {one.__name__: part(one) for one in (breaks, breaks_in_a_row, dies)}
+    parts["hangs"] = part(hangs, 8)
+    record = run(parts, True, out)
+    assert json.loads(out.read_text()) == record and list(tmp_path.iterdir()) == [out]
+    done = record["parts"]
+    assert all(one["state"] == "failed" for one in done.values())
+    assert done["breaks"]["why"] == "ValueError: the sizes do not match"
+    assert done["breaks"]["rows"] == {"first": {"value": 1.5}}
+    rows = done["breaks_in_a_row"]["rows"]
+    assert rows["zero"] == {"failed": "ZeroDivisionError: division by zero"}
+    assert rows["package"]["absent"].startswith("ModuleNotFoundError: No module named")
+    assert rows["two"] == {"value": 0.5}
+    assert done["breaks_in_a_row"]["why"].startswith("1 of 3 rows: zero: ZeroDivisionError")
+    assert "status 137: this is not a row" in done["dies"]["why"]
+    assert done["dies"]["rows"] == {"first": {}}
+    assert done["hangs"]["why"].startswith("it was not done after")
+    assert not any(map(psutil.pid_exists, done["hangs"]["rows"]["pids"].values()))
+
+
+def test_ctrl_c_keeps_what_was_found(tmp_path):
+    out = tmp_path / "record.json"
+    with pytest.raises(KeyboardInterrupt):
+        run({"first": part(breaks), "second": part(interrupts), "third": part(breaks)}, True, out)
+    done = json.loads(out.read_text())["parts"]
+    assert list(done) == ["first", "second"]
+    assert done["first"]["rows"] == {"first": {"value": 1.5}}
+    assert done["second"]["why"] == "it was interrupted"
+    assert not psutil.pid_exists(done["second"]["rows"]["pids"]["own"])
+
+
+# ---- the command
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_every_part_says_so_and_nothing_is_written(capsys, tmp_path):
+    before = {path: path.read_bytes() for path in REFERENCE.iterdir()}
+    assert main(["--out", str(tmp_path / "record.json")]) == 0
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=2)[0] for line in lines] == 2 * list(PARTS)
+    assert all(line.endswith("skipped  there is no CUDA device") for line in lines)
+    assert {path: path.read_bytes() for path in REFERENCE.iterdir()} == before
+    done = json.loads((tmp_path / "record.json").read_text())["parts"]
+    assert list(done) == list(PARTS)
+    assert {one["state"] for one in done.values()} == {"skipped"}
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["--rehearse"], "name a file with --out"),
+        (["--only", "mfu"], "name a file with --out"),
+        (["--only", "speed"], "invalid choice: 'speed'"),
+        (["--out", "nowhere/record.json"], "there is no folder nowhere"),
+    ],
+)
+def test_a_wrong_word_is_named(words, sentence, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert sentence in capsys.readouterr().err
+
+
+def test_the_parts_are_listed(capsys):
+    assert main(["--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(PARTS)
+
+
+@pytest.mark.timeout(600)
+def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
+    """The cheap parts, on the CPU."""
+    out, before = tmp_path / "record.json", set(REFERENCE.iterdir())
+    chosen = ["machine", "adamw", "memory", "tests"]
+    status = main(["--rehearse", "--only", *chosen, "--out", str(out)])
+    record = json.loads(out.read_text())
+    parts = record["parts"]
+    assert status == 0, {name: one["why"] for name, one in parts.items()}
+    assert record["rehearsal"] is True and {"date", "commit"} < set(record)
+    assert set(parts) == {*chosen} and set(REFERENCE.iterdir()) == before
+    assert all({"state", "why", "seconds", "rows"} == set(one) for one in parts.values())
+    machine, adamw, memory, skipped = (parts[name]["rows"] for name in chosen)
+    assert machine["device"]["torch"] == torch.__version__ and machine["copy"]["bytes_per_s"] > 0
+    figures = {"seconds", "bytes_per_s", "of_copy", "of_fused"}
+    assert set(adamw["torch, fused"]) == figures and adamw["torch, fused"]["of_fused"] == 1
+    assert adamw["model"] == {"parameters": 6500, "tensors": 2}
+    for row in memory.values():  # the planner rounds a small model's buffers up
+        assert row["planned"] == pytest.approx(row["tensors"], rel=0.15)
+    assert "tests.memory.test_offload" in skipped
+    for row in skipped.values():
+        assert row["passed"] == 0 < row["skipped"] and row["absent"] == "there is no CUDA device"
