@@ -5,8 +5,10 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -68,8 +70,11 @@ def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
     if rehearse:  # even where a GPU is; kernels in the Triton language are interpreted
         command += ["--rehearse"]
         env |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
+        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else it starts a pool of them
     began = time.monotonic()
-    child = Child(supervised(command), env=env)
+    # compiled code of its own: who was killed may have left half a file where all look
+    cache = env["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="gpu-")
+    child = Child(supervised(command, folder=cache), env=env)
     try:
         while True:
             line = json.loads(child.answer(max(0.0, began + seconds - time.monotonic())))
@@ -92,6 +97,7 @@ def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
             done |= {"state": "done", "why": ""}
     finally:
         end([child], OVER)
+        shutil.rmtree(cache, ignore_errors=True)
         done["seconds"] = round(time.monotonic() - began, 1)
 
 

@@ -135,7 +135,7 @@ def test_the_parts_are_listed(capsys):
 def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
     """The cheap parts, on the CPU."""
     out, before = tmp_path / "record.json", set(REFERENCE.iterdir())
-    chosen = ["machine", "adamw", "memory", "tests"]
+    chosen = ["machine", "memory", "tests"]
     status = main(["--rehearse", "--only", *chosen, "--out", str(out)])
     record = json.loads(out.read_text())
     parts = record["parts"]
@@ -143,11 +143,8 @@ def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
     assert record["rehearsal"] is True and {"date", "commit"} < set(record)
     assert set(parts) == {*chosen} and set(REFERENCE.iterdir()) == before
     assert all({"state", "why", "seconds", "rows"} == set(one) for one in parts.values())
-    machine, adamw, memory, skipped = (parts[name]["rows"] for name in chosen)
+    machine, memory, skipped = (parts[name]["rows"] for name in chosen)
     assert machine["device"]["torch"] == torch.__version__ and machine["copy"]["bytes_per_s"] > 0
-    figures = {"seconds", "bytes_per_s", "of_copy", "of_fused"}
-    assert set(adamw["torch, fused"]) == figures and adamw["torch, fused"]["of_fused"] == 1
-    assert adamw["model"] == {"parameters": 6500, "tensors": 2}
     for row in memory.values():  # the planner rounds a small model's buffers up
         assert row["planned"] == pytest.approx(row["tensors"], rel=0.15)
     assert "tests.memory.test_offload" in skipped
