@@ -113,7 +113,10 @@ def findings(notebook, path) -> Iterator[str]:
         if not figures or any(text_of(o).strip() for o in cell.outputs[figures[-1] + 1 :]):
             continue
         follower = notebook.cells[index + 1] if index + 1 < len(notebook.cells) else None
-        if follower is not None and follower.cell_type == "markdown":
+        if follower is not None and follower.cell_type == "code":
+            if follower.outputs and text_of(follower.outputs[0]).strip():
+                continue
+        elif follower is not None and follower.cell_type == "markdown":
             words = [li for li in follower.source.splitlines() if li and not li.startswith("#")]
             if words and not words[0].startswith(("|", "!", "<")):
                 continue
