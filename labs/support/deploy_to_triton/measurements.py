@@ -41,8 +41,9 @@ def own(model: str, client: str) -> dict | None:
         paths = _ready(model, client)
         check_model.load(paths[0], 3)
         numbers = np.arange(1, 8)[None]
-        url, visits = lab_server.server().grpc, [[numbers], [4 - numbers]]
-        asked = Trial(paths[1]).alone("in one process", check_model.asked, url, visits)
+        visits = [[(given, check_model.SILENCE)] for given in (numbers, 4 - numbers)]
+        url = lab_server.server().grpc
+        asked, _ = Trial(paths[1]).alone("in one process", check_model.asked, url, visits)
         (totals,), (refused,) = asked
         return {"totals": [int(total.item()) for total in totals], "refused": refused.text}
     except NOT_YET as error:
