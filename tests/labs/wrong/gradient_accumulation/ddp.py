@@ -436,7 +436,7 @@ def does_not_wait():
     """Nobody waits for the sum of the losses.
 
     kind: luck
-    hint: what train_step returns
+    hint: what train_step returns | the loss of rank
     """
 
     def train_step(model, micro_batches, optimizer, max_norm):
