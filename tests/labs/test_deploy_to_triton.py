@@ -36,7 +36,7 @@ LAB = Lab(
     {
         "labs.support.deploy_to_triton.check_model.SECONDS": 2.0,
         "labs.support.deploy_to_triton.check_model.SILENCE": 4.0,
-        "labs.support.deploy_to_triton.check_model.CLIENT": 12.0,
+        "labs.support.deploy_to_triton.check_model.CLIENT": 20.0,
     },
 )
 
