@@ -144,14 +144,17 @@ def facts() -> dict:
 
 
 def store(record: dict, out: Path | None) -> None:
-    """Writes beside and renames; without `out`, only what a GPU has measured."""
+    """Writes beside, syncs and renames; without `out`, only what a GPU has measured."""
     device = record["parts"].get("machine", {}).get("rows", {}).get("device")
     if out is None and (record["rehearsal"] or not device):
         return
     if out is None:
         out = REFERENCE / (re.sub(r"\W+", "_", device["gpu"].lower()) + ".json")
     beside = out.with_name(out.name + ".partial")
-    beside.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(record, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     beside.replace(out)
 
 
