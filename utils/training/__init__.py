@@ -5,4 +5,5 @@ config       its options, which of them go together, and the command line
 step         one step in plain PyTorch; `deepspeed` has the same methods on DeepSpeed
 optimizer    Muon and AdamW, stepped as one
 checkpoint   saved and resumed on any number of ranks
+slow_runs    small runs, each slow for one planted reason: the cases of lesson 11
 """
