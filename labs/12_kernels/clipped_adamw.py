@@ -1,0 +1,57 @@
+"""Exercise 12b: AdamW whose gradient is clipped on the way, in two launches.
+
+Clipping by the norm (`torch.nn.utils.clip_grad_norm_`) reads all gradients to find their norm, then
+reads and writes them once more to shrink them; only then does the optimizer read them again. The
+shrinking needs no pass of its own: the optimizer's kernel has each gradient in a register already.
+
+    first launch     reads g                  4 bytes a parameter
+    second launch    reads p, g, m, v        16
+                     writes p, m, v          12
+
+The factor is known to the device only. A host that asks for it (`.item()`, an `if`) waits for the
+first launch, and the device then waits for the host: keep it in a tensor, and let the second kernel
+load it.
+"""
+
+import math
+
+import torch
+
+from utils.kernels.language import tl, triton
+
+
+# two kernels: sums of squares, one for each program; and the step
+@triton.jit
+def squares_kernel(g_ptr, parts_ptr, n, BLOCK: tl.constexpr): ...
+
+
+def clipped_step(
+    p: torch.Tensor,
+    g: torch.Tensor,
+    m: torch.Tensor,
+    v: torch.Tensor,
+    t: int,
+    max_norm: float,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> torch.Tensor:
+    """Step t = 1, 2, … of AdamW for n parameters, in place, as if g were clipped to `max_norm`.
+
+    p, g, m, v   (n,) fp32, contiguous: weights, gradient, and AdamW's two averages
+    returns      the norm of g, before clipping: fp32 of shape (), on the device
+
+        c = min(1, max_norm / (norm + 1e-6))
+        p = p · (1 - lr · weight_decay)
+        m = β1 · m + (1 - β1) · c·g               v = β2 · v + (1 - β2) · (c·g)²
+        p = p - lr / (1 - β1^t) · m / (√v / √(1 - β2^t) + eps)
+
+    g is not changed. Where the norm is not finite, p, m and v are not changed either: one bad
+    gradient spoils no weight. Two launches: g is loaded once in each, p, m and v are loaded and
+    stored once in the second; a program touches at most 8 numbers beside these, and what torch does
+    between the launches is done to the programs' sums only. No atomic operation: the same g must
+    give the same bits each time, or replicas part. The host never waits for a number. Where 16
+    divides n and the addresses, loads and stores of blocks move 128 bits for a thread.
+    """
+    raise NotImplementedError("launch, make the factor from the parts (on the device), launch")

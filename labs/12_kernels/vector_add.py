@@ -1,0 +1,31 @@
+"""Exercise 12a: a vector add that stays inside of its vectors, wherever their numbers lie.
+
+A kernel gets the address of a vector's first number. The next one need not be its neighbour in
+memory: in a column of a matrix it is a row further. `vector.stride(0)` says how far, counted in
+numbers. For Triton a whole number that is 1 at the launch is a constant, so one kernel serves both,
+and where numbers are neighbours the compiler knows it.
+
+Write the kernel and the function that launches it.
+"""
+
+import torch
+
+from utils.kernels.language import tl, triton
+
+
+# the kernel: a block of numbers for each program, and a mask
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr): ...
+
+
+def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
+    """out[i] = x[i] + y[i] for vectors of n numbers, n ≥ 1, of one type: floats or whole numbers.
+
+    Each vector may have any stride (a column, every third number, one number expanded to n), also
+    one with which its last number lies more than 2³¹ numbers behind its first. `out` may be x or y.
+
+    One launch. Each number of x and y is loaded once, each of `out` stored once, and nothing else
+    is touched; no copy is made. Where all strides are 1 and 16 divides n and the addresses, each
+    load and store of the machine code moves 128 bits for a thread (fp32).
+    """
+    raise NotImplementedError("launch the kernel with enough programs")

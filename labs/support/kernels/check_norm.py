@@ -1,0 +1,114 @@
+"""Given: what the check cell of exercise 12d looks at, and how it counts.
+
+Your kernel runs in Triton's interpreter on drawn rows; bytes are counted address by address. Then
+it is compiled for an H100.
+"""
+
+from pathlib import Path
+
+import torch
+
+from labs.support.kernels.check_add import CALLS, COMPILES
+from labs.support.kernels.traced import LIBRARY, Traced, dry, interpreted, there, wide
+from utils.course.expect import Wrong, close
+from utils.course.trial import Trial, fractions
+
+GOAL = 18.0  # bytes a number
+SMS = 132  # of an H100
+MANY = 3 * SMS  # rows that are counted
+ROWS, LONG = 4096, 4096  # of what is compiled
+
+
+def fused_norm(trial: Trial) -> str:
+    """Judges `add_norm` in the file, by its bytes."""
+    there()
+    trial.by_hand((*LIBRARY, "rms_norm"))
+    with trial.ranks(1) as group:
+        for drawn in _cases(trial):
+            rows = drawn["rows"]
+            case = f"{rows:,} rows of {drawn['d']:,}"
+            found = group.run(case, _values, drawn, seconds=COMPILES if rows == MANY else None)[0]
+        if found > GOAL:
+            raise Wrong(
+                f"values are right, and {case} take {found:.2f} bytes a number; the goal is "
+                f"{GOAL:g}.\nA row for each program takes 20. Which of its loads is the same in "
+                "all programs?"
+            )
+        group.run(f"{ROWS:,} rows of {LONG:,}", _code, seconds=COMPILES)
+    return (
+        f"y and h are right for rows of any length, and {MANY} rows take {found:.2f} bytes a "
+        f"number\n(the goal was {GOAL:g}), with a program for each of {SMS} SMs; for an H100 loads "
+        "and stores have\n128 bits, and no register spills."
+    )
+
+
+def count(path: str | Path, d: int = 96) -> float:
+    """Bytes a number of the answer in the file, for MANY rows of d."""
+    drawn = {"rows": MANY, "d": d, "eps": 1e-5, "seed": 0, "large": 1.0}
+    return Trial(path).alone(f"{MANY} rows", _values, drawn, seconds=COMPILES)
+
+
+def code(path: str | Path) -> dict:
+    """What an H100 would execute for 4,096 rows of 4,096 numbers."""
+    return Trial(path).alone("an H100", _code, seconds=COMPILES)
+
+
+def _cases(trial: Trial) -> list[dict]:
+    draw = trial.draw
+    sizes = [
+        (draw.randrange(2, 9), draw.randrange(65, 500)), (draw.randrange(SMS + 1, SMS + 20), 1),
+        (1, draw.randrange(1030, 1500)), (draw.randrange(2, 9), 2 ** draw.randrange(3, 9)),
+        (MANY, draw.randrange(65, 99)),
+    ]  # fmt: skip
+    cases = [
+        {"rows": rows, "d": d, "eps": draw.choice((1e-5, 1e-2, 0.3)),
+         "large": draw.choice((0.1, 1.0, 30.0)), "seed": trial.new_seed()}
+        for rows, d in sizes
+    ]  # fmt: skip
+    cases[0] |= {"eps": draw.uniform(0.2, 0.4), "large": 0.3}
+    return cases
+
+
+def _values(answer, drawn: dict) -> float:
+    """Bytes a number."""
+    answer, (rows, d) = interpreted(answer), (drawn["rows"], drawn["d"])
+    for case in CALLS[: 1 if rows > SMS else 2]:
+        seed = drawn["seed"] + len(case)
+        x, residual = (fractions(seed + i, rows, d).float() * drawn["large"] for i in (0, 1))
+        weight = fractions(seed + 2, d).float()
+        right = x.double() + residual.double()
+        with Traced(case, x=x, residual=residual, weight=weight) as traced:
+            results = answer.add_norm(x, residual, weight, drawn["eps"])
+        if not isinstance(results, tuple | list) or len(results) != 2:
+            raise Wrong(f"{case}: add_norm returns {type(results).__name__}, not (y, h).")
+        y, h = results
+        close(case, "h", h, right, dtype=torch.float32)
+        scale = (right.square().mean(-1, keepdim=True) + drawn["eps"]).sqrt()
+        close(case, "y", y, right / scale * weight, dtype=torch.float32)
+        if changed := traced.changed():
+            raise Wrong(f"{case}: {changed[0]} is not what it was before the call.")
+        if traced.launches != 1:
+            raise Wrong(f"{case}: {traced.launches} launches, and one is enough.")
+        if traced.programs < min(rows, SMS):
+            raise Wrong(
+                f"{case}: {traced.programs} programs, and an H100 has {SMS} SMs: some of them "
+                "have nothing to do."
+            )
+        kept = traced.kept(y, h)
+        if kept:
+            raise Wrong(f"{case}: after the call {kept:,} bytes of what was made are still held.")
+    return (traced.traffic + traced.moved) / (rows * d)
+
+
+def _code(answer) -> dict:
+    answer = interpreted(answer)
+    x, residual = (torch.empty(ROWS, LONG, device="meta") for _ in range(2))
+    weight = torch.empty(LONG, device="meta")
+    (code,) = wide(dry(1, lambda: answer.add_norm(x, residual, weight, 1e-5)))
+    from utils.kernels import occupancy
+
+    held = occupancy(code)
+    return {
+        "registers": code.registers, "warps": code.threads // 32, "programs an SM": held.programs,
+        "occupancy": held.share, "loads": code.loads, "stores": code.stores,
+    }  # fmt: skip

@@ -1,0 +1,453 @@
+"""Given: how a check watches kernels at work: in Triton's interpreter, address by address.
+
+    answer = interpreted(answer)
+    with Traced(case, x=x, out=out) as traced:
+        answer.function(x, out)
+    traced.counts("x")             # (loads, stores) of each number: (n,) and (n,)
+    traced.launches, traced.moved  # how many; bytes that torch's own operators have moved
+
+    codes = wide(dry(1, lambda: answer.function(meta, meta)))    # 1 launch, on the device "meta"
+
+A kernel gets plain addresses, and an interpreter that follows a wrong one ends with its process. So
+each address is looked at before it is used: it must be that of a number of a tensor that the kernel
+was given. Where a load's mask is false and nothing is said about it, a GPU gives anything; here it
+is NaN, or the largest whole number.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from utils.course.expect import NotHere, Wrong, bitwise_equal
+from utils.course.look import Look
+from utils.course.trial import load_answer
+from utils.private_api import unwatched
+
+LIBRARY = ("utils.kernels.adamw", "utils.kernels.rms_norm", "torch.compile", "torch.nn")
+FAR = 2**30  # bytes
+# operators that move no number: they make a tensor without values, or another view
+FREE = {
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "detach",
+    "alias", "t", "transpose", "permute", "expand", "slice", "select", "as_strided", "unsqueeze",
+    "squeeze", "split", "split_with_sizes", "unbind", "_unsafe_view", "_reshape_alias", "set_",
+}  # fmt: skip
+
+
+_folder = Path()  # of the answer: its kernels stand there
+
+
+def there() -> None:
+    """Raises NotHere, with what to do, where the Triton language is not installed."""
+    try:
+        importlib.import_module("utils.kernels.language")
+    except ImportError as error:
+        raise NotHere(str(error)) from None
+
+
+def interpreted(answer: types.ModuleType) -> types.ModuleType:
+    """The answer, in a process whose kernels are interpreted. A rank has Triton from its forkserver
+    in whichever of its two modes; in the other one it is imported anew, which takes 0.1 s."""
+    global _folder
+    from triton.runtime.interpreter import InterpretedFunction
+
+    _folder = Path(answer.__file__).parent
+    if isinstance(sys.modules["triton.language"].cdiv, InterpretedFunction):
+        return answer
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in list(sys.modules):
+        ours = name.startswith("utils.kernels")
+        if ours or (f"{name}.".startswith("triton.") and not name.startswith("triton._C")):
+            del sys.modules[name]
+    return load_answer(Path(answer.__file__))
+
+
+def _by_hand(kernel: Any) -> None:
+    """Raises Wrong unless the kernel stands in the answer's folder."""
+    file = Path(kernel.fn.__code__.co_filename)
+    if file.parent != _folder:
+        raise Wrong(
+            f"{kernel.fn.__name__} of {file.name} is launched: that is the library, and this "
+            "exercise is to be done by hand."
+        )
+
+
+@dataclass
+class Launch:
+    """kernel: under `@triton.jit`; grid: as it was given; arguments and named: of the call."""
+
+    kernel: Any
+    grid: Any
+    arguments: tuple
+    named: dict
+
+    @property
+    def warps(self) -> int:
+        """Of each program."""
+        return self.named.get("num_warps", 4)
+
+    def machine_code(self) -> Any:
+        """What an H100 would execute: `utils.kernels.machine_code`."""
+        from utils.kernels import machine_code
+
+        parameters = set(self.kernel.arg_names)
+        named = {name: value for name, value in self.named.items() if name in parameters}
+        try:
+            return machine_code(self.kernel.fn, *self.arguments, **named, num_warps=self.warps)
+        except ValueError as error:
+            lines = [line for line in str(error).splitlines() if line.strip()]
+            raise Wrong("\n".join(lines[:8])) from None
+
+
+def dry(right: int, call: Callable[[], Any]) -> list[Launch]:
+    """The `right` launches of `call`, whose tensors are on the device "meta": no kernel runs."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    launches = []
+
+    def run(self, *arguments, grid, warmup=False, **named):
+        _by_hand(self)
+        launches.append(Launch(self, grid, arguments, named))
+
+    try:
+        with mock.patch.object(InterpretedFunction, "run", run):
+            call()
+    except (NotImplementedError, RuntimeError) as error:
+        if "meta" not in str(error):
+            raise
+        raise Wrong(
+            "the function looks at a number that the device has yet to compute, so the host would "
+            f"wait for it:\n{str(error).splitlines()[0][:100]}"
+        ) from None
+    if len(launches) != right:
+        raise Wrong(f"{len(launches)} launches, and {right} {'is' if right == 1 else 'are'} right.")
+    return launches
+
+
+def wide(launches: list[Launch]) -> list:
+    """The machine code of all launches, whose loads and stores move 128 bits for a thread."""
+    codes = []
+    for launch in launches:
+        code = launch.machine_code()
+        narrow = [bits for bits in (*code.loads, *code.stores) if bits < 128]
+        if narrow:
+            raise Wrong(
+                f"for an H100 {code.kernel} has loads {code.loads} and stores "
+                f"{code.stores} ({{bits: instructions of a thread}}).\nAll can have 128 bits: how "
+                f"many numbers has each of its {code.threads} threads, and what does the mask know?"
+            )
+        if code.spills:
+            raise Wrong(
+                f"in {code.kernel} {code.spills} bytes of a thread do not fit into "
+                "registers, and go through memory: smaller blocks, or more warps?"
+            )
+        codes.append(code)
+    return codes
+
+
+class Moved(Look):
+    """Counts what torch's operators read and write inside `with`. moved: bytes; asked: whether the
+    host has asked for a number."""
+
+    moved, asked = 0, False
+
+    def saw(self, func: Callable, given: Any, outputs: bool) -> None:
+        super().saw(func, given, outputs)
+        self.asked |= func.__name__.startswith("_local_scalar_dense")
+        if func.__name__.split(".")[0] not in FREE:
+            self.moved += sum({t.data_ptr(): t.nbytes for t in _tensors(given)}.values())
+
+
+class Traced(Moved):
+    """Sees each load and store of the kernels that run inside `with`, and what torch moves beside
+    them. inputs: the tensors that the kernels are about, by name.
+
+    Raises Wrong where a kernel touches any other number, where two programs of a launch touch one
+    number of which one stores it (programs run in no order), at an atomic operation, and where a
+    tensor of `inputs` is changed by anything but a kernel.
+    """
+
+    def __init__(self, case: str, **inputs: torch.Tensor):
+        super().__init__(**inputs)
+        self._case, self._named = case, inputs
+        self.launches = 0
+        self.kernels: list[str] = []
+        self.programs = 0  # of the last launch
+        self.scratch = 0  # numbers beside `inputs` that a program has touched, at most
+        self._log: list = []  # of this launch: (program, whether it stores, places)
+        self._total: dict[bool, list] = {False: [], True: []}
+        self._beside: list[torch.Tensor] = []  # tensors that the answer has made
+        self._state = self._values()
+        self._patches = contextlib.ExitStack()
+
+    def __enter__(self):
+        from triton.runtime import interpreter
+
+        builder = interpreter.InterpreterBuilder
+        load, store = builder.create_masked_load, builder.create_masked_store
+        run, seen = interpreter.InterpretedFunction.run, self
+        patch_language, patched = interpreter._patch_lang, set()
+
+        def watched_load(this, pointers, mask, other, *options):
+            seen._saw(this, pointers, mask.data, False)
+            if other is None and not mask.data.all():
+                other = _anything(interpreter, pointers)
+            return load(this, pointers, mask, other, *options)
+
+        def watched_store(this, pointers, value, mask, *options):
+            seen._saw(this, pointers, mask.data, True)
+            return store(this, pointers, value, mask, *options)
+
+        def patch_once(function):  # the interpreter looks through its language at each `tl.sum`
+            if id(function.__globals__) in patched:
+                return interpreter._LangPatchScope()
+            patched.add(id(function.__globals__))
+            return patch_language(function)
+
+        def splat(this, kind, scalar):  # the interpreter's own forgets that a comparison is a bool
+            given, data = scalar.dtype.scalar, scalar.data.ravel()[0]
+            full = np.full(kind.shape, data, dtype=scalar.data.dtype)
+            return interpreter.TensorHandle(full, given)
+
+        def atomic(this, *_):
+            raise Wrong(
+                f"{seen._case}: an atomic operation. Programs come in any order, so a sum of "
+                "fractions would have\nother last digits each time, and replicas would part."
+            )
+
+        def watched_run(this, *arguments, grid, warmup=False, **named):
+            _by_hand(this)
+            with unwatched():
+                patched.clear()
+                seen._begin(this, (*arguments, *named.values()))
+                try:
+                    run(this, *arguments, grid=grid, warmup=warmup, **named)
+                except Exception as error:
+                    while error.__cause__ is not None:  # the interpreter wraps it, once a function
+                        error = error.__cause__
+                    raise error from None
+                seen._end()
+
+        patch = mock.patch.object
+        for owner, name, new in (
+            (builder, "create_masked_load", watched_load),
+            (builder, "create_masked_store", watched_store),
+            (builder, "create_splat", splat),
+            (interpreter, "_patch_lang", patch_once),
+            (builder, "create_atomic_rmw", atomic),
+            (builder, "create_atomic_cas", atomic),
+            (interpreter.InterpretedFunction, "run", watched_run),
+            # the tensors are on the CPU already: nothing has to be copied back
+            (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
+        ):
+            self._patches.enter_context(patch(owner, name, new))
+        self._patches.enter_context(np.errstate(all="ignore"))
+        return super().__enter__()
+
+    def __exit__(self, *raised):
+        try:
+            if raised[0] is None:
+                self._same_as_kernels_left_it()
+        finally:
+            self._patches.close()
+            self._beside.clear()
+            super().__exit__(*raised)
+
+    def name(self, **results: torch.Tensor) -> None:
+        """Counts these, which the answer has made, as the inputs are counted."""
+        self._named |= results
+
+    @property
+    def traffic(self) -> int:
+        """Bytes that the kernels have loaded and stored."""
+        return self._unit * sum(len(places) for log in self._total.values() for places in log)
+
+    def beside(self) -> int:
+        """Loads and stores of what is neither an input nor named."""
+        named = np.concatenate([_places(t, self._unit).ravel() for t in self._named.values()])
+        every = np.concatenate([places for log in self._total.values() for places in log])
+        return int((~_among(every, np.unique(named))).sum())
+
+    def counts(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """How often each number of an input was loaded and stored: two of its shape."""
+        places = _places(self._named[name], self._unit)
+        return tuple(_count(self._total[stores], places) for stores in (False, True))
+
+    # ---- a launch
+
+    def _values(self):
+        return {name: tensor.detach().clone() for name, tensor in self._named.items()}
+
+    def _same_as_kernels_left_it(self):
+        with unwatched():
+            for name, tensor in self._named.items():
+                if not bitwise_equal(tensor, self._state[name]):
+                    raise Wrong(f"{self._case}: {name} is changed, and not by a kernel.")
+
+    def _begin(self, kernel, arguments):
+        self._same_as_kernels_left_it()
+        self.launches += 1
+        self.kernels.append(kernel.fn.__name__)
+        own = {id(tensor) for tensor in self._named.values()}
+        for given in arguments:
+            if isinstance(given, torch.Tensor) and id(given) not in own:
+                self._beside.append(given)
+        tensors = [*self._named.values(), *self._beside]
+        self._unit = min(tensor.element_size() for tensor in tensors)
+        self._inputs_at = np.unique(np.concatenate([_places(t, self._unit).ravel()
+                                                    for t in self._named.values()]))  # fmt: skip
+        beside = [_places(t, self._unit).ravel() for t in self._beside]
+        self._known = np.unique(np.concatenate([self._inputs_at, *beside]))
+        self._log.clear()
+
+    def _saw(self, builder, pointers, mask, stores):
+        first = pointers.data[np.broadcast_to(mask, pointers.data.shape)].astype(np.int64)
+        size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+        steps = np.arange(0, size, self._unit)
+        places = (first[:, None] + steps).ravel() if len(steps) > 1 else first
+        outside = ~_among(places, self._known)
+        if outside.any():
+            self._lost(builder, int(places[outside][0]), stores)
+        self._log.append((tuple(builder.grid_idx), stores, places))
+
+    def _lost(self, builder, place, stores):
+        """An address of nothing that the kernel may touch."""
+        spans = {}
+        for name, tensor in self._named.items():
+            at = _places(tensor, self._unit)
+            spans[name] = int(at.min()), int(at.max()) + self._unit, tensor.element_size()
+        name = min(spans, key=lambda name: _distance(place, spans[name]))
+        begin, end, size = spans[name]
+        if place < begin:
+            where = f"{(begin - place + size - 1) // size:,} numbers before the first of {name}"
+        elif place >= end:
+            where = f"{(place - end) // size + 1:,} numbers behind the last of {name}"
+        else:
+            where = f"between two numbers of {name}"
+        hint = "What does the mask say there, and how far apart are the numbers of this tensor?"
+        if _distance(place, spans[name]) > FAR:
+            hint = "Has the offset more than 31 bits? `.to(tl.int64)` before the product."
+        done = "stores to" if stores else "loads from"
+        raise Wrong(
+            f"{self._case}: program {_short(builder.grid_idx)} of {self.kernels[-1]} {done} an "
+            f"address {where}.\n{hint}"
+        )
+
+    def _end(self):
+        """The launch has ended: did its programs get into each other's way?"""
+        numbers = {p: i for i, p in enumerate(dict.fromkeys(p for p, *_ in self._log))}
+        self.programs, sides = len(numbers), {}
+        touched = np.zeros(max(1, len(numbers)))  # numbers beside the inputs, by program
+        for stores in (False, True):
+            log = [(numbers[p], places) for p, kind, places in self._log if kind == stores]
+            places = np.concatenate([places for _, places in log] or [np.empty(0, np.int64)])
+            who = np.repeat([p for p, _ in log], [len(places) for _, places in log]).astype(int)
+            beside = who[~_among(places, self._inputs_at)]
+            touched += np.bincount(beside, minlength=len(touched))
+            sides[stores] = places, who
+            self._total[stores].append(places)
+        self.scratch = max(self.scratch, int(touched.max()))
+        stored, writer = sides[True]
+        place, first = np.unique(stored, return_index=True)
+        for places, who in (sides[True], sides[False]):
+            both = _among(places, place)
+            if (writer[first][np.searchsorted(place, places[both])] != who[both]).any():
+                done = "store" if places is stored else "load and store"
+                raise Wrong(
+                    f"{self._case}: two programs of {self.kernels[-1]} {done} the same number. "
+                    "Programs run in any order:\nwhich comes last is chance."
+                )
+        self._state = self._values()
+
+
+def once(
+    case: str, traced: Traced, loads: dict[str, int], stores: dict[str, int], hint: str = ""
+) -> None:
+    """Each number of these inputs is loaded and stored so often, those of other inputs never."""
+    if not traced.launches:
+        raise Wrong(f"{case}: no kernel was launched.")
+    for name in traced._named:
+        for done, counts, right in zip(
+            ("loaded", "stored"), traced.counts(name), (loads.get(name, 0), stores.get(name, 0))
+        ):
+            bad = counts != right
+            if bad.any():
+                place = tuple(int(i) for i in np.argwhere(bad)[0])
+                raise Wrong(
+                    f"{case}: {name}{list(place)} is {done} {_times(counts[place])}, and "
+                    f"{_times(right)} is right ({int(bad.sum()):,} of {bad.size:,} numbers)."
+                    + f"\n{hint}"
+                    * bool(hint)
+                )
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(int(count), f"{int(count)} times")
+
+
+def _places(tensor: torch.Tensor, unit: int) -> np.ndarray:
+    """The address of each number; of numbers wider than `unit` bytes one of each unit."""
+    at = np.full((1,) * tensor.ndim, tensor.data_ptr(), np.int64)
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride())):
+        steps = np.arange(size, dtype=np.int64) * stride * tensor.element_size()
+        at = at + steps.reshape([-1 if other == axis else 1 for other in range(tensor.ndim)])
+    return at[..., None] + np.arange(0, tensor.element_size(), unit)
+
+
+def _count(logs: list[np.ndarray], places: np.ndarray) -> np.ndarray:
+    """How often each place is in the logs; a place that several numbers share is shared out."""
+    every = np.concatenate([*logs, np.empty(0, np.int64)])
+    found, times = np.unique(every, return_counts=True)
+    own, back, owners = np.unique(places, return_inverse=True, return_counts=True)
+    counts, inside = np.zeros(len(own)), _among(own, found)
+    counts[inside] = times[np.searchsorted(found, own[inside])]
+    return (counts / owners)[back].reshape(places.shape).max(-1)
+
+
+def _among(places: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which of the places are in `known`, which is sorted."""
+    if not len(known):
+        return np.zeros(len(places), bool)
+    return known[np.minimum(np.searchsorted(known, places), len(known) - 1)] == places
+
+
+def _distance(place: int, span: tuple) -> int:
+    return max(span[0] - place, place - span[1], 0)
+
+
+def _short(index: tuple) -> str:
+    used = [i for i in index[1:] if i]
+    return str(tuple(index)) if used else str(index[0])
+
+
+def _tensors(nested: Any) -> Iterator[torch.Tensor]:
+    if isinstance(nested, torch.Tensor):
+        if not nested.is_meta:
+            yield nested
+    elif isinstance(nested, dict):
+        yield from _tensors(list(nested.values()))
+    elif isinstance(nested, list | tuple):
+        for item in nested:
+            yield from _tensors(item)
+
+
+def _anything(interpreter, pointers):
+    """What a load gives where its mask is false and no `other` is named."""
+    kind = pointers.get_element_ty()
+    dtype = interpreter._get_np_dtype(kind)
+    if kind.is_bf16():
+        value = 0x7FC0
+    elif np.issubdtype(dtype, np.floating):
+        value = np.nan
+    else:
+        value = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else True
+    return interpreter.TensorHandle(np.full_like(pointers.data, value, dtype=dtype), kind)

@@ -1,0 +1,337 @@
+"""Lab 12, softmax: each body, written after the solution, is a wrong answer."""
+
+
+def a_row_of_minus_infinity_is_zero():
+    """Where a row is masked whole, 0 comes out.
+
+    kind: odd
+    hint: nan is right
+    """
+
+    @triton.jit
+    def forward_kernel(x_ptr, y_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        x = tl.load(x_ptr + offsets, mask, other=-float("inf")).to(tl.float32) * scale
+        e = tl.exp(x - tl.maximum(tl.max(x, 0), -1e30))
+        tl.store(y_ptr + offsets, e / tl.maximum(tl.sum(e, 0), 1e-30), mask)
+
+
+def a_sum_by_torch():
+    """The backward half's sum is a pass of torch.
+
+    kind: work
+    hint: torch's own operators
+    """
+
+    @triton.jit
+    def backward_kernel(y_ptr, dy_ptr, sums_ptr, dx_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        y = tl.load(y_ptr + offsets, mask).to(tl.float32)
+        dy = tl.load(dy_ptr + offsets, mask).to(tl.float32)
+        dx = scale * y * (dy - tl.load(sums_ptr + tl.program_id(0)))
+        tl.store(dx_ptr + offsets, dx, mask)
+
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        sums = (y.float() * dy.float()).sum(-1)
+        dx, d = torch.empty_like(y), y.shape[-1]
+        backward_kernel[(y.numel() // d,)](
+            y, dy.contiguous(), sums, dx, d, ctx.scale, BLOCK=triton.next_power_of_2(d)
+        )
+        return dx, None
+
+    Softmax.backward = staticmethod(backward)
+
+
+def believes_in_neighbours():
+    """dy is taken as it lies.
+
+    kind: values
+    hint: behind the last of dy | between two numbers of dy
+    """
+
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        dx, d = torch.empty_like(y), y.shape[-1]
+        block = triton.next_power_of_2(d)
+        backward_kernel[(y.numel() // d,)](y, dy, dx, d, ctx.scale, BLOCK=block)
+        return dx, None
+
+    Softmax.backward = staticmethod(backward)
+
+
+def blocks_of_1024():
+    """Longer rows are cut.
+
+    kind: sizes
+    hint: y at
+    """
+
+    class triton:
+        jit, cdiv = triton.jit, triton.cdiv
+
+        def next_power_of_2(d):
+            return 1024
+
+
+def dx_over_y():
+    """dx is written where y was.
+
+    kind: inputs
+    hint: y[0, 0] is stored
+    """
+
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        d = y.shape[-1]
+        block = triton.next_power_of_2(d)
+        backward_kernel[(y.numel() // d,)](y, dy.contiguous(), y, d, ctx.scale, BLOCK=block)
+        return y, None
+
+    Softmax.backward = staticmethod(backward)
+
+
+def in_fp16():
+    """All is computed in fp16.
+
+    kind: types
+    hint: y at
+    """
+
+    @triton.jit
+    def forward_kernel(x_ptr, y_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        x = tl.load(x_ptr + offsets, mask, other=-float("inf")).to(tl.float16) * scale
+        e = tl.exp((x - tl.max(x, 0)).to(tl.float32)).to(tl.float16)
+        tl.store(y_ptr + offsets, e / tl.sum(e, 0), mask)
+
+
+def in_the_type_of_x():
+    """fp16 rows are computed in fp16.
+
+    kind: types
+    hint: y at
+    """
+
+    @triton.jit
+    def forward_kernel(x_ptr, y_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        x = tl.load(x_ptr + offsets, mask, other=-float("inf"))
+        x = (x * scale).to(x_ptr.dtype.element_ty)
+        e = tl.exp((x - tl.max(x, 0)).to(tl.float32)).to(x_ptr.dtype.element_ty)
+        tl.store(y_ptr + offsets, e / tl.sum(e, 0), mask)
+
+
+def in_place():
+    """y is written over x.
+
+    kind: inputs
+    hint: x[0, 0] is stored
+    """
+
+    def forward(ctx, x, scale):
+        d = x.shape[-1]
+        block = triton.next_power_of_2(d)
+        forward_kernel[(x.numel() // d,)](x, x.detach(), d, scale, BLOCK=block)
+        y = x.detach().view_as(x)
+        ctx.save_for_backward(y)
+        ctx.scale = scale
+        return y
+
+    Softmax.forward = staticmethod(forward)
+
+
+def keeps_everything():
+    """A work space for each call, which nobody frees.
+
+    kind: memory
+    hint: are held
+    """
+    kept, function = [], softmax
+
+    def softmax(x, scale=1.0):
+        kept.append(torch.empty(x.shape))
+        return function(x, scale)
+
+
+def keeps_x():
+    """x waits for the backward half, beside y.
+
+    kind: memory
+    hint: wait for the backward half
+    """
+
+    def forward(ctx, x, scale):
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        d = x.shape[-1]
+        block = triton.next_power_of_2(d)
+        forward_kernel[(x.numel() // d,)](x.contiguous(), y, d, scale, BLOCK=block)
+        ctx.save_for_backward(y)
+        ctx.x, ctx.scale = x, scale
+        return y
+
+    Softmax.forward = staticmethod(forward)
+
+
+def no_gradient_of_the_scale():
+    """dx without the scale.
+
+    kind: values
+    hint: dx at
+    """
+
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        dx, d = torch.empty_like(y), y.shape[-1]
+        block = triton.next_power_of_2(d)
+        backward_kernel[(y.numel() // d,)](y, dy.contiguous(), dx, d, 1.0, BLOCK=block)
+        return dx, None
+
+    Softmax.backward = staticmethod(backward)
+
+
+def no_maximum():
+    """The exponential of x itself.
+
+    kind: values
+    hint: y at
+    """
+
+    @triton.jit
+    def forward_kernel(x_ptr, y_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        x = tl.load(x_ptr + offsets, mask, other=-float("inf")).to(tl.float32) * scale
+        e = tl.exp(x)
+        tl.store(y_ptr + offsets, e / tl.sum(e, 0), mask)
+
+
+def no_other():
+    """Nothing is said about what the mask switches off.
+
+    kind: sizes
+    hint: nan
+    """
+
+    @triton.jit
+    def forward_kernel(x_ptr, y_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        x = tl.load(x_ptr + offsets, mask).to(tl.float32) * scale
+        e = tl.exp(x - tl.max(x, 0))
+        tl.store(y_ptr + offsets, e / tl.sum(e, 0), mask)
+
+
+def one_scale_for_ever():
+    """The backward half takes the scale of the first call.
+
+    kind: constants
+    hint: dx at
+    """
+    scales = []
+
+    def forward(ctx, x, scale):
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        d = x.shape[-1]
+        block = triton.next_power_of_2(d)
+        forward_kernel[(x.numel() // d,)](x.contiguous(), y, d, scale, BLOCK=block)
+        ctx.save_for_backward(y)
+        scales.append(scale)
+        ctx.scale = scales[0]
+        return y
+
+    Softmax.forward = staticmethod(forward)
+
+
+def other_is_zero():
+    """0 in place of -inf for what the mask switches off.
+
+    kind: sizes
+    hint: y at
+    """
+
+    @triton.jit
+    def forward_kernel(x_ptr, y_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        x = tl.load(x_ptr + offsets, mask, other=0.0).to(tl.float32) * scale
+        e = tl.exp(x - tl.max(x, 0))
+        tl.store(y_ptr + offsets, e / tl.sum(e, 0), mask)
+
+
+def rows_of_a_matrix():
+    """Only the first dimension is rows.
+
+    kind: sizes
+    hint: y at
+    """
+
+    def forward(ctx, x, scale):
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        d = x.shape[-1]
+        block = triton.next_power_of_2(d)
+        forward_kernel[(x.shape[0],)](x.contiguous(), y, d, scale, BLOCK=block)
+        ctx.save_for_backward(y)
+        ctx.scale = scale
+        return y
+
+    Softmax.forward = staticmethod(forward)
+
+
+def the_library():
+    """torch.softmax, and its own backward half.
+
+    kind: library
+    hint: 0 launches
+    """
+
+    def softmax(x, scale=1.0):
+        return torch.softmax(x * scale, -1)
+
+
+def three_passes():
+    """The row is read three times.
+
+    kind: work
+    hint: 3 times
+    """
+
+    @triton.jit
+    def forward_kernel(x_ptr, y_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        places = x_ptr + tl.program_id(0).to(tl.int64) * d + columns
+        low = -float("inf")
+        top = tl.max(tl.load(places, mask, other=low).to(tl.float32) * scale, 0)
+        total = tl.sum(tl.exp(tl.load(places, mask, other=low).to(tl.float32) * scale - top), 0)
+        e = tl.exp(tl.load(places, mask, other=low).to(tl.float32) * scale - top)
+        y = y_ptr + tl.program_id(0).to(tl.int64) * d + columns
+        tl.store(y, e / total, mask)
+
+
+def without_the_sum():
+    """dx = scale · y · dy.
+
+    kind: values
+    hint: dx at
+    """
+
+    @triton.jit
+    def backward_kernel(y_ptr, dy_ptr, dx_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        y = tl.load(y_ptr + offsets, mask).to(tl.float32)
+        dy = tl.load(dy_ptr + offsets, mask).to(tl.float32)
+        tl.store(dx_ptr + offsets, scale * y * dy, mask)
