@@ -29,7 +29,9 @@ import torch
 from utils.course.expect import bitwise_equal
 from utils.measure.traffic import Traffic, tensors_in
 from utils.private_api import running_backward, unwatched
+from utils.ranks.pool import PRELOADED
 
+PRELOADED.append(__name__)
 LETS_GO = 1.0  # seconds in which a backend lets go of a message that has arrived
 # operator -> the places of its two factors among the arguments
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1)} | {

@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from utils.ranks.pool import PRELOADED
+
+PRELOADED.append(__name__)
 PEERS = ("dst", "src", "group_dst", "group_src")  # arguments that name the other rank
 _never_waited_for: list = []  # a message without a handle might never leave
 

@@ -41,7 +41,10 @@ from utils.course.late import late as late_network
 from utils.course.trap import trap
 from utils.ranks import RankError, Ranks
 from utils.ranks.diagnosis import consequence, timed_out
+from utils.ranks.pool import PRELOADED
 from utils.ranks.worker import Failure
+
+PRELOADED.append(__name__)  # else every rank of a check would import it, a fifth of its work
 
 SIZES = (2, 3, 1, 4, 5, 6)  # ranks; most mistakes show with two or three
 HANG = 5.0  # seconds until a collective counts as hanging

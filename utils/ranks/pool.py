@@ -33,6 +33,8 @@ from utils.ranks.supervise import end
 
 GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
 PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
+# What the forkserver imports, once for all ranks: a module that each rank needs adds itself.
+PRELOADED = ["utils.ranks.preload"]
 
 
 class Ranks:
@@ -286,7 +288,7 @@ def choose_devices(size: int, device: str | None) -> tuple[str, list[str]]:
 def start_forkserver() -> multiprocessing.context.BaseContext:
     """The forkserver with torch imported: 1 to 3 s for the first pool of a kernel, then nothing."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["utils.ranks.preload"])
+    context.set_forkserver_preload(PRELOADED)
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"  # ranks share the cores: more threads would be slower
     try:
