@@ -10,6 +10,7 @@ stands for a disk.
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -35,7 +36,7 @@ CAUSES = {  # {run: the kind of finding that names its cause}
     "F": "stages",
 }
 CONFIG = GPTConfig(hidden_size=128, layers=4, heads=4)
-ROWS, SEQ = 16, 64  # rows of a rank's batch, tokens of a row
+ROWS, SEQ = 8, 64  # rows of a rank's batch, tokens of a row
 
 
 class Rows(Dataset):
@@ -102,7 +103,7 @@ def _data_parallel(run):
 
 def _batches(run, rank) -> Iterator[torch.Tensor]:
     rows = 3 * ROWS if (run, rank) == ("B", 1) else ROWS
-    return iter(DataLoader(Rows(0.005 if run == "E" else 0.0), batch_size=rows))
+    return iter(DataLoader(Rows(0.02 if run == "E" else 0.0), batch_size=rows))
 
 
 def _backward(model, rows):
@@ -123,8 +124,8 @@ def _in_turn(model, rows, rank):
 
 def _pipeline():
     mesh = make_mesh(pp=dist.get_world_size())
-    model = GPT(CONFIG)
-    [stage] = make_stages(model, mesh.pp, layers=[range(1), range(1, CONFIG.layers)])
+    model = GPT(replace(CONFIG, layers=6))
+    [stage] = make_stages(model, mesh.pp, layers=[range(1), range(1, 6)])
     pipeline = Pipeline([stage], mesh.pp, "1f1b", cross_entropy)
     optimizer = torch.optim.AdamW(stage.parameters(), fused=True)
     batches = iter(DataLoader(Rows(), batch_size=ROWS))
