@@ -1,0 +1,87 @@
+"""Given: what the check cells of the diagnoses look at: they are compared with what was planted.
+
+They say how many entries hold, not which: a diagnosis is measured, not guessed.
+"""
+
+import math
+from typing import Any
+
+from labs.support.profiling import programs, scenarios
+from utils.course.expect import Wrong
+from utils.course.trial import Trial
+
+ROOM_MS, ROOM = 8.0, 0.25  # what ms may be off, at least, and as a share: a busy machine
+ROOM_BYTES = 0.01  # a report shows three digits
+SECONDS = 5.0  # data takes none
+LIBRARY = ("labs.support.profiling.programs", "labs.support.profiling.check_diagnosis",
+           "labs.support.profiling.reference")  # fmt: skip
+
+
+def slow(trial: Trial) -> str:
+    """Judges `slow` in diagnosis.py."""
+    number = programs.number_in(trial.path.parent)
+    truth = programs.slow(number).truth
+    messages = {f"message_{key}": value for key, value in truth["messages"].items()}
+    _judged(trial, "slow", truth["late"] | messages)
+    return f"the late rank and the messages of the slow program of learner {number}: all 8 hold."
+
+
+def hanging(trial: Trial) -> str:
+    """Judges `hanging` in diagnosis.py."""
+    number = programs.number_in(trial.path.parent)
+    _judged(trial, "hanging", programs.hanging(number).truth["hanging"])
+    return f"who left the others waiting in the hanging program of learner {number}: all 4 hold."
+
+
+def wrong(trial: Trial) -> str:
+    """Judges `wrong` in diagnosis.py."""
+    number = programs.number_in(trial.path.parent)
+    _judged(trial, "wrong", programs.wrong(number).truth["wrong"])
+    return f"where the numbers of learner {number} first go wrong, and why: all 5 hold."
+
+
+def _judged(trial: Trial, name: str, truth: dict[str, Any]) -> None:
+    trial.by_hand(LIBRARY)
+    said, again = trial.alone(f"{name}()", scenarios.diagnosis, name, seconds=SECONDS)
+    if repr(said) != repr(again):
+        raise Wrong(f"{name}() says something else when it is asked again: is it measured?")
+    if missing := sorted(truth.keys() - said.keys()):
+        raise Wrong(f"{name}() does not say {', '.join(missing)}.")
+    for key, value in said.items():
+        if key in truth and isinstance(value, str) and "cause" not in key and key != "name":
+            raise Wrong(f"{name}(): {key} is {value!r}, and should be a number, or None for all.")
+        if "cause" in key and _words(value) not in map(_words, _known(name, key)):
+            listed = ", ".join(f'"{one}"' for one in _known(name, key))
+            raise Wrong(f"{name}(): {key} is {value!r}, and should be one of {listed}.")
+    right = [key for key in truth if _holds(key, said[key], truth[key])]
+    if len(right) < len(truth):
+        raise Wrong(
+            f"{len(right)} of the {len(truth)} entries of {name}() hold for your program "
+            "(which ones, it does not say).\nWhich figure, line or report does each of them "
+            "come from? The hints name a tool for each."
+        )
+
+
+def _known(name: str, key: str) -> tuple[str, ...]:
+    late = tuple(programs.LATE.values())
+    named = {"hanging": programs.HANGS, "wrong": programs.WRONGS, "slow": late}
+    return programs.MESSAGES if key == "message_cause" else named[name]
+
+
+def _words(value: Any) -> str:
+    return " ".join(str(value).lower().replace("-", " ").replace("_", " ").split())
+
+
+def _holds(key: str, said: Any, right: Any) -> bool:
+    """Whether an entry is right; where `right` is a list, one of them is meant."""
+    if "cause" in key:
+        return _words(said) == _words(right)
+    if isinstance(right, list):
+        return any(said == one for one in right)
+    if right is None or said is None or isinstance(said, bool):
+        return said is right
+    if key == "ms":
+        return abs(said - right) <= max(ROOM_MS, ROOM * right)
+    if key == "message_bytes":
+        return math.isclose(said, right, rel_tol=ROOM_BYTES)
+    return said == right

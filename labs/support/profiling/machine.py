@@ -1,0 +1,141 @@
+"""Given: what a program of lab 11 runs on, one `Machine` for each rank.
+
+It hands out rows, keeps checkpoints and a log, and takes its time, as disks and sensors do. Rows
+are the same however many ranks share them: rank r of N has the rows r, r + N, r + 2N … of a step.
+"""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+ROWS = 24  # of all ranks, a step
+EPOCH = 4  # the slow program's rows come again after so many steps
+OFTEN = 4  # steps: once in so many is enough for each of `SERVICES`
+SERVICES = ("unpack", "save", "log", "temperature")
+METRICS = ("error", "largest")
+
+
+@dataclass(frozen=True)
+class Troubles:
+    """What happens in a run, besides learning: {step: …}, rows by their number in the step."""
+
+    silent: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rows that do not count
+    outliers: dict[int, tuple[int, float]] = field(default_factory=dict)  # a row, its factor
+    stops: dict[int, int] = field(default_factory=dict)  # the rank that is asked to stop
+    turned: dict[int, int] = field(default_factory=dict)  # the rank whose metrics are turned round
+    leader: int = 0
+
+
+class Machine:
+    """What one rank runs on.
+
+    widths: of the network, first and last are those of the rows; seed: of the rows; ms: {service:
+    ms that it takes}, of SERVICES. calls: how often each service was asked.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        widths: tuple[int, ...],
+        seed: int,
+        ms: dict[str, float] | None = None,
+        troubles: Troubles | None = None,
+    ):
+        self.rank, self.ranks, self.widths, self.seed = rank, ranks, widths, seed
+        self.troubles = troubles or Troubles()
+        self.leader = self.troubles.leader
+        self._ms = ms or {}
+        self.calls: Counter[str] = Counter()
+        self.lines: list[str] = []
+        self.saved: dict[int, torch.Tensor] = {}
+        self.looked_at: list[int] = []
+
+    # --- the slow program's
+
+    def read(self, step: int) -> tuple:
+        """This rank's rows of a step, packed; after EPOCH steps the same come again."""
+        return ("packed", *self.rows(step % EPOCH)[:2])
+
+    def unpack(self, packed: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        """x (rows, in), y (rows, out) of what `read` has given: the same in, the same out."""
+        self._takes_time("unpack")
+        return packed[1].clone(), packed[2].clone()
+
+    def save(self, step: int, model: nn.Module) -> None:
+        """Writes a checkpoint. Needed after the steps 3, 7, 11 … (every OFTEN-th), on each rank."""
+        self._takes_time("save")
+        self.saved[step] = weights_of(model)
+
+    def log(self, *lines: str) -> None:
+        """Writes lines, one or many. Each step's line must be there at the end, in order."""
+        self._takes_time("log")
+        self.lines += lines
+
+    def temperature(self, step: int) -> float:
+        """Of this machine, in °C. OFTEN steps without a look are enough to melt it."""
+        self._takes_time("temperature")
+        self.looked_at.append(step)
+        return 40.0 + (7 * step + self.rank) % 9
+
+    # --- the other two's
+
+    def rows(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """This rank's x (rows, in), y (rows, out) and counts (rows,) of a step, float64; counts
+        are 1, and 0 for a row that does not count."""
+        into, out = self.widths[0], self.widths[-1]
+        drawn = torch.Generator().manual_seed(1000 * self.seed + step)
+        x = torch.randn(ROWS, into, generator=drawn, dtype=torch.float64)
+        y = torch.tanh(x @ torch.linspace(-1, 1, into * out, dtype=torch.float64).view(into, out))
+        y += 0.1 * torch.randn(ROWS, out, generator=drawn, dtype=torch.float64)
+        counts = torch.ones(ROWS, dtype=torch.float64)
+        counts[list(self.troubles.silent.get(step, ()))] = 0.0
+        if step in self.troubles.outliers:
+            row, factor = self.troubles.outliers[step]
+            y[row] *= factor / y[row].abs().max()
+        return tuple(t[self.rank :: self.ranks].clone() for t in (x, y, counts))
+
+    def asked_to_stop(self, step: int) -> bool:
+        """Whether somebody wants this rank to end after the step: on some ranks only."""
+        return self.troubles.stops.get(step) == self.rank
+
+    def metrics(self, step: int, errors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """{name: tensor of one number}, of this rank's rows. errors: of each row."""
+        found = {"error": errors.sum().view(1), "largest": errors.max().view(1)}
+        if self.troubles.turned.get(step) == self.rank:
+            found = dict(reversed(found.items()))
+        return found
+
+    def score(self, model: nn.Module) -> torch.Tensor:
+        """One number: the model's error on rows that it does not learn, on every rank the same."""
+        with torch.no_grad():
+            x = torch.linspace(-1, 1, 5 * self.widths[0], dtype=torch.float64)
+            return model(x.view(5, -1)).square().mean().view(1)
+
+    def _takes_time(self, service: str) -> None:
+        self.calls[service] += 1
+        if service in self._ms:
+            time.sleep(1e-3 * self._ms[service])
+
+
+@contextlib.contextmanager
+def unwatched(model: nn.Module) -> Iterator["Nobody"]:
+    """Stands where `utils.measure.divergence.Watch` may stand."""
+    yield Nobody()
+
+
+class Nobody:
+    """Watches nothing."""
+
+    def step(self) -> None:
+        """As `Watch.step`."""
+
+
+def weights_of(model: nn.Module) -> torch.Tensor:
+    """All parameters as one tensor of its own, 1-D."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])

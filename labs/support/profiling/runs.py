@@ -1,0 +1,133 @@
+"""Given: what the notebook runs the three programs with, on real ranks and on your own machines.
+
+Each takes a program's file, such as "broken/slow.py" or your "slow.py". Where nothing is handed out
+yet, it says so and returns None.
+"""
+
+import cProfile
+import pstats
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from labs.support.profiling import programs
+from labs.support.profiling.machine import Machine
+from labs.support.profiling.programs import RANKS, STEPS, Program
+from utils.course.trial import load_answer
+from utils.measure.divergence import Entry, Watch
+from utils.measure.profile import tracing
+from utils.ranks import RankError, Ranks
+
+STANDS_STILL = 3.0  # seconds until a collective counts as hanging
+
+
+def traced(file: str | Path, steps: int = STEPS) -> str | None:
+    """The folder broken/traces, with a trace of each rank (`utils.measure.profile.tracing`): of all
+    steps but the first two."""
+    folder = _own_folder(file) / "broken" / "traces"
+    return str(folder) if _on_ranks(file, _trace, str(folder), steps) else None
+
+
+def profiled(file: str | Path, rank: int, most: int = 12) -> str | None:
+    """What Python's own profiler (cProfile) says of one rank: calls and seconds of each function
+    of the program and its machine, with what they call, the longest first."""
+    found = _on_ranks(file, _profile, STEPS)
+    return found and "\n".join([f"{'calls':>7}{'ms':>10}  function", *found[rank][:most]])
+
+
+def stands_still(file: str | Path) -> str | None:
+    """The report of the ranks when a collective has not ended within STANDS_STILL seconds, or
+    "all ranks have ended"."""
+    try:
+        return _on_ranks(file, _train, STEPS, timeout=STANDS_STILL) and "all ranks have ended"
+    except RankError as error:
+        return str(error)
+
+
+def watched(file: str | Path) -> tuple[list[Entry], list[list[Entry]]] | None:
+    """The entries of one rank that has all rows, and those of RANKS ranks by rank."""
+    alone = _on_ranks(file, _watch, STEPS, ranks=1)
+    return alone and (alone[0], _on_ranks(file, _watch, STEPS))
+
+
+def ms_a_step(file: str | Path) -> float | None:
+    """Mean of the steps after the first two, of the rank that takes longest."""
+    found = _on_ranks(file, _time, 4 * STEPS)
+    return found and round(max(found), 1)
+
+
+def _own_folder(file: str | Path) -> Path:
+    """Where diagnosis.py lies."""
+    folder = Path(file).resolve().parent
+    return folder.parent if folder.name == "broken" else folder
+
+
+def _on_ranks(file, function: Callable, *args, ranks=RANKS, timeout=30.0) -> list[Any] | None:
+    """What `function(train, machine, *args)` returns by rank."""
+    path = Path(file).resolve()
+    try:
+        number = programs.number_in(_own_folder(path))
+    except NotImplementedError as error:
+        print(f"Nothing is handed out yet: {error}.")
+        return None
+    if programs.not_begun(path):
+        print(f"{file} is not handed out yet: programs.hand_out() does it.")
+        return None
+    program = programs.FAULTY[path.stem](number)
+    with Ranks(ranks, device="cpu", timeout=timeout) as group:
+        return group.run(_perform, str(path), number, program, function, args)
+
+
+# ---- on a rank
+
+
+def _perform(path: str, number: int, program: Program, function: Callable, args: tuple) -> Any:
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    ms = program.ms.get(rank) if ranks > 1 else None
+    machine = Machine(rank, ranks, program.settings.widths, number, ms, program.troubles)
+    return function(load_answer(Path(path)).train, machine, *args)
+
+
+def _train(train: Callable, machine: Machine, steps: int) -> bool:
+    train(machine, steps)
+    return True
+
+
+def _trace(train: Callable, machine: Machine, folder: str, steps: int) -> bool:
+    with tracing(folder, steps=steps - 2, skip=2) as profiler:
+        train(machine, steps, profiler.step)
+    return True
+
+
+def _profile(train: Callable, machine: Machine, steps: int) -> list[str]:
+    profile = cProfile.Profile()
+    profile.runcall(train, machine, steps)
+    rows, own = [], (train.__code__.co_filename, machine.read.__code__.co_filename)
+    for (file, line, name), (_, calls, _, seconds, _) in pstats.Stats(profile).stats.items():
+        if file in own and name[0] not in "_<":
+            rows.append((seconds, f"{calls:>7}{1e3 * seconds:>10.1f}  {name} "
+                         f"({Path(file).name}:{line})"))  # fmt: skip
+    return [text for _, text in sorted(rows, reverse=True)]
+
+
+def _watch(train: Callable, machine: Machine, steps: int) -> list[Entry]:
+    entries = []
+
+    @contextmanager
+    def watching(model):
+        with Watch(model) as watch:
+            yield watch
+        entries.extend(watch.entries)
+
+    train(machine, steps, watching)
+    return entries
+
+
+def _time(train: Callable, machine: Machine, steps: int) -> float:
+    ends = []
+    train(machine, steps, lambda: ends.append(time.perf_counter()))
+    return 1e3 * (ends[-1] - ends[1]) / (steps - 2)

@@ -1,0 +1,343 @@
+"""Lab 11: what its checks must accept and reject, and that what is planted can be found."""
+
+import re
+
+import pytest
+
+from labs.support.profiling import check_programs, programs, runs
+from tests.labs.answers import Lab
+from tests.labs.lab_tests import LabTests
+from utils.course.trial import Trial
+from utils.measure.divergence import first_between, first_difference
+from utils.measure.findings import report
+
+LAB = Lab(
+    "11_profiling",
+    {
+        **{name: ("check_diagnosis", name, "diagnosis.py") for name in programs.NAMES},
+        **{f"{name}_program": ("check_programs", name, f"{name}.py") for name in programs.NAMES},
+    },
+    # two answers are judged at once; what loops does nothing else
+    {"utils.course.trial.HANG": 8.0, "utils.course.trial.TOO_LONG": 12.0},
+)
+
+OTHERS = {
+    "slow: NumPy's and torch's numbers, another spelling": """
+def slow(solution=slow):
+    import numpy as np
+
+    found = solution()
+    return found | {"rank": np.int64(found["rank"]), "ms": torch.tensor(found["ms"] * 1.2),
+                    "cause": "Health_checks", "message_cause": "One for each parameter "}
+
+import torch
+""",
+    "slow: measured on a busy machine, three digits of the bytes": """
+def slow(solution=slow):
+    return solution() | {"ms": 69.9, "message_bytes": 4.55e3}
+""",
+    "slow: a fraction, and more than was asked": """
+def slow(solution=slow):
+    from fractions import Fraction
+
+    return {"note": ["who looks so often?"]} | solution() | {"ms": Fraction(173, 2)}
+""",
+    "slow: one after the other": """
+def slow(solution=slow):
+    from collections import OrderedDict
+
+    return OrderedDict(sorted(solution().items(), reverse=True))
+""",
+    "hanging: the line that is done": """
+def hanging(solution=hanging):
+    return solution() | {"line": 93}
+""",
+    "hanging: whole numbers as floats": """
+def hanging(solution=hanging):
+    return {key: value if key == "cause" else float(value) for key, value in solution().items()}
+""",
+    "hanging: as it is written": """
+def hanging(solution=hanging):
+    return solution() | {"cause": " calls it  ALONE"}
+""",
+    "hanging: from a table": """
+FOUND = {"rank": [2], "line": [92, 93], "waits": [96], "cause": ["calls it alone"]}
+
+
+def hanging():
+    return {key: values[0] for key, values in FOUND.items()}
+""",
+    "wrong: the line that is left out": """
+def wrong(solution=wrong):
+    return solution() | {"line": 80}
+""",
+    "wrong: numbers of an array": """
+def wrong(solution=wrong):
+    import numpy as np
+
+    return solution() | dict(zip(("rank", "step"), np.array([0, 5])))
+""",
+    "wrong: as keywords": """
+def wrong():
+    return dict(cause="Step left-out alone", line=79, name=None, step=5, rank=0)
+""",
+    "wrong: more than was asked": """
+def wrong(solution=wrong):
+    return solution() | {"sure": True}
+""",
+    "slow_program: DDP, one pass over all rows, a log at the end": """
+def train(machine, steps, after=lambda: None):
+    model = nn.parallel.DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    losses, lines = [], []
+    for step in range(steps):
+        if step % OFTEN == 2:
+            machine.temperature(step)
+        x, y = machine.unpack(machine.read(step))
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss = loss.detach()
+        dist.all_reduce(loss)
+        losses.append(loss.item() / dist.get_world_size())
+        lines.append(f"step {step}: loss {losses[-1]:.6f}")
+        if step % OFTEN == OFTEN - 1:
+            machine.save(step, model.module)
+        after()
+    machine.log(*lines)
+    return losses
+""",
+    "slow_program: the look at the temperature in a thread": """
+def train(machine, steps, after=lambda: None, solution=train):
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1) as pool:
+        ask = machine.temperature
+        machine.temperature = lambda step: pool.submit(ask, step) and 0.0
+        return solution(machine, steps, after)
+""",
+    "slow_program: two messages, one of them later": """
+def reduce(model, optimizer, loss):
+    ranks, loss = dist.get_world_size(), loss / dist.get_world_size()
+    handle = dist.all_reduce(loss, async_op=True)
+    grads = [p.grad for p in model.parameters()]
+    flat = torch.cat([grad.flatten() for grad in grads]) / ranks
+    dist.all_reduce(flat)
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads])):
+        grad.copy_(part.view_as(grad))
+    handle.wait()
+    return loss
+""",
+    "slow_program: alone, no message": """
+def reduce(model, optimizer, loss, solution=reduce):
+    return solution(model, optimizer, loss) if dist.get_world_size() > 1 else loss
+""",
+    "hanging_program: everybody is asked before anything is done": """
+def train(machine, steps, solution=train):
+    ask, rank = machine.asked_to_stop, dist.get_rank()
+    asked = torch.tensor([float(ask(step)) for step in range(steps)])
+    dist.all_reduce(asked)
+    machine.asked_to_stop = lambda step: bool(asked[step])
+    return solution(machine, steps)
+""",
+    "hanging_program: one group for all": """
+from pathlib import Path
+
+source = Path(__file__).read_text().split("### END")[0]
+source = source.replace("(dist.new_group() for _ in range(4))", "[dist.group.WORLD] * 4")
+exec(source, globals())
+""",
+    "hanging_program: nobody sends the score, all have it": """
+def score(machine, model, group):
+    return machine.score(model).item()
+""",
+    "hanging_program: the largest by gathering": """
+def largest(value, first, second):
+    found = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, value, group=second)
+    return max(found).item()
+""",
+    "wrong_program: the same seed, nothing to send": """
+from pathlib import Path
+
+source = Path(__file__).read_text().split("### END")[0]
+exec(source.replace("SEED + dist.get_rank()", "SEED"), globals())
+
+
+def send(model):
+    pass
+""",
+    "wrong_program: one message for all": """
+def reduce(model, loss):
+    tensors = [loss, *[p.grad for p in model.parameters()]]
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(part.view_as(tensor))
+    return loss
+""",
+    "wrong_program: a message for each, divided before": """
+def reduce(model, loss):
+    loss = loss / dist.get_world_size()
+    for tensor in [loss, *[p.grad for p in model.parameters()]]:
+        tensor /= 1 if tensor is loss else dist.get_world_size()
+        dist.all_reduce(tensor)
+    return loss
+""",
+    "wrong_program: clipped by hand": """
+class Clip:
+    @staticmethod
+    def clip_grad_norm_(parameters, most):
+        grads = [p.grad for p in parameters]
+        norm = sum(grad.square().sum() for grad in grads).sqrt()
+        for grad in grads:
+            grad *= min(1.0, most / (norm + 1e-6))
+
+
+from pathlib import Path
+
+source = Path(__file__).read_text().split("### END")[0]
+exec(source.replace("torch.nn.utils.clip", "Clip.clip"), globals())
+""",
+}
+
+
+class TestLab(LabTests):
+    lab, others, least = LAB, OTHERS, 100
+    each = dict.fromkeys(LAB.exercises, (12, 6, 4))
+
+
+# ---- what is planted can be found with the lesson's tools
+
+
+def numbers_for(cause_of, causes) -> list[int]:
+    """The first number with which each of these causes is planted."""
+    found = {}
+    for number in range(1, 1000):
+        found.setdefault(cause_of(number), number)
+    return sorted(found[cause] for cause in causes)
+
+
+@pytest.fixture
+def handed_out(tmp_path):
+    """A learner's folder: broken(number, name) is a program of hers."""
+
+    def broken(number, name):
+        (tmp_path / "diagnosis.py").write_text(f"NUMBER = {number}\n")
+        programs.hand_out(tmp_path)
+        return tmp_path / "broken" / f"{name}.py"
+
+    return broken
+
+
+def late(number):
+    """Late enough for a busy machine."""
+    found = programs.slow(number).truth["late"]
+    return found["cause"] if found["ms"] > 80 else None
+
+
+def messages(number):
+    return programs.slow(number).truth["messages"]["cause"] if late(number) else None
+
+
+SLOW = {*numbers_for(late, programs.LATE.values()), *numbers_for(messages, programs.MESSAGES)}
+
+
+@pytest.mark.parametrize("number", sorted(SLOW))
+def test_what_makes_it_slow_is_found(handed_out, number):
+    path, truth = handed_out(number, "slow"), programs.slow(number).truth
+    right, made = truth["late"], report(runs.traced(path))
+    assert max(made.late, key=made.late.get) == right["rank"]
+    ms, name = re.findall(r"([\d.]+)  (\w+) \(machine", runs.profiled(path, right["rank"]))[0]
+    assert programs.LATE[name] == right["cause"]
+    assert float(ms) / programs.STEPS > 0.98 * right["ms"]  # a sleep may last longer
+    lines = path.read_text().splitlines()
+    assert [n for n, line in enumerate(lines, 1) if f".{name}(" in line] == right["line"]
+    found = made.collectives().values()
+    assert sum(one["calls"] for one in found) == truth["messages"]["calls"]
+    assert sum(one["bytes"] or 0 for one in found) == truth["messages"]["bytes"]
+
+
+def hangs(number):
+    return programs.hanging(number).truth["hanging"]["cause"]
+
+
+@pytest.mark.parametrize("number", numbers_for(hangs, programs.HANGS))
+def test_who_left_the_others_is_found(handed_out, number):
+    said = runs.stands_still(handed_out(number, "hanging"))
+    right = programs.hanging(number).truth["hanging"]
+    blocks = re.split(r"\n(?=ranks? )", said)[1:]
+    assert len(blocks) == 2
+    alone, others = sorted(blocks, key=lambda block: not block.startswith(f"rank {right['rank']} "))
+    assert alone.startswith(f"rank {right['rank']} ") and others.startswith("ranks ")
+    assert [int(line) for line in re.findall(r"hanging.py:(\d+)", others)][-1] in right["waits"]
+
+
+def wrongs(number):
+    return programs.wrong(number).truth["wrong"]["cause"]
+
+
+@pytest.mark.parametrize("number", numbers_for(wrongs, programs.WRONGS))
+def test_the_first_wrong_number_is_found(handed_out, number):
+    one, ranks = runs.watched(handed_out(number, "wrong"))
+    right = programs.wrong(number).truth["wrong"]
+    found = first_difference(one, ranks) if right["cause"] in WHOLE else first_between(ranks)
+    assert found.entry.step == right["step"]
+    if right["name"] != [None]:
+        assert found.entry.name in right["name"]
+    rank = found.rank
+    if right["cause"] == "clipped alone":
+        own = [[e.norm for e in some if (e.step, e.phase, e.name) == (found.entry.step,
+                "backward", "")] for some in ranks]  # fmt: skip
+        rank = own.index(max(own))
+    assert right["rank"] in (None, rank)
+
+
+WHOLE = ("sum not divided", "clipped alone")  # the replicas agree: only one rank knows better
+
+
+def test_a_number_gives_the_same_programs_and_most_others():
+    for make in programs.FAULTY.values():
+        assert make(7) == make(7) and len({make(n).text for n in range(1, 40)}) == 39
+        assert all(max(map(len, make(n).text.splitlines())) <= 100 for n in range(1, 200))
+
+
+def test_another_learners_answers_are_wrong():
+    def answers(number):
+        return repr([make(number).truth for make in programs.FAULTY.values()])
+
+    assert len({answers(number) for number in range(1, 500)}) == 499
+
+
+@pytest.mark.parametrize("name", ["hanging", "wrong"])
+def test_a_sound_program_of_another_number_passes(tmp_path, name):
+    (tmp_path / "diagnosis.py").write_text("NUMBER = 4321\n")
+    path = tmp_path / f"{name}.py"
+    path.write_text(programs.FAULTY[name](4321, sound=True).text)
+    assert "one rank" in getattr(check_programs, name)(Trial(path, 1))
+
+
+# ---- handing out
+
+
+def test_handing_out_keeps_what_is_mended(tmp_path, capsys):
+    programs.hand_out(tmp_path)
+    assert "Nothing is handed out yet" in capsys.readouterr().out
+    (tmp_path / "diagnosis.py").write_text("NUMBER = 17\n")
+    stub = 'def train():\n    raise NotImplementedError("hand out")\n'
+    (tmp_path / "slow.py").write_text(stub)
+    (tmp_path / "wrong.py").write_text("# mine\n")
+    programs.hand_out(tmp_path)
+    assert (tmp_path / "slow.py").read_text() == programs.slow(17).text
+    assert (tmp_path / "broken" / "wrong.py").read_text() == programs.wrong(17).text
+    assert (tmp_path / "wrong.py").read_text() == "# mine\n"
+    assert "stays as it is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("line", ["NUMBER = 0", "NUMBER = 'me'", "NUMBER = 1 + 1", "number = 3"])
+def test_a_number_that_is_none_gets_one_sentence(tmp_path, line):
+    (tmp_path / "diagnosis.py").write_text(line + "\n")
+    with pytest.raises(ValueError, match="write NUMBER = 17, or another whole number"):
+        programs.number_in(tmp_path)

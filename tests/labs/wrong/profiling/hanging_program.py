@@ -1,0 +1,291 @@
+"""Lab 11, the hanging program: each body, after the solution, is a wrong answer."""
+
+
+def leader_alone():
+    """The leader calls a collective alone.
+
+    kind: odd
+    hint: did not complete
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        'row["score"] = score(machine, model, fourth)',
+        "rank == machine.leader and row.update(score=score(machine, model, fourth))",
+    )
+    exec(source, globals())
+
+
+def own_share():
+    """A rank without rows goes on to the next step.
+
+    kind: odd
+    hint: did not complete
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("if not all_numbers:", "if not number:")
+    exec(source, globals())
+
+
+def own_stop():
+    """The rank that is asked leaves.
+
+    kind: odd
+    hint: it returns the steps | did not complete
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "        dist.all_reduce(stop, op=dist.ReduceOp.MAX, group=second)\n",
+        "",
+    )
+    exec(source, globals())
+
+
+def own_order():
+    """Metrics in the order in which they come.
+
+    kind: odd
+    hint: did not complete
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "sorted(machine.metrics(step, errors.detach()).items())",
+        "machine.metrics(step, errors.detach()).items()",
+    )
+    exec(source, globals())
+
+
+def own_norm():
+    """The norm of a rank's own gradient decides.
+
+    kind: odd
+    hint: did not complete | is on one side only
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "        norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()\n",
+        "",
+    )
+    source = source.replace(
+        "        loss = reduce(",
+        "        norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()\n"
+        "        loss = reduce(",
+    )
+    exec(source, globals())
+
+
+def leader_keeps_it():
+    """The score is there on the leader only.
+
+    kind: part
+    hint: is on one side only
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        'row["score"] = score(machine, model, fourth)',
+        "rank == machine.leader and row.update(score=machine.score(model).item())",
+    )
+    exec(source, globals())
+
+
+def no_score():
+    """What hung is left out.
+
+    kind: part
+    hint: is on one side only
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace('row["score"] = score(machine, model, fourth)', "pass")
+    exec(source, globals())
+
+
+def never_left_out():
+    """A step without rows is done all the same.
+
+    kind: values
+    hint: it returns the steps
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("        if not all_numbers:\n            continue\n", "")
+    exec(source, globals())
+
+
+def never_stops():
+    """Nobody stops.
+
+    kind: part
+    hint: it returns the steps
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("        if stop:\n            break\n", "")
+    exec(source, globals())
+
+
+def own_worst():
+    """The worst row of this rank.
+
+    kind: part
+    hint: worst is
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)\n",
+        "",
+    )
+    exec(source, globals())
+
+
+def mean_of_means():
+    """Each rank divides by its own rows.
+
+    kind: values
+    hint: loss is
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "errors.detach().sum() / all_numbers",
+        "errors.detach().sum() / number.clamp(min=1) / dist.get_world_size()",
+    )
+    exec(source, globals())
+
+
+def four_ranks():
+    """A mean over four.
+
+    kind: sizes
+    hint: score is
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("value.item() / dist.get_world_size()", "value.item() / 4")
+    exec(source, globals())
+
+
+def fp32():
+    """Messages of half the precision.
+
+    kind: types
+    hint: loss is
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "dist.all_reduce(flat, group=group)",
+        "flat = flat.float()\n    dist.all_reduce(flat, group=group)\n    flat = flat.double()",
+    )
+    exec(source, globals())
+
+
+def gathered():
+    """Every rank gets the gradients of all.
+
+    kind: communication
+    hint: goes twice
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "dist.all_reduce(flat, group=group)",
+        "parts = [torch.empty_like(flat) for _ in range(dist.get_world_size())]\n"
+        "    dist.all_gather(parts, flat, group=group)\n"
+        "    flat = sum(parts)",
+    )
+    exec(source, globals())
+
+
+def her_own_step():
+    """Mended for one step of one run.
+
+    kind: constants
+    hint: did not complete
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "if not all_numbers:",
+        "if not (all_numbers if step == 9 else number):",
+    )
+    exec(source, globals())
+
+
+def the_first_run():
+    """What a run has found is kept for the next.
+
+    kind: constants
+    hint: is | returns | side
+    """
+
+    kept = []
+
+    def train(machine, steps, solution=train):
+        if not kept:
+            kept.append(solution(machine, steps))
+        return kept[0]
+
+
+def the_reference():
+    """The judge's own rank.
+
+    kind: library
+    hint: that is the library
+    """
+
+    def train(machine, steps):
+        import importlib
+
+        judge = importlib.import_module("labs.support.profiling." + "reference")
+        return judge.hanging(None, machine, steps, 2)
+
+
+def endless():
+    """Waits for a request that never comes.
+
+    kind: end
+    hint: endless loop
+    """
+
+    def train(machine, steps):
+        import time
+
+        while not machine.asked_to_stop(-1):
+            time.sleep(0.01)

@@ -1,0 +1,293 @@
+"""Lab 11, the wrong program: each body, after the solution, is a wrong answer."""
+
+
+def own_loss_decides():
+    """A rank leaves out the step on its own.
+
+    kind: odd
+    hint: the same bits | are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("if loss < SPIKE", "if own < SPIKE")
+    exec(source, globals())
+
+
+def own_clip():
+    """Each rank clips its own gradient.
+
+    kind: odd
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "            torch.nn.utils.clip_grad_norm_(model.parameters(), LARGE)\n",
+        "",
+    )
+    source = source.replace(
+        "            loss = reduce(",
+        "            torch.nn.utils.clip_grad_norm_(model.parameters(), LARGE)\n"
+        "            loss = reduce(",
+    )
+    exec(source, globals())
+
+
+def no_clip():
+    """What disturbs is left out.
+
+    kind: values
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "            torch.nn.utils.clip_grad_norm_(model.parameters(), LARGE)\n",
+        "",
+    )
+    exec(source, globals())
+
+
+def clipped_twice():
+    """Before and after.
+
+    kind: odd
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "            loss = reduce(",
+        "            torch.nn.utils.clip_grad_norm_(model.parameters(), LARGE)\n"
+        "            loss = reduce(",
+    )
+    exec(source, globals())
+
+
+def another_limit():
+    """Another norm.
+
+    kind: constants
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("model.parameters(), LARGE", "model.parameters(), 1000.0")
+    exec(source, globals())
+
+
+def no_step_left_out():
+    """Every step counts.
+
+    kind: part
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("if loss < SPIKE", "if True")
+    exec(source, globals())
+
+
+def one_not_sent():
+    """One parameter is not sent.
+
+    kind: part
+    hint: the same bits
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "for p in parameters[first:end]:",
+        "for p in parameters[max(1, first) : end]:",
+    )
+    exec(source, globals())
+
+
+def one_not_reduced():
+    """One gradient is not reduced.
+
+    kind: part
+    hint: the same bits
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "for p in parameters[first:end]]",
+        "for p in parameters[max(1, first) : end]]",
+    )
+    exec(source, globals())
+
+
+def tail_not_divided():
+    """A sum of the tail.
+
+    kind: values
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("    tail /= dist.get_world_size()\n", "")
+    source = source.replace("return tail[0]", "return tail[0] / dist.get_world_size()")
+    exec(source, globals())
+
+
+def four_ranks():
+    """Right for four ranks.
+
+    kind: sizes
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("tail /= dist.get_world_size()", "tail /= 4")
+    exec(source, globals())
+
+
+def fp32():
+    """Messages of half the precision.
+
+    kind: types
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "dist.all_reduce(tail)",
+        "tail = tail.float()\n    dist.all_reduce(tail)\n    tail = tail.double()",
+    )
+    exec(source, globals())
+
+
+def weights_sent_again():
+    """Rank 0's weights, twice before each step.
+
+    kind: communication
+    hint: goes twice
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "            loss = (model(x)",
+        "            send(model)\n            send(model)\n            loss = (model(x)",
+    )
+    exec(source, globals())
+
+
+def gathered():
+    """Every rank gets the gradients of all.
+
+    kind: communication
+    hint: goes twice
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "dist.all_reduce(flat)",
+        "parts = [torch.empty_like(flat) for _ in range(dist.get_world_size())]\n"
+        "    dist.all_gather(parts, flat)\n"
+        "    flat = sum(parts)",
+    )
+    source = source.replace(
+        "dist.all_reduce(tail)",
+        "parts = [torch.empty_like(tail) for _ in range(dist.get_world_size())]\n"
+        "    dist.all_gather(parts, tail)\n"
+        "    tail = sum(parts)",
+    )
+    exec(source, globals())
+
+
+def own_losses():
+    """The weights are right, and each rank returns its own loss.
+
+    kind: part
+    hint: the loss of step
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("losses.append(loss.item())", "losses.append(own.item())")
+    exec(source, globals())
+
+
+def unwatched_run():
+    """Nobody may watch.
+
+    kind: part
+    hint: watching(model)
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("with watching(model) as watch", "with unwatched(model) as watch")
+    exec(source, globals())
+
+
+def one_model_for_all_runs():
+    """The second run goes on with the first one's model.
+
+    kind: constants
+    hint: are not those of one rank
+    """
+
+    kept = []
+
+    def network(new=network):
+        if not kept:
+            kept.append(new())
+        return kept[0]
+
+
+def the_reference():
+    """The judge's own rank.
+
+    kind: library
+    hint: that is the library
+    """
+
+    def train(machine, steps, watching=unwatched):
+        import importlib
+
+        judge = importlib.import_module("labs.support.profiling." + "reference")
+        return judge.wrong(None, machine, steps)[0]
+
+
+def endless():
+    """No end.
+
+    kind: end
+    hint: endless loop
+    """
+
+    def train(machine, steps, watching=unwatched):
+        import time
+
+        while steps:
+            time.sleep(0.01)
