@@ -3,8 +3,10 @@
 import re
 
 import pytest
+import torch
 
-from labs.support.profiling import check_programs, programs, runs
+from labs.support.profiling import check_programs, programs, reference, runs
+from labs.support.profiling.machine import Machine
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 from utils.course.trial import Trial
@@ -296,6 +298,36 @@ def test_the_first_wrong_number_is_found(handed_out, number):
 
 
 WHOLE = ("sum not divided", "clipped alone")  # the replicas agree: only one rank knows better
+
+
+def test_a_row_far_off_is_far_off_for_its_rank_alone():
+    """On sound weights, in no step before; so only that rank decides otherwise than the others."""
+    seen = 0
+    for number in range(1, 60):
+        program = programs.wrong(number)
+        truth, settings = program.truth["wrong"], program.settings
+        if truth["rank"] is None:
+            continue
+        ((planted, _),) = program.troubles.outliers.items()
+        model, found = reference.network(settings), []
+        machines = [
+            Machine(rank, programs.RANKS, settings.widths, number, troubles=program.troubles)
+            for rank in range(programs.RANKS)
+        ]
+        _, weights = reference.wrong(settings, Machine(0, 1, settings.widths, number), planted + 1)
+        for step in range(planted + 1):
+            torch.nn.utils.vector_to_parameters(weights[step], model.parameters())
+            for rank, machine in enumerate(machines):
+                x, y, _ = machine.rows(step)
+                loss = (model(x) - y).square().mean()
+                grads = torch.autograd.grad(loss, list(model.parameters()))
+                norm = torch.cat([grad.flatten() for grad in grads]).norm()
+                clipped = truth["cause"] == "clipped alone"
+                if norm > programs.LARGE if clipped else loss >= programs.SPIKE:
+                    found.append((step, rank))
+        assert found == [(planted, truth["rank"])], number
+        seen += 1
+    assert seen > 10
 
 
 def test_a_number_gives_the_same_programs_and_most_others():
