@@ -100,6 +100,8 @@ def _values(answer, drawn: dict) -> None:
                 f"{call}: torch's own operators move {traced.moved:,} bytes beside the kernel. Is "
                 "there a copy?"
             )
+        if traced.largest or traced.scratch:
+            raise Wrong(f"{call}: memory is made, or touched, beside the vectors. What is it for?")
         if changed := [other for other in traced.changed() if other != name]:
             raise Wrong(f"{call}: {changed[0]} is not what it was before the call.")
 
@@ -107,4 +109,4 @@ def _values(answer, drawn: dict) -> None:
 def _code(answer) -> None:
     answer = interpreted(answer)
     vectors = [torch.empty(LARGE, device="meta") for _ in "xyo"]
-    wide(dry(1, lambda: answer.add(*vectors)))
+    wide(dry(1, lambda: answer.add(*vectors)), [4 * LARGE])

@@ -10,7 +10,16 @@ import math
 import torch
 
 from labs.support.kernels.check_add import COMPILES, LARGE
-from labs.support.kernels.traced import LIBRARY, Traced, dry, interpreted, once, there, wide
+from labs.support.kernels.traced import (
+    LIBRARY,
+    Traced,
+    dry,
+    interpreted,
+    once,
+    own_memory,
+    there,
+    wide,
+)
 from utils.course.expect import Wrong, bitwise_equal, close
 from utils.course.trial import Trial, fractions
 
@@ -115,6 +124,7 @@ def _values(answer, drawn: dict) -> None:
         kept = traced.kept(found)
         if kept:
             raise Wrong(f"{case}: after the call {kept:,} bytes of what was made are still held.")
+    own_memory("third call", *([results[0]] for results in bits))
     for name, first, second in zip(("the norm", *"pmv"), *bits[:2]):
         if not bitwise_equal(first, second):
             raise Wrong(f"The same call gives other bits of {name} the second time.")
@@ -144,4 +154,4 @@ def _traffic(case: str, traced: Traced, n: int, bad: bool) -> None:
 def _code(answer) -> None:
     answer = interpreted(answer)
     tensors = [torch.empty(LARGE, device="meta") for _ in "pgmv"]
-    wide(dry(2, lambda: answer.clipped_step(*tensors, 3, 1.0, 0.01))[1:])
+    wide(dry(2, lambda: answer.clipped_step(*tensors, 3, 1.0, 0.01))[1:], [12 * LARGE])

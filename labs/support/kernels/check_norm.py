@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from labs.support.kernels.check_add import CALLS, COMPILES
-from labs.support.kernels.traced import LIBRARY, Traced, dry, interpreted, there, wide
+from labs.support.kernels.traced import LIBRARY, Traced, dry, interpreted, own_memory, there, wide
 from utils.course.expect import Wrong, close
 from utils.course.trial import Trial, fractions
 
@@ -57,7 +57,7 @@ def _cases(trial: Trial) -> list[dict]:
     draw = trial.draw
     sizes = [
         (draw.randrange(2, 9), draw.randrange(65, 500)), (draw.randrange(SMS + 1, SMS + 20), 1),
-        (1, draw.randrange(1030, 1500)), (draw.randrange(2, 9), 2 ** draw.randrange(3, 9)),
+        (1, draw.randrange(2**13 + 1, 2**14)), (draw.randrange(2, 9), 2 ** draw.randrange(3, 9)),
         (MANY, draw.randrange(65, 99)),
     ]  # fmt: skip
     cases = [
@@ -71,7 +71,7 @@ def _cases(trial: Trial) -> list[dict]:
 
 def _values(answer, drawn: dict) -> float:
     """Bytes a number."""
-    answer, (rows, d) = interpreted(answer), (drawn["rows"], drawn["d"])
+    answer, (rows, d), calls = interpreted(answer), (drawn["rows"], drawn["d"]), []
     for case in CALLS[: 1 if rows > SMS else 2]:
         seed = drawn["seed"] + len(case)
         x, residual = (fractions(seed + i, rows, d).float() * drawn["large"] for i in (0, 1))
@@ -94,6 +94,8 @@ def _values(answer, drawn: dict) -> float:
                 f"{case}: {traced.programs} programs, and an H100 has {SMS} SMs: some of them "
                 "have nothing to do."
             )
+        calls.append([y, h])
+        own_memory(case, *calls)
         kept = traced.kept(y, h)
         if kept:
             raise Wrong(f"{case}: after the call {kept:,} bytes of what was made are still held.")
@@ -104,7 +106,7 @@ def _code(answer) -> dict:
     answer = interpreted(answer)
     x, residual = (torch.empty(ROWS, LONG, device="meta") for _ in range(2))
     weight = torch.empty(LONG, device="meta")
-    (code,) = wide(dry(1, lambda: answer.add_norm(x, residual, weight, 1e-5)))
+    (code,) = wide(dry(1, lambda: answer.add_norm(x, residual, weight, 1e-5)), [8 * ROWS * LONG])
     from utils.kernels import occupancy
 
     held = occupancy(code)

@@ -7,7 +7,16 @@ are compared with PyTorch's in fp64; then they are compiled for an H100.
 import torch
 
 from labs.support.kernels.check_add import CALLS, COMPILES
-from labs.support.kernels.traced import LIBRARY, Traced, dry, interpreted, once, there, wide
+from labs.support.kernels.traced import (
+    LIBRARY,
+    Traced,
+    dry,
+    interpreted,
+    once,
+    own_memory,
+    there,
+    wide,
+)
 from utils.course.expect import Wrong, close
 from utils.course.trial import Trial, fractions
 from utils.measure.traffic import tensors_in
@@ -45,6 +54,7 @@ def _cases(trial: Trial) -> list[dict]:
         {"shape": (draw.randrange(4, 9), draw.randrange(4, 9)), "gradient": "turned",
          "x": "turned"},
         {"shape": (draw.randrange(300, 400),), "shift": 120.0},
+        {"shape": (2, draw.randrange(2**13 + 1, 2**14))},
     ]  # fmt: skip
     usual = {
         "type": "float32", "size": 3.0, "shift": 0.0, "masked": False, "gradient": "", "x": "",
@@ -81,7 +91,7 @@ def _given(drawn: dict, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _values(answer, drawn: dict) -> None:
-    answer = interpreted(answer)
+    answer, results = interpreted(answer), []
     for case in CALLS:
         x, dy = _given(drawn, drawn["seed"] + len(case))
         scale = drawn["scale"] * (1 if case == CALLS[0] else 1.25)
@@ -112,6 +122,8 @@ def _values(answer, drawn: dict) -> None:
         for name, look in (("x", forward), ("y", backward), ("dy", backward)):
             if name in look.changed():
                 raise Wrong(f"{case}: {name} is not what it was before the call.")
+        results.append([y.detach(), dx])
+        own_memory(case, *results)
         held = forward.kept(y, dx) + backward.kept(y, dx)
         del forward, backward
         if held > 4 * A_ROW * y[..., 0].numel():
@@ -157,4 +169,4 @@ def _code(answer) -> None:
     def both():
         torch.autograd.grad(answer.softmax(x, 0.5), x, torch.empty(ROWS, LONG, device="meta"))
 
-    wide(dry(2, both))
+    wide(dry(2, both), [4 * ROWS * LONG] * 2)

@@ -16,7 +16,9 @@ is NaN, or the largest whole number.
 
 import contextlib
 import importlib
+import math
 import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -91,6 +93,12 @@ class Launch:
     named: dict
 
     @property
+    def programs(self) -> int:
+        """How many they are."""
+        given = dict(zip(self.kernel.arg_names, self.arguments)) | self.named
+        return math.prod(self.grid(given) if callable(self.grid) else self.grid)
+
+    @property
     def warps(self) -> int:
         """Of each program."""
         return self.named.get("num_warps", 4)
@@ -133,11 +141,21 @@ def dry(right: int, call: Callable[[], Any]) -> list[Launch]:
     return launches
 
 
-def wide(launches: list[Launch]) -> list:
-    """The machine code of all launches, whose loads and stores move 128 bits for a thread."""
+def wide(launches: list[Launch], stored: list[int]) -> list:
+    """The machine code of all launches, whose loads and stores move 128 bits for a thread.
+
+    stored: bytes that each launch has to store, at least.
+    """
     codes = []
-    for launch in launches:
+    for launch, least in zip(launches, stored):
         code = launch.machine_code()
+        most = sum(bits // 8 * count for bits, count in code.stores.items())
+        most *= code.threads * launch.programs
+        if most < least and not _has_loop(code.sass):
+            raise Wrong(
+                f"{launch.programs:,} programs of {code.kernel} store {most:,} bytes, and all "
+                f"numbers have {least:,}: are there enough programs, and are blocks long enough?"
+            )
         narrow = [bits for bits in (*code.loads, *code.stores) if bits < 128]
         if narrow:
             raise Wrong(
@@ -152,6 +170,22 @@ def wide(launches: list[Launch]) -> list:
             )
         codes.append(code)
     return codes
+
+
+def _has_loop(sass: str) -> bool:
+    """Whether an instruction jumps back. The last one of each kernel jumps to itself."""
+    jumps = re.findall(r"^([0-9a-f]+)  .*\bBRA\S* .*?0x([0-9a-f]+)", sass, re.M)
+    return any(int(to, 16) < int(place, 16) for place, to in jumps)
+
+
+def own_memory(case: str, *calls: list[torch.Tensor]) -> None:
+    """The results of several calls, all of which are held, lie in different memory."""
+    places = [{t.untyped_storage().data_ptr() for t in results} for results in calls]
+    if any(one & other for i, one in enumerate(places) for other in places[:i]):
+        raise Wrong(
+            f"{case}: a result lies where the first call's result is, which somebody still holds: "
+            "make new memory in each call."
+        )
 
 
 class Moved(Look):
@@ -198,13 +232,14 @@ class Traced(Moved):
         patch_language, patched = interpreter._patch_lang, set()
 
         def watched_load(this, pointers, mask, other, *options):
-            seen._saw(this, pointers, mask.data, False)
-            if other is None and not mask.data.all():
+            on = np.asarray(mask.data)  # of a block pointer it is no array
+            seen._saw(this, pointers, on, False)
+            if other is None and not on.all():
                 other = _anything(interpreter, pointers)
             return load(this, pointers, mask, other, *options)
 
         def watched_store(this, pointers, value, mask, *options):
-            seen._saw(this, pointers, mask.data, True)
+            seen._saw(this, pointers, np.asarray(mask.data), True)
             return store(this, pointers, value, mask, *options)
 
         def patch_once(function):  # the interpreter looks through its language at each `tl.sum`
@@ -246,6 +281,7 @@ class Traced(Moved):
             (builder, "create_atomic_rmw", atomic),
             (builder, "create_atomic_cas", atomic),
             (interpreter.InterpretedFunction, "run", watched_run),
+            *((torch.Tensor, name, _asking(self, name)) for name in ("numpy", "tolist")),
             # the tensors are on the CPU already: nothing has to be copied back
             (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
         ):
@@ -391,7 +427,7 @@ def once(
 
 
 def _times(count: int) -> str:
-    return {0: "never", 1: "once", 2: "twice"}.get(int(count), f"{int(count)} times")
+    return {1: "once", 2: "twice"}.get(int(count), f"{int(count)} times")
 
 
 def _places(tensor: torch.Tensor, unit: int) -> np.ndarray:
@@ -438,6 +474,17 @@ def _tensors(nested: Any) -> Iterator[torch.Tensor]:
     elif isinstance(nested, list | tuple):
         for item in nested:
             yield from _tensors(item)
+
+
+def _asking(traced: Traced, name: str) -> Callable:
+    """A tensor's method that gives numbers to the host, which the dispatcher does not see."""
+    method = getattr(torch.Tensor, name)
+
+    def asking(tensor, *args, **named):
+        traced.asked = True
+        return method(tensor, *args, **named)
+
+    return asking
 
 
 def _anything(interpreter, pointers):

@@ -47,6 +47,19 @@ def asks_the_host():
         return norm if norm.item() > max_norm else norm.clone()
 
 
+def asks_behind_the_back():
+    """NumPy tells the host the norm, where there is one.
+
+    kind: communication
+    hint: the host asks
+    """
+    fused = clipped_step
+
+    def clipped_step(p, g, m, v, t, max_norm, lr, *options, **named):
+        norm = fused(p, g, m, v, t, max_norm, lr, *options, **named)
+        return norm if norm.is_meta or norm.numpy() > max_norm else norm.clone()
+
+
 def betas_of_the_book():
     """0.9 and 0.999, whatever is given.
 

@@ -217,6 +217,24 @@ def reads_h_back():
             tl.store(y_ptr + offsets, tl.load(h_ptr + offsets, mask) / root * w, mask)
 
 
+def results_in_one_place():
+    """Memory is made once for each shape.
+
+    kind: constants
+    hint: make new memory
+    """
+    made, empty_like = {}, torch.empty_like
+
+    def add_norm(x, residual, weight, eps):
+        rows, d = x.shape
+        y, h = made.setdefault(x.shape, (empty_like(x), empty_like(x)))
+        block = triton.next_power_of_2(d)
+        norm_kernel[(min(rows, SMS),)](
+            x, residual, weight, y, h, rows, d, eps, BLOCK=block, num_warps=max(1, block // 256)
+        )
+        return y, h
+
+
 def rows_left_over():
     """Each program takes rows // programs.
 

@@ -27,6 +27,19 @@ def a_launch_for_each_block():
             add_kernel[(4,)](*part, part[0].numel(), *strides, BLOCK=1024)
 
 
+def at_most_a_hundred_programs():
+    """Enough for the vectors that a test may have.
+
+    kind: sizes
+    hint: are there enough programs
+    """
+
+    def add(x, y, out):
+        strides = x.stride(0), y.stride(0), out.stride(0)
+        n = x.numel()
+        add_kernel[(min(100, triton.cdiv(n, 1024)),)](x, y, out, n, *strides, BLOCK=1024)
+
+
 def blocks_overlap():
     """Neighbouring programs share half of their blocks.
 
@@ -51,7 +64,7 @@ def copies_first():
     """Strides are got rid of by copies.
 
     kind: memory
-    hint: never
+    hint: 0 times
     """
 
     def add(x, y, out):
