@@ -192,6 +192,19 @@ def half_of_the_parts():
     torch = torch_of_this_file()
 
 
+def keeps_a_work_space():
+    """Memory is made in each call, and never let go.
+
+    kind: memory
+    hint: are still held
+    """
+    kept, fused = [], clipped_step
+
+    def clipped_step(p, g, m, v, t, max_norm, lr, *options, **named):
+        kept.append(torch.empty_like(p))
+        return fused(p, g, m, v, t, max_norm, lr, *options, **named)
+
+
 def l2_in_place_of_decay():
     """The decay goes through the averages.
 
