@@ -30,7 +30,7 @@ lab: ready ## open JupyterLab on the table of lessons (PORT=8888)
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
 
-test: ready ## run all tests, every notebook included (about 25 minutes)
+test: ready ## run all tests, every notebook included (about 45 minutes)
 	$(RUN) pytest -n 2
 
 course: ready ## run every notebook without a browser and show seconds and result

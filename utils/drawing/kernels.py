@@ -35,9 +35,13 @@ def roofline(
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="FLOP/s", title=title)
     lowest = min(left * bandwidth, *(y for _, y in points.values()))
     axes.set(xlim=(left, right), ylim=(lowest / 2, peak * 4))
-    axes.text(ridge, peak * 1.35, f"the peak: {figures.number(peak)}FLOP/s", color=figures.BLUE)
+    flops, rate = (
+        EngFormatter(unit)(float(f"{value:.3g}"))
+        for unit, value in (("FLOP/s", peak), ("B/s", bandwidth))
+    )
+    axes.text(ridge, peak * 1.35, f"the peak: {flops}", color=figures.BLUE)
     middle = (left * ridge) ** 0.5
-    axes.text(middle, middle * bandwidth * 1.8, f"the memory:\n{figures.number(bandwidth)}B/s",
+    axes.text(middle, middle * bandwidth * 1.8, f"the memory:\n{rate}",
               color=figures.ORANGE, ha="right")  # fmt: skip
     axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))  # 100G, 1T, 1P
