@@ -362,7 +362,7 @@ def test_the_roofs_meet_where_the_peak_takes_over():
     left, speed = memory_roof[0]
     assert speed == left * 2e12 and peak[1][1] == 8e12
     assert points == [[(1, 1e12)], [(64, 8e12)]]
-    assert {"slow", "on the roof", "the peak: 8TFLOP/s"} < set(texts(axes))
+    assert {"slow", "on the roof", "the peak: 8 TFLOP/s"} < set(texts(axes))
 
 
 @pytest.mark.parametrize("n, block", [(10, 4), (8, 4), (1, 2)])
