@@ -1,7 +1,8 @@
 """Lab 11: what is wrong with your three programs, as data.
 
-Measure, then write down what you have found. Lines are those of broken/*.py. A rank, a step or a
-name that is not one but all of them is None.
+Measure, then write down what you have found: each function is one `return` of a dictionary with
+numbers, texts and None. It is read, and nothing in it runs. Lines are those of broken/*.py. A rank,
+a step or a name that is not one but all of them is None.
 """
 
 # write NUMBER = your number: the one that you were given, or any up to 999999
@@ -21,7 +22,7 @@ def slow() -> dict:
     message_calls   collectives that a rank calls in a step, all together
     message_bytes   that it hands over in them, a step (1 % off is near enough)
     """
-    raise NotImplementedError("return a dictionary with these 8 keys")
+    raise NotImplementedError("return a dictionary with these 8 keys, written out")
 
 
 def hanging() -> dict:
@@ -33,7 +34,7 @@ def hanging() -> dict:
     cause   "skips a collective", "decides alone", "leaves the loop", "another order" or
             "calls it alone"
     """
-    raise NotImplementedError("return a dictionary with these 4 keys")
+    raise NotImplementedError("return a dictionary with these 4 keys, written out")
 
 
 def wrong() -> dict:
@@ -46,4 +47,4 @@ def wrong() -> dict:
     cause   "weights not sent", "gradient not reduced", "sum not divided", "clipped alone" or
             "step left out alone"
     """
-    raise NotImplementedError("return a dictionary with these 5 keys")
+    raise NotImplementedError("return a dictionary with these 5 keys, written out")

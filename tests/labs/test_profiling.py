@@ -24,68 +24,61 @@ LAB = Lab(
 )
 
 OTHERS = {
-    "slow: NumPy's and torch's numbers, another spelling": """
-def slow(solution=slow):
-    import numpy as np
-
-    found = solution()
-    return found | {"rank": np.int64(found["rank"]), "ms": torch.tensor(found["ms"] * 1.2),
-                    "cause": "Health_checks", "message_cause": "One for each parameter "}
-
-import torch
+    "slow: another spelling, measured on a busy machine, three digits of the bytes": """
+def slow():
+    return {"rank": 3, "line": 60, "cause": "Health_checks", "ms": 69.9, "message_line": 26,
+            "message_cause": "One for each parameter ", "message_calls": 9, "message_bytes": 4.55e3}
 """,
-    "slow: measured on a busy machine, three digits of the bytes": """
-def slow(solution=slow):
-    return solution() | {"ms": 69.9, "message_bytes": 4.55e3}
+    "slow: the other line, and the other edge": """
+def slow():
+    return {"rank": 3.0, "line": 60, "cause": "health checks", "ms": 107, "message_line": 25,
+            "message_cause": "one for each parameter", "message_calls": 9, "message_bytes": 4_597}
 """,
-    "slow: a fraction, and more than was asked": """
-def slow(solution=slow):
-    from fractions import Fraction
-
-    return {"note": ["who looks so often?"]} | solution() | {"ms": Fraction(173, 2)}
+    "slow: more than was asked": """
+def slow() -> dict:
+    "A late rank."
+    return {"note": ["who looks so often?"], "rank": 3, "line": 60, "cause": "health checks",
+            "ms": 86.5, "message_line": 26, "message_cause": "one for each parameter",
+            "message_calls": 9, "message_bytes": 4552}
 """,
-    "slow: one after the other": """
-def slow(solution=slow):
-    from collections import OrderedDict
-
-    return OrderedDict(sorted(solution().items(), reverse=True))
+    "slow: one after the other, as keywords": """
+def slow():
+    return dict(message_bytes=4552, message_calls=9, message_cause="one for each parameter",
+                message_line=26, ms=86, cause="health checks", line=60, rank=3)
 """,
     "hanging: the line that is done": """
-def hanging(solution=hanging):
-    return solution() | {"line": 93}
+def hanging():
+    return {"rank": 2, "line": 93, "waits": 96, "cause": "calls it alone"}
 """,
     "hanging: whole numbers as floats": """
-def hanging(solution=hanging):
-    return {key: value if key == "cause" else float(value) for key, value in solution().items()}
+def hanging():
+    return {"rank": 2.0, "line": 92.0, "waits": 96.0, "cause": "calls it alone"}
 """,
     "hanging: as it is written": """
-def hanging(solution=hanging):
-    return solution() | {"cause": " calls it  ALONE"}
-""",
-    "hanging: from a table": """
-FOUND = {"rank": [2], "line": [92, 93], "waits": [96], "cause": ["calls it alone"]}
-
-
 def hanging():
-    return {key: values[0] for key, values in FOUND.items()}
+    return {"rank": 2, "line": 92, "waits": 96, "cause": " calls it  ALONE"}
+""",
+    "hanging: a text of two parts, a number of another base": """
+def hanging():
+    return ({"rank": 0b10, "line": +92, "waits": 0x60, "cause": "calls it "
+             "alone"})
 """,
     "wrong: the line that is left out": """
-def wrong(solution=wrong):
-    return solution() | {"line": 80}
+def wrong():
+    return {"rank": 0, "step": 5, "name": None, "line": 80, "cause": "step left out alone"}
 """,
-    "wrong: numbers of an array": """
-def wrong(solution=wrong):
-    import numpy as np
-
-    return solution() | dict(zip(("rank", "step"), np.array([0, 5])))
+    "wrong: in another order": """
+def wrong():
+    return {"cause": "step left out alone", "line": 79, "name": None, "step": 5, "rank": 0}
 """,
     "wrong: as keywords": """
 def wrong():
     return dict(cause="Step left-out alone", line=79, name=None, step=5, rank=0)
 """,
     "wrong: more than was asked": """
-def wrong(solution=wrong):
-    return solution() | {"sure": True}
+def wrong():
+    return {"rank": 0, "step": 5, "name": None, "line": 79, "cause": "step left out alone",
+            "sure": True}
 """,
     "slow_program: DDP, one pass over all rows, a log at the end": """
 def train(machine, steps, after=lambda: None):

@@ -1,7 +1,8 @@
 """Lab 11: what is wrong with your three programs, as data.
 
-Measure, then write down what you have found. Lines are those of broken/*.py. A rank, a step or a
-name that is not one but all of them is None.
+Measure, then write down what you have found: each function is one `return` of a dictionary with
+numbers, texts and None. It is read, and nothing in it runs. Lines are those of broken/*.py. A rank,
+a step or a name that is not one but all of them is None.
 """
 
 ### BEGIN SOLUTION: write NUMBER = your number: the one that you were given, or any up to 999999
@@ -23,7 +24,7 @@ def slow() -> dict:
     message_calls   collectives that a rank calls in a step, all together
     message_bytes   that it hands over in them, a step (1 % off is near enough)
     """
-    ### BEGIN SOLUTION: return a dictionary with these 8 keys
+    ### BEGIN SOLUTION: return a dictionary with these 8 keys, written out
     return {
         "rank": 3,
         "line": 60,
@@ -46,7 +47,7 @@ def hanging() -> dict:
     cause   "skips a collective", "decides alone", "leaves the loop", "another order" or
             "calls it alone"
     """
-    ### BEGIN SOLUTION: return a dictionary with these 4 keys
+    ### BEGIN SOLUTION: return a dictionary with these 4 keys, written out
     return {"rank": 2, "line": 92, "waits": 96, "cause": "calls it alone"}
     ### END SOLUTION
 
@@ -61,6 +62,6 @@ def wrong() -> dict:
     cause   "weights not sent", "gradient not reduced", "sum not divided", "clipped alone" or
             "step left out alone"
     """
-    ### BEGIN SOLUTION: return a dictionary with these 5 keys
+    ### BEGIN SOLUTION: return a dictionary with these 5 keys, written out
     return {"rank": 0, "step": 5, "name": None, "line": 79, "cause": "step left out alone"}
     ### END SOLUTION

@@ -27,27 +27,6 @@ class Case:
         return Machine(rank, ranks, self.widths, self.seed, troubles=self.troubles)
 
 
-def diagnosis(answer, name: str) -> list:
-    """What the function says, twice: pairs of key and value, made of plain Python."""
-    return [_plain(getattr(answer, name)()) for _ in range(2)]
-
-
-def _plain(found: Any) -> Any:
-    """Numbers of NumPy and torch become Python's, with the name of what is no number or text."""
-    if not isinstance(found, dict):
-        raise Wrong(f"a {type(found).__name__} comes back, and it should be a dictionary.")
-
-    def value(one):
-        if one is None or isinstance(one, (str, bool)):
-            return one
-        try:
-            return float(one)
-        except (TypeError, ValueError, RuntimeError):
-            return f"a {type(one).__name__}"
-
-    return {str(key): value(one) for key, one in found.items()}
-
-
 def slow(answer, cases: list[Case]) -> list[dict]:
     """Run after run of `train`: what it returns, sends, and asks of the machine."""
     found = []

@@ -8,8 +8,8 @@ def another_line():
     hint: 3 of the 4 entries
     """
 
-    def hanging(solution=hanging):
-        return solution() | {"line": solution()["line"] - 2}
+    def hanging():
+        return {"rank": 2, "line": 90, "waits": 96, "cause": "calls it alone"}
 
 
 def another_cause():
@@ -19,8 +19,8 @@ def another_cause():
     hint: 3 of the 4 entries
     """
 
-    def hanging(solution=hanging):
-        return solution() | {"cause": "leaves the loop"}
+    def hanging():
+        return {"rank": 2, "line": 92, "waits": 96, "cause": "leaves the loop"}
 
 
 def cause_in_own_words():
@@ -30,8 +30,8 @@ def cause_in_own_words():
     hint: should be one of
     """
 
-    def hanging(solution=hanging):
-        return solution() | {"cause": "it is just slow"}
+    def hanging():
+        return {"rank": 2, "line": 92, "waits": 96, "cause": "it is just slow"}
 
 
 def rank_as_text():
@@ -41,8 +41,8 @@ def rank_as_text():
     hint: should be a number
     """
 
-    def hanging(solution=hanging):
-        return solution() | {"rank": "rank 3"}
+    def hanging():
+        return {"rank": "rank 3", "line": 92, "waits": 96, "cause": "calls it alone"}
 
 
 def a_list():
@@ -52,8 +52,8 @@ def a_list():
     hint: should be a dictionary
     """
 
-    def hanging(solution=hanging):
-        return list(solution().values())
+    def hanging():
+        return [2, 92, 96, "calls it alone"]
 
 
 def all_ranks():
@@ -63,8 +63,8 @@ def all_ranks():
     hint: should be a number
     """
 
-    def hanging(solution=hanging):
-        return solution() | {"rank": [0, 1, 2, 3]}
+    def hanging():
+        return {"rank": [0, 1, 2, 3], "line": 92, "waits": 96, "cause": "calls it alone"}
 
 
 def no_line():
@@ -74,8 +74,8 @@ def no_line():
     hint: does not say line
     """
 
-    def hanging(solution=hanging):
-        return {key: value for key, value in solution().items() if key != "line"}
+    def hanging():
+        return {"rank": 2, "waits": 96, "cause": "calls it alone"}
 
 
 def nothing():
@@ -104,7 +104,7 @@ def asks_the_riddle():
     """Takes the answer from where the riddle is made.
 
     kind: library
-    hint: that is the library
+    hint: is not written out
     """
 
     def hanging():
@@ -117,7 +117,7 @@ def asks_in_disguise():
     """The same, by a name that is put together.
 
     kind: library
-    hint: that is the library
+    hint: is not written out
     """
 
     def hanging():
@@ -131,7 +131,7 @@ def guesses():
     """Another rank every time.
 
     kind: luck
-    hint: something else when it is asked again
+    hint: is not written out
     """
 
     asked = []
@@ -145,7 +145,7 @@ def measures_for_ever():
     """No end.
 
     kind: end
-    hint: endless loop
+    hint: is not written out
     """
 
     def hanging():
@@ -159,7 +159,7 @@ def leaves():
     """Leaves the program.
 
     kind: end
-    hint: leaves the program
+    hint: is not written out
     """
 
     def hanging():
@@ -173,8 +173,8 @@ def who_waits():
     hint: 3 of the 4 entries
     """
 
-    def hanging(solution=hanging):
-        return solution() | {"rank": 0}
+    def hanging():
+        return {"rank": 0, "line": 92, "waits": 96, "cause": "calls it alone"}
 
 
 def waits_where_it_went():
@@ -184,5 +184,5 @@ def waits_where_it_went():
     hint: 3 of the 4 entries
     """
 
-    def hanging(solution=hanging):
-        return solution() | {"waits": 24}
+    def hanging():
+        return {"rank": 2, "line": 92, "waits": 24, "cause": "calls it alone"}

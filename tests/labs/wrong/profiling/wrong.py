@@ -8,8 +8,8 @@ def another_line():
     hint: 4 of the 5 entries
     """
 
-    def wrong(solution=wrong):
-        return solution() | {"line": solution()["line"] - 2}
+    def wrong():
+        return {"rank": 0, "step": 5, "name": None, "line": 77, "cause": "step left out alone"}
 
 
 def another_cause():
@@ -19,8 +19,8 @@ def another_cause():
     hint: 4 of the 5 entries
     """
 
-    def wrong(solution=wrong):
-        return solution() | {"cause": "clipped alone"}
+    def wrong():
+        return {"rank": 0, "step": 5, "name": None, "line": 79, "cause": "clipped alone"}
 
 
 def cause_in_own_words():
@@ -30,8 +30,8 @@ def cause_in_own_words():
     hint: should be one of
     """
 
-    def wrong(solution=wrong):
-        return solution() | {"cause": "it is just slow"}
+    def wrong():
+        return {"rank": 0, "step": 5, "name": None, "line": 79, "cause": "it is just slow"}
 
 
 def rank_as_text():
@@ -41,8 +41,14 @@ def rank_as_text():
     hint: should be a number
     """
 
-    def wrong(solution=wrong):
-        return solution() | {"rank": "rank 3"}
+    def wrong():
+        return {
+            "rank": "rank 3",
+            "step": 5,
+            "name": None,
+            "line": 79,
+            "cause": "step left out alone",
+        }
 
 
 def a_list():
@@ -52,8 +58,8 @@ def a_list():
     hint: should be a dictionary
     """
 
-    def wrong(solution=wrong):
-        return list(solution().values())
+    def wrong():
+        return [0, 5, None, 79, "step left out alone"]
 
 
 def all_ranks():
@@ -63,8 +69,14 @@ def all_ranks():
     hint: should be a number
     """
 
-    def wrong(solution=wrong):
-        return solution() | {"rank": [0, 1, 2, 3]}
+    def wrong():
+        return {
+            "rank": [0, 1, 2, 3],
+            "step": 5,
+            "name": None,
+            "line": 79,
+            "cause": "step left out alone",
+        }
 
 
 def no_line():
@@ -74,8 +86,8 @@ def no_line():
     hint: does not say line
     """
 
-    def wrong(solution=wrong):
-        return {key: value for key, value in solution().items() if key != "line"}
+    def wrong():
+        return {"rank": 0, "step": 5, "name": None, "cause": "step left out alone"}
 
 
 def nothing():
@@ -104,7 +116,7 @@ def asks_the_riddle():
     """Takes the answer from where the riddle is made.
 
     kind: library
-    hint: that is the library
+    hint: is not written out
     """
 
     def wrong():
@@ -117,7 +129,7 @@ def asks_in_disguise():
     """The same, by a name that is put together.
 
     kind: library
-    hint: that is the library
+    hint: is not written out
     """
 
     def wrong():
@@ -131,7 +143,7 @@ def guesses():
     """Another rank every time.
 
     kind: luck
-    hint: something else when it is asked again
+    hint: is not written out
     """
 
     asked = []
@@ -145,7 +157,7 @@ def measures_for_ever():
     """No end.
 
     kind: end
-    hint: endless loop
+    hint: is not written out
     """
 
     def wrong():
@@ -159,7 +171,7 @@ def leaves():
     """Leaves the program.
 
     kind: end
-    hint: leaves the program
+    hint: is not written out
     """
 
     def wrong():
@@ -173,8 +185,8 @@ def a_step_later():
     hint: 4 of the 5 entries
     """
 
-    def wrong(solution=wrong):
-        return solution() | {"step": solution()["step"] + 1}
+    def wrong():
+        return {"rank": 0, "step": 6, "name": None, "line": 79, "cause": "step left out alone"}
 
 
 def one_of_many():
@@ -184,8 +196,8 @@ def one_of_many():
     hint: 4 of the 5 entries
     """
 
-    def wrong(solution=wrong):
-        return solution() | {"name": "2.bias"}
+    def wrong():
+        return {"rank": 0, "step": 5, "name": "2.bias", "line": 79, "cause": "step left out alone"}
 
 
 def nobody():
@@ -195,5 +207,21 @@ def nobody():
     hint: 4 of the 5 entries
     """
 
-    def wrong(solution=wrong):
-        return solution() | {"rank": None}
+    def wrong():
+        return {"rank": None, "step": 5, "name": None, "line": 79, "cause": "step left out alone"}
+
+
+def draws_it_again():
+    """What is planted, drawn as it was when it was planted.
+
+    kind: library
+    hint: is not written out
+    """
+
+    def wrong():
+        import random
+
+        draw = random.Random(f"wrong {NUMBER}")
+        draws = [draw.randrange(end) for end in (4, 7, 6, 7, 2, 10_000, 10, 2, 5, 4, 4)]
+        cause = ("clipped alone", "step left out alone")[draws[-3] % 2]
+        return {"rank": draws[-2], "step": 3 + draws[-1], "name": None, "line": 79, "cause": cause}
