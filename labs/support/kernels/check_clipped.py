@@ -5,6 +5,7 @@ with AdamW in fp64; then they are launched on tensors without numbers, where a h
 one is seen, and compiled for an H100.
 """
 
+import functools
 import math
 
 import torch
@@ -154,4 +155,5 @@ def _traffic(case: str, traced: Traced, n: int, bad: bool) -> None:
 def _code(answer) -> None:
     answer = interpreted(answer)
     tensors = [torch.empty(LARGE, device="meta") for _ in "pgmv"]
-    wide(dry(2, lambda: answer.clipped_step(*tensors, 3, 1.0, 0.01))[1:], [12 * LARGE])
+    call = functools.partial(answer.clipped_step, *tensors, 3, 1.0, 0.01)
+    wide(dry(2, call, moved=2 * LARGE)[1:], [12 * LARGE])

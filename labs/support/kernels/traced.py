@@ -6,7 +6,9 @@
     traced.counts("x")             # (loads, stores) of each number: (n,) and (n,)
     traced.launches, traced.moved  # how many; bytes that torch's own operators have moved
 
-    codes = wide(dry(1, lambda: answer.function(meta, meta)))    # 1 launch, on the device "meta"
+    launches = dry(1, lambda: answer.function(meta, meta))  # 1 launch, on the device "meta"
+    inside(launches)               # addresses of its first and its last program
+    codes = wide(launches, [least])
 
 A kernel gets plain addresses, and an interpreter that follows a wrong one ends with its process. So
 each address is looked at before it is used: it must be that of a number of a tensor that the kernel
@@ -37,15 +39,31 @@ from utils.private_api import unwatched
 
 LIBRARY = ("utils.kernels.adamw", "utils.kernels.rms_norm", "torch.compile", "torch.nn")
 FAR = 2**30  # bytes
+GRID = (2**31 - 1, 65_535, 65_535)  # programs that CUDA launches along each dimension, at most
+ENOUGH = 64  # loads and stores of a program of a huge launch that are looked at
+# what Python tells of a call (`sys.audit`) that leaves this thread, or goes to a raw address
+ELSEWHERE = {
+    "_thread.start_new_thread": "a thread is started", "_thread.start_joinable_thread":
+    "a thread is started", "os.fork": "a process is started", "os.posix_spawn":
+    "a process is started", "subprocess.Popen": "a process is started",
+    "ctypes.cdata": "the host asks for a number by its address", "ctypes.string_at":
+    "the host asks for a number by its address", "ctypes.cdata/buffer":
+    "the host asks for a number by its address",
+}  # fmt: skip
+H100 = types.SimpleNamespace(name="NVIDIA H100", major=9, minor=0, multi_processor_count=132)
 # operators that move no number: they make a tensor without values, or another view
 FREE = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "detach",
     "alias", "t", "transpose", "permute", "expand", "slice", "select", "as_strided", "unsqueeze",
     "squeeze", "split", "split_with_sizes", "unbind", "_unsafe_view", "_reshape_alias", "set_",
 }  # fmt: skip
+# operators whose result the host has to know
+ASKING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "unique"}
 
 
 _folder = Path()  # of the answer: its kernels stand there
+_elsewhere: list[str] | None = None  # what the call that is looked at has done elsewhere
+_audited = False
 
 
 def there() -> None:
@@ -93,10 +111,15 @@ class Launch:
     named: dict
 
     @property
+    def size(self) -> tuple[int, ...]:
+        """Programs along each dimension of the grid."""
+        given = dict(zip(self.kernel.arg_names, self.arguments)) | self.named
+        return tuple(self.grid(given) if callable(self.grid) else self.grid)
+
+    @property
     def programs(self) -> int:
         """How many they are."""
-        given = dict(zip(self.kernel.arg_names, self.arguments)) | self.named
-        return math.prod(self.grid(given) if callable(self.grid) else self.grid)
+        return math.prod(self.size)
 
     @property
     def warps(self) -> int:
@@ -116,8 +139,34 @@ class Launch:
             raise Wrong("\n".join(lines[:8])) from None
 
 
-def dry(right: int, call: Callable[[], Any]) -> list[Launch]:
-    """The `right` launches of `call`, whose tensors are on the device "meta": no kernel runs."""
+@contextlib.contextmanager
+def alone(case: str) -> Iterator[None]:
+    """Raises Wrong where what stands inside works on another thread or in another process, where
+    nobody would look, or asks the host for numbers by their address."""
+    global _elsewhere, _audited
+    if not _audited:
+        _audited = True
+        sys.addaudithook(_audit)
+    before, _elsewhere = _elsewhere, []
+    try:
+        yield
+    finally:
+        seen, _elsewhere = _elsewhere, before
+        if seen:  # whatever the answer has made of it
+            raise Wrong(f"{case}: {seen[0]}. All is to be done by the launches of this call.")
+
+
+def _audit(event: str, _) -> None:
+    if _elsewhere is not None and event in ELSEWHERE:
+        _elsewhere.append(ELSEWHERE[event])
+        raise Wrong(ELSEWHERE[event])
+
+
+def dry(right: int, call: Callable[[], Any], moved: int = 0) -> list[Launch]:
+    """The `right` launches of `call`, whose tensors are on the device "meta": no kernel runs.
+
+    A tensor says there that it is on a GPU. moved: bytes that torch's own operators may move.
+    """
     from triton.runtime.interpreter import InterpretedFunction
 
     launches = []
@@ -126,8 +175,17 @@ def dry(right: int, call: Callable[[], Any]) -> list[Launch]:
         _by_hand(self)
         launches.append(Launch(self, grid, arguments, named))
 
+    patches = (
+        mock.patch.object(InterpretedFunction, "run", run),
+        mock.patch.object(torch.Tensor, "is_cuda", True),
+        mock.patch.object(torch.Tensor, "is_meta", False),
+        mock.patch.object(torch.cuda, "get_device_properties", lambda *_: H100),
+    )
+    look = Moved()
     try:
-        with mock.patch.object(InterpretedFunction, "run", run):
+        with contextlib.ExitStack() as stack:
+            for context in (alone("on a GPU"), *patches, look):
+                stack.enter_context(context)
             call()
     except (NotImplementedError, RuntimeError) as error:
         if "meta" not in str(error):
@@ -138,7 +196,113 @@ def dry(right: int, call: Callable[[], Any]) -> list[Launch]:
         ) from None
     if len(launches) != right:
         raise Wrong(f"{len(launches)} launches, and {right} {'is' if right == 1 else 'are'} right.")
+    if look.moved > moved:
+        raise Wrong(
+            f"on a GPU torch's own operators move {look.moved:,} bytes beside the kernels. Which "
+            "of them\ngoes over all numbers?"
+        )
+    for launch in launches:
+        for axis, (programs, most) in enumerate(zip(launch.size, GRID)):
+            if programs > most:
+                raise Wrong(
+                    f"{launch.kernel.fn.__name__} is launched with {programs:,} programs along "
+                    f"axis {axis} of its grid, and a GPU allows {most:,} there."
+                )
     return launches
+
+
+def inside(launches: list[Launch]) -> None:
+    """The first and the last program of each launch, whose tensors have no memory, loads from and
+    stores to its tensors only. Their first ENOUGH loads and stores are looked at."""
+    for launch in launches:
+        size = launch.size + (1,) * (3 - len(launch.size))
+        for index in {(0, 0, 0), tuple(programs - 1 for programs in size)}:
+            _reach(launch, size, index)
+
+
+def _reach(launch: Launch, size: tuple, index: tuple) -> None:
+    """Runs one program, which finds ones wherever it loads."""
+    from triton.runtime import interpreter
+
+    spans, left = [], [ENOUGH]
+
+    def place(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        last = sum((n - 1) * stride for n, stride in zip(value.shape, value.stride()))
+        begin = (len(spans) + 1) << 48
+        spans.append((begin, begin + (last + 1) * value.element_size(), value.element_size()))
+        return _Address(begin, value.dtype)
+
+    arguments = [place(value) for value in launch.arguments]
+    named = {name: place(value) for name, value in launch.named.items()}
+
+    def look(pointers, mask, done):
+        on = np.broadcast_to(np.asarray(getattr(mask, "data", mask)), pointers.data.shape)
+        places = pointers.data[on].astype(np.int64)
+        outside = np.ones(len(places), bool)
+        for begin, end, _ in spans:
+            outside &= (places < begin) | (places >= end)
+        if outside.any():
+            at = int(places[outside][0])
+            begin, end, unit = min(spans, key=lambda span: _distance(at, span[:2]))
+            where = "before the first" if at < begin else "behind the last"
+            raise Wrong(
+                f"program {_short(index)} of {math.prod(size):,} of {launch.kernel.fn.__name__} "
+                f"{done} an address {_distance(at, (begin, end)) // unit:,} numbers {where} of a "
+                "tensor.\nHas a place more than 31 bits? `.to(tl.int64)` before the product."
+            )
+        left[0] -= 1
+        if not left[0]:
+            raise _Enough
+
+    def load(this, pointers, mask, *_):
+        look(pointers, mask, "loads from")
+        kind = pointers.get_element_ty()
+        ones = np.ones_like(pointers.data, dtype=interpreter._get_np_dtype(kind))
+        return interpreter.TensorHandle(ones, kind)
+
+    def only_this(this, *_):
+        if this.grid_idx == index:
+            raise _Enough
+        this.grid_idx = index
+
+    patch, builder = mock.patch.object, interpreter.InterpreterBuilder
+    interpreter.interpreter_builder.grid_idx = None
+    with contextlib.ExitStack() as stack:
+        for owner, name, new in (
+            (builder, "create_masked_load", load),
+            (builder, "create_masked_store", lambda _, pointers, __, mask, *___:
+             look(pointers, mask, "stores to")),
+            (builder, "set_grid_idx", only_this),
+            (interpreter.GridExecutor, "_init_args_hst", lambda _, *given: given),
+            (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
+        ):  # fmt: skip
+            stack.enter_context(patch(owner, name, new))
+        stack.enter_context(np.errstate(all="ignore"))
+        try:
+            launch.kernel.run(*arguments, grid=launch.grid, warmup=False, **named)
+        except _Enough:
+            pass
+        except Exception as error:
+            while error.__cause__ is not None:
+                error = error.__cause__
+            raise error from None
+
+
+class _Enough(BaseException):
+    """A program has shown enough. No Exception: the interpreter wraps those."""
+
+
+@dataclass
+class _Address:
+    """What a kernel gets for a tensor: there is nothing at it."""
+
+    begin: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.begin
 
 
 def wide(launches: list[Launch], stored: list[int]) -> list:
@@ -196,9 +360,9 @@ class Moved(Look):
 
     def saw(self, func: Callable, given: Any, outputs: bool) -> None:
         super().saw(func, given, outputs)
-        self.asked |= func.__name__.startswith("_local_scalar_dense")
+        self.asked |= func.__name__.split(".")[0] in ASKING
         if func.__name__.split(".")[0] not in FREE:
-            self.moved += sum({t.data_ptr(): t.nbytes for t in _tensors(given)}.values())
+            self.moved += sum({_place(t): t.nbytes for t in _tensors(given)}.values())
 
 
 class Traced(Moved):
@@ -281,22 +445,36 @@ class Traced(Moved):
             (builder, "create_atomic_rmw", atomic),
             (builder, "create_atomic_cas", atomic),
             (interpreter.InterpretedFunction, "run", watched_run),
-            *((torch.Tensor, name, _asking(self, name)) for name in ("numpy", "tolist")),
+            *(
+                (torch.Tensor, name, _asking(self, torch.Tensor, name))
+                for name in ("numpy", "tolist", "__array__", "__dlpack__")
+            ),
+            *(
+                (torch.UntypedStorage, name, _asking(self, torch.UntypedStorage, name))
+                for name in ("__getitem__", "tolist")
+            ),
             # the tensors are on the CPU already: nothing has to be copied back
             (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
         ):
             self._patches.enter_context(patch(owner, name, new))
         self._patches.enter_context(np.errstate(all="ignore"))
+        self._patches.enter_context(alone(self._case))
         return super().__enter__()
 
     def __exit__(self, *raised):
         try:
             if raised[0] is None:
+                if self.asked:
+                    raise Wrong(
+                        f"{self._case}: the host asks for a number (`.item()`, `if`, `float`, "
+                        "`.numpy()`), and waits\nfor it. What is to be known of the numbers, "
+                        "kernels find out."
+                    )
                 self._same_as_kernels_left_it()
         finally:
-            self._patches.close()
-            self._beside.clear()
             super().__exit__(*raised)
+            self._beside.clear()
+            self._patches.close()
 
     def name(self, **results: torch.Tensor) -> None:
         """Counts these, which the answer has made, as the inputs are counted."""
@@ -467,8 +645,7 @@ def _short(index: tuple) -> str:
 
 def _tensors(nested: Any) -> Iterator[torch.Tensor]:
     if isinstance(nested, torch.Tensor):
-        if not nested.is_meta:
-            yield nested
+        yield nested
     elif isinstance(nested, dict):
         yield from _tensors(list(nested.values()))
     elif isinstance(nested, list | tuple):
@@ -476,9 +653,14 @@ def _tensors(nested: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-def _asking(traced: Traced, name: str) -> Callable:
+def _place(tensor: torch.Tensor) -> tuple[int, int]:
+    """Where it lies; also where it has no memory."""
+    return id(tensor.untyped_storage()), tensor.storage_offset()
+
+
+def _asking(traced: Traced, owner: type, name: str) -> Callable:
     """A tensor's method that gives numbers to the host, which the dispatcher does not see."""
-    method = getattr(torch.Tensor, name)
+    method = getattr(owner, name)
 
     def asking(tensor, *args, **named):
         traced.asked = True
