@@ -15,10 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.serving.world import configure, kintsugi, ranks, repo_of
-from utils.models.tokenizer import Tokenizer
-from utils.serving import perf_analyzer
-from utils.serving.bench.__main__ import (
+from tests.bench.serving.__main__ import (
     Settings,
     interval,
     main,
@@ -28,7 +25,10 @@ from utils.serving.bench.__main__ import (
     summary,
     verdict,
 )
-from utils.serving.bench.contenders import CONTENDERS, World, newest
+from tests.bench.serving.contenders import CONTENDERS, World, newest
+from tests.serving.world import configure, kintsugi, ranks, repo_of
+from utils.models.tokenizer import Tokenizer
+from utils.serving import perf_analyzer
 from utils.serving.client import Client
 from utils.serving.engine.version import Version
 from utils.serving.load import Load, run

@@ -39,9 +39,9 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
+from tests.bench.serving.contenders import ADDRESSES, LIMIT, World, newest
 from utils.cli import check_options, option, parse_flags
 from utils.measure.machine import cores, processor_name
-from utils.serving.bench.contenders import ADDRESSES, LIMIT, World, newest
 from utils.serving.engine.version import Version
 from utils.serving.load import Load
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from utils.serving.bench.peer import Peer
+from tests.bench.serving.peer import Peer
 from utils.serving.engine.request import SamplingParams
 from utils.serving.engine.version import Version
 from utils.serving.gateway import Gateway

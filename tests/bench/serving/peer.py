@@ -26,7 +26,7 @@ class Peer:
 
     def __init__(self, folder: Path | str, threads: int, seconds: float = 180.0):
         self._process = Child(
-            [sys.executable, "-m", "utils.serving.bench.peer", str(folder), str(threads)],
+            [sys.executable, "-m", "tests.bench.serving.peer", str(folder), str(threads)],
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         )
         try:
