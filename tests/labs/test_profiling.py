@@ -81,13 +81,13 @@ def wrong():
             "sure": True}
 """,
     "slow_program: DDP, one pass over all rows, a log at the end": """
-def train(machine, steps, after=lambda: None):
+def train(machine, steps, after=lambda model: None):
     model = nn.parallel.DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     losses, lines = [], []
     for step in range(steps):
-        if step % OFTEN == 2:
-            machine.temperature(step)
+        if step % OFTEN == 2 and machine.temperature(step) > 90:
+            raise RuntimeError("too hot")
         x, y = machine.unpack(machine.read(step))
         loss = (model(x) - y).square().mean()
         loss.backward()
@@ -99,18 +99,23 @@ def train(machine, steps, after=lambda: None):
         lines.append(f"step {step}: loss {losses[-1]:.6f}")
         if step % OFTEN == OFTEN - 1:
             machine.save(step, model.module)
-        after()
+        after(model)
     machine.log(*lines)
     return losses
 """,
-    "slow_program: the look at the temperature in a thread": """
-def train(machine, steps, after=lambda: None, solution=train):
+    "slow_program: looks and checkpoints in a thread": """
+def train(machine, steps, after=lambda model: None, solution=train):
     from concurrent.futures import ThreadPoolExecutor
+    from copy import deepcopy
 
     with ThreadPoolExecutor(1) as pool:
-        ask = machine.temperature
-        machine.temperature = lambda step: pool.submit(ask, step) and 0.0
-        return solution(machine, steps, after)
+        ask, save, saved = machine.temperature, machine.save, []
+        machine.temperature = lambda step: pool.submit(ask, step).result()
+        machine.save = lambda step, model: saved.append(pool.submit(save, step, deepcopy(model)))
+        losses = solution(machine, steps, after)
+        for one in saved:
+            one.result()
+    return losses
 """,
     "slow_program: two messages, one of them later": """
 def reduce(model, optimizer, loss):
@@ -180,6 +185,18 @@ def reduce(model, loss):
         tensor /= 1 if tensor is loss else dist.get_world_size()
         dist.all_reduce(tensor)
     return loss
+""",
+    "wrong_program: clipped by rank 0, without torch's 1e-6": """
+def reduce(model, loss):
+    grads = [p.grad for p in model.parameters()]
+    flat = torch.cat([tensor.flatten() for tensor in [loss, *grads]])
+    dist.reduce(flat, 0)
+    flat /= dist.get_world_size()
+    flat[1:] *= min(1.0, LARGE / flat[1:].norm())
+    dist.broadcast(flat, 0)
+    for grad, part in zip(grads, flat[1:].split([grad.numel() for grad in grads])):
+        grad.copy_(part.view_as(grad))
+    return flat[0]
 """,
     "wrong_program: clipped by hand": """
 class Clip:

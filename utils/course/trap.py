@@ -7,6 +7,7 @@ module raises `Wrong`; torch's own files and the judge's get it as ever.
 
 import importlib.abc
 import inspect
+import os
 import sys
 import types
 from collections.abc import Iterable
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.course.expect import Wrong
+
+LIBRARY = os.path.dirname(os.__file__) + os.sep  # Python's own; it may hold others' packages
 
 
 def trap(names: Iterable[str], folder: Path) -> None:
@@ -67,11 +70,17 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _expect_other(frame: types.FrameType | None, folder: Path, name: str) -> None:
-    """Raises Wrong if `frame` runs a file in `folder`, or what such a file imports or executes."""
-    while frame and ("<" in frame.f_code.co_filename or "importlib" in frame.f_code.co_filename):
+    """Raises Wrong if `frame` runs a file in `folder`, or what such a file executes or has Python's
+    own library do (`importlib`, `pkgutil`, `pydoc`, `runpy` …)."""
+    while frame and _is_pythons(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is not None and Path(frame.f_code.co_filename).parent == folder:
         raise Wrong(
             f"{Path(frame.f_code.co_filename).name} line {frame.f_lineno} uses {name}: that is the "
             "library, and this exercise is to be done by hand."
         )
+
+
+def _is_pythons(file: str) -> bool:
+    """Whether it is no file ("<string>", a made-up name), or one of the standard library."""
+    return not os.path.isabs(file) or (file.startswith(LIBRARY) and "-packages" not in file)

@@ -3,7 +3,7 @@
 ### BEGIN SOLUTION: hand out your programs in the notebook, then mend yours
 ### STUB:
 ### STUB:
-### STUB: def train(machine, steps, after=lambda: None):
+### STUB: def train(machine, steps, after=lambda model: None):
 ### STUB:     raise NotImplementedError("hand out your programs in the notebook, then mend yours")
 from itertools import pairwise
 
@@ -55,8 +55,8 @@ class Rows(Dataset):
         return self.machine.unpack(packed)
 
 
-def train(machine, steps, after=lambda: None):
-    """The loss of each step. `after` is called at the end of each, on every rank."""
+def train(machine, steps, after=lambda model: None):
+    """The loss of each step. `after(model)` is called at the end of each, on every rank."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     losses = []
@@ -74,7 +74,7 @@ def train(machine, steps, after=lambda: None):
         losses.append(loss.item())
         machine.log(f"step {step}: loss {losses[-1]:.6f}")
         machine.save(step, model)
-        after()
+        after(model)
     return losses
 
 

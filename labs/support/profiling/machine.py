@@ -25,7 +25,7 @@ class Troubles:
     """What happens in a run, besides learning: {step: …}, rows by their number in the step."""
 
     silent: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rows that do not count
-    outliers: dict[int, tuple[int, float]] = field(default_factory=dict)  # a row, its factor
+    outliers: dict[int, dict[int, float]] = field(default_factory=dict)  # {row: its factor}
     stops: dict[int, int] = field(default_factory=dict)  # the rank that is asked to stop
     turned: dict[int, int] = field(default_factory=dict)  # the rank whose metrics are turned round
     leader: int = 0
@@ -35,7 +35,8 @@ class Machine:
     """What one rank runs on.
 
     widths: of the network, first and last are those of the rows; seed: of the rows; ms: {service:
-    ms that it takes}, of SERVICES. calls: how often each service was asked.
+    ms that it takes}, of SERVICES. calls: how often each service was asked. A check hands a program
+    rank, ranks, widths, leader and the program's own services; the rest is out of reach.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class Machine:
 
     def read(self, step: int) -> tuple:
         """This rank's rows of a step, packed; after EPOCH steps the same come again."""
-        return ("packed", *self.rows(step % EPOCH)[:2])
+        return ("packed", step % EPOCH)
 
     def unpack(self, packed: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """x (rows, in), y (rows, out) of what `read` has given: the same in, the same out."""
         self._takes_time("unpack")
-        return packed[1].clone(), packed[2].clone()
+        return self.rows(packed[1])[:2]
 
     def save(self, step: int, model: nn.Module) -> None:
         """Writes a checkpoint. Needed after the steps 3, 7, 11 … (every OFTEN-th), on each rank."""
@@ -78,7 +79,8 @@ class Machine:
         self.lines += lines
 
     def temperature(self, step: int) -> float:
-        """Of this machine, in °C. OFTEN steps without a look are enough to melt it."""
+        """Of this machine, in °C. Above 90 the program must end with a RuntimeError. OFTEN steps
+        without a look are enough to melt it; so a look comes before the work of the OFTEN-th."""
         self._takes_time("temperature")
         self.looked_at.append(step)
         return 40.0 + (7 * step + self.rank) % 9
@@ -95,8 +97,7 @@ class Machine:
         y += 0.1 * torch.randn(ROWS, out, generator=drawn, dtype=torch.float64)
         counts = torch.ones(ROWS, dtype=torch.float64)
         counts[list(self.troubles.silent.get(step, ()))] = 0.0
-        if step in self.troubles.outliers:
-            row, factor = self.troubles.outliers[step]
+        for row, factor in self.troubles.outliers.get(step, {}).items():
             y[row] *= factor / y[row].abs().max()
         return tuple(t[self.rank :: self.ranks].clone() for t in (x, y, counts))
 

@@ -207,14 +207,14 @@ def _indented(text: str, spaces: int) -> str:
 # ---- 3. slow
 
 SLOW = '''
-def train(machine, steps, after=lambda: None):
-    """The loss of each step. `after` is called at the end of each, on every rank."""
+def train(machine, steps, after=lambda model: None):
+    """The loss of each step. `after(model)` is called at the end of each, on every rank."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     losses = []
     for step, (x, y) in enumerate(DataLoader(Rows(machine, steps), batch_size=None)):
 {loop}
-        after()
+        after(model)
     return losses
 '''
 ROWS_CLASS = '''
@@ -532,7 +532,7 @@ def hanging(number: int, sound: bool = False) -> Program:
     )  # fmt: skip
     troubles = {
         "skips a collective": Troubles(silent={step: tuple(range(rank, ROWS, RANKS))}),
-        "decides alone": Troubles(outliers={step: (draw.randrange(rank, ROWS, RANKS), OUTLIER)}),
+        "decides alone": Troubles(outliers={step: {draw.randrange(rank, ROWS, RANKS): OUTLIER}}),
         "leaves the loop": Troubles(stops={step: rank}),
         "another order": Troubles(turned={step: rank}),
         "calls it alone": Troubles(leader=rank),
@@ -676,8 +676,8 @@ def wrong(number: int, sound: bool = False) -> Program:
     )  # fmt: skip
     row = draw.randrange(rank, ROWS, RANKS)
     troubles = {
-        "clipped alone": Troubles(outliers={step: (row, OUTLIER)}),
-        "step left out alone": Troubles(outliers={step: (row, HUGE)}),
+        "clipped alone": Troubles(outliers={step: {row: OUTLIER}}),
+        "step left out alone": Troubles(outliers={step: {row: HUGE}}),
     }.get(cause, Troubles())
     truth = {
         "weights not sent": (None, 0, [names[unsent]], "sent"),

@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch import nn
 
-from labs.support.profiling.machine import OFTEN, Machine, weights_of
+from labs.support.profiling.machine import Machine, weights_of
 from labs.support.profiling.programs import LARGE, SPIKE, Settings
 
 
@@ -17,20 +17,19 @@ def network(settings: Settings) -> nn.Sequential:
     return nn.Sequential(*[layer for pair in layers for layer in pair][:-1])
 
 
-def slow(settings: Settings, machine: Machine, steps: int) -> tuple[list[float], dict]:
-    """The losses, and {step: weights} of the checkpoints that are needed."""
-    model, losses, saved = network(settings), [], {}
+def slow(settings: Settings, machine: Machine, steps: int) -> tuple[list[float], list]:
+    """The losses, and the weights that each step ends with."""
+    model, losses, weights = network(settings), [], []
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9)
     for step in range(steps):
-        x, y = machine.read(step)[1:]
+        x, y = machine.unpack(machine.read(step))
         loss = (model(x) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        if step % OFTEN == OFTEN - 1:
-            saved[step] = weights_of(model)
-    return losses, saved
+        weights.append(weights_of(model))
+    return losses, weights
 
 
 def hanging(settings: Settings, machine: Machine, steps: int, often: int) -> list[dict]:
@@ -59,9 +58,10 @@ def hanging(settings: Settings, machine: Machine, steps: int, often: int) -> lis
     return done
 
 
-def wrong(settings: Settings, machine: Machine, steps: int) -> tuple[list[float], list]:
-    """The losses, and the weights that each step began with."""
-    model, losses, weights = network(settings), [], []
+def wrong(settings: Settings, machine: Machine, steps: int) -> tuple[list[float], list, int]:
+    """The losses; the weights that each step began with, and those at the end; the first step whose
+    gradient was clipped, or `steps`."""
+    model, losses, weights, clipped = network(settings), [], [], steps
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9)
     for step in range(steps):
         x, y, _ = machine.rows(step)
@@ -69,8 +69,9 @@ def wrong(settings: Settings, machine: Machine, steps: int) -> tuple[list[float]
         loss = (model(x) - y).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), LARGE)
+        if nn.utils.clip_grad_norm_(model.parameters(), LARGE) > LARGE:
+            clipped = min(clipped, step)
         if loss < SPIKE:
             optimizer.step()
         losses.append(loss.item())
-    return losses, weights
+    return losses, [*weights, weights_of(model)], clipped

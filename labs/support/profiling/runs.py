@@ -99,7 +99,7 @@ def _train(train: Callable, machine: Machine, steps: int) -> bool:
 
 def _trace(train: Callable, machine: Machine, folder: str, steps: int) -> bool:
     with tracing(folder, steps=steps - 2, skip=2) as profiler:
-        train(machine, steps, profiler.step)
+        train(machine, steps, lambda model: profiler.step())
     return True
 
 
@@ -129,5 +129,5 @@ def _watch(train: Callable, machine: Machine, steps: int) -> list[Entry]:
 
 def _time(train: Callable, machine: Machine, steps: int) -> float:
     ends = []
-    train(machine, steps, lambda: ends.append(time.perf_counter()))
+    train(machine, steps, lambda model: ends.append(time.perf_counter()))
     return 1e3 * (ends[-1] - ends[1]) / (steps - 2)

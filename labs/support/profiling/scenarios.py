@@ -1,88 +1,204 @@
-"""Given: what the ranks do for a check: they run a learner's program, or ask for her diagnosis."""
+"""Given: what the ranks do for a check: they run a learner's program, and note what it does.
+
+What is noted stands behind the services that a program is handed, out of its reach.
+"""
 
 import functools
-from dataclasses import dataclass
+import math
+import sys
+import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from labs.support.profiling.machine import Machine, Troubles, weights_of
+from labs.support.profiling.machine import SERVICES, Machine, Troubles, weights_of
 from utils.course.expect import Wrong
-from utils.measure.traffic import Traffic
+from utils.measure.traffic import Event, Traffic, Watching
+
+HOT = 95.0  # °C
+MEETING = ("set", "get", "add", "append", "compare_set", "wait", "check", "barrier")  # of a store
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run of a program."""
+    """A run of a program.
+
+    hot: the step from which on the machine is HOT; saving: seconds that a checkpoint takes, unless
+    the program is two steps further before.
+    """
 
     widths: tuple[int, ...]
     seed: int
     steps: int
-    troubles: Troubles
+    troubles: Troubles = field(default_factory=Troubles)
+    hot: float = math.inf
+    saving: float = 0.0
 
-    def machine(self, rank: int, ranks: int) -> Machine:
-        """Of a rank; it takes no time."""
-        return Machine(rank, ranks, self.widths, self.seed, troubles=self.troubles)
+    def machine(self, rank: int, ranks: int, kind: type[Machine] = Machine) -> Machine:
+        """Of a rank."""
+        return kind(rank, ranks, self.widths, self.seed, troubles=self.troubles)
+
+
+class Handed(SimpleNamespace):
+    """What a program gets for its machine."""
+
+
+def handed(machine: Machine, *services: str) -> Handed:
+    """Who the rank is, and these services of its machine."""
+
+    def ask(name):
+        return lambda *args, **keywords: getattr(machine, name)(*args, **keywords)
+
+    known = {name: getattr(machine, name) for name in ("rank", "ranks", "widths", "leader")}
+    return Handed(**known, **{name: ask(name) for name in services})
+
+
+class Messages(Traffic):
+    """Counts on threads that start inside, too, and who meets the others by a store."""
+
+    def __enter__(self):
+        self._outside = (
+            threading.getprofile(),
+            {name: getattr(dist.Store, name) for name in MEETING},
+        )
+        threading.setprofile(self._begin)
+        for name, function in self._outside[1].items():
+            setattr(dist.Store, name, self._noted(function, name))
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        threading.setprofile(self._outside[0])
+        for name, function in self._outside[1].items():
+            setattr(dist.Store, name, function)
+        return super().__exit__(*exception)
+
+    def _begin(self, *_):
+        """At the first call on a new thread."""
+        sys.setprofile(None)
+        Watching(self.saw).__enter__()
+
+    def _noted(self, function, name):
+        @functools.wraps(function)
+        def call(*args, **keywords):
+            if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+                self.events.append(Event(f"store.{name}", 0, 0, 0, False))
+            return function(*args, **keywords)
+
+        return call
+
+    def without_weights(self) -> int:
+        """Bytes that were handed over, but for weights that are sent at the beginning."""
+        return self.payload() - self.payload("broadcast")
+
+    def since(self, first: int) -> list[tuple[str, float, str]]:
+        """(operation, bytes that this rank sends, the group if all ranks are in it) of each."""
+        whole = dist.get_world_size()
+        return [
+            (event.op, float(event.sent), event.group if event.group_size == whole else "")
+            for event in self.events[first:]
+        ]
 
 
 def slow(answer, cases: list[Case]) -> list[dict]:
     """Run after run of `train`: what it returns, sends, and asks of the machine."""
     found = []
-    for case in cases:
-        machine = case.machine(dist.get_rank(), dist.get_world_size())
-        ended, traffic = [], Traffic()
-        with traffic:
-            losses = answer.train(machine, case.steps, lambda done=ended: done.append(1))
-        found.append(
-            {
-                "losses": _numbers(losses),
-                "ended": len(ended),
-                "events": _events(traffic),
-                "calls": dict(machine.calls),
-                "saved": machine.saved,
-                "lines": [str(line) for line in machine.lines],
-                "looked_at": machine.looked_at,
-            }
-        )
+    with Messages() as messages:
+        for case in cases:
+            machine = case.machine(dist.get_rank(), dist.get_world_size(), _Slow)
+            machine.case, machine.sent, first = case, messages.without_weights, len(messages.events)
+            sent = messages.without_weights()
+            given = handed(machine, "read", *SERVICES)
+            try:
+                losses = _numbers(answer.train(given, case.steps, machine.after))
+            except RuntimeError:
+                if not machine.seen_hot:
+                    raise
+                losses = None
+            found.append(
+                {
+                    "losses": losses,
+                    "weights": list(machine.weights),
+                    "events": messages.since(first),
+                    "calls": dict(machine.calls),
+                    "saved": dict(machine.saved),
+                    "lines": [str(line) for line in machine.lines],
+                    "looked_at": list(machine.looked_at),
+                    "unseen": machine.unseen - sent,
+                }
+            )
     return found
+
+
+class _Slow(Machine):
+    """A machine that can be hot, and whose checkpoints take time. weights: after each step; unseen:
+    bytes that were handed over before the first look."""
+
+    def __init__(self, *args, **keywords):
+        super().__init__(*args, **keywords)
+        self.weights, self.unseen, self.seen_hot = [], 0, False
+        self.moved = threading.Condition()
+
+    def after(self, model: nn.Module) -> None:
+        with self.moved:
+            self.weights.append(weights_of(model))
+            self.moved.notify_all()
+
+    def temperature(self, step):
+        if not self.looked_at:  # at the beginning, weights may be sent
+            self.unseen = self.sent()
+        found = super().temperature(step)
+        self.seen_hot |= step >= self.case.hot
+        return HOT if step >= self.case.hot else found
+
+    def save(self, step, model):
+        steps = len(self.weights)
+        with self.moved:
+            self.moved.wait_for(lambda: len(self.weights) > steps + 1, self.case.saving)
+        super().save(step, model)
 
 
 def hanging(answer, cases: list[Case]) -> list[dict]:
     """Run after run of `train`: the rows that it returns."""
     found = []
-    for case in cases:
-        traffic = Traffic()
-        with traffic:
-            rows = answer.train(case.machine(dist.get_rank(), dist.get_world_size()), case.steps)
-        if not isinstance(rows, (list, tuple)) or not all(isinstance(row, dict) for row in rows):
-            raise Wrong("train does not return a list of dictionaries, one for each step.")
-        found.append(
-            {
-                "rows": [{str(k): _number(v) for k, v in row.items()} for row in rows],
-                "events": _events(traffic),
-            }
-        )
+    with Messages() as messages:
+        for case in cases:
+            machine, first = (
+                case.machine(dist.get_rank(), dist.get_world_size()),
+                len(messages.events),
+            )
+            given = handed(machine, "rows", "asked_to_stop", "metrics", "score")
+            rows = answer.train(given, case.steps)
+            if not isinstance(rows, list | tuple) or not all(isinstance(r, dict) for r in rows):
+                raise Wrong("train does not return a list of dictionaries, one for each step.")
+            rows = [{str(k): _number(v) for k, v in row.items()} for row in rows]
+            found.append({"rows": rows, "events": messages.since(first)})
     return found
 
 
 def wrong(answer, cases: list[Case]) -> list[dict]:
-    """Run after run of `train`: the losses, and the weights that each step began with."""
+    """Run after run of `train`: the losses, the weights that each step began with, and those that
+    were left in the end."""
     found = []
-    for case in cases:
-        traffic, weights = Traffic(), []
-        with traffic:
+    with Messages() as messages:
+        for case in cases:
+            weights, first = [], len(messages.events)
             machine = case.machine(dist.get_rank(), dist.get_world_size())
-            losses = answer.train(machine, case.steps, functools.partial(_Weights, weights))
-        found.append({"losses": _numbers(losses), "weights": weights, "events": _events(traffic)})
+            watching = functools.partial(_Weights, weights)
+            losses = _numbers(answer.train(handed(machine, "rows"), case.steps, watching))
+            weights = [*weights[:-1], *(weights_of(model) for _, model in weights[-1:])]
+            found.append({"losses": losses, "weights": weights, "events": messages.since(first)})
     return found
 
 
 class _Weights:
-    """Keeps a model's weights, at the first forward pass of each step and at the end, in `kept`."""
+    """Keeps a model's weights at the first forward pass of each step in `kept`, and in the end
+    (None, the model)."""
 
-    def __init__(self, kept: list[torch.Tensor], model: nn.Module):
+    def __init__(self, kept: list, model: nn.Module):
         self._kept, self._model, self._new = kept, model, True
 
     def __enter__(self):
@@ -91,8 +207,7 @@ class _Weights:
 
     def __exit__(self, *exception):
         self._handle.remove()
-        self._new = True
-        self._keep()
+        self._kept.append((None, self._model))
 
     def step(self) -> None:
         """As `Watch.step`."""
@@ -102,11 +217,6 @@ class _Weights:
         if self._new:
             self._kept.append(weights_of(self._model))
         self._new = False
-
-
-def _events(traffic: Traffic) -> list[tuple[str, float]]:
-    """(operation, bytes that this rank sends) of each collective."""
-    return [(event.op, float(event.sent)) for event in traffic.events]
 
 
 def _numbers(losses: Any) -> list[float]:

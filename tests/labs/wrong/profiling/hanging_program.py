@@ -289,3 +289,88 @@ def endless():
 
         while not machine.asked_to_stop(-1):
             time.sleep(0.01)
+
+
+def deaf_in_step_0():
+    """Nobody listens in the first step.
+
+    kind: constants
+    hint: it returns the steps
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "float(machine.asked_to_stop(step))", "float(step > 0 and machine.asked_to_stop(step))"
+    )
+    exec(source, globals())
+
+
+def mean_of_some_means():
+    """The mean of the ranks that have rows, as if they had as many.
+
+    kind: values
+    hint: loss is
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "        errors = (model(x)",
+        "        having = number.sign()\n"
+        "        dist.all_reduce(having, group=first)\n"
+        "        all_numbers = number.clamp(min=1) * having\n"
+        "        errors = (model(x)",
+    )
+    exec(source, globals())
+
+
+def worst_that_does_not_count():
+    """The worst of all rows, also of those that do not count.
+
+    kind: values
+    hint: worst is
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "        errors = (model(x) - y).square().mean(dim=1) * counts\n",
+        "        raw = (model(x) - y).square().mean(dim=1)\n        errors = raw * counts\n",
+    )
+    source = source.replace("worst(errors, third)", "worst(raw, third)")
+    exec(source, globals())
+
+
+def infinite_row_left_out():
+    """Whose row is infinite goes on to the next step.
+
+    kind: odd
+    hint: did not complete | does not fit
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "        (errors.sum()",
+        "        if not errors.isfinite().all():\n            continue\n        (errors.sum()",
+    )
+    exec(source, globals())
+
+
+def message_left_behind():
+    """Rank 0 asks something at the end, and nobody answers.
+
+    kind: communication
+    hint: left without an answer
+    """
+
+    def train(machine, steps, solution=train):
+        done = solution(machine, steps)
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1), async_op=True)
+        return done

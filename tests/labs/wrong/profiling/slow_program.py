@@ -278,7 +278,7 @@ def after_forgotten():
     from pathlib import Path
 
     source = Path(__file__).read_text().split("### END")[0]
-    source = source.replace("        after()\n", "")
+    source = source.replace("        after(model)\n", "")
     exec(source, globals())
 
 
@@ -289,7 +289,7 @@ def the_reference():
     hint: that is the library
     """
 
-    def train(machine, steps, after=lambda: None):
+    def train(machine, steps, after=lambda model: None):
         import importlib
 
         judge = importlib.import_module("labs.support.profiling." + "reference")
@@ -303,7 +303,7 @@ def endless():
     hint: endless loop
     """
 
-    def train(machine, steps, after=lambda: None):
+    def train(machine, steps, after=lambda model: None):
         import time
 
         while True:
@@ -311,3 +311,166 @@ def endless():
                 time.sleep(0.01)
             except Exception:
                 continue
+
+
+def never_hot():
+    """Looks at the temperature, and does not mind.
+
+    kind: part
+    hint: goes on to the end
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("machine.temperature(step) > 90", "machine.temperature(step) > 900")
+    exec(source, globals())
+
+
+def looks_too_late():
+    """The first look comes after the work of four steps.
+
+    kind: constants
+    hint: before the first look
+    """
+
+    def reduce(model, optimizer, loss, solution=reduce):
+        loss = solution(model, optimizer, loss)
+        asked.pop(0)()
+        return loss
+
+    asked = []
+
+    def train(machine, steps, after=lambda model: None, solution=train):
+        ask = machine.temperature
+        machine.temperature = lambda step: 0.0
+        for step in range(steps):
+            look = step % OFTEN == OFTEN - 1
+            asked.append(lambda step=step, look=look: look and ask(step))
+        return solution(machine, steps, after)
+
+
+def messages_in_a_thread():
+    """A barrier for each micro-batch, where nobody looks.
+
+    kind: communication
+    hint: collectives a step
+    """
+
+    def reduce(model, optimizer, loss, solution=reduce):
+        from threading import Thread
+
+        for _ in range(MICRO_BATCHES):
+            thread = Thread(target=dist.barrier)
+            thread.start()
+            thread.join()
+        return solution(model, optimizer, loss)
+
+
+def meets_by_the_store():
+    """A barrier of her own.
+
+    kind: communication
+    hint: store.add
+    """
+
+    steps = []
+
+    def reduce(model, optimizer, loss, solution=reduce):
+        steps.append(1)
+        store = dist.distributed_c10d._get_default_store()
+        store.add(f"step {len(steps)}", 1)
+        while store.add(f"step {len(steps)}", 0) < dist.get_world_size():
+            pass
+        return solution(model, optimizer, loss)
+
+
+def never_unpacked():
+    """Rows that are made anew, past the service that makes a rank late.
+
+    kind: library
+    hint: has no attribute 'rows'
+    """
+
+    Rows.__getitem__ = lambda self, step: self.machine.rows(step % 4)[:2]
+
+
+def forged_count():
+    """Asks in each step, and sets the count back.
+
+    kind: library
+    hint: has no attribute 'calls'
+    """
+
+    def train(machine, steps, after=lambda model: None, solution=train):
+        losses = solution(machine, steps, after)
+        machine.calls["temperature"] = steps // OFTEN
+        return losses
+
+
+def not_waited_for():
+    """The last checkpoint is still being written.
+
+    kind: luck
+    hint: when train returns
+    """
+
+    def train(machine, steps, after=lambda model: None, solution=train):
+        from concurrent.futures import ThreadPoolExecutor
+        from copy import deepcopy
+
+        pool, save = ThreadPoolExecutor(1), machine.save
+        machine.save = lambda step, model: pool.submit(save, step, deepcopy(model))
+        losses = solution(machine, steps, after)
+        pool.shutdown(wait=False)
+        return losses
+
+
+def saved_while_it_learns():
+    """The checkpoint is waited for, but no copy of the weights is.
+
+    kind: luck
+    hint: not the weights after it | when train returns
+    """
+
+    def train(machine, steps, after=lambda model: None, solution=train):
+        from concurrent.futures import ThreadPoolExecutor
+
+        with ThreadPoolExecutor(1) as pool:
+            save = machine.save
+            machine.save = lambda step, model: pool.submit(save, step, model)
+            return solution(machine, steps, after)
+
+
+def alone_after_16_steps():
+    """The gradients of later steps stay where they are.
+
+    kind: constants
+    hint: the loss of step 1
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "loss = reduce(model, optimizer, loss)",
+        "loss = reduce(model, optimizer, loss) if step < 16 else loss",
+    )
+    exec(source, globals())
+
+
+def last_step_left_out():
+    """Nobody sees the weights of the last step, unless they are saved.
+
+    kind: part
+    hint: `after` sees other weights
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "        optimizer.step()\n",
+        "        if step < steps - 1 or step % OFTEN == OFTEN - 1:\n            optimizer.step()\n",
+    )
+    exec(source, globals())

@@ -291,3 +291,85 @@ def endless():
 
         while steps:
             time.sleep(0.01)
+
+
+def the_largest_decides():
+    """A step is left out when one rank's own loss is too large.
+
+    kind: values
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "            if loss < SPIKE:",
+        "            dist.all_reduce(own, op=dist.ReduceOp.MAX)\n            if own < SPIKE:",
+    )
+    exec(source, globals())
+
+
+def changed_in_the_end():
+    """The last rank ends with other weights.
+
+    kind: odd
+    hint: the same bits of the weights in the end
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "    return losses\n",
+        "    with torch.no_grad():\n"
+        "        next(model.parameters())[0, 0] += dist.get_rank()\n"
+        "    return losses\n",
+    )
+    exec(source, globals())
+
+
+def clips_in_8_steps():
+    """Later steps are not clipped.
+
+    kind: constants
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "            torch.nn.utils.clip",
+        "            if step < 8:\n                torch.nn.utils.clip",
+    )
+    exec(source, globals())
+
+
+def not_on_three():
+    """Nothing is sent where there are three ranks.
+
+    kind: sizes
+    hint: the same bits
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "    dist.all_reduce(flat)\n",
+        "    dist.all_reduce(flat) if dist.get_world_size() != 3 else None\n",
+    )
+    exec(source, globals())
+
+
+def rows_of_all():
+    """Each rank makes the rows of all, and talks to nobody.
+
+    kind: library
+    hint: TypeError
+    """
+
+    def train(machine, steps, watching=unwatched, solution=train):
+        alone = type(machine)(0, 1, machine.widths, 5)
+        return solution(alone, steps, watching)
