@@ -324,7 +324,9 @@ def test_a_row_far_off_is_far_off_for_its_rank_alone():
             Machine(rank, programs.RANKS, settings.widths, number, troubles=program.troubles)
             for rank in range(programs.RANKS)
         ]
-        _, weights = reference.wrong(settings, Machine(0, 1, settings.widths, number), planted + 1)
+        _, weights, _ = reference.wrong(
+            settings, Machine(0, 1, settings.widths, number), planted + 1
+        )
         for step in range(planted + 1):
             torch.nn.utils.vector_to_parameters(weights[step], model.parameters())
             for rank, machine in enumerate(machines):

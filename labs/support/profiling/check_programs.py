@@ -57,13 +57,13 @@ def slow(trial: Trial) -> str:
             _right_losses(where, rank, one["losses"], losses)
             _right_services(f"{where}, rank {rank}", one, losses, weights)
             _right_messages(where, one["events"], case.steps)
-            _right_bytes(where, one["events"], program.settings, case.steps, size)
             _right_cost(where, one["calls"].get(service, 0), service, case.steps)
             if size > 1 and one["unseen"] >= OFTEN * 8 * sum(program.settings.sizes):
                 raise Wrong(
                     f"{where}, rank {rank}: the gradients of {OFTEN} steps were sent before the "
                     "first look at the temperature."
                 )
+        _right_bytes(where, ranks, program.settings, case.steps)
         for step in range(case.steps):
             same_bits(where, f"the weights after step {step}", [o["weights"][step] for o in ranks])
     return (
@@ -95,7 +95,7 @@ def hanging(trial: Trial) -> str:
         right = reference.hanging(program.settings, case.machine(0, 1), case.steps, often)
         for rank, one in enumerate(ranks):
             _right_rows(f"{where}, rank {rank}", one["rows"], right)
-            _right_bytes(where, one["events"], program.settings, case.steps, size)
+        _right_bytes(where, ranks, program.settings, case.steps)
     return (
         f"{WHO.format(second)}: it comes to an end, and every rank returns what one rank does, "
         "when rows\ndo not count, are far off or infinite, metrics come in another order, and one "
@@ -143,7 +143,7 @@ def wrong(trial: Trial) -> str:
                 )
         for rank, one in enumerate(ranks):
             _right_losses(where, rank, one["losses"], losses, clipped)
-            _right_bytes(where, one["events"], program.settings, case.steps, size)
+        _right_bytes(where, ranks, program.settings, case.steps)
     return (
         f"{WHO.format(second)}: before each step, and in the end, the weights of one rank, and on "
         "all\nranks the same bits; the losses are those of one rank, also when one rank has a row "
@@ -317,15 +317,16 @@ def _right_messages(where: str, events: list, steps: int) -> None:
         )
 
 
-def _right_bytes(where: str, events: list, settings: Settings, steps: int, size: int) -> None:
-    """The gradients once a step, and the weights once before, by a ring."""
-    gradients = 8 * sum(settings.sizes)
-    ring = 2 * (size - 1) / size * (gradients + 4 * SMALL)
-    sent = sum(event[1] for event in events)
-    if sent > steps * ring + (size - 1) * gradients + 1e-6:
+def _right_bytes(where: str, ranks: list[dict], settings: Settings, steps: int) -> None:
+    """All ranks together send the gradients once a step, and the weights once before, in any way."""
+    gradients, others = 8 * sum(settings.sizes), len(ranks) - 1
+    needed = 2 * others * (gradients + 4 * SMALL)  # to all-reduce: to one and back, or in a ring
+    sent = sum(event[1] for one in ranks for event in one["events"])
+    if sent > steps * needed + 2 * others * gradients + 1e-6:
         raise Wrong(
-            f"{where}: a rank sends {sent / steps:,.0f} bytes a step; to all-reduce gradients of "
-            f"{gradients:,} bytes it needs {ring:,.0f}.\nWhat else goes round, or goes twice?"
+            f"{where}: all ranks together send {sent / steps:,.0f} bytes a step; to all-reduce "
+            f"gradients of {gradients:,} bytes they need {needed:,}.\nWhat else goes round, or "
+            "goes twice?"
         )
 
 
