@@ -318,7 +318,7 @@ def _right_messages(where: str, events: list, steps: int) -> None:
 
 
 def _right_bytes(where: str, ranks: list[dict], settings: Settings, steps: int) -> None:
-    """All ranks together send the gradients once a step, and the weights once before, in any way."""
+    """All ranks together send the gradients once a step, the weights once before, in any way."""
     gradients, others = 8 * sum(settings.sizes), len(ranks) - 1
     needed = 2 * others * (gradients + 4 * SMALL)  # to all-reduce: to one and back, or in a ring
     sent = sum(event[1] for one in ranks for event in one["events"])
