@@ -74,6 +74,14 @@ DRAWINGS = {
     "loads": (lambda: experts.loads([3, 2, 5]), 3),
     "busiest": (lambda: experts.busiest({"a": [1.0, 2.0], "b": [2.0, 1.0]}), 3),
     "time split": (lambda: profiling.time_split(report(2)), 8),
+    "busy": (
+        lambda: profiling.busy(
+            {"compute": [0, 0.5], "communication": [1, 1]},
+            40.0,
+            notes=[(5, "compute", "one"), (30, "communication", "two")],
+        ),
+        2,
+    ),
     "rank map": (lambda: profiling.rank_map(report(8)), 48),
     "rank map, 64": (lambda: profiling.rank_map(report(64)), 384),
     "memory of plans": (lambda: plans.memory_of(PLANS), 3),

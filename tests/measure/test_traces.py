@@ -345,6 +345,32 @@ def test_on_a_gpu_kernels_count(tmp_path):
     assert found["missing"].startswith("1 of 2 ranks have a trace here")
 
 
+def test_how_busy_a_gpu_is_moment_by_moment(tmp_path):
+    events = [
+        *step_marks(0, 40, 80),
+        op("long", 30, 50, tid=7, cat="kernel"),  # from the step before
+        op("inside", 42, 44, tid=8, cat="kernel"),  # counts once
+        op("late", 65, 70, tid=8, cat="kernel"),
+        op("next", 75, 90, tid=7, cat="kernel"),
+        nccl("AllReduce_Sum_f32", 55, 60, **{"Collective name": "allreduce"}),
+    ]
+    (trace,) = traces.read(written(tmp_path / "t.json", events))
+    shares = traces.busy(trace, 1, bins=4)
+    assert shares["compute"].tolist() == pytest.approx([1, 0, 0.5, 0.5])
+    assert shares["communication"].tolist() == pytest.approx([0, 0.5, 0, 0])
+    assert traces.busy(trace, 0, bins=2)["communication"].tolist() == [0, 0]
+
+
+def test_what_is_kept_of_published_traces_fits_together():
+    kept = json.loads((ROOT / "docs/reference/published_traces.json").read_text())["traces"]
+    for one in kept.values():
+        step = sum(one["split"].values())
+        shares = {kind: list(map(int, row.split())) for kind, row in one["busy"].items()}
+        compute = sum(shares["compute"]) / 100 / 200 * step
+        assert compute == pytest.approx(one["split"]["compute"], rel=0.01)
+        assert sum(shares["communication"]) / 2e4 * step >= one["split"]["communication"] * 0.99
+
+
 def test_an_older_trace_calls_an_all_to_all_sendrecv(tmp_path):
     events = [
         *step_marks(0, 10),

@@ -3,7 +3,13 @@
 made = report("traces")
 time_split(made)        # a bar for each rank, for a few ranks
 rank_map(made)          # a heat map rank × kind, for many
+
+And one step of one rank, how busy it was from moment to moment: busy(traces.busy(trace), ms).
 """
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from utils.drawing import figures
 from utils.measure.findings import Report
@@ -37,4 +43,33 @@ def rank_map(made: Report, *, title: str = "") -> None:
     figures.heat_map(axes, rows, names, cells)
     axes.set(title=title, xlabel="rank")
     axes.xaxis.set_label_position("top")
+    figures.show()
+
+
+def busy(
+    shares: Mapping[str, Sequence[float]],
+    ms: float,
+    *,
+    notes: Sequence[tuple[float, str, str]] = (),
+    title: str = "",
+) -> None:
+    """A step of `ms` on one rank: a lane for each kind, as high as its share of each moment.
+
+    shares: {"compute" …: (bins,) shares, 0 to 1} of `utils.measure.traces.busy`. notes: (ms, kind,
+    text), from left to right, each with an arrow to that moment of the kind's lane.
+    """
+    _, axes = figures.figure("normal")
+    kinds = list(shares)
+    figures.lanes(axes, kinds, 0.4)
+    for row, (kind, share) in enumerate(shares.items()):
+        top, edges = row + 0.8 - 0.8 * np.asarray(share), np.linspace(0, ms, len(share) + 1)
+        axes.stairs(top, edges, baseline=row + 0.8, fill=True, color=figures.shade(kind))
+    for number, (moment, kind, text) in enumerate(notes):
+        side, corner = ("left", 0) if moment < 0.6 * ms else ("right", 1)
+        arrow = {"arrowstyle": "->", "color": figures.INK, "relpos": (corner, 0)}
+        place = moment, -0.4 * (len(notes) - number)
+        axes.annotate(text, (moment, kinds.index(kind) + 0.4), place, fontsize=10, ha=side,
+                      arrowprops=arrow)  # fmt: skip
+    axes.set(xlim=(0, ms), ylim=(len(kinds) - 0.1, -0.4 * len(notes) - 0.3), title=title)
+    axes.set_xlabel("ms since the step began; a lane's height: share of the moment")
     figures.show()

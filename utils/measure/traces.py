@@ -661,6 +661,23 @@ def spans(trace: Trace, step: int = 0, *, zero: float | None = None) -> list[Spa
     return sorted(found, key=lambda span: span.start)
 
 
+def busy(trace: Trace, step: int = 0, bins: int = 200) -> dict[str, np.ndarray]:
+    """Of the `step`-th step, cut into `bins` equal pieces: {"compute" and "communication": (bins,)
+    shares, 0 to 1, of each piece in which at least one such kernel ran (CPU: operator)}."""
+    edges = np.linspace(trace.steps[step].start, trace.steps[step].end, bins + 1)
+    shares = {}
+    for kind in ("compute", "communication"):
+        rows = trace.layers.get(kind, np.empty((0, 2)))
+        rows = np.concatenate([np.zeros((1, 2)), rows[rows[:, 0].argsort()]])
+        ends = np.maximum.accumulate(rows[:, 1])
+        starts = np.minimum(np.maximum(rows[:, 0], np.append(0.0, ends[:-1])), ends)
+        total = (ends - starts).cumsum()  # ms in which anything ran, up to each end
+        points = np.stack([starts, ends], axis=1).ravel()
+        before = np.stack([total - (ends - starts), total], axis=1).ravel()
+        shares[kind] = np.diff(np.interp(edges, points, before)) / np.diff(edges)
+    return shares
+
+
 # ---- 3. several ranks side by side
 
 
