@@ -329,6 +329,8 @@ DISGUISED = {
     "list(getattr(torch, 'op' 'tim').__dict__)": "optim",
     "exec('from torch.op' + 'tim import SGD')": "optim",
     "importlib.import_module('utils.pro' + 'mpts')": "prompts",
+    "__import__('pkgutil').resolve_name('torch.op' 'tim:SGD')": "optim",
+    "exec(compile('from torch.op' + 'tim import SGD', 'a_name', 'exec'))": "optim",
 }
 
 
