@@ -283,6 +283,10 @@ def test_close_takes_rounding_and_nothing_else():
     ):
         with pytest.raises(Wrong, match=message):
             close("here", "y", got, right)
+    whole = torch.tensor([2**60 + 1])  # more digits than a double has
+    close("here", "y", whole, whole.clone())
+    with pytest.raises(Wrong, match=f"is {2**60}, and {2**60 + 1} is right"):
+        close("here", "y", whole - 1, whole)
     with pytest.raises(Wrong, match=r"float32, and torch.float64 is right"):
         close("here", "y", right.float(), right, dtype=torch.float64)
 

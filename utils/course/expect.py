@@ -61,16 +61,17 @@ def close(
     got, rounding = got.detach(), 0.0
     if got.is_floating_point():
         rounding = torch.finfo(got.dtype).eps
-    mine, right = got.double(), right.detach().double()
+    right = right.detach()
+    same = (got == right) | (got.isnan() & right.isnan())  # a double has no 64 bits for a number
+    values, mine, right = (got, right), got.double(), right.double()
     finite = right.isfinite()
     scale = max(scale, right[finite].abs().max().item() if finite.any() else 0.0)
-    same = (mine == right) | (mine.isnan() & right.isnan())
-    near = (mine - right).abs() <= slack * rounding * scale
+    near = (mine - right).abs() < slack * rounding * scale
     bad = ~(same | (finite & near))
     if bad.any():
         place = tuple(bad.nonzero()[0].tolist())
         where = f" at {list(place)}" if place else ""
-        seen, wanted = told_apart(mine[place], right[place])
+        seen, wanted = told_apart(*(value[place] for value in values))
         if right[bad].isnan().all():
             hint = "A NaN that goes in comes out: where does it become something else?"
         away, coarse = (mine - right)[bad].abs().max().item(), 2**-23 * scale
@@ -146,7 +147,10 @@ def number(value: torch.Tensor | float) -> str:
 def told_apart(*values: torch.Tensor | float) -> list[str]:
     """Numbers in six digits, or in as many as show that they differ."""
     short = [number(value) for value in values]
-    return short if len(set(short)) > 1 else [f"{float(value):.17g}" for value in values]
+    whole = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
+    if len(set(short)) > 1:
+        return short
+    return [f"{value:.17g}" if isinstance(value, float) else str(value) for value in whole]
 
 
 def by_hand(path: Path, library: Iterable[str]) -> None:

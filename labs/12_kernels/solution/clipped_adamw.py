@@ -78,12 +78,14 @@ def clipped_step(
         m = β1 · m + (1 - β1) · c·g               v = β2 · v + (1 - β2) · (c·g)²
         p = p - lr / (1 - β1^t) · m / (√v / √(1 - β2^t) + eps)
 
-    g is not changed. Where the norm is not finite, p, m and v are not changed either: one bad
-    gradient spoils no weight. Two launches: g is loaded once in each, p, m and v are loaded and
-    stored once in the second; a program touches at most 8 numbers beside these, and what torch does
-    between the launches is done to the programs' sums only. No atomic operation: the same g must
-    give the same bits each time, or replicas part. The host never waits for a number. Where 16
-    divides n and the addresses, loads and stores of blocks move 128 bits for a thread.
+    n may be more than 2³¹, t 100,000. g is not changed. Where the norm is not finite, p, m and v
+    are not changed either: one bad gradient spoils no weight. Two launches: g is loaded once in
+    each, p, m and v are loaded and stored once in the second; a program touches at most 8 numbers
+    beside these, and what torch does between the launches is done to the programs' sums only. No
+    atomic operation: the same g must give the same bits each time, wherever it lies in memory, or
+    replicas part. The host never waits for a number, so no kernel gets one from it that depends on
+    g. Where 16 divides n and the addresses, loads and stores of blocks move 128 bits for a thread,
+    in both launches.
     """
     ### BEGIN SOLUTION: launch, make the factor from the parts (on the device), launch
     n, block = p.numel(), 1024

@@ -31,7 +31,9 @@ def add_kernel(
 
 
 def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
-    """out[i] = x[i] + y[i] for vectors of n numbers, n ≥ 1, of one type: floats or whole numbers.
+    """out[i] = x[i] + y[i] for vectors of n numbers, n ≥ 1 (also more than 2³¹), of one type: fp16,
+    fp32, fp64, or whole numbers of 8 to 64 bits, whose sums fit. (Not bf16: Triton's interpreter
+    adds its bits as if they were whole numbers.)
 
     Each vector may have any stride (a column, every third number, one number expanded to n), also
     one with which its last number lies more than 2³¹ numbers behind its first. `out` may be x or y.

@@ -8,13 +8,23 @@ import mmap
 
 import torch
 
-from labs.support.kernels.traced import LIBRARY, Traced, dry, interpreted, once, there, wide
+from labs.support.kernels.traced import (
+    LIBRARY,
+    Traced,
+    dry,
+    inside,
+    interpreted,
+    once,
+    there,
+    wide,
+)
 from utils.course.expect import Wrong, close
 from utils.course.trial import Trial, fractions
 
-TYPES = ("float32", "float16", "int32", "int64")
+TYPES = ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8")
 COMPILES = 120.0  # seconds: a compilation takes 1 to 3, on a busy machine longer
 LARGE = 2**24
+HUGE = 2**31 + 2**20 + 5  # numbers
 CALLS = ("first call", "second call")
 
 
@@ -25,30 +35,39 @@ def add(trial: Trial) -> str:
     with trial.ranks(1) as group:
         for drawn in _cases(trial):
             group.run(_named(drawn), _values, drawn)
+        group.run(f"three vectors of {HUGE:,} fp32 numbers", _host, HUGE)
+        group.run(f"three vectors of {LARGE:,} fp32 numbers", _host, LARGE)
         group.run(f"three vectors of {LARGE:,} fp32 numbers", _code, seconds=COMPILES)
     return (
-        "sums are right for vectors of any stride and four types, at sizes that no block divides,\n"
-        "in place, and 2³¹ numbers apart; each number is loaded once and stored once, by one\n"
-        "launch, and nothing beside them is touched; for an H100 all loads and stores have 128\n"
-        "bits, which is 12 bytes a number."
+        "sums are right for vectors of any stride and eight types, at sizes that no block\n"
+        "divides, in place, and 2³¹ numbers apart, with infinities and NaN; each number is loaded\n"
+        "once and stored once, by one launch, and nothing beside them is touched, also where more\n"
+        "than 2³¹ are neighbours; for an H100 all loads and stores have 128 bits, which is 12\n"
+        "bytes a number."
     )
 
 
 def _cases(trial: Trial) -> list[dict]:
-    """n, the stride of x, y and out, their type, which of them `out` is."""
+    """n, the stride of x, y and out, their type, which of them `out` is. Each type is drawn once;
+    the strides go round from call to call."""
     draw, large = trial.draw, trial.draw.randrange(66_000, 80_000)
     block = 2 ** draw.randrange(5, 11)
+    types = draw.sample(TYPES[:-1], len(TYPES) - 1)
     cases = [
-        {"n": large, "strides": (1, 1, 1), "type": "float32"},
-        {"n": block + draw.choice((-1, 1)), "strides": (3, 1, 1), "type": "int64"},
-        {"n": draw.randrange(40, 400), "strides": (1, 0, draw.randrange(2, 6)), "type": "float16"},
-        {"n": 1, "strides": (1, 1, 7), "type": "int32"},
-        {"n": draw.randrange(1100, 2000), "type": draw.choice(TYPES), "out": draw.choice("xy"),
+        {"n": large, "strides": (1, 1, 1)},
+        {"n": block + draw.choice((-1, 1)), "strides": (3, 1, 1)},
+        {"n": draw.randrange(40, 400), "strides": (1, 0, draw.randrange(2, 6))},
+        {"n": 1, "strides": (1, 1, 7)},
+        {"n": draw.randrange(1100, 2000), "out": draw.choice("xy"),
          "strides": (draw.randrange(1, 5), draw.randrange(2, 5), 1)},
-        {"n": block, "strides": tuple(draw.sample(range(1, 9), 3)), "type": draw.choice(TYPES)},
-        {"n": 3, "strides": (2**30 + draw.randrange(9), 1, 2), "type": "int8"},
+        {"n": block, "strides": tuple(draw.sample(range(1, 9), 3))},
+        {"n": draw.randrange(200, 900), "strides": (1, 2, 1)},
+        {"n": 3, "strides": (2**30 + draw.randrange(9), 1, 2), "type": TYPES[-1]},
     ]  # fmt: skip
-    return [{"out": "", **case, "seed": trial.new_seed()} for case in cases]
+    return [
+        {"out": "", "type": kind, **case, "seed": trial.new_seed()}
+        for case, kind in zip(cases, [*types, ""])
+    ]
 
 
 def _named(drawn: dict) -> str:
@@ -57,29 +76,45 @@ def _named(drawn: dict) -> str:
     return f"{drawn['n']:,} numbers of {drawn['type']}, strides {x}, {y}{where}"
 
 
-def _vector(n: int, stride: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Drawn numbers, `stride` apart."""
-    values = fractions(seed, n if stride else 1)
-    large = min(2.0**40, torch.iinfo(dtype).max / 8) if not dtype.is_floating_point else 1.0
-    values = (values * large).clamp(-2 * large, 2 * large).to(dtype)
+def _memory(n: int, stride: int, dtype: torch.dtype) -> torch.Tensor:
+    """Room for n numbers that lie so far apart."""
     if stride * n < 2**20:
-        memory = torch.zeros(n * max(stride, 1) + 7, dtype=dtype)
-    else:  # addresses only: a page that nobody touches takes no memory
-        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        memory = torch.frombuffer(mmap.mmap(-1, stride * n, flags=private), dtype=dtype)
+        return torch.zeros(n * max(stride, 1) + 7, dtype=dtype)
+    # addresses only: a page that nobody touches takes no memory
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return torch.frombuffer(mmap.mmap(-1, stride * n + 7, flags=private), dtype=dtype)
+
+
+def _vector(memory: torch.Tensor, n: int, stride: int, seed: int) -> torch.Tensor:
+    """Drawn numbers of all sizes that a type has, `stride` apart, from a quarter of its range; some
+    floats are no numbers, or infinite."""
+    if memory.dtype.is_floating_point:
+        values = fractions(seed, n if stride else 1).to(memory.dtype)
+        if len(values) > 9:
+            values[seed % 7 :: 31], values[seed % 5 :: 37] = torch.inf, -torch.inf
+            values[seed % 9 :: 41] = torch.nan
+    else:
+        top = torch.iinfo(memory.dtype).max // 4
+        low = -top if memory.dtype.is_signed else 0
+        generator = torch.Generator().manual_seed(seed)
+        shape = (n if stride else 1,)
+        values = torch.randint(low, top, shape, generator=generator, dtype=memory.dtype)
     if not stride:
-        return values.expand(n)
-    vector = memory[3 : 3 + stride * (n - 1) + 1 : stride]
-    return vector.copy_(values)
+        memory[3] = values[0]
+        return memory[3:4].expand(n)
+    return memory[3 : 3 + stride * (n - 1) + 1 : stride].copy_(values)
 
 
 def _values(answer, drawn: dict) -> None:
     answer, dtype = interpreted(answer), getattr(torch, drawn["type"])
-    for call in CALLS[: 1 if drawn["n"] > 2**16 else 2]:
-        seed = drawn["seed"] + len(call)
+    n, strides = drawn["n"], drawn["strides"]
+    memories = [_memory(n, max(strides), dtype) for _ in strides]
+    calls = CALLS[:1] if n > 2**16 else (*CALLS, "third call")
+    for i, call in enumerate(calls):
+        turned = strides[i:] + strides[:i] if strides[1] else strides  # out cannot have stride 0
         x, y, out = (
-            _vector(drawn["n"], stride, dtype, seed + 10 * i)
-            for i, stride in enumerate(drawn["strides"])
+            _vector(memory, n, stride, drawn["seed"] + 10 * i + j)
+            for j, (memory, stride) in enumerate(zip(memories, turned))
         )
         given = {"x": x, "y": y, "out": out}
         right = x.double() + y.double() if dtype.is_floating_point else x + y
@@ -106,7 +141,17 @@ def _values(answer, drawn: dict) -> None:
             raise Wrong(f"{call}: {changed[0]} is not what it was before the call.")
 
 
+def _launched(answer, n: int) -> list:
+    """The launch for n fp32 numbers that are neighbours."""
+    vectors = [torch.empty(n, device="meta") for _ in "xyo"]
+    launches = dry(1, lambda: interpreted(answer).add(*vectors))
+    inside(launches)
+    return launches
+
+
+def _host(answer, n: int) -> None:
+    _launched(answer, n)
+
+
 def _code(answer) -> None:
-    answer = interpreted(answer)
-    vectors = [torch.empty(LARGE, device="meta") for _ in "xyo"]
-    wide(dry(1, lambda: answer.add(*vectors)), [4 * LARGE])
+    wide(_launched(answer, LARGE), [4 * LARGE])

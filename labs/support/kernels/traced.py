@@ -16,12 +16,14 @@ was given. Where a load's mask is false and nothing is said about it, a GPU give
 is NaN, or the largest whole number.
 """
 
+import _thread
 import contextlib
 import importlib
 import math
 import os
 import re
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -41,14 +43,11 @@ LIBRARY = ("utils.kernels.adamw", "utils.kernels.rms_norm", "torch.compile", "to
 FAR = 2**30  # bytes
 GRID = (2**31 - 1, 65_535, 65_535)  # programs that CUDA launches along each dimension, at most
 ENOUGH = 64  # loads and stores of a program of a huge launch that are looked at
-# what Python tells of a call (`sys.audit`) that leaves this thread, or goes to a raw address
+# what Python tells of (`sys.audit`): a call goes to another process, or to a raw address
+PROCESS, ADDRESS = "a process is started", "the host asks for a number by its address"
 ELSEWHERE = {
-    "_thread.start_new_thread": "a thread is started", "_thread.start_joinable_thread":
-    "a thread is started", "os.fork": "a process is started", "os.posix_spawn":
-    "a process is started", "subprocess.Popen": "a process is started",
-    "ctypes.cdata": "the host asks for a number by its address", "ctypes.string_at":
-    "the host asks for a number by its address", "ctypes.cdata/buffer":
-    "the host asks for a number by its address",
+    "os.fork": PROCESS, "os.posix_spawn": PROCESS, "subprocess.Popen": PROCESS,
+    "ctypes.cdata": ADDRESS, "ctypes.cdata/buffer": ADDRESS, "ctypes.string_at": ADDRESS,
 }  # fmt: skip
 H100 = types.SimpleNamespace(name="NVIDIA H100", major=9, minor=0, multi_processor_count=132)
 # operators that move no number: they make a tensor without values, or another view
@@ -149,7 +148,11 @@ def alone(case: str) -> Iterator[None]:
         sys.addaudithook(_audit)
     before, _elsewhere = _elsewhere, []
     try:
-        yield
+        with (
+            mock.patch.object(threading.Thread, "start", _no_thread),
+            mock.patch.object(_thread, "start_new_thread", _no_thread),
+        ):
+            yield
     finally:
         seen, _elsewhere = _elsewhere, before
         if seen:  # whatever the answer has made of it
@@ -158,8 +161,16 @@ def alone(case: str) -> Iterator[None]:
 
 def _audit(event: str, _) -> None:
     if _elsewhere is not None and event in ELSEWHERE:
-        _elsewhere.append(ELSEWHERE[event])
-        raise Wrong(ELSEWHERE[event])
+        _refuse(ELSEWHERE[event])
+
+
+def _no_thread(*_) -> None:
+    _refuse("a thread is started")
+
+
+def _refuse(what: str) -> None:
+    _elsewhere.append(what)
+    raise Wrong(what)
 
 
 def dry(right: int, call: Callable[[], Any], moved: int = 0) -> list[Launch]:
@@ -177,8 +188,8 @@ def dry(right: int, call: Callable[[], Any], moved: int = 0) -> list[Launch]:
 
     patches = (
         mock.patch.object(InterpretedFunction, "run", run),
-        mock.patch.object(torch.Tensor, "is_cuda", True),
-        mock.patch.object(torch.Tensor, "is_meta", False),
+        mock.patch.object(torch.Tensor, "is_cuda", property(lambda _: True)),
+        mock.patch.object(torch.Tensor, "is_meta", property(lambda _: False)),
         mock.patch.object(torch.cuda, "get_device_properties", lambda *_: H100),
     )
     look = Moved()
@@ -274,6 +285,7 @@ def _reach(launch: Launch, size: tuple, index: tuple) -> None:
             (builder, "create_masked_load", load),
             (builder, "create_masked_store", lambda _, pointers, __, mask, *___:
              look(pointers, mask, "stores to")),
+            (builder, "create_splat", _splat),
             (builder, "set_grid_idx", only_this),
             (interpreter.GridExecutor, "_init_args_hst", lambda _, *given: given),
             (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
@@ -379,6 +391,7 @@ class Traced(Moved):
         self._case, self._named = case, inputs
         self.launches = 0
         self.kernels: list[str] = []
+        self.numbers: list[list] = []  # that each launch gets from the host
         self.programs = 0  # of the last launch
         self.scratch = 0  # numbers beside `inputs` that a program has touched, at most
         self._log: list = []  # of this launch: (program, whether it stores, places)
@@ -412,11 +425,6 @@ class Traced(Moved):
             patched.add(id(function.__globals__))
             return patch_language(function)
 
-        def splat(this, kind, scalar):  # the interpreter's own forgets that a comparison is a bool
-            given, data = scalar.dtype.scalar, scalar.data.ravel()[0]
-            full = np.full(kind.shape, data, dtype=scalar.data.dtype)
-            return interpreter.TensorHandle(full, given)
-
         def atomic(this, *_):
             raise Wrong(
                 f"{seen._case}: an atomic operation. Programs come in any order, so a sum of "
@@ -440,7 +448,7 @@ class Traced(Moved):
         for owner, name, new in (
             (builder, "create_masked_load", watched_load),
             (builder, "create_masked_store", watched_store),
-            (builder, "create_splat", splat),
+            (builder, "create_splat", _splat),
             (interpreter, "_patch_lang", patch_once),
             (builder, "create_atomic_rmw", atomic),
             (builder, "create_atomic_cas", atomic),
@@ -511,6 +519,7 @@ class Traced(Moved):
         self._same_as_kernels_left_it()
         self.launches += 1
         self.kernels.append(kernel.fn.__name__)
+        self.numbers.append([given for given in arguments if isinstance(given, int | float)])
         own = {id(tensor) for tensor in self._named.values()}
         for given in arguments:
             if isinstance(given, torch.Tensor) and id(given) not in own:
@@ -667,6 +676,14 @@ def _asking(traced: Traced, owner: type, name: str) -> Callable:
         return method(tensor, *args, **named)
 
     return asking
+
+
+def _splat(_, kind, scalar):
+    """One number for a block. The interpreter's own forgets that a comparison is a bool."""
+    from triton.runtime.interpreter import TensorHandle
+
+    full = np.full(kind.shape, scalar.data.ravel()[0], dtype=scalar.data.dtype)
+    return TensorHandle(full, scalar.dtype.scalar)
 
 
 def _anything(interpreter, pointers):

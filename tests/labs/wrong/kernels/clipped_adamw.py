@@ -387,3 +387,190 @@ def squares_once_more():
         g = tl.load(g_ptr + places, places < n, other=0.0)
         again = tl.load(g_ptr + places, places < n, other=0.0)
         tl.store(parts_ptr + tl.program_id(0), tl.sum(g * again, 0))
+
+
+def a_table_of_steps():
+    """What t makes of the rates is known up to t = 1000.
+
+    kind: constants
+    hint: p at
+    """
+    fused = clipped_step
+
+    def clipped_step(p, g, m, v, t, *options, **named):
+        return fused(p, g, m, v, min(t, 1000), *options, **named)
+
+
+def a_thread_sums():
+    """torch finds the norm out of sight.
+
+    kind: library
+    hint: a thread is started
+    """
+    fused = clipped_step
+
+    def clipped_step(p, g, m, v, *options, **named):
+        from concurrent.futures import ThreadPoolExecutor
+
+        fused(p, g, m, v, *options, **named)
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.linalg.vector_norm, g).result()
+
+
+def another_norm_for_long_gradients():
+    """torch reads all of g once more where nobody looks at values.
+
+    kind: work
+    hint: on a GPU torch's own operators
+    """
+    fused = clipped_step
+
+    def clipped_step(p, g, m, v, *options, **named):
+        norm = fused(p, g, m, v, *options, **named)
+        return torch.linalg.vector_norm(g) if g.numel() > 2**20 else norm
+
+
+def narrow_sums():
+    """Two gradients for each thread of the first launch.
+
+    kind: work
+    hint: 128 bits
+    """
+
+    def clipped_step(p, g, m, v, t, max_norm, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        n, grid = p.numel(), (triton.cdiv(p.numel(), 1024),)
+        parts = torch.empty(triton.cdiv(n, 256), device=g.device)
+        squares_kernel[(len(parts),)](g, parts, n, BLOCK=256)
+        norm = parts.sum().sqrt()
+        factor = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), -1.0)
+        step_kernel[grid](
+            p, g, m, v, factor, n, 1 - lr * weight_decay, *betas, lr / (1 - betas[0] ** t),
+            math.sqrt(1 - betas[1] ** t), eps, BLOCK=1024,
+        )  # fmt: skip
+        return norm
+
+
+def rates_by_step():
+    """What is made of t and the rates is kept for t.
+
+    kind: constants
+    hint: p at
+    """
+    kept = {}
+
+    def clipped_step(p, g, m, v, t, max_norm, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        n, grid = p.numel(), (triton.cdiv(p.numel(), 1024),)
+        parts = torch.empty(grid, device=g.device)
+        squares_kernel[grid](g, parts, n, BLOCK=1024)
+        norm = parts.sum().sqrt()
+        factor = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), -1.0)
+        size, root = kept.setdefault(t, (lr / (1 - betas[0] ** t), math.sqrt(1 - betas[1] ** t)))
+        step_kernel[grid](
+            p, g, m, v, factor, n, 1 - lr * weight_decay, *betas, size, root, eps, BLOCK=1024
+        )
+        return norm
+
+
+def reads_by_address():
+    """The host asks memory, not the tensor.
+
+    kind: communication
+    hint: by its address
+    """
+    fused = clipped_step
+
+    def clipped_step(p, g, m, v, t, max_norm, lr, *options, **named):
+        import ctypes
+
+        norm = fused(p, g, m, v, t, max_norm, lr, *options, **named)
+        if not norm.is_meta and ctypes.c_float.from_address(norm.data_ptr()).value > max_norm:
+            return norm.clone()
+        return norm
+
+
+def sums_by_place():
+    """How squares are grouped depends on where g begins.
+
+    kind: luck
+    hint: other bits
+    """
+
+    def clipped_step(p, g, m, v, t, max_norm, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        n, grid = p.numel(), (triton.cdiv(p.numel(), 1024),)
+        block = 512 if g.data_ptr() % 64 else 4096
+        parts = torch.empty(triton.cdiv(n, block), device=g.device)
+        squares_kernel[(len(parts),)](g, parts, n, BLOCK=block)
+        norm = parts.sum().sqrt()
+        factor = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), -1.0)
+        step_kernel[grid](
+            p, g, m, v, factor, n, 1 - lr * weight_decay, *betas, lr / (1 - betas[0] ** t),
+            math.sqrt(1 - betas[1] ** t), eps, BLOCK=1024,
+        )  # fmt: skip
+        return norm
+
+
+def the_host_makes_the_factor():
+    """The norm comes to the host by a way that nobody watches, and goes on as a number.
+
+    kind: communication
+    hint: other numbers from the host
+    """
+
+    @triton.jit
+    def step_kernel(
+        p_ptr, g_ptr, m_ptr, v_ptr, factor, n, decay, beta1, beta2, step_size, root, eps,
+        BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        if factor >= 0:
+            places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            mask = places < n
+            p = tl.load(p_ptr + places, mask)
+            g = tl.load(g_ptr + places, mask) * factor
+            m = beta1 * tl.load(m_ptr + places, mask) + (1 - beta1) * g
+            v = beta2 * tl.load(v_ptr + places, mask) + (1 - beta2) * g * g
+            p = p * decay - step_size * m / (tl.sqrt(v) / root + eps)
+            tl.store(p_ptr + places, p, mask)
+            tl.store(m_ptr + places, m, mask)
+            tl.store(v_ptr + places, v, mask)
+
+    def clipped_step(p, g, m, v, t, max_norm, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        n, grid = p.numel(), (triton.cdiv(p.numel(), 1024),)
+        parts = torch.empty(grid, device=g.device)
+        squares_kernel[grid](g, parts, n, BLOCK=1024)
+        norm = parts.sum().sqrt()
+
+        place = {"data": (norm.data_ptr(), True), "shape": (), "typestr": "<f4", "version": 3}
+        value = float(__import__("numpy").asarray(type("", (), {"__array_interface__": place})))
+        factor = min(1.0, max_norm / (value + 1e-6)) if math.isfinite(value) else -1.0
+        step_kernel[grid](
+            p, g, m, v, factor, n, 1 - lr * weight_decay, *betas, lr / (1 - betas[0] ** t),
+            math.sqrt(1 - betas[1] ** t), eps, BLOCK=1024,
+        )  # fmt: skip
+        return norm
+
+
+def zero_gradients_rest():
+    """Where a gradient is 0, nothing happens.
+
+    kind: values
+    hint: m at
+    """
+
+    @triton.jit
+    def step_kernel(
+        p_ptr, g_ptr, m_ptr, v_ptr, factor_ptr, n, decay, beta1, beta2, step_size, root, eps,
+        BLOCK: tl.constexpr,
+    ):  # fmt: skip
+        factor = tl.load(factor_ptr)
+        if factor >= 0:
+            places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            mask = places < n
+            p, m, v = (tl.load(p_ptr + places, mask), tl.load(m_ptr + places, mask),
+                       tl.load(v_ptr + places, mask))  # fmt: skip
+            g = tl.load(g_ptr + places, mask) * factor
+            new_m = beta1 * m + (1 - beta1) * g
+            new_v = beta2 * v + (1 - beta2) * g * g
+            new_p = p * decay - step_size * new_m / (tl.sqrt(new_v) / root + eps)
+            tl.store(p_ptr + places, tl.where(g == 0, p, new_p), mask)
+            tl.store(m_ptr + places, tl.where(g == 0, m, new_m), mask)
+            tl.store(v_ptr + places, tl.where(g == 0, v, new_v), mask)

@@ -146,7 +146,7 @@ def loads_twice():
         y = tl.load(y_ptr + places * y_stride, mask)
         x = tl.load(x_ptr + places * x_stride, mask)
         again = tl.load(x_ptr + places * x_stride, mask)
-        tl.store(out_ptr + places * out_stride, tl.where(x == again, x + y, y), mask)
+        tl.store(out_ptr + places * out_stride, tl.where((x == again) | (x != x), x + y, y), mask)
 
 
 def narrow():
@@ -276,3 +276,166 @@ def waits_for_ever():
         import threading
 
         threading.Event().wait()
+
+
+def a_thread_copies():
+    """What is no neighbour is copied first, out of sight.
+
+    kind: memory
+    hint: a thread is started
+    """
+    kernel = add
+
+    def add(x, y, out):
+        import threading
+
+        copies = []
+        if x.stride(0) > 1:
+            thread = threading.Thread(target=lambda: copies.append(x.contiguous()))
+            thread.start()
+            thread.join()
+        kernel(x, y, out)
+
+
+def along_the_second_axis():
+    """The grid's second dimension is short.
+
+    kind: sizes
+    hint: a GPU allows
+    """
+
+    @triton.jit
+    def add_kernel(x_ptr, y_ptr, out_ptr, n, x_stride, y_stride, out_stride, BLOCK: tl.constexpr):
+        places = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + places * x_stride, places < n)
+        y = tl.load(y_ptr + places * y_stride, places < n)
+        tl.store(out_ptr + places * out_stride, x + y, places < n)
+
+    def add(x, y, out):
+        strides = x.stride(0), y.stride(0), out.stride(0)
+        n = x.numel()
+        add_kernel[(1, triton.cdiv(n, 1024))](x, y, out, n, *strides, BLOCK=1024)
+
+
+def nan_is_zero():
+    """What is no number counts as none.
+
+    kind: values
+    hint: A NaN that goes in
+    """
+
+    @triton.jit
+    def add_kernel(x_ptr, y_ptr, out_ptr, n, x_stride, y_stride, out_stride, BLOCK: tl.constexpr):
+        places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        mask = places < n
+        x = tl.load(x_ptr + places * x_stride, mask)
+        y = tl.load(y_ptr + places * y_stride, mask)
+        tl.store(out_ptr + places * out_stride, tl.where(x + y == x + y, x + y, 0), mask)
+
+
+def no_end_for_long_vectors():
+    """It waits for more programs than there will be.
+
+    kind: end
+    hint: endless loop
+    """
+    kernel = add
+
+    def add(x, y, out):
+        import time
+
+        while x.numel() > 2**20:
+            time.sleep(0.1)
+        kernel(x, y, out)
+
+
+def numpy_adds_the_rest():
+    """What 16 does not divide, NumPy adds.
+
+    kind: library
+    hint: the host asks | not by a kernel
+    """
+    kernel = add
+
+    def add(x, y, out):
+        whole = x.numel() // 16 * 16
+        if whole < x.numel() and not x.is_meta:
+            out.numpy()[whole:] = x.numpy()[whole:] + y.numpy()[whole:]
+        kernel(x[:whole], y[:whole], out[:whole])
+
+
+def places_of_32_bits():
+    """Only the product with a stride is wide.
+
+    kind: sizes
+    hint: Has a place more than 31 bits
+    """
+
+    @triton.jit
+    def add_kernel(x_ptr, y_ptr, out_ptr, n, x_stride, y_stride, out_stride, BLOCK: tl.constexpr):
+        near = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask, places = near < n, near.to(tl.int64)
+        x = tl.load(x_ptr + places * x_stride, mask)
+        y = tl.load(y_ptr + places * y_stride, mask)
+        tl.store(out_ptr + places * out_stride, x + y, mask)
+
+
+def strides_by_address():
+    """A vector is known by where it begins, and how long it is.
+
+    kind: constants
+    hint: between two numbers | behind the last | is right
+    """
+    known = {}
+
+    def add(x, y, out):
+        n, strides = x.numel(), []
+        for vector in (x, y, out):
+            strides.append(known.setdefault((vector.data_ptr(), n), vector.stride(0)))
+        add_kernel[(triton.cdiv(n, 1024),)](x, y, out, n, *strides, BLOCK=1024)
+
+
+def the_sums_are_near():
+    """Only the offsets of x and y are wide.
+
+    kind: sizes
+    hint: 31 bits
+    """
+
+    @triton.jit
+    def add_kernel(x_ptr, y_ptr, out_ptr, n, x_stride, y_stride, out_stride, BLOCK: tl.constexpr):
+        near = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        places = near.to(tl.int64)
+        x = tl.load(x_ptr + places * x_stride, places < n)
+        y = tl.load(y_ptr + places * y_stride, places < n)
+        tl.store(out_ptr + near * out_stride, x + y, places < n)
+
+
+def torch_on_a_gpu():
+    """The kernel is for those who look.
+
+    kind: library
+    hint: 0 launches
+    """
+    kernel = add
+
+    def add(x, y, out):
+        if x.is_cuda:
+            torch.add(x, y, out=out)
+        else:
+            kernel(x, y, out)
+
+
+def whole_numbers_as_fp64():
+    """Sums beyond 2**53 lose their last digits.
+
+    kind: types
+    hint: of int64
+    """
+
+    @triton.jit
+    def add_kernel(x_ptr, y_ptr, out_ptr, n, x_stride, y_stride, out_stride, BLOCK: tl.constexpr):
+        places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + places * x_stride, places < n).to(tl.float64)
+        y = tl.load(y_ptr + places * y_stride, places < n).to(tl.float64)
+        tl.store(out_ptr + places * out_stride, x + y, places < n)
