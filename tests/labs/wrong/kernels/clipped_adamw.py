@@ -497,7 +497,7 @@ def sums_by_place():
 
     def clipped_step(p, g, m, v, t, max_norm, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
         n, grid = p.numel(), (triton.cdiv(p.numel(), 1024),)
-        block = 512 if g.data_ptr() % 64 else 4096
+        block = 64 if g.data_ptr() % 64 else 4096
         parts = torch.empty(triton.cdiv(n, block), device=g.device)
         squares_kernel[(len(parts),)](g, parts, n, BLOCK=block)
         norm = parts.sum().sqrt()
