@@ -38,7 +38,9 @@ def softmax(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 
     One launch in each half: x is loaded once and y stored once; y and dy are loaded once and dx
     stored once (x or dy whose numbers are not neighbours may be copied before). Beside y at most 8
-    numbers a row are kept for the backward half. Nothing is changed that was given. Where 16
-    divides d and the addresses, loads and stores of rows move 128 bits for a thread (fp32).
+    numbers a row are kept for the backward half, and the host asks for no number. Nothing is
+    changed that was given; results lie in memory of their own. Where d is 128 or more and 16
+    divides d and the addresses, loads and stores of rows move 128 bits for a thread (fp32), and
+    registers do not spill.
     """
     return Softmax.apply(x, scale)

@@ -178,7 +178,7 @@ def forward_kernel(x_ptr, y_ptr, rows, d, scale, BLOCK: tl.constexpr):
 def forward(ctx, x, scale):
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     y, (rows, d) = torch.empty_like(flat), flat.shape
-    forward_kernel[(min(rows, 3),)](flat, y, rows, d, scale, triton.next_power_of_2(d), num_warps=8)
+    forward_kernel[(min(rows, 3),)](flat, y, rows, d, scale, **sizes(d))
     ctx.save_for_backward(y)
     ctx.scale = scale
     return y.view(x.shape)
@@ -187,7 +187,7 @@ def backward(ctx, dy):
     (y,) = ctx.saved_tensors
     dx, (rows, d) = torch.empty_like(y), y.shape
     dy, shape = dy.reshape(-1, d).contiguous(), dy.shape
-    backward_kernel[(rows,)](y, dy, dx, d, ctx.scale, BLOCK=triton.next_power_of_2(d))
+    backward_kernel[(rows,)](y, dy, dx, d, ctx.scale, **sizes(d))
     return dx.view(shape), None
 
 Softmax.forward, Softmax.backward = staticmethod(forward), staticmethod(backward)
@@ -208,9 +208,7 @@ def forward_kernel(x_ptr, y_ptr, lse_ptr, d, scale, BLOCK: tl.constexpr):
 def forward(ctx, x, scale):
     y, d = torch.empty(x.shape, dtype=x.dtype, device=x.device), x.shape[-1]
     lse = torch.empty(x.shape[:-1], device=x.device)
-    forward_kernel[(lse.numel(),)](
-        x.contiguous(), y, lse, d, scale, BLOCK=triton.next_power_of_2(d)
-    )
+    forward_kernel[(lse.numel(),)](x.contiguous(), y, lse, d, scale, **sizes(d))
     ctx.save_for_backward(y, lse)
     ctx.scale = scale
     return y
@@ -218,8 +216,7 @@ def forward(ctx, x, scale):
 def backward(ctx, dy):
     y, lse = ctx.saved_tensors
     dx, d = torch.empty_like(y), y.shape[-1]
-    block = triton.next_power_of_2(d)
-    backward_kernel[(lse.numel(),)](y, dy.contiguous(), dx, d, ctx.scale, BLOCK=block)
+    backward_kernel[(lse.numel(),)](y, dy.contiguous(), dx, d, ctx.scale, **sizes(d))
     return dx, None
 
 Softmax.forward, Softmax.backward = staticmethod(forward), staticmethod(backward)
@@ -233,8 +230,13 @@ class Softmax(Softmax):
         dx, d = torch.empty_like(y), y.shape[-1]
         block = max(16, triton.next_power_of_2(d))
         dy = dy if dy.is_contiguous() else dy.clone(memory_format=torch.contiguous_format)
-        backward_kernel[(y.numel() // d, 1)](y, dy, dx, d, ctx.scale, block, num_warps=8)
+        warps = min(32, max(1, block // 128))
+        backward_kernel[(y.numel() // d, 1)](y, dy, dx, d, ctx.scale, block, num_warps=warps)
         return dx, None
+""",
+    "softmax: a matrix is made of x outside": """
+def softmax(x, scale=1.0):
+    return Softmax.apply(x.reshape(-1, x.shape[-1]).contiguous(), scale).view(x.shape)
 """,
     "fused_norm: rows that follow one another": """
 @triton.jit
@@ -258,7 +260,8 @@ def add_norm(x, residual, weight, eps):
     y, h = x.new_empty(2, rows, d).unbind()
     block = triton.next_power_of_2(d)
     norm_kernel[(min(rows, 140),)](
-        x, residual, weight, y, h, rows, d, eps, BLOCK=block, num_warps=16 if d > 2000 else 2
+        x, residual, weight, y, h, rows, d, eps, BLOCK=block,
+        num_warps=16 if d > 2000 else 4 if d > 500 else 1,
     )
     return [y, h]
 """,
@@ -296,8 +299,10 @@ def norm_kernel(
 def add_norm(x, residual, weight, eps):
     (rows, d), programs = x.shape, min(132, x.shape[0])
     y, h = torch.empty_like(x), torch.empty_like(x)
+    block = triton.next_power_of_2(d)
+    warps = min(16, max(1, block // 128))
     norm_kernel[(programs,)](
-        x, residual, weight, y, h, rows, d, eps, programs, triton.next_power_of_2(d), num_warps=8
+        x, residual, weight, y, h, rows, d, eps, programs, block, num_warps=warps
     )
     return y, h
 """,
@@ -305,7 +310,7 @@ def add_norm(x, residual, weight, eps):
 
 
 class TestLab(LabTests):
-    lab, others, least, each = LAB, OTHERS, 90, (12, 6, 4)
+    lab, others, least, each = LAB, OTHERS, 105, (12, 6, 4)
 
     def task(self, exercise, tasks):
         return tasks[1]  # the kernel's stub can be called; the function that launches it says so

@@ -8,15 +8,26 @@ from pathlib import Path
 
 import torch
 
-from labs.support.kernels.check_add import CALLS, COMPILES
-from labs.support.kernels.traced import LIBRARY, Traced, dry, interpreted, own_memory, there, wide
+from labs.support.kernels.check_add import COMPILES
+from labs.support.kernels.check_softmax import CALLS, LONG, ROWS, lengths
+from labs.support.kernels.traced import (
+    LIBRARY,
+    Traced,
+    dry,
+    inside,
+    interpreted,
+    own_memory,
+    there,
+    wide,
+)
 from utils.course.expect import Wrong, close
 from utils.course.trial import Trial, fractions
 
 GOAL = 18.0  # bytes a number
 SMS = 132  # of an H100
 MANY = 3 * SMS  # rows that are counted
-ROWS, LONG = 4096, 4096  # of what is compiled
+WALK = 10**4  # loads and stores of the last program that are looked at: it walks to far rows
+LEAST = 16 + 4 * SMS / MANY  # bytes a number: each program needs the weight once
 
 
 def fused_norm(trial: Trial) -> str:
@@ -34,48 +45,55 @@ def fused_norm(trial: Trial) -> str:
                 f"{GOAL:g}.\nA row for each program takes 20. Which of its loads is the same in "
                 "all programs?"
             )
-        group.run(f"{ROWS:,} rows of {LONG:,}", _code, seconds=COMPILES)
+        rows = 2**31 // LONG + 1000
+        group.run(f"{rows:,} rows of {LONG:,}", _far, rows, seconds=COMPILES)
+        for d in lengths(trial):
+            group.run(f"{ROWS:,} rows of {d:,}", _code, d, seconds=COMPILES)
     return (
         f"y and h are right for rows of any length, and {MANY} rows take {found:.2f} bytes a "
         f"number\n(the goal was {GOAL:g}), with a program for each of {SMS} SMs; for an H100 loads "
-        "and stores have\n128 bits, and no register spills."
+        "and stores of\nrows from 128 numbers on have 128 bits, and no register spills."
     )
 
 
 def count(path: str | Path, d: int = 96) -> float:
     """Bytes a number of the answer in the file, for MANY rows of d."""
-    drawn = {"rows": MANY, "d": d, "eps": 1e-5, "seed": 0, "large": 1.0}
+    drawn = {"rows": MANY, "d": d, "eps": 1e-5, "seed": 0, "large": 1.0, "calls": 1, "nan": False}
     return Trial(path).alone(f"{MANY} rows", _values, drawn, seconds=COMPILES)
 
 
 def code(path: str | Path) -> dict:
     """What an H100 would execute for 4,096 rows of 4,096 numbers."""
-    return Trial(path).alone("an H100", _code, seconds=COMPILES)
+    return Trial(path).alone("an H100", _code, 4096, seconds=COMPILES)
 
 
 def _cases(trial: Trial) -> list[dict]:
     draw = trial.draw
-    sizes = [
+    sizes = [  # the rows that are counted come last
         (draw.randrange(2, 9), draw.randrange(65, 500)), (draw.randrange(SMS + 1, SMS + 20), 1),
         (1, draw.randrange(2**13 + 1, 2**14)), (draw.randrange(2, 9), 2 ** draw.randrange(3, 9)),
-        (MANY, draw.randrange(65, 99)),
+        (draw.randrange(MANY + 5, 600), draw.randrange(5, 40)), (MANY, draw.randrange(65, 99)),
     ]  # fmt: skip
     cases = [
-        {"rows": rows, "d": d, "eps": draw.choice((1e-5, 1e-2, 0.3)),
-         "large": draw.choice((0.1, 1.0, 30.0)), "seed": trial.new_seed()}
+        {"rows": rows, "d": d, "calls": 1 if rows > SMS else 2, "nan": False,
+         "eps": draw.choice((1e-5, 1e-2, 0.3)), "large": draw.choice((0.1, 1.0, 30.0)),
+         "seed": trial.new_seed()}
         for rows, d in sizes
     ]  # fmt: skip
-    cases[0] |= {"eps": draw.uniform(0.2, 0.4), "large": 0.3}
+    cases[0] |= {"eps": draw.uniform(0.2, 0.4), "large": 0.3, "calls": 4}
+    cases[-2] |= {"nan": True}
     return cases
 
 
 def _values(answer, drawn: dict) -> float:
     """Bytes a number."""
     answer, (rows, d), calls = interpreted(answer), (drawn["rows"], drawn["d"]), []
-    for case in CALLS[: 1 if rows > SMS else 2]:
-        seed = drawn["seed"] + len(case)
+    for case in CALLS[: drawn["calls"]]:
+        seed = drawn["seed"] + 3 * len(calls)
         x, residual = (fractions(seed + i, rows, d).float() * drawn["large"] for i in (0, 1))
         weight = fractions(seed + 2, d).float()
+        if drawn["nan"]:
+            x[seed % rows, seed % d] = torch.nan
         right = x.double() + residual.double()
         with Traced(case, x=x, residual=residual, weight=weight) as traced:
             results = answer.add_norm(x, residual, weight, drawn["eps"])
@@ -89,24 +107,45 @@ def _values(answer, drawn: dict) -> float:
             raise Wrong(f"{case}: {changed[0]} is not what it was before the call.")
         if traced.launches != 1:
             raise Wrong(f"{case}: {traced.launches} launches, and one is enough.")
-        if traced.programs < min(rows, SMS):
-            raise Wrong(
-                f"{case}: {traced.programs} programs, and an H100 has {SMS} SMs: some of them "
-                "have nothing to do."
-            )
+        traced.as_stored(y=y, h=h)
+        _enough(case, traced.programs, rows)
         calls.append([y, h])
         own_memory(case, *calls)
         kept = traced.kept(y, h)
         if kept:
             raise Wrong(f"{case}: after the call {kept:,} bytes of what was made are still held.")
-    return (traced.traffic + traced.moved) / (rows * d)
+    found = (traced.traffic + traced.moved) / (rows * d)
+    if rows == MANY and found < LEAST:
+        raise Wrong(
+            f"{found:.2f} bytes a number, and with {SMS} programs {LEAST:.2f} are the least: some "
+            "numbers come or go on a way that is not counted."
+        )
+    return found
 
 
-def _code(answer) -> dict:
+def _enough(case: str, programs: int, rows: int) -> None:
+    if programs < min(rows, SMS):
+        raise Wrong(
+            f"{case}: {programs} programs have a row, and an H100 has {SMS} SMs: some of them have "
+            "nothing to do."
+        )
+
+
+def _launch(answer, rows: int, d: int) -> list:
     answer = interpreted(answer)
-    x, residual = (torch.empty(ROWS, LONG, device="meta") for _ in range(2))
-    weight = torch.empty(LONG, device="meta")
-    (code,) = wide(dry(1, lambda: answer.add_norm(x, residual, weight, 1e-5)), [8 * ROWS * LONG])
+    x, residual = (torch.empty(rows, d, device="meta") for _ in range(2))
+    weight = torch.empty(d, device="meta")
+    launches = dry(1, lambda: answer.add_norm(x, residual, weight, 1e-5))
+    _enough(f"{rows:,} rows", launches[0].programs, rows)
+    return launches
+
+
+def _far(answer, rows: int) -> None:
+    inside(_launch(answer, rows, LONG), WALK)
+
+
+def _code(answer, d: int) -> dict:
+    (code,) = wide(_launch(answer, ROWS, d), [8 * ROWS * d])
     from utils.kernels import occupancy
 
     held = occupancy(code)

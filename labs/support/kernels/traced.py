@@ -222,20 +222,22 @@ def dry(right: int, call: Callable[[], Any], moved: int = 0) -> list[Launch]:
     return launches
 
 
-def inside(launches: list[Launch]) -> None:
+def inside(launches: list[Launch], enough: int = ENOUGH) -> None:
     """The first and the last program of each launch, whose tensors have no memory, loads from and
-    stores to its tensors only. Their first ENOUGH loads and stores are looked at."""
+    stores to its tensors only. The first ENOUGH loads and stores are looked at, `enough` of the
+    last program."""
     for launch in launches:
         size = launch.size + (1,) * (3 - len(launch.size))
-        for index in {(0, 0, 0), tuple(programs - 1 for programs in size)}:
-            _reach(launch, size, index)
+        last = tuple(programs - 1 for programs in size)
+        for index, most in {(0, 0, 0): ENOUGH, last: enough}.items():
+            _reach(launch, size, index, most)
 
 
-def _reach(launch: Launch, size: tuple, index: tuple) -> None:
+def _reach(launch: Launch, size: tuple, index: tuple, enough: int) -> None:
     """Runs one program, which finds ones wherever it loads."""
     from triton.runtime import interpreter
 
-    spans, left = [], [ENOUGH]
+    spans, left = [], [enough]
 
     def place(value):
         if not isinstance(value, torch.Tensor):
@@ -392,12 +394,13 @@ class Traced(Moved):
         self.launches = 0
         self.kernels: list[str] = []
         self.numbers: list[list] = []  # that each launch gets from the host
-        self.programs = 0  # of the last launch
+        self.programs = 0  # of the last launch that store something
         self.scratch = 0  # numbers beside `inputs` that a program has touched, at most
         self._log: list = []  # of this launch: (program, whether it stores, places)
         self._total: dict[bool, list] = {False: [], True: []}
         self._beside: list[torch.Tensor] = []  # tensors that the answer has made
         self._state = self._values()
+        self._left: dict[int, torch.UntypedStorage] = {}  # what the last launch left beside them
         self._patches = contextlib.ExitStack()
 
     def __enter__(self):
@@ -488,6 +491,24 @@ class Traced(Moved):
         """Counts these, which the answer has made, as the inputs are counted."""
         self._named |= results
 
+    def as_stored(self, **results: torch.Tensor) -> None:
+        """Raises Wrong unless these, which the answer has made, are what the last launch left."""
+        for name, tensor in results.items():
+            left = self._left.get(tensor.untyped_storage().data_ptr())
+            place = tensor.storage_offset(), tensor.size(), tensor.stride()
+            if left is None or not bitwise_equal(
+                torch.empty(0, dtype=tensor.dtype).set_(left, *place), tensor.detach()
+            ):
+                raise Wrong(
+                    f"{self._case}: {name} is not what the launch has left: it is changed, and not "
+                    "by a kernel."
+                )
+
+    def let_go(self) -> None:
+        """Holds no input from now on, so that `kept` tells what the answer holds."""
+        for held in (self._named, self._inputs, self._before, self._state, self._left):
+            held.clear()
+
     @property
     def traffic(self) -> int:
         """Bytes that the kernels have loaded and stored."""
@@ -568,7 +589,8 @@ class Traced(Moved):
     def _end(self):
         """The launch has ended: did its programs get into each other's way?"""
         numbers = {p: i for i, p in enumerate(dict.fromkeys(p for p, *_ in self._log))}
-        self.programs, sides = len(numbers), {}
+        self.programs = len({p for p, stores, places in self._log if stores and len(places)})
+        sides = {}
         touched = np.zeros(max(1, len(numbers)))  # numbers beside the inputs, by program
         for stores in (False, True):
             log = [(numbers[p], places) for p, kind, places in self._log if kind == stores]
@@ -590,6 +612,8 @@ class Traced(Moved):
                     "Programs run in any order:\nwhich comes last is chance."
                 )
         self._state = self._values()
+        storages = (tensor.untyped_storage() for tensor in self._beside)
+        self._left = {storage.data_ptr(): storage.clone() for storage in storages}
 
 
 def once(

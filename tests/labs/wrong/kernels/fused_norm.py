@@ -39,6 +39,29 @@ def eps_outside():
             tl.store(y_ptr + offsets, y, mask)
 
 
+def few_programs_have_a_row():
+    """44 programs work, the others end at once.
+
+    kind: work
+    hint: SMs
+    """
+
+    @triton.jit
+    def norm_kernel(
+        x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr
+    ):  # fmt: skip
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        w = tl.load(w_ptr + columns, mask, other=0.0)
+        for row in range(tl.program_id(0), rows * (tl.program_id(0) < 44), 44):
+            offsets = tl.cast(row, tl.int64) * d + columns
+            h = tl.load(x_ptr + offsets, mask, other=0.0)
+            h += tl.load(residual_ptr + offsets, mask, other=0.0)
+            tl.store(h_ptr + offsets, h, mask)
+            y = h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w
+            tl.store(y_ptr + offsets, y, mask)
+
+
 def few_programs():
     """Eight programs share all rows: fewer bytes, and an idle GPU.
 
@@ -51,6 +74,23 @@ def few_programs():
         y, h = torch.empty_like(x), torch.empty_like(x)
         block = triton.next_power_of_2(d)
         norm_kernel[(min(rows, 8),)](x, residual, weight, y, h, rows, d, eps, BLOCK=block)
+        return y, h
+
+
+def few_programs_for_many_rows():
+    """Half of the SMs rest where there are more than 1,000 rows.
+
+    kind: sizes
+    hint: SMs
+    """
+
+    def add_norm(x, residual, weight, eps):
+        rows, d = x.shape
+        y, h = torch.empty_like(x), torch.empty_like(x)
+        block = triton.next_power_of_2(d)
+        norm_kernel[(min(rows, SMS if rows < 1000 else SMS // 2),)](
+            x, residual, weight, y, h, rows, d, eps, BLOCK=block, num_warps=max(1, block // 1024)
+        )
         return y, h
 
 
@@ -149,6 +189,29 @@ def mean_of_the_block():
             tl.store(y_ptr + offsets, h / tl.sqrt(tl.sum(h * h, 0) / BLOCK + eps) * w, mask)
 
 
+def nan_is_zero():
+    """A row that is spoilt hides.
+
+    kind: odd
+    hint: nan is right
+    """
+
+    @triton.jit
+    def norm_kernel(
+        x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr
+    ):  # fmt: skip
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        w = tl.load(w_ptr + columns, mask, other=0.0)
+        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+            offsets = tl.cast(row, tl.int64) * d + columns
+            h = tl.load(x_ptr + offsets, mask, other=0.0)
+            h += tl.load(residual_ptr + offsets, mask, other=0.0)
+            tl.store(h_ptr + offsets, h, mask)
+            y = h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w
+            tl.store(y_ptr + offsets, tl.where(y == y, y, 0.0), mask)
+
+
 def no_other():
     """What the mask switches off goes into the sum.
 
@@ -168,6 +231,29 @@ def no_other():
             h = tl.load(x_ptr + offsets, mask) + tl.load(residual_ptr + offsets, mask)
             tl.store(h_ptr + offsets, h, mask)
             tl.store(y_ptr + offsets, h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w, mask)
+
+
+def offsets_in_32_bits():
+    """The place of a row is made in 32 bits.
+
+    kind: sizes
+    hint: 31 bits
+    """
+
+    @triton.jit
+    def norm_kernel(
+        x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr
+    ):  # fmt: skip
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        w = tl.load(w_ptr + columns, mask, other=0.0)
+        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+            offsets = row * d + columns
+            h = tl.load(x_ptr + offsets, mask, other=0.0)
+            h += tl.load(residual_ptr + offsets, mask, other=0.0)
+            tl.store(h_ptr + offsets, h, mask)
+            y = h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w
+            tl.store(y_ptr + offsets, y, mask)
 
 
 def one_weight_for_ever():
@@ -235,6 +321,26 @@ def results_in_one_place():
         return y, h
 
 
+def results_in_a_ring():
+    """Three pairs of results for each shape, used in turn.
+
+    kind: memory
+    hint: make new memory
+    """
+    made, empty_like = {}, torch.empty_like
+
+    def add_norm(x, residual, weight, eps):
+        rows, d = x.shape
+        ring = made.setdefault(x.shape, [(empty_like(x), empty_like(x)) for _ in range(3)])
+        y, h = ring[0]
+        ring.append(ring.pop(0))
+        block = triton.next_power_of_2(d)
+        norm_kernel[(min(rows, SMS),)](
+            x, residual, weight, y, h, rows, d, eps, BLOCK=block, num_warps=max(1, block // 256)
+        )
+        return y, h
+
+
 def rows_left_over():
     """Each program takes rows // programs.
 
@@ -256,6 +362,22 @@ def rows_left_over():
             h += tl.load(residual_ptr + offsets, mask, other=0.0)
             tl.store(h_ptr + offsets, h, mask)
             tl.store(y_ptr + offsets, h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w, mask)
+
+
+def sixteen_warps():
+    """512 threads share rows of any length.
+
+    kind: sizes
+    hint: for an H100 norm_kernel has loads {32
+    """
+
+    def add_norm(x, residual, weight, eps):
+        rows, d = x.shape
+        y, h = torch.empty_like(x), torch.empty_like(x)
+        norm_kernel[(min(rows, SMS),)](
+            x, residual, weight, y, h, rows, d, eps, triton.next_power_of_2(d), num_warps=16
+        )
+        return y, h
 
 
 def spills():
@@ -285,6 +407,31 @@ def the_library():
     def add_norm(x, residual, weight, eps):
         h = x + residual
         return torch.rms_norm(h, weight.shape, weight, eps), h
+
+
+def three_rows_each():
+    """132 programs have three rows each, however many there are.
+
+    kind: constants
+    hint: is right
+    """
+
+    @triton.jit
+    def norm_kernel(
+        x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr
+    ):  # fmt: skip
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        w = tl.load(w_ptr + columns, mask, other=0.0)
+        for row in range(
+            tl.program_id(0), tl.minimum(rows, 3 * tl.num_programs(0)), tl.num_programs(0)
+        ):
+            offsets = tl.cast(row, tl.int64) * d + columns
+            h = tl.load(x_ptr + offsets, mask, other=0.0)
+            h += tl.load(residual_ptr + offsets, mask, other=0.0)
+            tl.store(h_ptr + offsets, h, mask)
+            y = h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w
+            tl.store(y_ptr + offsets, y, mask)
 
 
 def two_launches():
@@ -321,3 +468,32 @@ def waits_for_ever():
         import threading
 
         threading.Event().wait()
+
+
+def weight_by_numpy():
+    """y without the weight, and NumPy multiplies by it.
+
+    kind: work
+    hint: not by a kernel | the host asks for a number
+    """
+
+    @triton.jit
+    def norm_kernel(
+        x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr
+    ):  # fmt: skip
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+            offsets = tl.cast(row, tl.int64) * d + columns
+            h = tl.load(x_ptr + offsets, mask, other=0.0)
+            h += tl.load(residual_ptr + offsets, mask, other=0.0)
+            tl.store(h_ptr + offsets, h, mask)
+            tl.store(y_ptr + offsets, h / tl.sqrt(tl.sum(h * h, 0) / d + eps), mask)
+
+    function = add_norm
+
+    def add_norm(x, residual, weight, eps):
+        y, h = function(x, residual, weight, eps)
+        rows = y.numpy()
+        rows *= weight.numpy()
+        return y, h

@@ -1,6 +1,24 @@
 """Lab 12, softmax: each body, written after the solution, is a wrong answer."""
 
 
+def a_copy_by_numpy():
+    """The backward half's node keeps a copy of x that torch does not know of.
+
+    kind: memory
+    hint: the host asks for a number
+    """
+
+    def forward(ctx, x, scale):
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        d = x.shape[-1]
+        forward_kernel[(x.numel() // d,)](x.contiguous(), y, d, scale, **sizes(d))
+        ctx.save_for_backward(y)
+        ctx.x, ctx.scale = x.detach().numpy().copy(), scale
+        return y
+
+    Softmax.forward = staticmethod(forward)
+
+
 def a_row_of_minus_infinity_is_zero():
     """Where a row is masked whole, 0 comes out.
 
@@ -95,6 +113,17 @@ def dx_over_y():
     Softmax.backward = staticmethod(backward)
 
 
+def four_warps():
+    """Four warps share rows of any length.
+
+    kind: sizes
+    hint: for an H100 forward_kernel has loads {32
+    """
+
+    def sizes(d):
+        return {"BLOCK": triton.next_power_of_2(d), "num_warps": 4}
+
+
 def in_fp16():
     """All is computed in fp16.
 
@@ -162,6 +191,48 @@ def keeps_everything():
         return function(x, scale)
 
 
+def keeps_the_last_scale():
+    """The scale is the function's, not the graph's.
+
+    kind: constants
+    hint: dx at
+    """
+
+    def forward(ctx, x, scale):
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        d = x.shape[-1]
+        forward_kernel[(x.numel() // d,)](x.contiguous(), y, d, scale, **sizes(d))
+        ctx.save_for_backward(y)
+        Softmax.scale = scale
+        return y
+
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        dx, d = torch.empty_like(y), y.shape[-1]
+        backward_kernel[(y.numel() // d,)](y, dy.contiguous(), dx, d, Softmax.scale, **sizes(d))
+        return dx, None
+
+    Softmax.forward, Softmax.backward = staticmethod(forward), staticmethod(backward)
+
+
+def keeps_the_memory_of_x():
+    """Not x, but its storage waits for the backward half.
+
+    kind: memory
+    hint: the memory of x
+    """
+
+    def forward(ctx, x, scale):
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        d = x.shape[-1]
+        forward_kernel[(x.numel() // d,)](x.contiguous(), y, d, scale, **sizes(d))
+        ctx.save_for_backward(y)
+        ctx.memory, ctx.scale = x.untyped_storage(), scale
+        return y
+
+    Softmax.forward = staticmethod(forward)
+
+
 def keeps_x():
     """x waits for the backward half, beside y.
 
@@ -179,6 +250,23 @@ def keeps_x():
         return y
 
     Softmax.forward = staticmethod(forward)
+
+
+def maximum_of_the_first_numbers():
+    """The maximum of the first 1,024 numbers.
+
+    kind: part
+    hint: y at
+    """
+
+    @triton.jit
+    def forward_kernel(x_ptr, y_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        x = tl.load(x_ptr + offsets, mask, other=-float("inf")).to(tl.float32) * scale
+        e = tl.exp(x - tl.max(tl.where(columns < 1024, x, -float("inf")), 0))
+        tl.store(y_ptr + offsets, e / tl.sum(e, 0), mask)
 
 
 def no_gradient_of_the_scale():
@@ -232,6 +320,23 @@ def no_other():
         tl.store(y_ptr + offsets, e / tl.sum(e, 0), mask)
 
 
+def offsets_in_32_bits():
+    """The place of a row is made in 32 bits.
+
+    kind: sizes
+    hint: 31 bits
+    """
+
+    @triton.jit
+    def backward_kernel(y_ptr, dy_ptr, dx_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0) * d + columns
+        y = tl.load(y_ptr + offsets, mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + offsets, mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + offsets, scale * y * (dy - tl.sum(y * dy, 0)), mask)
+
+
 def one_scale_for_ever():
     """The backward half takes the scale of the first call.
 
@@ -270,6 +375,24 @@ def other_is_zero():
         tl.store(y_ptr + offsets, e / tl.sum(e, 0), mask)
 
 
+def products_in_fp16():
+    """The products of the backward half's sum are rounded to the type of y.
+
+    kind: types
+    hint: dx at
+    """
+
+    @triton.jit
+    def backward_kernel(y_ptr, dy_ptr, dx_ptr, d, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        offsets = tl.program_id(0).to(tl.int64) * d + columns
+        y = tl.load(y_ptr + offsets, mask, other=0.0)
+        dy = tl.load(dy_ptr + offsets, mask, other=0.0)
+        along = tl.sum((y * dy).to(tl.float32), 0)
+        tl.store(dx_ptr + offsets, scale * y.to(tl.float32) * (dy.to(tl.float32) - along), mask)
+
+
 def rows_of_a_matrix():
     """Only the first dimension is rows.
 
@@ -289,6 +412,51 @@ def rows_of_a_matrix():
     Softmax.forward = staticmethod(forward)
 
 
+def scaled_by_numpy():
+    """The scale is a pass of NumPy over dx.
+
+    kind: work
+    hint: not by a kernel | the host asks for a number
+    """
+
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        dx, d = torch.empty_like(y), y.shape[-1]
+        backward_kernel[(y.numel() // d,)](y, dy.contiguous(), dx, d, 1.0, **sizes(d))
+        rows = dx.numpy()
+        rows *= ctx.scale
+        return dx, None
+
+    Softmax.backward = staticmethod(backward)
+
+
+def strides_of_a_matrix():
+    """dy is read by its last two strides.
+
+    kind: sizes
+    hint: of dy
+    """
+
+    @triton.jit
+    def backward_kernel(y_ptr, dy_ptr, dx_ptr, d, row, number, scale, BLOCK: tl.constexpr):
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        program = tl.program_id(0).to(tl.int64)
+        offsets = program * d + columns
+        y = tl.load(y_ptr + offsets, mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + program * row + columns * number, mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + offsets, scale * y * (dy - tl.sum(y * dy, 0)), mask)
+
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        dx, d = torch.empty_like(y), y.shape[-1]
+        row = dy.stride(-2) if dy.ndim > 1 else 0
+        backward_kernel[(y.numel() // d,)](y, dy, dx, d, row, dy.stride(-1), ctx.scale, **sizes(d))
+        return dx, None
+
+    Softmax.backward = staticmethod(backward)
+
+
 def the_library():
     """torch.softmax, and its own backward half.
 
@@ -298,6 +466,18 @@ def the_library():
 
     def softmax(x, scale=1.0):
         return torch.softmax(x * scale, -1)
+
+
+def the_library_on_a_gpu():
+    """The kernels run for the check alone.
+
+    kind: library
+    hint: 0 launches
+    """
+    function = softmax
+
+    def softmax(x, scale=1.0):
+        return torch.softmax(scale * x, -1) if x.is_cuda else function(x, scale)
 
 
 def three_passes():
