@@ -252,13 +252,12 @@ def _reach(launch: Launch, size: tuple, index: tuple, enough: int) -> None:
 
     def look(pointers, mask, done):
         on = np.broadcast_to(np.asarray(getattr(mask, "data", mask)), pointers.data.shape)
-        places = pointers.data[on].astype(np.int64)
-        outside = np.ones(len(places), bool)
-        for begin, end, _ in spans:
-            outside &= (places < begin) | (places >= end)
-        if outside.any():
-            at = int(places[outside][0])
+        places = pointers.data if on.all() else pointers.data[on]
+        ends = [int(end) for end in (places.min(), places.max())] if places.size else []
+        for at in ends:  # one access is to one tensor
             begin, end, unit = min(spans, key=lambda span: _distance(at, span[:2]))
+            if begin <= at < end:
+                continue
             where = "before the first" if at < begin else "behind the last"
             raise Wrong(
                 f"program {_short(index)} of {math.prod(size):,} of {launch.kernel.fn.__name__} "
@@ -289,6 +288,7 @@ def _reach(launch: Launch, size: tuple, index: tuple, enough: int) -> None:
              look(pointers, mask, "stores to")),
             (builder, "create_splat", _splat),
             (builder, "set_grid_idx", only_this),
+            (interpreter, "_patch_lang", _patched_once()),
             (interpreter.GridExecutor, "_init_args_hst", lambda _, *given: given),
             (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
         ):  # fmt: skip
@@ -409,7 +409,7 @@ class Traced(Moved):
         builder = interpreter.InterpreterBuilder
         load, store = builder.create_masked_load, builder.create_masked_store
         run, seen = interpreter.InterpretedFunction.run, self
-        patch_language, patched = interpreter._patch_lang, set()
+        patch_once = _patched_once()
 
         def watched_load(this, pointers, mask, other, *options):
             on = np.asarray(mask.data)  # of a block pointer it is no array
@@ -422,12 +422,6 @@ class Traced(Moved):
             seen._saw(this, pointers, np.asarray(mask.data), True)
             return store(this, pointers, value, mask, *options)
 
-        def patch_once(function):  # the interpreter looks through its language at each `tl.sum`
-            if id(function.__globals__) in patched:
-                return interpreter._LangPatchScope()
-            patched.add(id(function.__globals__))
-            return patch_language(function)
-
         def atomic(this, *_):
             raise Wrong(
                 f"{seen._case}: an atomic operation. Programs come in any order, so a sum of "
@@ -437,7 +431,7 @@ class Traced(Moved):
         def watched_run(this, *arguments, grid, warmup=False, **named):
             _by_hand(this)
             with unwatched():
-                patched.clear()
+                patch_once.done.clear()
                 seen._begin(this, (*arguments, *named.values()))
                 try:
                     run(this, *arguments, grid=grid, warmup=warmup, **named)
@@ -708,6 +702,22 @@ def _splat(_, kind, scalar):
 
     full = np.full(kind.shape, scalar.data.ravel()[0], dtype=scalar.data.dtype)
     return TensorHandle(full, scalar.dtype.scalar)
+
+
+def _patched_once() -> Callable:
+    """The interpreter's own looks through its language at each `tl.sum`; this one once a file."""
+    from triton.runtime import interpreter
+
+    patch_language, done = interpreter._patch_lang, set()
+
+    def patch_once(function):
+        if id(function.__globals__) in done:
+            return interpreter._LangPatchScope()
+        done.add(id(function.__globals__))
+        return patch_language(function)
+
+    patch_once.done = done
+    return patch_once
 
 
 def _anything(interpreter, pointers):
