@@ -182,7 +182,7 @@ def keeps_everything():
     """A work space for each call, which nobody frees.
 
     kind: memory
-    hint: are held
+    hint: so much is held
     """
     kept, function = [], softmax
 
@@ -237,7 +237,7 @@ def keeps_x():
     """x waits for the backward half, beside y.
 
     kind: memory
-    hint: wait for the backward half
+    hint: waits for the backward half
     """
 
     def forward(ctx, x, scale):
