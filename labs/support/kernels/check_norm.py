@@ -52,7 +52,7 @@ def fused_norm(trial: Trial) -> str:
     return (
         f"y and h are right for rows of any length, and {MANY} rows take {found:.2f} bytes a "
         f"number\n(the goal was {GOAL:g}), with a program for each of {SMS} SMs; for an H100 loads "
-        "and stores of\nrows from 128 numbers on have 128 bits, and registers do."
+        "and stores of\nrows from 128 numbers on have 128 bits, and registers suffice."
     )
 
 

@@ -46,7 +46,7 @@ def softmax(trial: Trial) -> str:
         "y and dx equal PyTorch's in fp64, in fp32 and fp16, for rows of any length, large\n"
         "numbers, masked places, and gradients whose numbers are not neighbours; forward 8 and\n"
         "backward 12 bytes a number (fp32), one launch each; y alone is kept in between; for an\n"
-        "H100 loads and stores of rows from 128 numbers on have 128 bits, and registers do."
+        "H100 loads and stores of rows from 128 numbers on have 128 bits, and registers suffice."
     )
 
 
