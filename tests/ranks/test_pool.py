@@ -146,6 +146,60 @@ def test_a_result_that_cannot_be_sent_is_said(pool):
         pool.run(lambda: threading.Lock())
 
 
+class TwoWords(Exception):
+    """Can be sent and cannot be made again: pickle calls the class with its one argument."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} {second}")
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def test_a_result_that_cannot_be_read_is_said_and_no_later_call_gets_it(pool):
+    with pytest.raises(RankError, match="the result was sent, and cannot be read: TypeError"):
+        pool.run(lambda: TwoWords("a", "b") if dist.get_rank() == 0 else "OLD")
+    assert pool.run(lambda: "NEW") == ["NEW"] * 4
+
+
+def test_an_exception_without_a_text_is_said(pool):
+    def fail():
+        raise Unprintable
+
+    with pytest.raises(RankError, match=r"Unprintable: \(its text cannot be had: RuntimeError\)"):
+        pool.run(fail)
+
+
+def test_after_a_second_interrupt_no_call_gets_an_old_result(tmp_path):
+    def stubborn(folder):
+        try:
+            (folder / f"begun{dist.get_rank()}").touch()
+            time.sleep(60)
+        except KeyboardInterrupt:
+            (folder / f"caught{dist.get_rank()}").touch()
+            time.sleep(60)
+        return "OLD"
+
+    def interrupt_twice():
+        for word in ("begun", "caught"):
+            while len(list(tmp_path.glob(f"{word}*"))) < 2:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with Ranks(2) as ranks:
+        pids = ranks.pids
+        threading.Thread(target=interrupt_twice, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            ranks.run(stubborn, tmp_path)
+        with pytest.raises(RankError, match="a second interrupt came"):
+            ranks.run(lambda: "NEW")
+        assert gone(pids)
+        ranks.restart()
+        assert ranks.run(lambda: "NEW") == ["NEW"] * 2
+
+
 def test_a_notebooks_function_may_drag_a_module_of_torch_along(pool):
     source = (
         "import torch\n"

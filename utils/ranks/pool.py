@@ -124,6 +124,7 @@ class Ranks:
         context = start_forkserver()
         self._folder = tempfile.mkdtemp(prefix="ranks-")
         self._stopped, self._generation = None, 0
+        self._asked = [0] * self.size  # the number of each rank's last request
         self._files = RankFiles(self._folder)
         self._pipes, self._processes = [], []
         self._finalizer = weakref.finalize(
@@ -157,8 +158,7 @@ class Ranks:
         payload = worker.dumps(request)
         replies, waiting_for = {}, set(on)
         try:
-            for rank in on:
-                self._pipes[rank].send_bytes(payload)
+            self._send(on, payload)
             self._collect(waiting_for, replies, until=None, stop_at_failure=True)
             if failed(replies):
                 raise self._failure(on, waiting_for, replies)
@@ -171,6 +171,12 @@ class Ranks:
             print(diagnosis.folded(self._new_output(on), self.size), end="")
         return [replies[rank] for rank in on]
 
+    def _send(self, ranks, payload):
+        for rank in ranks:
+            self._asked[rank] += 1
+            number = self._asked[rank].to_bytes(worker.NUMBER, "little")
+            self._pipes[rank].send_bytes(number + payload)
+
     def _collect(self, waiting_for, replies, until, stop_at_failure=False):
         """Moves ranks from `waiting_for` to `replies`, until a moment (None: no limit)."""
         while waiting_for:
@@ -181,10 +187,13 @@ class Ranks:
             for pipe in ready:
                 if pipe in pipes:
                     try:
-                        replies[pipes[pipe]] = cloudpickle.loads(pipe.recv_bytes())[1]
+                        reply = pipe.recv_bytes()
                     except EOFError:
                         continue
-                    waiting_for.discard(pipes[pipe])
+                    rank, number = pipes[pipe], int.from_bytes(reply[: worker.NUMBER], "little")
+                    if number == self._asked[rank]:  # else of a request that was given up
+                        replies[rank] = unpickled(reply[worker.NUMBER :])
+                        waiting_for.discard(rank)
             if any(end in ready for end in ends):
                 raise self._dead()
             if not ready:
@@ -234,8 +243,7 @@ class Ranks:
 
     def _request_all(self, ranks, *request):
         ranks, replies = set(ranks), {}
-        for rank in ranks:
-            self._pipes[rank].send_bytes(worker.dumps(request))
+        self._send(ranks, worker.dumps(request))
         self._collect(ranks, replies, time.monotonic() + self.timeout + worker.JOIN_TIMEOUT)
         if ranks:
             names = diagnosis.label(sorted(ranks), self.size)
@@ -243,8 +251,12 @@ class Ranks:
 
     def _interrupt(self, waiting_for, replies):
         """The kernel was interrupted: so are its ranks."""
-        self._release(waiting_for, replies, PATIENCE, interrupt=True)
-        self._rejoin()
+        try:
+            self._release(waiting_for, replies, PATIENCE, interrupt=True)
+            self._rejoin()
+        except KeyboardInterrupt:
+            self._stop("a second interrupt came before they had ended what they did")
+            raise
 
     def _dead(self):
         """A process has ended by itself: names it, ends the others, returns the RankError."""
@@ -264,6 +276,15 @@ class Ranks:
     def _new_output(self, ranks):
         """What each rank has printed since the last call: {rank: text}."""
         return {rank: self._files.new(rank, "out") for rank in ranks}
+
+
+def unpickled(reply: bytes) -> Any:
+    """What a rank has sent; a Failure where it travels, and cannot be made again here."""
+    try:
+        return cloudpickle.loads(reply)
+    except Exception as error:
+        what = f"the result was sent, and cannot be read: {type(error).__name__}: {error}"
+        return worker.Failure("UnpicklingError", what, ())
 
 
 def failed(replies: dict[int, Any]) -> bool:

@@ -2,13 +2,13 @@
 
 The notebook's kernel and a rank talk over one pipe, a request and its reply at a time:
 
-    ("join", generation)            make the process group       -> ("ok", None)
-    ("leave",)                      destroy the process group    -> ("ok", None)
-    ("cell", name, source)          run the source of a cell     -> ("ok", None)
-    ("call", function, args, kw)    call a function              -> ("ok", result)
-    ("get", name), ("put", values)  read or set variables        -> ("ok", value)
+    ("join", generation)            make the process group       -> None
+    ("leave",)                      destroy the process group    -> None
+    ("cell", name, source)          run the source of a cell     -> None
+    ("call", function, args, kw)    call a function              -> the result
+    ("get", name), ("put", values)  read or set variables        -> the value
 
-What fails answers `("error", Failure)` instead. What a cell prints goes to a file that the kernel
+What fails answers a `Failure` instead. What a cell prints goes to a file that the kernel
 reads, so nothing is lost when a rank is killed.
 """
 
@@ -39,6 +39,7 @@ import torch.distributed as dist
 
 from utils.private_api import may_have_children, set_default_timeout
 
+NUMBER = 8  # bytes: the number of a request, before it and before its reply
 JOIN_TIMEOUT = 30.0  # seconds to meet, on a machine that may be busy: not the learner's time limit
 device = torch.device("cpu")  # of this process; a rank sets its own, for functions that ask
 
@@ -129,7 +130,8 @@ def dumps(value: Any) -> bytes:
 
 
 def main(setup: Setup, connection: Connection) -> None:
-    """Serves requests until the pipe closes."""
+    """Serves requests until the pipe closes. A reply begins with the bytes of its request's number,
+    which can be read whatever becomes of the rest."""
     global device
     if setup.place:  # before the first thread: a process with several cannot change its user
         enter(setup.place)
@@ -145,14 +147,14 @@ def main(setup: Setup, connection: Connection) -> None:
             request = connection.recv_bytes()
         except (EOFError, OSError):
             return
+        number, request = request[:NUMBER], request[NUMBER:]
         try:
             with interrupt:
-                reply = ("ok", answer(setup, namespace, *cloudpickle.loads(request)))
-                payload = dumps(reply)
+                payload = dumps(answer(setup, namespace, *cloudpickle.loads(request)))
         except BaseException as error:  # exit() and Ctrl-C in a cell must not end the rank
-            payload = dumps(("error", describe(error)))
+            payload = dumps(describe(error))
         sys.stdout.flush()
-        connection.send_bytes(payload)
+        connection.send_bytes(number + payload)
 
 
 def enter(place: Place) -> None:
@@ -237,7 +239,10 @@ def describe(error: BaseException) -> Failure:
     stack = [Frame(f.filename, f.lineno or 0, f.name) for f in frames if f.filename != __file__]
     if isinstance(error, SyntaxError) and error.filename:
         stack.append(Frame(error.filename, error.lineno or 0, "<module>"))
-    message = str(error.args[0]) if isinstance(error, SyntaxError) else str(error)
+    try:
+        message = str(error.args[0]) if isinstance(error, SyntaxError) else str(error)
+    except Exception as second:
+        message = f"(its text cannot be had: {type(second).__name__})"
     return Failure(type(error).__name__, message, tuple(stack))
 
 
