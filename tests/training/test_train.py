@@ -346,13 +346,41 @@ def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     config = replace(ODD, metrics=str(metrics), out=str(tmp_path / "run"), steps=3)
     train(config)
-    with metrics.open("a") as file:  # a run that was killed after its last checkpoint
-        file.write('{"step": 4, "loss": 9.9}\n{"step": 5, "loss": 9.9}\n')
+    with metrics.open("a") as file:  # a run that was killed after its last checkpoint, and wrote
+        file.write('{"step": 4, "loss": 9.9}\n{"step": 5, "loss": 9.9}\n{"step": 6, "lo')
     train(resumed(tmp_path / "run", steps=5))
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and rows[3]["loss"] != 9.9
     train(replace(config, out=None))  # a new run begins its file anew
     assert len(metrics.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "notes", "one line", "a line of another kind"])
+def test_metrics_replace_nothing_that_they_did_not_write(tmp_path, kind):
+    target = tmp_path / "target"
+    texts = {
+        "notes": "mine\n", "one line": "mine", "a line of another kind": '{"step": 1}\nmine\n'
+    }  # fmt: skip
+    if kind in texts:
+        target.write_text(texts[kind])
+    elif kind == "fifo":
+        os.mkfifo(target)
+    else:
+        target.mkdir()
+    before = target.stat()
+    sentence = "regular file" if kind in ("fifo", "folder") else "does not hold metric lines"
+    with pytest.raises(ValueError, match=f"--metrics .*target .*{sentence}"):
+        train(replace(ODD, metrics=str(target), steps=1))
+    assert target.stat() == before and os.listdir(tmp_path) == ["target"]
+    assert kind not in texts or target.read_text() == texts[kind]
+
+
+def test_metrics_go_through_a_link_to_their_file(tmp_path):
+    (tmp_path / "link").symlink_to("file")
+    for steps in (2, 1):  # a new file, then one of an earlier run
+        train(replace(ODD, metrics=str(tmp_path / "link"), steps=steps))
+        assert len((tmp_path / "file").read_text().splitlines()) == steps
+        assert (tmp_path / "link").is_symlink()
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")

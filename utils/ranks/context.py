@@ -96,7 +96,8 @@ def freed_memory_kept() -> Iterator[None]:
 def metric_lines(target: str | None, first_step: int) -> Iterator[Callable[[dict], None]]:
     """Yields write(dictionary): one JSON line to standard output ("-"), a file, or nowhere (None).
 
-    A resumed run goes on with its file, after the lines of steps that are now run again are cut.
+    A resumed run goes on with its file, after the lines of steps that are now run again are cut. A
+    file that holds anything else than metric lines stays as it is: ValueError.
     """
     if target is None:
         yield lambda row: None
@@ -105,16 +106,31 @@ def metric_lines(target: str | None, first_step: int) -> Iterator[Callable[[dict
         yield lambda row: print(json.dumps(row), flush=True)
         return
     path = Path(target)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"--metrics {target} is no regular file: name another, or - to print them")
     try:
-        lines = path.read_text().splitlines() if first_step and path.exists() else []
-        kept = [line for line in lines if json.loads(line)["step"] <= first_step]
-        beside = path.with_name(path.name + ".partial")
-        beside.write_text("".join(line + "\n" for line in kept))
-        beside.replace(path)
-        file = path.open("a", buffering=1)
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError):
+        file = path.open("ab")
+        file.truncate(_kept(path.read_bytes(), first_step))
+    except (ValueError, KeyError, TypeError):
         raise ValueError(f"--metrics {target} does not hold metric lines: name another") from None
     except OSError as error:
         raise ValueError(f"--metrics {target} cannot be written: {error.strerror}") from None
+
+    def write(row):
+        file.write(json.dumps(row).encode() + b"\n")
+        file.flush()
+
     with file:
-        yield lambda row: file.write(json.dumps(row) + "\n")
+        yield write
+
+
+def _kept(lines: bytes, last_step: int) -> int:
+    """The length of the metric lines up to a step. Raises ValueError, KeyError or TypeError where
+    they are something else; only the last one may be cut, by the end of its run."""
+    length, first_key = 0, b'{"step": '
+    for line in lines.splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            length += len(line) if json.loads(line)["step"] <= last_step else 0
+        elif not (line.startswith(first_key) or first_key.startswith(line)):
+            raise ValueError
+    return length
