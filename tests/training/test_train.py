@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import signal
@@ -332,14 +333,22 @@ def test_bf16_is_near_fp32():
     assert losses[0] != losses[1] and losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
-def test_a_diverged_run_says_so_and_keeps_its_checkpoint(tmp_path, capsys):
+@pytest.mark.parametrize("wild", ["--lr 1e30 --clip 0", "--lr 1e38 --save-every 1"])
+def test_a_diverged_run_says_so_and_keeps_its_checkpoint(tmp_path, capsys, wild):
     out = tmp_path / "run"
     train(replace(ODD, precision="fp32", steps=1, out=str(out)))
-    before = (out / "model.safetensors").read_bytes()
-    wild = ["--resume", str(out), "--steps", "50", "--lr", "1e30", "--clip", "0"]
-    assert main(wild) == 2
-    assert "utils.train: the loss is" in capsys.readouterr().err
-    assert (out / "model.safetensors").read_bytes() == before
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert main(["--resume", str(out), "--steps", "50", *wild.split()]) == 2
+    assert re.search("utils.train: the (held-out )?loss is", capsys.readouterr().err)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_ruined_weights_are_not_saved(tmp_path, capsys):
+    out = tmp_path / "run"
+    flags = small_flags(steps=1, adamw_lr=1e308, out=out)
+    assert main([str(flag) for flag in flags]) == 2
+    assert "utils.train: the held-out loss is nan after step 1" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):

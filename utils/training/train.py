@@ -167,6 +167,12 @@ def _check_out(config):
         )
 
 
+def _check_finite(nats, step):
+    """The held-out loss after a step; the loss of the step itself is that of the weights before."""
+    if not math.isfinite(nats):
+        raise FloatingPointError(f"the held-out loss is {nats} after step {step}: lower --lr")
+
+
 def _progress_bar(config, run, shown):
     steps, seconds = config.budget()
     return tqdm(
@@ -267,6 +273,9 @@ def train(
                 if config.precision == "fp16":
                     row["loss_scale"] = engine.loss_scale()
                 if config.out and (done or step % (config.save_every or math.inf) == 0):
+                    # one row is enough to see weights that this step has ruined
+                    first_row = held_out[: config.seq + 1]
+                    _check_finite(evaluate(engine, first_row, config.seq, mesh.dp)[0], step)
                     run = {
                         "step": step,
                         "seconds": seconds,
@@ -277,6 +286,7 @@ def train(
                     engine.save(config.out, run, writes=rank == 0)
                 if done or step % config.held_out_every == 0:
                     nats, bits = evaluate(engine, held_out, config.seq, mesh.dp, byte_lengths)
+                    _check_finite(nats, step)
                     row.update(val_loss=nats, val_bits=bits)
                 history.append(row)
                 write(row)
