@@ -41,6 +41,6 @@ def softmax(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     numbers a row are kept for the backward half, and the host asks for no number. Nothing is
     changed that was given; results lie in memory of their own. Where d is 128 or more and 16
     divides d and the addresses, loads and stores of rows move 128 bits for a thread (fp32), and
-    at most 64 bytes of a thread spill.
+    up to d = 8,192 no register spills.
     """
     return Softmax.apply(x, scale)

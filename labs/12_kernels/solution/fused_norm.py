@@ -46,7 +46,7 @@ def add_norm(
     d from 1 to 16,384, any number of rows. One launch, in which at least min(rows, 132) programs
     have a row; nothing that was given is changed, and results lie in memory of their own. A NaN
     spoils y of its row, and of no other. Where d is 128 or more and 16 divides d and the addresses,
-    all loads and stores of rows move 128 bits for a thread; at most 64 bytes of a thread spill.
+    all loads and stores of rows move 128 bits for a thread; up to d = 8,192 no register spills.
     What counts is bytes a number: whatever the kernel and torch's operators load and store, for 396
     rows.
     """

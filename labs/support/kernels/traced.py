@@ -319,11 +319,11 @@ class _Address:
         return self.begin
 
 
-def wide(launches: list[Launch], stored: list[int], spills: int = 0) -> list:
+def wide(launches: list[Launch], stored: list[int], spills: bool = False) -> list:
     """The machine code of all launches, whose loads and stores move 128 bits for a thread.
 
-    stored: bytes that each launch has to store, at least; spills: bytes of a thread that may go
-    through memory.
+    stored: bytes that each launch has to store, at least; spills: whether registers may go through
+    memory.
     """
     codes = []
     for launch, least in zip(launches, stored):
@@ -342,7 +342,7 @@ def wide(launches: list[Launch], stored: list[int], spills: int = 0) -> list:
                 f"{code.stores} ({{bits: instructions of a thread}}).\nAll can have 128 bits: how "
                 f"many numbers has each of its {code.threads} threads, and what does the mask know?"
             )
-        if code.spills > spills:
+        if code.spills and not spills:
             raise Wrong(
                 f"in {code.kernel} {code.spills} bytes of a thread do not fit into "
                 "registers, and go through memory: smaller blocks, or more warps?"
