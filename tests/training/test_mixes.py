@@ -141,6 +141,14 @@ def test_ranks_of_a_mix_skip_together(pool, way):
     assert by_rank[0][0][0] and not by_rank[0][-1][0]
 
 
+@on(lambda way: 4, "way", [{}, {"shard": "2"}], ids=str)
+def test_ranks_skip_what_one_rank_skips(pool, way):
+    config = replace(STEADY, precision="fp16", optimizer="adamw", steps=16, dp=1)
+    by_rank = pool.run(skipped_steps, replace(config, **way, dp=4))
+    one = skipped_steps(replace(config, accumulate=4))  # fp16 sums of the same rows
+    assert by_rank == [one] * 4 and {skipped for skipped, _ in one} == {True, False}
+
+
 # ---- no rank ever holds the whole model
 
 

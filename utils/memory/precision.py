@@ -52,7 +52,9 @@ class LossScaler:
     a scale, and the fp32 gradients are divided by it before the optimizer sees them. A scale that
     is too large gives inf: then the step is skipped and the scale halved. After `growth_interval`
     steps without one it is doubled. The counting is `torch.amp.GradScaler`'s; what is added here is
-    that all ranks decide together, also where each sees only a part of the gradients.
+    that all ranks decide together, also where each sees only a part of the gradients; and that a
+    loss which is multiplied by N, because N ranks' gradients will be averaged (`averages_over`), is
+    multiplied by N only afterwards: in fp16 the factor would overflow where one rank does not.
 
         (scaler.scale(loss)).backward()
         scaler.unscale_(parameters)
@@ -65,8 +67,11 @@ class LossScaler:
         device: torch.device | str,
         initial: float = 2.0**16,
         growth_interval: int = 2000,
+        *,
+        averages_over: int = 1,
     ):
         self.enabled = precision == "fp16"
+        self._averages_over = averages_over if self.enabled else 1
         self.device = torch.device(device)
         self._scaler = torch.amp.GradScaler(
             self.device.type,
@@ -78,21 +83,27 @@ class LossScaler:
 
     @property
     def factor(self) -> float:
-        """What the loss is multiplied by at present."""
+        """What the loss of the step is multiplied by at present."""
         return self._scaler.get_scale()
 
+    @property
+    def rank_factor(self) -> float:
+        """What a rank's loss is multiplied by, which has the factor `averages_over` already."""
+        return self.factor / self._averages_over
+
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        return self._scaler.scale(loss)
+        return loss * self.rank_factor if self.enabled else loss
 
     def unscale_(self, parameters: Iterable[torch.Tensor]) -> None:
         """Divides the gradients of this rank's parameters (plain tensors) by the scale."""
         if self.enabled:
-            self._spread_overflow([p.grad for p in parameters if p.grad is not None])
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            self._spread_overflow(gradients)
             self._seen = _Gradients(parameters)
-            self._scaler.scale(
-                torch.zeros((), device=self.device)
-            )  # this rank may have had no loss
+            self._scaler.scale(torch.zeros((), device=self.device))  # it wants to have been asked
             self._scaler.unscale_(self._seen)
+            for gradient in gradients if self._averages_over > 1 else ():
+                gradient.mul_(self._averages_over)
 
     def _spread_overflow(self, gradients):
         """Where any rank has inf or NaN, every rank gets one: so all of them skip."""

@@ -167,7 +167,7 @@ class TorchEngine:
         self.ranks, self.mesh, self.device, self.balance = ranks, mesh, device, balance
         self.model_config, self.weight_format = model_config, weight_format(precision)
         self.autocast = autocast(precision, device)
-        self.scaler = LossScaler(precision, device)
+        self.scaler = LossScaler(precision, device, averages_over=ranks.averages_over)
         self.saved_tensors = offloaded_activations if offload_activations else nullcontext
         self.loss_of = loss_function(ranks.stages[-1])
         # ranks that work on the same rows know the same loss; one of them says it
@@ -217,7 +217,7 @@ class TorchEngine:
         self.tokens, self.losses = global_tokens, 0.0
         share = self.ranks.averages_over / global_tokens
         for stage in self.ranks.stages:
-            set_balance(stage, self.balance * (share * self.scaler.factor))
+            set_balance(stage, self.balance * (share * self.scaler.rank_factor))
         if self.pipeline:
             with self.ranks.pipeline():
                 self.pipeline.run(micro_batches)
