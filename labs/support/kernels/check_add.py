@@ -8,16 +8,9 @@ import mmap
 
 import torch
 
-from labs.support.kernels.traced import (
-    LIBRARY,
-    Traced,
-    dry,
-    inside,
-    interpreted,
-    once,
-    there,
-    wide,
-)
+from labs.support.kernels.interpreter import LIBRARY, interpreted, there
+from labs.support.kernels.launched import dry, inside, wide
+from labs.support.kernels.traced import Traced, once
 from utils.course.expect import Wrong, close
 from utils.course.trial import Trial, fractions
 

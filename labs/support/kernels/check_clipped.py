@@ -11,17 +11,9 @@ import math
 import torch
 
 from labs.support.kernels.check_add import COMPILES, HUGE, LARGE
-from labs.support.kernels.traced import (
-    LIBRARY,
-    Traced,
-    dry,
-    inside,
-    interpreted,
-    once,
-    own_memory,
-    there,
-    wide,
-)
+from labs.support.kernels.interpreter import LIBRARY, interpreted, there
+from labs.support.kernels.launched import dry, inside, wide
+from labs.support.kernels.traced import Traced, once, own_memory
 from utils.course.expect import Wrong, bitwise_equal, close
 from utils.course.trial import Trial, fractions
 

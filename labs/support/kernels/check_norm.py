@@ -10,16 +10,9 @@ import torch
 
 from labs.support.kernels.check_add import COMPILES
 from labs.support.kernels.check_softmax import CALLS, LONG, NO_SPILL, ROWS, lengths
-from labs.support.kernels.traced import (
-    LIBRARY,
-    Traced,
-    dry,
-    inside,
-    interpreted,
-    own_memory,
-    there,
-    wide,
-)
+from labs.support.kernels.interpreter import LIBRARY, interpreted, there
+from labs.support.kernels.launched import dry, inside, wide
+from labs.support.kernels.traced import Traced, own_memory
 from utils.course.expect import Wrong, close
 from utils.course.trial import Trial, fractions
 

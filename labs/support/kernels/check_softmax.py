@@ -10,17 +10,9 @@ import weakref
 import torch
 
 from labs.support.kernels.check_add import COMPILES
-from labs.support.kernels.traced import (
-    LIBRARY,
-    Traced,
-    dry,
-    inside,
-    interpreted,
-    once,
-    own_memory,
-    there,
-    wide,
-)
+from labs.support.kernels.interpreter import LIBRARY, interpreted, there
+from labs.support.kernels.launched import dry, inside, wide
+from labs.support.kernels.traced import Traced, once, own_memory
 from utils.course.expect import Wrong, close
 from utils.course.trial import Trial, fractions
 
