@@ -356,7 +356,7 @@ def soon_enough():
     """What has come after a third of a second is all.
 
     kind: luck
-    hint: silence: ask returns
+    hint: silence: ask returns | totals, and 200 were sent
     """
 
     import time
