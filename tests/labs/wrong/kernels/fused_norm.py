@@ -212,6 +212,29 @@ def nan_is_zero():
             tl.store(y_ptr + offsets, tl.where(y == y, y, 0.0), mask)
 
 
+def nan_spoils_later_rows():
+    """Where a row has a NaN, the program's copy of the weight gets it.
+
+    kind: odd
+    hint: y at
+    """
+
+    @triton.jit
+    def norm_kernel(
+        x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr
+    ):  # fmt: skip
+        columns = tl.arange(0, BLOCK)
+        mask = columns < d
+        w = tl.load(w_ptr + columns, mask, other=0.0)
+        for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+            offsets = tl.cast(row, tl.int64) * d + columns
+            h = tl.load(x_ptr + offsets, mask, other=0.0)
+            h += tl.load(residual_ptr + offsets, mask, other=0.0)
+            tl.store(h_ptr + offsets, h, mask)
+            w = tl.where(h == h, w, h)
+            tl.store(y_ptr + offsets, h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w, mask)
+
+
 def no_other():
     """What the mask switches off goes into the sum.
 
@@ -254,6 +277,18 @@ def offsets_in_32_bits():
             tl.store(h_ptr + offsets, h, mask)
             y = h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w
             tl.store(y_ptr + offsets, y, mask)
+
+
+def one_eps_for_ever():
+    """The eps of the first call with rows of this length.
+
+    kind: constants
+    hint: y at
+    """
+    kept, function = {}, add_norm
+
+    def add_norm(x, residual, weight, eps):
+        return function(x, residual, weight, kept.setdefault(weight.shape, eps))
 
 
 def one_weight_for_ever():
@@ -341,6 +376,24 @@ def results_in_a_ring():
         return y, h
 
 
+def results_by_the_place_of_x():
+    """Memory is made once for each x.
+
+    kind: constants
+    hint: make new memory
+    """
+    made, empty_like = {}, torch.empty_like
+
+    def add_norm(x, residual, weight, eps):
+        rows, d = x.shape
+        y, h = made.setdefault((rows, d, x.data_ptr()), (empty_like(x), empty_like(x)))
+        block = triton.next_power_of_2(d)
+        norm_kernel[(min(rows, SMS),)](
+            x, residual, weight, y, h, rows, d, eps, BLOCK=block, num_warps=max(1, block // 256)
+        )
+        return y, h
+
+
 def rows_left_over():
     """Each program takes rows // programs.
 
@@ -380,6 +433,32 @@ def sixteen_warps():
         return y, h
 
 
+def sixteen_warps_for_few_rows():
+    """512 threads share a row where there is one for each program.
+
+    kind: sizes
+    hint: for an H100 norm_kernel has loads {32
+    """
+
+    def add_norm(x, residual, weight, eps):
+        rows, d = x.shape
+        y, h = torch.empty_like(x), torch.empty_like(x)
+        block = triton.next_power_of_2(d)
+        norm_kernel[(min(rows, SMS),)](
+            x,
+            residual,
+            weight,
+            y,
+            h,
+            rows,
+            d,
+            eps,
+            BLOCK=block,
+            num_warps=max(1, min(16, block // 256)) if rows > SMS else 16,
+        )
+        return y, h
+
+
 def spills():
     """One warp holds rows of any length.
 
@@ -393,6 +472,32 @@ def spills():
         block = triton.next_power_of_2(d)
         norm_kernel[(min(rows, SMS),)](
             x, residual, weight, y, h, rows, d, eps, BLOCK=block, num_warps=1
+        )
+        return y, h
+
+
+def spills_for_few_rows():
+    """One warp holds a row where there is one for each program.
+
+    kind: memory
+    hint: do not fit into registers
+    """
+
+    def add_norm(x, residual, weight, eps):
+        rows, d = x.shape
+        y, h = torch.empty_like(x), torch.empty_like(x)
+        block = triton.next_power_of_2(d)
+        norm_kernel[(min(rows, SMS),)](
+            x,
+            residual,
+            weight,
+            y,
+            h,
+            rows,
+            d,
+            eps,
+            BLOCK=block,
+            num_warps=max(1, min(16, block // 256)) if rows > SMS else 1,
         )
         return y, h
 
