@@ -19,12 +19,14 @@ from labs.support.profiling.scenarios import Case
 from utils.course.expect import Wrong, same_bits
 from utils.course.trial import Trial
 
-SIZES = (2, 4)  # ranks: one of them, besides 3 and 1
+SIZES = (2, 3)  # ranks: one of them, besides MANY and 1; there, runs are long, too
+MANY = 6  # ranks, who share the rows evenly
 NEAR = 1e-10  # a loss may be so far off, as a share: sums in another order
 AFTER_CLIP = 1e-5  # … once a gradient was clipped: torch adds 1e-6 to its norm, others do not
 SMALL = 64  # bytes of a small message: a loss, a count
 SAVING = 0.05  # seconds
-WHO = "on 3 ranks, on {} and on 1"
+SIGNS = {"send": 1, "recv": -1}
+WHO = "on {} ranks, on {} and on 1"
 
 
 def slow(trial: Trial) -> str:
@@ -38,12 +40,13 @@ def slow(trial: Trial) -> str:
             return Case(program.settings.widths, trial.new_seed(), steps, **more)
 
         yield case(OFTEN * trial.draw.randrange(2, 4), saving=SAVING)  # the last step saves
-        yield case(20 + trial.draw.randrange(1, 2 * OFTEN))
+        if size in SIZES:
+            yield case(20 + trial.draw.randrange(1, 2 * OFTEN))
         if size == 1:  # else the others would wait for the one that ends
             yield case(4 * OFTEN, hot=trial.draw.randrange(2 * OFTEN))
 
-    second = trial.draw.choice(SIZES)
-    for size, case, ranks in _runs(trial, second, drawn, scenarios.slow):
+    few = trial.draw.choice(SIZES)
+    for size, case, ranks in _runs(trial, (few, MANY, 1), drawn, scenarios.slow):
         where = f"with {size} rank{'s' * (size > 1)} and {case.steps} steps"
         if case.hot < case.steps:
             if ranks[0]["losses"] is not None:
@@ -67,7 +70,7 @@ def slow(trial: Trial) -> str:
         for step in range(case.steps):
             same_bits(where, f"the weights after step {step}", [o["weights"][step] for o in ranks])
     return (
-        f"{WHO.format(second)}: the weights after each step, the checkpoints and the log of one "
+        f"{WHO.format(few, MANY)}: the weights after each step, the checkpoints and the log of one "
         "rank;\na step sends the gradients once; who is too hot ends; and no rank pays for more "
         "than one\nstep in four what made one late."
     )
@@ -79,27 +82,36 @@ def hanging(trial: Trial) -> str:
     often = _constant(program, "OFTEN")
 
     def drawn(size):
+        few = size in SIZES
         stop = trial.draw.choice((0, size - 1))  # the rank that is asked; next time the other one
-        end = trial.draw.randrange(7, 9)
-        troubles = (
-            _troubles(trial, size, range(7), stops={end: stop}, infinite=end),
-            _troubles(trial, size, range(10, 18), empty=0),
-            Troubles(stops={0: size - 1 - stop}),
-        )
-        for steps, each in zip((10, 20 + trial.draw.randrange(5), 2), troubles):
-            yield Case(program.settings.widths, trial.new_seed(), steps, each)
+        end, late = trial.draw.randrange(7, 9), trial.draw.randrange(64, 73)
+        stops = {end: (stop,)} if few else {}  # else it does all steps
+        cases = [
+            (end + 1 + 2 * few, _troubles(trial, size, range(7), stops, infinite=end)),
+            (2, Troubles(stops={0: (size - 1 - stop,)})),
+        ]
+        if few:
+            stops = {late: (0, size - 1)}
+            cases.append((late + 2, _troubles(trial, size, range(late - 7, late), stops, empty=0)))
+        for steps, troubles in cases:
+            yield Case(program.settings.widths, trial.new_seed(), steps, troubles)
 
-    second = trial.draw.choice(SIZES)
-    for size, case, ranks in _runs(trial, second, drawn, scenarios.hanging):
+    few, many = trial.draw.choice(SIZES), trial.draw.choice((MANY - 1, MANY))
+    for size, case, ranks in _runs(trial, (few, many, 1), drawn, scenarios.hanging):
         where = f"with {size} rank{'s' * (size > 1)}{_told(case.troubles, size)}"
         right = reference.hanging(program.settings, case.machine(0, 1), case.steps, often)
         for rank, one in enumerate(ranks):
             _right_rows(f"{where}, rank {rank}", one["rows"], right)
+            if one["threads"]:
+                raise Wrong(
+                    f"{where}: a thread that train has begun on rank {rank} goes on when train has "
+                    "returned.\nWhat does it wait for?"
+                )
         _right_bytes(where, ranks, program.settings, case.steps)
     return (
-        f"{WHO.format(second)}: it comes to an end, and every rank returns what one rank does, "
-        "when rows\ndo not count, are far off or infinite, metrics come in another order, and one "
-        "is asked to\nstop."
+        f"{WHO.format(few, many)}: it comes to an end, and every rank returns what one rank does, "
+        "when\nrows do not count, are far off or infinite, metrics come in another order, and one "
+        "or two are\nasked to stop."
     )
 
 
@@ -109,9 +121,13 @@ def wrong(trial: Trial) -> str:
 
     def drawn(size):
         draw = trial.draw
-        for steps, among in ((8, range(8)), (18 + draw.randrange(4), range(8, 18))):
+        runs = [(8, range(8))]
+        if size in SIZES:
+            last = draw.randrange(70, 79)
+            runs.append((last, range(last - 6, last)))
+        for steps, among in runs:
             case = Case(program.settings.widths, trial.new_seed(), steps)
-            far = zip(draw.sample(among, 4), (OUTLIER, HUGE, 0.7 * SPIKE, 1.4 * SPIKE))
+            far = zip(draw.sample(among, 4), (OUTLIER, HUGE, 0.9 * SPIKE, 1.4 * SPIKE))
             outliers = {}
             for step, factor in far:
                 row = draw.randrange(ROWS)
@@ -120,8 +136,8 @@ def wrong(trial: Trial) -> str:
                 outliers[step] = {row: factor}
             yield Case(case.widths, case.seed, steps, Troubles(outliers=outliers))
 
-    second = trial.draw.choice(SIZES)
-    for size, case, ranks in _runs(trial, second, drawn, scenarios.wrong):
+    few = trial.draw.choice(SIZES)
+    for size, case, ranks in _runs(trial, (few, MANY, 1), drawn, scenarios.wrong):
         where = f"with {size} rank{'s' * (size > 1)}{_told(case.troubles, size)}"
         machine = case.machine(0, 1)
         losses, weights, clipped = reference.wrong(program.settings, machine, case.steps)
@@ -145,9 +161,9 @@ def wrong(trial: Trial) -> str:
             _right_losses(where, rank, one["losses"], losses, clipped)
         _right_bytes(where, ranks, program.settings, case.steps)
     return (
-        f"{WHO.format(second)}: before each step, and in the end, the weights of one rank, and on "
-        "all\nranks the same bits; the losses are those of one rank, also when one rank has a row "
-        "far off."
+        f"{WHO.format(few, MANY)}: before each step, and in the end, the weights of one rank, and "
+        "on all\nranks the same bits; the losses are those of one rank, also when one rank has a "
+        "row far off."
     )
 
 
@@ -160,13 +176,13 @@ def _program(trial: Trial, make: Callable[[int], Program]) -> Program:
 
 
 def _runs(
-    trial: Trial, second: int, drawn: Callable[[int], Iterator[Case]], scenario: Callable
+    trial: Trial, sizes: tuple[int, ...], drawn: Callable[[int], Iterator[Case]], scenario: Callable
 ) -> Iterator[tuple[int, Case, list[dict]]]:
     """(ranks, case, what each rank found), of some cases in one group of each size."""
     hang = (
         "Who has left the others, by which line? What decides there must be the same on all ranks."
     )
-    for group in trial.groups((3, second, 1), hang=hang):
+    for group in trial.groups(sizes, hang=hang):
         cases = list(drawn(group.size))
         told = [f"run {n}{_told(case.troubles, group.size)}" for n, case in enumerate(cases, 1)]
         either = f" ({'; '.join(told)})" if any(", " in one for one in told) else ""
@@ -181,7 +197,7 @@ def _troubles(
     trial: Trial,
     size: int,
     steps: range,
-    stops: dict[int, int] | None = None,
+    stops: dict[int, tuple[int, ...]],
     empty: int | None = None,
     infinite: int | None = None,
 ) -> Troubles:
@@ -202,7 +218,7 @@ def _troubles(
         },
         outliers=outliers,
         turned={turned: draw.randrange(size)},
-        stops=stops or {},
+        stops=stops,
         leader=draw.randrange(size),
     )
 
@@ -220,7 +236,8 @@ def _told(troubles: Troubles, size: int) -> str:
            for step, rows in sorted(troubles.outliers.items())]  # fmt: skip
     found += [f"rows far off in steps {', '.join(far)}"] * bool(far)
     found += [f"step {s}: metrics turned on rank {r}" for s, r in troubles.turned.items()]
-    found += [f"rank {r} asked to stop in step {s}" for s, r in troubles.stops.items()]
+    found += [f"rank{'s' * (len(r) > 1)} {' and '.join(map(str, r))} asked to stop in step {s}"
+              for s, r in troubles.stops.items()]  # fmt: skip
     return "".join(f", {one}" for one in found)
 
 
@@ -241,9 +258,7 @@ def _equal(found: torch.Tensor, right: torch.Tensor, clipped: bool = False) -> b
 def _right_ends(where: str, ranks: list[dict]) -> None:
     """What one rank calls, all others answer."""
     calls = [
-        Counter(
-            (op, group) for op, _, group in one["events"] if group and op not in ("send", "recv")
-        )
+        Counter((op, group) for op, _, group, _ in one["events"] if group and op not in SIGNS)
         for one in ranks
     ]
     for rank, own in enumerate(calls):
@@ -254,6 +269,17 @@ def _right_ends(where: str, ranks: list[dict]) -> None:
                     f"{where}: rank {rank} calls {op} {mine} times, and rank 0 {first} times: "
                     "somebody is left without an answer."
                 )
+    between = Counter()
+    for op, _, group, to in (event for one in ranks for event in one["events"]):
+        between[group, to] += SIGNS.get(op, 0)
+    for (_, to), left in between.items():
+        if left:
+            more, less = ("sent", "received")[:: 1 if left > 0 else -1]
+            whom = "" if to is None else f" to rank {to}"
+            raise Wrong(
+                f"{where}: messages{whom}: {abs(left)} more {more} than {less}: somebody is left "
+                "without an answer."
+            )
 
 
 def _right_losses(
@@ -322,7 +348,7 @@ def _right_bytes(where: str, ranks: list[dict], settings: Settings, steps: int) 
     gradients, others = 8 * sum(settings.sizes), len(ranks) - 1
     needed = 2 * others * (gradients + 4 * SMALL)  # to all-reduce: to one and back, or in a ring
     sent = sum(event[1] for one in ranks for event in one["events"])
-    if sent > steps * needed + 2 * others * gradients + 1e-6:
+    if sent > steps * needed + others * gradients + 1e-6:
         raise Wrong(
             f"{where}: all ranks together send {sent / steps:,.0f} bytes a step; to all-reduce "
             f"gradients of {gradients:,} bytes they need {needed:,}.\nWhat else goes round, or "
@@ -343,7 +369,8 @@ def _right_cost(where: str, calls: int, service: str, steps: int) -> None:
 def _right_rows(where: str, found: list[dict], right: list[dict]) -> None:
     steps = [[int(row.get("step", -1)) for row in rows] for rows in (found, right)]
     if steps[0] != steps[1]:
-        raise Wrong(f"{where}: it returns the steps {steps[0]}; one rank does {steps[1]}.")
+        few = [f"{one[:3]} … {one[-3:]}" if len(one) > 12 else one for one in steps]
+        raise Wrong(f"{where}: it returns the steps {few[0]}; one rank does {few[1]}.")
     for mine, one in zip(found, right):
         if mine.keys() != one.keys():
             odd = sorted(mine.keys() ^ one.keys())

@@ -26,7 +26,7 @@ class Troubles:
 
     silent: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rows that do not count
     outliers: dict[int, dict[int, float]] = field(default_factory=dict)  # {row: its factor}
-    stops: dict[int, int] = field(default_factory=dict)  # the rank that is asked to stop
+    stops: dict[int, tuple[int, ...]] = field(default_factory=dict)  # ranks asked to stop
     turned: dict[int, int] = field(default_factory=dict)  # the rank whose metrics are turned round
     leader: int = 0
 
@@ -103,7 +103,7 @@ class Machine:
 
     def asked_to_stop(self, step: int) -> bool:
         """Whether somebody wants this rank to end after the step: on some ranks only."""
-        return self.troubles.stops.get(step) == self.rank
+        return self.rank in self.troubles.stops.get(step, ())
 
     def metrics(self, step: int, errors: torch.Tensor) -> dict[str, torch.Tensor]:
         """{name: tensor of one number}, of this rank's rows. errors: of each row."""

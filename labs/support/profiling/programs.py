@@ -533,7 +533,7 @@ def hanging(number: int, sound: bool = False) -> Program:
     troubles = {
         "skips a collective": Troubles(silent={step: tuple(range(rank, ROWS, RANKS))}),
         "decides alone": Troubles(outliers={step: {draw.randrange(rank, ROWS, RANKS): OUTLIER}}),
-        "leaves the loop": Troubles(stops={step: rank}),
+        "leaves the loop": Troubles(stops={step: (rank,)}),
         "another order": Troubles(turned={step: rank}),
         "calls it alone": Troubles(leader=rank),
     }[cause]

@@ -20,7 +20,9 @@ from utils.course.expect import Wrong
 from utils.measure.traffic import Event, Traffic, Watching
 
 HOT = 95.0  # °C
-MEETING = ("set", "get", "add", "append", "compare_set", "wait", "check", "barrier")  # of a store
+MEETING = ("set", "get", "multi_set", "multi_get", "queue_push", "queue_pop", "add", "append",
+           "compare_set", "wait", "check", "barrier")  # of a store  # fmt: skip
+ENDING = 2.0  # seconds that a thread may go on when train has returned
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,12 @@ class Messages(Traffic):
 
     def _noted(self, function, name):
         @functools.wraps(function)
-        def call(*args, **keywords):
+        def call(store, *args, **keywords):
+            found = function(store, *args, **keywords)
             if not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
-                self.events.append(Event(f"store.{name}", 0, 0, 0, False))
-            return function(*args, **keywords)
+                size = _length([*args[1:], *keywords.values(), found])  # without the key
+                self.events.append(Event(f"store.{name}", size, size, 0, False))
+            return found
 
         return call
 
@@ -94,13 +98,17 @@ class Messages(Traffic):
         """Bytes that were handed over, but for weights that are sent at the beginning."""
         return self.payload() - self.payload("broadcast")
 
-    def since(self, first: int) -> list[tuple[str, float, str]]:
-        """(operation, bytes that this rank sends, the group if all ranks are in it) of each."""
-        whole = dist.get_world_size()
-        return [
-            (event.op, float(event.sent), event.group if event.group_size == whole else "")
-            for event in self.events[first:]
-        ]
+    def since(self, first: int) -> list[tuple[str, float, str, int | None]]:
+        """(operation, bytes that this rank sends, the group if all ranks are in it, then also the
+        rank that receives a message from one to another) of each."""
+        found = []
+        for event in self.events[first:]:
+            whole = event.group_size == dist.get_world_size()
+            to = event.peer if event.op == "send" else dist.get_rank()
+            found.append(
+                (event.op, float(event.sent), event.group if whole else "", to if whole else None)
+            )
+        return found
 
 
 def slow(answer, cases: list[Case]) -> list[dict]:
@@ -162,7 +170,7 @@ class _Slow(Machine):
 
 
 def hanging(answer, cases: list[Case]) -> list[dict]:
-    """Run after run of `train`: the rows that it returns."""
+    """Run after run of `train`: the rows that it returns, and how many threads it leaves."""
     found = []
     with Messages() as messages:
         for case in cases:
@@ -171,11 +179,16 @@ def hanging(answer, cases: list[Case]) -> list[dict]:
                 len(messages.events),
             )
             given = handed(machine, "rows", "asked_to_stop", "metrics", "score")
+            before = set(threading.enumerate())
             rows = answer.train(given, case.steps)
+            left = set(threading.enumerate()) - before
+            for thread in left:
+                thread.join(ENDING)
             if not isinstance(rows, list | tuple) or not all(isinstance(r, dict) for r in rows):
                 raise Wrong("train does not return a list of dictionaries, one for each step.")
             rows = [{str(k): _number(v) for k, v in row.items()} for row in rows]
-            found.append({"rows": rows, "events": messages.since(first)})
+            threads = sum(thread.is_alive() for thread in left)
+            found.append({"rows": rows, "events": messages.since(first), "threads": threads})
     return found
 
 
@@ -217,6 +230,13 @@ class _Weights:
         if self._new:
             self._kept.append(weights_of(self._model))
         self._new = False
+
+
+def _length(value: Any) -> int:
+    """Bytes of the texts in nested lists."""
+    if isinstance(value, str | bytes | bytearray):
+        return len(value)
+    return sum(map(_length, value)) if isinstance(value, list | tuple) else 0
 
 
 def _numbers(losses: Any) -> list[float]:

@@ -374,3 +374,111 @@ def message_left_behind():
         if dist.get_rank() == 0:
             dist.all_reduce(torch.ones(1), async_op=True)
         return done
+
+
+def at_most_four_ranks():
+    """A mean over the ranks, as if they were never more than four.
+
+    kind: sizes
+    hint: score is
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "value.item() / dist.get_world_size()", "value.item() / min(dist.get_world_size(), 4)"
+    )
+    exec(source, globals())
+
+
+def at_most_48_steps():
+    """Later steps are not done.
+
+    kind: constants
+    hint: it returns the steps
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("for step in range(steps)", "for step in range(min(steps, 48))")
+    exec(source, globals())
+
+
+def deaf_after_24_steps():
+    """Nobody listens later.
+
+    kind: constants
+    hint: it returns the steps
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("        if stop:", "        if stop and step < 24:")
+    exec(source, globals())
+
+
+def one_request_alone():
+    """Two ranks that are asked in one step are not heard.
+
+    kind: values
+    hint: it returns the steps
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "dist.all_reduce(stop, op=dist.ReduceOp.MAX, group=second)\n        if stop:",
+        "dist.all_reduce(stop, group=second)\n        if stop == 1:",
+    )
+    exec(source, globals())
+
+
+def sent_to_nobody():
+    """Rank 0 sends something at the end, and nobody receives it.
+
+    kind: communication
+    hint: left without an answer
+    """
+
+    def train(machine, steps, solution=train):
+        done = solution(machine, steps)
+        if dist.get_rank() == 0 and dist.get_world_size() > 1:
+            dist.isend(torch.ones(1), 1, tag=9)
+        return done
+
+
+def a_thread_still_waits():
+    """A thread of rank 0 waits for what nobody sends.
+
+    kind: end
+    hint: a thread that train has begun on rank 0 goes on | left without an answer
+    """
+
+    def train(machine, steps, solution=train):
+        import threading
+
+        done = solution(machine, steps)
+        if dist.get_rank() == 0 and dist.get_world_size() > 1:
+            given = [torch.ones(1)], 1, 9
+            threading.Thread(target=dist.group.WORLD.recv, args=given, daemon=True).start()
+        return done
+
+
+def through_the_store():
+    """Every rank gets the gradients of all by the store, too.
+
+    kind: communication
+    hint: goes twice
+    """
+
+    def reduce(model, loss, group, solution=reduce):
+        store = dist.distributed_c10d._get_default_store()
+        flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+        store.set(f"gradients of {dist.get_rank()}", flat.numpy().tobytes())
+        for rank in range(dist.get_world_size()):
+            store.get(f"gradients of {rank}")
+        return solution(model, loss, group)
