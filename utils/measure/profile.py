@@ -114,7 +114,6 @@ def tracing(
         on_trace_ready=write,
         record_shapes=True,
         with_stack=stacks,
-        acc_events=True,
     ) as profiler:
         yield profiler
     if not written:
