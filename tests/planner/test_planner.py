@@ -329,6 +329,21 @@ def test_all_candidates_are_different_and_valid():
         plan(MODELS["mixtral-8x7b"], strategy, MACHINES["dgx-h100"])
 
 
+def test_a_search_over_a_prime_number_of_devices_ends():
+    prime = 1_000_000_007
+    assert len(candidates(MODELS["gpt2"], A100, prime)) == 0
+    assert {one.strategy.dp for one in search(MODELS["gpt2"], A100, prime, prime)} == {prime}
+
+
+def test_products_beyond_64_bits_do_not_wrap():
+    most = 2**31 - 1
+    model = Model(most, 2**30, 2**10, most, most, intermediate_size=most, gated=True)
+    planned = plan(model, Strategy(dp=2, zero=3, global_batch=2**30), A100)
+    assert planned.memory["optimizer"] == pytest.approx(12 * model.parameters / 2)
+    assert min(*planned.memory.values(), *planned.seconds.values()) >= 0
+    assert planned.mfu < 1
+
+
 def test_arrays_and_single_strategies_are_the_same():
     model = MODELS["gpt3-13b"]
     strategies = [Strategy(tp=t, dp=8 // t, global_batch=64) for t in (1, 2, 4, 8)]
@@ -426,6 +441,10 @@ def test_ffn_means_a_gated_mlp(capsys):
         (f"{SIZES} --dp 2 --sequence-parallel", "tp is 1"),
         (f"{SIZES} --ep 2 --dp 2", "the model is dense"),
         (f"{SIZES} --tp 0", "tp 0 is not a whole number above 0"),
+        (f"{SIZES} --dp {2**31}", "dp 2147483648 is more than 2147483647"),
+        (f"{SIZES} --gpus 8 --hidden {2**63}", "hidden 9223372036854775808 is more than"),
+        (f"{SIZES} --gpus {10**12}", "gpus 1000000000000 is more than"),
+        (f"{SIZES} --gpus 8 --top {10**30}", "is more than"),
         (f"{SIZES} --tp x", "invalid int value"),
         (f"{SIZES} --tp 8 --recompute some", "recompute 'some' is not one of none, selective"),
         (f"{SIZES} --machine abacus --tp 8", "machine 'abacus' is not one of"),

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from utils.cli import exit_status
 from utils.planner.machine import HERE, MACHINES, measured
-from utils.planner.model import MODELS, WORDS, Model
+from utils.planner.model import MODELS, WORDS, Model, check_whole
 from utils.planner.plan import counted, plan
 from utils.planner.published import errors
 from utils.planner.search import candidates, explain, search
@@ -168,8 +168,7 @@ def run(given: argparse.Namespace) -> str:
         return json.dumps(result.as_dict(), indent=1) if given.json else str(result)
     if given.gpus is None:
         raise ValueError("no strategy and no devices: give --gpus to search, or --tp, --pp, --dp")
-    if given.top < 1:
-        raise ValueError(f"top {given.top} is not a whole number above 0")
+    check_whole("top", given.top)
     batch = found.pop("global_batch", None)
     ranking = search(model, machine, given.gpus, batch, given.top, **found)
     tried = len(candidates(model, machine, given.gpus, batch, **found))

@@ -237,8 +237,8 @@ def largest_model(
 def split(model: Model, c: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Parameters on one rank: (of a layer without experts, of a layer's experts, of the embedding
     matrix)."""
-    attention = (model.attention_matrices + model.split_biases[0]) / c.tp + model.whole[0]
-    expert = (model.expert_matrices + model.split_biases[1]) / c.tp + model.whole[1]
+    attention = float(model.attention_matrices + model.split_biases[0]) / c.tp + model.whole[0]
+    expert = float(model.expert_matrices + model.split_biases[1]) / c.tp + model.whole[1]
     table = np.ceil(model.vocab_size / c.tp) * model.hidden_size
     if model.experts == 1:
         return attention + expert, np.zeros_like(table), table

@@ -16,6 +16,7 @@ from typing import Any
 from utils.models.config import DecoderSizes, GPTConfig
 
 WORDS = {"hidden_size": "hidden", "vocab_size": "vocab", "intermediate_size": "ffn"}  # of options
+LARGEST = 2**31 - 1  # of a size or a count: products of some of them stay exact, or far from inf
 SHARED = ("layers", "hidden_size", "heads", "vocab_size", "kv_heads", "head_dim", "tie_embeddings")
 
 
@@ -53,8 +54,7 @@ class Model(DecoderSizes):
             value = getattr(self, name)
             if value is None and name in optional:
                 continue
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{WORDS.get(name, name)} {value!r} is not a whole number above 0")
+            check_whole(WORDS.get(name, name), value)
         if self.head_dim is None and self.hidden_size % self.heads:
             raise ValueError(f"heads {self.heads} do not divide hidden {self.hidden_size}")
         if self.heads % self.key_value_heads:
@@ -124,6 +124,14 @@ class Model(DecoderSizes):
         core = 0 if self.gated else scores
         full = 2 * self.matmul_parameter_count() - head + scores
         return sequences * self.seq * {"none": 0, "selective": core, "full": full}[mode]
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Raises ValueError where a size or a count is no int from 1 to LARGEST."""
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{name} {value!r} is not a whole number above 0")
+    if value > LARGEST:
+        raise ValueError(f"{name} {value} is more than {LARGEST}, the most that is planned for")
 
 
 def _gpt(layers, hidden, heads, batch, vocab=51200, seq=2048, **more):

@@ -125,6 +125,7 @@ def plan_all(model: Model, strategies: list[Strategy], machine: Machine) -> list
 
 def evaluate(model: Model, c: Columns, machine: Machine) -> Evaluated:
     """(memory, host bytes, seconds, hidden seconds, fits): arrays of all strategies in `c`."""
+    c = c.as_floats()  # in whole numbers of 64 bits some products would wrap
     held, host = memory(model, c)
     seconds, hidden = step(model, c, machine)
     fits = (held["total"] <= USABLE * machine.memory) & (host <= machine.host_memory)

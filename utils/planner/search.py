@@ -1,12 +1,13 @@
 """Every strategy that fits a machine, the fastest first."""
 
+import math
 from typing import Any
 
 import numpy as np
 
 from utils.choices import RECOMPUTE
 from utils.planner.machine import Machine
-from utils.planner.model import Model
+from utils.planner.model import Model, check_whole
 from utils.planner.plan import Plan, evaluate, plans
 from utils.planner.strategy import Columns, Strategy, defaults, valid
 
@@ -60,8 +61,9 @@ def candidates(
     model: Model, machine: Machine, gpus: int, global_batch: int | None = None, **fixed: Any
 ) -> Columns:
     """All strategies on `gpus` devices whose sizes go together, whether they fit or not."""
-    if type(gpus) is not int or gpus < 1:
-        raise ValueError(f"gpus {gpus!r} is not a whole number above 0")
+    check_whole("gpus", gpus)
+    if global_batch is not None:
+        check_whole("global-batch", global_batch)
     unknown = set(fixed) - set(Strategy.__dataclass_fields__)
     if unknown:
         raise ValueError(f"{sorted(unknown)} is no field of Strategy")
@@ -111,7 +113,8 @@ def _keep(grid, where):
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def explain(found: list[Plan]) -> str:

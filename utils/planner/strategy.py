@@ -14,7 +14,7 @@ import numpy as np
 
 from utils.choices import RECOMPUTE, ZERO
 from utils.planner.machine import Machine
-from utils.planner.model import Model
+from utils.planner.model import Model, check_whole
 
 # What a run may let travel while the device computes, by the words of Megatron's options.
 OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad_reduce", "overlap_param_gather")
@@ -86,8 +86,7 @@ class Strategy:
             value = getattr(self, name)
             if value is None and name == "global_batch":
                 continue
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{_flag(name)} {value!r} is not a whole number above 0")
+            check_whole(_flag(name), value)
         for name, known in CHOICES.items():
             value = getattr(self, name)
             if value is None and name in OPEN:
@@ -223,6 +222,12 @@ class Columns:
     def take(self, index: np.ndarray) -> "Columns":
         """The strategies that `index` (a mask or positions) chooses."""
         return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(Strategy)})
+
+    def as_floats(self) -> "Columns":
+        """The same with fp64 in place of int64: exact up to 2⁵³, and nothing wraps beyond."""
+        columns = {f.name: getattr(self, f.name) for f in fields(Strategy)}
+        return Columns(**{name: column.astype(float) if column.dtype.kind == "i" else column
+                          for name, column in columns.items()})  # fmt: skip
 
     def strategies(self) -> list[Strategy]:
         """All of them as a `Strategy` each."""
