@@ -19,6 +19,7 @@ COMPILES = 120.0  # seconds: a compilation takes 1 to 3, on a busy machine longe
 LARGE = 2**24
 HUGE = 2**31 + 2**20 + 5  # numbers
 CALLS = ("first call", "second call")
+ZEROS = (1, 0), (0, 0), (0, 1)  # strides of x and y
 
 
 def add(trial: Trial) -> str:
@@ -104,7 +105,9 @@ def _values(answer, drawn: dict) -> None:
     memories = [_memory(n, max(strides), dtype) for _ in strides]
     calls = CALLS[:1] if n > 2**16 else (*CALLS, "third call")
     for i, call in enumerate(calls):
-        turned = strides[i:] + strides[:i] if strides[1] else strides  # out cannot have stride 0
+        turned = strides[i:] + strides[:i]
+        if 0 in strides:  # out cannot have it
+            turned = (*ZEROS[i], strides[2])
         x, y, out = (
             _vector(memory, n, stride, drawn["seed"] + 10 * i + j)
             for j, (memory, stride) in enumerate(zip(memories, turned))
@@ -138,7 +141,7 @@ def _launched(answer, n: int) -> list:
     """The launch for n fp32 numbers that are neighbours."""
     vectors = [torch.empty(n, device="meta") for _ in "xyo"]
     launches = dry(1, lambda: interpreted(answer).add(*vectors))
-    inside(launches)
+    inside(launches, loads=2)
     return launches
 
 

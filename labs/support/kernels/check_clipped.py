@@ -63,8 +63,8 @@ def _cases(trial: Trial) -> list[dict]:
         for _ in cases
     ]  # fmt: skip
     rates[0] |= {"t": draw.randrange(2, 9), "eps": 1e-2}
-    late = draw.choice((draw.randrange(1100, 5000), draw.randrange(20_000, 100_000)))
-    rates[1] |= {"t": late, "betas": (0.9, 0.999)}
+    late = draw.randrange(30_000, 100_000)
+    rates[1] |= {"t": late, "betas": (0.9, 1 - 1 / late)}  # each t has another β2^t
     return [
         {
             "size": draw.uniform(0.1, 2),

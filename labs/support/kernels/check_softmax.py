@@ -11,7 +11,7 @@ import torch
 
 from labs.support.kernels.check_add import COMPILES
 from labs.support.kernels.interpreter import LIBRARY, interpreted, there
-from labs.support.kernels.launched import dry, inside, wide
+from labs.support.kernels.launched import dry, inside, own, wide
 from labs.support.kernels.traced import Traced, once, own_memory
 from utils.course.expect import Wrong, close
 from utils.course.trial import Trial, fractions
@@ -32,8 +32,8 @@ def softmax(trial: Trial) -> str:
             group.run(_named(drawn), _values, drawn)
         rows = 2**31 // LONG + 1000
         group.run(f"{rows:,} rows of {LONG:,} fp16 numbers", _far, rows)
-        for d in lengths(trial):
-            group.run(f"{ROWS:,} rows of {d:,} fp32 numbers", _code, d, seconds=COMPILES)
+        for rows, d in shapes(trial):
+            group.run(f"{rows:,} rows of {d:,} fp32 numbers", _code, rows, d, seconds=COMPILES)
     return (
         "y and dx equal PyTorch's in fp64, in fp32 and fp16, for rows of any length, large\n"
         "numbers, masked places, and gradients whose numbers are not neighbours; forward 8 and\n"
@@ -42,9 +42,11 @@ def softmax(trial: Trial) -> str:
     )
 
 
-def lengths(trial: Trial) -> tuple[int, int, int]:
-    """Of rows that are compiled."""
-    return LEAST, 16 * trial.draw.randrange(LEAST // 16 + 1, LONG // 16 + 1), NO_SPILL
+def shapes(trial: Trial) -> list[tuple[int, int]]:
+    """(rows, numbers of a row) that are compiled; once, where many and few rows have one code."""
+    lengths = LEAST, 16 * trial.draw.randrange(LEAST // 16 + 1, LONG // 16 + 1), NO_SPILL
+    few = 16 * trial.draw.randrange(1, 9)  # an H100 has more SMs
+    return [(rows, d) for d in lengths for rows in (ROWS, few)]
 
 
 def _cases(trial: Trial) -> list[dict]:
@@ -196,7 +198,10 @@ def _launches(answer, rows: int, d: int, dtype: torch.dtype) -> list:
     answer, x = interpreted(answer), x.requires_grad_()
 
     def both():
-        torch.autograd.grad(answer.softmax(x, 0.5), x, dy)
+        y = answer.softmax(x, 0.5)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        own({"y": y}, {"x": x})
+        own({"dx": dx}, {"x": x, "y": y, "dy": dy})
 
     return dry(2, both, moved=4 * A_ROW * rows)
 
@@ -205,5 +210,5 @@ def _far(answer, rows: int) -> None:
     inside(_launches(answer, rows, LONG, torch.float16))
 
 
-def _code(answer, d: int) -> None:
-    wide(_launches(answer, ROWS, d, torch.float32), [4 * ROWS * d] * 2, spills=d > NO_SPILL)
+def _code(answer, rows: int, d: int) -> None:
+    wide(_launches(answer, rows, d, torch.float32), [4 * rows * d] * 2, spills=d > NO_SPILL)

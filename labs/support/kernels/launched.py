@@ -22,6 +22,7 @@ from labs.support.kernels.traced import Moved, distance
 from utils.course.expect import Wrong
 
 GRID = (2**31 - 1, 65_535, 65_535)  # programs that CUDA launches along each dimension, at most
+LOADS, STORES = "loads from", "stores to"
 ENOUGH = 64  # loads and stores of a program of a huge launch that are looked at
 H100 = types.SimpleNamespace(name="NVIDIA H100", major=9, minor=0, multi_processor_count=132)
 
@@ -113,22 +114,30 @@ def dry(right: int, call: Callable[[], Any], moved: int = 0) -> list[Launch]:
     return launches
 
 
-def inside(launches: list[Launch], enough: int = ENOUGH) -> None:
+def own(made: dict[str, torch.Tensor], given: dict[str, torch.Tensor]) -> None:
+    """Nothing that is made lies where something is that was given; both may be on "meta"."""
+    for result, tensor in made.items():
+        for name, other in given.items():
+            if tensor.untyped_storage() is other.untyped_storage():
+                raise Wrong(f"{result} lies in the memory of {name}, which is not to be changed.")
+
+
+def inside(launches: list[Launch], enough: int = ENOUGH, loads: float = math.inf) -> None:
     """The first and the last program of each launch, whose tensors have no memory, loads from and
     stores to its tensors only. The first ENOUGH loads and stores are looked at, `enough` of the
-    last program."""
+    last program. loads: numbers that a program loads for each that it stores, at most."""
     for launch in launches:
         size = launch.size + (1,) * (3 - len(launch.size))
         last = tuple(programs - 1 for programs in size)
         for index, most in {(0, 0, 0): ENOUGH, last: enough}.items():
-            _reach(launch, size, index, most)
+            _reach(launch, size, index, most, loads)
 
 
-def _reach(launch: Launch, size: tuple, index: tuple, enough: int) -> None:
+def _reach(launch: Launch, size: tuple, index: tuple, enough: int, loads: float) -> None:
     """Runs one program, which finds ones wherever it loads."""
     from triton.runtime import interpreter
 
-    spans, left = [], [enough]
+    spans, left, counts = [], [enough], {LOADS: 0, STORES: 0}
 
     def place(value):
         if not isinstance(value, torch.Tensor):
@@ -144,6 +153,7 @@ def _reach(launch: Launch, size: tuple, index: tuple, enough: int) -> None:
     def look(pointers, mask, done):
         on = np.broadcast_to(np.asarray(getattr(mask, "data", mask)), pointers.data.shape)
         places = pointers.data if on.all() else pointers.data[on]
+        counts[done] += places.size
         ends = [int(end) for end in (places.min(), places.max())] if places.size else []
         for at in ends:  # one access is to one tensor
             begin, end, unit = min(spans, key=lambda span: distance(at, span[:2]))
@@ -160,7 +170,7 @@ def _reach(launch: Launch, size: tuple, index: tuple, enough: int) -> None:
             raise _Enough
 
     def load(this, pointers, mask, *_):
-        look(pointers, mask, "loads from")
+        look(pointers, mask, LOADS)
         kind = pointers.get_element_ty()
         ones = np.ones_like(pointers.data, dtype=interpreter._get_np_dtype(kind))
         return interpreter.TensorHandle(ones, kind)
@@ -176,7 +186,7 @@ def _reach(launch: Launch, size: tuple, index: tuple, enough: int) -> None:
         for owner, name, new in (
             (builder, "create_masked_load", load),
             (builder, "create_masked_store", lambda _, pointers, __, mask, *___:
-             look(pointers, mask, "stores to")),
+             look(pointers, mask, STORES)),
             (builder, "create_splat", splat),
             (builder, "set_grid_idx", only_this),
             (interpreter, "_patch_lang", patched_once()),
@@ -193,6 +203,12 @@ def _reach(launch: Launch, size: tuple, index: tuple, enough: int) -> None:
             while error.__cause__ is not None:
                 error = error.__cause__
             raise error from None
+    if left[0] > 0 and counts[LOADS] > loads * counts[STORES]:  # else it has not ended
+        raise Wrong(
+            f"program {short(index)} of {math.prod(size):,} of {launch.kernel.fn.__name__} loads "
+            f"{counts[LOADS]:,} numbers to store {counts[STORES]:,}, and {loads:g} for each are "
+            "enough."
+        )
 
 
 class _Enough(BaseException):

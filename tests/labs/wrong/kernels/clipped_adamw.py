@@ -401,6 +401,26 @@ def a_table_of_steps():
         return fused(p, g, m, v, min(t, 1000), *options, **named)
 
 
+def a_root_of_20000_steps():
+    """From step 20,000 on the average of squares counts as begun long ago.
+
+    kind: constants
+    hint: p at
+    """
+
+    def clipped_step(p, g, m, v, t, max_norm, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        n, grid = p.numel(), (triton.cdiv(p.numel(), 1024),)
+        parts = torch.empty(grid, device=g.device)
+        squares_kernel[grid](g, parts, n, BLOCK=1024)
+        norm = parts.sum().sqrt()
+        factor = torch.where(norm.isfinite(), (max_norm / (norm + 1e-6)).clamp(max=1.0), -1.0)
+        size, root = lr / (1 - betas[0] ** t), math.sqrt(1 - betas[1] ** min(t, 20_000))
+        step_kernel[grid](
+            p, g, m, v, factor, n, 1 - lr * weight_decay, *betas, size, root, eps, BLOCK=1024
+        )
+        return norm
+
+
 def a_thread_sums():
     """torch finds the norm out of sight.
 

@@ -135,6 +135,23 @@ def h_by_torch():
         return y, h
 
 
+def h_over_a_long_residual():
+    """No memory for h where there is much of it.
+
+    kind: sizes
+    hint: h lies in the memory of residual
+    """
+
+    def add_norm(x, residual, weight, eps):
+        rows, d = x.shape
+        y, h = torch.empty_like(x), residual if x.numel() > 40_000 else torch.empty_like(x)
+        block = triton.next_power_of_2(d)
+        norm_kernel[(min(rows, SMS),)](
+            x, residual, weight, y, h, rows, d, eps, BLOCK=block, num_warps=max(1, block // 256)
+        )
+        return y, h
+
+
 def h_over_the_residual():
     """No memory for h: it goes where the residual was.
 

@@ -96,6 +96,23 @@ def blocks_of_1024():
             return 1024
 
 
+def dx_over_a_long_dy():
+    """A long gradient is written over.
+
+    kind: sizes
+    hint: dx lies in the memory of dy
+    """
+
+    def backward(ctx, dy):
+        (y,) = ctx.saved_tensors
+        long, d = dy.is_contiguous() and dy.numel() > 40_000, y.shape[-1]
+        dx = dy if long else torch.empty_like(y)
+        backward_kernel[(y.numel() // d,)](y, dy.contiguous(), dx, d, ctx.scale, **sizes(d))
+        return dx, None
+
+    Softmax.backward = staticmethod(backward)
+
+
 def dx_over_y():
     """dx is written where y was.
 
@@ -428,6 +445,26 @@ def scaled_by_numpy():
         return dx, None
 
     Softmax.backward = staticmethod(backward)
+
+
+def sixteen_warps_for_few_rows():
+    """512 threads share a row where there are few.
+
+    kind: sizes
+    hint: for an H100 forward_kernel has loads {32
+    """
+
+    def forward(ctx, x, scale):
+        y = torch.empty_like(x, memory_format=torch.contiguous_format)
+        d = x.shape[-1]
+        rows = x.numel() // d
+        few = {"num_warps": 16} if rows <= 132 else {}
+        forward_kernel[(rows,)](x.contiguous(), y, d, scale, **sizes(d) | few)
+        ctx.save_for_backward(y)
+        ctx.scale = scale
+        return y
+
+    Softmax.forward = staticmethod(forward)
 
 
 def strides_of_a_matrix():

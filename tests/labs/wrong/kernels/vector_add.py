@@ -74,6 +74,21 @@ def copies_first():
         )
 
 
+def copies_single_numbers():
+    """Where x and y are a number each that stands for all, x is written out.
+
+    kind: memory
+    hint: 0 times
+    """
+
+    def add(x, y, out):
+        n = x.numel()
+        x = x.contiguous() if x.stride(0) == y.stride(0) == 0 else x
+        add_kernel[(triton.cdiv(n, 1024),)](
+            x, y, out, n, x.stride(0), y.stride(0), out.stride(0), BLOCK=1024
+        )
+
+
 def copies_back():
     """The sums go to a new vector, which is copied.
 
@@ -130,6 +145,24 @@ def keeps_the_second_vector():
         strides = x.stride(0), y.stride(0), out.stride(0)
         n = x.numel()
         add_kernel[(triton.cdiv(n, 1024),)](x, y, out, n, *strides, BLOCK=1024)
+
+
+def loads_out_of_long_vectors():
+    """Behind the mask of a long vector stands what out was.
+
+    kind: sizes
+    hint: loads 3,072 numbers to store 1,024
+    """
+
+    @triton.jit
+    def add_kernel(x_ptr, y_ptr, out_ptr, n, x_stride, y_stride, out_stride, BLOCK: tl.constexpr):
+        places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        mask = places < n
+        x = tl.load(x_ptr + places * x_stride, mask)
+        y = tl.load(y_ptr + places * y_stride, mask)
+        if n > 100_000:
+            x = tl.where(mask, x, tl.load(out_ptr + places * out_stride, mask, other=0))
+        tl.store(out_ptr + places * out_stride, x + y, mask)
 
 
 def loads_twice():
