@@ -31,14 +31,16 @@ def option(
     *,
     least: float | None = None,
     above: float | None = None,
+    most: float | None = None,
 ) -> Any:
     """A field of the dataclass, with what `--help` says of it.
 
     choices        the texts that it may be
-    least, above   the smallest number that it may be; the number that it must be larger than
+    least, most    the smallest and the largest number that it may be
+    above          the number that it must be larger than
     """
-    facts = {"help": help, "choices": choices, "metavar": metavar, "least": least, "above": above}
-    return field(default=default, metadata=facts)
+    facts = {"help": help, "choices": choices, "metavar": metavar}
+    return field(default=default, metadata=facts | {"least": least, "above": above, "most": most})
 
 
 def flag(name: str) -> str:
@@ -68,9 +70,11 @@ def _check_type(entry: Field, value: Any) -> None:
 
 
 def _check_range(entry: Field, value: Any) -> None:
-    least, above = entry.metadata["least"], entry.metadata["above"]
+    least, above, most = (entry.metadata[name] for name in ("least", "above", "most"))
     if least is not None and value < least:
         raise ValueError(f"{flag(entry.name)} {value} is too small: it takes {least} or more")
+    if most is not None and value > most:
+        raise ValueError(f"{flag(entry.name)} {value} is too large: it takes {most} or less")
     if above is not None and value <= above:
         raise ValueError(f"{flag(entry.name)} {value} must be above {above}")
 

@@ -91,6 +91,7 @@ BAD = {
     '{"input": 3, "output": "b"}': 'line 2: "input" is 3, not text',
     '{"input": "", "output": "b"}': 'line 2: "input" is empty',
     '{"input": "a", "output": "\\ud800"}': "line 2: .*half of a surrogate pair",
+    '{"input": "' + 2**20 * "a" + '", "output": "b"}': "line 2: 1,048,604 bytes, and 1,048,576",
     b'{"input": "\xff", "output": "b"}': "line 2: byte 12 is not UTF-8",
     "[" * 100_000: "line 2: (nested too deeply|not JSON)",
 }
@@ -350,6 +351,7 @@ def test_the_learning_rate_is_level_then_falls():
     ("options", "message"),
     [
         ({"length": 0}, "--length 0 is too small: it takes 1 or more"),
+        ({"batch": 10**12}, "--batch 1000000000000 is too large: it takes 65536 or less"),
         ({"lr": 0.0}, "--lr 0.0 is not above 0"),
         ({"lr": 1e38}, r"--lr 1e\+38 is not above 0 and at most 1e6"),
         ({"lr": math.nan}, "--lr nan is not a finite number"),

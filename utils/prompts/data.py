@@ -23,6 +23,8 @@ from utils.models.tokenizer import Tokenizer
 
 IGNORED = -100  # the target of a token that does not count
 Row = tuple[list[int], list[int]]  # tokens of an input, and of its answer with the end
+MOST = 2**16  # rows of a step, tokens of a prompt
+LONGEST = 2**20  # bytes of a line
 SHOWN = 10  # bad lines that are spelled out; of the rest only the number is told
 
 
@@ -68,6 +70,8 @@ def read_examples(file: Path | str) -> list[Example]:
 
 def _example(line, number):
     """The example on a line, None on an empty one; ValueError says what is wrong."""
+    if len(line) > LONGEST:
+        raise ValueError(f"{len(line):,} bytes, and {LONGEST:,} are the most of an example")
     try:
         text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors write a mark
     except UnicodeDecodeError as error:

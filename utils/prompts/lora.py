@@ -22,7 +22,7 @@ import torch
 from utils.cli import check_options, option
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
-from utils.prompts.data import Example, encode, padded
+from utils.prompts.data import MOST, Example, encode, padded
 from utils.prompts.tuning import FallingRate, descend, prompt_loss
 
 KINDS = ("full", "lora")
@@ -37,7 +37,7 @@ class PeerConfig(FallingRate):
     lr: float = option(3e-4, "learning rate of Adam", above=0)
     cooldown: float = option(0.5, "part of the steps in which the learning rate falls to 0")
     steps: int = option(200, "how many steps", least=1)
-    batch: int = option(16, "examples in a step", least=1)
+    batch: int = option(16, "examples in a step", least=1, most=MOST)
     seed: int = option(0, "of LoRA's first matrices and of the order of the examples")
     rank: int = option(4, "LoRA: columns of the thin matrices", least=1)
     alpha: float | None = option(None, "LoRA: the update is scaled by alpha / rank; default: rank")

@@ -28,7 +28,7 @@ from utils.cli import check_options, option
 from utils.memory.precision import autocast
 from utils.models.gpt import GPT, cross_entropy
 from utils.models.tokenizer import Tokenizer
-from utils.prompts.data import IGNORED, Example, Row, encode, padded, rows_of_step
+from utils.prompts.data import IGNORED, MOST, Example, Row, encode, padded, rows_of_step
 from utils.prompts.embedding import draw_prompt, frozen, prompted
 
 
@@ -45,11 +45,11 @@ class FallingRate:
 class PromptConfig(FallingRate):
     """How a prompt is tuned. Raises ValueError for values that make no sense."""
 
-    length: int = option(16, "virtual tokens", least=1)
+    length: int = option(16, "virtual tokens", least=1, most=MOST)
     lr: float = option(0.1, "learning rate of Adam, far above what weights bear")
     cooldown: float = option(0.5, "part of the steps in which the learning rate falls to 0")
     steps: int = option(200, "how many steps", least=1)
-    batch: int = option(16, "examples in a step", least=1)
+    batch: int = option(16, "examples in a step", least=1, most=MOST)
     seed: int = option(0, "of the first prompt and of the order of the examples")
     init: str = option(
         "words",
