@@ -15,12 +15,14 @@ Whole numbers, numbers, texts and switches (--name, --no-name), each with a defa
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, field, fields
 from typing import Any
 
 WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "True or False"}
+OUT_OF_MEMORY = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # torch's words, CPU and CUDA
 
 
 def option(
@@ -111,7 +113,8 @@ def exit_status(
 ) -> int:
     """Runs a command; what went wrong becomes one sentence on stderr.
 
-    errors    those that have a sentence of their own; any other one passes
+    errors    those that have a sentence of their own; any other one passes, but for torch's when it
+              gets no memory, on the CPU or a GPU
     stopped   what to say of Ctrl-C; None: it passes
     Returns 0; 2 after an error, 130 after Ctrl-C, as shells have it.
     """
@@ -119,6 +122,12 @@ def exit_status(
         run()
     except errors as error:
         print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        wanted = OUT_OF_MEMORY.search(str(error))
+        if not wanted:
+            raise
+        print(f"{program}: no memory for {wanted[1]}: choose smaller sizes", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         if stopped is None:

@@ -110,6 +110,12 @@ def test_options_of_the_wrong_type_are_named():
             TrainConfig(**changes)
 
 
+def test_too_little_memory_is_said(capsys):
+    assert main(["--device", "cpu", "--steps", "1", "--hidden", str(2**40)]) == 2  # 1 PiB
+    error = capsys.readouterr().err
+    assert error == "utils.train: no memory for 1125899906842624 bytes: choose smaller sizes\n"
+
+
 def test_help_names_every_option(capsys):
     with pytest.raises(SystemExit):
         parse(["--help"])
