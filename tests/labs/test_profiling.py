@@ -380,6 +380,11 @@ def test_handing_out_keeps_what_is_mended(tmp_path, capsys):
     assert "stays as it is" in capsys.readouterr().out
 
 
+def test_a_number_may_have_a_type(tmp_path):
+    (tmp_path / "diagnosis.py").write_text("OTHER: int = 3\nNUMBER: int\nNUMBER: int = 17\n")
+    assert programs.number_in(tmp_path) == 17
+
+
 @pytest.mark.parametrize("line", ["NUMBER = 0", "NUMBER = 'me'", "NUMBER = 1 + 1", "number = 3"])
 def test_a_number_that_is_none_gets_one_sentence(tmp_path, line):
     (tmp_path / "diagnosis.py").write_text(line + "\n")

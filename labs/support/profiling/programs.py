@@ -102,12 +102,13 @@ def number_in(folder: str | Path) -> int:
     found = [
         node.value
         for node in ast.parse(text).body
-        if isinstance(node, ast.Assign) and [ast.unparse(t) for t in node.targets] == ["NUMBER"]
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        and node.value
+        and [ast.unparse(t) for t in getattr(node, "targets", None) or [node.target]] == ["NUMBER"]
     ]
     value = found[-1].value if found and isinstance(found[-1], ast.Constant) else found
     if value is None:
-        line = text.splitlines().index("NUMBER = None")
-        raise NotImplementedError(text.splitlines()[line - 1].removeprefix("# "))
+        raise NotImplementedError(text.splitlines()[found[-1].lineno - 2].removeprefix("# "))
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 999_999:
         raise ValueError(
             "diagnosis.py: write NUMBER = 17, or another whole number from 1 to 999999, as a line "

@@ -19,7 +19,7 @@ from labs.support.profiling.machine import SERVICES, Machine, Troubles, weights_
 from utils.course.expect import Wrong
 from utils.measure.traffic import Event, Traffic, Watching
 
-HOT = 95.0  # °C
+HOT = 90.25  # °C
 MEETING = ("set", "get", "multi_set", "multi_get", "queue_push", "queue_pop", "add", "append",
            "compare_set", "wait", "check", "barrier")  # of a store  # fmt: skip
 ENDING = 2.0  # seconds that a thread may go on when train has returned

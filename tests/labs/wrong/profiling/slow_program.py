@@ -474,3 +474,47 @@ def last_step_left_out():
         "        if step < steps - 1 or step % OFTEN == OFTEN - 1:\n            optimizer.step()\n",
     )
     exec(source, globals())
+
+
+def at_most_four_ranks():
+    """A mean over the ranks, as if they were never more than four.
+
+    kind: sizes
+    hint: the loss of step
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "flat /= dist.get_world_size()", "flat /= min(dist.get_world_size(), 4)"
+    )
+    exec(source, globals())
+
+
+def looks_for_64_steps():
+    """Later, nobody looks at the temperature.
+
+    kind: constants
+    hint: goes on to the end
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("step % OFTEN == 0 and", "step < 64 and step % OFTEN == 0 and")
+    exec(source, globals())
+
+
+def hot_from_91_on():
+    """Not yet above 90.
+
+    kind: values
+    hint: goes on to the end
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace("machine.temperature(step) > 90", "machine.temperature(step) >= 91")
+    exec(source, globals())

@@ -373,3 +373,99 @@ def rows_of_all():
     def train(machine, steps, watching=unwatched, solution=train):
         alone = type(machine)(0, 1, machine.widths, 5)
         return solution(alone, steps, watching)
+
+
+def at_most_four_ranks():
+    """A mean over the ranks, as if they were never more than four.
+
+    kind: sizes
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "    tail /= dist.get_world_size()", "    tail /= min(dist.get_world_size(), 4)"
+    )
+    exec(source, globals())
+
+
+def clips_for_64_steps():
+    """Later, only one rank alone clips.
+
+    kind: constants
+    hint: are not those of one rank
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "            torch.nn.utils.clip",
+        "            if step < 64 or dist.get_world_size() == 1:\n    "
+        "            torch.nn.utils.clip",
+    )
+    exec(source, globals())
+
+
+def very_large_loss_decides():
+    """Whose own loss is far above SPIKE leaves the step out, also where the mean is below.
+
+    kind: odd
+    hint: the same bits
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "            if loss < SPIKE:", "            if loss < SPIKE and own < 4 * SPIKE:"
+    )
+    exec(source, globals())
+
+
+def padded():
+    """Zeros are sent beside the gradients.
+
+    kind: communication
+    hint: goes twice
+    """
+
+    from pathlib import Path
+
+    source = Path(__file__).read_text().split("### END")[0]
+    source = source.replace(
+        "    dist.all_reduce(tail)\n",
+        "    tail = torch.cat([tail, tail.new_zeros(38)])\n    dist.all_reduce(tail)\n"
+        "    tail = tail[: 1 + sum(p.numel() for p in parameters[LAST:])]\n",
+    )
+    exec(source, globals())
+
+
+def weights_sent_twice():
+    """All ranks begin with the weights of rank 0, and begin with them again.
+
+    kind: communication
+    hint: goes twice
+    """
+
+    def send(model, solution=send):
+        solution(model)
+        solution(model)
+
+
+def through_the_store():
+    """Every rank gets the gradients of all by the store, too.
+
+    kind: communication
+    hint: goes twice
+    """
+
+    def reduce(model, loss, solution=reduce):
+        store = dist.distributed_c10d._get_default_store()
+        flat = torch.cat([p.grad.flatten() for p in model.parameters()])
+        store.set(f"gradients of {dist.get_rank()}", flat.numpy().tobytes())
+        for rank in range(dist.get_world_size()):
+            store.get(f"gradients of {rank}")
+        return solution(model, loss)
