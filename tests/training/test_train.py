@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -220,6 +221,24 @@ def test_torchrun_and_a_signal(tmp_path):
     assert [row["step"] for row in rows] == list(range(1, stopped + 3))
     alone = train(parse([*map(str, small_flags(steps=4000, precision="fp64"))]), on_step=stop_at(3))
     assert [r["loss"] for r in alone[1]] == pytest.approx([r["loss"] for r in rows[:4]], rel=1e-9)
+
+
+def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    flags = small_flags(steps=1_000_000, metrics=metrics)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command(*flags, ranks=2), env=environment, stderr=subprocess.PIPE)
+    ranks = []
+    try:
+        wait_for(lambda: metrics.exists() and metrics.read_text(), process)
+        ranks = psutil.Process(process.pid).children()
+        assert len(ranks) == 2
+        process.kill()
+        assert not psutil.wait_procs(ranks, patience(30))[1]
+    finally:
+        for one in [process, *psutil.wait_procs(ranks, 0)[1]]:
+            one.kill()
+        process.communicate()
 
 
 def stop_at(step):

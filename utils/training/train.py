@@ -39,6 +39,7 @@ from utils.models.tokenizer import Tokenizer
 from utils.parallel.mesh import Axis, make_mesh
 from utils.parallel.parallelize import draw_weights
 from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
+from utils.ranks.supervise import end_with
 from utils.shares import share
 from utils.training import checkpoint
 from utils.training.config import TrainConfig, check_ranks, parse
@@ -309,6 +310,8 @@ def train(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """What `python -m utils.train` does; returns the exit status."""
+    if dist.is_torchelastic_launched():
+        end_with(os.getppid())  # torchrun: killed, it could not end its ranks
     rank = os.environ.get("RANK", "0")
     program = "utils.train" if rank == "0" else f"utils.train: rank {rank}"
     return exit_status(program, lambda: run(parse(arguments)), (ValueError, FloatingPointError))
