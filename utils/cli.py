@@ -123,6 +123,9 @@ def exit_status(
     except errors as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
+    except MemoryError as error:  # numpy's
+        print(f"{program}: {error}: choose smaller sizes", file=sys.stderr)
+        return 2
     except RuntimeError as error:
         wanted = OUT_OF_MEMORY.search(str(error))
         if not wanted:

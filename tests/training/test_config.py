@@ -27,6 +27,11 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--optimizer sgd", "argument --optimizer: invalid choice: 'sgd'"),
         ("--lr 0", "--lr 0.0 must be above 0"),
         ("--save-every 5", "--save-every needs --out FOLDER"),
+        ("--auto-resume", "--auto-resume needs --out FOLDER"),
+        ("--save-format sharded --engine deepspeed --optimizer adamw", "saves whole tensors only"),
+        ("--layers 2147483648", "layers 2147483648 is more than any model has: at most 10,000"),
+        ("--seed 9223372036854775808", "--seed 9223372036854775808"),
+        ("--out /", "which is not part of a checkpoint and would be lost"),
         ("--text nowhere", "text nowhere does not exist"),
         ("--seq 30000", "the held-out part (5 %) of the text has"),
         ("--resume nowhere", "nowhere does not exist"),
@@ -111,9 +116,9 @@ def test_options_of_the_wrong_type_are_named():
 
 
 def test_too_little_memory_is_said(capsys):
-    assert main(["--device", "cpu", "--steps", "1", "--hidden", str(2**40)]) == 2  # 1 PiB
+    assert main(["--device", "cpu", "--steps", "1", "--hidden", str(2**30)]) == 2  # 1 TiB
     error = capsys.readouterr().err
-    assert error == "utils.train: no memory for 1125899906842624 bytes: choose smaller sizes\n"
+    assert error == "utils.train: no memory for 1099511627776 bytes: choose smaller sizes\n"
 
 
 def test_help_names_every_option(capsys):

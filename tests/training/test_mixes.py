@@ -87,6 +87,7 @@ def test_a_run_goes_on_in_any_other_mix(pool, chain, tmp_path):
     folder, losses = str(tmp_path / "run"), []
     for step, way in enumerate(ways, start=1):
         options = {name: getattr(PLAIN, name) for name in PLACES} | {"dp": 1} | way
+        options["save_format"] = "whole" if step % 2 else "sharded"
         config = replace(model, **options, steps=step, out=folder)
         if step > 1:
             config = resumed(folder, **options, steps=step)

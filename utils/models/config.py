@@ -193,6 +193,12 @@ class GPTConfig(DecoderSizes):
             optional = name in ("kv_heads", "head_dim", "intermediate_size", "experts")
             if not ((type(value) is int and value > 0) or (optional and value is None)):
                 raise ValueError(f"{name} {value!r} is not a whole number of at least 1")
+            largest = LARGEST.get(name, 2**31 - 1)
+            if value is not None and value > largest:
+                raise ValueError(f"{name} {value} is more than any model has: at most {largest:,}")
+        for name in ("rope_theta", "norm_eps"):
+            if type(getattr(self, name)) not in (int, float):
+                raise ValueError(f"{name} {getattr(self, name)!r} is not a number")
         if self.hidden_size % self.heads:
             raise ValueError(f"heads {self.heads} does not divide hidden_size {self.hidden_size}")
         if self.heads % self.key_value_heads:
@@ -327,8 +333,11 @@ class GPTConfig(DecoderSizes):
         if isinstance(hf.get("eos_token_id"), list):
             values["eos_token_id"] = tuple(hf["eos_token_id"])
         # transformers 5 keeps all of rope in rope_parameters; before, it was in two places
-        rope = dict(hf.get("rope_scaling") or {})
-        rope.update(hf.get("rope_parameters") or {})
+        rope = {}
+        for name in ("rope_scaling", "rope_parameters"):
+            if not isinstance(hf.get(name) or {}, dict):
+                raise ValueError(f"{name} {hf[name]!r} is not an object")
+            rope.update(hf.get(name) or {})
         values["rope_theta"] = rope.pop("rope_theta", hf.get("rope_theta", 10000.0))
         old_name = rope.pop("type", "default")
         rope.setdefault("rope_type", old_name)
@@ -349,6 +358,8 @@ class GPTConfig(DecoderSizes):
                 config = shorter
         return config
 
+
+LARGEST = {"layers": 10_000, "experts": 2**16}  # each is a module of its own, slow to build
 
 HF_NAMES = {  # config.json's name -> ours, where the value is the same
     "vocab_size": "vocab_size",
@@ -379,7 +390,7 @@ HF_DEFAULTS = {  # what a config.json means that leaves them out
 
 
 def _refuse_other_models(hf):
-    if hf.get("model_type") not in HF_DEFAULTS:
+    if str(hf.get("model_type")) not in HF_DEFAULTS:
         raise ValueError(
             f"model_type {hf.get('model_type')!r} is not supported: only 'llama' and 'mixtral' are"
         )

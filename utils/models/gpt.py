@@ -319,17 +319,22 @@ class GPT(nn.Module):
         except ValueError as error:
             raise hf_format.CheckpointError(f"{folder}: {error}") from None
         model = cls.without_memory(config)
-        headers = {
-            name: header
-            for name, header in hf_format.read_headers(folder).items()
-            if not _is_redundant(name, config)
-        }
+        stored = hf_format.read_headers(folder)
+        headers = {n: header for n, header in stored.items() if not _is_redundant(n, config)}
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         hf_format.check_shapes(headers, shapes, where=folder)
         state = {
             name: tensor.to(device=device, dtype=dtype)
             for name, tensor in hf_format.read_tensors(headers)
         }
+        if config.tie_embeddings and "lm_head.weight" in stored:
+            (_, head), *_ = hf_format.read_tensors(stored, ["lm_head.weight"])
+            embedding = state["model.embed_tokens.weight"]
+            if not torch.equal(head.to(embedding), embedding):
+                raise hf_format.CheckpointError(
+                    f"{folder} has an lm_head.weight that is not the embedding, though config.json "
+                    "says tie_word_embeddings: set that to false"
+                )
         model.load_state_dict(state, strict=False, assign=True)
         model.tie()
         return model
@@ -349,10 +354,15 @@ class GPT(nn.Module):
         them from elsewhere, because this rank holds only a part."""
         if tensors is None:
             tensors = dict(self.named_parameters())  # a tied lm_head is not stored twice
-        dtype = str(self.lm_head.weight.dtype).removeprefix("torch.")
-        config = {**self.config.to_hf(), "dtype": dtype}
-        hf_format.write_json(f"{folder}/{hf_format.CONFIG}", config)
+        self.write_config(folder)
         hf_format.write_weights(folder, tensors, max_shard_bytes)
+
+    def write_config(self, folder: str | Path) -> None:
+        """Writes config.json into a folder that is already there."""
+        dtype = str(self.lm_head.weight.dtype).removeprefix("torch.")
+        hf_format.write_json(
+            f"{folder}/{hf_format.CONFIG}", {**self.config.to_hf(), "dtype": dtype}
+        )
 
 
 class _NothingDrawn(TorchFunctionMode):

@@ -13,6 +13,7 @@ A folder is written beside its final place and then renamed, so it is never seen
 Format: https://huggingface.co/docs/safetensors, section "Format".
 """
 
+import errno
 import json
 import os
 import re
@@ -35,8 +36,8 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 # what a checkpoint folder may hold; anything else belongs to someone and is never replaced
 OURS = re.compile(
-    r"(config|generation_config|training)\.json|model\.safetensors\.index\.json"
-    r"|(model|optimizer)(-\d+-of-\d+)?\.safetensors"
+    r"(config|generation_config|training)\.json|model\.safetensors\.index\.json|SHA256SUMS"
+    r"|(model|optimizer)(-\d+-of-\d+|-rank-\d+)?\.safetensors"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json"
 )
 
@@ -90,6 +91,11 @@ def read_headers(folder: str | Path) -> Headers:
                 f"{file} is a pickle checkpoint, which can run code when it is read: only "
                 "safetensors are read, so convert it with transformers' save_pretrained first"
             )
+    if any(file.name.startswith("model-rank-") for file in entries):
+        raise CheckpointError(
+            f"{folder} holds one file per rank: python -m utils.training.join {folder} WHOLE "
+            "makes a folder of whole tensors"
+        )
     raise CheckpointError(f"{folder} holds neither {WEIGHTS} nor {INDEX}")
 
 
@@ -137,19 +143,24 @@ def read_tensors(
     for name in wanted:
         by_file.setdefault(headers[name][0], []).append(name)
     for file, members in by_file.items():
-        with _open(file) as data:
+        with opened(file) as data:
             for name in members:
-                yield name, data.get_tensor(name)
+                tensor = data.get_tensor(name)
+                if not tensor.is_floating_point():
+                    kind = str(tensor.dtype).removeprefix("torch.")
+                    raise CheckpointError(f"{file}: {name} is {kind}, not a floating-point tensor")
+                yield name, tensor
 
 
 def file_shapes(file: str | Path) -> dict[str, tuple[int, ...]]:
     """{name: shape} of one safetensors file, read from its header."""
-    with _open(file) as data:
+    with opened(file) as data:
         return {name: tuple(data.get_slice(name).get_shape()) for name in data.keys()}  # noqa: SIM118 (no dict)
 
 
 @contextmanager
-def _open(file):
+def opened(file: str | Path) -> Iterator:
+    """A safetensors file, open for reading; CheckpointError where it is not one."""
     try:
         handle = safe_open(str(file), framework="pt")
     except (SafetensorError, OSError) as error:
@@ -244,6 +255,8 @@ def replacing(folder: str | Path) -> Iterator[Path]:
     folder = Path(folder).expanduser().resolve()
     check_replaceable(folder)
     beside, old = _beside(folder, "partial"), _beside(folder, "old")
+    for left_over in (beside, old):
+        check_replaceable(left_over)
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir(parents=True)
@@ -256,10 +269,16 @@ def replacing(folder: str | Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    beside.rename(folder)
+    while True:
+        if folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+        try:
+            beside.rename(folder)
+            break
+        except OSError as error:  # a reader has put the old folder back between the two
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
     to_disk(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -268,22 +287,25 @@ def recover(folder: str | Path) -> Path:
     """The folder as a Path, put back first if a write stopped between its two renames."""
     folder = Path(folder).expanduser().resolve()
     if not folder.exists():
-        with suppress(FileNotFoundError):  # the usual case; or another rank was first
+        with suppress(OSError):  # there is none, the usual case; or another was first
             _beside(folder, "old").rename(folder)
     return folder
 
 
-def check_replaceable(folder: str | Path) -> None:
+def check_replaceable(folder: str | Path, also: re.Pattern | None = None) -> None:
     """Raises CheckpointError when `folder` cannot be written, or when that would delete something
-    which is not part of a checkpoint."""
+    which is not part of a checkpoint.
+
+    also   other names that belong there
+    """
     folder = Path(folder)
-    above = next(path for path in folder.absolute().parents if path.exists())
+    above = next((path for path in folder.absolute().parents if path.exists()), folder)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise CheckpointError(f"{folder} cannot be written: {above} is no folder to write to")
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file: name a folder")
     for entry in sorted(folder.iterdir()) if folder.exists() else []:
-        if not OURS.fullmatch(entry.name):
+        if not OURS.fullmatch(entry.name) and not (also and also.fullmatch(entry.name)):
             raise CheckpointError(
                 f"{folder} holds {entry.name}, which is not part of a "
                 "checkpoint and would be lost: choose another folder"

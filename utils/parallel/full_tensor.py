@@ -53,6 +53,19 @@ def shard_of(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
     return distribute_tensor(tensor.to(mesh.device_type), mesh, placements, src_data_rank=None)
 
 
+def offset_of(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Where in the whole tensor this rank's part of it begins, in each dimension."""
+    offset, split = [0] * parameter.ndim, split_of(parameter)
+    if split:
+        if split.packed > 1:
+            raise ValueError("a packed matrix has several parts on a rank: save whole tensors")
+        offset[split.dim] = split.start
+    if isinstance(parameter, DTensor):
+        axis, rows = parameter.zero_axis, parameter.shape[0]
+        offset[0] += min(rows, axis.index * -(-rows // axis.size))  # as torch.chunk cuts them
+    return tuple(offset)
+
+
 def full_size(parameter: nn.Parameter) -> int:
     """How many values the whole has of which this plain parameter is this rank's slice."""
     split = split_of(parameter)

@@ -7,18 +7,25 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from utils.private_api import set_default_timeout
+from utils.ranks.heartbeat import Heartbeat, started_together
+
 
 @contextmanager
-def world(device: str = "auto", group: bool = False) -> Iterator[tuple[int, int, torch.device]]:
+def world(
+    device: str = "auto", group: bool = False, limit: float = 600.0
+) -> Iterator[tuple[int, int, torch.device]]:
     """Yields (rank, world size, device): of the process group that is open, else of the one that
     torchrun's environment describes, else 0, 1 (with `group`: in a process group of one).
 
-    "auto" takes GPUs where every rank of this machine has one to itself, else the CPU.
+    "auto" takes GPUs where every rank of this machine has one to itself, else the CPU. A rank that
+    torchrun has started waits at most `limit` seconds for another, then RanksLost says for which.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and not gpus:
@@ -27,7 +34,11 @@ def world(device: str = "auto", group: bool = False) -> Iterator[tuple[int, int,
     enough = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= gpus
     started = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if started:
-        dist.init_process_group("nccl" if enough and device != "cpu" else "gloo")
+        seconds = timedelta(seconds=limit)
+        set_default_timeout(seconds)  # of groups that are made later
+        with started_together(limit):
+            backend = "nccl" if enough and device != "cpu" else "gloo"
+            dist.init_process_group(backend, timeout=seconds)
     elif dist.is_initialized():
         enough, local_rank = "nccl" in dist.get_backend(), dist.get_rank() % max(gpus, 1)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -39,7 +50,8 @@ def world(device: str = "auto", group: bool = False) -> Iterator[tuple[int, int,
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     where = torch.device("cuda", local_rank % gpus) if on_gpu else torch.device("cpu")
     try:
-        with torch.cuda.device(where) if on_gpu else nullcontext():
+        watched = Heartbeat(rank, size, limit).watched() if started else nullcontext()
+        with watched, torch.cuda.device(where) if on_gpu else nullcontext():
             yield rank, size, where
     finally:
         if started:

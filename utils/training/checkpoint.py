@@ -1,74 +1,106 @@
-"""Save and resume a training run, on any number of ranks, however they split it.
+"""What a training run saves, and how it goes on, on any number of ranks, however they split it.
 
     folder/config.json, model.safetensors    the model: opens in transformers too
     folder/optimizer.safetensors             the optimizer's state, by parameter name
     folder/training.json                     step, options, random numbers
     folder/tokenizer.json                    where tokens are not bytes
 
-The files hold whole tensors, so what N ranks wrote, sharded or not, opens on any other number. No
-pickle, so nothing is run when a checkpoint is read. The folder appears whole or not at all.
+These files hold whole tensors, so what N ranks wrote, sharded or not, opens on any other number;
+instead of the two safetensors there may be one of each for every rank, with its pieces of the
+tensors (rank_files.py), which open on any other number too. No pickle, so nothing is run when a
+checkpoint is read. How a folder appears whole or not at all is the matter of run_folder.py.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor
 
 from utils.models import hf_format
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.models.hf_format import CheckpointError
-from utils.training.optimizer import Optimizers, state_shapes
+from utils.training import rank_files
+from utils.training.optimizer import state_shapes
+from utils.training.rank_files import Pieces, RankFiles
+from utils.training.run_folder import RunFolder
 
-OPTIMIZER = "optimizer.safetensors"
+WEIGHTS, STATE = "model", "optimizer"  # of these files' names the stems
 TRAINING = "training.json"
 FORMAT = 1  # of training.json; raised when an older reader would misread a newer file
 
+Pairs = Iterable[tuple[str, torch.Tensor]]
 
-def save(folder: Path | str, model: GPT, optimizer: Optimizers, run: dict) -> None:
-    """Writes model, optimizer (`Optimizers`) and `run`, a JSON dictionary with at least "step".
 
-    Call it on one rank only, where that rank holds the whole state; `save_parts` is for the rest.
+# ---- writing
+
+
+def save_whole(folder: RunFolder, model: GPT, weights: Pairs, state: Pairs, run: dict) -> None:
+    """Begins a checkpoint of whole tensors, written by rank 0; all ranks call it.
+
+    model     for its config; it may be one without memory
+    weights   (name, whole tensor), as of `named_parameters`; going through them is what gathers the
+              tensors, one at a time, so only rank 0 holds all (in host memory)
+    state     ("<parameter name>/<key>", whole tensor) of the optimizer, likewise
+    run       a JSON dictionary with "step" and "optimizer"
     """
-    run = {**run, "optimizer": optimizer.kind}
-    _write(folder, model, dict(model.named_parameters()), optimizer.named_state(), run)
-
-
-def save_parts(
-    folder: Path | str,
-    model: GPT,
-    weights: Iterable[tuple[str, torch.Tensor]],
-    state: Iterable[tuple[str, torch.Tensor]],
-    run: dict,
-    writes: bool,
-) -> None:
-    """The same where ranks hold parts: all of them call it, and one of them `writes`.
-
-    weights, state   iterators over (name, whole tensor); going through them is what gathers the
-                     tensors, one at a time, so only the writing rank holds all (in host memory)
-    """
+    writes = folder.rank == 0
     held = [
-        {name: tensor.detach().cpu() for name, tensor in pairs if writes}  # all go through them
+        {name: _on_host(tensor, folder.background) for name, tensor in pairs if writes}
         for pairs in (weights, state)
     ]
-    if writes:
-        _write(folder, model, *held, run)
+    record = _record(run)
+
+    def write(beside: Path) -> None:
+        model.write_pretrained(beside, tensors=held[0])
+        save_file(held[1], str(beside / f"{STATE}.safetensors"))
+        _write_record(beside, record)
+
+    folder.save(run["step"], write if writes else None)
 
 
-def _write(folder, model, weights, state, run):
-    state = {name: tensor.detach().contiguous().cpu() for name, tensor in state.items()}
+def save_pieces(folder: RunFolder, model: GPT, weights: Pieces, state: Pieces, run: dict) -> None:
+    """Begins a checkpoint of one file per rank, which has the pieces that it gives here; rank 0
+    adds what there is once."""
+    held = [
+        {name: (_on_host(piece, folder.background), at) for name, (piece, at) in pieces.items()}
+        for pieces in (weights, state)
+    ]
+    record = _record(run)
+
+    def write(beside: Path) -> None:
+        for stem, pieces in zip((WEIGHTS, STATE), held):
+            rank_files.write(beside / RankFiles.name(stem, folder.rank), pieces)
+        if folder.rank == 0:
+            model.write_config(beside)
+            _write_record(beside, record)
+
+    folder.save(run["step"], write)
+
+
+def _on_host(tensor, copy):
+    """The tensor, or this rank's part of it, in host memory; copy: training will go on meanwhile"""
+    tensor = tensor.detach()
+    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to("cpu", copy=copy).contiguous()
+
+
+def _record(run):
+    """What training.json will hold."""
     rng = bytes(torch.get_rng_state().tolist()).hex()
-    record = {**run, "format": FORMAT, "rng": rng}
-    try:
-        with hf_format.replacing(folder) as beside:
-            model.write_pretrained(beside, tensors=weights)
-            save_file(state, str(beside / OPTIMIZER))
-            hf_format.write_json(beside / TRAINING, record)
-            if tokenizer := run.get("config", {}).get("tokenizer"):
-                hf_format.copy_tokenizer(tokenizer, beside)
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} could not be written: {error}") from None
+    return {**run, "format": FORMAT, "rng": rng}
+
+
+def _write_record(beside, record):
+    hf_format.write_json(beside / TRAINING, record)
+    if tokenizer := record.get("config", {}).get("tokenizer"):
+        hf_format.copy_tokenizer(tokenizer, beside)
+
+
+# ---- reading
 
 
 def read_run(folder: Path | str) -> dict:
@@ -87,22 +119,30 @@ def read_run(folder: Path | str) -> dict:
     missing = [key for key in ("step", "optimizer", "rng") if key not in run]
     if missing:
         raise CheckpointError(f"{folder / TRAINING} has no {missing[0]}")
+    _check_record(run, folder / TRAINING)
     return run
 
 
-def load(folder: Path | str, model: GPT, optimizer: Optimizers) -> dict:
-    """Reads a saved run into a model and a fresh optimizer of the same kind; returns `run`.
-
-    Everything is checked before anything is changed. Also sets torch's random numbers on the CPU.
-    Raises CheckpointError naming what differs.
-    """
-    run = load_weights(folder, model, optimizer.kind)
-    optimizer.load_named_state(read_state(folder))
-    return run
+def _check_record(run, where):
+    """Names the first entry that `save_whole` would not have written."""
+    kinds = {"step": int, "skipped": int, "seconds": (int, float), "optimizer": str, "rng": str}
+    kinds |= {"config": dict, "scaler": dict, "text": (dict, type(None))}
+    for key, kind in kinds.items():
+        value = run.get(key)
+        is_number = type(value) in (int, float)
+        wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not dict)
+        if key in run and (wrong or (is_number and not 0 <= value < math.inf)):
+            raise CheckpointError(f"{where}: {key} {value!r:.40} is not what a run has there")
+    try:
+        length = len(bytes.fromhex(run["rng"]))
+    except ValueError:
+        length = 0
+    if length != torch.get_rng_state().numel():
+        raise CheckpointError(f"{where}: rng is not a state of torch's random numbers")
 
 
 def load_weights(folder: Path | str, model: GPT, kind: str) -> dict:
-    """The first half of `load`: the weights of a model that is still whole, before it is split.
+    """Reads the weights of a model that is still whole, before it is split; returns `run`.
 
     kind   of the optimizer that `read_state` is for; it is checked too.
     A model on the meta device, which has no memory, is only compared: `hand_out` is for its shards.
@@ -115,15 +155,12 @@ def load_weights(folder: Path | str, model: GPT, kind: str) -> dict:
             f"{folder} was trained with optimizer {run['optimizer']!r}, this run asks for {kind!r}"
         )
     parameters = dict(model.named_parameters())
-    weights = hf_format.read_headers(folder)
+    weights, state = (_stored(folder, stem).headers() for stem in (WEIGHTS, STATE))
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     hf_format.check_shapes(weights, shapes, where=folder)
-    if not (folder / OPTIMIZER).exists():
-        raise CheckpointError(f"{folder / OPTIMIZER} is missing: the folder was copied in part")
-    state = _state_headers(folder)
     if state or run["step"] > run.get("skipped", 0):  # skipped steps (fp16) leave no state
         expected = state_shapes(parameters.items(), kind)
-        hf_format.check_shapes(state, expected, where=folder / OPTIMIZER)
+        hf_format.check_shapes(state, expected, where=f"{folder / STATE}.safetensors")
     if not model.lm_head.weight.is_meta:
         with torch.no_grad():
             hand_out(folder, lambda name, tensor: parameters[name].copy_(tensor))
@@ -133,18 +170,36 @@ def load_weights(folder: Path | str, model: GPT, kind: str) -> dict:
 
 def hand_out(folder: Path | str, put: Callable[[str, torch.Tensor], None]) -> None:
     """put(name, whole tensor) for every weight of a checkpoint, one at a time."""
-    for name, tensor in hf_format.read_tensors(hf_format.read_headers(folder)):
+    for name, tensor in _stored(hf_format.recover(folder), WEIGHTS).tensors():
         put(name, tensor)
 
 
 def read_state(folder: Path | str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The second half: yields ("<parameter name>/<key>", whole tensor) of the optimizer's state."""
-    return hf_format.read_tensors(_state_headers(hf_format.recover(folder)))
+    """Yields ("<parameter name>/<key>", whole tensor) of the optimizer's state, one at a time."""
+    return _stored(hf_format.recover(folder), STATE).tensors()
 
 
-def _state_headers(folder):
-    file = folder / OPTIMIZER
-    return {name: (file, shape) for name, shape in hf_format.file_shapes(file).items()}
+class _WholeTensors:
+    """The same as RankFiles, of a file of whole tensors."""
+
+    def __init__(self, folder: Path, stem: str):
+        if stem == WEIGHTS:
+            self._headers = hf_format.read_headers(folder)
+            return
+        file = folder / f"{stem}.safetensors"
+        if not file.exists():
+            raise CheckpointError(f"{file} is missing: the folder was copied in part")
+        self._headers = {n: (file, shape) for n, shape in hf_format.file_shapes(file).items()}
+
+    def headers(self):
+        return self._headers
+
+    def tensors(self):
+        return hf_format.read_tensors(self._headers)
+
+
+def _stored(folder, stem):
+    return (RankFiles if RankFiles.files(folder, stem) else _WholeTensors)(folder, stem)
 
 
 def _check_same_model(folder, config):

@@ -13,6 +13,7 @@ from utils.models.config import GPTConfig
 from utils.parallel import schedules
 from utils.training import checkpoint
 from utils.training.optimizer import LEARNING_RATES
+from utils.training.run_folder import holds_checkpoint, newest, run_of
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,11 @@ class TrainConfig:
         None,
         "FOLDER",
     )
-    batch: int = option(16, "sequences per step, over all ranks together", least=1)
+    batch: int = option(16, "sequences per step, over all ranks together", least=1, most=2**24)
     seq: int = option(128, "tokens per sequence", least=1)
-    seed: int = option(0, "of the initial weights and of the order of the data", least=0)
+    seed: int = option(
+        0, "of the initial weights and of the order of the data", least=0, most=2**63 - 1
+    )
     # how long
     steps: int | None = option(None, "stop after this many steps in all", least=1)
     seconds: float | None = option(
@@ -72,7 +75,7 @@ class TrainConfig:
         tuple(LEARNING_RATES),
     )
     lr: float | None = option(
-        None, "peak learning rate; default: 0.02 for muon, 0.003 for AdamW", above=0
+        None, "peak learning rate; default: 0.02 for muon, 0.003 for AdamW", above=0, most=1e38
     )
     adamw_lr: float = option(6e-3, "peak learning rate of what muon leaves to AdamW", above=0)
     warmup: float = option(0.02, "part of the run in which the learning rate rises from 0")
@@ -122,7 +125,7 @@ class TrainConfig:
         least=1,
     )
     pp: int = option(1, "pipeline-parallel ranks, which share the layers", least=1)
-    tp: int = option(1, "tensor-parallel ranks, which share every matrix", least=1)
+    tp: int = option(1, "tensor-parallel ranks, which share every matrix", least=1, most=2**20)
     ep: int = option(1, "expert-parallel ranks, which share the experts; must divide --dp", least=1)
     sequence_parallel: bool = option(
         False, "the ranks of --tp share the positions too, where they do not share a matrix"
@@ -140,19 +143,35 @@ class TrainConfig:
         "--accumulate",
         least=1,
     )
+    time_limit: float = option(
+        600.0, "seconds that a rank which torchrun has started waits for the others", above=0
+    )
     # what it leaves behind
     out: str | None = option(
         None,
-        "checkpoint folder, written at the end and on Ctrl-C; transformers opens it too",
+        "folder of checkpoints, written at the end and on Ctrl-C; transformers opens it too",
         None,
         "FOLDER",
     )
-    save_every: int | None = option(None, "write the checkpoint every so many steps too", least=1)
+    save_every: int | None = option(None, "write a checkpoint every so many steps too", least=1)
+    keep: int = option(2, "checkpoints that stay in --out, the newest ones", least=1)
+    save_format: str = option(
+        "whole",
+        "whole: one file of whole tensors, gathered on rank 0; sharded: each rank writes a file "
+        "with its pieces, and nothing is sent",
+        ("whole", "sharded"),
+    )
+    save_async: bool = option(False, "copy what is saved, and write it while training goes on")
     resume: str | None = option(
         None,
         "continue the run in this folder, with its options; those given here go first",
         None,
         "FOLDER",
+    )
+    auto_resume: bool = option(
+        False,
+        "go on from the newest checkpoint in --out, or begin where there is none: the same command "
+        "starts a run and takes it up again after a fault",
     )
     metrics: str | None = option(
         None, "write one JSON line per step to this file, or - for standard output", None, "FILE"
@@ -178,8 +197,10 @@ class TrainConfig:
                 f"--vocab {self.vocab} is too small: tokens are bytes, so it takes "
                 f"{corpus.VOCAB_SIZE} or more"
             )
-        if self.save_every is not None and self.out is None:
-            raise ValueError("--save-every needs --out FOLDER, where the checkpoint goes")
+        for name in ("save_every", "save_async", "auto_resume"):
+            if getattr(self, name) and self.out is None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} needs --out FOLDER, where the checkpoint goes")
         _check_together(self)
         self.model_config()  # checks that the model's sizes fit together
 
@@ -292,6 +313,11 @@ def _check_kernel(config, offloads):
 
 
 def _check_deepspeed(config, offloads):
+    if config.save_format == "sharded":
+        raise ValueError(
+            "--engine deepspeed saves whole tensors only: take --save-format whole or --engine "
+            "torch"
+        )
     if config.splits_model():
         raise ValueError(
             "--engine deepspeed shares out the rows only: take --engine torch with --pp, --tp or "
@@ -382,15 +408,20 @@ def check_ranks(config: TrainConfig, world_size: int) -> None:
 
 
 def resumed(folder: str, **changes: Any) -> TrainConfig:
-    """The TrainConfig to continue the run saved in `folder`, with some options changed."""
-    saved = checkpoint.read_run(folder).get("config", {})
+    """The TrainConfig to continue the run saved in `folder`, with some options changed.
+
+    folder   of a run, whose newest undamaged checkpoint is taken, or one checkpoint
+    """
+    taken = newest(folder)
+    run_folder = run_of(taken)
+    saved = checkpoint.read_run(taken).get("config", {})
     unknown = set(saved) - {entry.name for entry in fields(TrainConfig)}
     if unknown:
         raise checkpoint.CheckpointError(
             f"{folder} was saved with the option {min(unknown)}, which this version does not have"
         )
     if saved.get("tokenizer") is not None:
-        saved["tokenizer"] = str(folder)  # the checkpoint carries it
+        saved["tokenizer"] = str(run_folder)  # the checkpoint carries it
         given = changes.get("tokenizer")
         if given is not None and not tokenizer.same(given, folder):
             raise ValueError(
@@ -400,7 +431,7 @@ def resumed(folder: str, **changes: Any) -> TrainConfig:
         raise ValueError(f"the run in {folder} is one on bytes: --tokenizer does not go with it")
     if "steps" in changes or "seconds" in changes:
         saved.update(steps=None, seconds=None)
-    return TrainConfig(**{**saved, "out": str(folder), **changes, "resume": str(folder)})
+    return TrainConfig(**{**saved, "out": str(run_folder), **changes, "resume": str(taken)})
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
@@ -415,6 +446,8 @@ def parse(arguments: Sequence[str] | None = None) -> TrainConfig:
         "torchrun --standalone --nproc-per-node 2 -m utils.train --steps 100   ·   "
         "torchrun --standalone --nproc-per-node 8 -m utils.train --dp 2 --pp 2 --tp 2",
     )
+    if given.get("auto_resume") and "out" in given and holds_checkpoint(given["out"]):
+        given.setdefault("resume", given["out"])
     if "resume" in given:
         return resumed(given.pop("resume"), **given)
     return TrainConfig(**given)

@@ -33,6 +33,7 @@ from utils.parallel.full_tensor import full_model
 from utils.parallel.mesh import Mesh
 from utils.training import checkpoint
 from utils.training.optimizer import STATE, make_optimizer
+from utils.training.run_folder import RunFolder
 
 MOMENTS = [key for key in STATE[torch.optim.AdamW] if key != "step"]
 
@@ -247,10 +248,10 @@ class DeepSpeedEngine:
         """AdamW's counts of steps, all equal."""
         return [state["step"] for state in self.adamw.state.values() if "step" in state]
 
-    def save(self, folder: str, run: dict, writes: bool) -> None:
+    def save(self, folder: RunFolder, run: dict, sharded: bool = False) -> None:
+        """Begins a checkpoint of whole tensors, which is the only form that there is here."""
         run = {**run, "optimizer": self.kind}
-        state = self.optimizer_state()
-        checkpoint.save_parts(folder, self.model, self.weights(), state, run, writes)
+        checkpoint.save_whole(folder, self.model, self.weights(), self.optimizer_state(), run)
 
     def load(self, folder: str, run: dict) -> None:
         """Takes the optimizer's state from a checkpoint. DeepSpeed makes the places for it in the

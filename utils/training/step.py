@@ -45,6 +45,7 @@ from utils.training import checkpoint
 from utils.training.config import TrainConfig
 from utils.training.deepspeed import DeepSpeedEngine
 from utils.training.optimizer import make_optimizer, state_shapes
+from utils.training.run_folder import RunFolder
 
 MicroBatches = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
@@ -329,11 +330,28 @@ class TorchEngine:
     def _collector(self):
         return full_tensor.OnRankZero(self.ranks.named, self.device, not self.whole_here).bring
 
-    def save(self, folder: str, run: dict, writes: bool) -> None:
-        """Writes a checkpoint of whole tensors; only the rank that `writes` holds them all."""
+    def save(self, folder: RunFolder, run: dict, sharded: bool = False) -> None:
+        """Begins a checkpoint: of whole tensors, which only rank 0 holds, in host memory; or
+        `sharded`, one file per rank with what is there. All ranks call it."""
         run = {**run, "optimizer": self.optimizer.kind, "scaler": self.scaler.state_dict()}
-        state = self.optimizer_state()
-        checkpoint.save_parts(folder, self.whole, self.weights(), state, run, writes)
+        if sharded:
+            checkpoint.save_pieces(folder, self.whole, *self._pieces(), run)
+        else:
+            checkpoint.save_whole(folder, self.whole, self.weights(), self.optimizer_state(), run)
+
+    def _pieces(self):
+        """(weights, optimizer's state): of what several ranks have alike, the first has a piece."""
+        weights, state = {}, {}
+        for name, parameter in self.ranks.owned.items():
+            if self._is_counted(name, parameter):
+                weights[name] = parameter.detach(), full_tensor.offset_of(parameter)
+        for key, tensor in self.optimizer.named_state().items():
+            _, offset = weights.get(key.rsplit("/", 1)[0], (None, None))
+            if tensor.ndim == 0 and offset and not any(offset):
+                state[key] = tensor, ()  # a count, once
+            elif tensor.ndim and offset:
+                state[key] = tensor, offset
+        return weights, state
 
     def load(self, folder: str, run: dict) -> None:
         """Takes the optimizer's state from a checkpoint, each rank its part. The weights were there

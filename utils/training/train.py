@@ -35,16 +35,19 @@ from utils.data import corpus
 from utils.memory.precision import autocast, weight_format
 from utils.models import hf_format
 from utils.models.gpt import GPT
+from utils.models.hf_format import CheckpointError
 from utils.models.tokenizer import Tokenizer
 from utils.parallel.mesh import Axis, make_mesh
 from utils.parallel.parallelize import draw_weights
 from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
+from utils.ranks.heartbeat import RanksLost
 from utils.ranks.supervise import end_with
 from utils.shares import share
 from utils.training import checkpoint
 from utils.training.config import TrainConfig, check_ranks, parse
 from utils.training.deepspeed import DeepSpeedEngine
 from utils.training.optimizer import update_rule
+from utils.training.run_folder import RunFolder, check_new, holds_checkpoint, run_of
 from utils.training.step import TorchEngine, make_engine
 
 # ---- 1. small parts
@@ -127,6 +130,10 @@ def _warn_of_another_text(text, before):
         )
 
 
+class RunIsOver(ValueError):
+    """There is nothing left to do for a run that is to go on."""
+
+
 def _start(config, device, mesh):
     """(engine, run): a new model and optimizer, or those of the checkpoint that is resumed."""
     torch.manual_seed(config.seed)
@@ -144,24 +151,38 @@ def _start(config, device, mesh):
         run.update(checkpoint.load_weights(config.resume, model, update_rule(config.optimizer)))
         steps, seconds = config.budget()
         if run["step"] >= (steps or math.inf) or run["seconds"] >= (seconds or math.inf):
-            raise ValueError(
+            raise RunIsOver(
                 f"{config.resume} is at step {run['step']} after {run['seconds']:.1f} s, the end "
                 "of its run: give a larger --steps or --seconds"
             )
+        _check_same_step(run["step"], device)
     engine = make_engine(model, config, device, mesh, weights)
     if config.resume:
         engine.load(config.resume, run)
     return engine, run
 
 
+def _check_same_step(step, device):
+    """Each rank has looked for the newest undamaged checkpoint itself."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        ends = torch.tensor([step, -step], device=device)
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+        if ends[0] != -ends[1]:
+            raise CheckpointError(
+                f"ranks see checkpoints of step {-ends[1]} and of step {ends[0]}: --resume must "
+                "name a folder that is the same for all of them"
+            )
+
+
 def _check_out(config):
-    """Says before the run, not after it, when the checkpoint could not be written."""
+    """Says before the run, not after it, when a checkpoint could not be written."""
     if config.out is None:
         return
     out = hf_format.recover(config.out)
-    hf_format.check_replaceable(out)
-    continued = config.resume and hf_format.recover(config.resume) == out
-    if (out / hf_format.CONFIG).exists() and not continued:
+    if config.resume and run_of(hf_format.recover(config.resume)) == out:
+        return
+    check_new(out)
+    if holds_checkpoint(out):
         raise ValueError(
             f"{config.out} holds a checkpoint already: continue it with --resume "
             f"{config.out}, or choose another --out"
@@ -195,8 +216,8 @@ def train(
 
     One step is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
     "tokens_per_s", "lr", "grad_norm"}, now and then with "val_loss" (nats per held-out token)
-    and "val_bits" (bits per held-out byte), in fp16 with "loss_scale"; "grad_norm" is None where
-    fp16 skipped the step.
+    and "val_bits" (bits per held-out byte), in fp16 with "loss_scale", where it saved with "save_s"
+    (seconds for which training stood still); "grad_norm" is None where fp16 skipped the step.
     `on_step(row)` is called with each. On several ranks all of them must call this. The model is
     whole; where ranks held only parts of it, only rank 0 gets it (on the CPU), the others None.
     Torch's random numbers, the signal handlers and the device are afterwards what they were.
@@ -204,7 +225,7 @@ def train(
     """
     gpus = range(torch.cuda.device_count())
     with (
-        world(config.device, config.needs_group()) as (rank, world_size, device),
+        world(config.device, config.needs_group(), config.time_limit) as (rank, world_size, device),
         asked_to_stop() as asked,
         freed_memory_kept(),
         torch.random.fork_rng(devices=gpus),
@@ -238,7 +259,9 @@ def train(
             engine.warm_up(rows_of(step), tokens_per_step)
 
         bar = _progress_bar(config, run, shown=rank == 0 and sys.stderr.isatty())
-        with bar, metric_lines(config.metrics if rank == 0 else None, step) as write:
+        folder = RunFolder(config.out, config.keep, rank, config.save_async)
+        metrics = metric_lines(config.metrics if rank == 0 else None, step)
+        with folder.opened(), bar, metrics as write:
             began, done = time.perf_counter() - seconds, False
             while not done:
                 step_began = time.perf_counter()
@@ -250,13 +273,18 @@ def train(
                 skipped += grad_norm is None
                 step += 1
 
-                # the ranks agree: on the loss, on rank 0's clock, and whether anyone shall stop
+                # the ranks agree: on the loss, on rank 0's clock, whether anyone shall stop, and in
+                # a run that saves whether all have written their part of a checkpoint
                 clock = time.perf_counter() - began if rank == 0 else 0.0
-                agreed = torch.tensor([loss_sum, clock, asked.is_set()], dtype=torch.float64)
+                flags = [asked.is_set(), folder.written()] if config.out else [asked.is_set()]
+                agreed = torch.tensor([loss_sum, clock, *flags], dtype=torch.float64)
                 if world_size > 1:
                     agreed = agreed.to(device)
                     dist.all_reduce(agreed)
-                loss, seconds, stop = agreed[0].item() / tokens_per_step, *agreed[1:].tolist()
+                loss = agreed[0].item() / tokens_per_step
+                seconds, stop, *written = agreed[1:].tolist()
+                if written == [world_size]:
+                    folder.settle()
                 if not math.isfinite(loss):
                     raise FloatingPointError(f"the loss is {loss} at step {step}: lower --lr")
 
@@ -282,9 +310,13 @@ def train(
                         "seconds": seconds,
                         "skipped": skipped,
                         "text": text,
-                        "config": {**asdict(config), "resume": None},
+                        "config": {**asdict(config), "resume": None, "auto_resume": False},
                     }
-                    engine.save(config.out, run, writes=rank == 0)
+                    saving_began = time.perf_counter()
+                    engine.save(folder, run, sharded=config.save_format == "sharded")
+                    if done:
+                        folder.settle()
+                    row["save_s"] = round(time.perf_counter() - saving_began, 4)
                 if done or step % config.held_out_every == 0:
                     nats, bits = evaluate(engine, held_out, config.seq, mesh.dp, byte_lengths)
                     _check_finite(nats, step)
@@ -308,18 +340,27 @@ def train(
 # ---- 4. the command
 
 
+FAILURES = (ValueError, FloatingPointError, RanksLost)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """What `python -m utils.train` does; returns the exit status."""
     if dist.is_torchelastic_launched():
         end_with(os.getppid())  # torchrun: killed, it could not end its ranks
     rank = os.environ.get("RANK", "0")
     program = "utils.train" if rank == "0" else f"utils.train: rank {rank}"
-    return exit_status(program, lambda: run(parse(arguments)), (ValueError, FloatingPointError))
+    return exit_status(program, lambda: run(parse(arguments)), FAILURES, "stopped at once, unsaved")
 
 
 def run(config: TrainConfig) -> None:
     """Trains, and says on rank 0 how it went."""
-    model, history = train(config)
+    try:
+        model, history = train(config)
+    except RunIsOver as over:
+        if not config.auto_resume:
+            raise
+        print(f"nothing to do: {over}")  # whoever starts it again and again may stop
+        return
     if os.environ.get("RANK", "0") != "0":
         return
     last = history[-1]

@@ -1,0 +1,79 @@
+"""config.json and training.json with anything in place of a value: one sentence, no traceback."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.models.small_models import random_model, small
+from tests.training.train_combinations import PLAIN
+from utils.models.gpt import GPT
+from utils.models.hf_format import CheckpointError
+from utils.training.config import resumed
+from utils.training.train import train
+
+WRONG = ["x", "", None, True, [], [1], {}, {"a": 1}, -1, 1.5, 1e308, 2**70]
+RECORD = ("step", "skipped", "seconds", "optimizer", "rng", "config", "scaler", "text", "format")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    train(replace(PLAIN, steps=1, out=str(folder / "run")))
+    shutil.copytree(folder / "run" / "checkpoint-1", folder / "one")
+    (folder / "one" / "SHA256SUMS").unlink()
+    return folder / "one"
+
+
+@pytest.mark.parametrize("key", RECORD)
+def test_training_json(checkpoint, key):
+    file = checkpoint / "training.json"
+    good = file.read_text()
+    try:
+        for value in WRONG:
+            file.write_text(json.dumps({**json.loads(good), key: value}))
+            try:  # where the value can be meant, the run goes on
+                train(resumed(checkpoint, out=None, steps=2))
+            except ValueError as error:
+                assert "\n" not in str(error)
+    finally:
+        file.write_text(good)
+
+
+def test_config_json(tmp_path):
+    random_model(small()).save_pretrained(tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    good = json.loads(file.read_text())
+    for key in good:
+        for value in WRONG:
+            file.write_text(json.dumps({**good, key: value}))
+            try:
+                GPT.from_pretrained(tmp_path / "model")
+            except CheckpointError as error:
+                assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_weights_that_are_no_fractions(tmp_path, dtype):
+    random_model(small()).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "model.norm.weight": torch.ones(24).to(dtype)}, file)
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(CheckpointError, match=rf"model\.norm\.weight is {kind}, not a floating"):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_a_tied_model_does_not_drop_another_head(tmp_path):
+    random_model(small(tie_embeddings=True)).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, file)
+    GPT.from_pretrained(tmp_path)
+    save_file({**tensors, "lm_head.weight": head + 1}, file)
+    with pytest.raises(CheckpointError, match=r"not the embedding, though config\.json says"):
+        GPT.from_pretrained(tmp_path)

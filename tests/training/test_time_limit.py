@@ -1,0 +1,61 @@
+"""A rank waits for another for --time-limit seconds, and then says for which one."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from tests.patience import patience
+from tests.training.test_train import command, small_flags, wait_for
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_rank_that_stands_still_is_named(tmp_path, stopped):
+    """Its neighbour ends, with an exit status that lets torchrun start both again."""
+    metrics, errors = tmp_path / "metrics.jsonl", tmp_path / "errors"
+    limit = patience(4)
+    flags = small_flags(steps=1_000_000, metrics=metrics, time_limit=limit)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with errors.open("w") as file:
+        process = subprocess.Popen(command(*flags, ranks=2), env=environment, stderr=file)
+    ranks = []
+    try:
+        wait_for(lambda: metrics.exists() and metrics.read_text(), process)
+        ranks = psutil.Process(process.pid).children()
+        still = next(r for r in ranks if r.environ()["RANK"] == str(stopped))
+        still.suspend()
+        wait_for(lambda: "Sending process" in errors.read_text(), process)  # torchrun has seen it
+        still.kill()  # torchrun itself would wait another 30 s for it
+        process.wait(timeout=patience(60))
+    finally:
+        for each in (process, *ranks):
+            if psutil.pid_exists(each.pid):
+                os.kill(each.pid, signal.SIGKILL)
+    sentence = rf"utils\.train.*: waited {limit} s in vain: rank {stopped} gives no sign of life"
+    assert re.search(rf"{sentence}, last in .+ \(utils/.+:\d+\)\n", errors.read_text())
+    assert process.returncode == 1 and "failed (exitcode: 2)" in errors.read_text()
+    assert "RuntimeError" not in errors.read_text()
+
+
+def test_ranks_that_do_not_meet_say_so():
+    """Rank 0 alone; and rank 1, where a program listens that is none of the ranks."""
+    with socket.create_server(("127.0.0.1", 0)) as foreign, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        ports = free.getsockname()[1], foreign.getsockname()[1]
+        free.close()
+        started = []
+        for rank, port in enumerate(ports):
+            here = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            line = [sys.executable, "-m", "utils.train", *map(str, small_flags(time_limit=1))]
+            environment = {**os.environ, **{name: str(value) for name, value in here.items()}}
+            started.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE))
+        said = [process.communicate(timeout=patience(60))[1].decode() for process in started]
+    assert [process.returncode for process in started] == [2, 2]
+    for text, port in zip(said, ports):
+        assert f"the 2 ranks have not met at 127.0.0.1:{port} within 1 s (" in text
+        assert "Traceback" not in text

@@ -1,0 +1,142 @@
+"""What a rank says when it has waited too long for the others: which gave no sign, and where the
+others were.
+
+Every rank of a torchrun leaves a sign of life in torchrun's store, with the line that it is at. One
+whose collective runs into its time limit looks twice: who has left no new sign in between is
+stopped, unreachable or gone; the others wait somewhere, and it says where.
+"""
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+OURS = Path(__file__).resolve().parents[1]  # utils
+LATE = re.compile("timed out|timeout", re.IGNORECASE)  # torch's words, of gloo, NCCL and the store
+GONE = re.compile(r"closed by peer|reset by peer|broken pipe|remote process exited", re.IGNORECASE)
+
+
+class RanksLost(RuntimeError):
+    """This rank has waited in vain for others; the message says for which."""
+
+
+@contextmanager
+def started_together(limit: float) -> Iterator[None]:
+    """Round `init_process_group`: says in a sentence that the ranks have not found each other."""
+    place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+
+    def sentence(reason: str) -> str:
+        return (
+            f"the {os.environ.get('WORLD_SIZE', '?')} ranks have not met at {place} within "
+            f"{limit:g} s ({reason}): start all of them, see that no other program has the port, "
+            "or give a larger --time-limit"
+        )
+
+    def give_up():
+        rank = os.environ.get("RANK", "?")
+        print(f"rank {rank}: {sentence('what listens there is silent')}", file=sys.stderr)
+        os._exit(2)
+
+    # torch's own limit is not for a listener that takes the connection and says nothing
+    timer = threading.Timer(limit + 5, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (dist.DistError, OSError) as error:
+        raise RanksLost(sentence(str(error).splitlines()[0].rstrip("."))) from None
+    finally:
+        timer.cancel()
+
+
+class Heartbeat:
+    """Signs of life of the ranks that torchrun's environment describes.
+
+    limit   of a collective, in seconds; a sign is left ten times in it
+    """
+
+    def __init__(self, rank: int, size: int, limit: float):
+        self.rank, self.size, self.limit, self.every = rank, size, limit, limit / 10
+        run = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
+        self.prefix = "/".join(("heartbeat", *run))
+        self.over = threading.Event()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """What waits in vain inside ends with RanksLost."""
+        self.main = threading.get_ident()
+        thread = threading.Thread(target=self._beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error)
+            if LATE.search(text):
+                raise RanksLost(f"waited {self.limit:g} s in vain: {self._who()}") from None
+            if GONE.search(text):
+                raise RanksLost(
+                    "lost its connection to another rank, which has ended: its own lines say why"
+                ) from None
+            raise
+        finally:
+            self.over.set()
+
+    def _store(self):
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        patience = timedelta(seconds=min(self.limit, 10))
+        return dist.TCPStore(address, port, is_master=False, timeout=patience)
+
+    def _beat(self):
+        """In a thread with a connection of its own: the main one's may be waiting."""
+        try:
+            store, count = self._store(), 0
+            while True:
+                sign = json.dumps([count, self._where()])
+                store.set(f"{self.prefix}/{self.rank}", sign)
+                count += 1
+                if self.over.wait(self.every):
+                    return
+        except RuntimeError:
+            return  # the store has gone; who waits will notice
+
+    def _where(self):
+        """The innermost line of the main thread that is ours."""
+        frame = sys._current_frames().get(self.main)
+        while frame and OURS not in Path(frame.f_code.co_filename).parents:
+            frame = frame.f_back
+        if frame is None:
+            return "outside of utils"
+        file = Path(frame.f_code.co_filename).relative_to(OURS.parent)
+        return f"{frame.f_code.co_name} ({file}:{frame.f_lineno})"
+
+    def _who(self):
+        try:
+            store = self._store()
+            before = self._signs(store)
+            time.sleep(2 * self.every)
+            now = self._signs(store)
+        except RuntimeError:
+            return "the store of the ranks, on the machine of rank 0, does not answer"
+        silent, waiting = [], []
+        for rank in range(self.size):
+            if rank == self.rank:
+                continue
+            if now[rank] is None:
+                silent.append(f"rank {rank} has never given a sign of life")
+            elif now[rank] == before[rank]:
+                silent.append(f"rank {rank} gives no sign of life, last in {now[rank][1]}")
+            else:
+                waiting.append(f"rank {rank} is alive in {now[rank][1]}")
+        return "; ".join(silent or waiting)
+
+    def _signs(self, store):
+        keys = [f"{self.prefix}/{rank}" for rank in range(self.size)]
+        return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]

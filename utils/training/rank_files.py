@@ -1,0 +1,105 @@
+"""Checkpoints of one file per rank: each writes the pieces that it holds, and nothing is sent.
+
+    model-rank-00000.safetensors, model-rank-00001.safetensors, …      of the weights
+    optimizer-rank-00000.safetensors, …                                of the optimizer's state
+
+A file's header says where in its whole tensor each piece begins, as torch's own
+`torch.distributed.checkpoint.HuggingFaceStorageWriter` writes it, so that torch's reader and its
+`consolidate_safetensors_files` open these files too. Whoever reads puts the pieces together, one
+tensor at a time: any number of ranks goes on from them, however it splits the model.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from utils.models.hf_format import CheckpointError, Headers, opened
+
+Offset = tuple[int, ...]
+Pieces = dict[str, tuple[torch.Tensor, Offset]]  # name -> (piece, where it begins in the whole)
+
+_HEADER, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+
+
+def write(file: Path, pieces: Pieces) -> None:
+    """Writes a rank's pieces (tensors in host memory) into one file."""
+    offsets = {name: {_OFFSETS: list(offset)} for name, (_, offset) in pieces.items()}
+    tensors = {name: tensor for name, (tensor, _) in pieces.items()}
+    metadata = {"format": "pt", "DCP_VERSION": "1.0", _HEADER: json.dumps(offsets)}
+    save_file(tensors, str(file), metadata=metadata)
+
+
+class RankFiles:
+    """The files of one `stem`, "model" or "optimizer", in a checkpoint folder.
+
+    Raises CheckpointError where a piece is missing.
+    """
+
+    def __init__(self, folder: Path, stem: str):
+        self.folder, self.stem = folder, stem
+        self.pieces: dict[str, list[tuple[Path, Offset, tuple[int, ...]]]] = {}
+        for file in self.files(folder, stem):
+            with opened(file) as data:
+                offsets = self._offsets(file, data)
+                for name in data.keys():  # noqa: SIM118 (no dict)
+                    piece = data.get_slice(name)
+                    place = (file, tuple(offsets[name][_OFFSETS]), tuple(piece.get_shape()))
+                    self.pieces.setdefault(name, []).append(place)
+        for name, shape in self.shapes().items():
+            held = sum(torch.Size(size).numel() for _, _, size in self.pieces[name])
+            if held < torch.Size(shape).numel():
+                raise CheckpointError(f"{folder} lacks a part of {name}: copy every rank's file")
+
+    @staticmethod
+    def files(folder: Path, stem: str) -> list[Path]:
+        return sorted(folder.glob(f"{stem}-rank-*.safetensors"))
+
+    @staticmethod
+    def name(stem: str, rank: int) -> str:
+        """Of the file of a rank."""
+        return f"{stem}-rank-{rank:05d}.safetensors"
+
+    @staticmethod
+    def _offsets(file, data):
+        try:
+            return json.loads(data.metadata()[_HEADER])
+        except (KeyError, TypeError, ValueError):
+            raise CheckpointError(f"{file} does not say where its tensors' pieces belong") from None
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """{name: shape of the whole}: as far as the furthest piece reaches."""
+        return {
+            name: tuple(
+                max(offset[dim] + size[dim] for _, offset, size in places)
+                for dim in range(len(places[0][1]))
+            )
+            for name, places in self.pieces.items()
+        }
+
+    def headers(self) -> Headers:
+        """The same as `hf_format.read_headers` gives; the file is that of the first piece."""
+        return {n: (self.pieces[n][0][0], shape) for n, shape in self.shapes().items()}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yields (name, whole tensor), one at a time, on the CPU."""
+        for name, shape in self.shapes().items():
+            yield name, self.tensor(name, shape)
+
+    def nbytes(self, name: str, shape: tuple[int, ...]) -> int:
+        """Bytes of a whole tensor."""
+        with opened(self.pieces[name][0][0]) as data:
+            return torch.Size(shape).numel() * data.get_slice(name)[:0].element_size()
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """One whole tensor, put together from its pieces."""
+        whole = None
+        for file, offset, size in self.pieces[name]:
+            with opened(file) as data:
+                piece = data.get_tensor(name)
+            if whole is None:
+                whole = piece.new_empty(shape)
+            whole[tuple(slice(o, o + n) for o, n in zip(offset, size))] = piece
+        return whole

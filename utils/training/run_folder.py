@@ -1,0 +1,287 @@
+"""The folder of a training run: its last checkpoints, of which each is whole or not there.
+
+    run/checkpoint-200/        a checkpoint (checkpoint.py), and SHA256SUMS of its files
+    run/checkpoint-100/        the one before, in case that one is damaged
+    run/newest                 a link to the newest
+    run/config.json, …         links to its files, so `run` itself opens as a model
+    run/.lock                  held by the run that writes: a second one is refused
+
+A checkpoint is written under another name, synced and renamed. `sha256sum -c SHA256SUMS` inside of
+it tells whether its bytes are still those that were written.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Thread
+
+import torch.distributed as dist
+
+from utils.models import hf_format
+from utils.models.hf_format import CheckpointError
+
+SUMS = "SHA256SUMS"
+NEWEST = "newest"
+_LOCK = ".lock"
+_NAME = re.compile(r"checkpoint-(\d+)")
+_LEFT_OVER = re.compile(r"\.checkpoint-\d+\.(partial|old)|\..+\.link")
+_OWN = re.compile(rf"{_NAME.pattern}|{_LEFT_OVER.pattern}|{NEWEST}|\{_LOCK}")
+
+
+# ---- 1. reading
+
+
+def checkpoints(folder: Path | str) -> list[Path]:
+    """The checkpoints in a run's folder, the newest first."""
+    folder = Path(folder)
+    found = folder.iterdir() if folder.is_dir() else ()
+    found = [path for path in found if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=_step, reverse=True)
+
+
+def newest(folder: Path | str) -> Path:
+    """The newest undamaged checkpoint of a run; those that are damaged are named on stderr.
+
+    A folder that is a checkpoint itself is given back, if it is not damaged: else CheckpointError.
+    """
+    folder = hf_format.recover(folder)
+    damages = []
+    for one in checkpoints(folder) or [folder]:
+        damage = damaged(one)
+        if not damage:
+            if damages and os.environ.get("RANK", "0") == "0":
+                print(f"utils.train: {'; '.join(damages)}: taking {one.name}", file=sys.stderr)
+            return one
+        damages.append(damage)
+    raise CheckpointError(f"no checkpoint is left to take: {'; '.join(damages)}")
+
+
+def damaged(checkpoint: Path) -> str | None:
+    """What is wrong with the files of a checkpoint, in half a sentence; None: nothing.
+
+    One without SHA256SUMS, made by someone else, cannot be judged: None.
+    """
+    sums = checkpoint / SUMS
+    if not sums.exists():
+        return f"{checkpoint} has no {SUMS}" if _NAME.fullmatch(checkpoint.name) else None
+    try:
+        lines = [line.split("  ", 1) for line in sums.read_text().splitlines()]
+        for expected, name in lines:
+            if not (checkpoint / name).is_file():
+                return f"{checkpoint / name} is missing"
+            if _sha256(checkpoint / name) != expected:
+                return f"{checkpoint / name} is damaged: its bytes do not fit {SUMS}"
+        there = {path.name for path in checkpoint.iterdir() if hf_format.OURS.fullmatch(path.name)}
+        left_out = sorted(there - {SUMS} - {name for _, name in lines})
+        if left_out or not lines:
+            return f"{sums} is cut short: it does not have {', '.join(left_out) or 'a line'}"
+    except (OSError, ValueError) as error:
+        return f"{sums} cannot be read: {error}"
+    return None
+
+
+def run_of(checkpoint: Path | str) -> Path:
+    """The run's folder that a checkpoint is in, or itself where it is in none."""
+    checkpoint = Path(checkpoint)
+    return checkpoint.parent if _NAME.fullmatch(checkpoint.name) else checkpoint
+
+
+def holds_checkpoint(folder: Path | str) -> bool:
+    """Whether there is something to go on from, or something that must not be replaced."""
+    folder = hf_format.recover(folder)
+    return bool(checkpoints(folder)) or (folder / hf_format.CONFIG).exists()
+
+
+def check_new(folder: Path | str) -> None:
+    """Raises CheckpointError where a new run cannot write its checkpoints."""
+    hf_format.check_replaceable(folder, also=_OWN)
+
+
+def _step(path):
+    return int(_NAME.fullmatch(path.name)[1])
+
+
+def _sha256(file):
+    with file.open("rb") as data:
+        return hashlib.file_digest(data, "sha256").hexdigest()
+
+
+# ---- 2. writing
+
+
+class RunFolder:
+    """Where the ranks of one run put its checkpoints; all of them make it and call its methods.
+
+    folder      on a file system that every writing rank sees; None: nothing will be saved
+    keep        so many checkpoints stay
+    rank        of this process; rank 0 puts the checkpoints in place
+    background  whether files are written while training goes on
+    """
+
+    def __init__(self, folder: str | None, keep: int, rank: int, background: bool = False):
+        self.folder = None if folder is None else Path(folder).expanduser().resolve()
+        self.keep, self.rank, self.background = keep, rank, background
+        self.saving: Thread | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator["RunFolder"]:
+        """Rank 0 holds the folder's lock meanwhile: ValueError where another run does."""
+        if self.folder is None or self.rank:
+            yield self
+            return
+        with self._locked():
+            self._clear()
+            try:
+                yield self
+            finally:
+                if self.saving:
+                    self.saving.join()
+                self._clear()
+                if not checkpoints(self.folder):
+                    (self.folder / _LOCK).unlink()
+                    with suppress(OSError):  # it holds something of someone else's
+                        self.folder.rmdir()
+
+    @contextmanager
+    def _locked(self):
+        path = self.folder / _LOCK
+        while True:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                file = path.open("a")
+            except OSError as error:
+                reason = error.strerror
+                raise CheckpointError(f"{self.folder} cannot be written to: {reason}") from None
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise ValueError(
+                    f"another run is writing to {self.folder}: choose another --out"
+                ) from None
+            except OSError:
+                pass  # a file system without locks
+            with suppress(FileNotFoundError):
+                if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+                    break  # else the run before has just taken its empty folder away
+            file.close()
+        with file:
+            yield
+
+    def save(self, step: int, write: Callable[[Path], None] | None) -> None:
+        """Begins a checkpoint: write(an empty folder) makes this rank's files, if it has any, at
+        once or in the background, and must not communicate. All ranks call it; one that is still
+        being written is awaited first."""
+        self.settle()
+        self.step, self.sums, self.error = step, {}, None
+        self.saving = Thread(target=self._write, args=(write,))
+        self.saving.start()
+        if not self.background:
+            self.settle()
+
+    def _write(self, write):
+        """In the thread. Ranks share the folder: each syncs and sums up the files of its own."""
+        if write is None:
+            return
+        beside = self._beside("partial")
+        mine = beside / f"rank-{self.rank}"
+        try:
+            mine.mkdir(parents=True)
+            write(mine)
+            for file in sorted(mine.iterdir()):
+                hf_format.to_disk(file)
+                self.sums[file.name] = _sha256(file)
+                file.rename(beside / file.name)
+            mine.rmdir()
+        except Exception as error:  # a full disk, most likely; all ranks shall hear of it
+            self.error = f"checkpoint {self._place()} could not be written: {error}"
+
+    def written(self) -> bool:
+        """Whether this rank has nothing left to write; `settle` would not make it wait."""
+        return self.saving is None or not self.saving.is_alive()
+
+    def settle(self) -> None:
+        """Waits for every rank's files and puts the checkpoint in place, on all ranks together.
+
+        Raises CheckpointError on each of them where one could not write; the checkpoints before
+        are still there.
+        """
+        if self.saving is None:
+            return
+        self.saving.join()
+        self.saving = None
+        results = [None] * (dist.get_world_size() if dist.is_initialized() else 1)
+        if len(results) > 1:
+            dist.all_gather_object(results, (self.sums, self.error))
+        else:
+            results = [(self.sums, self.error)]
+        outcome = [next((error for _, error in results if error), None)]
+        if self.rank == 0 and not outcome[0]:
+            outcome = [self._put_in_place({k: v for sums, _ in results for k, v in sums.items()})]
+        if len(results) > 1:
+            dist.broadcast_object_list(outcome)
+        if outcome[0]:
+            raise CheckpointError(outcome[0])
+
+    def _put_in_place(self, sums):
+        """Returns what went wrong, or None."""
+        beside, place = self._beside("partial"), self._place()
+        try:
+            for name in sums:
+                if not (beside / name).exists():
+                    return (
+                        f"rank 0 does not see {name}, which another rank has written to "
+                        f"{beside}: --out must be on a file system that all nodes share, or take "
+                        "--save-format whole"
+                    )
+            lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
+            (beside / SUMS).write_text("".join(lines))
+            hf_format.to_disk(beside / SUMS)
+            hf_format.to_disk(beside)
+            if place.exists():
+                place.rename(self._beside("old"))
+            beside.rename(place)
+            hf_format.to_disk(self.folder)
+            self._link([*sums, SUMS])
+            self._forget()
+        except OSError as error:
+            return f"checkpoint {place} could not be written: {error}"
+        return None
+
+    def _link(self, names):
+        """Links from the run's folder into the newest checkpoint."""
+        for name, target in ((NEWEST, self._place().name), *((n, f"{NEWEST}/{n}") for n in names)):
+            link = self.folder / f".{name}.link"
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
+            link.replace(self.folder / name)
+        for path in self.folder.iterdir():
+            if path.is_symlink() and not path.exists() and path.readlink().parent.name == NEWEST:
+                path.unlink()  # of a file that this checkpoint does not have
+
+    def _forget(self):
+        """Takes away what is older than the last `keep`, and what an earlier try had beyond this
+        step: a run that goes back has left that way."""
+        found = checkpoints(self.folder)
+        beyond = [path for path in found if _step(path) > self.step]
+        for path in beyond + [path for path in found if path not in beyond][self.keep :]:
+            path.rename(path.with_name(f".{path.name}.old"))  # never seen half deleted
+        self._clear()
+
+    def _clear(self):
+        """Removes what a run that was killed has left."""
+        for path in self.folder.iterdir():
+            if _LEFT_OVER.fullmatch(path.name):
+                path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+
+    def _place(self):
+        return self.folder / f"checkpoint-{self.step}"
+
+    def _beside(self, word):
+        return self.folder / f".checkpoint-{self.step}.{word}"
