@@ -1,5 +1,6 @@
 """Ranks in a notebook: results, variables, output, and everything that can go wrong."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from tests.patience import patience
 from utils.ranks import diagnosis
 from utils.ranks.magic import open_pool, parse_line, parse_ranks
-from utils.ranks.pool import RankError, Ranks, device
+from utils.ranks.pool import Dead, RankError, Ranks, device
 
 LIMIT = 3  # seconds for a collective: more than ranks are apart on a busy machine
 HUNG = f"did not complete within {LIMIT} s"
@@ -315,6 +316,39 @@ def test_a_killed_rank_is_noticed_at_once_and_named(moment):
         assert gone(pids)
         ranks.restart()
         assert ranks.run(total_of_ranks, 1)[0].tolist() == [3.0] * 3
+
+
+def die_or_sum(victim, group):
+    """Rank `victim` is killed; the others notice, meet in a group of their own, and sum."""
+    me, size = dist.get_rank(), dist.get_world_size()
+    if me == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with contextlib.suppress(RuntimeError):
+        dist.all_reduce(torch.ones(1))
+        return "nobody was missed"
+    dist.destroy_process_group()
+    left = [rank for rank in range(size) if rank != victim]
+    store = dist.FileStore(group, len(left))
+    dist.init_process_group("gloo", store=store, rank=left.index(me), world_size=len(left))
+    total = torch.full((1,), float(me))
+    dist.all_reduce(total)
+    return total.item()
+
+
+def test_ranks_that_may_die_leave_the_others(tmp_path):
+    with Ranks(4, device="cpu", timeout=5.0, may_die=True) as ranks:
+        ranks.cell("kept = rank")
+        results = ranks.run(die_or_sum, 2, str(tmp_path / "group"))
+        assert results == [4.0, 4.0, Dead(-signal.SIGKILL), 4.0]
+        assert ranks.alive == [0, 1, 3]
+        assert ranks.get("kept") == [0, 1, Dead(-9), 3]
+        os.kill(ranks.pids[0], signal.SIGKILL)  # between two calls
+        assert ranks.run(os.getpid) == [Dead(-9), ranks.pids[1], Dead(-9), ranks.pids[3]]
+        with pytest.raises(RankError, match="they have no process group"):
+            ranks.cell("1 / 0")
+        assert ranks.get("kept") == [Dead(-9), 1, Dead(-9), 3]
+        ranks.restart()
+        assert ranks.run(total_of_ranks, 1)[3].tolist() == [6.0] * 3
 
 
 def test_closing_leaves_nothing():

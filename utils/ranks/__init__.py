@@ -4,7 +4,7 @@
 
 from utils.ranks.magic import register_magic
 
-__all__ = ["RankError", "Ranks", "device"]
+__all__ = ["Dead", "RankError", "Ranks", "device"]
 
 
 def __getattr__(name: str):

@@ -146,13 +146,14 @@ def failure(
     size: int,
     limit: float | None,
     ended: str | None,
+    grouped: bool = True,
 ) -> str:
     """The whole text of a RankError: what each rank did, equal ranks folded, and what holds now.
 
     on: the ranks that were asked, of `size`; first: replies when the failure was noticed; stacks:
     {rank: frames} of those that still ran; final: replies after the others were let go; limit:
     seconds, where a collective ran into its time limit, else None; ended: why the ranks had to be
-    ended, or None.
+    ended, or None; grouped: whether those that are left have a process group again.
     """
     blocks, waited = [], []
     for rank in on:
@@ -187,7 +188,8 @@ def failure(
     if ended:
         tail = f"The ranks were ended: {ended}. Call ranks.restart()."
     else:
-        tail = "The ranks stay usable and keep their variables; the process group was made anew."
+        group = "the process group was made anew" if grouped else "they have no process group"
+        tail = f"The ranks stay usable and keep their variables; {group}."
     return f"{head}\n{columns(blocks, size)}{tail}"
 
 

@@ -21,6 +21,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from typing import Any
 
@@ -37,6 +38,13 @@ PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
 PRELOADED = ["utils.ranks.preload"]
 
 
+@dataclass(frozen=True)
+class Dead:
+    """What a rank that may die gives in place of a result: its process has ended."""
+
+    code: int  # its exit status, -n for signal n
+
+
 class Ranks:
     """A pool of `size` ranks on this machine, each a process with one thread.
 
@@ -44,7 +52,8 @@ class Ranks:
         else the CPU (gloo).
     timeout: seconds after which a collective that does not complete fails. seed: of torch, random
     and numpy, the same on every rank. places: for each rank the node that it lives on
-    (`utils.ranks.nodes`, which calls this); then gloo.
+    (`utils.ranks.nodes`, which calls this); then gloo. may_die: a rank whose process ends gives
+    `Dead`, in this call and in later ones, and the others go on; else all end with it.
 
     Cells find `rank`, `world_size`, `device`, `dist` and `torch`; their variables stay.
     Raises RankError when a rank fails, ValueError for arguments that make no sense.
@@ -58,12 +67,13 @@ class Ranks:
         timeout: float = 30.0,
         seed: int = 0,
         places: Sequence[worker.Place] | None = None,
+        may_die: bool = False,
     ):
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 256:
             raise ValueError(f"size {size!r} is not a number of ranks: give 1 to 256")
         if not 0 < timeout < float("inf"):
             raise ValueError(f"timeout {timeout!r} is not a time limit: give seconds above 0")
-        self.size, self.timeout, self.seed = size, timeout, seed
+        self.size, self.timeout, self.seed, self.may_die = size, timeout, seed, may_die
         self.backend, self._devices = choose_devices(size, "cpu" if places else device)
         self._places = places or [None] * size
         self._cells = 0
@@ -118,12 +128,18 @@ class Ranks:
         """Process ids by rank."""
         return [process.pid for process in self._processes]
 
+    @property
+    def alive(self) -> list[int]:
+        """The ranks that are left, where they may die."""
+        return [rank for rank in range(self.size) if rank not in self._deaths]
+
     # --- starting and stopping ------------------------------------------------------------------
 
     def _start(self):
         context = start_forkserver()
         self._folder = tempfile.mkdtemp(prefix="ranks-")
         self._stopped, self._generation = None, 0
+        self._deaths: dict[int, Dead] = {}
         self._asked = [0] * self.size  # the number of each rank's last request
         self._files = RankFiles(self._folder)
         self._pipes, self._processes = [], []
@@ -156,9 +172,10 @@ class Ranks:
             raise RankError(f"The ranks are not running: {self._stopped}. Call ranks.restart().")
         on = list(on)
         payload = worker.dumps(request)
-        replies, waiting_for = {}, set(on)
+        replies = {rank: self._deaths[rank] for rank in on if rank in self._deaths}
+        waiting_for = set(on) - set(replies)
         try:
-            self._send(on, payload)
+            self._send(sorted(waiting_for), payload)
             self._collect(waiting_for, replies, until=None, stop_at_failure=True)
             if failed(replies):
                 raise self._failure(on, waiting_for, replies)
@@ -175,27 +192,36 @@ class Ranks:
         for rank in ranks:
             self._asked[rank] += 1
             number = self._asked[rank].to_bytes(worker.NUMBER, "little")
-            self._pipes[rank].send_bytes(number + payload)
+            try:
+                self._pipes[rank].send_bytes(number + payload)
+            except (BrokenPipeError, ConnectionResetError):
+                if not self.may_die:
+                    raise
 
     def _collect(self, waiting_for, replies, until, stop_at_failure=False):
         """Moves ranks from `waiting_for` to `replies`, until a moment (None: no limit)."""
         while waiting_for:
             pipes = {self._pipes[rank]: rank for rank in waiting_for}
-            ends = [process.sentinel for process in self._processes]
+            ends = {self._processes[rank].sentinel: rank for rank in self.alive}
             limit = None if until is None else max(0.0, until - time.monotonic())
             ready = connection.wait([*pipes, *ends], limit)
             for pipe in ready:
                 if pipe in pipes:
                     try:
                         reply = pipe.recv_bytes()
-                    except EOFError:
+                    except (EOFError, ConnectionResetError):
                         continue
                     rank, number = pipes[pipe], int.from_bytes(reply[: worker.NUMBER], "little")
                     if number == self._asked[rank]:  # else of a request that was given up
                         replies[rank] = unpickled(reply[worker.NUMBER :])
                         waiting_for.discard(rank)
-            if any(end in ready for end in ends):
-                raise self._dead()
+            for rank in [rank for sentinel, rank in ends.items() if sentinel in ready]:
+                if not self.may_die:
+                    raise self._dead()
+                self._bury(rank)
+                if rank in waiting_for:
+                    replies[rank] = self._deaths[rank]
+                    waiting_for.discard(rank)
             if not ready:
                 return
             if stop_at_failure and failed(replies):
@@ -210,8 +236,9 @@ class Ranks:
         self._release(waiting_for, replies, self.timeout, interrupt=hung)
         limit = self.timeout if hung else None
         text = diagnosis.failure(
-            on, first, stacks, replies, size=self.size, limit=limit, ended=self._stopped
-        )
+            on, first, stacks, replies, size=self.size, limit=limit, ended=self._stopped,
+            grouped=not self._deaths,
+        )  # fmt: skip
         error = RankError(text, {r: f for r, f in first.items() if isinstance(f, worker.Failure)})
         self._rejoin()
         return error
@@ -224,7 +251,7 @@ class Ranks:
             deadline = time.monotonic() + PATIENCE
         left = set()
         while waiting_for and time.monotonic() < deadline:
-            idle = set(range(self.size)) - waiting_for - left
+            idle = set(self.alive) - waiting_for - left
             self._request_all(idle, "leave")
             left |= idle
             self._collect(waiting_for, replies, time.monotonic() + 0.2)
@@ -233,13 +260,14 @@ class Ranks:
             self._stop(f"{names} did not end after a failure and had to be killed")
 
     def _rejoin(self):
-        """A process group is of no use after a failure; variables are: keep them, make it anew."""
+        """A process group is of no use after a failure; variables are: keep them, make it anew.
+        Whether those that are left after a death shall have one is for them to decide."""
         if self._stopped:
             return
         self._generation += 1
-        everyone = set(range(self.size))
-        self._request_all(everyone, "leave")
-        self._request_all(everyone, "join", self._generation)
+        self._request_all(self.alive, "leave")
+        if not self._deaths:
+            self._request_all(self.alive, "join", self._generation)
 
     def _request_all(self, ranks, *request):
         ranks, replies = set(ranks), {}
@@ -257,6 +285,12 @@ class Ranks:
         except KeyboardInterrupt:
             self._stop("a second interrupt came before they had ended what they did")
             raise
+
+    def _bury(self, rank):
+        """Notes that a rank which may die is dead."""
+        process = self._processes[rank]
+        process.join(5.0)  # its exit code comes through the forkserver
+        self._deaths[rank] = Dead(process.exitcode)
 
     def _dead(self):
         """A process has ended by itself: names it, ends the others, returns the RankError."""
