@@ -14,6 +14,7 @@ The same from a shell: `python -m utils.planner --model gpt3-175b --machine dgx-
     kernels     seconds of a layer's computation           network   seconds of messages
     step        seconds of a step, by kind                 plan      one strategy, in full
     search      every strategy that fits, ranked           published what others measured
+    failures    how often, and how long between checkpoints
 
 All arithmetic runs on numpy arrays with one entry per strategy, so a search costs microseconds a
 strategy; `plan` is an array of one.

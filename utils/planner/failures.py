@@ -1,0 +1,144 @@
+"""Failures: how often a run meets one, and how long it should compute between two checkpoints.
+
+    LLAMA_3.hours_between              3.09: all devices work together, so one failure stops them
+    between = LLAMA_3.between(1024)    seconds between the failures of 1,024 such devices
+    young(save, between), daly(save, between)
+    stretch(interval, save, restart, between)                 expected: 1.1 takes 10 % longer
+    simulate(work, interval, save, restart, uptimes(between)) the same, failure by failure
+
+All times are in seconds. A run computes for `interval`, saves for `save`, and so on; a failure ends
+what it is doing, costs `restart`, and takes it back to the last whole checkpoint. Failures come at
+random, `between` apart on average, whatever the run is doing then (exponential uptimes).
+
+Sources: Young 1974 (CACM 17, 9: "A first order approximation to the optimum checkpoint interval");
+Daly 2006 (Future Generation Computer Systems 22, 3: "A higher order estimate of the optimum
+checkpoint interval for restart dumps"), whose δ, M and R are `save`, `between` and `restart`.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Published:
+    """Failures of one long run: interruptions that nobody had planned."""
+
+    devices: int
+    days: float
+    failures: int
+    source: str
+
+    @property
+    def hours_between(self) -> float:
+        """Mean hours between two failures of the whole run."""
+        return 24 * self.days / self.failures
+
+    def between(self, devices: int) -> float:
+        """Mean seconds between two failures of a run on so many of these devices."""
+        return 3600 * self.hours_between * self.devices / devices
+
+
+LLAMA_3_CAUSES = {  # Table 5: cause -> (component, interruptions)
+    "faulty GPU": ("GPU", 148),
+    "GPU memory (HBM3)": ("GPU", 72),
+    "software bug": ("software", 54),
+    "network switch or cable": ("network", 35),
+    "host maintenance": ("host", 32),
+    "GPU memory (SRAM)": ("GPU", 19),
+    "GPU system processor": ("GPU", 17),
+    "network card": ("host", 7),
+    "NCCL watchdog time limit": ("unknown", 7),
+    "silent data corruption": ("GPU", 6),
+    "GPU thermal interface, sensor": ("GPU", 6),
+    "SSD": ("host", 3),
+    "power supply": ("host", 3),
+    "server chassis": ("host", 2),
+    "IO expansion board": ("host", 2),
+    "dependency": ("software", 2),
+    "CPU": ("host", 2),
+    "system memory": ("host", 2),
+}
+LLAMA_3 = Published(
+    16_384, 54, sum(count for _, count in LLAMA_3_CAUSES.values()),
+    "Grattafiori et al. 2024, arXiv:2407.21783, Table 5",
+)  # fmt: skip
+OPT = Published(
+    992, 60, 35 + 70,
+    "Zhang et al. 2022, arXiv:2205.01068, section 2.5: in two months 35 restarts by hand, and an "
+    "estimate of more than 70 automatic ones",
+)  # fmt: skip
+
+
+def young(save: float, between: float) -> float:
+    """Seconds of computing between two checkpoints, to first order in save / between."""
+    _check(save=save, between=between)
+    return math.sqrt(2 * save * between)
+
+
+def daly(save: float, between: float) -> float:
+    """The same to a higher order, as Daly estimates it."""
+    _check(save=save, between=between)
+    if save >= 2 * between:
+        return between
+    x = save / (2 * between)
+    return math.sqrt(2 * save * between) * (1 + math.sqrt(x) / 3 + x / 9) - save
+
+
+def stretch(interval: float, save: float, restart: float, between: float) -> float:
+    """How many times as long as its computing a run is expected to take: Daly's cost function, in
+    which failures also strike while it saves and restarts."""
+    _check(interval=interval, save=save, between=between)
+    exponent = (interval + save) / between
+    if exponent + restart / between > 700:
+        return math.inf
+    return between / interval * math.exp(restart / between) * math.expm1(exponent)
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where the seconds of a run went."""
+
+    computed: float  # and kept
+    saving: float
+    lost: float  # computing and saving that a failure undid
+    restarting: float
+    failures: int
+
+    @property
+    def stretch(self) -> float:
+        """The whole time over that of computing."""
+        return (self.computed + self.saving + self.lost + self.restarting) / self.computed
+
+
+def uptimes(between: float, seed: int = 0) -> Iterator[float]:
+    """Seconds until each next failure, without end."""
+    drawn = random.Random(seed)
+    while True:
+        yield drawn.expovariate(1 / between)
+
+
+def simulate(
+    work: float, interval: float, save: float, restart: float, uptimes: Iterator[float]
+) -> Course:
+    """A run of `work` seconds of computing, failure by failure."""
+    _check(work=work, interval=interval, save=save)
+    computed = saving = lost = restarting = 0.0
+    failures, left = 0, next(uptimes)  # seconds until the next failure
+    while computed < work:
+        part = min(interval, work - computed)
+        if left >= part + save:
+            computed, saving, left = computed + part, saving + save, left - part - save
+            continue
+        lost, failures, left = lost + left, failures + 1, next(uptimes)
+        while left < restart:
+            restarting, failures, left = restarting + left, failures + 1, next(uptimes)
+        restarting, left = restarting + restart, left - restart
+    return Course(computed, saving, lost, restarting, failures)
+
+
+def _check(**seconds: float) -> None:
+    for name, value in seconds.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} {value!r} is not a time: give seconds above 0")
