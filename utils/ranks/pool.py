@@ -160,6 +160,8 @@ class Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
         self._ask(range(self.size), "join", self._generation)
+        if self._deaths:  # before it could do anything
+            raise self._dead()
 
     def _stop(self, reason):
         self._stopped = self._stopped or reason
