@@ -193,6 +193,9 @@ def test_without_root_a_user_namespace_does_the_same(mark, monkeypatch):
             before = nodes.sent()
             ranks.run(all_reduce, [0, 1], 100_000)
             assert nodes.sent()[1] - before[1] > 390_000
+        nodes.kill(1)
+        nodes.revive(1)
+        assert [output for _, output in nodes.run(["hostname"])] == ["node0", "node1"]
 
 
 # --- launch ---------------------------------------------------------------------------------------
@@ -225,6 +228,90 @@ def test_the_node_and_the_rank_that_failed_first_are_named(mark, tmp_path, monke
     lines = str(error.value).splitlines()
     assert lines[0] == "On node1 rank 3 failed first:"
     assert "ValueError: rank three is unhappy" in lines
+
+
+# --- a node that dies, and comes back -------------------------------------------------------------
+
+LISTEN = """
+import socket, sys
+with socket.create_server(("", 7000)) as server:
+    print("listening", flush=True)
+    peer, _ = server.accept()
+    with peer:
+        print("connected", flush=True)
+        print("heard", peer.recv(1), flush=True)  # b"" is the end of the connection
+"""
+CONNECT = """
+import socket, time
+with socket.create_connection(("node0", 7000), timeout=60):
+    time.sleep(600)
+"""
+
+
+@needs_nodes
+def test_a_node_that_is_killed_is_silent_and_nothing_of_it_is_left(mark):
+    """Its cable goes first: the other end of a connection does not hear that it is closed."""
+    with Nodes(2) as nodes:
+        listener = nodes.start(0, [sys.executable, "-c", LISTEN])
+        assert listener.answer(patience(60)) == b"listening"
+        daemon = ["sh", "-c", "setsid sleep 600 & sleep 600"]
+        for command in ([sys.executable, "-c", CONNECT], daemon):
+            nodes.start(1, command, environment={MARK: f"{mark}-node1"})
+        assert listener.answer(patience(60)) == b"connected"
+        on_the_node = psutil.Process(nodes._world.pids[1])
+        nodes.kill(1)
+        assert not on_the_node.is_running() or on_the_node.status() == psutil.STATUS_ZOMBIE
+        assert marked(f"{mark}-node1") == []
+        with pytest.raises(TimeoutError):
+            listener.answer(1)
+        assert nodes.start(0, ["hostname"]).answer(patience(30)) == b"node0"
+        with pytest.raises(NodesError, match=r"node1 has been killed: nodes\.revive\(1\)"):
+            nodes.run(["true"])
+
+
+@needs_nodes
+def test_a_node_that_comes_back_has_its_name_its_address_and_its_cable(mark):
+    with Nodes(2, gbit=0.01) as nodes:
+        nodes.kill(0)
+        with pytest.raises(NodesError, match="node0 has been killed"):
+            nodes.start(0, ["true"])
+        nodes.revive(0)
+        ended = nodes.run(["sh", "-c", "hostname; ip -4 -o address show eth0"])
+        assert [output.split()[0] for _, output in ended] == ["node0", "node1"]
+        assert "10.77.0.1/16" in ended[0][1]
+        with nodes.ranks(per_node=1) as ranks:
+            seconds = max(ranks.run(all_reduce, [0, 1], 200_000))
+        assert seconds > 0.7 * (800_000 - 2 * 65536) * 8 / 0.01e9  # as fast as the others
+
+
+@needs_nodes
+def test_ranks_on_a_node_die_with_it(mark):
+    with Nodes(2) as nodes, nodes.ranks(per_node=1) as ranks:
+        [survivor, victim] = [psutil.Process(pid) for pid in ranks.pids]
+        nodes.kill(1)
+        assert not victim.is_running() or victim.status() == psutil.STATUS_ZOMBIE
+        assert survivor.is_running() and survivor.status() != psutil.STATUS_ZOMBIE
+
+
+@needs_nodes
+def test_what_cannot_be_killed_or_revived_is_named(pair):
+    for node in (2, -1, True, "1"):
+        for call in (pair.kill, pair.revive, lambda node: pair.start(node, ["true"])):
+            with pytest.raises(ValueError, match=rf"node {node!r} is not there: give 0 to 1"):
+                call(node)
+    with pytest.raises(ValueError, match="node1 is up"):
+        pair.revive(1)
+
+
+def test_this_machines_own_processes_are_never_killed(monkeypatch):
+    with subprocess.Popen(["sleep", "600"]) as process:
+        monkeypatch.setattr(nodes_module.psutil, "pids", lambda: [process.pid])  # if it fails
+        try:
+            with pytest.raises(NodesError, match="is no node's"):
+                nodes_module.kill_all_with(process.pid)
+            assert process.poll() is None
+        finally:
+            process.kill()
 
 
 # --- nothing is left ------------------------------------------------------------------------------

@@ -8,8 +8,13 @@ is taken on the machine, and when this process ends, in whatever way, the kernel
 its process namespace, and the namespaces and cables go with the last process in them.
 
 It first writes one JSON line, {"nodes": [pid of each node, as seen inside]}. Then it takes requests
-from standard input, {"gbit": number or null}, and answers each with {} or {"error": sentence}. When
-standard input ends it removes the folder that the file `hosts` is in, and ends too.
+from standard input, and answers each with a JSON line too, {"error": sentence} where it failed:
+
+    {"gbit": number or null}    what every cable carries; {}
+    {"cut": node}               takes the cable of a node away; {}
+    {"revive": node}            a new node where the cable has gone; {"nodes": [its pid]}
+
+When standard input ends it removes the folder that the file `hosts` is in, and ends too.
 """
 
 import contextlib
@@ -19,7 +24,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 
 SEARCH = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin:/sbin:/usr/bin:/bin"
 CABLE = "eth0"  # what a node calls its end
@@ -78,15 +82,15 @@ def connect(node: int, pid: int) -> None:
     inside(pid, "ip", "address", "add", f"{address(node)}/16", "dev", CABLE)
 
 
-def limit(pids: Sequence[int], gbit: float | None) -> None:
-    """Lets every cable carry `gbit` Gbit/s in each direction; None: all that it can.
+def limit(pids: dict[int, int], gbit: float | None) -> None:
+    """Lets the cable of every node {node: pid} carry `gbit` Gbit/s each way; None: all it can.
 
     A token bucket at both ends: what a node sends, and what the switch sends to it when several
     others talk to it at once. The bucket holds what passes in 2 ms, and 64 KiB at least, because
     the kernel hands over packets of that size. The queue before it is long: nothing is lost, TCP
     does not slow down.
     """
-    for node, pid in enumerate(pids):
+    for node, pid in pids.items():
         shape = ("tc", "qdisc", "replace", "dev")
         if gbit is None:
             inside(pid, *shape, CABLE, "root", "pfifo_fast")
@@ -117,21 +121,34 @@ def serve(count: int, hosts: str) -> int:
         command("ip", "link", "set", "lo", "up")
         command("ip", "link", "add", "switch", "type", "bridge")
         command("ip", "link", "set", "switch", "addrgenmode", "none", "up")
-        nodes = [start_node(node) for node in range(count)]
-        pids = [process.pid for process in nodes]
-        for node, pid in enumerate(pids):
-            connect(node, pid)
+        nodes = {node: start_node(node) for node in range(count)}
+        for node, process in nodes.items():
+            connect(node, process.pid)
     except (NetworkError, subprocess.TimeoutExpired) as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 1
-    print(json.dumps({"nodes": pids}), flush=True)
+    print(json.dumps({"nodes": [process.pid for process in nodes.values()]}), flush=True)
     for line in sys.stdin:
         try:
-            limit(pids, json.loads(line)["gbit"])
-            print(json.dumps({}), flush=True)
+            print(json.dumps(answer(nodes, json.loads(line))), flush=True)
         except (NetworkError, subprocess.TimeoutExpired) as error:
             print(json.dumps({"error": str(error)}), flush=True)
     return 0
+
+
+def answer(nodes: dict[int, subprocess.Popen], request: dict) -> dict:
+    """Does what a request asks for; `nodes`, {node: its process}, has those with a cable."""
+    match request:
+        case {"cut": node}:
+            command("ip", "link", "delete", f"port{node}")
+            del nodes[node]
+        case {"revive": node}:
+            nodes[node] = start_node(node)
+            connect(node, nodes[node].pid)
+            return {"nodes": [nodes[node].pid]}
+        case {"gbit": gbit}:
+            limit({node: process.pid for node, process in nodes.items()}, gbit)
+    return {}
 
 
 if __name__ == "__main__":

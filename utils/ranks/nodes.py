@@ -5,6 +5,9 @@
         ranks = nodes.ranks(per_node=2)             # warm ranks for cells; 0 and 1 are on node 0
         nodes.gbit = 0.1                            # the same nodes, a slower network
         nodes.sent()                                # bytes that each node has put on its cable
+        child = nodes.start(1, ["sleep", "60"])     # a command on one node
+        nodes.kill(1)                               # its power fails: nothing of it is left
+        nodes.revive(1)                             # it is back, with nothing running
 
 A node is a set of Linux namespaces: a network of its own, a host name (node0, node1 …), and a cable
 to a switch. Processes on different nodes reach each other through the cables only, which carry so
@@ -17,10 +20,12 @@ namespace too (`utils/ranks/node_world.py`), so there are no names to collide, a
 removes everything when the one process that holds it ends, however it ends.
 """
 
+import contextlib
 import functools
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -28,7 +33,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pandas as pd
 import psutil
@@ -169,6 +174,45 @@ class Nodes:
         speed = "no limit" if self.gbit is None else f"{self.gbit:g} Gbit/s"
         return f"Nodes({self.count}), {speed}" + (", closed" if self._world.closed else "")
 
+    # --- single nodes ---------------------------------------------------------------------------
+
+    def start(
+        self,
+        node: int,
+        command: Sequence[str],
+        *,
+        environment: dict[str, str] | None = None,
+        output: str | IO = "together",
+    ) -> Child:
+        """Starts a command (a list of words) on one node, and does not wait: end it with `end`.
+
+        environment: variables for it. output: as of `Child`; a pipe that nobody reads fills up.
+        """
+        self._check(node)
+        [pid] = self._world.open_pids([node])
+        return self._world.start_on(pid, command, environment or {}, output)
+
+    def kill(self, node: int) -> None:
+        """Cuts the power of a node. Its cable goes first, so the others hear nothing of its end:
+        no connection is closed, they are silent. Then all its processes are killed."""
+        self._check(node)
+        [pid] = self._world.open_pids([node])
+        self._world.ask({"cut": node})
+        self._world.pids[node] = None
+        kill_all_with(pid)
+
+    def revive(self, node: int) -> None:
+        """A node that was killed is back, under its name, with its address, and nothing running."""
+        self._check(node)
+        if self._world.pids[node] is not None:
+            raise ValueError(f"node{node} is up: only one that was killed can come back")
+        self._world.revive(node)
+        self.gbit = self._gbit
+
+    def _check(self, node):
+        if type(node) is not int or not 0 <= node < self.count:
+            raise ValueError(f"node {node!r} is not there: give 0 to {self.count - 1}")
+
     # --- commands on all nodes ------------------------------------------------------------------
 
     def _run_all(self, commands, timeout, environments):
@@ -269,20 +313,32 @@ class World:
     def closed(self) -> bool:
         return not self._finalizer.alive
 
-    def open_pids(self) -> list[int]:
-        """The processes of the nodes; NodesError if they are gone."""
+    def open_pids(self, nodes: Sequence[int] | None = None) -> list[int]:
+        """The processes of these nodes, or of all; NodesError if one is gone."""
+        self._check_open()
+        nodes = range(len(self.pids)) if nodes is None else nodes
+        for node in nodes:
+            if self.pids[node] is None:
+                raise NodesError(f"node{node} has been killed: nodes.revive({node}) brings it back")
+        return [self.pids[node] for node in nodes]
+
+    def _check_open(self):
         if self.closed or self._process.returncode is not None:
             raise NodesError("the nodes are closed: make new ones with Nodes(…)")
-        return self.pids
 
     def namespaces(self, names: Sequence[str]) -> tuple[str, ...]:
         return ("user", *names) if self.user else tuple(names)
 
-    def ask(self, request: dict) -> None:
-        """Sends a request to the world and waits for its answer; NodesError if it could not."""
-        self.open_pids()
+    def ask(self, request: dict) -> dict:
+        """Sends a request to the world and gives its answer; NodesError if it could not."""
+        self._check_open()
         self._process.write_line(json.dumps(request).encode())
-        self._answer()
+        return self._answer()
+
+    def revive(self, node: int) -> None:
+        """A new process for a node whose own has been killed."""
+        inside = self.ask({"revive": node})["nodes"]
+        [self.pids[node]] = outside_pids(self._process.pid, inside)
 
     def _answer(self):
         line = b""
@@ -296,7 +352,9 @@ class World:
             raise NodesError(answer["error"])
         return answer
 
-    def start_on(self, pid: int, command: Sequence[str], more: dict[str, str]) -> Child:
+    def start_on(
+        self, pid: int, command: Sequence[str], more: dict[str, str], output: str | IO = "together"
+    ) -> Child:
         """A command on a node, as a `Child`; more: variables of its environment."""
         flags = [f"--{name}" for name in self.namespaces(("net", "uts", "mount", "pid"))]
         keep = ["--preserve-credentials"] if self.user else []
@@ -311,7 +369,7 @@ class World:
             **more,
         }
         words = supervised(command, daemons=True)  # they end with the node
-        return Child([*enter, *here, *words], output="together", env=environment)
+        return Child([*enter, *here, *words], output=output, env=environment)
 
     def close(self) -> None:
         self._finalizer()
@@ -331,6 +389,37 @@ def outside_pids(process: int, inside: Sequence[int]) -> list[int]:
             if line.startswith("NSpid:"):
                 found[int(line.split()[-1])] = child.pid
     return [found[pid] for pid in inside]
+
+
+def kill_all_with(pid: int) -> None:
+    """Kills every process in the network namespace of this process, which is a node's."""
+    network, until = _network(pid), time.monotonic() + START
+    if network == _network(os.getpid()):  # it has ended by itself, and its number is another's now
+        raise NodesError(f"process {pid} is no node's: make new ones with Nodes(…)")
+    while network and (left := [one for one in psutil.pids() if _network(one) == network]):
+        if time.monotonic() > until:
+            raise NodesError(f"processes {left} cannot be killed")
+        for one in left:
+            with contextlib.suppress(ProcessLookupError), _handle(one) as handle:
+                if _network(one) == network:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def _handle(pid):
+    """A file descriptor of a process: whoever has its number later is not meant."""
+    handle = os.pidfd_open(pid)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _network(pid):
+    """The network namespace of a process; None where it has ended, or is not ours to see."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/net")
 
 
 def sent_bytes(pid: int) -> int:
