@@ -41,7 +41,7 @@ from utils.course.late import late as late_network
 from utils.course.trap import trap
 from utils.ranks import RankError, Ranks
 from utils.ranks.diagnosis import consequence, timed_out
-from utils.ranks.pool import PRELOADED
+from utils.ranks.pool import PRELOADED, Dead
 from utils.ranks.worker import Failure
 
 PRELOADED.append(__name__)  # else every rank of a check would import it, a fifth of its work
@@ -49,8 +49,8 @@ PRELOADED.append(__name__)  # else every rank of a check would import it, a fift
 SIZES = (2, 3, 1, 4, 5, 6)  # ranks; most mistakes show with two or three
 HANG = 5.0  # seconds until a collective counts as hanging
 TOO_LONG = 15.0  # seconds until an answer that does not communicate counts as an endless loop
-JUDGES = (
-    r" (trial|look|late|noted|expect|traffic|scenarios|check_\w+)\.py:\d+: "  # in a rank's stack
+JUDGES = (  # in a rank's stack
+    r" (trial|look|late|noted|expect|traffic|scenarios|disturbed|fates|check_\w+)\.py:\d+: "
 )
 SWALLOWED = 2.0  # seconds after that until its process is ended, whatever it has caught
 
@@ -89,12 +89,15 @@ class Trial:
         )
 
     @contextlib.contextmanager
-    def ranks(self, size: int, hang: str | dict[str, str] = "") -> Iterator["Group"]:
+    def ranks(
+        self, size: int, hang: str | dict[str, str] = "", may_die: bool = False
+    ) -> Iterator["Group"]:
         """`size` fresh ranks. hang: what to ask when they wait for one another; {call: question}
-        where it depends on the call that all of them wait in, with "" for all else."""
+        where it depends on the call that all of them wait in, with "" for all else. may_die: the
+        result of a rank that is killed is `utils.ranks.pool.Dead`, and the others go on."""
         with (
             tempfile.TemporaryDirectory(prefix="trial-") as folder,
-            Ranks(size, device="cpu", timeout=HANG) as ranks,
+            Ranks(size, device="cpu", timeout=HANG, may_die=may_die) as ranks,
         ):
             yield Group(self, ranks, Path(folder), hang)
 
@@ -125,6 +128,7 @@ class Group:
         self.size = ranks.size
         self._trial, self._ranks, self._folder = trial, ranks, folder
         self._hang = hang if isinstance(hang, dict) else {"": hang}
+        self.pids = ranks.pids  # by rank
 
     def case(self, what: str = "") -> str:
         """ "with 3 ranks and a tensor of shape (5,)", for `what` "a tensor of shape (5,)"."""
@@ -154,9 +158,15 @@ class Group:
             str(trial.path), trial._library, str(self._folder), self._seconds, seed, anew, late
         )  # fmt: skip
         try:
-            return self._ranks.run(_perform, setup, scenario, args)
+            results = self._ranks.run(_perform, setup, scenario, args)
         except RankError as error:
             raise self._explained(case, error) from None
+        for rank, result in enumerate(results):
+            if isinstance(result, Dead) and result.code != -signal.SIGKILL:
+                said = (self._folder / f"rank{rank}.words").read_text(errors="replace")
+                ended = f"Rank {rank} ended with code {result.code}"
+                raise Wrong(f"{case}{self._rank(rank)}: {self._died(said, ended)}")
+        return results
 
     def _explained(self, case: str, error: RankError) -> Exception:
         """What a check says of a run that has failed."""

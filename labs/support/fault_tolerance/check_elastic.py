@@ -1,0 +1,397 @@
+"""Given: what the check of exercise b looks at.
+
+Crews of 1 to 6 real ranks train small networks with your `train`, several crews at once: some of
+their ranks are killed, stopped, late, or lose a connection (`fates.py`) where the case says so. The
+weights must equal those of one rank that has all rows.
+"""
+
+import dataclasses
+import datetime
+import math
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from labs.support.fault_tolerance import disturbed
+from labs.support.fault_tolerance.crew import HOST, Settings, alone
+from labs.support.fault_tolerance.fates import Fate
+from utils.course.expect import Wrong, a_number, close, described, same_bits
+from utils.course.trial import Group, Trial
+from utils.ranks.pool import Dead
+
+LIMIT, PATIENCE = 1.0, 2.0  # seconds, of a crew
+AGAIN = 5.0  # times as long where a rank that lives was left out: this machine may be busy
+SECONDS = 10.0  # until a run is ended, and twice what its recoveries may wait for
+SLACK = 4096  # roundings: a step adds some to those before
+SMALL = 128  # bytes of the numbers that go beside the gradients of a step
+MEETING = 1024  # bytes that a rank says and reads in a meeting
+LIBRARY = (
+    "torchft", "torch.distributed.elastic", "DistributedDataParallel", "torch.nn.parallel",
+    "utils.parallel", "utils.training", "utils.ranks", "labs.support.fault_tolerance.fates",
+    "labs.support.fault_tolerance.disturbed", "labs.support.fault_tolerance.check_elastic",
+)  # fmt: skip
+FORMULA = (
+    "Is g the gradient of the mean over all rows of the batch, v = momentum·v + g, and\n"
+    "weights -= lr·v?"
+)
+RECOVERY = (
+    "Before a failed step is computed again: are the gradients new ones, are all rows of the batch\n"
+    "shared out over the ranks that are left, do all of them hold the weights and the velocity of\n"
+    "the furthest, and whole ones?"
+)
+HANG = "Does every wait have a time limit, and does every rank get to the same call?"
+
+
+class LeftOut(Wrong):
+    """A rank that lives was left out, or a failure was seen that nobody made."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """fates: by rank."""
+
+    settings: Settings
+    fates: dict[int, tuple[Fate, ...]] = field(default_factory=dict)
+
+    def __str__(self):
+        s = self.settings
+        told = [f"rank {r} {fate}" for r, fates in sorted(self.fates.items()) for fate in fates]
+        about = f"{s.size} rank{'s' * (s.size > 1)}, {s.batch} rows, {s.steps} steps"
+        return f"with {about}; {', '.join(told) or 'nobody is disturbed'}"
+
+    def lost(self, act: str = "dies") -> list[int]:
+        """The ranks that one fate ends."""
+        return [rank for rank, fates in self.fates.items() if any(f.act == act for f in fates)]
+
+    def quiet(self, step: int) -> bool:
+        """Whether nothing happens in this step, nor can what has happened before still be felt."""
+        near = [f.step for fates in self.fates.values() for f in fates]
+        return all(step not in (one, one + 1, one + 2) for one in near)
+
+    def members(self, step: int) -> list[int]:
+        """Who is left in a quiet step."""
+        gone = {
+            rank
+            for rank, fates in self.fates.items()
+            for f in fates
+            if f.act in ("dies", "stops") and f.step < step
+        }
+        return [rank for rank in range(self.settings.size) if rank not in gone]
+
+    def slower(self) -> "Case":
+        """The same with more time for everything."""
+        s = self.settings
+        settings = dataclasses.replace(s, limit=AGAIN * s.limit, patience=AGAIN * s.patience)
+        return Case(settings, self.fates)
+
+
+def elastic(trial: Trial) -> str:
+    """Judges `train` in the file."""
+    trial.by_hand(LIBRARY)
+    for cases in _rounds(trial.draw):
+        _judged_together(trial, cases)
+    return (
+        "on 1 to 6 ranks, killed before the first step, in a step, at its end, in the meeting and in\n"
+        "the new group, one after the other and two at once, rank 0 too, down to a single one: the\n"
+        "weights after each step and in the end are those of one rank, with equal bits;\n"
+        "each row is used once in a step, by a rank whose share it is, and no step that somebody has\n"
+        "made is computed again;\n"
+        "who is late stays, and who was stopped until the others had gone on ends;\n"
+        "a step sends the gradients once, a new group the state once at most."
+    )
+
+
+# ---- cases
+
+
+def _rounds(draw: random.Random) -> list[list[Case]]:
+    """Two rounds of cases; those of a round run at once. Every kind of moment is in each check."""
+
+    def case(size, steps, fates=None):
+        fates = fates or {}
+        settings = Settings(
+            size=size,
+            steps=steps,
+            batch=draw.choice([b for b in range(max(1, size - 2), 4 * size) if b % size or size < 3]),
+            widths=(draw.randrange(5, 9), draw.randrange(9, 14), draw.randrange(3, 6)),
+            seed=draw.getrandbits(20),
+            lr=draw.uniform(0.02, 0.06),
+            momentum=draw.uniform(0.6, 0.9),
+            limit=LIMIT,
+            patience=PATIENCE,
+        )
+        return Case(settings, fates)
+
+    def dies(moment, step, **more):
+        return Fate("dies", moment, step, **more)
+
+    def in_a_step(step):
+        """A death in a step."""
+        return dies(next(moments), step, share=draw.random(), seconds=draw.uniform(0, 2e-3))
+
+    def in_a_meeting(step, **more):
+        return dies("meeting", step, share=next(shares), **more)
+
+    def others(size, *known):
+        left = [rank for rank in range(size) if rank not in known]
+        return draw.sample(left, len(left))
+
+    moments = iter(draw.sample(["rows", "before", "during", "after", "before", "during"], 6))
+    shares = iter(draw.sample([0.0, 0.5, 1.0], 3))
+
+    def behind(size, step, ahead, *dead):
+        """All others lose their connection at the end of the step that `ahead` has made."""
+        return {
+            rank: (Fate("fails", "before", step, share=0.999),)
+            for rank in range(size)
+            if rank not in (ahead, *dead)
+        }
+
+    first = []
+    first.append(case(1, draw.randrange(3, 6)))
+    first.append(case(draw.choice([3, 4]), draw.randrange(5, 8)))
+    step = draw.randrange(1, 4)
+    first.append(case(2, step + 4, {draw.randrange(2): (in_a_step(step),)}))
+    # rank 0 first, then another: one is left
+    step, later = draw.randrange(0, 3), draw.choice([1, 2])
+    fates = {0: (in_a_step(step),), later: (in_a_step(step + 4),)}
+    first.append(case(3, step + 8, fates))
+    # one rank is a step ahead of all others, and it is not rank 0
+    size, step = draw.choice([4, 5]), draw.randrange(1, 4)
+    ahead, dead = others(size, 0)[:2]
+    fates = behind(size, step, ahead, dead) | {dead: (dies("after", step),)}
+    first.append(case(size, step + 4, fates))
+    # two at once
+    step, pair = draw.randrange(1, 4), others(6)[:2]
+    first.append(case(6, step + 4, {rank: (in_a_step(step),) for rank in pair}))
+
+    second = []
+    # in the last step, of which one rank knows the result
+    size, step = draw.choice([3, 4]), draw.randrange(2, 5)
+    ahead, dead = others(size, 0)[:2]
+    fates = behind(size, step, ahead, dead) | {dead: (dies("after", step),)}
+    second.append(case(size, step + 1, fates))
+    # one is stopped, one is late in the meeting
+    size, step = 4, draw.randrange(1, 3)
+    stopped, late = others(size)[:2]
+    fates = {
+        stopped: (Fate("stops", draw.choice(["rows", "before"]), step),),
+        late: (Fate("waits", "meeting", step, seconds=0.3 * PATIENCE),),
+    }
+    second.append(case(size, step + 7, fates))
+    # the one that is ahead dies while it hands its state over, of which another gets a part
+    size, step, count = 5, draw.randrange(1, 3), next(iter([draw.randrange(0, 4)]))
+    ahead, dead, torn = others(size)[:3]
+    fates = behind(size, step, ahead, dead) | {dead: (dies("after", step),)}
+    fates[ahead] = (dies("handing over", step, count=count + 1),)
+    fates[torn] += (Fate("fails", "handing over", step, count=count),)
+    second.append(case(size, step + 5, fates))
+    # in the first meeting, then in the meeting after another death, then in that after this one
+    size, step = 6, draw.randrange(1, 3)
+    gone = others(size)[:4]
+    fates = {
+        gone[0]: (dies("start", -1, count=draw.randrange(1, 5)),),
+        gone[1]: (in_a_step(step),),
+        gone[2]: (in_a_meeting(step),),
+        gone[3]: (in_a_meeting(step, passing=1),),
+    }
+    second.append(case(size, step + 6, fates))
+    # two ranks, and rank 0 dies in the new group of a recovery that needed none to be
+    return [first, second]
+
+
+# ---- runs
+
+
+def _judged_together(trial: Trial, cases: list[Case]) -> None:
+    """Each case with ranks of its own, all at once; then again, and with more time, where a busy
+    machine may be to blame."""
+    again = []
+    with ExitStack() as stack:
+        groups = []
+        for case in cases:
+            own = Trial(trial.path, trial.new_seed())  # threads must not draw from one generator
+            own.by_hand(LIBRARY)
+            groups.append(stack.enter_context(own.ranks(case.settings.size, HANG, may_die=True)))
+        with ThreadPoolExecutor(len(cases)) as threads:
+            runs = [threads.submit(_judged, group, case) for group, case in zip(groups, cases)]
+        for run, case in zip(runs, cases):
+            try:
+                run.result()
+            except LeftOut:
+                again.append(case.slower())
+    for case in again:
+        with trial.ranks(case.settings.size, HANG, may_die=True) as group:
+            _judged(group, case)
+
+
+def _judged(group: Group, case: Case) -> None:
+    server = dist.TCPStore(
+        HOST, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=60)
+    )
+    settings = dataclasses.replace(case.settings, port=server.port)
+    waits = sum(map(len, case.fates.values())) + 1
+    seconds = SECONDS + 2 * waits * (settings.limit + settings.patience)
+    ranks = group.run(
+        str(case), disturbed.train, settings, case.fates, group.pids, seconds=seconds
+    )
+    _right_ends(case, ranks)
+    left = {rank: one for rank, one in enumerate(ranks) if not isinstance(one, Dead)}
+    stayed = {rank: one for rank, one in left.items() if one["stayed"]}
+    _right_rows(case, stayed)
+    _right_values(case, stayed)
+    _right_bytes(case, stayed)
+
+
+def _right_ends(case: Case, ranks: list) -> None:
+    """Those live that were not killed; and they know whether they are in the crew."""
+    stopped, killed = case.lost("stops"), case.lost()
+    for rank, one in enumerate(ranks):
+        if isinstance(one, Dead):
+            if rank not in killed:
+                raise Wrong(f"{case}: rank {rank} has killed itself.")
+            continue
+        stayed = one["stayed"]
+        if not isinstance(stayed, bool):
+            raise Wrong(
+                f"{case}: on rank {rank} train returns {described(stayed)}.\n"
+                "True says that it has done all steps, False that the others went on without it."
+            )
+        if stayed and rank in stopped:
+            raise Wrong(
+                f"{case}: rank {rank} wakes when the others have gone on without it, and goes on as\n"
+                "well: two crews, which know nothing of each other. Who is not on the one list of a\n"
+                "generation has to end."
+            )
+        if rank in stopped:
+            own = next(f.step for f in case.fates[rank] if f.act == "stops")
+            made = [note[2] for note in one["notes"] if note[1] == "after"]
+            if any(step >= own for step in made):
+                raise Wrong(f"{case}: rank {rank} makes a further step when it wakes, alone.")
+        elif rank in killed and stayed:
+            raise Wrong(
+                f"{case}: rank {rank} got to the end and was not killed: it computes no losses, or\n"
+                "tells crew.after of no step."
+            )
+        elif not stayed:
+            raise LeftOut(
+                f"{case}: rank {rank} lives, and train returns False on it.\n"
+                "Do those who meet wait for crew.patience until they close the list, each time?"
+            )
+
+
+def _right_rows(case: Case, stayed: dict[int, dict]) -> None:
+    """Each row once in a step, shared evenly; no step again that somebody left has made."""
+    settings, made, asked = case.settings, {}, {}
+    for rank, one in stayed.items():
+        for when, what, *more in one["notes"]:
+            if what == "after":
+                made.setdefault(more[0], (when, rank))
+                made[more[0]] = min(made[more[0]], (when, rank))
+            elif what == "losses":
+                asked.setdefault(more[0], {}).setdefault(rank, []).extend(more[1])
+    for rank, one in stayed.items():
+        for when, what, *more in one["notes"]:
+            first, maker = made.get(more[0], (math.inf, None)) if what == "losses" else (0, 0)
+            if what == "losses" and when > first:
+                raise Wrong(
+                    f"{case}: rank {rank} computes step {more[0]} when rank {maker} has made it.\n"
+                    "Whose state is the furthest, and do the others take it over?"
+                )
+    recoveries = sum(map(len, case.fates.values()))
+    for step in range(settings.steps):
+        here = asked.get(step, {})
+        used = Counter(row for rows in here.values() for row in rows)
+        quiet, members = case.quiet(step), case.members(step)
+        if not quiet:
+            for rank, rows in here.items():
+                most = (recoveries + 1) * math.ceil(settings.batch / len(stayed))
+                if len(rows) > most:
+                    raise Wrong(
+                        f"{case}: in step {step} rank {rank} asks for {len(rows)} rows.\nWho is "
+                        "left shares the rows; nobody computes all of them."
+                    )
+            continue
+        for rank in stayed:
+            rows = here.get(rank, [])
+            share = settings.batch / len(members)
+            if not math.floor(share) <= len(rows) <= math.ceil(share):
+                raise Wrong(
+                    f"{case}: in step {step} rank {rank} computes {len(rows)} rows, and "
+                    f"{len(members)} ranks have {settings.batch} to share."
+                )
+        twice = [row for row, times in used.items() if times > 1]
+        if twice or (len(members) == len(stayed) and len(used) < settings.batch):
+            which = twice or [r for r in range(settings.batch) if r not in used]
+            raise Wrong(
+                f"{case}: row {which[0]} of step {step} is computed "
+                f"{used[which[0]] or 'no'} time{'s' * (used[which[0]] != 1)}."
+            )
+
+
+def _right_values(case: Case, stayed: dict[int, dict]) -> None:
+    """After each step and in the end: one rank's weights, equal bits."""
+    weights, losses = alone(case.settings)
+    first = min((f.step for fates in case.fates.values() for f in fates), default=math.inf)
+    for rank, one in stayed.items():
+        told = [note[2:] for note in one["notes"] if note[1] == "after"]
+        steps = [step for step, _, _ in told]
+        if steps != sorted(set(steps)) or not set(steps) <= set(range(case.settings.steps)):
+            raise Wrong(
+                f"{case}: rank {rank} tells crew.after of the steps {steps}, in this order.\n"
+                "A step is made once, and the next one comes after it."
+            )
+        for step in range(case.settings.steps):
+            if case.quiet(step) and step not in steps:
+                raise Wrong(f"{case}: rank {rank} does not tell crew.after of step {step}.")
+        for step, found, loss in told:
+            where = f"{case}: after step {step}, rank {rank}"
+            hint = RECOVERY if step >= first else FORMULA
+            close(where, "the weights' row", found, weights[step], hint=hint, slack=SLACK)
+            number = a_number(where, "the loss", loss)
+            right = torch.tensor(losses[step], dtype=torch.float64)
+            close(where, "the loss", torch.tensor(number, dtype=torch.float64), right,
+                  hint="It is the mean over the whole batch, before the step.", slack=SLACK)  # fmt: skip
+    for rank, one in stayed.items():
+        close(f"{case}: in the end, rank {rank}", "the weights' row", one["weights"],
+              weights[-1], hint=RECOVERY, slack=SLACK)  # fmt: skip
+    by_step = {}
+    for rank, one in stayed.items():
+        for _, what, *more in one["notes"]:
+            if what == "after":
+                by_step.setdefault(more[0], []).append(more[1])
+    ends = [one["weights"] for one in stayed.values()]
+    for step, found in [*sorted(by_step.items()), ("the end", ends)]:
+        same_bits(str(case), f"the weights after step {step}", found, hint=(
+            "Did each of them compute the step, in another group or alone? If one has left before\n"
+            "the others had the last step, who tells them?"
+        ))  # fmt: skip
+
+
+def _right_bytes(case: Case, stayed: dict[int, dict]) -> None:
+    """Of each rank: the gradients once an attempt, the state once a group."""
+    settings = case.settings
+    gradients = 8 * sum(p.numel() for p in settings.network().parameters())
+    recoveries = sum(map(len, case.fates.values()))
+    ring = 2 * (settings.size - 1) / settings.size
+    for rank, one in stayed.items():
+        failed = sum(note[1] == "failed" for note in one["notes"])
+        if failed > 2 * recoveries:
+            raise LeftOut(
+                f"{case}: rank {rank} saw {failed} failures.\n"
+                "Is a collective allowed crew.limit seconds, and does everybody come to it?"
+            )
+        sent = float(sum(event.sent for event in one["events"]))
+        most = (settings.steps + recoveries) * (ring * gradients + SMALL)
+        most += (recoveries + 1) * (2 * gradients * (settings.size > 1) + MEETING)
+        if sent > most:
+            raise Wrong(
+                f"{case}: rank {rank} sends {sent:,.0f} bytes, and {most:,.0f} will do:\n"
+                f"in a step the gradients once ({gradients:,} bytes, all-reduced), in a new group "
+                "weights and\nvelocity once, and some numbers."
+            )

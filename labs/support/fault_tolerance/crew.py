@@ -1,0 +1,115 @@
+"""Given: what a rank of exercise b is handed, one `Crew` for each rank, and the network it trains.
+
+The rows of a step are numbered from 0 to `batch` - 1, and are the same whoever asks for them.
+"""
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of a run. widths: of the network, from the rows' numbers to the results'; seed: of its first
+    weights and all rows; port: of the store; the rest is what `Crew` hands on."""
+
+    size: int
+    steps: int
+    batch: int = 12
+    widths: tuple[int, ...] = (6, 8, 4)
+    seed: int = 0
+    lr: float = 0.05
+    momentum: float = 0.8
+    limit: float = 1.0
+    patience: float = 2.0
+    port: int = 0
+
+    def network(self) -> nn.Module:
+        """Its first weights, float64, the same on every rank."""
+        drawn = torch.Generator().manual_seed(self.seed)
+        layers = []
+        for inputs, outputs in zip(self.widths, self.widths[1:]):
+            layers += [nn.Linear(inputs, outputs, dtype=torch.float64), nn.Tanh()]
+        model = nn.Sequential(*layers[:-1])
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.randn(p.shape, generator=drawn, dtype=p.dtype) / p.shape[-1] ** 0.5)
+        return model
+
+    def losses(self, model: nn.Module, step: int, which: Sequence[int]) -> torch.Tensor:
+        """As `Crew.losses`."""
+        drawn = torch.Generator().manual_seed(1000 * self.seed + step)
+        shapes = (self.batch, self.widths[0]), (self.batch, self.widths[-1])
+        x, y = (torch.randn(shape, generator=drawn, dtype=torch.float64) for shape in shapes)
+        rows = torch.tensor(list(which), dtype=torch.long)
+        return (model(x[rows]) - y[rows].tanh()).square().sum(dim=1)
+
+
+class Crew:
+    """What a rank knows, and what it may ask for.
+
+    rank      its number: it stays, however many ranks are left
+    members   the numbers of all ranks at the beginning: [0, 1, 2 …]
+    batch     rows of a step, of all ranks together
+    lr, momentum  of the optimizer
+    limit     seconds after which a collective that waits for a rank should fail
+    patience  seconds that a meeting waits for those who do not come, more than `limit`: a rank that
+              lives may notice a death only when its collective has waited for `limit`
+    """
+
+    def __init__(
+        self, settings: Settings, rank: int, told: Callable[..., None] = lambda *_: None
+    ):
+        self.rank, self.members, self.batch = rank, list(range(settings.size)), settings.batch
+        self.lr, self.momentum = settings.lr, settings.momentum
+        self.limit, self.patience = settings.limit, settings.patience
+        self._settings, self._told = settings, told
+
+    def store(self) -> dist.Store:
+        """A connection to a store that no rank holds: it is there as long as the run. What waits
+        for a key in it gives up after `limit` seconds, with a RuntimeError."""
+        limit = datetime.timedelta(seconds=self.limit)
+        return dist.TCPStore(HOST, self._settings.port, is_master=False, timeout=limit)
+
+    def losses(self, model: nn.Module, step: int, which: Sequence[int]) -> torch.Tensor:
+        """The loss of each of these rows of a step's batch, (len(which),), float64; it has a graph.
+
+        which: numbers of rows, such as range(3, 6); none are fine, too.
+        """
+        which = [int(row) for row in which]
+        if not all(0 <= row < self.batch for row in which):
+            raise ValueError(f"rows {which} are not all in a batch of {self.batch}: 0 is the first")
+        self._told("losses", step, which)
+        return self._settings.losses(model, step, which)
+
+    def after(self, step: int, model: nn.Module, loss: float) -> None:
+        """To be called after each step that this rank has made. loss: the mean over the batch,
+        with the weights that the step began with."""
+        self._told("after", step, model, loss)
+
+
+def alone(settings: Settings) -> tuple[list[torch.Tensor], list[float]]:
+    """One rank with all rows: the weights after each step, 1-D, and each step's loss."""
+    model = settings.network()
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+    weights, losses = [], []
+    for step in range(settings.steps):
+        loss = settings.losses(model, step, range(settings.batch)).mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for p, v, gradient in zip(model.parameters(), velocity, gradients):
+                p -= settings.lr * v.mul_(settings.momentum).add_(gradient)
+        weights.append(weights_of(model))
+        losses.append(loss.item())
+    return weights, losses
+
+
+def weights_of(model: nn.Module) -> torch.Tensor:
+    """All parameters as one tensor of its own, 1-D."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -1,0 +1,41 @@
+"""Given: one rank of a run in which ranks are killed, for the check of exercise b and its figure."""
+
+import datetime
+import os
+import signal
+
+import torch.distributed as dist
+
+from labs.support.fault_tolerance.crew import Crew, Settings, weights_of
+from labs.support.fault_tolerance.fates import Fate, Fates
+from utils.private_api import set_default_timeout
+
+NEVER = datetime.timedelta(hours=1)  # a group without a time limit: longer than any check
+
+
+def train(answer, settings: Settings, fates: dict[int, tuple[Fate, ...]], pids: list[int]) -> dict:
+    """On a rank: one run of the answer's `train`: what it returns, the weights in the end, and the
+    notes and events of `Fates`. fates, pids: by rank."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    set_default_timeout(NEVER)
+
+    def wake(step):
+        for other, theirs in fates.items():
+            if other != rank and any(f.act == "stops" and f.step <= step for f in theirs):
+                os.kill(pids[other], signal.SIGCONT)
+
+    model = settings.network()
+    watched = Fates(fates.get(rank, ()), settings.patience, wake)
+    crew = Crew(settings, rank, watched.told)
+    with watched:
+        try:
+            stayed = answer.train(crew, model, settings.steps)
+        finally:
+            wake(settings.steps)
+    return {
+        "stayed": stayed,
+        "weights": weights_of(model),
+        "notes": watched.notes,
+        "events": watched.events,
+    }
