@@ -1,4 +1,4 @@
-"""Lab 13b: ranks that go on when some of them are killed, and learn what one rank would have learnt.
+"""Lab 13b: ranks that go on when some of them are killed, and learn what one rank learns.
 
     train(crew, model, steps)     # on every rank; `crew` is labs/support/fault_tolerance/crew.py
 
@@ -124,7 +124,9 @@ def one_step(crew: Crew, model: nn.Module, velocity: list[torch.Tensor], step: i
     flat = torch.cat([loss.detach().view(1), *[gradient.flatten() for gradient in gradients]])
     dist.all_reduce(flat)
     with torch.no_grad():
-        for p, v, part in zip(parameters, velocity, flat[1:].split([p.numel() for p in parameters])):
+        for p, v, part in zip(
+            parameters, velocity, flat[1:].split([p.numel() for p in parameters])
+        ):
             p -= crew.lr * v.mul_(crew.momentum).add_(part.view_as(p))
     return flat[0].item()
     ### END SOLUTION

@@ -6,7 +6,6 @@ weights must equal those of one rank that has all rows.
 """
 
 import dataclasses
-import datetime
 import math
 import random
 from collections import Counter
@@ -20,11 +19,11 @@ import torch.distributed as dist
 from labs.support.fault_tolerance import disturbed
 from labs.support.fault_tolerance.crew import HOST, Settings, alone
 from labs.support.fault_tolerance.fates import Fate
-from utils.course.expect import Wrong, a_number, close, described, same_bits
+from utils.course.expect import Wrong, a_number, bitwise_equal, close, described
 from utils.course.trial import Group, Trial
 from utils.ranks.pool import Dead
 
-LIMIT, PATIENCE = 1.0, 2.0  # seconds, of a crew
+LIMIT, PATIENCE = 0.8, 1.6  # seconds, of a crew
 AGAIN = 5.0  # times as long where a rank that lives was left out: this machine may be busy
 SECONDS = 10.0  # until a run is ended, and twice what its recoveries may wait for
 SLACK = 4096  # roundings: a step adds some to those before
@@ -40,9 +39,9 @@ FORMULA = (
     "weights -= lr·v?"
 )
 RECOVERY = (
-    "Before a failed step is computed again: are the gradients new ones, are all rows of the batch\n"
-    "shared out over the ranks that are left, do all of them hold the weights and the velocity of\n"
-    "the furthest, and whole ones?"
+    "Before a failed step is computed again: are the gradients new ones, are all rows shared out\n"
+    "over the ranks that are left, do all of them hold the weights and the velocity of the\n"
+    "furthest, and whole ones?"
 )
 HANG = "Does every wait have a time limit, and does every rank get to the same call?"
 
@@ -59,10 +58,13 @@ class Case:
     fates: dict[int, tuple[Fate, ...]] = field(default_factory=dict)
 
     def __str__(self):
-        s = self.settings
-        told = [f"rank {r} {fate}" for r, fates in sorted(self.fates.items()) for fate in fates]
-        about = f"{s.size} rank{'s' * (s.size > 1)}, {s.batch} rows, {s.steps} steps"
-        return f"with {about}; {', '.join(told) or 'nobody is disturbed'}"
+        s, by_fate = self.settings, {}
+        for rank, fates in sorted(self.fates.items()):
+            for fate in fates:
+                by_fate.setdefault(fate, []).append(rank)
+        told = [fate.of(ranks) for fate, ranks in by_fate.items()]
+        about = f"with {s.size} rank{'s' * (s.size > 1)}, {s.steps} steps and batches of {s.batch}"
+        return about + ";\n" * bool(told) + ",\n".join(told)
 
     def lost(self, act: str = "dies") -> list[int]:
         """The ranks that one fate ends."""
@@ -93,14 +95,15 @@ class Case:
 def elastic(trial: Trial) -> str:
     """Judges `train` in the file."""
     trial.by_hand(LIBRARY)
-    for cases in _rounds(trial.draw):
-        _judged_together(trial, cases)
+    draw = Draw(trial.draw)
+    taken = _judged_together(trial, draw.first_round())
+    _judged_together(trial, draw.second_round(taken))
     return (
-        "on 1 to 6 ranks, killed before the first step, in a step, at its end, in the meeting and in\n"
-        "the new group, one after the other and two at once, rank 0 too, down to a single one: the\n"
-        "weights after each step and in the end are those of one rank, with equal bits;\n"
-        "each row is used once in a step, by a rank whose share it is, and no step that somebody has\n"
-        "made is computed again;\n"
+        "on 1 to 6 ranks, killed in the first meeting, in a step, at its end, in a later meeting\n"
+        "and in the new group, one after the other and two at once, rank 0 too, down to a single\n"
+        "one: the weights after each step and in the end are those of one rank, with equal bits;\n"
+        "each row is used once in a step, the rows are shared evenly, and no step that somebody\n"
+        "has made is computed again;\n"
         "who is late stays, and who was stopped until the others had gone on ends;\n"
         "a step sends the gradients once, a new group the state once at most."
     )
@@ -109,15 +112,67 @@ def elastic(trial: Trial) -> str:
 # ---- cases
 
 
-def _rounds(draw: random.Random) -> list[list[Case]]:
-    """Two rounds of cases; those of a round run at once. Every kind of moment is in each check."""
+class Draw:
+    """Two rounds of cases. Every kind of moment is in each check, where and to whom is drawn."""
 
-    def case(size, steps, fates=None):
-        fates = fates or {}
+    def __init__(self, draw: random.Random):
+        self._draw = draw
+        self._moments = iter(draw.sample(["rows", "after", *2 * ["before", "during"]], 6))
+
+    def first_round(self) -> list[Case]:
+        """Deaths in steps."""
+        draw = self._draw
+        cases = [self._case(1, draw.randrange(3, 6)), self._case(draw.choice([3, 4]), 6)]
+        step = draw.randrange(1, 4)
+        cases.append(self._case(2, step + 4, {draw.randrange(2): (self._death(step),)}))
+        step, later = draw.randrange(3), draw.choice([1, 2])
+        fates = {0: (self._death(step),), later: (self._death(step + 4),)}
+        cases.append(self._case(3, step + 8, fates))  # one is left, and it is not rank 0
+        size, step = draw.choice([4, 5]), draw.randrange(1, 4)
+        _, _, fates = self._one_ahead(size, step)
+        cases.append(self._case(size, step + 4, fates))
+        step, (one, other) = draw.randrange(1, 4), self._some(6, 2)
+        fates = {one: (self._death(step),), other: (self._death(step, "before"),)}
+        cases.append(self._case(6, step + 5, fates))
+        return cases
+
+    def second_round(self, taken: int) -> list[Case]:
+        """What is harder. taken: collectives of a recovery in which a state was handed over."""
+        draw, cases = self._draw, []
+        size, step = draw.choice([3, 4]), draw.randrange(2, 5)
+        _, _, fates = self._one_ahead(size, step)
+        cases.append(self._case(size, step + 1, fates))  # it was the last step
+        step, (stopped, late) = draw.randrange(1, 3), self._some(4, 2)
+        fates = {
+            stopped: (Fate("stops", draw.choice(["rows", "before"]), step),),
+            late: (Fate("waits", "meeting", step, seconds=0.3 * PATIENCE),),
+        }
+        cases.append(self._case(4, step + 7, fates))
+        counts = {max(0, taken - 1), draw.randrange(max(1, taken))}
+        for size, count in zip((5, 4), sorted(counts, reverse=True)):
+            step = draw.randrange(1, 3)
+            ahead, dead, fates = self._one_ahead(size, step)
+            torn = draw.choice([rank for rank in range(size) if rank not in (ahead, dead)])
+            fates[ahead] = (Fate("dies", "handing over", step, count=count + 1),)
+            fates[torn] += (Fate("fails", "handing over", step, count=count),)
+            cases.append(self._case(size, step + 6, fates))
+        step, (first, second) = draw.randrange(1, 3), self._some(6, 2)
+        start = Fate("dies", "start", -1, count=draw.randrange(1, 6))
+        cases.append(self._case(6, step + 4, {first: (start,), second: (self._death(step),)}))
+        for size, share in zip((3, 5), draw.sample([0.0, 0.5, 1.0], 2)):
+            step, (first, second) = draw.randrange(1, 3), self._some(size, 2)
+            later = Fate("dies", "meeting", step, share=share)
+            fates = {first: (self._death(step, "before"),), second: (later,)}
+            cases.append(self._case(size, step + 5, fates))
+        return cases
+
+    def _case(self, size, steps, fates=None):
+        draw = self._draw
+        uneven = [rows for rows in range(max(1, size - 2), 4 * size) if rows % size]
         settings = Settings(
             size=size,
             steps=steps,
-            batch=draw.choice([b for b in range(max(1, size - 2), 4 * size) if b % size or size < 3]),
+            batch=draw.choice(uneven or [3, 4, 5]),
             widths=(draw.randrange(5, 9), draw.randrange(9, 14), draw.randrange(3, 6)),
             seed=draw.getrandbits(20),
             lr=draw.uniform(0.02, 0.06),
@@ -125,93 +180,31 @@ def _rounds(draw: random.Random) -> list[list[Case]]:
             limit=LIMIT,
             patience=PATIENCE,
         )
-        return Case(settings, fates)
+        return Case(settings, fates or {})
 
-    def dies(moment, step, **more):
-        return Fate("dies", moment, step, **more)
+    def _some(self, size, number):
+        return self._draw.sample(range(size), number)
 
-    def in_a_step(step):
-        """A death in a step."""
-        return dies(next(moments), step, share=draw.random(), seconds=draw.uniform(0, 2e-3))
+    def _death(self, step, moment=None):
+        """In a step."""
+        draw, moment = self._draw, moment or next(self._moments, "before")
+        return Fate("dies", moment, step, share=draw.random(), seconds=draw.uniform(0, 2e-3))
 
-    def in_a_meeting(step, **more):
-        return dies("meeting", step, share=next(shares), **more)
-
-    def others(size, *known):
-        left = [rank for rank in range(size) if rank not in known]
-        return draw.sample(left, len(left))
-
-    moments = iter(draw.sample(["rows", "before", "during", "after", "before", "during"], 6))
-    shares = iter(draw.sample([0.0, 0.5, 1.0], 3))
-
-    def behind(size, step, ahead, *dead):
-        """All others lose their connection at the end of the step that `ahead` has made."""
-        return {
-            rank: (Fate("fails", "before", step, share=0.999),)
-            for rank in range(size)
-            if rank not in (ahead, *dead)
-        }
-
-    first = []
-    first.append(case(1, draw.randrange(3, 6)))
-    first.append(case(draw.choice([3, 4]), draw.randrange(5, 8)))
-    step = draw.randrange(1, 4)
-    first.append(case(2, step + 4, {draw.randrange(2): (in_a_step(step),)}))
-    # rank 0 first, then another: one is left
-    step, later = draw.randrange(0, 3), draw.choice([1, 2])
-    fates = {0: (in_a_step(step),), later: (in_a_step(step + 4),)}
-    first.append(case(3, step + 8, fates))
-    # one rank is a step ahead of all others, and it is not rank 0
-    size, step = draw.choice([4, 5]), draw.randrange(1, 4)
-    ahead, dead = others(size, 0)[:2]
-    fates = behind(size, step, ahead, dead) | {dead: (dies("after", step),)}
-    first.append(case(size, step + 4, fates))
-    # two at once
-    step, pair = draw.randrange(1, 4), others(6)[:2]
-    first.append(case(6, step + 4, {rank: (in_a_step(step),) for rank in pair}))
-
-    second = []
-    # in the last step, of which one rank knows the result
-    size, step = draw.choice([3, 4]), draw.randrange(2, 5)
-    ahead, dead = others(size, 0)[:2]
-    fates = behind(size, step, ahead, dead) | {dead: (dies("after", step),)}
-    second.append(case(size, step + 1, fates))
-    # one is stopped, one is late in the meeting
-    size, step = 4, draw.randrange(1, 3)
-    stopped, late = others(size)[:2]
-    fates = {
-        stopped: (Fate("stops", draw.choice(["rows", "before"]), step),),
-        late: (Fate("waits", "meeting", step, seconds=0.3 * PATIENCE),),
-    }
-    second.append(case(size, step + 7, fates))
-    # the one that is ahead dies while it hands its state over, of which another gets a part
-    size, step, count = 5, draw.randrange(1, 3), next(iter([draw.randrange(0, 4)]))
-    ahead, dead, torn = others(size)[:3]
-    fates = behind(size, step, ahead, dead) | {dead: (dies("after", step),)}
-    fates[ahead] = (dies("handing over", step, count=count + 1),)
-    fates[torn] += (Fate("fails", "handing over", step, count=count),)
-    second.append(case(size, step + 5, fates))
-    # in the first meeting, then in the meeting after another death, then in that after this one
-    size, step = 6, draw.randrange(1, 3)
-    gone = others(size)[:4]
-    fates = {
-        gone[0]: (dies("start", -1, count=draw.randrange(1, 5)),),
-        gone[1]: (in_a_step(step),),
-        gone[2]: (in_a_meeting(step),),
-        gone[3]: (in_a_meeting(step, passing=1),),
-    }
-    second.append(case(size, step + 6, fates))
-    # two ranks, and rank 0 dies in the new group of a recovery that needed none to be
-    return [first, second]
+    def _one_ahead(self, size, step):
+        """(who is ahead, who is dead, fates): one has made the step, the others lost it."""
+        ahead, dead = self._draw.sample(range(1, size), 2)
+        lost = Fate("fails", "before", step, share=0.999)
+        fates = {rank: (lost,) for rank in range(size) if rank not in (ahead, dead)}
+        return ahead, dead, fates | {dead: (Fate("dies", "after", step),)}
 
 
 # ---- runs
 
 
-def _judged_together(trial: Trial, cases: list[Case]) -> None:
-    """Each case with ranks of its own, all at once; then again, and with more time, where a busy
-    machine may be to blame."""
-    again = []
+def _judged_together(trial: Trial, cases: list[Case]) -> int:
+    """Each case with ranks of its own, all at once; those in which a busy machine may be to blame
+    again, with more time. Returns the most collectives that a recovery took."""
+    taken, again = [], []
     with ExitStack() as stack:
         groups = []
         for case in cases:
@@ -222,30 +215,30 @@ def _judged_together(trial: Trial, cases: list[Case]) -> None:
             runs = [threads.submit(_judged, group, case) for group, case in zip(groups, cases)]
         for run, case in zip(runs, cases):
             try:
-                run.result()
+                taken.append(run.result())
             except LeftOut:
                 again.append(case.slower())
     for case in again:
         with trial.ranks(case.settings.size, HANG, may_die=True) as group:
-            _judged(group, case)
+            taken.append(_judged(group, case))
+    return max(taken)
 
 
-def _judged(group: Group, case: Case) -> None:
-    server = dist.TCPStore(
-        HOST, 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=60)
-    )
+def _judged(group: Group, case: Case) -> int:
+    """The most collectives that a recovery took."""
+    server = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     settings = dataclasses.replace(case.settings, port=server.port)
     waits = sum(map(len, case.fates.values())) + 1
     seconds = SECONDS + 2 * waits * (settings.limit + settings.patience)
-    ranks = group.run(
-        str(case), disturbed.train, settings, case.fates, group.pids, seconds=seconds
-    )
+    ranks = group.run(str(case), disturbed.train, settings, case.fates, group.pids, seconds=seconds)
     _right_ends(case, ranks)
     left = {rank: one for rank, one in enumerate(ranks) if not isinstance(one, Dead)}
     stayed = {rank: one for rank, one in left.items() if one["stayed"]}
     _right_rows(case, stayed)
     _right_values(case, stayed)
     _right_bytes(case, stayed)
+    notes = [note for one in stayed.values() for note in one["notes"]]
+    return max((note[2] for note in notes if note[1] == "recovered"), default=0)
 
 
 def _right_ends(case: Case, ranks: list) -> None:
@@ -264,9 +257,9 @@ def _right_ends(case: Case, ranks: list) -> None:
             )
         if stayed and rank in stopped:
             raise Wrong(
-                f"{case}: rank {rank} wakes when the others have gone on without it, and goes on as\n"
-                "well: two crews, which know nothing of each other. Who is not on the one list of a\n"
-                "generation has to end."
+                f"{case}: rank {rank} wakes when the others have gone on without it, and goes on\n"
+                "too: two crews, which know nothing of each other. Who is not on the one list of\n"
+                "a generation has to end."
             )
         if rank in stopped:
             own = next(f.step for f in case.fates[rank] if f.act == "stops")
@@ -275,8 +268,8 @@ def _right_ends(case: Case, ranks: list) -> None:
                 raise Wrong(f"{case}: rank {rank} makes a further step when it wakes, alone.")
         elif rank in killed and stayed:
             raise Wrong(
-                f"{case}: rank {rank} got to the end and was not killed: it computes no losses, or\n"
-                "tells crew.after of no step."
+                f"{case}: rank {rank} got to the end and was not killed: it computes no losses,\n"
+                "or tells crew.after of no step."
             )
         elif not stayed:
             raise LeftOut(
@@ -338,6 +331,7 @@ def _right_values(case: Case, stayed: dict[int, dict]) -> None:
     """After each step and in the end: one rank's weights, equal bits."""
     weights, losses = alone(case.settings)
     first = min((f.step for fates in case.fates.values() for f in fates), default=math.inf)
+    ends, by_step = [], {}
     for rank, one in stayed.items():
         told = [note[2:] for note in one["notes"] if note[1] == "after"]
         steps = [step for step, _, _ in told]
@@ -352,25 +346,22 @@ def _right_values(case: Case, stayed: dict[int, dict]) -> None:
         for step, found, loss in told:
             where = f"{case}: after step {step}, rank {rank}"
             hint = RECOVERY if step >= first else FORMULA
-            close(where, "the weights' row", found, weights[step], hint=hint, slack=SLACK)
-            number = a_number(where, "the loss", loss)
+            close(where, "the vector of weights", found, weights[step], hint=hint, slack=SLACK)
+            loss = torch.tensor(a_number(where, "the loss", loss), dtype=torch.float64)
             right = torch.tensor(losses[step], dtype=torch.float64)
-            close(where, "the loss", torch.tensor(number, dtype=torch.float64), right,
-                  hint="It is the mean over the whole batch, before the step.", slack=SLACK)  # fmt: skip
-    for rank, one in stayed.items():
-        close(f"{case}: in the end, rank {rank}", "the weights' row", one["weights"],
-              weights[-1], hint=RECOVERY, slack=SLACK)  # fmt: skip
-    by_step = {}
-    for rank, one in stayed.items():
-        for _, what, *more in one["notes"]:
-            if what == "after":
-                by_step.setdefault(more[0], []).append(more[1])
-    ends = [one["weights"] for one in stayed.values()]
-    for step, found in [*sorted(by_step.items()), ("the end", ends)]:
-        same_bits(str(case), f"the weights after step {step}", found, hint=(
-            "Did each of them compute the step, in another group or alone? If one has left before\n"
-            "the others had the last step, who tells them?"
-        ))  # fmt: skip
+            hint = "It is the mean over the whole batch, with the weights before the step."
+            close(where, "the loss", loss, right, hint=hint, slack=SLACK)
+            by_step.setdefault(f"after step {step}", []).append(found)
+        where, hint = f"{case}: in the end, rank {rank}", RECOVERY if case.fates else FORMULA
+        close(where, "the vector of weights", one["weights"], weights[-1], hint=hint, slack=SLACK)
+        ends.append(one["weights"])
+    for when, found in [*by_step.items(), ("in the end", ends)]:
+        if len(found) > 1 and not all(bitwise_equal(one, found[0]) for one in found):
+            raise Wrong(
+                f"{case}: the ranks that are left do not hold the same bits {when}.\n"
+                "Was the step made twice, in two groups or by one rank alone? Where one rank has\n"
+                "made a step and the others have not, who tells them, also after the last step?"
+            )
 
 
 def _right_bytes(case: Case, stayed: dict[int, dict]) -> None:

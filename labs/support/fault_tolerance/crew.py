@@ -24,7 +24,7 @@ class Settings:
     batch: int = 12
     widths: tuple[int, ...] = (6, 8, 4)
     seed: int = 0
-    lr: float = 0.05
+    lr: float = 0.02
     momentum: float = 0.8
     limit: float = 1.0
     patience: float = 2.0
@@ -45,10 +45,13 @@ class Settings:
     def losses(self, model: nn.Module, step: int, which: Sequence[int]) -> torch.Tensor:
         """As `Crew.losses`."""
         drawn = torch.Generator().manual_seed(1000 * self.seed + step)
-        shapes = (self.batch, self.widths[0]), (self.batch, self.widths[-1])
-        x, y = (torch.randn(shape, generator=drawn, dtype=torch.float64) for shape in shapes)
+        inputs, outputs = self.widths[0], self.widths[-1]
+        x = torch.randn(self.batch, inputs, generator=drawn, dtype=torch.float64)
+        noise = torch.randn(self.batch, outputs, generator=drawn, dtype=torch.float64)
+        truth = torch.linspace(-1, 1, inputs * outputs, dtype=torch.float64).view(inputs, outputs)
+        y = torch.tanh(x @ truth) + 0.1 * noise
         rows = torch.tensor(list(which), dtype=torch.long)
-        return (model(x[rows]) - y[rows].tanh()).square().sum(dim=1)
+        return (model(x[rows]) - y[rows]).square().sum(dim=1)
 
 
 class Crew:
@@ -63,9 +66,7 @@ class Crew:
               lives may notice a death only when its collective has waited for `limit`
     """
 
-    def __init__(
-        self, settings: Settings, rank: int, told: Callable[..., None] = lambda *_: None
-    ):
+    def __init__(self, settings: Settings, rank: int, told: Callable[..., None] = lambda *_: None):
         self.rank, self.members, self.batch = rank, list(range(settings.size)), settings.batch
         self.lr, self.momentum = settings.lr, settings.momentum
         self.limit, self.patience = settings.limit, settings.patience

@@ -1,4 +1,4 @@
-"""Given: one rank of a run in which ranks are killed, for the check of exercise b and its figure."""
+"""Given: one rank of a run in which ranks are killed, for exercise b's check and figure."""
 
 import datetime
 import os

@@ -1,6 +1,7 @@
-"""Given: what becomes of the ranks in a run: who is killed, stopped, late, or loses a connection, and
-when. `Fates` stands around everything that a rank does with others, so a rank dies where its case
-says, by SIGKILL, in the middle of whatever it was about to do.
+"""Given: what becomes of the ranks in a run: who is killed, stopped, late, or loses a connection.
+
+`Fates` stands around everything that a rank does with others: a rank dies where its case says, by
+SIGKILL, in the middle of what it was about to do.
 
 A collective that *fails* is complete on the other ranks, and ends with an error on this one, its
 tensors half done: so it goes when a rank dies that has sent all to one neighbour, and not to the
@@ -13,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -33,19 +34,26 @@ COLLECTIVES = (
 )  # fmt: skip
 STORE = ("set", "get", "multi_set", "multi_get", "queue_push", "queue_pop", "add", "append",
          "compare_set", "wait", "check", "delete_key", "num_keys", "barrier")  # fmt: skip
+# those whose first argument is written to
 RESULTS = ("allreduce", "allreduce_coalesced", "broadcast", "allgather", "_allgather_base",
            "all_gather_single", "alltoall", "alltoall_base", "all_to_all_single",
-           "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single")  # first argument  # fmt: skip
+           "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single")  # fmt: skip
 NEW_GROUPS = 12  # who makes more than these makes them again and again
 IN_A_RECOVERY = ("meeting", "handing over")
 WORDS = {
     "start": "before the first step",
-    "rows": "when it computes in step {}",
+    "rows": "at the beginning of step {}",
     "before": "before a collective of step {}",
     "during": "in a collective of step {}",
     "after": "at the end of step {}",
     "meeting": "in the meeting after step {} was begun",
     "handing over": "in the new group after step {} was begun",
+}
+ACTS = {  # of one rank, of several
+    "dies": ("is killed", "are killed"),
+    "stops": ("is stopped until the others have gone on,", "are stopped until the others go on,"),
+    "waits": ("comes late", "come late"),
+    "fails": ("loses its connection", "lose their connections"),
 }
 
 
@@ -58,7 +66,7 @@ class Fate:
     moment: "start": in the first meeting, at access `count` to the store; in a step: "rows",
     "before" or "during" (then for `seconds`) the collective at `share` of all that a step has,
     "after"; in the recovery of this step or of a later one: "meeting", after `share` of the crew's
-    patience, "handing over", at collective number `count`. passing: recoveries before that one.
+    patience, "handing over", at collective number `count`.
     Where the recovery is over without it, it comes at the next step.
     """
 
@@ -67,18 +75,15 @@ class Fate:
     step: int = 0
     share: float = 0.0
     count: int = 0
-    passing: int = 0
     seconds: float = 0.0
 
-    def __str__(self):
+    def of(self, ranks: Sequence[int]) -> str:
+        """ "rank 2 is killed at the end of step 3"."""
+        many = len(ranks) > 1
         when = WORDS[self.moment].format(self.step)
-        acts = {
-            "dies": "is killed",
-            "stops": "is stopped, and wakes when the others have gone on,",
-            "waits": f"comes {self.seconds:.1f} s late",
-            "fails": "loses its connection",
-        }
-        return f"{acts[self.act]} {when}"
+        if self.act == "fails" and self.moment == "before":
+            when = f"in the last collective of step {self.step}"
+        return f"rank{'s' * many} {', '.join(map(str, ranks))} {ACTS[self.act][many]} {when}"
 
 
 class NoEnd(BaseException):
@@ -89,7 +94,8 @@ class Fates(Traffic):
     """Inside `with`, this rank's fates come.
 
     told: for its `Crew`; patience: of the crew; wake: called after each step, with its number.
-    notes: [(seconds, what, …)]: ("losses", step, rows), ("after", step, weights, loss), ("failed",).
+    notes: [(seconds, what, …)]: ("losses", step, rows), ("after", step, weights, loss),
+    ("failed",), ("recovered", collectives that it took).
     """
 
     def __init__(self, fates: Iterable[Fate], patience: float, wake: Callable[[int], None]):
@@ -150,8 +156,8 @@ class Fates(Traffic):
         with self._lock:
             again = self._begun is None and step == self._step and self._collectives > 0
             for fate in [f for f in self._fates if f.moment in (*IN_A_RECOVERY, "start")]:
-                late = self._recovered(fate) or again and step >= fate.step or step > fate.step + 1
-                if fate.moment == "start" or late:
+                over = self._recovered(fate) or (again and step >= fate.step)
+                if over or step > fate.step + 1 or fate.moment == "start":
                     self._comes(fate)
             if step != self._step:
                 if self._step >= 0 and self._begun is None:
@@ -159,6 +165,8 @@ class Fates(Traffic):
                 self._step = step
             elif self._begun is None and not again:
                 return
+            if self._begun is not None:
+                self._note("recovered", self._collectives)
             self._begun, self._collectives = None, 0
 
     def _collective(self, owner, name, function, group, *args, **keywords):
@@ -242,10 +250,10 @@ class Fates(Traffic):
 
     def _now(self, fate):
         """Whether the recovery that goes on is a fate's."""
-        return len([s for s in self._recoveries if s >= fate.step]) == fate.passing + 1
+        return len([step for step in self._recoveries if step >= fate.step]) == 1
 
     def _recovered(self, fate):
-        return len([s for s in self._recoveries if s >= fate.step]) > fate.passing
+        return any(step >= fate.step for step in self._recoveries)
 
     def _comes(self, fate):
         self._fates.remove(fate)

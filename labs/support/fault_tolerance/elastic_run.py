@@ -1,0 +1,94 @@
+"""Given: what the notebook shows of your `train`: a run whose ranks are killed, and its clock."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from labs.support.fault_tolerance import disturbed
+from labs.support.fault_tolerance.crew import HOST, Settings, alone
+from labs.support.fault_tolerance.fates import Fate
+from utils.course.expect import Wrong
+from utils.course.trial import Trial
+from utils.drawing import figures
+from utils.ranks.pool import Dead
+
+
+@dataclass(frozen=True)
+class Run:
+    """losses: of each step; seconds: when it was made, since the first one began; still: seconds
+    from each failure to the step after it, as one rank that is left saw them; ended: how each rank
+    has ended, by rank."""
+
+    losses: list[float]
+    seconds: list[float]
+    still: list[float]
+    ended: list[str]
+
+
+def one_rank(steps: int = 24) -> list[float]:
+    """The losses of one rank with all rows."""
+    return alone(Settings(1, steps))[1]
+
+
+def run(
+    file: str | Path, size: int = 4, steps: int = 24, killed: dict[int, int] | None = None
+) -> Run | None:
+    """Trains on `size` ranks. killed: {rank: the step in which it is killed}, by SIGKILL, when it
+    has computed its gradients. None, and a sentence, where `train` does not get to the end."""
+    server = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    settings = Settings(size, steps, port=server.port)
+    fates = {rank: (Fate("dies", "before", step),) for rank, step in (killed or {}).items()}
+    with Trial(file).ranks(size, may_die=True) as group:
+        try:
+            ranks = group.run(
+                f"{size} ranks", disturbed.train, settings, fates, group.pids, seconds=60.0
+            )
+        except (NotImplementedError, Wrong) as error:
+            print(f"Come back when the check says [ok]. {error}")
+            return None
+    left = [one for one in ranks if not isinstance(one, Dead) and one["stayed"] is True]
+    made = {n[2]: n for one in reversed(left) for n in one["notes"] if n[1] == "after"}
+    if not left or sorted(made) != list(range(steps)):
+        print("Come back when the check says [ok]: some steps were made by nobody who is left.")
+        return None
+    begin = min(note[0] for one in left for note in one["notes"])
+    return Run(
+        losses=[float(made[step][4]) for step in range(steps)],
+        seconds=[made[step][0] - begin for step in range(steps)],
+        still=_stood_still(left[0]["notes"]),
+        ended=[_ended(one, (killed or {}).get(rank)) for rank, one in enumerate(ranks)],
+    )
+
+
+def draw(undisturbed: Run, run: Run) -> None:
+    """The losses of both, by step and by time."""
+    _, (left, right) = figures.figure("normal", columns=2)
+    names = "nobody dies", "two are killed"
+    for axes, x, title in ((left, "step", "by step"), (right, "seconds", "by the clock")):
+        figures.curves(
+            {
+                name: (one.seconds if axes is right else range(len(one.losses)), one.losses)
+                for name, one in zip(names, (undisturbed, run))
+            },
+            x=x, y="loss", title=title, dashed=names[1:], log="y", ax=axes,
+        )  # fmt: skip
+    figures.show()
+
+
+def _stood_still(notes: list[tuple]) -> list[float]:
+    """Seconds from each failure to the next time that losses were asked for."""
+    found, since = [], None
+    for when, what, *_ in notes:
+        if what == "failed" and since is None:
+            since = when
+        elif what == "losses" and since is not None:
+            found.append(when - since)
+            since = None
+    return found
+
+
+def _ended(one: object, step: int | None) -> str:
+    if isinstance(one, Dead):
+        return f"killed in step {step}" if step is not None else "has died"
+    return "made all steps" if one["stayed"] is True else "was left out"
