@@ -65,8 +65,8 @@ class Heartbeat:
 
     def __init__(self, rank: int, size: int, limit: float):
         self.rank, self.size, self.limit, self.every = rank, size, limit, limit / 10
-        run = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT"))
-        self.prefix = "/".join(("heartbeat", *run))
+        # not the number of restarts: each node counts its own
+        self.prefix = f"heartbeat/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
         self.over = threading.Event()
 
     @contextmanager

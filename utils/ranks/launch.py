@@ -16,12 +16,17 @@ import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from utils.ranks.supervise import OVER, Child, end, supervised
 
 PREFIX = "[default0]:"  # what torchrun puts before each line of rank 0
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+# For a torchrun that may start its ranks again: in torch 2.13 a node that comes back waits in vain
+# for the address of a store that was shared before it came; and it shall say what it does.
+RESTARTING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "LOGLEVEL": "INFO"}
 
 
 class LaunchError(RuntimeError):
@@ -84,31 +89,52 @@ def torchrun_words(logs: str, ranks: int, nodes: int = 1, head: str = "node0") -
     """torchrun with every rank's output in files and rank 0's on our pipe too."""
     options = [*meeting_words(ranks, nodes, head), f"--log-dir={logs}"]
     options += ["--redirects=3", "--tee=3", "--local-ranks-filter=0"]
-    return [sys.executable, "-m", "torch.distributed.run", *options]
+    return [*TORCHRUN, *options]
 
 
-def meeting_words(ranks: int, nodes: int = 1, head: str = "node0", job: str = "1") -> list[str]:
+def meeting_words(
+    ranks: int,
+    nodes: int | tuple[int, int] = 1,
+    head: str = "node0",
+    job: str = "1",
+    restarts: int = 0,
+    waits: tuple[int, int] | None = None,
+) -> list[str]:
     """How many ranks each node starts, and where the nodes meet: the same words on every node.
 
-    head    name or address of the first node; it holds the store through which all find each other
-    job     tells runs apart that meet at the same place
+    nodes       how many; or (fewest, most), and the run goes on with those that are there
+    head        name or address of the first node; it holds the store through which all find each
+                other, and with it the run ends
+    job         tells runs apart that meet at the same place
+    restarts    how often a node starts its ranks again after one of them has failed
+    waits       seconds that the nodes wait for more than the fewest, and seconds after which a
+                silent one counts as gone, 4 or more; None: torchrun's own, 30 and 15
     """
+    again = [f"--max-restarts={restarts}"] if restarts else []
     if nodes == 1:
-        return ["--standalone", f"--nproc-per-node={ranks}"]
+        return ["--standalone", f"--nproc-per-node={ranks}", *again]
+    count = ":".join(map(str, nodes)) if isinstance(nodes, tuple) else nodes
     place = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500", f"--rdzv-id={job}"]
-    return [f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *place]
+    if waits is not None:
+        # a sign of life is due every second, and may be one late: fewer of them, and a node counts
+        # as gone that is not; two groups of ranks then take themselves for the run
+        signs = f"keep_alive_interval=1,keep_alive_max_attempt={waits[1]}"
+        place.append(f"--rdzv-conf=last_call_timeout={waits[0]},{signs}")
+    return [f"--nnodes={count}", f"--nproc-per-node={ranks}", *again, *place]
 
 
-def shell_command(
-    program: Sequence[object], ranks: int, nodes: int = 1, head: str = "node0", job: str = "1"
-) -> str:
+def shell_command(program: Sequence[object], *meeting: Any, **more: Any) -> str:
     """What a person types in a terminal (on each node) for the same run.
 
-    program     ["-m", "utils.train", "--steps", "50"], or a script's path and its arguments
-    ranks       of each node
+    program         ["-m", "utils.train", "--steps", "50"], or a script's path and its arguments
+    meeting, more   as of `meeting_words`
     """
-    words = ["torchrun", *meeting_words(ranks, nodes, head, job), *map(str, program)]
-    return "OMP_NUM_THREADS=1 " + shlex.join(words)
+    words = meeting_words(*meeting, **more)
+    variables = {"OMP_NUM_THREADS": "1"}
+    if any(word.startswith("--max-restarts") for word in words):
+        variables |= RESTARTING
+    set_first = [f"{name}={value}" for name, value in variables.items()]
+    return " ".join([*set_first, shlex.join(["torchrun", *words, *map(str, program)])])
 
 
 def read(lines: Iterable[str]) -> tuple[list[dict], list[str]]:
