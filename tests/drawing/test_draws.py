@@ -6,6 +6,7 @@ from utils.drawing import (
     accumulation,
     data_parallel,
     experts,
+    failures,
     figures,
     pipeline,
     profiling,
@@ -84,6 +85,16 @@ DRAWINGS = {
     ),
     "rank map": (lambda: profiling.rank_map(report(8)), 48),
     "rank map, 64": (lambda: profiling.rank_map(report(64)), 384),
+    "lives": (
+        lambda: failures.lives(
+            {"a": [("computing", 5), ("saving", 1), ("lost", 2), ("restarting", 1)]}, unit="hours"
+        ),
+        5,
+    ),
+    "intervals": (
+        lambda: failures.intervals(60, 600, 11_000, {"simulated": [(300, 1.3), (900, 1.2)]}),
+        4,
+    ),
     "memory of plans": (lambda: plans.memory_of(PLANS), 3),
     "time of plans": (lambda: plans.time_of(PLANS), 3),
     "time of plans, seconds": (lambda: plans.time_of(PLANS, share=False), 3),
