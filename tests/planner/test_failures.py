@@ -10,6 +10,7 @@ from utils.planner.failures import (
     LLAMA_3_CAUSES,
     daly,
     simulate,
+    spans,
     stretch,
     uptimes,
     young,
@@ -43,16 +44,27 @@ def test_thousands_of_failures_agree_with_the_formula(save, restart, between):
     run = simulate(5_000 * between, interval, save, restart, uptimes(between))
     assert run.failures > 5_000
     assert run.stretch == pytest.approx(stretch(interval, save, restart, between), rel=0.06)
-    assert run.computed == pytest.approx(5_000 * between)
+    assert run.seconds["computing"] == pytest.approx(5_000 * between)
 
 
 def test_a_simulated_run_step_by_step():
     """Computing 10, saving 1, restarting 2: failures in computing, in saving, in restarting."""
-    run = simulate(20, 10, 1, 2, iter([5.0, 12.5, 1.5, 100.0]))
-    # 5 lost; restart 2, computed and saved until 13, failed after 12.5 s: 10.5 lost; 1.5 + 2
-    assert (run.lost, run.restarting, run.failures) == (5 + 10.5, 2 + 1.5 + 2, 3)
-    assert (run.computed, run.saving) == (20, 2)
-    assert run.stretch == (20 + 2 + 15.5 + 5.5) / 20
+    times = [5.0, 12.5, 1.5, 100.0]
+    assert list(spans(20, 10, 1, 2, iter(times))) == [
+        ("lost", 5.0),
+        ("restarting", 2),
+        ("lost", 10.5),  # 12.5 s after the failure before, 2 of which it restarted
+        ("restarting", 1.5),
+        ("restarting", 2),
+        ("computing", 10),
+        ("saving", 1),
+        ("computing", 10),
+        ("saving", 1),
+    ]
+    run = simulate(20, 10, 1, 2, iter(times))
+    assert run.seconds == {"computing": 20, "saving": 2, "lost": 15.5, "restarting": 5.5}
+    assert run.failures == 3
+    assert run.stretch == 43 / 20
 
 
 def test_uptimes_have_their_mean():

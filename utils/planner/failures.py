@@ -96,20 +96,7 @@ def stretch(interval: float, save: float, restart: float, between: float) -> flo
     return between / interval * math.exp(restart / between) * math.expm1(exponent)
 
 
-@dataclass(frozen=True)
-class Course:
-    """Where the seconds of a run went."""
-
-    computed: float  # and kept
-    saving: float
-    lost: float  # computing and saving that a failure undid
-    restarting: float
-    failures: int
-
-    @property
-    def stretch(self) -> float:
-        """The whole time over that of computing."""
-        return (self.computed + self.saving + self.lost + self.restarting) / self.computed
+KINDS = ("computing", "saving", "lost", "restarting")
 
 
 def uptimes(between: float, seed: int = 0) -> Iterator[float]:
@@ -119,23 +106,55 @@ def uptimes(between: float, seed: int = 0) -> Iterator[float]:
         yield drawn.expovariate(1 / between)
 
 
-def simulate(
+def spans(
     work: float, interval: float, save: float, restart: float, uptimes: Iterator[float]
-) -> Course:
-    """A run of `work` seconds of computing, failure by failure."""
+) -> Iterator[tuple[str, float]]:
+    """A run of `work` seconds of computing, failure by failure: (one of KINDS, seconds) in turn;
+    "lost" is the computing and saving that a failure undoes."""
     _check(work=work, interval=interval, save=save)
-    computed = saving = lost = restarting = 0.0
-    failures, left = 0, next(uptimes)  # seconds until the next failure
+    computed, left = 0.0, next(uptimes)  # seconds until the next failure
     while computed < work:
         part = min(interval, work - computed)
         if left >= part + save:
-            computed, saving, left = computed + part, saving + save, left - part - save
+            computed, left = computed + part, left - part - save
+            yield "computing", part
+            yield "saving", save
             continue
-        lost, failures, left = lost + left, failures + 1, next(uptimes)
-        while left < restart:
-            restarting, failures, left = restarting + left, failures + 1, next(uptimes)
-        restarting, left = restarting + restart, left - restart
-    return Course(computed, saving, lost, restarting, failures)
+        yield "lost", left
+        while (left := next(uptimes)) < restart:
+            yield "restarting", left
+        yield "restarting", restart
+        left -= restart
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where the seconds of a run went, by kind."""
+
+    seconds: dict[str, float]
+    failures: int
+
+    @property
+    def stretch(self) -> float:
+        """The whole time over that of computing."""
+        return sum(self.seconds.values()) / self.seconds["computing"]
+
+
+def simulate(
+    work: float, interval: float, save: float, restart: float, uptimes: Iterator[float]
+) -> Course:
+    """The sums of a run's `spans`."""
+    seconds, failures = dict.fromkeys(KINDS, 0.0), 0
+
+    def counted():
+        nonlocal failures
+        for uptime in uptimes:
+            yield uptime
+            failures += 1
+
+    for kind, length in spans(work, interval, save, restart, counted()):
+        seconds[kind] += length
+    return Course(seconds, failures)
 
 
 def _check(**seconds: float) -> None:
