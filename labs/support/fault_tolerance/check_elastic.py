@@ -134,6 +134,12 @@ class Draw:
         step, (one, other) = draw.randrange(1, 4), self._some(6, 2)
         fates = {one: (self._death(step),), other: (self._death(step, "before"),)}
         cases.append(self._case(6, step + 5, fates))
+        step, (one, late) = draw.randrange(1, 3), self._some(3, 2)
+        fates = {
+            one: (Fate("fails", "before", step, share=draw.random()),),
+            late: (Fate("waits", "meeting", step, seconds=0.3 * PATIENCE),),
+        }
+        cases.append(self._case(3, step + 5, fates))  # a failure of which nobody died
         return cases
 
     def second_round(self, taken: int) -> list[Case]:
@@ -142,12 +148,10 @@ class Draw:
         size, step = draw.choice([3, 4]), draw.randrange(2, 5)
         _, _, fates = self._one_ahead(size, step)
         cases.append(self._case(size, step + 1, fates))  # it was the last step
-        step, (stopped, late) = draw.randrange(1, 3), self._some(4, 2)
-        fates = {
-            stopped: (Fate("stops", draw.choice(["rows", "before"]), step),),
-            late: (Fate("waits", "meeting", step, seconds=0.3 * PATIENCE),),
-        }
-        cases.append(self._case(4, step + 7, fates))
+        size, step = draw.choice([3, 4]), draw.randrange(1, 3)
+        (stopped,) = self._some(size, 1)
+        fates = {stopped: (Fate("stops", draw.choice(["rows", "before"]), step),)}
+        cases.append(self._case(size, step + 7, fates))
         counts = {max(0, taken - 1), draw.randrange(max(1, taken))}
         for size, count in zip((5, 4), sorted(counts, reverse=True)):
             step = draw.randrange(1, 3)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 HOST = "127.0.0.1"
+CONNECT = datetime.timedelta(seconds=30)  # to the store, on a machine that may be busy
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ class Crew:
     def store(self) -> dist.Store:
         """A connection to a store that no rank holds: it is there as long as the run. What waits
         for a key in it gives up after `limit` seconds, with a RuntimeError."""
-        limit = datetime.timedelta(seconds=self.limit)
-        return dist.TCPStore(HOST, self._settings.port, is_master=False, timeout=limit)
+        store = dist.TCPStore(HOST, self._settings.port, is_master=False, timeout=CONNECT)
+        store.set_timeout(datetime.timedelta(seconds=self.limit))
+        return store
 
     def losses(self, model: nn.Module, step: int, which: Sequence[int]) -> torch.Tensor:
         """The loss of each of these rows of a step's batch, (len(which),), float64; it has a graph.

@@ -71,7 +71,7 @@ def draw(undisturbed: Run, run: Run) -> None:
                 name: (one.seconds if axes is right else range(len(one.losses)), one.losses)
                 for name, one in zip(names, (undisturbed, run))
             },
-            x=x, y="loss", title=title, dashed=names[1:], log="y", ax=axes,
+            x=x, y="loss", title=title, dashed=names[1:],  ax=axes,
         )  # fmt: skip
     figures.show()
 
