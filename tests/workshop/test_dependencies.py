@@ -61,6 +61,7 @@ def test_the_lock_pins_exactly_and_names_no_place():
     "package, machines",
     [
         ("nvidia-pytriton", [("linux", "x86_64")]),
+        ("torchft", [("linux", "x86_64")]),
         ("triton", [("linux", "x86_64"), ("linux", "aarch64")]),
     ],
 )
