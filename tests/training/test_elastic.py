@@ -41,10 +41,8 @@ def start(nodes, folder, steps):
     """(the run, the path of its metrics)"""
     metrics, limit = folder / "metrics.jsonl", patience(4)
     more = {"out": folder / "run", "metrics": metrics, "save_every": EVERY, "time_limit": limit}
-    options = {**CONFIG, **more, "steps": steps, "held_out_every": 10**9}
-    words = [w for name, value in options.items() for w in (f"--{name.replace('_', '-')}", value)]
-    run = ElasticRun(nodes, "utils.train", folder, args=[*words, "--auto-resume"], **LAUNCH)
-    return run, metrics
+    options = {**CONFIG, **more, "steps": steps, "held_out_every": 10**9, "auto_resume": True}
+    return ElasticRun(nodes, "utils.train", folder, args=options, **LAUNCH), metrics
 
 
 def go_on(run, metrics, worlds, steps=3):

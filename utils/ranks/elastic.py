@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 
+from utils.cli import flag
 from utils.ranks.launch import (
     RESTARTING,
     TORCHRUN,
@@ -39,7 +40,8 @@ from utils.ranks.supervise import OVER, end
 class ElasticRun:
     """A program under torchrun on all nodes, which may go on with fewer of them.
 
-    target            a module ("utils.train") or a script; `args`: words for its command line
+    target            a module ("utils.train") or a script
+    args              words for its command line, or its options: {"save_every": 5}; True: a flag
     folder            where what each node's torchrun and ranks say is kept: node0.log, node1.log …
     ranks_per_node    ranks that each node starts
     restarts          how often a node starts its ranks again after one has failed
@@ -52,13 +54,15 @@ class ElasticRun:
         target: Path | str,
         folder: Path | str,
         *,
-        args: Sequence[object] = (),
+        args: Sequence[object] | dict[str, object] = (),
         ranks_per_node: int = 1,
         restarts: int = 3,
         waits: tuple[int, int] = (2, 4),
     ):
         self.nodes, self.folder = nodes, Path(folder)
-        program = program_words(target) + [str(word) for word in args]
+        if isinstance(args, dict):
+            args = [w for name, value in args.items() for w in (flag(name), value)]
+        program = program_words(target) + [str(word) for word in args if word is not True]
         meeting = {"nodes": (1, nodes.count), "restarts": restarts, "waits": waits}
         self.shown = shell_command(program, ranks_per_node, **meeting)
         self._words = [*TORCHRUN, *meeting_words(ranks_per_node, **meeting), *program]
