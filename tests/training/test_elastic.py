@@ -99,7 +99,8 @@ def lost(before, after):
 
 @pytest.fixture(scope="module")
 def storm(nodes, tmp_path_factory):
-    """One run: a rank is killed, then a node, then the node is back. Before each, the metrics."""
+    """One run: a rank is killed, then a node, which comes back, and is asked to end. Before each,
+    the metrics."""
     run, metrics = start(nodes, tmp_path_factory.mktemp("storm"), steps=10**6)
 
     def lines():
@@ -121,6 +122,9 @@ def storm(nodes, tmp_path_factory):
         came_back = lines()
         go_on(run, metrics, 2)
         together(run, metrics, 0)
+        run.stop(1)
+        drained = lines()
+        go_on(run, metrics, 1)
         stories = run.story(0), run.story(1)
         met = meetings(run)
     return SimpleNamespace(**{k: v for k, v in locals().items() if k != "lines"}, after=lines())
@@ -147,9 +151,16 @@ def test_a_node_that_is_back_takes_part_and_costs_no_step(storm):
     assert "Sending process closing signal SIGTERM" in storm.stories[0]
 
 
-def test_after_three_faults_the_curve_is_that_of_an_undisturbed_run(storm):
+def test_a_node_that_is_asked_to_end_costs_no_step_and_does_not_end_the_run(storm):
+    assert lost(storm.drained, storm.after) == 0
+    sentence = r"utils\.train: stopped and saved after step \d+: the same command goes on"
+    assert any(re.fullmatch(sentence, line) for line in storm.stories[0]), storm.stories[0]
+    assert not any("successfully finished" in line for line in storm.stories[0])
+
+
+def test_after_all_faults_the_curve_is_that_of_an_undisturbed_run(storm):
     worlds = [size for size, before in zip(storm.met, [0, *storm.met]) if size != before]
-    assert worlds[-3:] == [2, 1, 2]
+    assert worlds[-4:] == [2, 1, 2, 1]
     assert_undisturbed(rows_of(storm.after))
 
 

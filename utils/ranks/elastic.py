@@ -82,6 +82,10 @@ class ElasticRun:
                 node, self._words, environment=RESTARTING, output=file
             )
 
+    def stop(self, node: int) -> None:
+        """Asks the agent of a node to end, by SIGTERM, as one does who needs the node."""
+        self._agents[node].close_input()
+
     def log(self, node: int) -> Path:
         """The file with all that the agent of a node and its ranks have said."""
         return self.folder / f"node{node}.log"

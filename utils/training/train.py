@@ -134,6 +134,10 @@ class RunIsOver(ValueError):
     """There is nothing left to do for a run that is to go on."""
 
 
+class RunStopped(RuntimeError):
+    """It was asked to stop before its end, and whoever starts it again and again shall do so."""
+
+
 def _start(config, device, mesh):
     """(engine, run): a new model and optimizer, or those of the checkpoint that is resumed."""
     torch.manual_seed(config.seed)
@@ -230,6 +234,7 @@ def train(
         freed_memory_kept(),
         torch.random.fork_rng(devices=gpus),
     ):
+        folder = RunFolder(config.out, config.keep, rank, config.save_async)
         _check_out(config)
         check_ranks(config, world_size)
         train_tokens, held_out, tokenizer, text = _texts(config)
@@ -259,7 +264,6 @@ def train(
             engine.warm_up(rows_of(step), tokens_per_step)
 
         bar = _progress_bar(config, run, shown=rank == 0 and sys.stderr.isatty())
-        folder = RunFolder(config.out, config.keep, rank, config.save_async)
         metrics = metric_lines(config.metrics if rank == 0 else None, step)
         with folder.opened(), bar, metrics as write:
             began, done = time.perf_counter() - seconds, False
@@ -340,7 +344,7 @@ def train(
 # ---- 4. the command
 
 
-FAILURES = (ValueError, FloatingPointError, RanksLost)
+FAILURES = (ValueError, FloatingPointError, RanksLost, RunStopped)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -361,9 +365,12 @@ def run(config: TrainConfig) -> None:
             raise
         print(f"nothing to do: {over}")  # whoever starts it again and again may stop
         return
+    last = history[-1]
+    if config.auto_resume and dist.is_torchelastic_launched() and not _is_over(config, last):
+        # one node has been asked; torchrun would take the others' ranks for finished
+        raise RunStopped(f"stopped and saved after step {last['step']}: the same command goes on")
     if os.environ.get("RANK", "0") != "0":
         return
-    last = history[-1]
     print(
         f"held-out loss {last['val_loss']:.3f} nats = {last['val_bits']:.3f} bits per byte "
         f"after {last['step']} steps, {last['tokens']:,} tokens, {last['seconds']:.1f} s"
@@ -379,3 +386,9 @@ def run(config: TrainConfig) -> None:
         with autocast(config.precision, start.device):
             text = model.generate(start, config.sample, temperature=0.7, seed=config.seed)
         print(f"a sample of its text:\n{tokenizer.decode(text[0][text[0] < tokenizer.size])}")
+
+
+def _is_over(config, last):
+    """Whether the last row is the end of the run; its seconds are rounded."""
+    steps, seconds = config.budget()
+    return last["step"] >= steps if steps else last["seconds"] + 1e-4 >= seconds
