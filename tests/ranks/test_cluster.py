@@ -17,7 +17,7 @@ import yaml
 
 from tests.notebooks import rules as notebook_rules
 from utils.paths import ROOT
-from utils.ranks.launch import shell_command
+from utils.ranks.launch import RESTARTING, shell_command
 from utils.ranks.nodes import Nodes
 
 DOCS = ROOT / "docs" / "cluster"
@@ -25,6 +25,7 @@ REASON = Nodes.available()
 needs_nodes = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 TRAIN = ["--steps", "2", "--batch", "4", "--seq", "16", "--hidden", "32", "--layers", "1"]
 TRAIN += ["--sample", "0", "--metrics", "-"]
+LONG_RUN = ["--steps", "100000", "--out", "runs/first", "--auto-resume", "--save-every", "100"]
 # a file for each call: calls may run at once
 NOTE = '#!/bin/sh\nprintf "%s\\n" "$@" > "$NOTES/$$"\n'
 RANK = """
@@ -36,9 +37,12 @@ print("started", socket.gethostname(), *(os.environ[name] for name in names), *s
 
 @pytest.fixture
 def stand_ins(tmp_path):
-    """run(script, *words, commands, **environment) -> for each call of a stand-in, its words."""
+    """run(script, *words, commands, **environment) -> for each call of a stand-in, its words.
 
-    def run(script, *words, commands, inside=False, **environment):
+    status: that of the script
+    """
+
+    def run(script, *words, commands, inside=False, status=0, **environment):
         notes, folder = Path(tempfile.mkdtemp(dir=tmp_path)), tmp_path / "bin"
         for name, text in commands.items():
             path = (tmp_path / ".venv" / "bin" if inside else folder) / name
@@ -55,16 +59,17 @@ def stand_ins(tmp_path):
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == status, done.stderr
         return [call.read_text().splitlines() for call in notes.iterdir()]
 
     return run
 
 
 def printed(*arguments, ranks=1, nodes=2, **options):
-    """The words of the line that `launch` prints, after OMP_NUM_THREADS=1 torchrun."""
+    """The words of the line that `launch` prints, after its variables and torchrun."""
     line = shell_command(["-m", "utils.train", *arguments], ranks, nodes, **options)
-    return shlex.split(line)[2:]
+    words = shlex.split(line)
+    return words[words.index("torchrun") + 1 :]
 
 
 # --- the scripts end in the line ------------------------------------------------------------------
@@ -76,6 +81,15 @@ def test_the_page_shows_the_line_that_launch_prints():
     arguments = ["--tp", "8", "--pp", "2", "--batch", "512", "--seconds", "600"]
     words = shlex.split(block.replace("\\\n", " "))
     assert words == shlex.split(shell_command(["-m", "utils.train", *arguments], 8, 2))
+
+
+def test_the_page_shows_the_line_that_restarts():
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    block = re.search(r"```sh\n(OMP_NUM_THREADS=1 TORCH.*?)```", text, re.S)[1]
+    words = shlex.split(block.replace("\\\n", " "))
+    arguments = ["--tp", "8", "--batch", "512", *LONG_RUN]
+    program = ["-m", "utils.train", *arguments]
+    assert words == shlex.split(shell_command(program, 8, nodes=(1, 2), restarts=3))
 
 
 def test_the_pages_links_lead_somewhere():
@@ -95,6 +109,75 @@ def test_slurm_starts_the_line_on_every_node(stand_ins):
     )
     assert words[0] == ".venv/bin/torchrun"
     assert words[1:] == printed(*TRAIN, ranks=8, head="gpu7", job="4711")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_slurm_goes_back_into_the_queue_until_the_run_is_over(stand_ins, status):
+    """A torchrun that was asked to end has another status than 0: test_elastic.py."""
+    calls = requeue(stand_ins, srun=f"{NOTE}exit {status}\n")
+    (line,) = (call for call in calls if call[0] == ".venv/bin/torchrun")
+    again = ["--auto-resume", "--save-every", "100"]
+    assert line[1:] == printed(*again, *TRAIN, ranks=8, head="gpu7", job="4711", restarts=3)
+    assert [call for call in calls if call != line] == [["requeue", "4711"]] * status
+
+
+def test_slurm_does_not_repeat_what_fails_at_once_or_always(stand_ins):
+    for facts in ({"SHORTEST_TURN": "60"}, {"SLURM_RESTART_COUNT": "50"}):
+        calls = requeue(stand_ins, srun=f"{NOTE}exit 1\n", status=1, **facts)
+        assert len(calls) == 1
+
+
+def requeue(stand_ins, srun, **facts):
+    hosts = '#!/bin/sh\nif [ "$1" = show ]; then echo gpu7; exit; fi\n'
+    job = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_ID": "4711"}
+    environment = {**job, "SHORTEST_TURN": "0", **facts}
+    commands = {"srun": srun, "scontrol": hosts + NOTE.removeprefix("#!/bin/sh\n")}
+    return stand_ins(DOCS / "slurm_requeue.sbatch", *TRAIN, commands=commands, **environment)
+
+
+def test_the_variables_of_a_restart_are_the_same_everywhere(stand_ins):
+    """Those of the line before torchrun, as the ranks' own nodes get them."""
+    line = shlex.split(shell_command(["-m", "utils.train"], 8, 2, restarts=3))
+    variables = dict(word.split("=") for word in line[: line.index("torchrun")])
+    assert variables == {"OMP_NUM_THREADS": "1", **RESTARTING}
+    note = '#!/bin/sh\nenv > "$NOTES/$$"\n'
+    (seen,) = requeue(stand_ins, srun=note)
+    assert set(map("=".join, variables.items())) <= set(seen)
+    container = kubernetes_job()[1]["spec"]["template"]["spec"]["containers"][0]
+    assert {each["name"]: each["value"] for each in container["env"]} == variables
+
+
+def kubernetes_job():
+    """[the Service, the Job] of the recipe."""
+    service, job = yaml.safe_load_all((DOCS / "job.yaml").read_text())
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    return service, job
+
+
+def test_kubernetes_says_the_line_that_restarts():
+    service, job = kubernetes_job()
+    spec = job["spec"]
+    pod = spec["template"]["spec"]
+    container = pod["containers"][0]
+    words = [*container["command"], *container["args"]]
+    assert all(isinstance(word, str) for word in words)
+    # an Indexed Job names its pods by number, and a headless Service makes their names known
+    head = f"{job['metadata']['name']}-0.{pod['subdomain']}"
+    arguments = ["--tp", "8", "--pp", "2", "--batch", "512", *LONG_RUN]
+    arguments[arguments.index("runs/first")] = "/runs/first"
+    assert words[1:] == printed(*arguments, ranks=8, head=head, restarts=3)
+    assert words[0] == "torchrun"
+    assert spec["completions"] == spec["parallelism"] == 2 and spec["completionMode"] == "Indexed"
+    assert (
+        service["metadata"]["name"] == pod["subdomain"] and service["spec"]["clusterIP"] == "None"
+    )
+    label = {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert service["spec"]["selector"] == label
+    # Kubernetes refuses a podFailurePolicy with OnFailure
+    assert pod["restartPolicy"] == "Never" and spec["podFailurePolicy"]["rules"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {volume["name"] for volume in pod["volumes"]} == set(mounted)
+    assert mounted["runs"] == "/runs" and mounted["shared-memory"] == "/dev/shm"
 
 
 def test_ssh_starts_the_line_on_every_host(stand_ins):

@@ -17,6 +17,7 @@ import pytest
 
 from tests.patience import patience
 from utils.ranks.elastic import ElasticRun, last_step
+from utils.ranks.launch import LaunchError
 from utils.ranks.nodes import Nodes
 from utils.training.config import TrainConfig
 from utils.training.train import train
@@ -125,6 +126,8 @@ def storm(nodes, tmp_path_factory):
         run.stop(1)
         drained = lines()
         go_on(run, metrics, 1)
+        run.wait_until(lambda: run.statuses()[1] is not None, patience(60))
+        status = run.statuses()[1]
         stories = run.story(0), run.story(1)
         met = meetings(run)
     return SimpleNamespace(**{k: v for k, v in locals().items() if k != "lines"}, after=lines())
@@ -153,6 +156,7 @@ def test_a_node_that_is_back_takes_part_and_costs_no_step(storm):
 
 def test_a_node_that_is_asked_to_end_costs_no_step_and_does_not_end_the_run(storm):
     assert lost(storm.drained, storm.after) == 0
+    assert storm.status == 1  # by which docs/cluster/slurm_requeue.sbatch sees that it is not over
     sentence = r"utils\.train: stopped and saved after step \d+: the same command goes on"
     assert any(re.fullmatch(sentence, line) for line in storm.stories[0]), storm.stories[0]
     assert not any("successfully finished" in line for line in storm.stories[0])
@@ -199,3 +203,18 @@ def test_a_rank_that_hangs_and_then_the_death_of_agent_0(nodes, tmp_path):
     assert 0 <= lost(before, after) <= EVERY
     assert len(rows_of(after)) == 4 * EVERY
     assert_undisturbed(rows_of(after))
+
+
+def test_a_run_that_ends_too_early_is_quoted(nodes, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text('import sys; sys.exit("an unhappy rank")\n')
+    with ElasticRun(nodes, script, tmp_path / "logs", restarts=1, waits=LAUNCH["waits"]) as run:
+        with pytest.raises(ValueError, match="the agent of node1 still runs"):
+            run.start(1)
+        with pytest.raises(LaunchError, match="It has not come within 0 s"):
+            run.wait_until(lambda: False, 0)
+        with pytest.raises(LaunchError, match=r"(?s)The run has ended before:.*node1: .*exitcode"):
+            run.wait_until(lambda: False, patience(100))
+        assert run.wait() == {0: 1, 1: 1}
+    assert any("will restart worker group" in line for line in run.story(0))
+    assert any("an unhappy rank" in run.log(node).read_text() for node in range(2))
