@@ -313,6 +313,16 @@ class GPT(nn.Module):
 
         Raises CheckpointError (a ValueError) naming what is missing, damaged or not supported.
         """
+        while True:
+            one = hf_format.one_checkpoint(folder)
+            try:
+                return cls._read(one, dtype, device)
+            except (hf_format.CheckpointError, FileNotFoundError):
+                if one.exists() or one == hf_format.one_checkpoint(folder):
+                    raise  # else the run that writes there has gone on, and taken it away
+
+    @classmethod
+    def _read(cls, folder, dtype, device):
         hf = hf_format.read_config(folder)
         try:
             config = GPTConfig.from_hf(hf)

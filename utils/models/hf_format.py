@@ -31,6 +31,7 @@ Headers = dict[str, tuple[Path, tuple[int, ...]]]  # name -> (file, shape)
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+NEWEST = "newest"  # in a run's folder, a link to its newest checkpoint
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -146,10 +147,15 @@ def read_tensors(
         with opened(file) as data:
             for name in members:
                 tensor = data.get_tensor(name)
-                if not tensor.is_floating_point():
-                    kind = str(tensor.dtype).removeprefix("torch.")
-                    raise CheckpointError(f"{file}: {name} is {kind}, not a floating-point tensor")
+                check_kind(tensor, name, file)
                 yield name, tensor
+
+
+def check_kind(tensor: Tensor, name: str, where: str | Path) -> None:
+    """Raises CheckpointError for a tensor that is of no floating-point type."""
+    if not tensor.is_floating_point():
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise CheckpointError(f"{where}: {name} is {kind}, not a floating-point tensor")
 
 
 def file_shapes(file: str | Path) -> dict[str, tuple[int, ...]]:
@@ -290,6 +296,14 @@ def recover(folder: str | Path) -> Path:
         with suppress(OSError):  # there is none, the usual case; or another was first
             _beside(folder, "old").rename(folder)
     return folder
+
+
+def one_checkpoint(folder: str | Path) -> Path:
+    """The folder, or where it is a run's (utils/training/run_folder.py) the newest checkpoint: of
+    this one all files are of one step, whatever the run writes meanwhile."""
+    folder = recover(folder)
+    newest = folder / NEWEST
+    return newest.resolve() if newest.is_symlink() and newest.exists() else folder
 
 
 def check_replaceable(folder: str | Path, also: re.Pattern | None = None) -> None:

@@ -10,6 +10,8 @@ A checkpoint is written under another name, synced and renamed. `sha256sum -c SH
 it tells whether its bytes are still those that were written.
 """
 
+import ctypes
+import errno
 import fcntl
 import hashlib
 import os
@@ -24,14 +26,17 @@ from threading import Thread
 import torch.distributed as dist
 
 from utils.models import hf_format
-from utils.models.hf_format import CheckpointError
+from utils.models.hf_format import NEWEST, CheckpointError
 
 SUMS = "SHA256SUMS"
-NEWEST = "newest"
 _LOCK = ".lock"
 _NAME = re.compile(r"checkpoint-(\d+)")
-_LEFT_OVER = re.compile(r"\.checkpoint-\d+\.(partial|old)|\..+\.link")
-_OWN = re.compile(rf"{_NAME.pattern}|{_LEFT_OVER.pattern}|{NEWEST}|\{_LOCK}")
+_LEFT_OVER = re.compile(r"\.checkpoint-\d+\.(partial|gone)")
+_LINK = re.compile(rf"\.({NEWEST}|{hf_format.OURS.pattern})\.link")
+_OWN = re.compile(
+    rf"{_NAME.pattern}|{_LEFT_OVER.pattern}|{_LINK.pattern}|{NEWEST}|{re.escape(_LOCK)}"
+)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system that has none
 
 
 # ---- 1. reading
@@ -51,9 +56,13 @@ def newest(folder: Path | str) -> Path:
     A folder that is a checkpoint itself is given back, if it is not damaged: else CheckpointError.
     """
     folder = hf_format.recover(folder)
+    if not folder.exists():
+        raise CheckpointError(f"checkpoint folder {folder} does not exist")
     damages = []
     for one in checkpoints(folder) or [folder]:
         damage = damaged(one)
+        if damage and not one.exists():
+            return newest(folder)  # the run that writes there has gone on, and taken it away
         if not damage:
             if damages and os.environ.get("RANK", "0") == "0":
                 print(f"utils.train: {'; '.join(damages)}: taking {one.name}", file=sys.stderr)
@@ -128,14 +137,18 @@ class RunFolder:
         self.folder = None if folder is None else Path(folder).expanduser().resolve()
         self.keep, self.rank, self.background = keep, rank, background
         self.saving: Thread | None = None
+        self.found = [] if folder is None else checkpoints(self.folder)
 
     @contextmanager
     def opened(self) -> Iterator["RunFolder"]:
-        """Rank 0 holds the folder's lock meanwhile: ValueError where another run does."""
+        """Rank 0 holds the folder's lock meanwhile: ValueError where another run does, or has since
+        this RunFolder was made."""
         if self.folder is None or self.rank:
             yield self
             return
         with self._locked():
+            if checkpoints(self.folder) != self.found:
+                raise ValueError(f"another run has written to {self.folder} meanwhile: start again")
             self._clear()
             try:
                 yield self
@@ -244,9 +257,10 @@ class RunFolder:
             (beside / SUMS).write_text("".join(lines))
             hf_format.to_disk(beside / SUMS)
             hf_format.to_disk(beside)
-            if place.exists():
-                place.rename(self._beside("old"))
-            beside.rename(place)
+            if not (place.exists() and _exchanged(beside, place)):
+                if place.exists():
+                    place.rename(self._beside("gone"))
+                beside.rename(place)
             hf_format.to_disk(self.folder)
             self._link([*sums, SUMS])
             self._forget()
@@ -255,11 +269,16 @@ class RunFolder:
         return None
 
     def _link(self, names):
-        """Links from the run's folder into the newest checkpoint."""
+        """Links from the run's folder into the newest checkpoint, on a file system that has any."""
         for name, target in ((NEWEST, self._place().name), *((n, f"{NEWEST}/{n}") for n in names)):
             link = self.folder / f".{name}.link"
             link.unlink(missing_ok=True)
-            link.symlink_to(target)
+            try:
+                link.symlink_to(target)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                return
             link.replace(self.folder / name)
         for path in self.folder.iterdir():
             if path.is_symlink() and not path.exists() and path.readlink().parent.name == NEWEST:
@@ -271,17 +290,32 @@ class RunFolder:
         found = checkpoints(self.folder)
         beyond = [path for path in found if _step(path) > self.step]
         for path in beyond + [path for path in found if path not in beyond][self.keep :]:
-            path.rename(path.with_name(f".{path.name}.old"))  # never seen half deleted
+            # never seen half deleted; under a name from which `recover` puts nothing back
+            path.rename(path.with_name(f".{path.name}.gone"))
         self._clear()
 
     def _clear(self):
         """Removes what a run that was killed has left."""
         for path in self.folder.iterdir():
-            if _LEFT_OVER.fullmatch(path.name):
-                path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+            if path.is_symlink() and _LINK.fullmatch(path.name):
+                path.unlink()
+            elif _LEFT_OVER.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
     def _place(self):
         return self.folder / f"checkpoint-{self.step}"
 
     def _beside(self, word):
         return self.folder / f".checkpoint-{self.step}.{word}"
+
+
+def _exchanged(one, other):
+    """Whether two folders have changed their names in one step, so that each was always there: a
+    run that has gone back comes to a step of which there is a checkpoint. Linux can, see rename(2).
+    """
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError, TypeError):
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
