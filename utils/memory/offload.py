@@ -120,14 +120,16 @@ class _File:
     """A file without a name: it is gone when nobody needs it any more."""
 
     def __init__(self, device, folder):
+        self.folder = folder
         self.file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 (lives as long as its parcels)
         self.end = 0
 
     def send(self, parcel, storage):
         start, self.end = self.end, self.end + storage.nbytes()
         view = memoryview(_bytes_of(storage).numpy())
-        while len(view):  # a write may take less than it is given
-            view = view[os.pwrite(self.file.fileno(), view, self.end - len(view)) :]
+        with _room(self.folder, storage.nbytes()):
+            while len(view):  # a write may take less than it is given
+                view = view[os.pwrite(self.file.fileno(), view, self.end - len(view)) :]
         return start, self.end - start
 
     def fetch(self, parcel, place):
@@ -289,8 +291,14 @@ class OffloadedOptimizer:
             return value.detach().to("cpu", dtype, copy=True).pin_memory()
         if value.numel() == 0:
             return value.detach().to(dtype, copy=True)
-        with tempfile.NamedTemporaryFile(dir=self._folder) as file:  # mapped, it lives on unnamed
-            size = value.numel()
+        size, nbytes = value.numel(), value.numel() * dtype.itemsize
+        with (
+            _room(self._folder, nbytes),
+            tempfile.NamedTemporaryFile(dir=self._folder) as file,  # mapped, it lives on unnamed
+        ):
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                # a full disk is an error here; where mapped memory is written, it is a SIGBUS
+                os.posix_fallocate(file.fileno(), 0, nbytes)
             flat = torch.from_file(file.name, shared=True, size=size, dtype=dtype)
         return flat.view(value.shape).copy_(value.detach())
 
@@ -298,6 +306,18 @@ class OffloadedOptimizer:
         if self.device.type != "cpu":
             return value.device.type == "cpu"
         return value.numel() == 0 or value.untyped_storage().filename is not None
+
+
+@contextmanager
+def _room(folder, size):
+    """Round the writing of `size` bytes: a full disk is a lack of memory."""
+    try:
+        yield
+    except OSError as error:
+        raise MemoryError(
+            f"no room in {folder or tempfile.gettempdir()} for {size:,} bytes that go out of "
+            f"memory ({error.strerror}; TMPDIR names another folder)"
+        ) from None
 
 
 def _local(tensor):

@@ -121,7 +121,7 @@ def metric_lines(target: str | None, first_step: int) -> Iterator[Callable[[dict
     if path.exists() and not path.is_file():
         raise ValueError(f"--metrics {target} is no regular file: name another, or - to print them")
     try:
-        file = path.open("ab")
+        file = path.open("ab", buffering=0)
         file.truncate(_kept(path.read_bytes(), first_step))
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"--metrics {target} does not hold metric lines: name another") from None
@@ -129,8 +129,13 @@ def metric_lines(target: str | None, first_step: int) -> Iterator[Callable[[dict
         raise ValueError(f"--metrics {target} cannot be written: {error.strerror}") from None
 
     def write(row):
-        file.write(json.dumps(row).encode() + b"\n")
-        file.flush()
+        line = json.dumps(row).encode() + b"\n"
+        try:
+            while line:  # a disk that is nearly full takes a part of it
+                line = line[file.write(line) :]
+        except OSError as error:
+            reason = error.strerror
+            raise ValueError(f"--metrics {target} cannot be written: {reason}") from None
 
     with file:
         yield write

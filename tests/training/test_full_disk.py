@@ -1,0 +1,86 @@
+"""A disk that is full, a real one of a few megabytes: one sentence, and what there was stays."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.patience import patience
+from tests.training.test_train import small_flags
+from utils.training.run_folder import newest
+from utils.training.train import main
+
+DISK = 3 * 2**20
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A folder on a file system of its own, of DISK bytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs root, and Linux, to make a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def command(*arguments, folder):
+    """(exit status, its lines on stderr): files that nobody names go to `folder`."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    line = [sys.executable, "-m", "utils.train", *map(str, arguments)]
+    ended = subprocess.run(
+        line, env=environment, capture_output=True, text=True, timeout=patience(120)
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize("form", ["whole", "sharded"])
+@pytest.mark.parametrize("more", [[], ["--save-async"]])
+def test_while_checkpoints_are_written(disk, capsys, form, more):
+    """The second has no room beside a file; the first stays, and the run goes on there when there
+    is room again."""
+    file, out = disk / "file", disk / "run"
+    flags = small_flags(steps=2, out=out, hidden=64, sample=0, save_format=form)
+    assert main([*map(str, flags), *more]) == 0
+    file.write_bytes(bytes(DISK - 2**20 * 3 // 2))
+    again = ["--resume", str(out), "--steps", "4"]
+    assert main(again) == 2
+    sentence = r"utils\.train: checkpoint .*-4 could not be written: .*No space left.*\n"
+    assert re.fullmatch(sentence, capsys.readouterr().err)
+    assert newest(out).name == "checkpoint-2" and not list(out.glob(".checkpoint*"))
+    file.unlink()
+    assert main(again) == 0 and newest(out).name == "checkpoint-4"
+
+
+@pytest.mark.parametrize("what", ["optimizer", "activations"])
+def test_while_tensors_go_out_of_memory(disk, what):
+    """Where the optimizer's files are mapped memory, writing into them would be a SIGBUS."""
+    flags = small_flags(steps=1, offload=what, sample=0, hidden=256)
+    status, said = command(*flags, folder=disk)
+    assert status == 2, said
+    assert re.fullmatch(
+        rf"utils\.train: no room in {disk} for [\d,]+ bytes that go out of memory \(No space left "
+        r"on device; TMPDIR names another folder\): choose smaller sizes\n",
+        said,
+    )
+    assert not os.listdir(disk)
+
+
+def test_while_metrics_are_written(disk, tmp_path, capsys):
+    metrics = disk / "metrics.jsonl"
+    (disk / "file").write_bytes(bytes(DISK - 8192))
+    flags = small_flags(steps=10_000, metrics=metrics, sample=0, layers=1, hidden=8, batch=1, seq=2)
+    assert main([*map(str, flags), "--held-out-every", "99999"]) == 2
+    sentence = f"utils.train: --metrics {metrics} cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == sentence
+    lines = metrics.read_bytes()
+    assert len(lines) == 4096 * (len(lines) // 4096)  # the last one is cut, as the disk was full
+    (disk / "file").unlink()
+    again = small_flags(steps=2, metrics=metrics, sample=0, layers=1, hidden=8, batch=1, seq=2)
+    assert main([*map(str, again)]) == 0
+    assert metrics.read_text().count("\n") == 2
