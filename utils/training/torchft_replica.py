@@ -40,11 +40,13 @@ class Run:
     """`size` replicas train; the last of them is killed in step `dies`. One more rank waits until
     step `joins`, and takes its place.
 
-    address  of the lighthouse
-    folder   an empty one, in which they meet
-    follow   whether a replica's rows follow the quorum; else they are its own, as those of
-             torchft's DistributedSampler are, and nobody computes a lost replica's
-    limit    seconds for each wait
+    address   of the lighthouse
+    folder    an empty one, in which they meet
+    follow    whether a replica's rows follow the quorum; else they are its own, as those of
+              torchft's DistributedSampler are, and nobody computes a lost replica's
+    patience  seconds after which an all-reduce fails: who sends to the dead replica and receives
+              from another one does not notice the death
+    limit     seconds for each other wait, much more than `patience`
 
     Raises ValueError where the steps are not in this order, or the batch cannot be shared alike.
     """
@@ -58,6 +60,7 @@ class Run:
     size: int = 3
     batch: int = 12
     seq: int = 32
+    patience: float = 3.0
     limit: float = 60.0
 
     def __post_init__(self):
@@ -156,7 +159,8 @@ def train(run: Run) -> tuple[list[Attempt], str]:
 def _train(run):
     import torchft
 
-    rank, wait = dist.get_rank(), timedelta(seconds=run.limit)
+    rank = dist.get_rank()
+    patience, wait = timedelta(seconds=run.patience), timedelta(seconds=run.limit)
     tokens, _ = corpus.split(corpus.load())
     model, adamw = new_model()
     meeting = dist.FileStore(f"{run.folder}/meeting", run.size + 1)
@@ -172,7 +176,7 @@ def _train(run):
         adamw.load_state_dict(state["optimizer"])
 
     manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=wait), load_state_dict=load, state_dict=state,
+        pg=torchft.ProcessGroupGloo(timeout=patience), load_state_dict=load, state_dict=state,
         min_replica_size=1, use_async_quorum=False, init_sync=False, rank=0, world_size=1,
         timeout=wait, quorum_timeout=wait, connect_timeout=wait, hostname=HOST,
         store_addr=HOST, store_port=store.port, lighthouse_addr=run.address,
