@@ -6,4 +6,5 @@ step         one step in plain PyTorch; `deepspeed` has the same methods on Deep
 optimizer    Muon and AdamW, stepped as one
 checkpoint   saved and resumed on any number of ranks
 slow_runs    small runs, each slow for one planted reason: the cases of lesson 11
+torchft_replica   replicas that go on when one of them is killed, by a library: lesson 13
 """
