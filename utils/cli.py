@@ -19,8 +19,10 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, field, fields
+from pathlib import Path
 from typing import Any
 
+PATHS = ("PATH", "FOLDER", "FILE")  # the metavar of an option that names a place
 WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "True or False"}
 OUT_OF_MEMORY = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # torch's words, CPU and CUDA
 
@@ -97,7 +99,7 @@ def parse_flags(
             keywords["action"] = argparse.BooleanOptionalAction
         else:
             keywords.update(
-                type=kind,
+                type=_path if entry.metadata["metavar"] in PATHS else kind,
                 choices=entry.metadata["choices"],
                 metavar=entry.metadata["metavar"] or _metavar(entry, kind),
             )
@@ -144,6 +146,16 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message):  # one sentence, without the long list of flags
         name = self.prog.removeprefix("python -m ")
         self.exit(2, f"{name}: {message}; see {self.prog} --help\n")
+
+
+def _path(text):
+    """The text, if it can be looked for: no name is too long, no ~user unknown."""
+    try:
+        Path(text).expanduser().exists()
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise argparse.ArgumentTypeError(f"{text:.40}: {reason}") from None
+    return text
 
 
 def _kind(entry):

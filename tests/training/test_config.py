@@ -9,6 +9,7 @@ from utils.cli import flag
 from utils.training.config import parse
 from utils.training.train import TrainConfig, main, train
 
+PATHS = ("out", "metrics", "resume", "tokenizer", "text")
 TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "cpu", "sample": 0}
 
 
@@ -38,6 +39,13 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--metrics no/where", "--metrics no/where cannot be written: No such file"),
         ("--metrics README.md --resume {run} --steps 5", "README.md does not hold metric lines"),
         ("--out README.md", "README.md is a file: name a folder"),
+        ("--out README.md/x", "README.md/x cannot be written: "),
+        ("--out ~nobody-of-that-name/x", "argument --out: ~nobody-of-that-name/x: Could not"),
+        *((f"--{name} {'x' * 300}", f"argument --{name}: xxx") for name in PATHS),
+        (f"--out {'x' * 300} --auto-resume", "argument --out: xxx"),
+        ("--hidden 2147483648", "hidden_size 2147483648 is more than any model has"),
+        ("--hidden 1" + 5000 * "0", "argument --hidden: invalid int value"),
+        ("--metrics README.md/x", "--metrics README.md/x cannot be written: Not a directory"),
         ("--out utils", "which is not part of a checkpoint and would be lost"),
         ("--step 5", "unrecognized arguments: --step 5"),
         # combinations that make no sense
