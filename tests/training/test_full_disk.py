@@ -9,6 +9,7 @@ import pytest
 
 from tests.patience import patience
 from tests.training.test_train import small_flags
+from utils.training.join import main as join_command
 from utils.training.run_folder import newest
 from utils.training.train import main
 
@@ -69,6 +70,17 @@ def test_while_tensors_go_out_of_memory(disk, what):
         said,
     )
     assert not os.listdir(disk)
+
+
+def test_while_ranks_files_are_joined(disk, tmp_path, capsys):
+    flags = small_flags(steps=1, out=tmp_path / "run", hidden=64, sample=0, save_format="sharded")
+    assert main([*map(str, flags)]) == 0
+    capsys.readouterr()
+    (disk / "file").write_bytes(bytes(DISK - 2**16))
+    assert join_command([str(tmp_path / "run"), str(disk / "whole")]) == 2
+    sentence = r"utils\.training\.join: .*model\.safetensors could not be written: .*No space .*\n"
+    assert re.fullmatch(sentence, capsys.readouterr().err)
+    assert os.listdir(disk) == ["file"]
 
 
 def test_while_metrics_are_written(disk, tmp_path, capsys):

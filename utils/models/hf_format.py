@@ -230,11 +230,11 @@ def write_shards(
     for number, names in enumerate(shards, start=1):
         count = "" if len(shards) == 1 else f"-{number:05d}-of-{len(shards):05d}"
         file = f"{stem}{count}.safetensors"
-        save_file(
-            {name: read(name).detach().contiguous().cpu() for name in names},
-            str(Path(folder) / file),
-            metadata={"format": "pt"},
-        )
+        tensors = {name: read(name).detach().contiguous().cpu() for name in names}
+        try:
+            save_file(tensors, str(Path(folder) / file), metadata={"format": "pt"})
+        except (SafetensorError, OSError) as error:  # a full disk, most likely
+            raise CheckpointError(f"{Path(folder) / file} could not be written: {error}") from None
         weight_map.update(dict.fromkeys(names, file))
     return weight_map
 
