@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ from utils.models.tokenizer import Tokenizer
 from utils.ranks import Ranks
 from utils.ranks.context import freed_memory_kept
 from utils.training.config import parse, resumed
+from utils.training.run_folder import checkpoints
 from utils.training.step import backward
 from utils.training.train import TrainConfig, main, schedule, train
 
@@ -269,6 +271,24 @@ def test_command(tmp_path, capsys):
     assert main(["--resume", str(tmp_path / "run"), "--steps", "4", "--sample", "0"]) == 0
 
 
+@pytest.mark.parametrize("more", [[], ["--save-every", "1", "--save-async"]])
+def test_a_second_interrupt_stops_at_once(tmp_path, capsys, monkeypatch, more):
+    """What was saved before stays, and nothing half written is left."""
+
+    def twice(row):
+        if row["step"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("utils.training.train.train", partial(train, on_step=twice))
+    out = tmp_path / "run"
+    assert main([*map(str, small_flags(steps=9, out=out)), *more]) == 130
+    assert capsys.readouterr().err == "\nutils.train: stopped at once, unsaved\n"
+    found = [path.name for path in checkpoints(out)]
+    assert found == (["checkpoint-2", "checkpoint-1"] if more else [])
+    assert not list(out.glob(".checkpoint*")) and out.exists() == bool(more)
+
+
 # ---- tokens by a tokenizer
 
 
@@ -385,7 +405,9 @@ def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):
     assert len(metrics.read_text().splitlines()) == 3
 
 
-@pytest.mark.parametrize("kind", ["fifo", "folder", "notes", "one line", "a line of another kind"])
+@pytest.mark.parametrize(
+    "kind", ["fifo", "device", "folder", "notes", "one line", "a line of another kind"]
+)
 def test_metrics_replace_nothing_that_they_did_not_write(tmp_path, kind):
     target = tmp_path / "target"
     texts = {
@@ -395,10 +417,15 @@ def test_metrics_replace_nothing_that_they_did_not_write(tmp_path, kind):
         target.write_text(texts[kind])
     elif kind == "fifo":
         os.mkfifo(target)
+    elif kind == "device":
+        try:  # of numbers behind which there is nothing
+            os.mknod(target, stat.S_IFCHR | 0o600, os.makedev(0, 0))
+        except PermissionError:
+            pytest.skip("only root makes devices")
     else:
         target.mkdir()
     before = target.stat()
-    sentence = "regular file" if kind in ("fifo", "folder") else "does not hold metric lines"
+    sentence = "does not hold metric lines" if kind in texts else "regular file"
     with pytest.raises(ValueError, match=f"--metrics .*target .*{sentence}"):
         train(replace(ODD, metrics=str(target), steps=1))
     assert target.stat() == before and os.listdir(tmp_path) == ["target"]
