@@ -29,7 +29,7 @@ EVERY = 5  # steps between two checkpoints
 MODEL = {"layers": 2, "hidden": 32, "heads": 2, "batch": 16, "seq": 64, "sample": 0}
 # no cooldown: a step is the same whenever the run ends
 CONFIG = {**MODEL, "optimizer": "adamw", "precision": "fp64", "warmup": 0.0, "cooldown": 0.0}
-LAUNCH = {"restarts": 9, "waits": (patience(2), patience(6))}
+LAUNCH = {"restarts": 9, "waits": (2, patience(5))}
 
 
 @pytest.fixture(scope="module")
