@@ -21,6 +21,7 @@ import contextlib
 import faulthandler
 import importlib.util
 import linecache
+import os
 import random
 import re
 import signal
@@ -167,6 +168,12 @@ class Group:
                 ended = f"Rank {rank} ended with code {result.code}"
                 raise Wrong(f"{case}{self._rank(rank)}: {self._died(said, ended)}")
         return results
+
+    def kill(self) -> None:
+        """Ends ranks that may die, from another thread: a run that goes on has `Dead` for them."""
+        for rank in self._ranks.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[rank], signal.SIGKILL)
 
     def _explained(self, case: str, error: RankError) -> Exception:
         """What a check says of a run that has failed."""

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import random
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -24,8 +24,8 @@ from utils.course.trial import Group, Trial
 from utils.ranks.pool import Dead
 
 LIMIT, PATIENCE = 0.8, 1.6  # seconds, of a crew
-AGAIN = 5.0  # times as long where a rank that lives was left out: this machine may be busy
-SECONDS = 10.0  # until a run is ended, and twice what its recoveries may wait for
+AGAIN = 4.0  # times as long where a rank that lives was left out: this machine may be busy
+SECONDS = 8.0  # until a run is ended, beside what its recoveries may wait for
 SLACK = 4096  # roundings: a step adds some to those before
 SMALL = 128  # bytes of the numbers that go beside the gradients of a step
 MEETING = 1024  # bytes that a rank says and reads in a meeting
@@ -66,7 +66,7 @@ class Case:
         about = f"with {s.size} rank{'s' * (s.size > 1)}, {s.steps} steps and batches of {s.batch}"
         return about + ";\n" * bool(told) + ",\n".join(told)
 
-    def lost(self, act: str = "dies") -> list[int]:
+    def lost(self, act: str) -> list[int]:
         """The ranks that one fate ends."""
         return [rank for rank, fates in self.fates.items() if any(f.act == act for f in fates)]
 
@@ -216,12 +216,18 @@ def _judged_together(trial: Trial, cases: list[Case]) -> int:
             own.by_hand(LIBRARY)
             groups.append(stack.enter_context(own.ranks(case.settings.size, HANG, may_die=True)))
         with ThreadPoolExecutor(len(cases)) as threads:
-            runs = [threads.submit(_judged, group, case) for group, case in zip(groups, cases)]
-        for run, case in zip(runs, cases):
-            try:
-                taken.append(run.result())
-            except LeftOut:
-                again.append(case.slower())
+            runs = {
+                threads.submit(_judged, group, case): case for group, case in zip(groups, cases)
+            }
+            for run in as_completed(runs):
+                try:
+                    taken.append(run.result())
+                except LeftOut:
+                    again.append(runs[run].slower())
+                except BaseException:  # nobody needs the rest
+                    for group in groups:
+                        group.kill()
+                    raise
     for case in again:
         with trial.ranks(case.settings.size, HANG, may_die=True) as group:
             taken.append(_judged(group, case))
@@ -232,8 +238,8 @@ def _judged(group: Group, case: Case) -> int:
     """The most collectives that a recovery took."""
     server = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     settings = dataclasses.replace(case.settings, port=server.port)
-    waits = sum(map(len, case.fates.values())) + 1
-    seconds = SECONDS + 2 * waits * (settings.limit + settings.patience)
+    recoveries = len(case.lost("dies")) + len(case.lost("stops")) + 1
+    seconds = SECONDS + recoveries * (2 * settings.limit + settings.patience)
     ranks = group.run(str(case), disturbed.train, settings, case.fates, group.pids, seconds=seconds)
     _right_ends(case, ranks)
     left = {rank: one for rank, one in enumerate(ranks) if not isinstance(one, Dead)}
@@ -247,7 +253,7 @@ def _judged(group: Group, case: Case) -> int:
 
 def _right_ends(case: Case, ranks: list) -> None:
     """Those live that were not killed; and they know whether they are in the crew."""
-    stopped, killed = case.lost("stops"), case.lost()
+    stopped, killed = case.lost("stops"), case.lost("dies")
     for rank, one in enumerate(ranks):
         if isinstance(one, Dead):
             if rank not in killed:
