@@ -1,0 +1,125 @@
+"""Lab 13, plan: each body, written after the solution, is a wrong answer."""
+
+
+def always_the_disk():
+    """Never uses the memory.
+
+    kind: part
+    hint: What would a cheap one be worth
+    """
+
+    def best_plan(memory, disk, restart, between, light):
+        return best_interval(disk, between), 1
+
+
+def seldom_the_disk():
+    """As seldom as it may be.
+
+    kind: constants
+    hint: what is a checkpoint in memory worth | longer than needed
+    """
+
+    def best_plan(memory, disk, restart, between, light):
+        return best_interval(memory, between), 64
+
+
+def one_in_ten():
+    """What is usual.
+
+    kind: constants
+    hint: what is a checkpoint in memory worth | longer than needed
+    """
+
+    def best_plan(memory, disk, restart, between, light):
+        return best_interval((9 * memory + disk) / 10, between), 10
+
+
+def two_runs():
+    """Each kind of checkpoint as if the other one were not there.
+
+    kind: values
+    hint: longer than needed
+    """
+
+    def best_plan(memory, disk, restart, between, light):
+        often = best_interval(memory, between / max(light, 1e-3))
+        seldom = best_interval(disk, between / max(1 - light, 1e-3))
+        return often, max(1, min(64, round(seldom / often)))
+
+
+def all_failures_light():
+    """Takes all failures for light ones.
+
+    kind: values
+    hint: what is a checkpoint in memory worth | longer than needed
+    """
+
+    best = best_plan
+
+    def best_plan(memory, disk, restart, between, light):
+        return best(memory, disk, restart, between, 0.99)
+
+
+def all_failures_heavy():
+    """Takes all failures for heavy ones.
+
+    kind: values
+    hint: What would a cheap one be worth
+    """
+
+    best = best_plan
+
+    def best_plan(memory, disk, restart, between, light):
+        return best(memory, disk, restart, between, 0.0)
+
+
+def the_other_way_round():
+    """The number first.
+
+    kind: values
+    hint: not a whole number from 1 to 64 | longer than needed
+    """
+
+    best = best_plan
+
+    def best_plan(memory, disk, restart, between, light):
+        return best(memory, disk, restart, between, light)[::-1]
+
+
+def the_interval_alone():
+    """Without the number.
+
+    kind: part
+    hint: not (interval, every)
+    """
+
+    best = best_plan
+
+    def best_plan(memory, disk, restart, between, light):
+        return best(memory, disk, restart, between, light)[0]
+
+
+def between_two_on_the_disk():
+    """The interval of all together.
+
+    kind: values
+    hint: longer than needed
+    """
+
+    best = best_plan
+
+    def best_plan(memory, disk, restart, between, light):
+        interval, every = best(memory, disk, restart, between, light)
+        return interval * every, every
+
+
+def no_end():
+    """Tries intervals until one is perfect.
+
+    kind: end
+    hint: no end
+    """
+
+    def best_plan(memory, disk, restart, between, light):
+        while True:
+            pass
