@@ -14,13 +14,17 @@ from tests.patience import patience
 from tests.training.test_train import command, small_flags, wait_for
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
-def test_a_rank_that_stands_still_is_named(tmp_path, stopped):
-    """Its neighbour ends, with an exit status that lets torchrun start both again."""
+@pytest.mark.parametrize("stopped, shared", [(0, 1), (1, 1), (0, 0)])
+def test_a_rank_that_stands_still_is_named(tmp_path, stopped, shared):
+    """Its neighbour ends, with an exit status that lets torchrun start both again.
+
+    shared   whether torchrun keeps the store of the ranks; else rank 0 does
+    """
     metrics, errors = tmp_path / "metrics.jsonl", tmp_path / "errors"
     limit = patience(4)
     flags = small_flags(steps=1_000_000, metrics=metrics, time_limit=limit)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = str(1 - shared)
     with errors.open("w") as file:
         process = subprocess.Popen(command(*flags, ranks=2), env=environment, stderr=file)
     ranks = []
@@ -36,8 +40,10 @@ def test_a_rank_that_stands_still_is_named(tmp_path, stopped):
         for each in (process, *ranks):
             if psutil.pid_exists(each.pid):
                 os.kill(each.pid, signal.SIGKILL)
-    sentence = rf"utils\.train.*: waited {limit} s in vain: rank {stopped} gives no sign of life"
-    assert re.search(rf"{sentence}, last in .+ \(utils/.+:\d+\)\n", errors.read_text())
+    who = rf"rank {stopped} gives no sign of life, last in .+ \(utils/.+:\d+\)"
+    if not shared and not stopped:
+        who = "the store of the ranks does not answer: see rank 0, and its machine"
+    assert re.search(rf"utils\.train.*: waited {limit} s in vain: {who}\n", errors.read_text())
     assert process.returncode == 1 and "failed (exitcode: 2)" in errors.read_text()
     assert "RuntimeError" not in errors.read_text()
 

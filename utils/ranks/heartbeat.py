@@ -23,6 +23,8 @@ OURS = Path(__file__).resolve().parents[1]  # utils
 LATE = re.compile("timed out|timeout", re.IGNORECASE)  # torch's words, of gloo, NCCL and the store
 GONE = re.compile(r"closed by peer|reset by peer|broken pipe|remote process exited", re.IGNORECASE)
 
+SILENT = "the store of the ranks does not answer: see rank 0, and its machine"
+
 
 class RanksLost(RuntimeError):
     """This rank has waited in vain for others; the message says for which."""
@@ -65,6 +67,7 @@ class Heartbeat:
 
     def __init__(self, rank: int, size: int, limit: float):
         self.rank, self.size, self.limit, self.every = rank, size, limit, limit / 10
+        self.patience = min(limit, 10.0)  # with the store
         # not the number of restarts: each node counts its own
         self.prefix = f"heartbeat/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
         self.over = threading.Event()
@@ -91,7 +94,7 @@ class Heartbeat:
 
     def _store(self):
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        patience = timedelta(seconds=min(self.limit, 10))
+        patience = timedelta(seconds=self.patience)
         return dist.TCPStore(address, port, is_master=False, timeout=patience)
 
     def _beat(self):
@@ -118,13 +121,21 @@ class Heartbeat:
         return f"{frame.f_code.co_name} ({file}:{frame.f_lineno})"
 
     def _who(self):
+        """Looks in a thread: torch waits for ever where rank 0 keeps the store and is stopped."""
+        found = []
+        look = threading.Thread(target=lambda: found.append(self._look()), daemon=True)
+        look.start()
+        look.join(2 * self.every + 3 * self.patience)
+        return found[0] if found else SILENT
+
+    def _look(self):
         try:
             store = self._store()
             before = self._signs(store)
             time.sleep(2 * self.every)
             now = self._signs(store)
         except RuntimeError:
-            return "the store of the ranks, on the machine of rank 0, does not answer"
+            return SILENT
         silent, waiting = [], []
         for rank in range(self.size):
             if rank == self.rank:
