@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.models.small_models import random_model, small
@@ -65,6 +66,22 @@ def test_weights_that_are_no_fractions(tmp_path, dtype):
     kind = str(dtype).removeprefix("torch.")
     with pytest.raises(CheckpointError, match=rf"model\.norm\.weight is {kind}, not a floating"):
         GPT.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("stem", ["model", "optimizer"])
+@pytest.mark.parametrize("form", ["whole", "sharded"])
+def test_a_run_does_not_go_on_from_whole_numbers(tmp_path, stem, form):
+    train(replace(PLAIN, steps=1, out=str(tmp_path / "run"), save_format=form))
+    one = tmp_path / "run" / "checkpoint-1"
+    (one / "SHA256SUMS").unlink()
+    one = one.rename(tmp_path / "one")
+    file = next(one.glob(f"{stem}*.safetensors"))
+    with safe_open(file, "pt") as data:
+        metadata = data.metadata()
+    tensors = load_file(file)
+    save_file({name: t.long() for name, t in tensors.items()}, file, metadata=metadata)
+    with pytest.raises(CheckpointError, match=r"is int64, not a floating-point tensor"):
+        train(resumed(one, out=None, steps=2))
 
 
 def test_a_tied_model_does_not_drop_another_head(tmp_path):
