@@ -85,7 +85,7 @@ def meet(crew: Crew, store: dist.Store, generation: int, before: list[int]) -> l
     while (came := [rank for rank in before if here.check([str(rank)])]) != before:
         if here.check(["members"]) or time.monotonic() > until:
             break
-        time.sleep(0.01)
+        time.sleep(0.05)
     return json.loads(here.compare_set("members", "", json.dumps(came)))
     ### END SOLUTION
 

@@ -224,8 +224,8 @@ class Fates(Traffic):
         self._fresh = True
         if self._groups > NEW_GROUPS:
             raise NoEnd(
-                f"{self._groups} groups were made, and no end. Is an error of your own caught each "
-                "time?\nPrint what you catch."
+                f"{self._groups} groups were made, and each has failed. Is an error of your own "
+                "caught each\ntime, or are the ranks at different steps? Print what you catch."
             )
         try:
             return function(*args, **keywords)

@@ -67,7 +67,7 @@ def takes_nobodys_state():
     """Each goes on from where it is.
 
     kind: values
-    hint: of the furthest | is right | waiting | failures
+    hint: are the ranks at different steps | of the furthest | did not complete
     """
 
     def take_furthest(model, velocity, done):
@@ -125,7 +125,7 @@ def torn_state():
     """The state comes in several messages, each put in its place at once, the number first.
 
     kind: odd
-    hint: and whole ones | failures | is right | Whose state is the furthest
+    hint: and whole ones | are the ranks at different steps | Whose state is the furthest
     """
 
     place = {}
