@@ -11,7 +11,7 @@ from utils.course.expect import Wrong, a_number, described
 from utils.course.trial import Group, Trial
 from utils.planner import failures
 
-LIBRARY = ("utils.planner",)
+LIBRARY = ("utils.planner", "labs.support.fault_tolerance.check_interval")
 CLOSE = 1e-9  # relative, of what has one right value
 BEST, BEST_PLAN = 0.002, 0.01  # how much longer a run may take than with the best interval, plan
 MOST = 64  # checkpoints, the last of which goes to the disk
@@ -150,6 +150,10 @@ def _judge_plan(trial, group, number):
     }
     if number == 2:
         given["memory"] = 1.2 * disk  # of no use, whatever survives
+    if number == 3:  # most restarts are interrupted, too
+        given |= {"disk": between * draw.uniform(0.4, 0.9), "light": draw.uniform(0.6, 0.9)}
+        given |= {"memory": given["disk"] * 10 ** draw.uniform(-2.5, -0.5)}
+        given |= {"restart": between * draw.uniform(1, 1.5)}
     case = f"with {_listed(given)}"
     found = _asked(group, case, "best_plan", given)
     if not isinstance(found, tuple | list) or len(found) != 2:
@@ -215,7 +219,10 @@ def _plan_hint(given, every):
         )
     if given["light"] == 0:
         return "No failure is light here: what is a checkpoint in memory worth then?"
-    return "What does a failure cost in the i-th interval after the last checkpoint on the disk?"
+    return (
+        "What does a failure cost in the i-th interval after the last checkpoint on the disk, and\n"
+        "what does one in the restart there?"
+    )
 
 
 # ---- both

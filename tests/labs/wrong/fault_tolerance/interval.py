@@ -224,3 +224,39 @@ def from_the_planner():
 
     def best_interval(save, between):
         return failures.daly(save, between)
+
+
+def no_failure_while_saving():
+    """Failures spare the run while it saves.
+
+    kind: part
+    hint: expected time of one interval
+    """
+
+    def lost_share(interval, save, restart, between):
+        expected = save + between * math.exp(restart / between) * math.expm1(interval / between)
+        return 1 - interval / expected
+
+
+def no_failure_while_restarting():
+    """A restart goes through at the first attempt.
+
+    kind: part
+    hint: expected time of one interval
+    """
+
+    def lost_share(interval, save, restart, between):
+        return 1 - interval / ((between + restart) * math.expm1((interval + save) / between))
+
+
+def asks_the_check():
+    """The check's own list of intervals.
+
+    kind: library
+    hint: done by hand
+    """
+
+    def best_interval(save, between):
+        from labs.support.fault_tolerance import check_interval
+
+        return min(check_interval._around(save, between), key=lambda x: _seconds(x, save, between))

@@ -123,3 +123,48 @@ def no_end():
     def best_plan(memory, disk, restart, between, light):
         while True:
             pass
+
+
+def restarts_in_no_time():
+    """As if nothing failed in a restart.
+
+    kind: part
+    hint: what does one in the restart there
+    """
+
+    best = best_plan
+
+    def best_plan(memory, disk, restart, between, light):
+        return best(memory, disk, 0.0, between, light)
+
+
+def each_kind_alone():
+    """The best interval of each kind for the failures that it is meant for.
+
+    kind: values
+    hint: longer than needed
+    """
+
+    def best_plan(memory, disk, restart, between, light):
+        short = best_interval(memory, between / max(light, 0.01))
+        long = best_interval(disk, between / (1 - light))
+        return short, min(64, max(1, round(long / short)))
+
+
+def asks_the_check():
+    """The check's own expected time.
+
+    kind: library
+    hint: done by hand
+    """
+
+    def best_plan(memory, disk, restart, between, light):
+        from labs.support.fault_tolerance.check_interval import stretch_of
+
+        plans = []
+        for every in range(1, 65):
+            base = best_interval((memory * (every - 1) + disk) / every, between)
+            for factor in np.geomspace(0.25, 8, 24):
+                plan = (factor * base, every)
+                plans.append((stretch_of(*plan, memory, disk, restart, between, light), *plan))
+        return min(plans)[1:]
