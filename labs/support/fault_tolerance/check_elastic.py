@@ -298,7 +298,7 @@ def _right_rows(case: Case, stayed: dict[int, dict]) -> None:
                 made[more[0]] = min(made[more[0]], (when, rank))
             elif what == "losses":
                 asked.setdefault(more[0], {}).setdefault(rank, []).extend(more[1])
-    for rank, one in stayed.items():
+    for rank, one in stayed.items() if case.fates else ():
         for when, what, *more in one["notes"]:
             first, maker = made.get(more[0], (math.inf, None)) if what == "losses" else (0, 0)
             if what == "losses" and when > first:

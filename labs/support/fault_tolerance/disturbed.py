@@ -3,11 +3,13 @@
 import datetime
 import os
 import signal
+import traceback
 
 import torch.distributed as dist
 
 from labs.support.fault_tolerance.crew import Crew, Settings, weights_of
 from labs.support.fault_tolerance.fates import Fate, Fates
+from utils.course.expect import Wrong
 from utils.private_api import set_default_timeout
 
 NEVER = datetime.timedelta(hours=1)  # a group without a time limit: longer than any check
@@ -31,6 +33,16 @@ def train(answer, settings: Settings, fates: dict[int, tuple[Fate, ...]], pids: 
     with watched:
         try:
             stayed = answer.train(crew, model, settings.steps)
+        except NotImplementedError:
+            raise
+        except RuntimeError as error:
+            lines = traceback.extract_tb(error.__traceback__)
+            last = [line for line in lines if line.filename == answer.__file__][-1]
+            raise Wrong(
+                f"line {last.lineno} fails (`{last.line}`), and train ends with it.\n"
+                "Whatever fails in a group, in making one or in a store leads to the next meeting; "
+                f"here it was a\n{type(error).__name__}: {str(error).splitlines()[0][-90:]}"
+            ) from None
         finally:
             wake(settings.steps)
     return {

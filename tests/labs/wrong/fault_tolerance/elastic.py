@@ -259,7 +259,7 @@ def rank_0_lives():
     """Rank 0 writes the list, the others wait for it.
 
     kind: odd
-    hint: elastic.py line | no end
+    hint: and train ends with it | no end after
     """
 
     meeting = meet
@@ -279,7 +279,7 @@ def one_death_only():
     """The second failure ends the rank.
 
     kind: part
-    hint: elastic.py line
+    hint: and train ends with it
     """
 
     failures = []
@@ -295,7 +295,7 @@ def a_recovery_does_not_fail():
     """The group is made, and the state handed over, where no failure is expected.
 
     kind: part
-    hint: elastic.py line
+    hint: and train ends with it
     """
 
     def train(crew, model, steps):
@@ -606,7 +606,7 @@ def old_rank_numbers():
     """A rank keeps its number in a smaller group.
 
     kind: values
-    hint: elastic.py line | no end | groups were made
+    hint: no end after | and each has failed | train ends with it
     """
 
     class Old(list):
