@@ -221,7 +221,8 @@ def train(
     One step is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
     "tokens_per_s", "lr", "grad_norm"}, now and then with "val_loss" (nats per held-out token)
     and "val_bits" (bits per held-out byte), in fp16 with "loss_scale", where it saved with "save_s"
-    (seconds for which training stood still); "grad_norm" is None where fp16 skipped the step.
+    (seconds for which training stood still, for the checkpoint before it too); "grad_norm" is None
+    where fp16 skipped the step.
     `on_step(row)` is called with each. On several ranks all of them must call this. The model is
     whole; where ranks held only parts of it, only rank 0 gets it (on the CPU), the others None.
     Torch's random numbers, the signal handlers and the device are afterwards what they were.
@@ -267,6 +268,7 @@ def train(
         metrics = metric_lines(config.metrics if rank == 0 else None, step)
         with folder.opened(), bar, metrics as write:
             began, done = time.perf_counter() - seconds, False
+            stood = 0.0  # seconds since the last row that says for how long
             while not done:
                 step_began = time.perf_counter()
                 progress = step / total_steps if total_steps else seconds / total_seconds
@@ -288,7 +290,9 @@ def train(
                 loss = agreed[0].item() / tokens_per_step
                 seconds, stop, *written = agreed[1:].tolist()
                 if written == [world_size]:
+                    saving_began = time.perf_counter()
                     folder.settle()
+                    stood += time.perf_counter() - saving_began
                 if not math.isfinite(loss):
                     raise FloatingPointError(f"the loss is {loss} at step {step}: lower --lr")
 
@@ -320,7 +324,8 @@ def train(
                     engine.save(folder, run, sharded=config.save_format == "sharded")
                     if done:
                         folder.settle()
-                    row["save_s"] = round(time.perf_counter() - saving_began, 4)
+                    row["save_s"] = round(stood + time.perf_counter() - saving_began, 4)
+                    stood = 0.0
                 if done or step % config.held_out_every == 0:
                     nats, bits = evaluate(engine, held_out, config.seq, mesh.dp, byte_lengths)
                     _check_finite(nats, step)
