@@ -138,7 +138,6 @@ def take_furthest(model, velocity, done):
         with io.BytesIO() as file:
             torch.save([t.detach() for t in (*model.parameters(), *velocity)], file)
             store.set("furthest", file.getvalue())
-    dist.barrier()
     return int(furthest)
 """,
     "elastic: a step in two phases": """

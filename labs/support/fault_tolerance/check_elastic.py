@@ -24,6 +24,7 @@ from utils.course.trial import Group, Trial
 from utils.ranks.pool import Dead
 
 LIMIT, PATIENCE = 0.8, 1.6  # seconds, of a crew
+LATE = 0.65  # of the patience: more than LIMIT
 AGAIN = 4.0  # times as long where a rank that lives was left out: this machine may be busy
 SECONDS = 8.0  # until a run is ended, beside what its recoveries may wait for
 SLACK = 4096  # roundings: a step adds some to those before
@@ -89,7 +90,11 @@ class Case:
         """The same with more time for everything."""
         s = self.settings
         settings = dataclasses.replace(s, limit=AGAIN * s.limit, patience=AGAIN * s.patience)
-        return Case(settings, self.fates)
+        fates = {
+            rank: tuple(dataclasses.replace(f, seconds=AGAIN * f.seconds) for f in theirs)
+            for rank, theirs in self.fates.items()
+        }
+        return Case(settings, fates)
 
 
 def elastic(trial: Trial) -> str:
@@ -137,7 +142,7 @@ class Draw:
         step, (one, late) = draw.randrange(1, 3), self._some(3, 2)
         fates = {
             one: (Fate("fails", "before", step, share=draw.random()),),
-            late: (Fate("waits", "meeting", step, seconds=0.3 * PATIENCE),),
+            late: (Fate("waits", "meeting", step, seconds=LATE * PATIENCE),),
         }
         cases.append(self._case(3, step + 5, fates))  # a failure of which nobody died
         return cases

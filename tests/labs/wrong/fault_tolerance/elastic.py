@@ -407,6 +407,22 @@ def a_list_of_the_number():
             time.sleep(0.01)
 
 
+def impatient():
+    """Closes the list when a collective would have failed: some have not noticed anything by then.
+
+    kind: luck
+    hint: until they close the list
+    """
+
+    meeting = meet
+
+    def meet(crew, store, generation, before):
+        class Impatient:
+            rank, patience = crew.rank, crew.limit
+
+        return meeting(Impatient, store, generation, before)
+
+
 def one_meeting_for_all():
     """The keys are the same in each generation: the old list is found again.
 
