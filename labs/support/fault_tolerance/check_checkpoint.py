@@ -1,0 +1,384 @@
+"""Given: what the check of exercise a looks at.
+
+Your `save` and `load` run in processes of their own. States of all types go to the disk and back;
+files are damaged, byte by byte; a training loop is killed 50 times and goes on; the power is cut at
+every call, and what was not synced is gone.
+"""
+
+import os
+import random
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from labs.support.fault_tolerance import lives
+from labs.support.fault_tolerance.lives import all_states, apart, copied, difference, loaded
+from labs.support.fault_tolerance.power import FILLS, Cuts
+from utils.course.expect import Wrong, described
+from utils.course.trial import Trial, load_answer
+from utils.ranks.pool import PRELOADED
+
+PRELOADED += ["labs.support.fault_tolerance.lives", "safetensors.torch"]
+
+SECONDS = 60.0  # until a part of the check is ended
+KILLS = 50
+MEMORY = "/dev/shm"  # a disk that needs no time, where there is one
+PLACES = 40  # in each file at which a byte is damaged
+LIBRARY = (
+    "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal",
+    "torch.distributed.checkpoint", "utils.training", "utils.models", "labs.support",
+)  # fmt: skip
+FOREIGN = {
+    "notes.txt": b"a learning rate of 3e-4\n", "model.safetensors": b"weights of yesterday",
+    "best/weights.pt": b"weights of last week", "notes.tmp": b"not finished", ".hidden": b"",
+}  # fmt: skip
+
+
+def checkpoint(trial: Trial) -> str:
+    """Judges `save` and `load` in the file."""
+    trial.by_hand(LIBRARY)
+    seed = trial.new_seed()
+    memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="checkpoint-", dir=memory) as place,
+        trial.ranks(1) as group,
+    ):
+        for name, scenario in (
+            ("values", _values), ("damages", _damages), ("cuts", _cuts), ("kills", _kills),
+        ):  # fmt: skip
+            (Path(place) / name).mkdir()
+            group.run("saved and loaded", scenario, f"{place}/{name}", seed, seconds=SECONDS)
+    return (
+        f"{KILLS} kills, before calls, at bytes of files and at random times: each time the newest\n"
+        "whole state, and in the end that of an undisturbed run; power cuts at every call of a\n"
+        "save; damaged, missing, empty and cut files: the state before, and a warning; all dtypes,\n"
+        "views, bits and numbers; two checkpoints stay, nothing of killed saves, and all of others."
+    )
+
+
+# ---- 1. values
+
+
+def _values(answer: Any, place: str, seed: int) -> None:
+    """On a rank: what is saved comes back."""
+    folder = Path(place) / "a new" / "folder"
+    _none(answer, folder)
+    if folder.exists():
+        raise Wrong("load makes a folder where there is none: it only reads.")
+    states = {step: _state(seed, step) for step in (1, 9, 10, 11, 100)}
+    for step, state in states.items():
+        before = copied(state)
+        answer.save(folder, state, step)
+        changed = difference(before, state)
+        if changed:
+            raise Wrong(f"after save the caller's state is not what it was: {changed}.")
+        there = _files(folder)
+        found, got = loaded(answer, folder, states)
+        if found != step:
+            raise Wrong(f"load gives step {found} after save for step {step}.")
+        if _files(folder) != there:
+            raise Wrong("load changes the folder: it only reads.")
+        for value in got.values():
+            if isinstance(value, torch.Tensor) and value.dtype != torch.bool:
+                value.detach().add_(1)
+        loaded(answer, folder, states)
+    own = sum(v.numel() * v.element_size() for v in state.values() if isinstance(v, torch.Tensor))
+    size = sum(map(len, _files(folder).values()))
+    if size > 3 * own + 100_000:
+        raise Wrong(
+            f"two checkpoints of {own:,} bytes of tensors take {size:,} bytes.\n"
+            "Is a view saved with all that it is a view of? Do old ones go?"
+        )
+    answer.save(str(folder), states[9], 9)  # the run has gone back
+    found, _ = loaded(answer, folder, states)
+    if found != 9:
+        raise Wrong(f"save for step 9, when 11 and 100 are there: load gives step {found}, not 9.")
+
+
+def _none(answer: Any, folder: Path) -> None:
+    if (found := answer.load(folder)) is not None:
+        raise Wrong(f"load of a folder without checkpoints gives {described(found)}, not None.")
+
+
+def _state(seed: int, step: int) -> dict:
+    """All dtypes, odd shapes and names, numbers."""
+    draw = random.Random(f"{seed} {step}")
+    numbers = torch.Generator().manual_seed(draw.getrandbits(31))
+
+    def drawn(dtype, *shape):
+        bits = torch.randint(0, 256, (*shape, dtype.itemsize), generator=numbers)
+        if dtype == torch.bool:
+            return bits[..., 0] > 127
+        return bits.to(torch.uint8).view(dtype).squeeze(-1)
+
+    floats = torch.float64, torch.float32, torch.float16, torch.bfloat16
+    whole = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool
+    state: dict = {f"{dtype} {n}": drawn(dtype, n, 3) for dtype in floats + whole for n in (5, 0)}
+    state |= {f"0-dim {dtype}": drawn(dtype) for dtype in floats + whole}
+    large = drawn(torch.float32, 400, 500)
+    state |= {
+        "transposed": large[:7, :9].t(), "every third": large[::100, 1::3], "a row": large[3],
+        "the same row": large[3], "a part of it": large[3, 5:20], "expanded": large[:4, :1].expand(4, 6),
+        "parameter": torch.nn.Parameter(torch.randn(3, generator=numbers)),
+        "special": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
+    }  # fmt: skip
+    state |= {
+        "step": draw.randrange(1000), "state": 0.1 + draw.random(), "": 7, "a/b": -3, "../up": 2**70,
+        "__metadata__": torch.arange(3), "sha256": True, "größe\n": False, "x" * 300: float("nan"),
+        "lr": -0.0, "one": 1.0, "zero": 0, "loss": float("inf"), "format": torch.ones(2),
+    }  # fmt: skip
+    names = list(state)
+    draw.shuffle(names)
+    return {name: state[name] for name in names}
+
+
+# ---- 2. damages
+
+
+def _damages(answer: Any, place: str, seed: int) -> None:
+    """On a rank: the newest checkpoint is damaged in one way after the other."""
+    draw = random.Random(seed)
+    folder = Path(place) / "run"
+    states = all_states(seed, 8)
+    folder.mkdir()
+    foreign = _foreign(folder)
+    _none(answer, folder)
+    for last in (2, 5):
+        for step in range(1 if last == 2 else 3, last + 1):
+            before = _files(folder)
+            answer.save(folder, copied(states[step]), step)
+        good = _files(folder)
+        own = [name for name in good if good[name] != before.get(name) and name not in foreign]
+        for words, content in _damaged(draw, good, own, last == 2, before):
+            _write(folder, good, content)
+            named = own if None not in content.values() else []
+            _after_damage(answer, folder, states, last, named, words)
+        _write(folder, {**good, **content}, good)
+    _goes_back(answer, folder, states, own)
+    for name, content in foreign.items():
+        if _files(folder).get(name) != content:
+            raise Wrong(f"{name} was in the folder before, and is not what it was: it is others'.")
+
+
+def _damaged(
+    draw: random.Random, good: dict, own: list[str], first: bool, before: dict
+) -> Iterator[tuple[str, dict]]:
+    """(words, the files that are there then)."""
+    for name in own:
+        content = good[name]
+        if isinstance(content, str):
+            yield f"the link {name} is gone", _but(good, name, None)
+            continue
+        size = len(content)
+        places = {0, size - 1, *(draw.randrange(size) for _ in range(PLACES))} if size else ()
+        for place in sorted(places):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << draw.randrange(8)
+            yield f"a bit of byte {place:,} of {name} is another", _but(good, name, bytes(flipped))
+        yield f"{name} is missing", _but(good, name, None)
+        for end in {0, 1, size // 2, size - 1} if size else ():
+            yield f"{name} is cut after {end:,} bytes", _but(good, name, content[:end])
+        yield f"{name} has a byte too many", _but(good, name, content + b"\0")
+        if size > 100:
+            begin = draw.randrange(size - 64)
+            zeros = content[:begin] + bytes(64) + content[begin + 64 :]
+            yield f"64 bytes of {name} are zeros", _but(good, name, zeros)
+            one, other = _unequal(draw, content)
+            swapped = bytearray(content)
+            swapped[one], swapped[other] = swapped[other], swapped[one]
+            yield f"two bytes of {name} have changed places", _but(good, name, bytes(swapped))
+    if first:
+        new = [name for name in own if name not in before]
+        for words, content in (("gone", None), ("empty", b"")):
+            changed = {name: content for name in new if isinstance(good[name], bytes)}
+            yield f"all new files of the last save are {words}", {**good, **changed}
+
+
+def _unequal(draw: random.Random, content: bytes) -> tuple[int, int]:
+    """Two places whose bytes differ."""
+    one = draw.randrange(len(content))
+    others = [place for place, byte in enumerate(content) if byte != content[one]]
+    return one, draw.choice(others or [one])
+
+
+def _but(files: dict, name: str, content: bytes | None) -> dict:
+    return {**files, name: content}
+
+
+def _after_damage(
+    answer: Any, folder: Path, states: dict, last: int, own: list[str], words: str
+) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            found = answer.load(folder)
+        except Exception as error:
+            raise Wrong(
+                f"{words}: load raises {type(error).__name__}: {error}\n"
+                f"Nothing of step {last - 1} is damaged, and that is asked for."
+            ) from None
+    if found is None:
+        raise Wrong(f"{words}: load gives None, and the checkpoint of step {last - 1} is whole.")
+    step = found[0]
+    if step not in (last, last - 1):
+        raise Wrong(f"{words}: load gives step {described(step)}; {last - 1} is whole.")
+    wrong = difference(states[step], found[1])
+    if wrong:
+        raise Wrong(f"{words}: load gives a state that was never saved: {wrong}.")
+    parts = {part for name in own for part in Path(name).parts}
+    said = " ".join(str(one.message) for one in warned)
+    if step < last and own and not any(part in said for part in parts):
+        raise Wrong(
+            f"{words}: load gives step {step}, and the warning that names a damaged file of step "
+            f"{last}\nis {described(said) if said else 'missing'}."
+        )
+
+
+def _goes_back(answer: Any, folder: Path, states: dict, own: list[str]) -> None:
+    """The newest is damaged, and the run goes on from the one before."""
+    for name in own:
+        if (folder / name).is_file() and not (folder / name).is_symlink():
+            (folder / name).write_bytes((folder / name).read_bytes()[:-1])
+    step, _ = loaded(answer, folder, states)
+    for again in (step + 1, step + 2):
+        answer.save(folder, copied(states[again]), again)
+        found, _ = loaded(answer, folder, states)
+        if found != again:
+            raise Wrong(
+                f"step {step + 1} was damaged, the run has gone back to {step} and saved "
+                f"{again}: load gives {found}."
+            )
+
+
+def _foreign(folder: Path) -> dict[str, bytes]:
+    """Others' files."""
+    for name, content in FOREIGN.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+    return FOREIGN
+
+
+def _files(folder: Path) -> dict[str, bytes | str]:
+    """{name: content}, of a link where it points to."""
+    return {
+        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def _write(folder: Path, good: dict, files: dict) -> None:
+    """Makes the files of a folder these; None: it is not there."""
+    there = _files(folder)
+    for name in {*good, *files, *there}:
+        content, path = files.get(name), folder / name
+        if content == there.get(name):
+            continue
+        if name in there and not (isinstance(content, bytes) and isinstance(there[name], bytes)):
+            path.unlink()
+        if isinstance(content, str):
+            path.symlink_to(content)
+        elif content is not None:
+            path.write_bytes(content)
+
+
+# ---- 3. power cuts
+
+
+def _cuts(answer: Any, place: str, seed: int) -> None:
+    """On a rank."""
+    apart(_cut, Path(answer.__file__), Path(place), seed)
+
+
+def _cut(file: Path, place: Path, seed: int) -> None:
+    """In a fork: saves, and then what each cut would have left."""
+    folder, states = place / "run", all_states(seed, 4)
+    folder.mkdir()
+    _foreign(folder)
+    cuts = Cuts(folder)
+    answer = load_answer(file)
+    for step in range(1, 5):
+        cuts.begun = step
+        answer.save(folder, copied(states[step]), step)
+        cuts.returned = step
+        cuts.note("after it")
+    left = place / "left"
+    for cut in cuts.end():
+        for names, fill in (("all", FILLS[0]), ("all", FILLS[1]), ("certain", FILLS[0])):
+            cut.left(left, cuts.root, names, fill)
+            _after_cut(answer, left, states, cut, names)
+            shutil.rmtree(left)
+
+
+def _after_cut(answer: Any, left: Path, states: dict, cut: Any, names: str) -> None:
+    when = f"the power is cut {cut.when if cut.when == 'after it' else 'before ' + cut.when}"
+    case = f"in save of step {cut.begun} {when}"
+    if cut.when == "after it":
+        case = f"the power is cut after save of step {cut.begun} has returned"
+    try:
+        step, _ = loaded(answer, left, states)
+    except Wrong as error:
+        raise Wrong(f"{case}: {error}") from None
+    if not cut.returned <= step <= cut.begun:
+        lost = "names" if names == "certain" else "contents of files"
+        raise Wrong(
+            f"{case}: load gives {f'step {step}' if step else 'None'}, and save had returned for "
+            f"step {cut.returned}.\nWhich {lost} had not been synced by then?"
+        )
+
+
+# ---- 4. kills
+
+
+def _kills(answer: Any, place: str, seed: int) -> None:
+    """On a rank: lives, one after the other."""
+    draw, file = random.Random(seed), Path(answer.__file__)
+    states = all_states(seed, lives.SAVES * (KILLS + 2))
+    calm, folder = Path(place) / "calm", Path(place) / "run"
+    calm.mkdir()
+    calls, size, seconds = apart(lives.calls_of_a_save, file, calm, states)
+    folder.mkdir()
+    foreign = _foreign(folder)
+    board, told = lives.Board(), []
+    for kill in lives.drawn_kills(draw, calls, size, seconds):
+        told.append(kill)
+        try:
+            lives.killed(file, folder, states, board, kill)
+        except Wrong as error:
+            before = f"after a process was {told[-2]}: " if told[1:] else ""
+            raise Wrong(f"{before}{error}") from None
+    try:
+        last = apart(lives.live, file, folder, states, board, None)
+    except Wrong as error:
+        raise Wrong(f"after a process was {told[-1]}: {error}") from None
+    found, _ = apart(_last, file, folder, states)
+    if found != last:
+        raise Wrong(f"load gives step {found}, and save had returned for step {last}.")
+    left = {name: content for name, content in _files(folder).items() if name not in foreign}
+    wanted = _files(calm)
+    if len(left) > len(wanted) or _bytes(left) > 1.1 * _bytes(wanted) + 4096:
+        raise Wrong(
+            f"after {KILLS} kills and two saves the folder has {len(left)} files and "
+            f"{_bytes(left):,} bytes, of a run that was not killed {len(wanted)} and "
+            f"{_bytes(wanted):,}.\nDoes save remove what a killed one has left: {_some(left, wanted)}?"
+        )
+    for name, content in foreign.items():
+        if _files(folder).get(name) != content:
+            raise Wrong(f"{name} was in the folder before, and is not what it was: it is others'.")
+
+
+def _last(file: Path, folder: Path, states: dict) -> tuple[int, None]:
+    return loaded(load_answer(file), folder, states)[0], None
+
+
+def _bytes(files: dict) -> int:
+    return sum(map(len, files.values()))
+
+
+def _some(left: dict, wanted: dict) -> str:
+    return ", ".join(sorted(set(left) - set(wanted))[:3])
