@@ -21,7 +21,7 @@ from labs.support.fault_tolerance.crew import HOST, Settings, alone
 from labs.support.fault_tolerance.fates import Fate
 from utils.course.expect import Wrong, a_number, bitwise_equal, close, described
 from utils.course.trial import Group, Trial
-from utils.ranks.pool import Dead
+from utils.ranks.pool import Dead, RankError
 
 LIMIT, PATIENCE = 0.8, 1.6  # seconds, of a crew
 LATE = 0.65  # of the patience: more than LIMIT
@@ -219,7 +219,7 @@ def _judged_together(trial: Trial, cases: list[Case]) -> int:
         for case in cases:
             own = Trial(trial.path, trial.new_seed())  # threads must not draw from one generator
             own.by_hand(LIBRARY)
-            groups.append(stack.enter_context(own.ranks(case.settings.size, HANG, may_die=True)))
+            groups.append(_ranks(stack, own, case))
         with ThreadPoolExecutor(len(cases)) as threads:
             runs = {
                 threads.submit(_judged, group, case): case for group, case in zip(groups, cases)
@@ -234,9 +234,17 @@ def _judged_together(trial: Trial, cases: list[Case]) -> int:
                         group.kill()
                     raise
     for case in again:
-        with trial.ranks(case.settings.size, HANG, may_die=True) as group:
-            taken.append(_judged(group, case))
+        with ExitStack() as stack:
+            taken.append(_judged(_ranks(stack, trial, case), case))
     return max(taken)
+
+
+def _ranks(stack: ExitStack, trial: Trial, case: Case) -> Group:
+    """Those of a case. On a busy machine they may not all be there in time: then once more."""
+    try:
+        return stack.enter_context(trial.ranks(case.settings.size, HANG, may_die=True))
+    except RankError:
+        return stack.enter_context(trial.ranks(case.settings.size, HANG, may_die=True))
 
 
 def _judged(group: Group, case: Case) -> int:
