@@ -96,6 +96,20 @@ def test_a_kill_before_any_call_of_a_save_loses_nothing(tmp_path, before, step, 
     assert call > 15 and steps == {step, *before[-1:]}
 
 
+def test_a_run_that_goes_back_and_dies_has_either_trys_last_checkpoint(tmp_path):
+    start, run, call, steps = tmp_path / "start", tmp_path / "run", 1, set()
+    for each in (8, 9):
+        save(start, each)
+    killed = True
+    while killed:
+        shutil.copytree(start, run, symlinks=True)
+        killed = killed_before(call, lambda: save(run, 5))
+        steps.add(newest(run).name)
+        shutil.rmtree(run)
+        call += 1
+    assert call > 15 and steps == {"checkpoint-9", "checkpoint-5"}
+
+
 def _steps(run):
     return [int(path.name.split("-")[1]) for path in checkpoints(run)]
 

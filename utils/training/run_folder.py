@@ -289,9 +289,11 @@ class RunFolder:
         step: a run that goes back has left that way."""
         found = checkpoints(self.folder)
         beyond = [path for path in found if _step(path) > self.step]
-        for path in beyond + [path for path in found if path not in beyond][self.keep :]:
+        # the newest last: whoever dies meanwhile has either try's last checkpoint
+        for path in beyond[::-1] + [path for path in found if path not in beyond][self.keep :]:
             # never seen half deleted; under a name from which `recover` puts nothing back
             path.rename(path.with_name(f".{path.name}.gone"))
+            hf_format.to_disk(self.folder)  # in this order after a power cut, too
         self._clear()
 
     def _clear(self):
