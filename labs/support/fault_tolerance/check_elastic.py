@@ -23,8 +23,8 @@ from utils.course.expect import Wrong, a_number, bitwise_equal, close, described
 from utils.course.trial import Group, Trial
 from utils.ranks.pool import Dead, RankError
 
-LIMIT, PATIENCE = 0.8, 1.6  # seconds, of a crew
-LATE = 0.65  # of the patience: more than LIMIT
+LIMIT, PATIENCE = 0.7, 2.0  # seconds, of a crew
+LATE = 0.43  # of the patience: more than LIMIT, and with LIMIT less than all of it
 AGAIN = 4.0  # times as long where a rank that lives was left out: this machine may be busy
 SECONDS = 8.0  # until a run is ended, beside what its recoveries may wait for
 SLACK = 4096  # roundings: a step adds some to those before
@@ -291,8 +291,8 @@ def _right_ends(case: Case, ranks: list) -> None:
                 raise Wrong(f"{case}: rank {rank} makes a further step when it wakes, alone.")
         elif rank in killed and stayed:
             raise Wrong(
-                f"{case}: rank {rank} got to the end and was not killed: it computes no losses,\n"
-                "or tells crew.after of no step."
+                f"{case}: rank {rank} got to the end and was not killed: it calls no collective,\n"
+                "computes no losses, or tells crew.after of no step."
             )
         elif not stayed:
             raise LeftOut(

@@ -516,7 +516,7 @@ def nobody_talks():
     """Every rank learns all rows: right weights, and no need for the others.
 
     kind: work
-    hint: ranks have
+    hint: ranks have | Whose state is the furthest | calls no collective
     """
 
     def train(crew, model, steps):
