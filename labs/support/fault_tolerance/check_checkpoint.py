@@ -7,7 +7,9 @@ every call, and what was not synced is gone.
 
 import os
 import random
+import resource
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ SECONDS = 60.0  # until a part of the check is ended
 KILLS = 50
 MEMORY = "/dev/shm"  # a disk that needs no time, where there is one
 PLACES = 40  # in each file at which a byte is damaged
+RUNS = ("pickle.find_class", "exec")  # audit events
 LIBRARY = (
     "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal",
     "torch.distributed.checkpoint", "utils.training", "utils.models", "labs.support",
@@ -54,10 +57,11 @@ def checkpoint(trial: Trial) -> str:
             (Path(place) / name).mkdir()
             group.run("saved and loaded", scenario, f"{place}/{name}", seed, seconds=SECONDS)
     return (
-        f"{KILLS} kills, before calls, at bytes of files and at random times: each time the newest\n"
-        "whole state, and in the end that of an undisturbed run; power cuts at every call of a\n"
-        "save; damaged, missing, empty and cut files: the state before, and a warning; all dtypes,\n"
-        "views, bits and numbers; two checkpoints stay, nothing of killed saves, and all of others."
+        f"{KILLS} kills, before calls, at bytes of files and at random times: each time the\n"
+        "newest whole state, and in the end that of an undisturbed run; power cuts at every\n"
+        "call of a save, and a disk that is full; damaged, missing, empty and cut files: the\n"
+        "state before, and a warning; all dtypes, views, bits and numbers; no code runs that\n"
+        "stands in a file; two checkpoints stay, nothing of killed saves, and all that is others'."
     )
 
 
@@ -67,10 +71,9 @@ def checkpoint(trial: Trial) -> str:
 def _values(answer: Any, place: str, seed: int) -> None:
     """On a rank: what is saved comes back."""
     folder = Path(place) / "a new" / "folder"
-    _none(answer, folder)
-    if folder.exists():
-        raise Wrong("load makes a folder where there is none: it only reads.")
+    warnings.simplefilter("ignore")  # this rank ends with the check
     states = {step: _state(seed, step) for step in (1, 9, 10, 11, 100)}
+    sizes = []  # bytes of all files
     for step, state in states.items():
         before = copied(state)
         answer.save(folder, state, step)
@@ -83,21 +86,39 @@ def _values(answer: Any, place: str, seed: int) -> None:
             raise Wrong(f"load gives step {found} after save for step {step}.")
         if _files(folder) != there:
             raise Wrong("load changes the folder: it only reads.")
-        for value in got.values():
-            if isinstance(value, torch.Tensor) and value.dtype != torch.bool:
-                value.detach().add_(1)
+        sizes.append(sum(map(len, there.values())))
+        if step == 1:
+            _right_size(state, sizes[0])
+        for name, value in got.items():
+            try:
+                if isinstance(value, torch.Tensor):
+                    value.detach().zero_()
+            except RuntimeError as error:
+                raise Wrong(f"{name} cannot be written to when it is loaded: {error}") from None
         loaded(answer, folder, states)
-    own = sum(v.numel() * v.element_size() for v in state.values() if isinstance(v, torch.Tensor))
-    size = sum(map(len, _files(folder).values()))
-    if size > 3 * own + 100_000:
+    if sizes[-1] > 2.5 * sizes[0]:
         raise Wrong(
-            f"two checkpoints of {own:,} bytes of tensors take {size:,} bytes.\n"
-            "Is a view saved with all that it is a view of? Do old ones go?"
+            f"one checkpoint takes {sizes[0]:,} bytes, and after {len(states)} saves there are "
+            f"{sizes[-1]:,}.\nThe newest and the one before stay: do old ones go?"
         )
+    nowhere = Path(place) / "nowhere"
+    _none(answer, nowhere)
+    if nowhere.exists():
+        raise Wrong("load makes a folder where there is none: it only reads.")
     answer.save(str(folder), states[9], 9)  # the run has gone back
     found, _ = loaded(answer, folder, states)
     if found != 9:
         raise Wrong(f"save for step 9, when 11 and 100 are there: load gives step {found}, not 9.")
+
+
+def _right_size(state: dict, size: int) -> None:
+    """Of one checkpoint."""
+    own = sum(v.numel() * v.element_size() for v in state.values() if isinstance(v, torch.Tensor))
+    if size > 2 * own + 100_000:
+        raise Wrong(
+            f"a checkpoint of {own:,} bytes of tensors takes {size:,} bytes.\n"
+            "Is a view saved with all that it is a view of?"
+        )
 
 
 def _none(answer: Any, folder: Path) -> None:
@@ -123,14 +144,16 @@ def _state(seed: int, step: int) -> dict:
     large = drawn(torch.float32, 400, 500)
     state |= {
         "transposed": large[:7, :9].t(), "every third": large[::100, 1::3], "a row": large[3],
-        "the same row": large[3], "a part of it": large[3, 5:20], "expanded": large[:4, :1].expand(4, 6),
+        "the same row": large[3], "a part of it": large[3, 5:20],
+        "expanded": large[:4, :1].expand(4, 6),
         "parameter": torch.nn.Parameter(torch.randn(3, generator=numbers)),
         "special": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
     }  # fmt: skip
     state |= {
-        "step": draw.randrange(1000), "state": 0.1 + draw.random(), "": 7, "a/b": -3, "../up": 2**70,
-        "__metadata__": torch.arange(3), "sha256": True, "größe\n": False, "x" * 300: float("nan"),
-        "lr": -0.0, "one": 1.0, "zero": 0, "loss": float("inf"), "format": torch.ones(2),
+        "step": draw.randrange(1000), "state": 0.1 + draw.random(), "": 7, "a/b": -3,
+        "../up": 2**70, "__metadata__": torch.arange(3), "sha256": True, "größe\n": False,
+        "x" * 300: float("nan"), "lr": -0.0, "one": 1.0, "zero": 0, "loss": float("inf"),
+        "format": torch.ones(2),
     }  # fmt: skip
     names = list(state)
     draw.shuffle(names)
@@ -142,6 +165,7 @@ def _state(seed: int, step: int) -> dict:
 
 def _damages(answer: Any, place: str, seed: int) -> None:
     """On a rank: the newest checkpoint is damaged in one way after the other."""
+    warnings.simplefilter("ignore")
     draw = random.Random(seed)
     folder = Path(place) / "run"
     states = all_states(seed, 8)
@@ -292,7 +316,11 @@ def _write(folder: Path, good: dict, files: dict) -> None:
 
 def _cuts(answer: Any, place: str, seed: int) -> None:
     """On a rank."""
-    apart(_cut, Path(answer.__file__), Path(place), seed)
+    warnings.simplefilter("ignore")
+    file, place = Path(answer.__file__), Path(place)
+    apart(_cut, file, place, seed)
+    apart(_read, file, place / "run")
+    apart(_full, file, place / "run", all_states(seed, 5))
 
 
 def _cut(file: Path, place: Path, seed: int) -> None:
@@ -313,6 +341,40 @@ def _cut(file: Path, place: Path, seed: int) -> None:
             cut.left(left, cuts.root, names, fill)
             _after_cut(answer, left, states, cut, names)
             shutil.rmtree(left)
+
+
+def _read(file: Path, folder: Path) -> None:
+    """In a fork: nothing that stands in a file is run."""
+    answer, ran = load_answer(file), []
+    answer.load(folder)  # what it imports meanwhile runs, too
+    sys.addaudithook(lambda event, _: ran.append(event) if event in RUNS else None)
+    answer.load(folder)
+    if ran:
+        raise Wrong(
+            f"load runs code that stands in a file ({ran[0]}): whoever can write there could do\n"
+            "anything here. What of it is data?"
+        )
+
+
+def _full(file: Path, folder: Path, states: dict) -> None:
+    """In a fork: the disk has no more room, after 4 saves."""
+    answer = load_answer(file)
+    most = max(map(len, _files(folder).values()))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for room in (0, 1, most // 2):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # Python ignores the signal
+        try:
+            answer.save(folder, copied(states[5]), 5)
+            raised = False
+        except Exception:
+            raised = True
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        step, _ = loaded(answer, folder, states)
+        if step != 4:
+            raise Wrong(f"on a full disk save of step 5 fails: load gives {step}, 4 is whole.")
+        if not raised:
+            raise Wrong("on a full disk save returns as if it had saved: let the error be seen.")
 
 
 def _after_cut(answer: Any, left: Path, states: dict, cut: Any, names: str) -> None:
@@ -337,6 +399,7 @@ def _after_cut(answer: Any, left: Path, states: dict, cut: Any, names: str) -> N
 
 def _kills(answer: Any, place: str, seed: int) -> None:
     """On a rank: lives, one after the other."""
+    warnings.simplefilter("ignore")
     draw, file = random.Random(seed), Path(answer.__file__)
     states = all_states(seed, lives.SAVES * (KILLS + 2))
     calm, folder = Path(place) / "calm", Path(place) / "run"
@@ -365,7 +428,8 @@ def _kills(answer: Any, place: str, seed: int) -> None:
         raise Wrong(
             f"after {KILLS} kills and two saves the folder has {len(left)} files and "
             f"{_bytes(left):,} bytes, of a run that was not killed {len(wanted)} and "
-            f"{_bytes(wanted):,}.\nDoes save remove what a killed one has left: {_some(left, wanted)}?"
+            f"{_bytes(wanted):,}.\nDoes save remove what a killed one has left? There is "
+            f"{_some(left, wanted)}."
         )
     for name, content in foreign.items():
         if _files(folder).get(name) != content:

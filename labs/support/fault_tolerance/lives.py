@@ -29,7 +29,7 @@ from labs.support.fault_tolerance.power import Watch
 from utils.course.expect import Wrong, bitwise_equal, described
 from utils.course.trial import load_answer
 
-SECONDS = 20  # until a life is ended
+SECONDS = 10  # until a life is ended
 SAVES = 4  # of a life, at most
 BEGUN, RETURNED, ARMED = range(3)  # places on the board
 
@@ -284,16 +284,22 @@ def killed(file: Path, folder: Path, states: dict[int, dict], board: Board, kill
 
 
 def drawn_kills(draw: random.Random, calls: list[str], size: int, seconds: float) -> list[Kill]:
-    """20 before calls, each of them where they are no more; 15 at bytes; 15 at a time."""
-    places = list(range(1, len(calls) + 1))
-    some = draw.sample(places, min(20, len(places)))
-    some += draw.choices(places, k=20 - len(some)) if places else []
-    kills = [Kill("call", at, draw.randrange(1, 4), calls[at - 1]) for at in some]
-    bytes_ = [0, 1, max(0, size - 1), *(draw.randrange(size + 1) for _ in range(12))]
-    kills += [Kill("byte", at, draw.randrange(1, 3)) for at in bytes_]
-    kills += [Kill("time", 2 * seconds * draw.random(), draw.randrange(1, 3)) for _ in range(15)]
-    draw.shuffle(kills)
-    return kills
+    """15 before calls, all where there are no more, and after each of these one at a byte of what
+    the next life writes first; 5 more before calls, 15 at a time."""
+    places = list(range(1, len(calls) + 1)) or [1]
+    first = draw.sample(places, min(15, len(places)))
+    first += draw.choices(places, k=20 - len(first))
+
+    def before(at: int) -> Kill:
+        return Kill("call", at, draw.randrange(1, 4), calls[at - 1] if calls else "")
+
+    ends = [0, 1, max(1, size - 1), *(draw.randrange(size + 1) for _ in range(12))]
+    groups = [[before(at), Kill("byte", end, 1)] for at, end in zip(first, ends)]
+    groups += [[before(at)] for at in first[len(ends) :]]
+    times = [2 * seconds * draw.random() for _ in range(15)]
+    groups += [[Kill("time", at, draw.randrange(1, 3))] for at in times]
+    draw.shuffle(groups)
+    return [kill for group in groups for kill in group]
 
 
 def die() -> None:
