@@ -257,11 +257,22 @@ def _judged(group: Group, case: Case) -> int:
     _right_ends(case, ranks)
     left = {rank: one for rank, one in enumerate(ranks) if not isinstance(one, Dead)}
     stayed = {rank: one for rank, one in left.items() if one["stayed"]}
-    _right_rows(case, stayed)
-    _right_values(case, stayed)
-    _right_bytes(case, stayed)
+    try:
+        _right_rows(case, stayed)
+        _right_values(case, stayed)
+        _right_bytes(case, stayed)
+    except Wrong as wrong:
+        if _failures(stayed) > sum(map(len, case.fates.values())):  # a busy machine's, perhaps
+            raise LeftOut(str(wrong)) from None
+        raise
     notes = [note for one in stayed.values() for note in one["notes"]]
     return max((note[2] for note in notes if note[1] == "recovered"), default=0)
+
+
+def _failures(stayed: dict[int, dict]) -> int:
+    """The most failures that a rank saw."""
+    counts = [sum(note[1] == "failed" for note in one["notes"]) for one in stayed.values()]
+    return max(counts, default=0)
 
 
 def _right_ends(case: Case, ranks: list) -> None:
