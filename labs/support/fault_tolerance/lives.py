@@ -13,6 +13,7 @@ import os
 import pickle
 import random
 import resource
+import select
 import signal
 import sys
 import time
@@ -275,8 +276,8 @@ def killed(file: Path, folder: Path, states: dict[int, dict], board: Board, kill
     board[ARMED] = 0
     pid, pipe = forked(live, file, folder, states, board, kill)
     if kill.how == "time":
-        while not board[ARMED] and not _ended(pid):
-            time.sleep(0.0005)
+        while not board[ARMED] and not select.select([pipe], [], [], 0.0005)[0]:
+            pass  # it has not begun to save, and has not ended
         time.sleep(kill.at)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -305,7 +306,3 @@ def drawn_kills(draw: random.Random, calls: list[str], size: int, seconds: float
 def die() -> None:
     """As `kill -9`."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _ended(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
