@@ -339,7 +339,7 @@ def test_a_process_dies_at_a_byte(tmp_path):
 def test_a_fork_gives_its_result_or_says_what_failed():
     assert apart(lambda: [1, 2]) == [1, 2]
     assert apart(die) is None
-    with pytest.raises(Wrong, match="ZeroDivisionError in .*: division by zero"):
+    with pytest.raises(Wrong, match=r"ZeroDivisionError in .*: division by zero"):
         apart(lambda: 1 / 0)
     board = Board()
     apart(board.__setitem__, 1, 7)

@@ -375,6 +375,35 @@ def a_link_to_what_is_written_next():
         beside.unlink()
 
 
+def the_file_that_was_changed_last():
+    """In a copy of the folder, and after damage, the times are others.
+
+    kind: luck
+    hint: load gives
+    """
+
+    def checkpoints(folder):
+        found = folder.iterdir() if folder.is_dir() else ()
+        found = [path for path in found if NAME.fullmatch(path.name)]
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+
+def says_nothing_of_a_full_disk():
+    """The run believes that it has saved.
+
+    kind: odd
+    hint: on a full disk save returns as if it had saved
+    """
+
+    own_save = save
+
+    def save(folder, state, step):
+        try:
+            own_save(folder, state, step)
+        except OSError as error:
+            print("not saved:", error)
+
+
 def in_memory():
     """What this process has saved is taken from its memory.
 
