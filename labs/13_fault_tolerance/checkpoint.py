@@ -57,6 +57,7 @@ def load(folder: str | Path) -> tuple[int, dict[str, torch.Tensor | int | float 
       is damaged and newer is named in a warning (`warnings.warn`): a file, or its folder. (What
       is missing cannot be.)
     - It only reads: the folder stays as it is, and no code that stands in a file is run.
+    - The folder may be a copy: the times of its files mean nothing.
     """
     raise NotImplementedError("from the newest to the oldest: the first whose hash is right")
 

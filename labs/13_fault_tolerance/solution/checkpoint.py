@@ -45,7 +45,9 @@ def save(
     """
     ### BEGIN SOLUTION: write beside, sync, rename, sync the folder; then remove what is too old
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    for new in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        new.mkdir(exist_ok=True)
+        sync(new.parent)
     own = {n: v.detach().clone() if isinstance(v, torch.Tensor) else v for n, v in state.items()}
     with io.BytesIO() as memory:
         torch.save((step, own), memory)
@@ -61,7 +63,10 @@ def save(
     found = checkpoints(folder)
     beyond = [path for path in found if step_of(path) > step]
     old = [path for path in found if path not in beyond][KEEP:]
-    for path in [*beyond, *old, *folder.glob(".step-*.partial")]:
+    for path in reversed(beyond):  # the newest last: who is killed meanwhile finds it, or this one
+        path.unlink()
+        sync(folder)
+    for path in [*old, *folder.glob(".step-*.partial")]:
         path.unlink()
     ### END SOLUTION
 
@@ -79,11 +84,15 @@ def load(folder: str | Path) -> tuple[int, dict[str, torch.Tensor | int | float 
     """
     ### BEGIN SOLUTION: from the newest to the oldest: the first whose hash is right
     for path in checkpoints(Path(folder)):
-        content = path.read_bytes()
-        digest, data = content[:32], content[32:]
-        if hashlib.sha256(data).digest() == digest:
-            return torch.load(io.BytesIO(data), weights_only=True)
-        warnings.warn(f"{path} is damaged: its bytes do not fit their hash", stacklevel=2)
+        try:
+            content = path.read_bytes()
+            digest, data = content[:32], content[32:]
+            if hashlib.sha256(data).digest() == digest:
+                return torch.load(io.BytesIO(data), weights_only=True)
+            reason = "its bytes do not fit their hash"
+        except Exception as error:  # a folder of that name, or what somebody has made up
+            reason = str(error)
+        warnings.warn(f"{path} is damaged: {reason}", stacklevel=2)
     return None
     ### END SOLUTION
 
