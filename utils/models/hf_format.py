@@ -146,16 +146,16 @@ def read_tensors(
     for file, members in by_file.items():
         with opened(file) as data:
             for name in members:
-                tensor = data.get_tensor(name)
-                check_kind(tensor, name, file)
-                yield name, tensor
+                # without a name for it here: whoever is done with a tensor shall free its memory
+                yield name, floating(data.get_tensor(name), name, file)
 
 
-def check_kind(tensor: Tensor, name: str, where: str | Path) -> None:
-    """Raises CheckpointError for a tensor that is of no floating-point type."""
+def floating(tensor: Tensor, name: str, where: str | Path) -> Tensor:
+    """The tensor; CheckpointError for one that is of no floating-point type."""
     if not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.")
         raise CheckpointError(f"{where}: {name} is {kind}, not a floating-point tensor")
+    return tensor
 
 
 def file_shapes(file: str | Path) -> dict[str, tuple[int, ...]]:
@@ -230,13 +230,17 @@ def write_shards(
     for number, names in enumerate(shards, start=1):
         count = "" if len(shards) == 1 else f"-{number:05d}-of-{len(shards):05d}"
         file = f"{stem}{count}.safetensors"
-        tensors = {name: read(name).detach().contiguous().cpu() for name in names}
-        try:
-            save_file(tensors, str(Path(folder) / file), metadata={"format": "pt"})
-        except (SafetensorError, OSError) as error:  # a full disk, most likely
-            raise CheckpointError(f"{Path(folder) / file} could not be written: {error}") from None
+        # no name for the tensors here: they are gone when the next file's are read
+        _save({name: read(name).detach().contiguous().cpu() for name in names}, Path(folder) / file)
         weight_map.update(dict.fromkeys(names, file))
     return weight_map
+
+
+def _save(tensors, file):
+    try:
+        save_file(tensors, str(file), metadata={"format": "pt"})
+    except (SafetensorError, OSError) as error:  # a full disk, most likely
+        raise CheckpointError(f"{file} could not be written: {error}") from None
 
 
 def write_json(path: str | Path, data: dict) -> None:

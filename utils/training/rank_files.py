@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from utils.models.hf_format import CheckpointError, Headers, check_kind, opened
+from utils.models.hf_format import CheckpointError, Headers, floating, opened
 
 Offset = tuple[int, ...]
 Pieces = dict[str, tuple[torch.Tensor, Offset]]  # name -> (piece, where it begins in the whole)
@@ -98,8 +98,7 @@ class RankFiles:
         whole = None
         for file, offset, size in self.pieces[name]:
             with opened(file) as data:
-                piece = data.get_tensor(name)
-            check_kind(piece, name, file)
+                piece = floating(data.get_tensor(name), name, file)
             if whole is None:
                 whole = piece.new_empty(shape)
             whole[tuple(slice(o, o + n) for o, n in zip(offset, size))] = piece

@@ -169,7 +169,7 @@ def rows_twice():
     """Parts that overlap where the batch does not divide.
 
     kind: sizes
-    hint: times | ranks have
+    hint: times | ranks have | the vector of weights
     """
 
     import math
@@ -347,7 +347,7 @@ def goes_on_alone():
     """Who is not on the list makes a crew of its own.
 
     kind: odd
-    hint: two crews
+    hint: two crews | Whose state is the furthest
     """
 
     meeting = meet
