@@ -52,7 +52,7 @@ def takes_the_first_ranks_state():
     """Everybody takes what the first rank of the group has, be it behind.
 
     kind: values
-    hint: Whose state is the furthest
+    hint: Whose state is the furthest | of the furthest | do not hold the same bits
     """
 
     def take_furthest(model, velocity, done):
@@ -78,7 +78,7 @@ def takes_the_one_behind():
     """All go back to the state of the rank that has done least.
 
     kind: values
-    hint: Whose state is the furthest
+    hint: Whose state is the furthest | of the furthest | do not hold the same bits
     """
 
     def take_furthest(model, velocity, done):
@@ -93,7 +93,7 @@ def forgets_the_velocity():
     """Hands over the weights alone.
 
     kind: part
-    hint: the weights and the velocity of the furthest
+    hint: the weights and the velocity of the furthest | do not hold the same bits
     """
 
     def take_furthest(model, velocity, done):
@@ -109,7 +109,7 @@ def begins_with_no_velocity():
     """Every rank forgets its velocity when a group is made.
 
     kind: part
-    hint: the weights and the velocity of the furthest
+    hint: the weights and the velocity of the furthest | do not hold the same bits
     """
 
     furthest = take_furthest
@@ -125,7 +125,7 @@ def torn_state():
     """The state comes in several messages, each put in its place at once, the number first.
 
     kind: odd
-    hint: and whole ones | are the ranks at different steps | Whose state is the furthest
+    hint: and whole ones | are the ranks at different steps | Whose state is the furthest | do not hold the same bits
     """
 
     place = {}
@@ -216,7 +216,7 @@ def mean_of_means():
     """Averages the ranks' means, whose rows are not equally many.
 
     kind: sizes
-    hint: Is g the gradient of the mean over all rows | NaN | nan
+    hint: Is g the gradient of the mean over all rows | NaN | nan | are the gradients new ones
     """
 
     def one_step(crew, model, velocity, step):
@@ -347,7 +347,7 @@ def goes_on_alone():
     """Who is not on the list makes a crew of its own.
 
     kind: odd
-    hint: two crews | Whose state is the furthest
+    hint: two crews | Whose state is the furthest | of the furthest | do not hold the same bits | makes a further step
     """
 
     meeting = meet
@@ -459,7 +459,7 @@ def begins_anew():
     """After a failure, all steps again.
 
     kind: work
-    hint: Whose state is the furthest
+    hint: Whose state is the furthest | in this order | of the furthest
     """
 
     import copy
@@ -749,7 +749,7 @@ def nesterov():
     """Another optimizer.
 
     kind: values
-    hint: Is g the gradient of the mean over all rows
+    hint: Is g the gradient of the mean over all rows | are the gradients new ones
     """
 
     def one_step(crew, model, velocity, step):
