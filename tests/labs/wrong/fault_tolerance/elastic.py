@@ -125,7 +125,7 @@ def torn_state():
     """The state comes in several messages, each put in its place at once, the number first.
 
     kind: odd
-    hint: and whole ones | are the ranks at different steps | Whose state is the furthest | do not hold the same bits
+    hint: and whole ones | at different steps | Whose state is the furthest | same bits
     """
 
     place = {}
@@ -347,7 +347,7 @@ def goes_on_alone():
     """Who is not on the list makes a crew of its own.
 
     kind: odd
-    hint: two crews | Whose state is the furthest | of the furthest | do not hold the same bits | makes a further step
+    hint: two crews | furthest | same bits | makes a further step
     """
 
     meeting = meet
