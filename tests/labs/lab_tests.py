@@ -24,7 +24,7 @@ class LabTests:
     otherwise; least: how many wrong answers there must be; untouched: the exercises whose check can
     be asked of the untouched copy, default all. each: (wrong answers, their kinds, right ones) that
     each exercise must have; a dictionary where exercises differ. symptoms: words that the check of
-    any wrong answer may print, where real ranks that fail decide by chance which case ends first."""
+    any wrong answer may print, where failing ranks decide by chance which case ends first."""
 
     lab, others, least, untouched, each, symptoms = None, {}, 0, None, (1, 0, 0), ()
 
