@@ -50,7 +50,8 @@ def world(
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     where = torch.device("cuda", local_rank % gpus) if on_gpu else torch.device("cpu")
     try:
-        watched = Heartbeat(rank, size, limit).watched() if started else nullcontext()
+        alone = not started or size == 1  # without others, and without torchrun's store
+        watched = nullcontext() if alone else Heartbeat(rank, size, limit).watched()
         with watched, torch.cuda.device(where) if on_gpu else nullcontext():
             yield rank, size, where
     finally:

@@ -48,7 +48,7 @@ def does_not_wait():
     """The sum may be there in time, or not.
 
     kind: luck
-    hint: It is this rank's own
+    hint: It is this rank's own | Is the result there before
     """
 
     class Enter(Enter):
