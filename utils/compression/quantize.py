@@ -1,0 +1,200 @@
+"""Matrices in whole numbers: w ≈ scale · (q − zero_point).
+
+    q = quantize(w, INT8)                   # one scale for each row: an output channel of a layer
+    q = quantize(w, INT4)                   # one for each group of 32 columns of a row
+    q = quantize(w, Scheme(8, symmetric=False, per="tensor"))
+    q.dequantize()                          # what a layer computes with, in fp32
+    q.nbytes, q.columns(0, 344)             # bytes as stored; what one rank has of it
+
+    values, scale = quantize_rows(x)        # activations: one scale for each token
+
+Shapes: a matrix is (N, K), N outputs and K inputs, as in nn.Linear; G groups of columns. Symmetric:
+the zero point is 0 and the largest size is 2^(bits-1) − 1, so that a number and its negative are
+equally far from 0 (Wu et al., arXiv:2004.09602, section 3). A scale follows from the whole row of
+the whole matrix; so ranks that cut it after that hold just the numbers of one rank.
+
+This file needs nothing but torch: the export copies it into every version that it writes.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a matrix becomes whole numbers.
+
+    bits        of a number, 2 to 8
+    per         whose scale it is: "tensor", "channel" (a row), or "group" (`group_size` columns of
+                a row; the last group of a row may be shorter)
+    symmetric   False: a zero point moves the range to where the numbers are
+    """
+
+    bits: int
+    per: str = "channel"
+    group_size: int | None = None
+    symmetric: bool = True
+
+    def __post_init__(self):
+        if not 2 <= self.bits <= 8:
+            raise ValueError(f"{self.bits} bits are not 2 to 8")
+        if self.per not in ("tensor", "channel", "group"):
+            raise ValueError(f"per {self.per!r} is not one of tensor, channel, group")
+        if (self.per == "group") != (self.group_size is not None) or (self.group_size or 1) < 1:
+            raise ValueError(f"per {self.per} and group_size {self.group_size} do not go together")
+
+    @property
+    def lowest(self) -> int:
+        """The smallest whole number; symmetric schemes leave one unused, so that -lowest fits."""
+        return -(2 ** (self.bits - 1)) + self.symmetric
+
+    @property
+    def highest(self) -> int:
+        return 2 ** (self.bits - 1) - 1
+
+    def columns_of_a_scale(self, columns: int) -> int:
+        return self.group_size if self.per == "group" else columns
+
+
+INT8 = Scheme(8)
+INT4 = Scheme(4, "group", 32)
+SCHEMES = {"int8": INT8, "int4": INT4}  # the formats that the server has
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A matrix in whole numbers.
+
+    values      int8 (N, K), each between scheme.lowest and scheme.highest
+    scale       fp32 (N, G); (1, 1) where the whole tensor has one
+    zero_point  fp32 of the same shape, whole numbers; None: symmetric
+    offset      columns of the first group that stand before this part, in a part of a whole
+    """
+
+    values: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor | None
+    scheme: Scheme
+    offset: int = 0
+
+    def dequantize(self) -> torch.Tensor:
+        """The numbers that the whole ones stand for, fp32 (N, K)."""
+        values = self.values.float()
+        if self.zero_point is not None:
+            values -= self._wide(self.zero_point)
+        return values.mul_(self._wide(self.scale))
+
+    def columns(self, start: int, stop: int) -> "Quantized":
+        """The part of these columns, with the scales of the whole."""
+        if self.scheme.per != "group":
+            return replace(self, values=self.values[:, start:stop])
+        size = self.scheme.group_size
+        groups = slice((self.offset + start) // size, -(-(self.offset + stop) // size))
+        return replace(
+            self,
+            values=self.values[:, start:stop],
+            scale=self.scale[:, groups],
+            zero_point=None if self.zero_point is None else self.zero_point[:, groups],
+            offset=(self.offset + start) % size,
+        )
+
+    def rows(self, start: int, stop: int) -> "Quantized":
+        """The part of these rows."""
+        if self.scheme.per == "tensor":
+            return replace(self, values=self.values[start:stop])
+        zero_point = None if self.zero_point is None else self.zero_point[start:stop]
+        return replace(
+            self,
+            values=self.values[start:stop],
+            scale=self.scale[start:stop],
+            zero_point=zero_point,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """As stored: the bits of the numbers, and 4 bytes for each scale and each zero point."""
+        parameters = self.scale.numel() * (1 if self.zero_point is None else 2)
+        return -(-self.values.numel() * self.scheme.bits // 8) + 4 * parameters
+
+    def _wide(self, numbers):
+        """One number for each column, or one that fits all."""
+        if self.scheme.per != "group":
+            return numbers
+        columns = torch.arange(self.values.shape[1], device=numbers.device) + self.offset
+        return numbers[:, columns // self.scheme.group_size]
+
+
+def quantize(w: torch.Tensor, scheme: Scheme, clip: float = 1.0) -> Quantized:
+    """w (N, K) to the nearest whole numbers of the scheme.
+
+    clip   part of each range that is kept; what lies outside goes to its end
+
+    Raises ValueError where w is no matrix of finite numbers.
+    """
+    if w.ndim != 2 or not w.isfinite().all():
+        raise ValueError(f"a tensor of shape {tuple(w.shape)} is no matrix of finite numbers")
+    scale, zero_point = ranges(w, scheme, clip)
+    whole = Quantized(w, scale, zero_point, scheme)
+    values = w.float() / whole._wide(scale)
+    if zero_point is not None:
+        values += whole._wide(zero_point)
+    values = values.round_().clamp_(scheme.lowest, scheme.highest).to(torch.int8)
+    return replace(whole, values=values)
+
+
+def ranges(
+    w: torch.Tensor, scheme: Scheme, clip: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(scale, zero point or None) of w (N, K), each (N, G): the range of its numbers, and 0 in it,
+    becomes that of the scheme."""
+    size = scheme.columns_of_a_scale(w.shape[1])
+    parts = w.float().split(size, dim=1)  # G times (N, size)
+    if scheme.per == "tensor":
+        parts = [w.float().reshape(1, -1)]
+    high = torch.stack([part.amax(dim=1) for part in parts], dim=1).clamp(min=0) * clip
+    low = torch.stack([part.amin(dim=1) for part in parts], dim=1).clamp(max=0) * clip
+    if scheme.symmetric:
+        scale = torch.maximum(high, -low) / scheme.highest
+        return _not_zero(scale), None
+    scale = _not_zero((high - low) / (scheme.highest - scheme.lowest))
+    return scale, (scheme.lowest - low / scale).round()
+
+
+def _not_zero(scale):
+    """A range of zeros alone has any scale."""
+    return scale.where(scale > 0, 1.0)
+
+
+# ---- activations
+
+
+def quantize_rows(
+    x: torch.Tensor, scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (..., K) in 8 bits, symmetric: (int8 values, scale).
+
+    scale   one that was calibrated before, any shape that fits; None: of each row its own (...,
+            1), so that no token depends on the company that it comes in
+    """
+    if scale is None:
+        scale = _not_zero(x.float().abs().amax(dim=-1, keepdim=True) / INT8.highest)
+    values = (x.float() / scale).round_().clamp_(INT8.lowest, INT8.highest)
+    return values.to(torch.int8), scale
+
+
+# ---- four bits in a byte
+
+
+def pack(values: torch.Tensor) -> torch.Tensor:
+    """int8 (N, K) between -8 and 7 -> uint8 (N, ceil(K / 2)): even columns in the low four bits."""
+    if values.shape[1] % 2:
+        values = torch.nn.functional.pad(values, (0, 1))
+    nibbles = (values & 15).to(torch.uint8)
+    return nibbles[:, ::2] | nibbles[:, 1::2] << 4
+
+
+def unpack(packed: torch.Tensor, columns: int) -> torch.Tensor:
+    """The inverse: int8 (N, columns)."""
+    nibbles = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)[:, :columns]
+    return (nibbles.to(torch.int8) ^ 8) - 8  # the sign of the fourth bit
