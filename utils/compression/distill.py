@@ -1,0 +1,75 @@
+"""Distillation: a small model learns what a large one would say (Hinton et al., arXiv:1503.02531).
+
+    student, history = distill(student, teacher, train, DistillConfig(steps=60))
+    student, history = distill(student, None, train, DistillConfig(steps=60))    # the same, alone
+
+A token of text says which word came. The teacher says of all words how likely they were: more to
+learn from each token.
+"""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from utils.data import corpus
+from utils.models.gpt import cross_entropy
+from utils.training.optimizer import make_optimizer
+
+
+@dataclass(frozen=True)
+class DistillConfig:
+    """steps, rows of a batch and tokens of a row; temperature T of both distributions; share of
+    the teacher in the loss, the rest is the text's; lr and optimizer as in training."""
+
+    steps: int = 60
+    batch: int = 8
+    seq: int = 256
+    temperature: float = 1.0
+    share: float = 0.5
+    lr: float = 5e-3
+    optimizer: str = "muon"
+    adamw_lr: float = 1e-3
+    seed: int = 0
+
+
+def distillation_loss(
+    student: torch.Tensor, teacher: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """T² · KL(teacher ‖ student) of softmax(logits / T), the mean over tokens; both (B, T, V). T²
+    keeps the gradient's size when T changes (Hinton et al., section 2)."""
+    ours = F.log_softmax(student.float().flatten(0, 1) / temperature, dim=-1)
+    theirs = F.log_softmax(teacher.float().flatten(0, 1) / temperature, dim=-1)
+    return temperature**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+def distill(
+    student: torch.nn.Module,
+    teacher: torch.nn.Module | None,
+    tokens: torch.Tensor,
+    config: DistillConfig,
+) -> tuple[torch.nn.Module, list[float]]:
+    """A trained copy of the student, and the loss on the text of each step, in nats a token.
+
+    teacher   None: the text alone. The batches are the same
+    tokens    1-D, to train on
+    """
+    student = copy.deepcopy(student).train()
+    optimizer = make_optimizer(student, config.optimizer, config.lr, config.adamw_lr)
+    history = []
+    for step in range(config.steps):
+        optimizer.set_lr(1 - step / config.steps)
+        x, y = corpus.batch(tokens, step, config.batch, config.seq, seed=config.seed)
+        logits = student(x)
+        loss = text = cross_entropy(logits, y)
+        if teacher is not None:
+            with torch.no_grad():
+                theirs = teacher(x)
+            kl = distillation_loss(logits, theirs, config.temperature)
+            loss = config.share * kl + (1 - config.share) * text
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append(text.item())
+    return student.eval(), history

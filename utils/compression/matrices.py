@@ -1,0 +1,88 @@
+"""The matrices of a decoder's blocks: what is compressed, and what goes into each.
+
+    matrices(model)                            # {"model.layers.0.self_attn.q_proj": Linear, …}
+    smaller = rounded(model, lambda name, w: quantize(w, INT8).dequantize())
+    size(model, INT8)                          # bytes as stored: whole numbers and their scales
+    with rounded_inputs(model, scales): …      # activations in 8 bits, too
+
+Embedding, last layer, norms and biases stay as they are: they are few numbers in a large model, and
+what goes wrong at the ends goes wrong for every token.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from utils.compression.quantize import Scheme, quantize, quantize_rows
+from utils.models.gpt import GPT
+
+# what reads the same input, under the name of the first
+READERS = {
+    "self_attn.q_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "self_attn.o_proj": ("self_attn.o_proj",),
+    "mlp.gate_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj": ("mlp.down_proj",),
+}
+
+
+def matrices(model: GPT) -> dict[str, nn.Linear]:
+    """{name: Linear} of all layers in the blocks."""
+    modules = model.model.layers.named_modules(prefix="model.layers")
+    return {name: module for name, module in modules if isinstance(module, nn.Linear)}
+
+
+def first_reader(name: str) -> str:
+    """The name under which `name`'s input is known: that of q for k and v, of gate for up."""
+    layer, _, module = name.rpartition(".layers.")[2].partition(".")
+    reader = next(first for first, readers in READERS.items() if module in readers)
+    return f"model.layers.{layer}.{reader}"
+
+
+@torch.no_grad()
+def rounded(model: GPT, change: Callable[[str, torch.Tensor], torch.Tensor]) -> GPT:
+    """A copy of the model with the matrix `change(name, weight)` in place of each."""
+    copied = copy.deepcopy(model)
+    for name, linear in matrices(copied).items():
+        linear.weight.copy_(change(name, linear.weight))
+    return copied
+
+
+def size(model: GPT, scheme: Scheme | None = None, rest: int = 2) -> int:
+    """Bytes of a model as stored; scheme None: the matrices with `rest` bytes a number, as all else
+    has."""
+    inside = matrices(model)
+    numbers = sum(linear.weight.numel() for linear in inside.values())
+    other = rest * (model.parameter_count() - numbers)
+    if scheme is None:
+        return other + rest * numbers
+    return other + sum(quantize(linear.weight, scheme).nbytes for linear in inside.values())
+
+
+@contextmanager
+def rounded_inputs(model: GPT, scales: dict[str, torch.Tensor | float] | None = None) -> Iterator:
+    """Inside, what goes into each matrix is rounded to 8 bits first.
+
+    scales   {first reader: scale} that were calibrated; None: of each token its own (dynamic)
+    """
+
+    def round_input(name):
+        scale = None if scales is None else torch.as_tensor(scales[first_reader(name)])
+
+        def hook(module, inputs):
+            values, found = quantize_rows(inputs[0], scale)
+            return (values.to(inputs[0].dtype) * found,)
+
+        return hook
+
+    hooks = [
+        linear.register_forward_pre_hook(round_input(name))
+        for name, linear in matrices(model).items()
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
