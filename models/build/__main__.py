@@ -2,7 +2,7 @@
 
 python -m models.build train        # pretrain all three on the standard library
 python -m models.build train --only tiny --seconds 60 --folder scratch/models
-python -m models.build measure      # held-out bits, gzip, xz, n-grams, samples
+python -m models.build measure      # held-out bits, gzip, xz, n-grams, samples, fewer bits
 python -m models.build card         # models/base/README.md from what was measured
 """
 
@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from models.build.card import write_card
-from models.build.measure import measure
+from models.build.measure import EVERYTHING, measure
 from models.build.train import RUNS, train
 from utils.models.shipped import MODELS, SIZES
 
@@ -30,7 +30,7 @@ def main(arguments=None):
             for name in names:
                 train(name, options.folder, options.runs, options.ranks, options.text, **changes)
         elif options.command == "measure":
-            names = [*SIZES, "text"] if options.only is None else [options.only]
+            names = EVERYTHING if options.only is None else [options.only]
             measure(names, options.folder, options.runs)
         else:
             print(f"written: {write_card(options.folder)}")
@@ -53,7 +53,7 @@ def _parser():
     training.add_argument("--text", default="library", help="as utils.train takes it")
     training.add_argument("--only", choices=SIZES, help="one model; default: all")
     measuring = commands.add_parser("measure", help="write models/base/measured.json")
-    measuring.add_argument("--only", choices=[*SIZES, "text"], help="one part; default: all")
+    measuring.add_argument("--only", choices=EVERYTHING, help="one part; default: all")
     card = commands.add_parser("card", help="write models/base/README.md from it")
     for command in (training, measuring):
         command.add_argument("--runs", default=RUNS, help="where the checkpoints are")

@@ -1,7 +1,7 @@
 """What the base model is worth, measured: models/base/measured.json.
 
     python -m models.build measure              everything, for all models
-    python -m models.build measure --only base  one; text: what it is held to
+    python -m models.build measure --only base  one; text: what it is held to; variants: fewer bits
 
 The measure is bits per byte of the held-out text: how many bits are needed, on average, to write
 down one byte of text that the model has never seen, if it makes the prediction (an arithmetic coder
@@ -17,13 +17,15 @@ from pathlib import Path
 import torch
 
 from models.build.ngram import largest
+from models.build.variants import variants
+from utils.compression.evaluate import held_out
 from utils.data import corpus
 from utils.data import library as library_text
 from utils.models import hf_format
-from utils.models.gpt import cross_entropy
 from utils.models.shipped import SIZES, load
 
 MEASURED = "measured.json"
+EVERYTHING = [*SIZES, "text", "variants"]
 WINDOW, STRIDE = 512, 384  # tokens
 PART = 8192  # tokens at the beginning of the held-out text, for a quick look
 LINE = 40  # characters of a line that says something
@@ -39,34 +41,15 @@ PROMPTS = (
 # ---- 1. the models
 
 
-@torch.no_grad()
 def held_out_bits(model, tokenizer, tokens, window=WINDOW, stride=STRIDE, batch=8):
-    """{"bits_per_byte", "nats_per_token", "tokens", "bytes"} over all tokens, each scored once.
-
-    The windows overlap, so that every token has at least window - stride tokens before it, or all
-    that there are. The first one follows the end token, as a document does.
-
-    tokens   1-D ids (T,)
-    """
-    first = torch.tensor([0 if tokenizer.end is None else tokenizer.end])
-    row = torch.cat((first, torch.as_tensor(tokens).long()))  # (T + 1,)
-    count, window = len(row) - 1, min(window, len(row) - 1)
-    starts = [*range(0, count - window, stride), count - window]
-    total, done, device = 0.0, 0, next(model.parameters()).device
-    for at in range(0, len(starts), batch):
-        some = starts[at : at + batch]
-        rows = torch.stack([row[start : start + window + 1] for start in some])  # (B, window + 1)
-        logits = model(rows[:, :-1].to(device))
-        losses = cross_entropy(logits, rows[:, 1:].to(device), reduction="none")
-        for start, loss in zip(some, losses.view(len(some), window)):
-            total += loss[done - start :].double().sum().item()
-            done = start + window
-    size = int(tokenizer.byte_lengths()[row[1:]].sum())
+    """{"bits_per_byte", "nats_per_token", "tokens", "bytes"} over all tokens (T,), each scored
+    once, as `held_out` does it."""
+    score = held_out(model, tokenizer, tokens, window, stride, batch)
     return {
-        "bits_per_byte": total / math.log(2) / size,
-        "nats_per_token": total / count,
-        "tokens": count,
-        "bytes": size,
+        "bits_per_byte": score.bits_per_byte,
+        "nats_per_token": score.bits.sum().item() * math.log(2) / score.tokens,
+        "tokens": score.tokens,
+        "bytes": int(score.bytes.sum()),
     }
 
 
@@ -188,13 +171,13 @@ def _lines_seen(train, held_out):
 
 
 def measure(names, folder, runs):
-    """Measures the named models, "text" among them, and brings folder/base/measured.json up to
+    """Measures the named models, "text" and "variants" among them, and brings folder/base/measured.json up to
     date with it. Returns its content."""
     file = Path(folder) / "base" / MEASURED
     measured = hf_format.read_json(file) if file.exists() else {}
     text = library_text.fingerprint()
     before = measured.get("text", text)
-    if names != [*SIZES, "text"] and any(before[key] != value for key, value in text.items()):
+    if names != EVERYTHING and any(before[key] != value for key, value in text.items()):
         raise ValueError(
             f"{file} was measured on the library of Python {before['python']}, this is Python "
             f"{text['python']} with another text: leave --only out, to measure everything anew"
@@ -204,6 +187,8 @@ def measure(names, folder, runs):
             files = {each: Path(folder) / each / hf_format.WEIGHTS for each in SIZES}
             limits = {each: file.stat().st_size for each, file in files.items() if file.exists()}
             measured["text"] = measure_text(load("base", folder)[1], limits)
+        elif name == "variants":
+            measured["variants"] = variants(folder)
         else:
             old = measured.setdefault("models", {}).get(name, {})
             new = measure_model(name, folder, runs)

@@ -27,7 +27,7 @@ class DistillConfig:
     batch: int = 8
     seq: int = 256
     temperature: float = 1.0
-    share: float = 0.5
+    share: float = 1.0
     lr: float = 5e-3
     optimizer: str = "muon"
     adamw_lr: float = 1e-3

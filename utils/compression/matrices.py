@@ -1,7 +1,8 @@
 """The matrices of a decoder's blocks: what is compressed, and what goes into each.
 
     matrices(model)                            # {"model.layers.0.self_attn.q_proj": Linear, …}
-    smaller = rounded(model, lambda name, w: quantize(w, INT8).dequantize())
+    smaller = quantized(model, INT8)            # a copy that computes with the rounded matrices
+    smaller = rounded(model, lambda name, w: w * mask[name])
     size(model, INT8)                          # bytes as stored: whole numbers and their scales
     with rounded_inputs(model, scales): …      # activations in 8 bits, too
 
@@ -48,6 +49,11 @@ def rounded(model: GPT, change: Callable[[str, torch.Tensor], torch.Tensor]) -> 
     for name, linear in matrices(copied).items():
         linear.weight.copy_(change(name, linear.weight))
     return copied
+
+
+def quantized(model: GPT, scheme: Scheme) -> GPT:
+    """A copy whose matrices have gone through whole numbers and back."""
+    return rounded(model, lambda name, w: quantize(w, scheme).dequantize())
 
 
 def size(model: GPT, scheme: Scheme | None = None, rest: int = 2) -> int:

@@ -7,5 +7,5 @@ memory        what a step holds, from change to change
 
 A drawing of one lesson has its subject's name: data_parallel, accumulation, precision, sharded,
 tensor, pipeline, experts, grid, planner (planner_widget: with sliders), profiling, kernels,
-prompts, serving.
+prompts, compression, serving.
 """

@@ -1,0 +1,82 @@
+"""Drawings of lesson 15: numbers on a grid, channels, what a variant costs, size against bits."""
+
+from collections.abc import Sequence
+
+import torch
+
+from utils.compression.evaluate import Cost
+from utils.compression.quantize import Quantized
+from utils.drawing import figures
+
+
+def grids(numbers: torch.Tensor, ways: dict[str, Quantized], title: str = "") -> None:
+    """Where some numbers lie (above), and the places that each way of rounding has for them.
+
+    numbers (K,);   ways {name: the same numbers as a Quantized of one row}
+    """
+    _, axes = figures.figure()
+    low, high = numbers.min().item(), numbers.max().item()
+    room = 0.15 * (high - low)
+    axes.plot(numbers, torch.zeros_like(numbers), "|", color=figures.INK, markersize=16)
+    for row, q in enumerate(ways.values(), start=1):
+        zero = 0.0 if q.zero_point is None else q.zero_point[0, 0]
+        whole = torch.arange(q.scheme.lowest, q.scheme.highest + 1)
+        places = (whole - zero) * q.scale[0, 0]
+        tint = figures.CYCLE[row - 1]
+        inside = (places > low - room) & (places < high + room)
+        axes.plot(places[inside], torch.full((int(inside.sum()),), row), "|", color=tint,
+                  markersize=9)  # fmt: skip
+        used = q.dequantize()[0].unique()
+        axes.plot(used, torch.full_like(used, row), "o", color=tint, markersize=5)
+    figures.lanes(axes, ["the numbers", *ways])
+    axes.set(xlabel="value", title=title, xlim=(low - room, high + room))
+    figures.show()
+
+
+def channels(largest: dict[str, torch.Tensor], title: str = "") -> None:
+    """The largest size in each channel, {name: (K,)}, one panel each, on one scale."""
+    _, panels = figures.figure(columns=len(largest))
+    top = max(values.max().item() for values in largest.values())
+    for index, (axes, (name, values)) in enumerate(zip(panels, largest.items())):
+        axes.bar(range(len(values)), values, width=1.0, color=figures.CYCLE[index])
+        axes.set(title=name, xlabel="channel", yscale="log", ylim=(0.1, 2 * top))
+    panels[0].set_ylabel(title)
+    figures.show()
+
+
+def costs(found: dict[str, Cost], title: str = "", colors: Sequence[str] = ()) -> None:
+    """Bits per byte more than the model that they were made of, with intervals, {name: Cost}."""
+    _, axes = figures.figure("tall" if len(found) > 6 else "normal")
+    for row, one in enumerate(found.values()):
+        tint = colors[row] if colors else figures.BLUE
+        axes.plot([one.low, one.high], [row, row], color=tint)
+        axes.plot(one.mean, row, "o", color=tint)
+        text = f"{one.mean:+.4f}" if abs(one.mean) < 0.01 else f"{one.mean:+.2f}"
+        beside = {**figures.RIGHT, "xytext": (8, 0)}
+        axes.annotate(text, (max(one.high, one.mean), row), **beside, fontsize=10)
+    figures.lanes(axes, found)
+    axes.axvline(0, color=figures.GREY, linewidth=1)
+    axes.set_xscale("symlog", linthresh=0.01)
+    axes.set(xlabel="bits per byte more", title=title)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.margins(x=0.15)
+    figures.show()
+
+
+def frontier(
+    points: dict[str, dict[str, tuple[float, float]]], title: str = "", x: str = "MB"
+) -> None:
+    """Bits per byte over size: {model: {variant: (size, bits per byte)}}, a line a model."""
+    _, axes = figures.figure("tall")
+    for index, (model, variants) in enumerate(points.items()):
+        xs, ys = zip(*sorted(variants.values()))
+        axes.plot(xs, ys, "o-", color=figures.CYCLE[index], label=model)
+        for name, (size, bits) in variants.items():
+            axes.annotate(name, (size, bits), fontsize=9, xytext=(5, 5),
+                          textcoords="offset points")  # fmt: skip
+    axes.set(xscale="log", xlabel=x, ylabel="bits per byte", title=title)
+    axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    axes.margins(x=0.12, y=0.1)
+    axes.legend()
+    figures.show()
