@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import torch
 
 from utils.compression import INT4, INT8, Scheme, prune
-from utils.compression.calibrate import gptq, observe, smooth, static_scales
+from utils.compression.calibrate import gptq, observe, static_scales
 from utils.compression.distill import DistillConfig, distill
 from utils.compression.evaluate import cost, held_out
 from utils.compression.matrices import (
@@ -71,9 +71,6 @@ def _rows(name, folder):
     yield "the same, calibrated", facts(int8, size(model, INT8), static)
     if name != "base":
         return
-    calm = smooth(model, seen)
-    static = rounded_inputs(calm8 := quantized(calm, INT8), static_scales(observe(calm, rows)))
-    yield "the same, smoothed", facts(calm8, size(model, INT8), static)
     scores = {
         n: prune.wanda(linear.weight, seen[first_reader(n)])
         for n, linear in matrices(model).items()
