@@ -223,7 +223,6 @@ class LayerCache:
 
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
         self.cache, self.numbers = cache, numbers  # (2, slots, K, P, D)
-        self.keys, self.values = numbers  # (slots, K, P, D) each
         self.key_rows, self.value_rows = numbers.flatten(1, 3)  # (slots·K·P, D) each
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -232,8 +231,7 @@ class LayerCache:
         K, now = k.shape[2], self.cache
         self.key_rows[now.places] = k.to(self.numbers.dtype)
         self.value_rows[now.places] = v.to(self.numbers.dtype)
-        k = self.keys[now.slots, :, : now.longest].to(q.dtype)  # (B, K, L, D)
-        v = self.values[now.slots, :, : now.longest].to(q.dtype)
+        k, v = self.numbers[:, now.slots, :, : now.longest].to(q.dtype)  # (B, K, L, D) each
         if T == 1:  # queries that share a key-value head stand where positions would
             q = q.view(B, K, H // K, D)
         else:
