@@ -8,6 +8,7 @@ request         SamplingParams, Stream, and what can go wrong
 scheduler       where a request joins the batch, and leaves it
 ranks, worker   the leader's side of the ranks, and the process of one
 model           a rank's part of the decoder with its KV cache;  sampling: logits -> tokens
+linear          its matrix product
 text_stream     tokens -> text, as soon as it is certain
 stats           what is counted, and how long requests take
 version         a version's folder, read and verified

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from utils.models import gpt
 from utils.models.config import GPTConfig
 from utils.models.ops import rotate
+from utils.serving.engine.linear import Linear
 from utils.shares import shares
 
 # ---- 1. a block as it is served
@@ -95,19 +96,6 @@ class Layers:
 
     def __init__(self, blocks: list[Block]):
         self.layers = blocks
-
-
-class Linear:
-    """y = x·Wᵀ + b; `summed`: these are partial results, of which every rank gets the sum."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, summed: bool):
-        self.weight, self.bias, self.summed = weight, bias, summed
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = F.linear(x, self.weight, self.bias)
-        if self.summed:
-            dist.all_reduce(y)
-        return y
 
 
 class Part:
