@@ -127,7 +127,8 @@ def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys)
     words += " --dtype bfloat16 --kv-cache-dtype float32"
     assert export_module.main(words.split()) == 0
     config = engine_config(repo / "gpt_engine" / "config.pbtxt")
-    assert config == EngineConfig(5, 40, 8, dtype="bfloat16", kv_cache_dtype="float32")
+    assert config == EngineConfig(5, 40, 8, kv_cache_dtype="float32")
+    assert Version.read(repo / "gpt_engine" / "1").compute == "bfloat16"  # is the version's own
     said = capsys.readouterr().out
     assert "requests that run together: 5, of 40 positions at most" in said
     before = (repo / "gpt_engine" / "config.pbtxt").read_text()

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from utils.compression.scheme import INT4
 from utils.models import gpt
 from utils.models.config import GPTConfig
 from utils.models.ops import rotate
-from utils.serving.engine.linear import Linear
+from utils.serving.engine.linear import Int4Linear, Int8Linear, Linear
+from utils.serving.engine.stored import PACKED, SCALE, inputs
 from utils.shares import shares
 
 # ---- 1. a block as it is served
@@ -109,8 +111,9 @@ class Part:
         tp: int,
         device: torch.device,
         dtype: torch.dtype,
+        columns: dict[str, tuple[int, int]],
     ):
-        self.weights, self.prefix, self.tp = weights, prefix, tp
+        self.weights, self.prefix, self.tp, self.columns = weights, prefix, tp, columns
         self.place = {"device": device, "dtype": dtype}
 
     def take(self, name: str) -> torch.Tensor | None:
@@ -118,18 +121,34 @@ class Part:
         tensor = self.weights.pop(self.prefix + name, None)
         return None if tensor is None else tensor.to(**self.place)
 
-    def linear(self, module: str, *names: str, summed: bool = False) -> Linear:
+    def linear(
+        self, module: str, *names: str, summed: bool = False
+    ) -> Linear | Int8Linear | Int4Linear:
         """Several matrices that read the same input, one above the other. The bias of o and down
         is on rank 0 only: the sum over the ranks adds it once.
 
         A matrix lies in memory column by column: as a CPU multiplies it, a decode step of
         models/base takes 5 % less time so, and a prefill 10 %."""
-        weights, biases = (
-            [self.take(f"{module}.{name}.{kind}") for name in names] for kind in ("weight", "bias")
-        )
-        weight = torch.cat([weight.t() for weight in weights], dim=1).t()
+        biases = [self.take(f"{module}.{name}.bias") for name in names]
         bias = None if biases[0] is None else torch.cat(biases)
-        return Linear(weight, bias, summed and self.tp > 1)
+        names, summed = [f"{module}.{name}.weight" for name in names], summed and self.tp > 1
+        if self.prefix + names[0] + SCALE in self.weights:
+            return self._quantized(names, bias, summed)
+        weight = torch.cat([self.take(name).t() for name in names], dim=1).t()
+        return Linear(weight, bias, summed)
+
+    def _quantized(self, names, bias, summed):
+        """The same of matrices in whole numbers, whose scales are those of their rows."""
+
+        def whole(ending):
+            parts = [self.weights.pop(self.prefix + name + ending) for name in names]
+            return torch.cat(parts).to(self.place["device"])
+
+        scale = whole(SCALE)
+        if self.prefix + names[0] in self.weights:
+            return Int8Linear(whole(""), scale, bias, summed)
+        offset = self.columns[self.prefix + names[0]][0] % INT4.group_size
+        return Int4Linear(whole(PACKED), scale, bias, summed, offset)
 
     def norm(self, name: str, eps: float) -> Norm:
         return Norm(self.take(f"{name}.weight"), eps)
@@ -241,7 +260,8 @@ class ServedDecoder:
     ):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
         weights = dict(weights)  # they are taken out of it
-        top = Part(weights, "", tp, self.device, dtype)
+        where = tp, self.device, dtype, inputs(config, rank, tp)
+        top = Part(weights, "", *where)
         words = shares(config.vocab_size, tp)
         self.words, self.first_word = words, sum(words[:rank])
         # a gather wants equal parts: where tp does not divide V, the last ranks add a row of zeros
@@ -250,8 +270,7 @@ class ServedDecoder:
         if not config.tie_embeddings:
             self.lm_head = _padded(top.take("lm_head.weight"), words[0])
         parts = (
-            Part(weights, f"model.layers.{number}.", tp, self.device, dtype)
-            for number in range(config.layers)
+            Part(weights, f"model.layers.{number}.", *where) for number in range(config.layers)
         )
         self.layers = Layers([Block(config, part) for part in parts])
         self.norm = top.norm("model.norm", config.norm_eps)
