@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from utils.compression.quantize import quantize_rows
 from utils.compression.scheme import INT4
 from utils.models import gpt
 from utils.models.config import GPTConfig
@@ -179,8 +180,9 @@ class KVCache:
         slots, kv_heads, positions, head_size = shape
         # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
         numbers = (slots, 2, kv_heads, positions, head_size)
+        kind = Int8LayerCache if kv_cache_dtype == torch.int8 else LayerCache
         self.layers = [
-            LayerCache(self, torch.zeros(numbers, device=device, dtype=kv_cache_dtype))
+            kind(self, torch.zeros(numbers, device=device, dtype=kv_cache_dtype))
             for _ in range(config.layers)
         ]
         tables = gpt.rotary_tables(config, torch.arange(positions), dtype)
@@ -207,7 +209,7 @@ class KVCache:
     def copy(self, source: int, slot: int, positions: int) -> None:
         """Gives a slot the first positions of another one."""
         for layer in self.layers:
-            layer.numbers[slot, :, :, :positions] = layer.numbers[source, :, :, :positions]
+            layer.copy(source, slot, positions)
 
 
 class LayerCache:
@@ -220,9 +222,8 @@ class LayerCache:
         """Keeps k and v (B, T, K, D), and lets q (B, T, H, D) look at all there is: (B, T, H·D)."""
         B, T, H, D = q.shape
         K, now = k.shape[2], self.cache
-        new = torch.stack((k, v), dim=2).to(self.numbers.dtype)  # (B, T, 2, K, D)
-        self.numbers[now.rows, :, :, now.positions] = new
-        k, v = self.numbers[now.slots, :, :, : now.longest].to(q.dtype).unbind(1)  # (B, K, L, D)
+        self.write(torch.stack((k, v), dim=2), now.rows, now.positions)
+        k, v = self.read(now.slots, now.longest, q.dtype).unbind(1)  # (B, K, L, D)
         if T == 1:  # queries that share a key-value head stand where positions would
             q = q.view(B, K, H // K, D)
         else:
@@ -231,6 +232,38 @@ class LayerCache:
             q, k, v, attn_mask=now.mask, is_causal=now.causal, enable_gqa=q.shape[1] != K
         )
         return y.view(B, 1, -1) if T == 1 else y.transpose(1, 2).reshape(B, T, -1)
+
+    def write(self, new: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        """new (B, T, 2, K, D)"""
+        self.numbers[rows, :, :, positions] = new.to(self.numbers.dtype)
+
+    def read(self, slots: slice | torch.Tensor, longest: int, dtype: torch.dtype) -> torch.Tensor:
+        """The first positions of some slots, (B, 2, K, L, D)."""
+        return self.numbers[slots, :, :, :longest].to(dtype)
+
+    def copy(self, source: int, slot: int, positions: int) -> None:
+        self.numbers[slot, :, :, :positions] = self.numbers[source, :, :, :positions]
+
+
+class Int8LayerCache(LayerCache):
+    """The same in 8 bits: the D numbers of a position and head have one scale."""
+
+    def __init__(self, cache: KVCache, numbers: torch.Tensor):
+        super().__init__(cache, numbers)
+        self.scales = torch.zeros(*numbers.shape[:-1], 1, device=numbers.device)
+
+    def write(self, new: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
+        new, scales = quantize_rows(new)
+        super().write(new, rows, positions)
+        self.scales[rows, :, :, positions] = scales
+
+    def read(self, slots: slice | torch.Tensor, longest: int, dtype: torch.dtype) -> torch.Tensor:
+        scales = self.scales[slots, :, :, :longest]
+        return (super().read(slots, longest, torch.float32) * scales).to(dtype)
+
+    def copy(self, source: int, slot: int, positions: int) -> None:
+        super().copy(source, slot, positions)
+        self.scales[slot, :, :, :positions] = self.scales[source, :, :, :positions]
 
 
 # ---- 3. the model
