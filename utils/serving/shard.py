@@ -32,7 +32,7 @@ from utils.serving.engine.stored import PACKED, SCALE, WIDTHS, inputs, rank_tens
 from utils.serving.repository import ExportError
 
 FILE_BYTES = 2**30  # of a file at most; a tensor that is larger has a file of its own
-NUMBERS = 2**22  # of a matrix that become whole numbers at once
+NUMBERS = 2**20  # of a matrix that become whole numbers at once
 NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors': torch's
 
 

@@ -38,7 +38,17 @@ def test_options_come_from_texts():
         ("max_num_seqs", "many", "max_num_seqs 'many' is not a whole number of at least 1"),
         ("max_num_seqs", "0", "max_num_seqs 0 is not a whole number of at least 1"),
         ("max_model_len", "-5", "max_model_len -5 is not a whole number of at least 1"),
-        ("dtype", "int8", "dtype 'int8' is not known: give one of auto, float32"),
+        ("dtype", "int16", "dtype 'int16' is not known: give one of auto, float32"),
+        (
+            "dtype",
+            "int8",
+            "'int8' is not known: give \"auto\", and export a version with --dtype int8",
+        ),
+        (
+            "kv_cache_dtype",
+            "int4",
+            "'int4' is not known: give one of auto, float32, bfloat16, float16, ",
+        ),
         ("step_seconds", "nan", "step_seconds nan is not a time limit"),
         ("enable_prefix_caching", "yes", "enable_prefix_caching 'yes' is not true or false"),
     ],

@@ -1,13 +1,14 @@
 """A model in fp32 and in 8 bits side by side: asked by version, compared under load, promoted."""
 
 import json
+import re
 
 import pytest
 
 from tests.serving.processes import PATIENCE, until
 from tests.serving.world import MODELS, configure, error_of, post, repo_of, serving
 from utils.models.tokenizer import Tokenizer
-from utils.serving import load
+from utils.paths import ROOT
 from utils.serving.client import Client
 from utils.serving.engine.version import Version
 
@@ -23,6 +24,19 @@ def answer(server, text, **fields):
     return json.loads(said)
 
 
+def compared(server):
+    """The table that docs/serving.md makes of both versions under load."""
+    page = (ROOT / "docs" / "serving.md").read_text()
+    [code] = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "load.run" in code]
+    changes = {"models/base": MODELS / "tiny", "requests=32": "requests=8", "print(": "frame = ("}
+    changes |= {"localhost:8000": server.http, "localhost:8001": server.grpc}
+    for old, new in changes.items():
+        assert code.count(old) == 1
+        code = code.replace(old, str(new))
+    exec(code, names := {})
+    return names["frame"]
+
+
 def test_two_versions_side_by_side_and_the_second_promoted(tmp_path):
     repo = repo_of("tiny", 1, tmp_path / "repo")
     repo_of("tiny", 1, repo, version=2, dtype="int8")
@@ -34,15 +48,18 @@ def test_two_versions_side_by_side_and_the_second_promoted(tmp_path):
     with serving(repo) as server:
         client = Client(server, timeout=PATIENCE)
         assert server.versions("gpt_engine") == [1, 2]
-        said, loads = {}, {}
-        for version in ("1", "2"):  # by its number: nobody's texts go there for it
-
-            def ask(i, version=version):
-                return client.tokens(prompts[i % len(prompts)], version=version, max_tokens=NEW)
-
-            said[version] = [[t for piece in ask(i) for t in piece] for i in range(len(prompts))]
-            loads[version] = load.run(ask, clients=4, requests=8)
-        frame = load.table(loads)
+        said = {  # by its number: nobody's texts go there for it
+            version: [
+                [
+                    token
+                    for piece in client.tokens(ids, version=version, max_tokens=NEW)
+                    for token in piece
+                ]
+                for ids in prompts
+            ]
+            for version in ("1", "2")
+        }
+        frame = compared(server)
         assert list(frame["errors"]) == [0, 0] and (frame["tokens_per_second"] > 0).all()
         pairs = [pair for both in zip(*said.values()) for pair in zip(*both)]
         assert len(pairs) == NEW * len(TEXTS) and sum(one == two for one, two in pairs) > 24

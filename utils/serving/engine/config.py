@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 
 from utils.models.config import GPTConfig
-from utils.serving.engine.stored import FLOATS, WIDTHS, rank_tensors
+from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 
 DEVICES = ("auto", "cpu", "cuda")
 RENAMED = {"slots": "max_num_seqs"}  # parameters of earlier versions
@@ -73,10 +73,11 @@ class EngineConfig:
         floats = ("auto", *FLOATS)
         words = {"device": DEVICES, "dtype": floats, "kv_cache_dtype": (*floats, "int8")}
         for name, known in words.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} is not known: give one of {', '.join(known)}"
-                )
+            if (given := getattr(self, name)) not in known:
+                fix = f"give one of {', '.join(known)}"
+                if name == "dtype" and given in COMPUTE:  # whole numbers are stored so
+                    fix = f'give "auto", and export a version with --dtype {given}'
+                raise ValueError(f"{name} {given!r} is not known: {fix}")
 
     @classmethod
     def of_parameters(cls, parameters: dict[str, str], place: str) -> "EngineConfig":
