@@ -24,7 +24,6 @@ from utils.compression.quantize import quantize_rows
 from utils.compression.scheme import INT4
 from utils.models import gpt
 from utils.models.config import GPTConfig
-from utils.models.ops import rotate
 from utils.serving.engine.linear import Int4Linear, Int8Linear, Linear
 from utils.serving.engine.stored import PACKED, SCALE, inputs
 from utils.shares import shares
@@ -37,34 +36,50 @@ from utils.shares import shares
 
 
 class Norm:
-    """RMSNorm."""
-
-    __call__ = gpt.RMSNorm.forward
+    """RMSNorm: x·w / sqrt(mean(x²) + eps)."""
 
     def __init__(self, weight: torch.Tensor, eps: float):
         self.weight, self.eps = weight, eps
+        # = x·w·sqrt(C) / hypot(|x|, sqrt(C·eps)): three operators, where torch's norm is seven
+        size = torch.tensor(float(len(weight)), device=weight.device)
+        self.scaled, self.least = weight * size.sqrt().to(weight), (size * eps).sqrt()
+        self.by_hand = weight.device.type == "cpu" and weight.dtype == torch.float32
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.by_hand:  # other devices have one kernel; below fp32 it minds the precision
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (B, T, 1)
+        return (x * self.scaled).div_(norm.hypot_(self.least))
 
 
 class Attention:
     """This rank's heads. q, k and v read the same x: one matrix for the three is read and started
-    once."""
+    once.
+
+    Positions turn pairs of values of q and k, i and i + D/2 of a head. Here the two stand side by
+    side, because the rows of their matrices do: together they are a complex number, and a turn is
+    one multiplication. The products q·k are the same in any order that both have.
+    """
 
     __call__ = gpt.Attention.forward
 
     def __init__(self, config: GPTConfig, part: "Part"):
         self.head_size = config.head_size
         self.heads, self.kv_heads = config.heads // part.tp, config.key_value_heads // part.tp
+        part.pair("self_attn.q_proj", self.head_size)
+        part.pair("self_attn.k_proj", self.head_size)
         self.qkv_proj = part.linear("self_attn", "q_proj", "k_proj", "v_proj")
         self.o_proj = part.linear("self_attn", "o_proj", summed=True)
 
     def project(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self, x: torch.Tensor, turns: torch.Tensor, _: None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """turns (B, T, 1, D/2): cos + i·sin of each angle."""
         B, T, _ = x.shape
         H, K = self.heads, self.kv_heads
-        qk, v = self.qkv_proj(x).view(B, T, H + 2 * K, self.head_size).split((H + K, K), dim=2)
-        q, k = rotate(qk, cos, sin).split((H, K), dim=2)
-        return q, k, v
+        qkv = self.qkv_proj(x).float().view(B, T, H + 2 * K, self.head_size)
+        qkv[:, :, : H + K].view(torch.complex64).mul_(turns)
+        return qkv.to(x.dtype).split((H, K, K), dim=2)
 
 
 class MLP:
@@ -122,21 +137,24 @@ class Part:
         tensor = self.weights.pop(self.prefix + name, None)
         return None if tensor is None else tensor.to(**self.place)
 
+    def pair(self, module: str, size: int) -> None:
+        """Puts rows i and i + size/2 of each head of a matrix (or of its bias) side by side."""
+        for name, rows in self.weights.items():
+            if name.startswith(f"{self.prefix}{module}."):
+                pairs = rows.unflatten(0, (-1, 2, size // 2)).transpose(1, 2)
+                self.weights[name] = pairs.flatten(0, 2)
+
     def linear(
         self, module: str, *names: str, summed: bool = False
     ) -> Linear | Int8Linear | Int4Linear:
         """Several matrices that read the same input, one above the other. The bias of o and down
-        is on rank 0 only: the sum over the ranks adds it once.
-
-        A matrix lies in memory column by column: as a CPU multiplies it, a decode step of
-        models/base takes 5 % less time so, and a prefill 10 %."""
+        is on rank 0 only: the sum over the ranks adds it once."""
         biases = [self.take(f"{module}.{name}.bias") for name in names]
         bias = None if biases[0] is None else torch.cat(biases)
         names, summed = [f"{module}.{name}.weight" for name in names], summed and self.tp > 1
         if self.prefix + names[0] + SCALE in self.weights:
             return self._quantized(names, bias, summed)
-        weight = torch.cat([self.take(name).t() for name in names], dim=1).t()
-        return Linear(weight, bias, summed)
+        return Linear(torch.cat([self.take(name) for name in names]), bias, summed)
 
     def _quantized(self, names, bias, summed):
         """The same of matrices in whole numbers, whose scales are those of their rows."""
@@ -167,6 +185,8 @@ class KVCache:
     decode step took 16 % longer so at 32 to 96 positions, and twice as long at 400.
 
     shape   (slots, K, P, D)
+    pairs   whether a turn is one complex number, in `cos`, as `Attention` wants it here; else `cos`
+            and `sin` are those of the model
     """
 
     def __init__(
@@ -176,18 +196,25 @@ class KVCache:
         device: torch.device,
         dtype: torch.dtype,
         kv_cache_dtype: torch.dtype,
+        pairs: bool = False,
     ):
         slots, kv_heads, positions, head_size = shape
         # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
-        numbers = (slots, 2, kv_heads, positions, head_size)
+        numbers = (2, slots, kv_heads, positions, head_size)
         kind = Int8LayerCache if kv_cache_dtype == torch.int8 else LayerCache
         self.layers = [
             kind(self, torch.zeros(numbers, device=device, dtype=kv_cache_dtype))
             for _ in range(config.layers)
         ]
-        tables = gpt.rotary_tables(config, torch.arange(positions), dtype)
-        self._cos, self._sin = (table[:, None].to(device) for table in tables)  # (P, 1, D)
-        self._rows = torch.arange(slots, device=device)[:, None]  # (slots, 1)
+        all_positions, half = torch.arange(positions), head_size // 2
+        if pairs:
+            cos, sin = gpt.rotary_tables(config, all_positions, torch.float32)
+            tables = [torch.complex(cos[:, :half], sin[:, half:])]  # (P, D/2)
+        else:
+            tables = gpt.rotary_tables(config, all_positions, dtype)  # (P, D) each
+        self._tables = [table[:, None].to(device) for table in tables]
+        heads = torch.arange(slots * kv_heads, device=device) * positions
+        self._heads = heads.view(slots, 1, kv_heads)  # where each begins, in rows of D numbers
 
     def begin(
         self,
@@ -201,9 +228,9 @@ class KVCache:
 
         positions (B, T) of what comes in;   longest: how many positions are looked at, L
         """
-        self.slots, self.rows, self.positions = slots, self._rows[slots], positions
-        self.longest, self.mask, self.causal = longest, mask, causal
-        self.cos, self.sin = self._cos[positions], self._sin[positions]  # (B, T, 1, D)
+        self.slots, self.longest, self.mask, self.causal = slots, longest, mask, causal
+        self.places = self._heads[slots] + positions[..., None]  # (B, T, K)
+        self.cos, self.sin, *_ = *(table[positions] for table in self._tables), None  # (B, T, 1, D)
         return self
 
     def copy(self, source: int, slot: int, positions: int) -> None:
@@ -216,14 +243,16 @@ class LayerCache:
     """Keys and values of one layer."""
 
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
-        self.cache, self.numbers = cache, numbers  # (slots, 2, K, P, D)
+        self.cache, self.numbers = cache, numbers  # (2, slots, K, P, D)
+        self.keys, self.values = numbers  # (slots, K, P, D) each
+        self.key_rows, self.value_rows = numbers.flatten(1, 3)  # (slots·K·P, D) each
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Keeps k and v (B, T, K, D), and lets q (B, T, H, D) look at all there is: (B, T, H·D)."""
         B, T, H, D = q.shape
         K, now = k.shape[2], self.cache
-        self.write(torch.stack((k, v), dim=2), now.rows, now.positions)
-        k, v = self.read(now.slots, now.longest, q.dtype).unbind(1)  # (B, K, L, D)
+        self.keep(k, v)
+        k, v = self.kept(q.dtype)  # (B, K, L, D) each
         if T == 1:  # queries that share a key-value head stand where positions would
             q = q.view(B, K, H // K, D)
         else:
@@ -233,16 +262,21 @@ class LayerCache:
         )
         return y.view(B, 1, -1) if T == 1 else y.transpose(1, 2).reshape(B, T, -1)
 
-    def write(self, new: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
-        """new (B, T, 2, K, D)"""
-        self.numbers[rows, :, :, positions] = new.to(self.numbers.dtype)
+    def keep(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        places = self.cache.places
+        self.key_rows[places] = k.to(self.numbers.dtype)
+        self.value_rows[places] = v.to(self.numbers.dtype)
 
-    def read(self, slots: slice | torch.Tensor, longest: int, dtype: torch.dtype) -> torch.Tensor:
-        """The first positions of some slots, (B, 2, K, L, D)."""
-        return self.numbers[slots, :, :, :longest].to(dtype)
+    def kept(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """What this pass looks at, (B, K, L, D) each."""
+        now = self.cache
+        return (
+            self.keys[now.slots, :, : now.longest].to(dtype),
+            self.values[now.slots, :, : now.longest].to(dtype),
+        )
 
     def copy(self, source: int, slot: int, positions: int) -> None:
-        self.numbers[slot, :, :, :positions] = self.numbers[source, :, :, :positions]
+        self.numbers[:, slot, :, :positions] = self.numbers[:, source, :, :positions]
 
 
 class Int8LayerCache(LayerCache):
@@ -251,19 +285,25 @@ class Int8LayerCache(LayerCache):
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
         super().__init__(cache, numbers)
         self.scales = torch.zeros(*numbers.shape[:-1], 1, device=numbers.device)
+        self.key_scales, self.value_scales = self.scales  # (slots, K, P, 1) each
+        self.key_scale_rows, self.value_scale_rows = self.scales.flatten(1, 3)
 
-    def write(self, new: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor) -> None:
-        new, scales = quantize_rows(new)
-        super().write(new, rows, positions)
-        self.scales[rows, :, :, positions] = scales
+    def keep(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        (k, k_scales), (v, v_scales) = quantize_rows(k), quantize_rows(v)
+        super().keep(k, v)
+        self.key_scale_rows[self.cache.places] = k_scales
+        self.value_scale_rows[self.cache.places] = v_scales
 
-    def read(self, slots: slice | torch.Tensor, longest: int, dtype: torch.dtype) -> torch.Tensor:
-        scales = self.scales[slots, :, :, :longest]
-        return (super().read(slots, longest, torch.float32) * scales).to(dtype)
+    def kept(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        now, (k, v) = self.cache, super().kept(torch.float32)
+        return (
+            k.mul_(self.key_scales[now.slots, :, : now.longest]).to(dtype),
+            v.mul_(self.value_scales[now.slots, :, : now.longest]).to(dtype),
+        )
 
     def copy(self, source: int, slot: int, positions: int) -> None:
         super().copy(source, slot, positions)
-        self.scales[slot, :, :, :positions] = self.scales[source, :, :, :positions]
+        self.scales[:, slot, :, :positions] = self.scales[:, source, :, :positions]
 
 
 # ---- 3. the model
@@ -299,16 +339,17 @@ class ServedDecoder:
         self.words, self.first_word = words, sum(words[:rank])
         # a gather wants equal parts: where tp does not divide V, the last ranks add a row of zeros
         self.embedding = _padded(top.take("model.embed_tokens.weight"), words[0])  # (V/tp, C)
-        self.lm_head = self.embedding
+        head = self.embedding
         if not config.tie_embeddings:
-            self.lm_head = _padded(top.take("lm_head.weight"), words[0])
+            head = _padded(top.take("lm_head.weight"), words[0])
+        self.lm_head = Linear(head, None)
         parts = (
             Part(weights, f"model.layers.{number}.", *where) for number in range(config.layers)
         )
         self.layers = Layers([Block(config, part) for part in parts])
         self.norm = top.norm("model.norm", config.norm_eps)
         shape = (max_num_seqs, config.key_value_heads // tp, max_model_len, config.head_size)
-        self.cache = KVCache(config, shape, self.device, dtype, kv_cache_dtype)
+        self.cache = KVCache(config, shape, self.device, dtype, kv_cache_dtype, pairs=True)
         self.prompts = {name: p.to(self.device, dtype) for name, p in (prompts or {}).items()}
         self.all_positions = torch.arange(max_model_len, device=self.device)
         self.lengths = [0] * max_num_seqs  # positions that each slot has in the cache
@@ -363,7 +404,9 @@ class ServedDecoder:
         positions = torch.tensor(row_positions, device=self.device)[:, None]  # (B, 1)
         mask = None  # a row alone looks at all there is
         if B > 1:
-            mask = self.all_positions[:longest] <= positions[:, None, None]  # (B, 1, 1, L)
+            seen = self.all_positions[:longest] <= positions[:, None, None]  # (B, 1, 1, L)
+            # as numbers: attention on the CPU would make them of truth values in each layer
+            mask = torch.where(seen, 0.0, -torch.inf).to(self.embedding.dtype)
         x = self._through(self._embed(tokens), first, positions, longest, mask, causal=False)
         for slot in slots:
             self.lengths[slot] += 1
@@ -391,7 +434,7 @@ class ServedDecoder:
 
     def _logits(self, x):
         """Hidden states (B, C) -> logits (B, V) on rank 0; None on the others."""
-        logits = F.linear(self.norm(x), self.lm_head)  # (B, V/tp)
+        logits = self.lm_head(self.norm(x))  # (B, V/tp)
         if self.tp == 1:
             return logits
         parts = [torch.empty_like(logits) for _ in self.words] if self.rank == 0 else None
