@@ -86,8 +86,7 @@ class QuantizedLinear:
         self.bias, self.summed = bias, summed
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.product(x.reshape(-1, x.shape[-1]).float())
-        y = y.to(x.dtype).view(*x.shape[:-1], -1)
+        y = self.product(x.float()).to(x.dtype)
         if self.bias is not None:
             y += self.bias
         if self.summed:
@@ -113,13 +112,15 @@ class Int8Linear(QuantizedLinear):
         self.multiply = torch._int_mm if exact(values.device.type) else _float_product
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """x (rows, K) -> (rows, N)"""
-        largest = torch.linalg.vector_norm(x, torch.inf, dim=1, keepdim=True)
+        """x (..., K) -> (..., N)"""
+        scale = x.abs().amax(dim=-1, keepdim=True)  # (..., 1): the largest number; a norm is slower
         if self.summed:
-            dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-        scale = largest.clamp_(min=1e-30).div_(INT8.highest)  # (rows, 1)
+            dist.all_reduce(scale, op=dist.ReduceOp.MAX)
+        scale.div_(INT8.highest)
+        # in a row of zeros 0 / 0 becomes some whole number, and its scale is 0
         values = (x / scale).round_().to(torch.int8)
-        return (self.multiply(values, self.values) * scale).mul_(self.scale)
+        y = self.multiply(values.view(-1, x.shape[-1]), self.values)
+        return (y.view(*x.shape[:-1], -1) * scale).mul_(self.scale)
 
 
 class Int4Linear(QuantizedLinear):
@@ -146,16 +147,16 @@ class Int4Linear(QuantizedLinear):
         self.step = max(1, NUMBERS // self.packed[0].numel())
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
-        """x (rows, K) -> (rows, N)"""
+        """x (..., K) -> (..., N)"""
         G, pairs, N = self.packed.shape
-        after = 2 * G * pairs - self.offset - x.shape[1]
-        x = F.pad(x, (self.offset, after)).view(len(x), G, pairs, 2)
-        y = x.new_zeros(len(x), N)
+        after = 2 * G * pairs - self.offset - x.shape[-1]
+        y = x.new_zeros(*x.shape[:-1], N)
+        x, rows = F.pad(x, (self.offset, after)).view(-1, G, pairs, 2), y.view(-1, N)
         for start in range(0, G, self.step):
             groups = slice(start, start + self.step)
             for place, half in enumerate((self.packed[groups] << 4, self.packed[groups] & 0xF0)):
                 weight = half.view(torch.int8) * self.scale[groups]  # (groups, 16, N)
-                y.addmm_(x[:, groups, :, place].flatten(1), weight.flatten(0, 1))
+                rows.addmm_(x[:, groups, :, place].flatten(1), weight.flatten(0, 1))
         return y
 
 
