@@ -10,6 +10,7 @@ import re
 import statistics
 import termios
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -25,7 +26,7 @@ from tests.bench.serving.__main__ import (
     summary,
     verdict,
 )
-from tests.bench.serving.contenders import CONTENDERS, World, newest
+from tests.bench.serving.contenders import CONTENDERS, SERVED, World, newest
 from tests.serving.world import configure, kintsugi, ranks, repo_of
 from utils.models.tokenizer import Tokenizer
 from utils.serving import perf_analyzer
@@ -165,10 +166,12 @@ def test_bench_runs_all_contenders(repo, capsys):
     assert status == 0, printed.err
     found = json.loads(printed.out)
     reason = server_available()
-    ours = {"engine", "engine stream", "sequential", "static"}
-    here = [name for name in CONTENDERS if not reason or name in ours]
+    absent = {} if reason is None else dict.fromkeys(SERVED, reason)
+    if find_spec("ctranslate2") is None:
+        absent["ctranslate2"] = "CTranslate2 is not installed: pip install ctranslate2"
+    here = [name for name in CONTENDERS if name not in absent]
     assert list(found["results"]) == here
-    assert found["absent"] == {name: reason for name in CONTENDERS if name not in here}
+    assert found["absent"] == absent
     assert found["different_answers"] == dict.fromkeys(here, 0)
     assert (found["tp"], found["max_tokens"], found["rounds"]) == (1, 8, 1)
     for name, rows in found["results"].items():

@@ -14,6 +14,7 @@ torch: those that the repository's config.pbtxt gives to the ranks of gpt_engine
     gateway         the gateway in front of that tritonserver, and the same by its stream
     sequential      transformers.generate, one request after another
     static          transformers.generate, a batch of as many requests as there are clients
+    ctranslate2     the same batches in C++, where it is installed: pip install ctranslate2
 
 Each number of clients is a closed loop: a client sends its next request when it has its answer. The
 contenders take turns inside each round, in another order each time, while the others wait idle; a
@@ -45,7 +46,7 @@ from utils.measure.machine import cores, processor_name
 from utils.serving.engine.version import Version
 from utils.serving.load import Load
 
-WHOLE = ("engine", *ADDRESSES)  # whose first token comes with the last one
+WHOLE = ("engine", *ADDRESSES, "ctranslate2")  # whose first token comes with the last one
 RATIOS = (
     ("triton", "engine"),
     ("triton stream", "engine stream"),
@@ -53,6 +54,7 @@ RATIOS = (
     ("gateway stream", "triton stream"),
     ("engine", "sequential"),
     ("engine", "static"),
+    ("engine", "ctranslate2"),
     ("triton", "sequential"),
     ("triton", "static"),
 )
@@ -61,6 +63,8 @@ GOALS = (  # pair, with the most clients (-1) or the fewest (0), and the ratio t
     ("gateway / triton", -1, 0.95),  # not lower: that it is equal, no number of rounds could show
     ("triton / sequential", -1, 5.0),
     ("engine / sequential", 0, 1.0),
+    ("engine / ctranslate2", -1, 1.0),
+    ("engine / ctranslate2", 0, 0.8),
 )
 BAR = "{percentage:3.0f}% {bar} {elapsed}, {remaining} left{postfix}"
 CONFIDENCE = 0.9  # that the interval of a ratio holds its median

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ from utils.serving.model_config import engine_config
 # Who answers Triton's HTTP, by the name of the contender: a context whose `http` is the address.
 ADDRESSES = {"triton": nullcontext, "gateway": Gateway}
 SERVED = tuple(name + kind for name in ADDRESSES for kind in ("", " stream"))
-CONTENDERS = ("engine", "engine stream", *SERVED, "sequential", "static")
+CONTENDERS = ("engine", "engine stream", *SERVED, "sequential", "static", "ctranslate2")
 LIMIT = 300.0  # seconds of one load
 
 
@@ -90,10 +91,15 @@ class World:
         self._loads = {
             "engine": partial(self._clients, self._engine),
             "engine stream": partial(self._clients, self._engine_stream),
-            "sequential": partial(self._batches, 1),
-            "static": partial(self._batches, None),
+            "sequential": partial(self._batches, self.peer, 1),
+            "static": partial(self._batches, self.peer, None),
         }
-        if (reason := server_available()) is None:
+        if find_spec("ctranslate2"):
+            peer = stack.enter_context(Peer(whole, self.threads, "ctranslate2"))
+            self._loads["ctranslate2"] = partial(self._batches, peer, None)
+        absent = dict.fromkeys(SERVED, reason := server_available())
+        absent["ctranslate2"] = "CTranslate2 is not installed: pip install ctranslate2"
+        if reason is None:
             self.server = stack.enter_context(TritonServer(repo, quiet=True))
             served = self.server.config("gpt_engine")
             served["parameters"]["enable_prefix_caching"] = {"string_value": "false"}
@@ -103,7 +109,7 @@ class World:
                 client = Client(http=stack.enter_context(at(self.server)).http, timeout=LIMIT)
                 for kind, send in (("", self._whole), (" stream", self._stream)):
                     self._loads[name + kind] = partial(self._clients, partial(send, client))
-        self.absent = {name: reason for name in CONTENDERS if name not in self._loads}
+        self.absent = {name: absent[name] for name in CONTENDERS if name not in self._loads}
         self.present = [name for name in CONTENDERS if name in self._loads]
 
     def choose_prompts(self, size: int, batches: int, seed: int) -> None:
@@ -199,7 +205,7 @@ class World:
             yield []
         yield self._compare(name, "".join(pieces) == prompt.text)
 
-    def _batches(self, size, name, many, requests, seconds) -> Load:
+    def _batches(self, peer, size, name, many, requests, seconds) -> Load:
         """`many` clients of a server that serves `size` requests at a time (None: all), in the
         order in which they come: a client's next request comes when it has its answer."""
         size, rows, ends, now = size or many, [], [], 0.0
@@ -208,11 +214,13 @@ class World:
             numbers = range(len(rows), len(rows) + min(size, (requests or 10**9) - len(rows)))
             prompts = [self._prompt(i) for i in numbers]
             begin = time.perf_counter() - zero
-            tokens, first = self.peer.generate([prompt.ids for prompt in prompts], self.new)
+            tokens, first = peer.generate([prompt.ids for prompt in prompts], self.new)
             now = time.perf_counter() - zero
             for i, prompt, found in zip(numbers, prompts, tokens, strict=True):
                 start = 0.0 if i < many else ends[i - many]
-                rows.append((start, begin, begin + first, now, len(found), None))
+                rows.append(
+                    (start, begin, now if first is None else begin + first, now, len(found), None)
+                )
                 self._compare(name, found == prompt.tokens)
             ends += [now] * len(prompts)
         names = ["start", "sent", "first", "end", "tokens", "error"]

@@ -1,8 +1,9 @@
-"""transformers.generate in a process of its own: what the bench compares the engine with.
+"""Other programs that generate, each in a process of its own: what the engine is compared with.
 
-    peer = Peer(folder, threads=2)                  # a Hugging Face folder
+    peer = Peer(folder, threads=2)                  # transformers, on a Hugging Face folder
+    peer = Peer(folder, 2, "ctranslate2")           # the same model in C++, where it is installed
     tokens, first = peer.generate([[5, 7], [3, 9]], max_tokens=32)     # one batch, greedy
-    peer.threads                                    # of torch, as it says itself
+    peer.threads                                    # that it computes with
     peer.close()
 
 The process waits at a pipe, one line of JSON in and one out, so that it does nothing while others
@@ -12,9 +13,11 @@ of a batch have one length, so nothing is padded: the best case of a static batc
 
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from utils.imports import collector_at_rest
@@ -24,9 +27,16 @@ from utils.ranks.supervise import Child, ChildEnded, end
 class Peer:
     """The process. Raises RuntimeError with its last words when it ends or does not answer."""
 
-    def __init__(self, folder: Path | str, threads: int, seconds: float = 180.0):
+    def __init__(
+        self,
+        folder: Path | str,
+        threads: int,
+        library: str = "transformers",
+        seconds: float = 180.0,
+    ):
+        self.library = library
         self._process = Child(
-            [sys.executable, "-m", "tests.bench.serving.peer", str(folder), str(threads)],
+            [sys.executable, "-m", "tests.bench.serving.peer", str(folder), str(threads), library],
             env=os.environ | {"OMP_NUM_THREADS": str(threads)},
         )
         try:
@@ -37,8 +47,9 @@ class Peer:
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_tokens: int, seconds: float = 300.0
-    ) -> tuple[list[list[int]], float]:
-        """(new tokens of each prompt, seconds until the first ones) of one batch."""
+    ) -> tuple[list[list[int]], float | None]:
+        """(new tokens of each prompt, seconds until the first ones) of one batch; CTranslate2 does
+        not say when the first ones came: None."""
         question = {"prompts": prompts, "max_tokens": max_tokens}
         answer = self._answer(seconds, json.dumps(question).encode())
         return answer["tokens"], answer["first"]
@@ -59,15 +70,25 @@ class Peer:
                 self._process.write_line(question)
             return json.loads(self._process.answer(seconds))
         except ChildEnded:
-            raise RuntimeError(f"transformers ended: {self._process.last_words()}") from None
+            raise RuntimeError(f"{self.library} ended: {self._process.last_words()}") from None
         except TimeoutError:
-            raise RuntimeError(f"transformers did not answer within {seconds:g} s") from None
+            raise RuntimeError(f"{self.library} did not answer within {seconds:g} s") from None
 
 
-def main(folder: str, threads: int) -> None:
+def main(folder: str, threads: int, library: str) -> None:
     """The process: serves lines until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print is no answer
+    generate = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[library]
+    threads, generate = generate(folder, threads)
+    print(json.dumps({"threads": threads}), file=answers, flush=True)  # ready
+    for line in sys.stdin:
+        tokens, first = generate(**json.loads(line))
+        print(json.dumps({"tokens": tokens, "first": first}), file=answers, flush=True)
+
+
+def with_transformers(folder: str, threads: int) -> tuple[int, Callable]:
+    """(torch's threads, what generates a batch with transformers)."""
     with collector_at_rest():
         import torch
         from transformers import AutoModelForCausalLM
@@ -91,12 +112,40 @@ def main(folder: str, threads: int) -> None:
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=False,
                 max_new_tokens=max_tokens, pad_token_id=0, logits_processor=[clock],
             )  # fmt: skip
-        return {"tokens": found[:, tokens.shape[1] :].tolist(), "first": clock.first - begin}
+        return found[:, tokens.shape[1] :].tolist(), clock.first - begin
 
-    print(json.dumps({"threads": torch.get_num_threads()}), file=answers, flush=True)  # ready
-    for line in sys.stdin:
-        print(json.dumps(generate(**json.loads(line))), file=answers, flush=True)
+    return torch.get_num_threads(), generate
+
+
+def with_ctranslate2(folder: str, threads: int) -> tuple[int, Callable]:
+    """(threads, what generates a batch with CTranslate2), from a converted copy of the model."""
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    with tempfile.TemporaryDirectory(prefix="ctranslate2-") as temporary:
+        copy, converted = Path(temporary, "model"), str(Path(temporary, "converted"))
+        shutil.copytree(folder, copy)
+        settings = copy / "tokenizer_config.json"
+        known = json.loads(settings.read_text())  # the converter wants names, used or not
+        known |= dict.fromkeys(("bos_token", "unk_token"), tokenizer.id_to_token(0))
+        settings.write_text(json.dumps(known))
+        TransformersConverter(str(copy)).convert(converted)
+        generator = ctranslate2.Generator(
+            converted, compute_type="float32", inter_threads=1, intra_threads=threads
+        )
+
+    def generate(prompts, max_tokens):
+        found = generator.generate_batch(
+            [[tokenizer.id_to_token(token) for token in prompt] for prompt in prompts],
+            min_length=max_tokens, max_length=max_tokens, sampling_topk=1, end_token=[],
+            include_prompt_in_result=False,
+        )  # fmt: skip
+        return [one.sequences_ids[0] for one in found], None
+
+    return threads, generate
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
