@@ -15,10 +15,17 @@ Whole numbers and their scales take in memory what they take in the files (store
 result follows from its row of x alone, so no token depends on the requests that it is served with.
 They were run on CPUs only; on a GPU they use nothing but PyTorch's plain operators.
 
-Measured with one thread of a CPU with VNNI, against F.linear in fp32, at 1 and 16 rows: the
-matrices of models/base take 0.7 and 0.6 of its time in 8 bits, and 2.9 and 1.8 times as long in 4
-bits; one of 1,024 to 4,096 numbers 0.4 and 0.3, and 2.5 and 1.1. So 8 bits save memory and time, 4
-bits memory.
+Milliseconds of all matrices of models/base, and of six of 1,024 to 4,096 numbers; one thread of a
+CPU with VNNI, weights that came from bfloat16:
+
+    rows        1    16   256          1    16   256
+    16 bits   0.3   2.1    35        1.7   8.8   132
+    8 bits    0.9   1.9    17        1.7   5.1    37
+    4 bits    3.6   6.3    39        9.0    20   153
+
+So 8 bits save time where rows are many, 4 bits save memory only. (PyTorch's kernel for 4 bits,
+`_weight_int4pack_mm_for_cpu`, takes the time of 16 bits; it rounds x, scales and results to
+bfloat16, and then two ranks would not have the tokens of one.)
 """
 
 import functools
@@ -155,7 +162,7 @@ class Int4Linear(QuantizedLinear):
         for start in range(0, G, self.step):
             groups = slice(start, start + self.step)
             for place, half in enumerate((self.packed[groups] << 4, self.packed[groups] & 0xF0)):
-                weight = half.view(torch.int8) * self.scale[groups]  # (groups, 16, N)
+                weight = half.view(torch.int8).float().mul_(self.scale[groups])  # (groups, 16, N)
                 rows.addmm_(x[:, groups, :, place].flatten(1), weight.flatten(0, 1))
         return y
 
