@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # they bring torch
 
 KINDS = ("weights", "cache", "launch", "latency", "bytes")  # of a step, in this order
 KERNELS = 12  # that a layer starts on a GPU, as in the planner's `kernels.layer`
-OPERATORS = 30  # that a layer of our own decoder calls, one by one, on this machine's CPU
+OPERATORS = 35  # that a layer of our own decoder calls, one by one, on this machine's CPU
 
 # gpt-fast, README, "Tensor Parallelism": bf16, batch 1, 5 tokens of prompt and 200 new ones,
 # 8 x A100 80GB limited to 330 W. {model: {GPUs: tokens/s}}

@@ -244,7 +244,6 @@ class LayerCache:
 
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
         self.cache, self.numbers = cache, numbers  # (2, slots, K, P, D)
-        self.keys, self.values = numbers  # (slots, K, P, D) each
         self.key_rows, self.value_rows = numbers.flatten(1, 3)  # (slots·K·P, D) each
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -267,13 +266,10 @@ class LayerCache:
         self.key_rows[places] = k.to(self.numbers.dtype)
         self.value_rows[places] = v.to(self.numbers.dtype)
 
-    def kept(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """What this pass looks at, (B, K, L, D) each."""
+    def kept(self, dtype: torch.dtype) -> torch.Tensor:
+        """What this pass looks at, (2, B, K, L, D)."""
         now = self.cache
-        return (
-            self.keys[now.slots, :, : now.longest].to(dtype),
-            self.values[now.slots, :, : now.longest].to(dtype),
-        )
+        return self.numbers[:, now.slots, :, : now.longest].to(dtype)
 
     def copy(self, source: int, slot: int, positions: int) -> None:
         self.numbers[:, slot, :, :positions] = self.numbers[:, source, :, :positions]
@@ -285,21 +281,18 @@ class Int8LayerCache(LayerCache):
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
         super().__init__(cache, numbers)
         self.scales = torch.zeros(*numbers.shape[:-1], 1, device=numbers.device)
-        self.key_scales, self.value_scales = self.scales  # (slots, K, P, 1) each
-        self.key_scale_rows, self.value_scale_rows = self.scales.flatten(1, 3)
+        self.key_scales, self.value_scales = self.scales.flatten(1, 3)  # (slots·K·P, 1) each
 
     def keep(self, k: torch.Tensor, v: torch.Tensor) -> None:
         (k, k_scales), (v, v_scales) = quantize_rows(k), quantize_rows(v)
         super().keep(k, v)
-        self.key_scale_rows[self.cache.places] = k_scales
-        self.value_scale_rows[self.cache.places] = v_scales
+        self.key_scales[self.cache.places] = k_scales
+        self.value_scales[self.cache.places] = v_scales
 
-    def kept(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        now, (k, v) = self.cache, super().kept(torch.float32)
-        return (
-            k.mul_(self.key_scales[now.slots, :, : now.longest]).to(dtype),
-            v.mul_(self.value_scales[now.slots, :, : now.longest]).to(dtype),
-        )
+    def kept(self, dtype: torch.dtype) -> torch.Tensor:
+        now = self.cache
+        scales = self.scales[:, now.slots, :, : now.longest]
+        return super().kept(torch.float32).mul_(scales).to(dtype)
 
     def copy(self, source: int, slot: int, positions: int) -> None:
         super().copy(source, slot, positions)
