@@ -22,8 +22,9 @@ from utils.models import hf_format
 from utils.models.config import GPTConfig
 from utils.models.tokenizer import BYTES, Tokenizer
 from utils.prompts.file import load_prompt, prompt_facts
+from utils.serving.engine.stored import WIDTHS
 from utils.serving.repository import ExportError
-from utils.serving.shard import NAMES, WIDTHS
+from utils.serving.shard import NAMES
 
 PROMPT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # copied where they are
@@ -81,7 +82,7 @@ class Source:
     @property
     def bytes(self) -> int:
         """Of all weights."""
-        return self.parameters * WIDTHS[self.dtype]
+        return self.parameters * WIDTHS[self.dtype_name]
 
     def copy_small_files(self, there: str | Path) -> None:
         """Everything but weights."""

@@ -180,17 +180,20 @@ class Client:
                 answers.cancel()  # does nothing to a stream that has ended
 
     def tokens(
-        self, ids: Iterable[int], *, request_id: str = "", **parameters: Any
+        self, ids: Iterable[int], *, request_id: str = "", version: str = "", **parameters: Any
     ) -> Iterator[list[int]]:
-        """An iterator of lists of token ids, as they come, for a list of token ids."""
+        """An iterator of lists of token ids, as they come, for a list of token ids.
+
+        version   of the engine, as "1"; "": the newest
+        """
         values = {"input_ids": list(ids), **known(parameters, SAMPLING), "stream": True}
         types = {"input_ids": "INT32", **SAMPLING, "stream": "BOOL"}
-        for result in self.infer(self.engine, tensors(values, types), request_id):
+        for result in self.infer(self.engine, tensors(values, types), request_id, version):
             found = result.as_numpy("output_ids")
             if found is not None and found.size:
                 yield found.tolist()
 
-    def infer(self, model: str, inputs: list, request_id: str = "") -> Iterator:
+    def infer(self, model: str, inputs: list, request_id: str = "", version: str = "") -> Iterator:
         """An iterator of tritonclient's results of any model, as they come, by gRPC.
 
         inputs    tritonclient's InferInput
@@ -198,7 +201,9 @@ class Client:
         import grpc
         from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
-        request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+        request = service_pb2.ModelInferRequest(
+            model_name=model, model_version=version, id=request_id
+        )
         for tensor in inputs:
             request.inputs.append(tensor._get_tensor())
             request.raw_input_contents.append(tensor._get_content())

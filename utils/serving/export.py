@@ -6,11 +6,15 @@
 From the shell:
 
     python -m utils.serving.export --model models/base --tp 2 [--prompts DIR] [--version N]
-        [--out triton_model_repo] [--backend python|vllm] [--max-num-seqs N] [--max-model-len N]
-        [--prefill-chunk N] [--dtype D] [--kv-cache-dtype D] [--machine NAME]
+        [--out triton_model_repo] [--backend python|vllm] [--dtype D] [--max-num-seqs N]
+        [--max-model-len N] [--prefill-chunk N] [--kv-cache-dtype D] [--machine NAME]
 
 The model: a Hugging Face folder in Llama's layout (float32, bfloat16 or float16), with a
-tokenizer.json or trained on bytes. The version's folder has everything that Triton's stock image
+tokenizer.json or trained on bytes. What a version is computed in is its own, and its manifest says
+it, so one repository serves a model in fp32 and in int8 side by side: with "int8" and "int4" the
+matrices of its blocks are written as whole numbers, before they are cut (engine/stored.py).
+
+The version's folder has everything that Triton's stock image
 with torch needs to serve it: code, the weights of each rank, config.json, tokenizer.json, prompts,
 and manifest.json with the size and SHA-256 of each. It appears whole or not at all (repository.py),
 and memory never holds more than the weights of one file (shard.py). What cannot be served is
@@ -18,6 +22,7 @@ refused with a ValueError of one sentence.
 """
 
 import hashlib
+import math
 import shutil
 import sys
 from dataclasses import dataclass, replace
@@ -26,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import check_options, exit_status, flag, option, parse_flags
+from utils.compression.scheme import SCHEMES
 from utils.models import hf_format
 from utils.models.config import GPTConfig
 from utils.models.fingerprint import fingerprint
@@ -33,7 +39,7 @@ from utils.models.tp_plan import check_ranks
 from utils.serving import repository, shard
 from utils.serving import vllm as vllm_variant
 from utils.serving.checkpoint import EXTRAS, Source, check_prompts, facts_of_prompt, find_prompts
-from utils.serving.engine.config import WIDTHS
+from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 from utils.serving.engine.version import Version
 from utils.serving.model_config import engine_config, set_parameters
 from utils.serving.repository import MANIFEST, ExportError
@@ -42,7 +48,7 @@ __all__ = ["ExportError", "export", "rebuild"]
 
 PROGRAM = "utils.serving.export"
 CONFIG = Path(repository.ENGINE, "config.pbtxt")  # in a repository: the engine's options
-FORMAT = 1  # of manifest.json
+SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FULL = 0.9  # of a device's memory: what a step makes, and the libraries, need the rest
 
 
@@ -54,6 +60,7 @@ def export(
     version: int | None = None,
     options: dict[str, Any] | None = None,
     machine: str | None = None,
+    dtype: str = "auto",
 ) -> Path:
     """Writes a checkpoint as a version of the model repository `out`; returns the version's folder.
 
@@ -65,21 +72,33 @@ def export(
               in the same way, with the same prompts and code, nothing is written
     options   of EngineConfig, for the engine's config.pbtxt
     machine   name of one of the planner's; what does not fit its devices is refused
+    dtype     that this version is computed with: "auto" (as stored, on the CPU float32), float32,
+              bfloat16, float16 or fp32, bf16, fp16; "int8", "int4": the matrices of its blocks are
+              stored and computed with as whole numbers
     """
-    return _export(model, out, tp, prompts, version, options, machine)[0]
+    return _export(model, out, tp, prompts, version, options, machine, dtype)[0]
 
 
-def _export(model, out, tp, prompts, version, options=None, machine=None):
+def _export(model, out, tp, prompts, version, options=None, machine=None, dtype="auto"):
     """(the version's folder, files that stayed as they were): None where nothing was written."""
     memory = None if machine is None else _memory_of(machine)
+    compute = SHORT.get(dtype, dtype)
+    if compute not in COMPUTE:
+        raise ExportError(f"dtype {dtype!r} is not known: give one of {', '.join(DTYPES)}")
     source = Source.read(model)
     check_ranks(source.config, tp)
+    config = _config_of(out, options or {})
+    if compute in FLOATS and config.dtype not in ("auto", compute):
+        raise ExportError(
+            f"{Path(out) / CONFIG} has dtype {config.dtype}, which would overrule this version's "
+            f'{compute}: set it to "auto" there, and each version is computed in its own'
+        )
     if memory is not None:  # before anything is written: shapes say it all
-        _check_room(machine, memory, source, tp, _config_of(out, options or {}))
+        _check_room(machine, memory, source, tp, config, compute)
     found = find_prompts(prompts, source)
     with repository.building(out) as building:
         number = building.free_version(version)
-        folder = building.open_version(number, source.bytes)
+        folder = building.open_version(number, _bytes(source, tp, compute))
         source.copy_small_files(folder)
         for name, file in found.items():
             (folder / "prompts").mkdir(exist_ok=True)
@@ -87,20 +106,25 @@ def _export(model, out, tp, prompts, version, options=None, machine=None):
         small = {str(file.relative_to(folder)): _facts(file) for file in _files(folder)}
         repository.copy_code(folder)
         repository.copy_models(building.beside)
-        _configure(building, options or {})
+        if not (building.out / CONFIG).exists():
+            set_parameters(building.beside / CONFIG, options or {})
         weights = fingerprint(source.folder)
-        if version is None and (same := _same(building, folder, source, tp, small, weights)):
+        if version is None and (
+            same := _same(building, folder, source, tp, compute, small, weights)
+        ):
             return same, None
         check_prompts(found, weights, source)
         _check_tokenizer(building, folder)
         for name in repository.TOKENIZING:
             (building.beside / name / "1").mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / hf_format.TOKENIZER, building.beside / name / "1")
-        shard.split(source.headers, source.config, tp, source.dtype, folder)
+        shard.split(source.headers, source.config, tp, source.dtype_name, folder, compute)
         manifest = {
-            "format": FORMAT,
+            # an engine that knows 1 alone would not heed "compute"
+            "format": 1 if compute == "auto" else 2,
             "tp": tp,
             "dtype": source.dtype_name,
+            "compute": compute,
             "parameters": source.parameters,
             "fingerprint": weights,
             "name": source.folder.name,
@@ -112,17 +136,20 @@ def _export(model, out, tp, prompts, version, options=None, machine=None):
         return building.publish(), building.kept
 
 
-def _configure(building, options):
-    """The engine's options in the repository, which has them from now on; a config.pbtxt that is
-    there already stays as it is."""
-    _config_of(building.out, options)
-    if not (building.out / CONFIG).exists():
-        set_parameters(building.beside / CONFIG, options)
+def _bytes(source, tp, compute):
+    """Of all ranks' weights."""
+    return sum(
+        math.prod(shape) * WIDTHS[kind]
+        for rank in range(tp)
+        for kind, shape in rank_tensors(
+            source.config, rank, tp, source.dtype_name, compute
+        ).values()
+    )
 
 
 def _config_of(out, options):
-    """What the engine's options in the repository will be. Refuses options that are not those of a
-    config.pbtxt that is there."""
+    """What the engine's options in the repository will be: a config.pbtxt that is there stays as it
+    is, and options that are not in it are refused."""
     there = Path(out).expanduser() / CONFIG
     if not there.exists():
         return replace(engine_config(repository.SOURCE / CONFIG), **options)
@@ -145,16 +172,16 @@ def _memory_of(machine):
     return MACHINES[machine].memory
 
 
-def _check_room(machine, memory, source, tp, config):
+def _check_room(machine, memory, source, tp, config, compute):
     """Refuses what a rank of this model would not have room for on a device of the machine."""
-    weights, cache = config.rank_bytes(source.config, tp, source.dtype_name, on_cpu=False)
+    weights, cache = config.rank_bytes(source.config, tp, source.dtype_name, False, compute)
     most = FULL * memory
     if weights + cache > most:
         raise ExportError(
             f"a rank would hold {_gib(weights)} of weights and {_gib(cache)} of keys and values "
             f"({config.max_num_seqs} requests of {config.length(source.config):,} positions), and "
-            f"{_gib(most)} of a device of {machine} can be used: more ranks, or a lower "
-            "--max-model-len or --max-num-seqs"
+            f"{_gib(most)} of a device of {machine} can be used: more ranks, a lower "
+            "--max-model-len or --max-num-seqs, or fewer bits (--dtype, --kv-cache-dtype)"
         )
 
 
@@ -173,7 +200,7 @@ def _facts(file):
     return {"bytes": file.stat().st_size, "sha256": sha256}
 
 
-def _same(building, new, source, tp, small, weights):
+def _same(building, new, source, tp, compute, small, weights):
     """The folder of the newest version if it is what would be written now, else None.
 
     new       the folder that has the code already
@@ -188,6 +215,7 @@ def _same(building, new, source, tp, small, weights):
     same = (
         files == small
         and (there["tp"], there["dtype"]) == (tp, source.dtype_name)
+        and there.get("compute", "auto") == compute
         and repository.same_code(new, folder)
         and there["fingerprint"] == weights
     )
@@ -208,26 +236,32 @@ def _check_tokenizer(building, folder):
 def rebuild(version_folder: str | Path, folder: str | Path) -> Path:
     """Joins the ranks' files of a version into a Hugging Face folder equal to the exported one.
 
-    Raises LoadError (a ValueError) where a file is not what the manifest says.
+    Raises LoadError (a ValueError) where a file is not what the manifest says, ExportError where
+    the version has whole numbers, from which the checkpoint does not come back.
     """
     version = Version.read(version_folder)
+    if version.compute in SCHEMES:
+        raise ExportError(
+            f"{version.folder} holds {version.compute} numbers, from which {version.name} does not "
+            "come back bit for bit: take the checkpoint itself, or a version of --dtype auto"
+        )
     there = version.folder
     shards = [[there / name for name in version.shards(rank)] for rank in range(version.tp)]
     for file in chain(*shards):
         version.verify(file.name)
     config = GPTConfig.from_hf(hf_format.read_config(there))
-    dtype = next(d for d, name in shard.NAMES.items() if name == version.manifest["dtype"])
     with hf_format.replacing(folder) as beside:
         for name in (hf_format.CONFIG, hf_format.TOKENIZER, *EXTRAS):
             if (there / name).is_file():
                 shutil.copyfile(there / name, beside / name)
-        shard.join(shards, config, dtype, beside)
+        shard.join(shards, config, version.stored, beside)
     return Path(folder)
 
 
 # ---- the command
 
-ENGINE_OPTIONS = ("max_num_seqs", "max_model_len", "prefill_chunk", "dtype", "kv_cache_dtype")
+ENGINE_OPTIONS = ("max_num_seqs", "max_model_len", "prefill_chunk", "kv_cache_dtype")
+DTYPES = (*COMPUTE, *SHORT)
 
 
 @dataclass(frozen=True)
@@ -242,6 +276,9 @@ class Command:
     backend: str = option(
         "python", "vllm: for Triton's vLLM backend instead of our engine", ("python", "vllm")
     )
+    dtype: str | None = option(
+        None, "that this version is computed with; int8, int4: its matrices are stored so", DTYPES
+    )
     max_num_seqs: int | None = option(None, "requests that run together; 16", least=1)
     max_model_len: int | None = option(
         None, "positions of a request at most; what the model has", least=1
@@ -249,8 +286,9 @@ class Command:
     prefill_chunk: int | None = option(
         None, "positions of prompts that are read in one step; 256", least=1
     )
-    dtype: str | None = option(None, "that weights are computed with", ("auto", *WIDTHS))
-    kv_cache_dtype: str | None = option(None, "of keys and values", ("auto", *WIDTHS))
+    kv_cache_dtype: str | None = option(
+        None, "of keys and values", ("auto", *FLOATS, "int8", *SHORT)
+    )
     machine: str | None = option(
         None, "one of the planner's; what does not fit its devices is refused", None, "NAME"
     )
@@ -266,7 +304,7 @@ class Command:
             raise ValueError(
                 "--prompts does not go with --backend vllm, which takes text only: leave it out"
             )
-        for name in (*ENGINE_OPTIONS, "machine"):
+        for name in ("dtype", *ENGINE_OPTIONS, "machine"):
             if self.backend == "vllm" and getattr(self, name) is not None:
                 raise ValueError(f"{flag(name)} is for our engine, not for --backend vllm")
 
@@ -293,10 +331,10 @@ def run(command: Command) -> None:
         print(f"next, on a machine with GPUs:\n{vllm_variant.command(command.out)}")
     else:
         given = {name: getattr(command, name) for name in ENGINE_OPTIONS}
-        options = {name: value for name, value in given.items() if value is not None}
+        options = {name: SHORT.get(x, x) for name, x in given.items() if x is not None}
         folder, kept = _export(
             command.model, command.out, command.tp, command.prompts, command.version, options,
-            command.machine,
+            command.machine, command.dtype or "auto",
         )  # fmt: skip
         if kept is None:
             print(f"{folder} holds this already: nothing was written")
@@ -315,19 +353,25 @@ def report(folder: Path) -> None:
     for name, facts in manifest["files"].items():
         print(f"{facts['bytes']:>15,} bytes  {name}")
     print(
-        f"{manifest['name']}: {manifest['parameters']:,} parameters as {manifest['dtype']} on "
+        f"{manifest['name']}: {manifest['parameters']:,} parameters as {_stored(manifest)} on "
         f"{manifest['tp']} rank{'s' if manifest['tp'] > 1 else ''}, {len(manifest['prompts'])} "
         "prompts"
     )
 
 
+def _stored(manifest):
+    whole = manifest["compute"] if manifest["compute"] in SCHEMES else None
+    return f"{whole} and {manifest['dtype']}" if whole else manifest["dtype"]
+
+
 def _report_memory(folder, config):
     """Prints what a rank of this version will hold."""
     version, places = Version.read(folder), {}
-    stored = version.manifest["dtype"]
+    stored, compute = version.stored, version.compute
+    whole = [compute] if compute in SCHEMES else []
     for on_cpu, place in ((True, " on the CPU"), (False, " on a GPU")):
-        weights, cache = config.rank_bytes(version.model, version.tp, stored, on_cpu)
-        dtypes = " and ".join(dict.fromkeys(config.dtypes(stored, on_cpu)))
+        weights, cache = config.rank_bytes(version.model, version.tp, stored, on_cpu, compute)
+        dtypes = " and ".join(dict.fromkeys(whole + [*config.dtypes(stored, on_cpu, compute)]))
         held = f"{_gib(weights)} of weights, {_gib(cache)} of keys and values, {dtypes}"
         places[held] = place if held not in places else ""
     for held, place in places.items():

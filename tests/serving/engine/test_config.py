@@ -38,7 +38,17 @@ def test_options_come_from_texts():
         ("max_num_seqs", "many", "max_num_seqs 'many' is not a whole number of at least 1"),
         ("max_num_seqs", "0", "max_num_seqs 0 is not a whole number of at least 1"),
         ("max_model_len", "-5", "max_model_len -5 is not a whole number of at least 1"),
-        ("dtype", "int8", "dtype 'int8' is not known: give one of auto, float32"),
+        ("dtype", "int16", "dtype 'int16' is not known: give one of auto, float32"),
+        (
+            "dtype",
+            "int8",
+            "'int8' is not known: give \"auto\", and export a version with --dtype int8",
+        ),
+        (
+            "kv_cache_dtype",
+            "int4",
+            "'int4' is not known: give one of auto, float32, bfloat16, float16, ",
+        ),
         ("step_seconds", "nan", "step_seconds nan is not a time limit"),
         ("enable_prefix_caching", "yes", "enable_prefix_caching 'yes' is not true or false"),
     ],
@@ -127,7 +137,8 @@ def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys)
     words += " --dtype bfloat16 --kv-cache-dtype float32"
     assert export_module.main(words.split()) == 0
     config = engine_config(repo / "gpt_engine" / "config.pbtxt")
-    assert config == EngineConfig(5, 40, 8, dtype="bfloat16", kv_cache_dtype="float32")
+    assert config == EngineConfig(5, 40, 8, kv_cache_dtype="float32")
+    assert Version.read(repo / "gpt_engine" / "1").compute == "bfloat16"  # is the version's own
     said = capsys.readouterr().out
     assert "requests that run together: 5, of 40 positions at most" in said
     before = (repo / "gpt_engine" / "config.pbtxt").read_text()

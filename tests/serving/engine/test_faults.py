@@ -229,7 +229,7 @@ def not_json(folder):
     "damage",
     [cut_short, flipped, other_shape, missing("manifest.json"), missing("config.json"),
      missing("rank-0-of-2.safetensors"), missing("tokenizer.json"), changed("config.json"),
-     changed("tokenizer.json"), not_json, manifest_with(format=2), manifest_with(tp=3),
+     changed("tokenizer.json"), not_json, manifest_with(format=3), manifest_with(tp=3),
      manifest_with(files={}), manifest_with(tp="two")],
 )  # fmt: skip
 def test_damaged_versions_are_refused_by_file_name(copy, damage):

@@ -43,6 +43,10 @@ class TritonPythonModel:
         setting = json.loads(args["model_config"])["parameters"]
         self.most = int(setting["requests"]["string_value"])
         self.text_bytes = int(setting["text_bytes"]["string_value"])
+        version = setting.get("weights_version", {"string_value": "0"})["string_value"]
+        if not re.fullmatch(r"\d+", version):
+            raise ValueError(f"weights_version {version!r} is no version's number; 0: the newest")
+        self.version = int(version)
         self.calls = set()  # requests that are not over
         self.ended = threading.Event()
         self.watcher = threading.Thread(target=self.watch, daemon=True)
@@ -124,11 +128,13 @@ class TritonPythonModel:
                 return
         if call.gone:
             raise Refusal("CANCELLED: the client has left")
-        raise Refusal("UNAVAILABLE: gpt_engine has died or is not loaded, try again later")
+        which = f"gpt_engine {self.version or ''}".rstrip()
+        raise Refusal(f"UNAVAILABLE: {which} has died or is not loaded, try again later")
 
     def engine_lines(self, call, wanted):
-        """What the newest gpt_engine answers, a line for each chunk; ends early where it dies."""
-        for file in (file for pause in (0, 0.05, 0.1) for file in engine_sockets(pause)):
+        """What gpt_engine answers, a line for each chunk; ends early where it dies."""
+        pauses = (0, 0.05, 0.1)
+        for file in (file for pause in pauses for file in engine_sockets(self.version, pause)):
             with socket.socket(socket.AF_UNIX) as connection:
                 try:
                     connection.connect(str(file))
@@ -206,12 +212,13 @@ class Call:
                     self.connection.shutdown(socket.SHUT_RDWR)
 
 
-def engine_sockets(pause=0.0):
-    """The sockets of gpt_engine, the newest version first; a killed engine leaves its one."""
+def engine_sockets(version=0, pause=0.0):
+    """The sockets of gpt_engine, of a version, or of all (0), the newest first; a killed engine
+    leaves its one."""
     time.sleep(pause)
     folder = Path(tempfile.gettempdir(), f"kintsugi-{os.getuid()}-{os.getppid()}")
     found = [(int(file.stem.split("-")[1]), age(file), file) for file in folder.glob("*-*-*.sock")]
-    return [file for *_, file in sorted(found, reverse=True)]
+    return [file for of, _, file in sorted(found, reverse=True) if version in (0, of)]
 
 
 def age(file):

@@ -10,10 +10,9 @@ import math
 from dataclasses import dataclass, fields
 
 from utils.models.config import GPTConfig
-from utils.models.tp_plan import rank_shapes
+from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 
 DEVICES = ("auto", "cpu", "cuda")
-WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a number, by dtype
 RENAMED = {"slots": "max_num_seqs"}  # parameters of earlier versions
 WHOLE = ("max_num_seqs", "max_model_len", "prefill_chunk", "queue", "threads")
 SWITCH = {"true": True, "false": False}  # as texts
@@ -31,8 +30,10 @@ class EngineConfig:
     enable_prefix_caching   whether a beginning that is in the cache is taken from there
     queue           requests that may wait besides; more are refused with Unavailable
     device          "cpu", "cuda" (one GPU a rank), or "auto": CUDA where every rank has a GPU
-    dtype           that weights are computed with; "auto": as stored, on the CPU float32
-    kv_cache_dtype  of keys and values; "auto": dtype
+    dtype           that floating-point weights are computed with; "auto": as the version says, else
+                    as stored, on the CPU float32
+    kv_cache_dtype  of keys and values; "auto": dtype; "int8": with a scale for each position and
+                    head
     threads         of each rank on the CPU; None: the cores but one, divided by the ranks (that one
                     is for the leader and the clients: a thread that waits for a core stops the
                     rank)
@@ -69,12 +70,14 @@ class EngineConfig:
             raise ValueError(
                 f"enable_prefix_caching {self.enable_prefix_caching!r} is not true or false"
             )
-        words = {"device": DEVICES} | dict.fromkeys(("dtype", "kv_cache_dtype"), ("auto", *WIDTHS))
+        floats = ("auto", *FLOATS)
+        words = {"device": DEVICES, "dtype": floats, "kv_cache_dtype": (*floats, "int8")}
         for name, known in words.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} {getattr(self, name)!r} is not known: give one of {', '.join(known)}"
-                )
+            if (given := getattr(self, name)) not in known:
+                fix = f"give one of {', '.join(known)}"
+                if name == "dtype" and given in COMPUTE:  # whole numbers are stored so
+                    fix = f'give "auto", and export a version with --dtype {given}'
+                raise ValueError(f"{name} {given!r} is not known: {fix}")
 
     @classmethod
     def of_parameters(cls, parameters: dict[str, str], place: str) -> "EngineConfig":
@@ -105,20 +108,28 @@ class EngineConfig:
         """Positions of a request at most."""
         return min(self.max_model_len or model.max_positions, model.max_positions)
 
-    def dtypes(self, stored: str, on_cpu: bool) -> tuple[str, str]:
-        """The dtypes of weights and cache, by name, of a model that is stored as `stored`."""
-        dtype = self.dtype
+    def dtypes(self, stored: str, on_cpu: bool, compute: str = "auto") -> tuple[str, str]:
+        """The dtypes of floating-point weights and of the cache, by name, of a model whose weights
+        are stored as `stored`, in a version that computes in `compute` (stored.py)."""
+        dtype = compute if self.dtype == "auto" and compute in FLOATS else self.dtype
         if dtype == "auto":
             dtype = "float32" if on_cpu else stored
         return dtype, dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
 
-    def rank_bytes(self, model: GPTConfig, tp: int, stored: str, on_cpu: bool) -> tuple[int, int]:
+    def rank_bytes(
+        self, model: GPTConfig, tp: int, stored: str, on_cpu: bool, compute: str = "auto"
+    ) -> tuple[int, int]:
         """Bytes of the weights of the rank that has most of them, of `tp` that share a model which
-        is stored as `stored`; and of its keys and values, which it reserves at its start."""
-        dtype, cache_dtype = self.dtypes(stored, on_cpu)
+        is stored as `stored` and computed in `compute`; and of its keys and values, which it
+        reserves at its start."""
+        dtype, cache_dtype = self.dtypes(stored, on_cpu, compute)
         weights = max(
-            sum(map(math.prod, rank_shapes(model, rank, tp).values())) for rank in range(tp)
+            sum(
+                math.prod(shape) * WIDTHS[kind]
+                for kind, shape in rank_tensors(model, rank, tp, dtype, compute).values()
+            )
+            for rank in range(tp)
         )
-        numbers = 2 * model.layers * (model.key_value_heads // tp) * model.head_size
-        cache = self.max_num_seqs * self.length(model) * numbers * WIDTHS[cache_dtype]
-        return weights * WIDTHS[dtype], cache
+        vectors = 2 * model.layers * (model.key_value_heads // tp) * self.length(model)
+        bytes_of_one = model.head_size * WIDTHS[cache_dtype] + 4 * (cache_dtype == "int8")
+        return weights, self.max_num_seqs * vectors * bytes_of_one

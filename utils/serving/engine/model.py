@@ -20,9 +20,12 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from utils.compression.quantize import quantize_rows
+from utils.compression.scheme import INT4
 from utils.models import gpt
 from utils.models.config import GPTConfig
-from utils.serving.engine.linear import Linear
+from utils.serving.engine.linear import Int4Linear, Int8Linear, Linear
+from utils.serving.engine.stored import PACKED, SCALE, inputs
 from utils.shares import shares
 
 # ---- 1. a block as it is served
@@ -124,8 +127,9 @@ class Part:
         tp: int,
         device: torch.device,
         dtype: torch.dtype,
+        columns: dict[str, tuple[int, int]],
     ):
-        self.weights, self.prefix, self.tp = weights, prefix, tp
+        self.weights, self.prefix, self.tp, self.columns = weights, prefix, tp, columns
         self.place = {"device": device, "dtype": dtype}
 
     def take(self, name: str) -> torch.Tensor | None:
@@ -140,14 +144,30 @@ class Part:
                 pairs = rows.unflatten(0, (-1, 2, size // 2)).transpose(1, 2)
                 self.weights[name] = pairs.flatten(0, 2)
 
-    def linear(self, module: str, *names: str, summed: bool = False) -> Linear:
+    def linear(
+        self, module: str, *names: str, summed: bool = False
+    ) -> Linear | Int8Linear | Int4Linear:
         """Several matrices that read the same input, one above the other. The bias of o and down
         is on rank 0 only: the sum over the ranks adds it once."""
-        weights, biases = (
-            [self.take(f"{module}.{name}.{kind}") for name in names] for kind in ("weight", "bias")
-        )
+        biases = [self.take(f"{module}.{name}.bias") for name in names]
         bias = None if biases[0] is None else torch.cat(biases)
-        return Linear(torch.cat(weights), bias, summed and self.tp > 1)
+        names, summed = [f"{module}.{name}.weight" for name in names], summed and self.tp > 1
+        if self.prefix + names[0] + SCALE in self.weights:
+            return self._quantized(names, bias, summed)
+        return Linear(torch.cat([self.take(name) for name in names]), bias, summed)
+
+    def _quantized(self, names, bias, summed):
+        """The same of matrices in whole numbers, whose scales are those of their rows."""
+
+        def whole(ending):
+            parts = [self.weights.pop(self.prefix + name + ending) for name in names]
+            return torch.cat(parts).to(self.place["device"])
+
+        scale = whole(SCALE)
+        if self.prefix + names[0] in self.weights:
+            return Int8Linear(whole(""), scale, bias, summed)
+        offset = self.columns[self.prefix + names[0]][0] % INT4.group_size
+        return Int4Linear(whole(PACKED), scale, bias, summed, offset)
 
     def norm(self, name: str, eps: float) -> Norm:
         return Norm(self.take(f"{name}.weight"), eps)
@@ -181,8 +201,9 @@ class KVCache:
         slots, kv_heads, positions, head_size = shape
         # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
         numbers = (2, slots, kv_heads, positions, head_size)
+        kind = Int8LayerCache if kv_cache_dtype == torch.int8 else LayerCache
         self.layers = [
-            LayerCache(self, torch.zeros(numbers, device=device, dtype=kv_cache_dtype))
+            kind(self, torch.zeros(numbers, device=device, dtype=kv_cache_dtype))
             for _ in range(config.layers)
         ]
         all_positions, half = torch.arange(positions), head_size // 2
@@ -215,7 +236,7 @@ class KVCache:
     def copy(self, source: int, slot: int, positions: int) -> None:
         """Gives a slot the first positions of another one."""
         for layer in self.layers:
-            layer.numbers[:, slot, :, :positions] = layer.numbers[:, source, :, :positions]
+            layer.copy(source, slot, positions)
 
 
 class LayerCache:
@@ -229,9 +250,8 @@ class LayerCache:
         """Keeps k and v (B, T, K, D), and lets q (B, T, H, D) look at all there is: (B, T, H·D)."""
         B, T, H, D = q.shape
         K, now = k.shape[2], self.cache
-        self.key_rows[now.places] = k.to(self.numbers.dtype)
-        self.value_rows[now.places] = v.to(self.numbers.dtype)
-        k, v = self.numbers[:, now.slots, :, : now.longest].to(q.dtype)  # (B, K, L, D) each
+        self.keep(k, v)
+        k, v = self.kept(q.dtype)  # (B, K, L, D) each
         if T == 1:  # queries that share a key-value head stand where positions would
             q = q.view(B, K, H // K, D)
         else:
@@ -240,6 +260,43 @@ class LayerCache:
             q, k, v, attn_mask=now.mask, is_causal=now.causal, enable_gqa=q.shape[1] != K
         )
         return y.view(B, 1, -1) if T == 1 else y.transpose(1, 2).reshape(B, T, -1)
+
+    def keep(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        places = self.cache.places
+        self.key_rows[places] = k.to(self.numbers.dtype)
+        self.value_rows[places] = v.to(self.numbers.dtype)
+
+    def kept(self, dtype: torch.dtype) -> torch.Tensor:
+        """What this pass looks at, (2, B, K, L, D)."""
+        now = self.cache
+        return self.numbers[:, now.slots, :, : now.longest].to(dtype)
+
+    def copy(self, source: int, slot: int, positions: int) -> None:
+        self.numbers[:, slot, :, :positions] = self.numbers[:, source, :, :positions]
+
+
+class Int8LayerCache(LayerCache):
+    """The same in 8 bits: the D numbers of a position and head have one scale."""
+
+    def __init__(self, cache: KVCache, numbers: torch.Tensor):
+        super().__init__(cache, numbers)
+        self.scales = torch.zeros(*numbers.shape[:-1], 1, device=numbers.device)
+        self.key_scales, self.value_scales = self.scales.flatten(1, 3)  # (slots·K·P, 1) each
+
+    def keep(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        (k, k_scales), (v, v_scales) = quantize_rows(k), quantize_rows(v)
+        super().keep(k, v)
+        self.key_scales[self.cache.places] = k_scales
+        self.value_scales[self.cache.places] = v_scales
+
+    def kept(self, dtype: torch.dtype) -> torch.Tensor:
+        now = self.cache
+        scales = self.scales[:, now.slots, :, : now.longest]
+        return super().kept(torch.float32).mul_(scales).to(dtype)
+
+    def copy(self, source: int, slot: int, positions: int) -> None:
+        super().copy(source, slot, positions)
+        self.scales[:, slot, :, :positions] = self.scales[:, source, :, :positions]
 
 
 # ---- 3. the model
@@ -269,7 +326,8 @@ class ServedDecoder:
     ):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
         weights = dict(weights)  # they are taken out of it
-        top = Part(weights, "", tp, self.device, dtype)
+        where = tp, self.device, dtype, inputs(config, rank, tp)
+        top = Part(weights, "", *where)
         words = shares(config.vocab_size, tp)
         self.words, self.first_word = words, sum(words[:rank])
         # a gather wants equal parts: where tp does not divide V, the last ranks add a row of zeros
@@ -279,8 +337,7 @@ class ServedDecoder:
             head = _padded(top.take("lm_head.weight"), words[0])
         self.lm_head = Linear(head, None)
         parts = (
-            Part(weights, f"model.layers.{number}.", tp, self.device, dtype)
-            for number in range(config.layers)
+            Part(weights, f"model.layers.{number}.", *where) for number in range(config.layers)
         )
         self.layers = Layers([Block(config, part) for part in parts])
         self.norm = top.norm("model.norm", config.norm_eps)

@@ -7,8 +7,10 @@
 
 manifest.json names every file with its bytes and SHA-256, and it is written last: a folder without
 it is not complete. Each rank reads rank-R-of-N.safetensors, its part of every tensor, under Hugging
-Face's names; a large part is in several files, rank-R-of-N-00001-of-00003.safetensors. Whatever is
-missing, changed or cut short raises LoadError with the file's name.
+Face's names (of whole numbers: stored.py); a large part is in several files,
+rank-R-of-N-00001-of-00003.safetensors. Whatever is missing, changed or cut short raises LoadError
+with the file's name. The manifest's "compute" says what the version computes in; where there is
+none, as in all versions of format 1, that is "auto".
 Nothing but JSON and safetensors is read: neither can run code.
 """
 
@@ -21,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.models.config import GPTConfig
-from utils.models.tp_plan import check_ranks, rank_shapes
+from utils.models.tp_plan import check_ranks
+from utils.serving.engine.stored import COMPUTE, FLOATS, rank_tensors
 
 if TYPE_CHECKING:  # only ranks need it
     import torch
@@ -54,11 +57,18 @@ class Version:
         for key, kind in (("tp", int), ("files", dict), ("prompts", dict)):
             if type(manifest.get(key)) is not kind or manifest[key] == 0:
                 raise LoadError(f"{folder / MANIFEST} has no {key!r}: export this version again")
-        if manifest.get("format") != 1:
+        if manifest.get("format") not in (1, 2):
             raise LoadError(
                 f"{folder / MANIFEST} has format {manifest.get('format')!r}, and this engine reads "
-                "format 1: export this version again"
+                "formats 1 and 2: export this version again"
             )
+        types = {"dtype": manifest.get("dtype"), "compute": manifest.get("compute", "auto")}
+        for (key, given), known in zip(types.items(), (tuple(FLOATS), COMPUTE)):
+            if given not in known:
+                raise LoadError(
+                    f"{folder / MANIFEST} has {key} {given!r}, and this engine has "
+                    f"{', '.join(known)}: export this version again"
+                )
         for name, facts in manifest["prompts"].items():
             if not isinstance(facts, dict) or type(facts.get("length")) is not int:
                 raise LoadError(f"{folder / MANIFEST} has no length of prompt {name!r}")
@@ -83,6 +93,16 @@ class Version:
     def tp(self) -> int:
         """Ranks that share the model."""
         return self.manifest["tp"]
+
+    @property
+    def stored(self) -> str:
+        """The dtype of the weights that are stored in floating point."""
+        return self.manifest["dtype"]
+
+    @property
+    def compute(self) -> str:
+        """What it computes in: "auto", a dtype, or "int8" or "int4"."""
+        return self.manifest.get("compute", "auto")
 
     @property
     def number(self) -> str:
@@ -130,18 +150,22 @@ class Version:
             raise LoadError(f"{file} cannot be read: {error.strerror}") from None
 
     def weights(self, rank: int) -> "dict[str, torch.Tensor]":
-        """{name: tensor} of one rank, verified, in the stored type on the CPU."""
-        tensors, expected = {}, rank_shapes(self.model, rank, self.tp)
+        """{name: tensor} of one rank, verified, in the stored types on the CPU."""
+        tensors = {}
+        expected = rank_tensors(self.model, rank, self.tp, self.stored, self.compute)
         for name in self.shards(rank):
             self.verify(name)
             for key, tensor in _tensors(self.folder / name).items():
                 if key not in expected:
                     raise LoadError(f"{self.folder / name} holds {key}, which the model has not")
-                if tuple(tensor.shape) != expected[key]:
+                dtype, shape = expected[key]
+                if tuple(tensor.shape) != shape:
                     raise LoadError(
                         f"{self.folder / name}: {key} has shape {list(tensor.shape)}, and rank "
-                        f"{rank} of {self.tp} needs {list(expected[key])}"
+                        f"{rank} of {self.tp} needs {list(shape)}"
                     )
+                if (found := str(tensor.dtype).removeprefix("torch.")) != dtype:
+                    raise LoadError(f"{self.folder / name}: {key} is {found}, and not {dtype}")
                 tensors[key] = tensor
         for key in expected:
             if key not in tensors:

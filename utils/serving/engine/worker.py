@@ -111,7 +111,7 @@ class Worker:
         version, config = Version.read(setup["folder"]), EngineConfig(**setup["config"])
         self.rank, tp = setup["rank"], version.tp
         device = _device(torch, config.device, self.rank, tp)
-        names = config.dtypes(version.manifest["dtype"], device.type == "cpu")
+        names = config.dtypes(version.stored, device.type == "cpu", version.compute)
         if self.rank == 0 or device.type != "cpu":
             _check_memory(torch, device, version, config)
         if tp > 1:  # on the CPU all ranks share what rank 0 has found, and none has taken any yet
@@ -192,8 +192,9 @@ def _device(torch, wanted, rank, tp):
 
 def _check_memory(torch, device, version, config):
     """Refuses what the memory cannot hold: Linux would promise it, and kill later."""
-    stored = version.manifest["dtype"]
-    weights, cache = config.rank_bytes(version.model, version.tp, stored, device.type == "cpu")
+    weights, cache = config.rank_bytes(
+        version.model, version.tp, version.stored, device.type == "cpu", version.compute
+    )
     if device.type == "cpu":
         ranks, free = version.tp, free_memory()
     else:
