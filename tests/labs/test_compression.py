@@ -1,0 +1,159 @@
+"""Lab 15: the answers that its checks must accept and reject, and its pieces."""
+
+from tests.labs.answers import Lab
+from tests.labs.lab_tests import LabTests
+
+LAB = Lab(
+    "15_compression",
+    {
+        "int8_linear": ("check_int8", "int8_linear", "int8_linear.py"),
+        "prune_heads": ("check_prune", "prune_heads", "prune_heads.py"),
+    },
+)
+
+OTHERS = {
+    "int8_linear: W transposed and filled up, rows in parts, the scales made one": """
+import numpy as np
+
+def calibrate(batches, percentile=100):
+    if percentile == 100:
+        largest = max(float(np.abs(x.double().numpy()).max()) for x in batches)
+    else:
+        sizes = np.concatenate([np.abs(x.double().numpy()).ravel() for x in batches])
+        largest = np.percentile(sizes, percentile)
+    return torch.tensor([largest / 127 or 0.125], dtype=torch.float32)
+
+
+class Int8Linear(nn.Module):
+    def __init__(self, linear, scale):
+        super().__init__()
+        with torch.no_grad():
+            N, K = linear.weight.shape
+            wide = torch.zeros(-(-K // 8) * 8, -(-N // 8) * 8, dtype=torch.int8)
+            step = linear.weight.double().abs().amax(1).clamp(min=1e-300) / 127
+            wide[:K, :N] = (linear.weight.double() / step[:, None]).round().T
+            self.register_buffer("kept", wide)
+            self.register_buffer("steps", (step * scale).float())
+            self.register_buffer("step", scale.float().clone())
+            given = torch.zeros(N) if linear.bias is None else linear.bias.float()
+            self.register_buffer("plus", given.clone())
+
+    def forward(self, x):
+        rows, N = x.flatten(0, -2) if x.ndim > 1 else x[None], len(self.plus)
+        found = [self.plus.new_empty(0, N)]
+        for part in rows.split(5):
+            whole = torch.zeros(len(part), len(self.kept), dtype=torch.int8)
+            steps = torch.clamp(part.double() / self.step, -127, 127)
+            whole[:, : x.shape[-1]] = torch.round(steps)
+            sums = torch.ops.aten._int_mm.default(whole, self.kept)[:, :N]
+            found.append((sums.double() * self.steps + self.plus).to(x.dtype))
+        return torch.cat(found).to(x.dtype).reshape(*x.shape[:-1], N)
+""",
+    "int8_linear: torch.quantile, parameters in place of buffers, inference mode": """
+def calibrate(batches, percentile=100):
+    seen = None
+    for x in batches:
+        x = x.abs().float().reshape(-1)
+        part = x.amax()[None] if percentile == 100 else x
+        seen = part if seen is None else torch.cat((seen, part))
+        seen = seen.amax()[None] if percentile == 100 else seen
+    return (torch.quantile(seen, percentile / 100) / HIGHEST).clamp(min=1e-12)
+
+
+class Int8Linear(nn.Module):
+    @torch.no_grad()
+    def __init__(self, linear, scale):
+        super().__init__()
+        W = linear.weight.to(torch.float32)
+        steps = torch.maximum(W.max(1).values, -W.min(1).values) / HIGHEST
+        steps[steps == 0] = 7.0
+        whole = torch.round(W / steps.unsqueeze(1)).to(torch.int8)
+
+        def fixed(t):
+            return nn.Parameter(t.clone(), requires_grad=False)
+
+        self.whole, self.steps, self.step = fixed(whole), fixed(steps), fixed(scale)
+        self.bias = None if linear.bias is None else fixed(linear.bias)
+
+    @torch.inference_mode()
+    def forward(self, x):
+        x8 = torch.round(x.to(torch.float32) / self.step).clamp(-127, 127).to(torch.int8)
+        y = torch._int_mm(x8.reshape(-1, x.shape[-1]), self.whole.mT).to(torch.float32)
+        y *= self.step
+        y *= self.steps
+        if self.bias is not None:
+            y += self.bias
+        return y.to(x.dtype).unflatten(0, x.shape[:-1]) if x.ndim > 1 else y[0].to(x.dtype)
+""",
+    "prune_heads: the loss without each head, and new layers in a copy": """
+import copy
+
+def shrink(model, keep):
+    small = copy.deepcopy(model).requires_grad_(True)
+    config, D = model.config, model.config.head_size
+    group, kept = config.heads // config.key_value_heads, len(keep[0])
+    small.config = replace(config, heads=kept * group, kv_heads=kept, head_dim=D)
+    small.model.config = small.config
+    for layer, heads in zip(small.model.layers, keep):
+        heads = torch.tensor(sorted(heads, reverse=True))
+        for part in "qkvo":
+            linear = getattr(layer.self_attn, f"{part}_proj")
+            wide = group * D if part in "qo" else D
+            weight = linear.weight if part != "o" else linear.weight.T
+            rows = weight.detach().unflatten(0, (-1, wide))[heads].flatten(0, 1)
+            rows = rows.T.contiguous() if part == "o" else rows
+            new = torch.nn.Linear(*rows.T.shape, bias=linear.bias is not None, dtype=rows.dtype)
+            new.weight = torch.nn.Parameter(rows)
+            if linear.bias is not None:
+                bias = linear.bias.detach()
+                bias = bias if part == "o" else bias.unflatten(0, (-1, wide))[heads].flatten()
+                new.bias = torch.nn.Parameter(bias.clone())
+            setattr(layer.self_attn, f"{part}_proj", new)
+    return small
+
+
+@torch.no_grad()
+def importance(model, batches):
+    D, scores = model.config.head_size, []
+    for layer in model.model.layers:
+        weight = layer.self_attn.o_proj.weight
+        whole = weight.clone()
+        for head in range(model.config.heads):
+            weight[:, head * D : (head + 1) * D] = 0
+            scores.append(sum(cross_entropy(model(x), y).item() for x, y in batches))
+            weight.copy_(whole)
+    return torch.tensor(scores).view(model.config.layers, -1).numpy()
+
+
+def prune(model, batches, kept):
+    scores = importance(model, batches)
+    return shrink(model, [row.argsort()[::-1][:kept].tolist() for row in scores])
+""",
+    "prune_heads: what each head adds to the residual stream, one layer after the other": """
+def prune(model, batches, kept):
+    D, layers = model.config.head_size, model.model.layers
+    keep, texts = [], torch.cat([tokens for tokens, _ in batches])
+    with torch.no_grad():
+        for number, layer in enumerate(layers):
+            seen = []
+            o = layer.self_attn.o_proj
+            hook = o.register_forward_hook(lambda _, given, y: seen.append(given[0]))
+            model(texts)
+            hook.remove()
+            parts = seen[0].unflatten(-1, (-1, D))  # (B, T, H, D)
+            weights = o.weight.unflatten(1, (-1, D))  # (C, H, D)
+            added = torch.einsum("bthd,chd->bthc", parts, weights)
+            keep.append(added.square().sum((0, 1, 3)).topk(kept).indices.tolist())
+    return shrink(model, keep)
+""",
+}
+
+
+EACH = {  # wrong answers, their kinds, other right ones
+    "int8_linear": (28, 8, 2),
+    "prune_heads": (24, 8, 2),
+}
+
+
+class TestLab(LabTests):
+    lab, others, least, each = LAB, OTHERS, 28, EACH
