@@ -7,6 +7,7 @@ LAB = Lab(
     "15_compression",
     {
         "int8_linear": ("check_int8", "int8_linear", "int8_linear.py"),
+        "smoothing": ("check_smoothing", "smoothing", "smoothing.py"),
         "prune_heads": ("check_prune", "prune_heads", "prune_heads.py"),
     },
 )
@@ -85,6 +86,80 @@ class Int8Linear(nn.Module):
             y += self.bias
         return y.to(x.dtype).unflatten(0, x.shape[:-1]) if x.ndim > 1 else y[0].to(x.dtype)
 """,
+    "smoothing: without hooks, and s rounded to powers of two": """
+@torch.no_grad()
+def observe(block, inputs):
+    parts = {name: [] for name in READERS}
+    for x in inputs:
+        kept = {}
+        forward = block.mlp.forward
+
+        def spied(h):
+            kept["h"] = h
+            return forward(h)
+
+        block.mlp.forward = spied
+        try:
+            run(block, x)
+        finally:
+            del block.mlp.forward
+        both = block.input_layernorm(x), kept["h"]
+        for name, y in zip(READERS, both):
+            parts[name].append(torch.maximum(y.amax((0, 1)), -y.amin((0, 1))))
+    return {name: torch.stack(some).max(dim=0).values.float() for name, some in parts.items()}
+
+
+def outliers(largest, times=8.0):
+    alive = sorted(x for x in largest.tolist() if x > 0)
+    limit = times * alive[len(alive) // 2] if alive else 0
+    return [channel for channel, x in enumerate(largest.tolist()) if x > limit]
+
+
+def smooth(block, seen, alpha=0.5):
+    for name, readers in READERS.items():
+        linears = [block.get_submodule(reader) for reader in readers]
+        W = torch.stack([linear.weight.data.abs().amax(0).double() for linear in linears]).amax(0)
+        X = seen[name].double()
+        s = torch.exp2((alpha * X.log2() - (1 - alpha) * W.log2()).round() + 2)
+        s[~((X > 0) & (W > 0))] = 0.5
+        block.get_submodule(name).weight.data.div_(s)
+        for linear in linears:
+            linear.weight.data.mul_(s)
+""",
+    "smoothing: in fp64, the largest s is 1, and readers as a trace finds them": """
+class Done(Exception):
+    pass
+
+def observe(block, inputs):
+    names = list(READERS)
+    seen = dict.fromkeys(names, torch.zeros(()))
+    with torch.inference_mode():
+        for x in inputs:
+            for name in names:
+                kept = []
+                reader = block.get_submodule(READERS[name][0])
+                hook = reader.register_forward_pre_hook(lambda _, given: kept.append(given[0]))
+                run(block, x)
+                hook.remove()
+                rows = kept[0].reshape(-1, x.shape[-1]).to(torch.float32)
+                seen[name] = torch.maximum(seen[name], torch.linalg.vector_norm(rows, torch.inf, 0))
+    return {name: largest.clone() for name, largest in seen.items()}
+
+
+@torch.no_grad()
+def smooth(block, seen, alpha=0.5):
+    for name, readers in READERS.items():
+        weights = [block.get_submodule(reader).weight for reader in readers]
+        columns = [weight.double().abs().max(dim=0).values for weight in weights]
+        W, X = torch.stack(columns).max(dim=0).values, seen[name].double()
+        dead = (W == 0) | (X == 0)
+        s = X.masked_fill(dead, 1.0).pow(alpha) * W.masked_fill(dead, 1.0).pow(alpha - 1)
+        s /= s.max()
+        for weight in weights:
+            weight.set_((weight.double() * s).to(weight.dtype))
+        norm = block.get_submodule(name).weight
+        norm.copy_((norm.double() / s).to(norm.dtype))
+""",
     "prune_heads: the loss without each head, and new layers in a copy": """
 import copy
 
@@ -151,6 +226,7 @@ def prune(model, batches, kept):
 
 EACH = {  # wrong answers, their kinds, other right ones
     "int8_linear": (28, 8, 2),
+    "smoothing": (22, 8, 2),
     "prune_heads": (24, 8, 2),
 }
 

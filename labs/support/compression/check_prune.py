@@ -32,14 +32,12 @@ def prune_heads(trial: Trial) -> str:
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         group.run("shrink", _all_shrunk, _cases(trial))
         seeds = [trial.new_seed() for _ in range(2)]
-        found = group.run("prune", _all_pruned, seeds, seconds=SECONDS)[0]
-    losses = "; ".join(f"{kept} kept: {yours:.3f}, the best {best:.3f} and the mean {mean:.3f}"
-                       for kept, (yours, best, mean) in zip((1, 2), found))  # fmt: skip
+        group.run("prune", _all_pruned, seeds, seconds=SECONDS)
     return (
         "the smaller model is the large one with the other heads masked, in fp64, fp32 and\n"
         "bf16, with and without grouped queries, biases and tied words, with fewer bytes and in\n"
-        "memory of its own; the model is as it was. Held-out loss of drawn models, in nats, with\n"
-        f"your choice of heads, of all choices: {losses}."
+        "memory of its own; the model is as it was. In models drawn from the seed your choice of\n"
+        "heads has the held-out loss of the best choice there is, or next to it."
     )
 
 
@@ -160,13 +158,14 @@ def _is_its_config(what: str, small: GPT, tokens: torch.Tensor) -> None:
 # ---- which heads
 
 
-def _all_pruned(answer, seeds: list[int]) -> list[tuple[float, float, float]]:
+def _all_pruned(answer, seeds: list[int]) -> None:
     """Two models, one after the other: what the first one taught does not fit the second."""
-    return [_pruned(answer, seed, kept) for kept, seed in enumerate(seeds, start=1)]
+    for kept, seed in enumerate(seeds, start=1):
+        _pruned(answer, seed, kept)
 
 
-def _pruned(answer, seed: int, kept: int) -> tuple[float, float, float]:
-    """Held-out losses: of the answer's choice, the best one, the mean of all that were tried."""
+def _pruned(answer, seed: int, kept: int) -> None:
+    """The held-out loss of the answer's choice beside those of all that were tried."""
     what = f"a model drawn from the seed, {kept} of {len(drawn.SIZES[kept])} heads"
     model = drawn.many_heads(torch.Generator().manual_seed(seed), drawn.SIZES[kept])
     calibration, held_out = drawn.batches(seed, *BATCHES)
@@ -184,7 +183,6 @@ def _pruned(answer, seed: int, kept: int) -> tuple[float, float, float]:
             f"{best:.3f},\nand a choice by lot {mean:.3f} on the average. Weights alone do not "
             "tell what a head does: what does it do on the batches?"
         )
-    return yours, best, mean
 
 
 def _all_choices(model: GPT, held_out: list, kept: int, seed: int) -> list[float]:
