@@ -9,12 +9,14 @@ is that of modules which the shipped models have not been trained on (utils/data
 
 import functools
 import importlib.util
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from utils.models import shipped
+from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
 
 torch.set_num_threads(1)  # the tensors are so small that a second thread would only be waited for
@@ -107,3 +109,50 @@ def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> GPT:
             state[f"{name}self_attn.{part}_proj.weight"] = whole
     model.load_state_dict(state)
     return model.eval()
+
+
+@torch.no_grad()
+def without_heads(model: GPT, keep: list[list[int]]) -> GPT:
+    """A new GPT with these heads alone; the model has as many key-value heads as heads."""
+    config, D = model.config, model.config.head_size
+    small = GPT(replace(config, heads=len(keep[0]), kv_heads=len(keep[0]), head_dim=D))
+    state = model.state_dict()
+    for index, heads in enumerate(keep):
+        for part in "qkvo":
+            name = f"model.layers.{index}.self_attn.{part}_proj.weight"
+            weight = state[name].unflatten(int(part == "o"), (-1, D))
+            weight = weight[:, heads] if part == "o" else weight[heads]
+            state[name] = weight.flatten(1) if part == "o" else weight.flatten(0, 1)
+    small.load_state_dict(state)
+    return small.eval()
+
+
+# ---- a teacher that speaks a language of its own
+
+LANGUAGE = GPTConfig(
+    vocab_size=64, hidden_size=32, layers=2, heads=4, intermediate_size=128, max_positions=32,
+    tie_embeddings=False,
+)  # fmt: skip
+
+
+@torch.no_grad()
+def speaker(generator: torch.Generator) -> GPT:
+    """A model with weights by lot, large enough that what it says depends on what was said."""
+    model = GPT(LANGUAGE)
+    gains = {"embed": 32**0.5, "lm_head": 2.0, "mlp.gate": 1.0, "mlp.up": 1.0, "v_proj": 1.0}
+    for name, parameter in model.named_parameters():
+        if not name.endswith("norm.weight"):
+            gain = next((gain for part, gain in gains.items() if part in name), 1.5)
+            size = gain / math.sqrt(parameter.shape[1])
+            parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@torch.no_grad()
+def spoken(model: GPT, rows: int, length: int, generator: torch.Generator) -> torch.Tensor:
+    """Text of the model, int64 (rows, length + 1)."""
+    words = torch.randint(model.config.vocab_size, (rows, 1), generator=generator)
+    for _ in range(length):
+        likely = model(words)[:, -1].softmax(dim=-1)
+        words = torch.cat((words, torch.multinomial(likely, 1, generator=generator)), dim=1)
+    return words
