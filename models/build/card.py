@@ -102,10 +102,10 @@ python -m pytest tests/models/test_build.py    # the first {part:,} held-out tok
 
 ## In fewer bits
 
-What [lesson 15](../../notebooks/15_compression.ipynb) does to the models, on the first {variant_tokens:,}
-held-out tokens, and on {variant_questions} questions of two tasks of lesson 14 without an example. MB are those of the
-weights' file; a token reads all of it. The cost is in bits per byte more than the same model in 16
-bits, on the same windows, with its 95 % interval.
+What [lesson 15](../../notebooks/15_compression.ipynb) does to the models, on the first
+{variant_tokens:,} held-out tokens, and on {variant_questions} questions of two tasks of lesson 14, without an
+example. MB are those of the weights' file; a token reads all of it. The cost is in bits per byte
+more than the same model in 16 bits, on the same windows, with its 95 % interval.
 
 {variants}
 
@@ -286,23 +286,24 @@ def _variants(models):
     """One row for each variant of each model."""
     rows = []
     for name, variants in models.items():
-        for label, one in variants.items():
+        for one in variants:
             mean, low, high = one["cost"]
-            right = [f"{one['tasks'][task][0]:.0%}" for task in ASKED]
-            more = "" if label == "16 bits" else f"{mean:+.4f} ({low:+.4f} to {high:+.4f})"
+            more = f"{mean:+.4f} ({low:+.4f} to {high:+.4f})" if one is not variants[0] else ""
             size, bits = f"{one['bytes'] / 1e6:.1f}", f"{one['bits_per_byte']:.4f}"
-            rows.append([f"`{name}`, {label}", size, bits, more, *right])
+            right = [f"{one['tasks'][task][0]:.0%}" for task in ASKED]
+            rows.append([f"`{name}`, {one['variant']}", size, bits, more, *right])
     return _rows(["variant", "MB", "bits per byte", "cost", *ASKED], rows)
 
 
 def _speed(found):
-    """Tokens a second of each format, as ratios."""
-    many = found.get("requests", [])
-    rows = []
-    for name, ratios in found.get("ratios", {}).items():
-        rows.append([name, *(f"{each:.2f}" for each in ratios.values())])
-    heads = [f"{of}, {count} at once" for of in ("of fp32", "of CTranslate2") for count in many]
-    return _rows(["format", *heads], rows)
+    """Tokens a second of each contender, as ratios."""
+    many, others = found.get("requests", []), ("of fp32", "of CTranslate2")
+    rows = [
+        [one["name"], *(f"{ratio:.2f}" for of in others for ratio in one.get(of, []))]
+        for one in found.get("contenders", [])
+    ]
+    heads = [f"{of}, {count} at once" for of in others for count in many]
+    return _rows(["", *heads], [row + [""] * (1 + len(heads) - len(row)) for row in rows])
 
 
 def _samples(base):

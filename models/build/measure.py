@@ -2,6 +2,7 @@
 
     python -m models.build measure              everything, for all models
     python -m models.build measure --only base  one; text: what it is held to; variants: fewer bits
+    (and speed: how fast they are served)
 
 The measure is bits per byte of the held-out text: how many bits are needed, on average, to write
 down one byte of text that the model has never seen, if it makes the prediction (an arithmetic coder
@@ -25,7 +26,7 @@ from utils.models import hf_format
 from utils.models.shipped import SIZES, load
 
 MEASURED = "measured.json"
-EVERYTHING = [*SIZES, "text", "variants"]
+EVERYTHING = [*SIZES, "text", "variants", "speed"]
 WINDOW, STRIDE = 512, 384  # tokens
 PART = 8192  # tokens at the beginning of the held-out text, for a quick look
 LINE = 40  # characters of a line that says something
@@ -171,8 +172,8 @@ def _lines_seen(train, held_out):
 
 
 def measure(names, folder, runs):
-    """Measures the named models, "text" and "variants" among them, and brings folder/base/measured.json up to
-    date with it. Returns its content."""
+    """Measures the named models, or other parts of EVERYTHING, and brings folder/base/measured.json
+    up to date with it. Returns its content."""
     file = Path(folder) / "base" / MEASURED
     measured = hf_format.read_json(file) if file.exists() else {}
     text = library_text.fingerprint()
@@ -189,6 +190,11 @@ def measure(names, folder, runs):
             measured["text"] = measure_text(load("base", folder)[1], limits)
         elif name == "variants":
             measured["variants"] = variants(folder)
+        elif name == "speed":
+            from tests.bench import bench_compile, bench_formats
+
+            measured["speed"] = bench_formats.measure(Path(folder) / "base")
+            measured["speed"]["compiled"] = bench_compile.measure(Path(folder) / "base")
         else:
             old = measured.setdefault("models", {}).get(name, {})
             new = measure_model(name, folder, runs)

@@ -33,9 +33,11 @@ CALIBRATION = 32, 256  # rows of the training text, and their tokens
 STEPS = 60  # of distillation
 
 
-def variants(folder) -> dict[str, dict]:
-    """{model: {variant: facts}} of all models in a folder."""
-    return {name: dict(_rows(name, folder)) for name in SIZES}
+def variants(folder) -> dict[str, list[dict]]:
+    """{model: [facts of a variant]} of all models in a folder, the model as it is first."""
+    return {
+        name: [{"variant": label} | facts for label, facts in _rows(name, folder)] for name in SIZES
+    }
 
 
 def _rows(name, folder):
@@ -66,9 +68,14 @@ def _rows(name, folder):
     ahead = rounded(model, lambda n, w: gptq(w, seen[first_reader(n)].gram, INT4).dequantize())
     yield "int4, GPTQ", facts(ahead, size(model, INT4))
     int8 = quantized(model, INT8)
-    yield "int8, activations too", facts(int8, size(model, INT8), rounded_inputs(int8))
+    yield "int8, activations dynamic", facts(int8, size(model, INT8), rounded_inputs(int8))
     static = rounded_inputs(int8, static_scales(seen, 99.99))
-    yield "the same, calibrated", facts(int8, size(model, INT8), static)
+    yield "int8, activations calibrated", facts(int8, size(model, INT8), static)
+    if name == "small":
+        teacher, _ = load("base", folder)
+        config = DistillConfig(steps=2 * STEPS, lr=2e-3, adamw_lr=3e-4)
+        for label, one in (("trained further, taught by base", teacher), ("trained further", None)):
+            yield label, facts(distill(model, one, train, config)[0], size(model))
     if name != "base":
         return
     scores = {
@@ -92,9 +99,3 @@ def _rows(name, folder):
         yield f"{label}, distilled", facts(taught, size(taught))
         alone, _ = distill(student, None, train, DistillConfig(steps=STEPS))
         yield f"{label}, trained alone", facts(alone, size(alone))
-    small, _ = load("small", folder)
-    for label, teacher in (("small, taught by base", model), ("small, trained alone", None)):
-        more, _ = distill(
-            small, teacher, train, DistillConfig(steps=2 * STEPS, lr=2e-3, adamw_lr=3e-4)
-        )
-        yield label, facts(more, size(more))

@@ -2,6 +2,7 @@
 
     peer = Peer(folder, threads=2)                  # transformers, on a Hugging Face folder
     peer = Peer(folder, 2, "ctranslate2")           # the same model in C++, where it is installed
+    peer = Peer(folder, 2, "ctranslate2 int8")      # and in its 8 bits
     tokens, first = peer.generate([[5, 7], [3, 9]], max_tokens=32)     # one batch, greedy
     peer.threads                                    # that it computes with
     peer.close()
@@ -79,8 +80,11 @@ def main(folder: str, threads: int, library: str) -> None:
     """The process: serves lines until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever libraries print is no answer
-    generate = {"transformers": with_transformers, "ctranslate2": with_ctranslate2}[library]
-    threads, generate = generate(folder, threads)
+    library, _, numbers = library.partition(" ")
+    if library == "transformers":
+        threads, generate = with_transformers(folder, threads)
+    else:
+        threads, generate = with_ctranslate2(folder, threads, numbers or "float32")
     print(json.dumps({"threads": threads}), file=answers, flush=True)  # ready
     for line in sys.stdin:
         tokens, first = generate(**json.loads(line))
@@ -117,8 +121,9 @@ def with_transformers(folder: str, threads: int) -> tuple[int, Callable]:
     return torch.get_num_threads(), generate
 
 
-def with_ctranslate2(folder: str, threads: int) -> tuple[int, Callable]:
-    """(threads, what generates a batch with CTranslate2), from a converted copy of the model."""
+def with_ctranslate2(folder: str, threads: int, compute_type: str) -> tuple[int, Callable]:
+    """(threads, what generates a batch with CTranslate2), from a converted copy of the model;
+    compute_type as CTranslate2 calls it."""
     import ctranslate2
     from ctranslate2.converters import TransformersConverter
     from tokenizers import Tokenizer
@@ -133,7 +138,7 @@ def with_ctranslate2(folder: str, threads: int) -> tuple[int, Callable]:
         settings.write_text(json.dumps(known))
         TransformersConverter(str(copy)).convert(converted)
         generator = ctranslate2.Generator(
-            converted, compute_type="float32", inter_threads=1, intra_threads=threads
+            converted, compute_type=compute_type, inter_threads=1, intra_threads=threads
         )
 
     def generate(prompts, max_tokens):

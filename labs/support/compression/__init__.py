@@ -1,0 +1,1 @@
+"""Lab 15, compression: its checks, and what it gives."""

@@ -1,0 +1,158 @@
+"""Given: models and text that a check draws from a seed.
+
+    model = many_heads(generator, SIZES[1])          # tiny, in four heads a layer
+    calibration, held_out = batches(seed, 4, 2)      # [(tokens, targets), …] that do not overlap
+
+No answer can know beforehand which heads and channels matter: that follows from the seed. The text
+is that of modules which the shipped models have not been trained on (utils/data/library.py).
+"""
+
+import functools
+import importlib.util
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from utils.models import shipped
+from utils.models.config import GPTConfig
+from utils.models.gpt import GPT, cross_entropy
+
+torch.set_num_threads(1)  # the tensors are so small that a second thread would only be waited for
+
+MODULES = ("typing", "subprocess", "xml.dom.minidom")  # held out from training
+SIZES = {  # heads that stay: how four heads share the 64 dimensions of tiny's only one
+    1: (44, 10, 6, 4),
+    2: (30, 25, 6, 3),
+}
+T = 64
+
+
+@functools.cache
+def tokens() -> torch.Tensor:
+    """The modules' text as tokens."""
+    files = [importlib.util.find_spec(name).origin for name in MODULES]
+    text = "\n".join(Path(file).read_text(encoding="utf-8") for file in files)
+    return torch.tensor(tiny()[1].encode(text))
+
+
+@functools.cache
+def tiny():
+    return shipped.load("tiny")
+
+
+def batches(seed: int, calibration: int, held_out: int, rows: int = 4, length: int = T) -> tuple:
+    """(calibration, held out): lists of so many batches (tokens, targets), each (rows, length)."""
+    whole = tokens()
+    starts = torch.arange(0, len(whole) - length - 1, length)
+    order = torch.randperm(len(starts), generator=torch.Generator().manual_seed(seed))
+    chosen = starts[order[: (calibration + held_out) * rows]].view(-1, rows)
+    made = [whole[some[:, None] + torch.arange(length + 1)] for some in chosen]
+    pairs = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in made]
+    return pairs[:calibration], pairs[calibration:]
+
+
+@torch.no_grad()
+def loss(model: GPT, some: list) -> float:
+    """Nats a token."""
+    return sum(cross_entropy(model(x), y).item() for x, y in some) / len(some)
+
+
+# ---- heads
+
+
+@torch.no_grad()
+def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> GPT:
+    """tiny, whose heads are shared out over several: each gets some dimensions of its values.
+
+    What a head does not need is filled with numbers that have no effect: values that meet zeros in
+    o_proj, columns of o_proj that meet zeros in v_proj, and a channel that the norm never lets
+    through. So the weights alone do not tell which head does the work.
+    """
+    model = tiny()[0]
+    config, D, H = model.config, model.config.head_size, len(sizes)
+    model, state = GPT(replace(config, heads=H, kv_heads=H, head_dim=D)), model.state_dict()
+
+    def drawn(*shape):
+        return torch.randn(shape, generator=generator)
+
+    for index in range(config.layers):
+        name = f"model.layers.{index}."
+        q, k, v, o = (state[f"{name}self_attn.{part}_proj.weight"] for part in "qkvo")
+        norm = state[f"{name}input_layernorm.weight"].clone()
+        dead = int(torch.randint(len(norm), (), generator=generator))
+        norm[dead] = 0.0
+        turned = torch.linalg.qr(drawn(D, D)).Q
+        v, o = turned @ v, o @ turned.T
+        places = torch.randperm(D, generator=generator).split(sizes)
+        parts = {part: [] for part in "qkvo"}
+        for head in torch.randperm(H, generator=generator).tolist():
+            own, f = places[head], float(drawn(1).exp())
+            rest = torch.ones(D, dtype=torch.bool)
+            rest[own] = False
+            rest = rest.nonzero().flatten()
+            rest = rest[torch.randperm(len(rest), generator=generator)]
+            v_head, o_head = torch.zeros_like(v), torch.zeros_like(o)
+            v_head[own], o_head[:, own] = v[own] * f, o[:, own] / f
+            some, others = rest.chunk(2)
+            much = 3 * (max(sizes) / len(own)) ** 0.5  # the less it does, the larger it looks
+            v_head[some] = drawn(len(some), v.shape[1]) * v.std() * f * much
+            o_head[:, others] = drawn(len(o), len(others)) * o.std() / f * much
+            v_head[:, dead] = drawn(D) * 10 * v.std() * f * much
+            g = float((0.5 * drawn(1)).exp())
+            for part, made in zip("qkvo", (q * g, k / g, v_head, o_head)):
+                parts[part].append(made)
+        state[f"{name}input_layernorm.weight"] = norm
+        for part in "qkvo":
+            whole = torch.cat(parts[part], dim=int(part == "o"))
+            state[f"{name}self_attn.{part}_proj.weight"] = whole
+    model.load_state_dict(state)
+    return model.eval()
+
+
+@torch.no_grad()
+def without_heads(model: GPT, keep: list[list[int]]) -> GPT:
+    """A new GPT with these heads alone; the model has as many key-value heads as heads."""
+    config, D = model.config, model.config.head_size
+    small = GPT(replace(config, heads=len(keep[0]), kv_heads=len(keep[0]), head_dim=D))
+    state = model.state_dict()
+    for index, heads in enumerate(keep):
+        for part in "qkvo":
+            name = f"model.layers.{index}.self_attn.{part}_proj.weight"
+            weight = state[name].unflatten(int(part == "o"), (-1, D))
+            weight = weight[:, heads] if part == "o" else weight[heads]
+            state[name] = weight.flatten(1) if part == "o" else weight.flatten(0, 1)
+    small.load_state_dict(state)
+    return small.eval()
+
+
+# ---- a teacher that speaks a language of its own
+
+LANGUAGE = GPTConfig(
+    vocab_size=64, hidden_size=32, layers=2, heads=4, intermediate_size=128, max_positions=32,
+    tie_embeddings=False,
+)  # fmt: skip
+
+
+@torch.no_grad()
+def speaker(generator: torch.Generator) -> GPT:
+    """A model with weights by lot, large enough that what it says depends on what was said."""
+    model = GPT(LANGUAGE)
+    gains = {"embed": 32**0.5, "lm_head": 2.0, "mlp.gate": 1.0, "mlp.up": 1.0, "v_proj": 1.0}
+    for name, parameter in model.named_parameters():
+        if not name.endswith("norm.weight"):
+            gain = next((gain for part, gain in gains.items() if part in name), 1.5)
+            size = gain / math.sqrt(parameter.shape[1])
+            parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+@torch.no_grad()
+def spoken(model: GPT, rows: int, length: int, generator: torch.Generator) -> torch.Tensor:
+    """Text of the model, int64 (rows, length + 1)."""
+    words = torch.randint(model.config.vocab_size, (rows, 1), generator=generator)
+    for _ in range(length):
+        likely = model(words)[:, -1].softmax(dim=-1)
+        words = torch.cat((words, torch.multinomial(likely, 1, generator=generator)), dim=1)
+    return words

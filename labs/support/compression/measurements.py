@@ -1,0 +1,174 @@
+"""Given: what your functions make of larger models, for the pictures of the notebook.
+
+Each runs in a process of its own, and returns None where the answer is not ready. Losses are in
+bits a token.
+"""
+
+import copy
+import math
+import random
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from labs.support.compression import blocks, drawn
+from labs.support.compression.blocks import READERS
+from utils.course.expect import Wrong
+from utils.course.trial import Trial
+from utils.data import corpus
+from utils.models import shipped
+from utils.models.gpt import GPT, cross_entropy
+
+SECONDS = 200.0
+N, K = 1024, 4096  # of the linear layer whose bytes are counted
+TEXT = 400_000  # bytes to learn from, and a tenth of it to measure
+ROWS, T, STEPS, EVERY = 8, 64, 40, 8
+LEFT = ([1], [1], [0], [1], [1])  # a head of models/small for each layer: those that matter more
+LR = 2e-3
+
+
+def _asked(file: str, scenario, *args):
+    try:
+        return Trial(file).alone("", scenario, *args, seconds=SECONDS)
+    except (NotImplementedError, Wrong):
+        return None
+
+
+def _bits(model: GPT, held_out: list) -> float:
+    return drawn.loss(model, held_out) / math.log(2)
+
+
+# ---- a
+
+
+def layer(file: str) -> dict | None:
+    """Bytes of a linear layer's state, in fp32 and as your Int8Linear; and the relative error."""
+    return _asked(file, _layer)
+
+
+def _layer(answer) -> dict:
+    generator = torch.Generator().manual_seed(0)
+    linear = nn.Linear(K, N, bias=False)
+    with torch.no_grad():
+        linear.weight.copy_(torch.randn(N, K, generator=generator) / K**0.5)
+    x = torch.randn(64, K, generator=generator)
+    whole = answer.Int8Linear(linear, answer.calibrate([x]))
+    with torch.no_grad():
+        error = (whole(x) - linear(x)).norm() / linear(x).norm()
+    state = {"fp32": linear.state_dict(), "int8": whole.state_dict()}
+    bytes_ = {name: sum(t.nbytes for t in some.values()) for name, some in state.items()}
+    return bytes_ | {"error": error.item()}
+
+
+# ---- b
+
+
+def channels(file: str, seed: int = 0) -> dict | None:
+    """models/tiny with an outlier channel behind each norm, 100 times the median, before and after
+    your smoothing. Held-out bits: "floats", "int8", "smoothed"; of the first norm: the largest
+    magnitudes of its channels "before" and "after", "planted" and what you have "found"."""
+    return _asked(file, _channels, seed)
+
+
+def _channels(answer, seed: int) -> dict:
+    model, draw = copy.deepcopy(drawn.tiny()[0]), random.Random(seed)
+    calibration, held_out = drawn.batches(seed, 4, 4)
+    layers, inputs = model.model.layers, blocks.inputs_of(model, calibration)
+    planted = []
+    for block, x in zip(layers, inputs):
+        for norm, largest in answer.observe(block, x).items():
+            channel = draw.randrange(len(largest))
+            factor = 100 * (largest.median() / largest[channel]).item()
+            blocks.plant(block, [channel], [factor], norm)
+            planted.append(channel)
+    found = {"planted": planted[:1], "floats": _bits(model, held_out)}
+
+    def measured() -> tuple[list, float]:
+        seen = [answer.observe(block, x) for block, x in zip(layers, inputs)]
+        with blocks.rounded(layers, seen):
+            return seen, _bits(model, held_out)
+
+    seen, found["int8"] = measured()
+    first = next(iter(READERS))
+    found |= {"before": seen[0][first].tolist(), "found": answer.outliers(seen[0][first])}
+    for block, some in zip(layers, seen):
+        answer.smooth(block, some)
+    seen, found["smoothed"] = measured()
+    return found | {"after": seen[0][first].tolist()}
+
+
+# ---- c
+
+
+def heads(file: str) -> dict | None:
+    """models/small, of whose two heads one stays in each layer. Bytes "before" and "after"; bits
+    on held-out text of "all heads", "yours" and "the others"."""
+    return _asked(file, _heads)
+
+
+def _heads(answer) -> dict:
+    model = shipped.load("small")[0]
+    calibration, held_out = drawn.batches(0, 4, 8)
+    scores = torch.as_tensor(answer.importance(model, calibration))
+    small = answer.prune(model, calibration, 1)
+    others = drawn.without_heads(model, scores.argmin(dim=1, keepdim=True).tolist())
+    sizes = (sum(p.nbytes for p in m.parameters()) for m in (model, small))
+    found = dict(zip(("before", "after"), sizes))
+    models = {"all heads": model, "yours": small, "the others": others}
+    return found | {name: _bits(some, held_out) for name, some in models.items()}
+
+
+# ---- d
+
+
+def curves(file: str) -> dict | None:
+    """Held-out bits a token of models/small ("teacher"), and over steps of a student without half
+    of its heads: with your `distill`, and with the same steps of Adam on tokens alone."""
+    return _asked(file, _curves)
+
+
+class _Watched:
+    """Batches; every few of them the student is measured."""
+
+    def __init__(self, tokens: torch.Tensor, held_out: list, student: GPT):
+        self.tokens, self.held_out, self.student, self.seen = tokens, held_out, student, []
+
+    def __len__(self) -> int:
+        return STEPS
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for step in range(STEPS):
+            if step % EVERY == 0:
+                self.seen.append(_bits(self.student, self.held_out))
+            yield corpus.batch(self.tokens, step, ROWS, T)
+        self.seen.append(_bits(self.student, self.held_out))
+
+
+def _curves(answer) -> dict:
+    teacher, tokenizer = shipped.load("small")
+    texts = [part[: TEXT // size] for part, size in zip(corpus.load_split("library"), (1, 10))]
+    learn, unseen = (
+        torch.tensor(tokenizer.encode(text.numpy().tobytes().decode("utf-8", "ignore")))
+        for text in texts
+    )
+    held_out = list(corpus.held_out_batches(unseen, T, 16, limit=64))
+    found = {"steps": list(range(0, STEPS + 1, EVERY)), "teacher": _bits(teacher, held_out)}
+    for name, train in (
+        ("with the teacher", lambda s, b: answer.distill(teacher, s, b, lr=LR)),
+        ("without", _alone),
+    ):
+        student = drawn.without_heads(teacher, LEFT)
+        batches = _Watched(learn, held_out, student)
+        train(student, batches)
+        found[name] = batches.seen
+    return found
+
+
+def _alone(student: GPT, batches: _Watched) -> None:
+    optimizer = torch.optim.AdamW(student.parameters(), lr=LR, weight_decay=0.0)
+    for step, (tokens, targets) in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = LR * (1 - step / len(batches))
+        optimizer.zero_grad()
+        cross_entropy(student(tokens), targets).backward()
+        optimizer.step()
