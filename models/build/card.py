@@ -103,9 +103,9 @@ python -m pytest tests/models/test_build.py    # the first {part:,} held-out tok
 ## In fewer bits
 
 What [lesson 15](../../notebooks/15_compression.ipynb) does to the models, on the first
-{variant_tokens:,} held-out tokens, and on {variant_questions} questions of two tasks of lesson 14, without an
-example. MB are those of the weights' file; a token reads all of it. The cost is in bits per byte
-more than the same model in 16 bits, on the same windows, with its 95 % interval.
+{variant_tokens:,} held-out tokens, and on {variant_questions} questions of two tasks of lesson 14,
+without an example. MB are those of the weights' file; a token reads all of it. The cost is in bits
+per byte more than the same model in 16 bits, on the same windows, with its 95 % interval.
 
 {variants}
 
