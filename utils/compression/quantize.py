@@ -98,11 +98,10 @@ def quantize(w: torch.Tensor, scheme: Scheme, clip: float = 1.0) -> Quantized:
         raise ValueError(f"a tensor of shape {tuple(w.shape)} is no matrix of finite numbers")
     scale, zero_point = ranges(w, scheme, clip)
     whole = Quantized(w, scale, zero_point, scheme)
-    values = w.float() / whole._wide(scale)
+    values = (w.float() * whole._wide(scale.reciprocal())).round_()
     if zero_point is not None:
         values += whole._wide(zero_point)
-    values = values.round_().clamp_(scheme.lowest, scheme.highest).to(torch.int8)
-    return replace(whole, values=values)
+    return replace(whole, values=values.clamp_(scheme.lowest, scheme.highest).to(torch.int8))
 
 
 def ranges(
@@ -141,7 +140,7 @@ def quantize_rows(
     """
     if scale is None:
         scale = _not_zero(x.float().abs().amax(dim=-1, keepdim=True) / INT8.highest)
-    values = (x.float() / scale).round_().clamp_(INT8.lowest, INT8.highest)
+    values = (x.float() * (1 / scale)).round_().clamp_(INT8.lowest, INT8.highest)
     return values.to(torch.int8), scale
 
 
