@@ -120,17 +120,17 @@ def _export(model, out, tp, prompts, version, options=None, machine=None, dtype=
             shutil.copy(folder / hf_format.TOKENIZER, building.beside / name / "1")
         shard.split(source.headers, source.config, tp, source.dtype_name, folder, compute)
         manifest = {
-            # an engine that knows 1 alone would not heed "compute"
-            "format": 1 if compute == "auto" else 2,
+            "format": 1,
             "tp": tp,
             "dtype": source.dtype_name,
-            "compute": compute,
             "parameters": source.parameters,
             "fingerprint": weights,
             "name": source.folder.name,
             "files": small | {file.name: _facts(file) for file in sorted(folder.glob("rank-*"))},
             "prompts": {name: facts_of_prompt(file) for name, file in found.items()},
         }
+        if compute != "auto":  # an engine that knows format 1 alone would not heed it
+            manifest |= {"format": 2, "compute": compute}
         hf_format.write_json(folder / MANIFEST, manifest)
         Version.read(folder)  # what the engine would refuse goes nowhere
         return building.publish(), building.kept
@@ -360,8 +360,8 @@ def report(folder: Path) -> None:
 
 
 def _stored(manifest):
-    whole = manifest["compute"] if manifest["compute"] in SCHEMES else None
-    return f"{whole} and {manifest['dtype']}" if whole else manifest["dtype"]
+    whole = manifest.get("compute")
+    return f"{whole} and {manifest['dtype']}" if whole in SCHEMES else manifest["dtype"]
 
 
 def _report_memory(folder, config):
