@@ -146,6 +146,8 @@ class _Watched:
 
 
 def _curves(answer) -> dict:
+    few = torch.zeros(1, 1, 2)
+    answer.distillation_loss(few, few, few[..., 0].long())  # a stub says so before a text is read
     teacher, tokenizer = shipped.load("small")
     texts = [part[: TEXT // size] for part, size in zip(corpus.load_split("library"), (1, 10))]
     learn, unseen = (
