@@ -168,7 +168,17 @@ def _lines_seen(train, held_out):
     return sum(line in known for line in lines) / len(lines)
 
 
-# ---- 3. the file
+# ---- 3. how fast
+
+
+def measure_speed(model):
+    """What the benches of formats and of compilers find for a checkpoint folder."""
+    from tests.bench import bench_compile, bench_formats
+
+    return bench_formats.measure(model) | {"compiled": bench_compile.measure(model)}
+
+
+# ---- 4. the file
 
 
 def measure(names, folder, runs):
@@ -191,10 +201,7 @@ def measure(names, folder, runs):
         elif name == "variants":
             measured["variants"] = variants(folder)
         elif name == "speed":
-            from tests.bench import bench_compile, bench_formats
-
-            measured["speed"] = bench_formats.measure(Path(folder) / "base")
-            measured["speed"]["compiled"] = bench_compile.measure(Path(folder) / "base")
+            measured["speed"] = measure_speed(Path(folder) / "base")
         else:
             old = measured.setdefault("models", {}).get(name, {})
             new = measure_model(name, folder, runs)

@@ -12,6 +12,10 @@ from models.build import card as model_card
 from models.build import measure as measuring
 from models.build.__main__ import main
 from models.build.train import train
+from models.build.variants import TOKENS
+from utils.compression import INT4
+from utils.compression.evaluate import cost, held_out
+from utils.compression.matrices import quantized, size
 from utils.data import corpus
 from utils.data import library as library_text
 from utils.models.config import GPTConfig
@@ -106,6 +110,8 @@ def test_measure_and_card(made, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(library_text, "fingerprint", lambda: facts)
     monkeypatch.setattr(library_text, "held_out_modules", lambda: ["one", "two"])
     monkeypatch.setitem(measuring.SAMPLE, "max_new_tokens", 4)
+    monkeypatch.setattr(measuring, "variants", lambda folder: {})  # minutes, and a larger model
+    monkeypatch.setattr(measuring, "measure_speed", lambda model: {})
     folder = tmp_path / "models"
     for name in SIZES:
         shutil.copytree(made / "out" / "tiny", folder / name)
@@ -165,11 +171,24 @@ def test_shipped_models_predict_as_well_as_stated(name, measured):
     if any(measured["text"][key] != value for key, value in text.items()):
         pytest.skip(f"measured on Python {measured['text']['python']}, this is {text['python']}")
     model, tokenizer = load(name)
-    held_out = torch.tensor(tokenizer.encode(library_text.split()[1]))
-    assert len(held_out) == measured["text"]["held_out_tokens"]
+    text_ids = torch.tensor(tokenizer.encode(library_text.split()[1]))
+    assert len(text_ids) == measured["text"]["held_out_tokens"]
     stated = measured["models"][name]["part"]
-    ours = measuring.held_out_bits(model, tokenizer, held_out[: measuring.PART])
+    ours = measuring.held_out_bits(model, tokenizer, text_ids[: measuring.PART])
     assert ours == pytest.approx(stated, rel=1e-3)
+
+
+def test_shipped_variants_are_as_stated(measured):
+    if library_text.fingerprint()["sha256"] != measured["text"]["sha256"]:
+        pytest.skip("measured on another Python's library")
+    rows = {one["variant"]: one for one in measured["variants"]["tiny"]}
+    model, tokenizer = load("tiny")
+    assert rows["16 bits"]["bytes"] == size(model) and rows["int4"]["bytes"] == size(model, INT4)
+    text = corpus.load_split("library", tokenizer)[1][:TOKENS]
+    score = held_out(quantized(model, INT4), tokenizer, text)
+    assert score.bits_per_byte == pytest.approx(rows["int4"]["bits_per_byte"], rel=1e-3)
+    found = cost(score, held_out(model, tokenizer, text))
+    assert found.mean == pytest.approx(rows["int4"]["cost"][0], abs=2e-4)
 
 
 def test_the_card_is_that_of_the_figures(tmp_path):
