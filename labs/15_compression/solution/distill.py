@@ -35,8 +35,8 @@ def distill(teacher, student, batches, lr=1e-2):
     """Trains the student in place, and returns it.
 
     batches   (tokens, targets), int64 (B, T) each; they have a length, and can be gone through
-              once. That is the budget: the student sees each token of theirs once, and the teacher
-              too. What you do with them is yours: loss, optimizer, schedule
+              once. That is the budget: the student computes each token of theirs once at most, the
+              teacher too, and no others. The rest is yours: loss, optimizer, schedule
     lr        the size of the steps; the default is yours, too. The check leaves it out
     The teacher stays as it is, gets no gradient, and its pass makes no graph. Nothing but the
     student remains.

@@ -18,7 +18,7 @@ from labs.support.compression.seen import during, left_alone, no_hooks
 from utils.course.expect import Wrong, close, described, not_called, unchanged
 from utils.course.look import Look
 from utils.course.trial import Trial, fractions
-from utils.models.gpt import GPT, cross_entropy
+from utils.models.gpt import GPT, Block, cross_entropy
 
 LIBRARY = ("utils.compression", "transformers", "kl_div_distill", "torchtune")
 PLACES = ("utils/compression/",)
@@ -37,8 +37,8 @@ def distillation(trial: Trial) -> str:
     return (
         "the loss is right, and its gradient goes to the student alone, in fp64, fp32 and bf16,\n"
         "for any temperature and share, for large logits too. Two students of teachers drawn from\n"
-        f"the seed come within {MARGIN - 1:.0%} of what the worked answer reaches; each token was "
-        "seen once by\neach, and the teacher is as it was."
+        f"the seed come within {MARGIN - 1:.0%} of what the worked answer reaches, in its budget; "
+        "the\nteacher is as it was, and nothing is kept."
     )
 
 
@@ -156,15 +156,16 @@ class Batches:
 
 @contextlib.contextmanager
 def _counted(teacher: GPT) -> Iterator[dict]:
-    """Tokens that the teacher and others look up, and whether the teacher's pass makes a graph."""
-    seen = {"teacher": 0, "student": 0, "graph": False}
+    """Positions that the blocks of the teacher and all others compute, a layer's on the average,
+    and whether the teacher's pass makes a graph."""
+    seen = {"teacher": 0.0, "student": 0.0, "graph": False}
+    blocks = list(teacher.model.layers)
 
     def saw(module: nn.Module, given: tuple, output: torch.Tensor) -> None:
-        if isinstance(module, nn.Embedding):
-            who = "teacher" if module is teacher.model.embed_tokens else "student"
-            seen[who] += given[0].numel()
-        if module is teacher.model.norm and output.requires_grad:
-            seen["graph"] = True
+        if isinstance(module, Block):
+            its = any(module is block for block in blocks)
+            seen["teacher" if its else "student"] += output[..., 0].numel() / len(blocks)
+            seen["graph"] |= its and output.requires_grad
 
     hook = register_module_forward_hook(saw)
     try:
@@ -256,8 +257,8 @@ def _all_steps(answer, what: str, teacher: GPT, student: GPT, words: torch.Tenso
     for who in ("student", "teacher"):
         if seen[who] > budget:
             raise Wrong(
-                f"{what}: the {who} computes {seen[who]:,} tokens, and the budget is {budget:,}: "
-                "each token of the batches once."
+                f"{what}: the {who} computes {seen[who]:,.0f} tokens, and the budget is "
+                f"{budget:,}: no token of the batches twice, and no other text."
             )
     if not seen["teacher"]:
         raise Wrong(f"{what}: the teacher was never asked.")

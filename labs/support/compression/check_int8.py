@@ -189,9 +189,12 @@ def _linear(drawn: dict, seed: int) -> nn.Linear:
     return linear
 
 
-def _inputs(drawn: dict, seed: int, scale: float) -> torch.Tensor:
-    """Some inside of the calibrated range and some beyond, whichever neighbour they have."""
+def _inputs(drawn: dict, seed: int, scale: float, within: bool = False) -> torch.Tensor:
+    """Some inside of the calibrated range and some beyond, whichever neighbour they have; or all
+    of them well inside."""
     x = fractions(seed, *drawn["rows"], drawn["K"]) * 40 * scale
+    if within:
+        return (x / 20).to(drawn["types"][1])
     x = x.abs() if drawn["positive"] else x
     flat = x.view(-1)
     if drawn["zeros"]:
@@ -227,7 +230,7 @@ def _layer(answer, drawn: dict) -> None:
     _state(case, layer, max(look.kept(allowed=enough), held(layer.__dict__)), enough, drawn)
     before = {name: value.clone() for name, value in layer.state_dict().items()}
     for call in range(2):
-        x = _inputs(drawn, seed + 10 + 5 * call, scale.item())
+        x = _inputs(drawn, seed + 10 + 5 * call, scale.item(), within=call == 1)
         _call(f"{case}, call {call + 1}", layer, x, _linear(drawn, seed), scale.item(), drawn)
     for name, value in layer.state_dict().items():
         if not bitwise_equal(value, before[name]):

@@ -175,6 +175,12 @@ def _pruned(answer, seed: int, kept: int) -> None:
     _right_sizes(what, small, model.config, kept, torch.float32)
     own_memory(what, small, model)
     yours = drawn.loss(small, held_out)
+    masked = drawn.loss(_masked(copy.deepcopy(model), _heads_in(what, small, model)), held_out)
+    if abs(yours - masked) > 1e-3:
+        raise Wrong(
+            f"{what}: the result has a held-out loss of {yours:.4f} nats, and the model with its "
+            f"heads {masked:.4f}: prune leaves all other numbers as they are."
+        )
     tried = _all_choices(model, held_out, kept, seed)
     best, mean = min(tried), sum(tried) / len(tried)
     if not yours <= best + MARGIN * (mean - best):
@@ -183,6 +189,21 @@ def _pruned(answer, seed: int, kept: int) -> None:
             f"{best:.3f},\nand a choice by lot {mean:.3f} on the average. Weights alone do not "
             "tell what a head does: what does it do on the batches?"
         )
+
+
+def _heads_in(what: str, small: GPT, model: GPT) -> list[list[int]]:
+    """The heads that each layer has kept, by the bits of their values."""
+    found = []
+    for index, (layer, before) in enumerate(zip(small.model.layers, model.model.layers)):
+        whole = before.self_attn.v_proj.weight.unflatten(0, (-1, model.config.head_size))
+        own = layer.self_attn.v_proj.weight.unflatten(0, (-1, model.config.head_size))
+        same = [[h for h, rows in enumerate(whole) if torch.equal(rows, mine)] for mine in own]
+        if not all(same) or len({heads[0] for heads in same}) < len(same):
+            raise Wrong(
+                f"{what}: layer {index} has values of a head that the model has not, or one twice."
+            )
+        found.append([heads[0] for heads in same])
+    return found
 
 
 def _all_choices(model: GPT, held_out: list, kept: int, seed: int) -> list[float]:

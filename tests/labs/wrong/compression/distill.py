@@ -365,3 +365,52 @@ def the_library():
     import utils.compression
 
     rounded = utils.compression.quantize
+
+
+def text_of_its_own():
+    """Learns from tokens by lot besides, past the embedding.
+
+    kind: work
+    hint: the budget is
+    """
+    right = distill
+
+    def distill(teacher, student, batches, lr=1e-2):
+        from utils.models.gpt import rotary_tables
+
+        def through(model, tokens):
+            x = F.embedding(tokens, model.model.embed_tokens.weight)
+            cos, sin = rotary_tables(model.config, torch.arange(tokens.shape[1]), x.dtype)
+            for layer in model.model.layers:
+                x = layer(x, cos[:, None], sin[:, None])
+            return model.lm_head(model.model.norm(x))
+
+        optimizer = torch.optim.AdamW(student.parameters(), lr)
+        for _ in range(10):
+            tokens = torch.randint(teacher.config.vocab_size, (8, 16))
+            with torch.no_grad():
+                said = through(teacher, tokens)
+            optimizer.zero_grad()
+            distillation_loss(through(student, tokens), said, tokens, 2.0, 1.0).backward()
+            optimizer.step()
+        return right(teacher, student, batches, lr)
+
+
+def the_likeliest_token_alone():
+    """Learns what the teacher would have said, not how likely all else was.
+
+    kind: part
+    hint: nats a token away
+    """
+
+    def distill(teacher, student, batches, lr=1e-2):
+        optimizer = torch.optim.AdamW(student.parameters(), lr=lr, weight_decay=0.0)
+        for step, (tokens, _) in enumerate(batches):
+            optimizer.param_groups[0]["lr"] = lr * (1 - step / len(batches))
+            with torch.no_grad():
+                said = teacher(tokens).argmax(dim=-1)
+            optimizer.zero_grad()
+            cross_entropy(student(tokens), said).backward()
+            optimizer.step()
+        optimizer.zero_grad()
+        return student

@@ -439,3 +439,21 @@ def the_sum_has_a_float_for_a_part():
             y = y * (self.scale * self.weight_scale)
             y = y if self.bias is None else y + self.bias
             return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
+
+
+def a_finer_scale_where_x_is_small():
+    """The calibrated scale only where it is needed: the same row differs by its company.
+
+    kind: odd
+    hint: numbers differ
+    """
+
+    class Int8Linear(Int8Linear):
+        def forward(self, x):
+            rows = x.reshape(-1, x.shape[-1]).float()
+            own = rows.abs().max() / HIGHEST if rows.numel() else self.scale
+            scale = torch.minimum(self.scale, own.clamp(min=1e-20))
+            values = (rows / scale).round().clamp(-HIGHEST, HIGHEST).to(torch.int8)
+            y = torch._int_mm(values, self.weight.T).float() * (scale * self.weight_scale)
+            y = y if self.bias is None else y + self.bias
+            return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])

@@ -390,3 +390,41 @@ def trains_on():
         scores = measure(model, batches)
         model.train()
         return scores
+
+
+def trains_what_is_left():
+    """Some steps of training on the calibration text, as if that were pruning.
+
+    kind: work
+    hint: of a head that the model has not
+    """
+    right = prune
+
+    def prune(model, batches, kept):
+        small = right(model, batches, kept)
+        o = torch.optim.AdamW(small.parameters(), 1e-3)
+        for x, y in batches:
+            o.zero_grad()
+            cross_entropy(small(x), y).backward()
+            o.step()
+        small.zero_grad()
+        return small
+
+
+def signs_cancel():
+    """The gradient of all text: of the gates that a trained model has, it is about 0.
+
+    kind: values
+    hint: the held-out loss is
+    """
+
+    def importance(model, batches):
+        D, hooks = model.config.head_size, []
+        gates = [torch.ones(model.config.heads, requires_grad=True) for _ in model.model.layers]
+        for layer, gate in zip(model.model.layers, gates):
+            hook = layer.self_attn.o_proj.register_forward_pre_hook
+            hooks.append(hook(lambda _, x, gate=gate: (x[0] * gate.repeat_interleave(D),)))
+        loss = sum(cross_entropy(model(tokens), targets) for tokens, targets in batches)
+        for hook in hooks:
+            hook.remove()
+        return torch.stack(torch.autograd.grad(loss, gates))

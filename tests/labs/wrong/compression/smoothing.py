@@ -381,3 +381,42 @@ def the_library():
     import utils.compression
 
     rounded = utils.compression.quantize
+
+
+def s_is_never_below_1():
+    """Channels are only ever made smaller.
+
+    kind: odd
+    hint: away from the formula
+    """
+
+    @torch.no_grad()
+    def smooth(block, seen, alpha=0.5):
+        for name, readers in READERS.items():
+            norm = block.get_submodule(name)
+            weights = [block.get_submodule(reader).weight for reader in readers]
+            columns = torch.cat([weight.abs().float() for weight in weights]).amax(dim=0)
+            s = (seen[name] ** alpha / columns ** (1 - alpha)).clamp(1.0, 1e5).nan_to_num(1.0, 1.0)
+            norm.weight.copy_(norm.weight / s)
+            for weight in weights:
+                weight.copy_(weight * s)
+
+
+def the_mean_of_a_column():
+    """The mean of a column's magnitudes, not the largest.
+
+    kind: values
+    hint: away from the formula
+    """
+
+    @torch.no_grad()
+    def smooth(block, seen, alpha=0.5):
+        for name, readers in READERS.items():
+            norm = block.get_submodule(name)
+            weights = [block.get_submodule(reader).weight for reader in readers]
+            columns = torch.cat([weight.abs().float() for weight in weights]).mean(dim=0)
+            s = seen[name] ** alpha / columns ** (1 - alpha)
+            s = s.where((seen[name] > 0) & (columns > 0), 1.0)
+            norm.weight.copy_(norm.weight / s)
+            for weight in weights:
+                weight.copy_(weight * s)
