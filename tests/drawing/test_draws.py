@@ -1,9 +1,13 @@
 """Every drawing draws, at the sizes of its lesson and at others."""
 
 import pytest
+import torch
 
+from utils.compression import Scheme, quantize
+from utils.compression.evaluate import Cost
 from utils.drawing import (
     accumulation,
+    compression,
     data_parallel,
     experts,
     failures,
@@ -20,6 +24,8 @@ from utils.measure.traces import Split
 from utils.parallel.schedules import schedule, simulate
 from utils.planner.published import FITTED
 
+ROW = torch.linspace(-0.3, 1.0, 12)
+COSTS = {"free": Cost(-0.00001, -0.001, 0.001), "dear": Cost(2.0, 1.5, 2.5)}
 PLANS = {row.name: row.plan() for row in FITTED[:3]}
 
 
@@ -94,6 +100,20 @@ DRAWINGS = {
     "intervals": (
         lambda: failures.intervals(60, 600, 11_000, {"simulated": [(300, 1.3), (900, 1.2)]}),
         4,
+    ),
+    "grids": (
+        lambda: compression.grids(
+            ROW,
+            {"a": quantize(ROW[None], Scheme(3)), "b": quantize(ROW[None], Scheme(2, "tensor"))},
+        ),
+        5,
+    ),
+    "channels": (lambda: compression.channels({"before": ROW.abs(), "after": ROW.abs()}), 12),
+    "costs": (lambda: compression.costs(COSTS), 5),
+    "costs, many": (lambda: compression.costs({str(n): COSTS["dear"] for n in range(9)}), 19),
+    "frontier": (
+        lambda: compression.frontier({"a": {"x": (1.0, 2.0), "y": (2.0, 1.5)}, "b": {"x": (4, 1)}}),
+        2,
     ),
     "memory of plans": (lambda: plans.memory_of(PLANS), 3),
     "time of plans": (lambda: plans.time_of(PLANS), 3),

@@ -51,7 +51,7 @@ def costs(found: dict[str, Cost], title: str = "", colors: Sequence[str] = ()) -
         tint = colors[row] if colors else figures.BLUE
         axes.plot([one.low, one.high], [row, row], color=tint)
         axes.plot(one.mean, row, "o", color=tint)
-        text = f"{one.mean:+.4f}" if abs(one.mean) < 0.01 else f"{one.mean:+.2f}"
+        text = f"{one.mean:+.2f}" if abs(one.mean) >= 0.01 else f"{round(one.mean, 4) + 0.0:+.4f}"
         beside = {**figures.RIGHT, "xytext": (8, 0)}
         axes.annotate(text, (max(one.high, one.mean), row), **beside, fontsize=10)
     figures.lanes(axes, found)

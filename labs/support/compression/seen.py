@@ -1,7 +1,9 @@
 """Given: what a check sees of a layer: its products with their types, and all that it holds."""
 
 import contextlib
+import functools
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 from utils.course.expect import Wrong, bitwise_equal
 from utils.course.look import PRODUCTS, Look, Product
 from utils.measure.traffic import tensors_in
+from utils.serving.engine.linear import exact
 
 FACTORS = PRODUCTS | {"_int_mm": (0, 1)}
 CODE = (type, type(Look.saw), type(gc), type(gc.collect))  # what holds modules, not numbers
@@ -22,6 +25,7 @@ class TypedLook(Look):
     """A Look that knows the types of the factors, too: `typed`, [(dtypes, multiplications)]."""
 
     def __init__(self, **inputs: Any):
+        whole_products()
         super().__init__(**inputs)
         self.typed: list[tuple[set[torch.dtype], int]] = []
 
@@ -32,6 +36,19 @@ class TypedLook(Look):
             left, right = (given[0][place] for place in FACTORS[name])
             product = Product(tuple(left.shape), tuple(right.shape), backward=False)
             self.typed.append(({left.dtype, right.dtype}, product.multiplications))
+
+
+@functools.cache
+def whole_products() -> torch.library.Library | None:
+    """Where PyTorch's product of int8 matrices is wrong for large numbers, as on CPUs without VNNI,
+    this process gets one that is right; None where it is."""
+    if exact("cpu"):
+        return None
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it takes the place of another
+        library.impl("_int_mm", lambda x, w: (x.double() @ w.double()).int(), "CPU")
+    return library
 
 
 @contextlib.contextmanager
