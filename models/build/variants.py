@@ -75,7 +75,7 @@ def _rows(name, folder):
         teacher, _ = load("base", folder)
         config = DistillConfig(steps=2 * STEPS, lr=2e-3, adamw_lr=3e-4)
         for label, one in (("trained further, taught by base", teacher), ("trained further", None)):
-            yield label, facts(distill(model, one, train, config)[0], size(model))
+            yield label, facts(distill(model, one, train, config), size(model))
     if name != "base":
         return
     scores = {
@@ -95,7 +95,7 @@ def _rows(name, folder):
         ("two layers out", prune.without_layers(model, order[:2])),
     ):
         yield label, facts(student, size(student))
-        taught, _ = distill(student, model, train, DistillConfig(steps=STEPS))
+        taught = distill(student, model, train, DistillConfig(steps=STEPS))
         yield f"{label}, distilled", facts(taught, size(taught))
-        alone, _ = distill(student, None, train, DistillConfig(steps=STEPS))
+        alone = distill(student, None, train, DistillConfig(steps=STEPS))
         yield f"{label}, trained alone", facts(alone, size(alone))

@@ -108,7 +108,7 @@ DRAWINGS = {
         ),
         5,
     ),
-    "channels": (lambda: compression.channels({"before": ROW.abs(), "after": ROW.abs()}), 12),
+    "channels": (lambda: compression.channels({"before": ROW.abs(), "after": ROW.abs()}), 0),
     "costs": (lambda: compression.costs(COSTS), 5),
     "costs, many": (lambda: compression.costs({str(n): COSTS["dear"] for n in range(9)}), 19),
     "frontier": (

@@ -18,7 +18,7 @@ from utils.compression.matrices import READERS, matrices
 from utils.compression.quantize import INT8, Quantized, Scheme, quantize, ranges
 from utils.models.gpt import GPT
 
-KEPT = 1024  # rows of an input that are kept, for percentiles
+KEPT = 1024  # rows of an input that are kept, or a few more, for percentiles
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Inputs:
 
     largest   max|X_j| of each channel (K,)
     gram      XᵀX, fp32 (K, K)
-    rows      some of X (at most KEPT, K)
+    rows      some of X (about KEPT, K)
     """
 
     largest: torch.Tensor
@@ -92,7 +92,8 @@ def smooth(model: GPT, seen: dict[str, Inputs], alpha: float = 0.5) -> GPT:
     arXiv:2211.10438).
 
     Channel j of what a norm hands on is divided by s_j, in the norm's own weight, and column j of
-    each matrix that reads it is multiplied by s_j = max|X_j|^alpha / max|W_j|^(1 − alpha).
+    each matrix that reads it is multiplied by s_j = max|X_j|^alpha / max|W_j|^(1 − alpha). What
+    goes into o and down stands behind no norm, and stays.
     """
     copied = copy.deepcopy(model)
     for number, block in enumerate(copied.model.layers):
@@ -115,13 +116,14 @@ def smooth(model: GPT, seen: dict[str, Inputs], alpha: float = 0.5) -> GPT:
 def gptq(
     weight: torch.Tensor, gram: torch.Tensor, scheme: Scheme, damping: float = 0.01
 ) -> Quantized:
-    """W (N, K) in whole numbers that keep W·X, not W, close (GPTQ, Frantar et al.,
+    """W (N, K) in whole numbers that keep X·Wᵀ, not W, close (GPTQ, Frantar et al.,
     arXiv:2210.17323).
 
     Column after column is rounded, and what that does to the output is made good as well as can be
     by the columns that are not rounded yet: by the rows of the Cholesky factor of (XᵀX)⁻¹.
 
-    gram      XᵀX (K, K) of the inputs
+    gram      XᵀX (K, K) of the inputs; of the model before anything is rounded, where the paper
+              takes them from a model whose earlier layers are rounded already
     damping   of the mean of its diagonal that is added to it, so that it can be inverted
     """
     w, K = weight.double().clone(), weight.shape[1]

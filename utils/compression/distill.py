@@ -1,10 +1,10 @@
 """Distillation: a small model learns what a large one would say (Hinton et al., arXiv:1503.02531).
 
-    student, history = distill(student, teacher, train, DistillConfig(steps=60))
-    student, history = distill(student, None, train, DistillConfig(steps=60))    # the same, alone
+    student = distill(student, teacher, train, DistillConfig(steps=60))
+    student = distill(student, None, train, DistillConfig(steps=60))    # the same, alone
 
-A token of text says which word came. The teacher says of all words how likely they were: more to
-learn from each token.
+A text says which token came. The teacher says of all tokens how likely they were: more to learn
+from each.
 """
 
 import copy
@@ -49,15 +49,14 @@ def distill(
     teacher: torch.nn.Module | None,
     tokens: torch.Tensor,
     config: DistillConfig,
-) -> tuple[torch.nn.Module, list[float]]:
-    """A trained copy of the student, and the loss on the text of each step, in nats a token.
+) -> torch.nn.Module:
+    """A trained copy of the student.
 
     teacher   None: the text alone. The batches are the same
     tokens    1-D, to train on
     """
     student = copy.deepcopy(student).train()
     optimizer = make_optimizer(student, config.optimizer, config.lr, config.adamw_lr)
-    history = []
     for step in range(config.steps):
         optimizer.set_lr(1 - step / config.steps)
         x, y = corpus.batch(tokens, step, config.batch, config.seq, seed=config.seed)
@@ -71,5 +70,4 @@ def distill(
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        history.append(text.item())
-    return student.eval(), history
+    return student.eval()

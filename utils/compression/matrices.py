@@ -56,14 +56,14 @@ def quantized(model: GPT, scheme: Scheme) -> GPT:
     return rounded(model, lambda name, w: quantize(w, scheme).dequantize())
 
 
-def size(model: GPT, scheme: Scheme | None = None, rest: int = 2) -> int:
-    """Bytes of a model as stored; scheme None: the matrices with `rest` bytes a number, as all else
-    has."""
+def size(model: GPT, scheme: Scheme | None = None) -> int:
+    """Bytes of a model as stored, with 2 for each number that is not in whole ones; scheme None:
+    for all."""
     inside = matrices(model)
     numbers = sum(linear.weight.numel() for linear in inside.values())
-    other = rest * (model.parameter_count() - numbers)
+    other = 2 * (model.parameter_count() - numbers)
     if scheme is None:
-        return other + rest * numbers
+        return other + 2 * numbers
     return other + sum(quantize(linear.weight, scheme).nbytes for linear in inside.values())
 
 

@@ -2,7 +2,7 @@
 
     largest(w, keep=0.5)                       # magnitude: zeros anywhere
     two_of_four(w.abs())                       # two of each four neighbours, as GPUs can use them
-    wanda(w, seen[name])                       # |w|·‖x‖ in place of |w|
+    wanda(w, seen[first_reader(name)])         # |w|·‖x‖ in place of |w|
     head_importance(model, rows)               # (layers, H)
     without_heads(model, keep), without_columns(model, keep), without_layers(model, [4, 6])
 

@@ -61,23 +61,15 @@ class Quantized:
             offset=(self.offset + start) % size,
         )
 
-    def rows(self, start: int, stop: int) -> "Quantized":
-        """The part of these rows."""
-        if self.scheme.per == "tensor":
-            return replace(self, values=self.values[start:stop])
-        zero_point = None if self.zero_point is None else self.zero_point[start:stop]
-        return replace(
-            self,
-            values=self.values[start:stop],
-            scale=self.scale[start:stop],
-            zero_point=zero_point,
-        )
-
     @property
     def nbytes(self) -> int:
         """As stored: the bits of the numbers, and 4 bytes for each scale and each zero point."""
         parameters = self.scale.numel() * (1 if self.zero_point is None else 2)
         return -(-self.values.numel() * self.scheme.bits // 8) + 4 * parameters
+
+    def steps(self) -> torch.Tensor:
+        """The scale of each number, (N, K)."""
+        return self._wide(self.scale).expand(self.values.shape)
 
     def _wide(self, numbers):
         """One number for each column, or one that fits all."""
@@ -87,16 +79,14 @@ class Quantized:
         return numbers[:, columns // self.scheme.group_size]
 
 
-def quantize(w: torch.Tensor, scheme: Scheme, clip: float = 1.0) -> Quantized:
+def quantize(w: torch.Tensor, scheme: Scheme) -> Quantized:
     """w (N, K) to the nearest whole numbers of the scheme.
-
-    clip   part of each range that is kept; what lies outside goes to its end
 
     Raises ValueError where w is no matrix of finite numbers.
     """
     if w.ndim != 2 or not w.isfinite().all():
         raise ValueError(f"a tensor of shape {tuple(w.shape)} is no matrix of finite numbers")
-    scale, zero_point = ranges(w, scheme, clip)
+    scale, zero_point = ranges(w, scheme)
     whole = Quantized(w, scale, zero_point, scheme)
     values = (w.float() * whole._wide(scale.reciprocal())).round_()
     if zero_point is not None:
@@ -104,17 +94,15 @@ def quantize(w: torch.Tensor, scheme: Scheme, clip: float = 1.0) -> Quantized:
     return replace(whole, values=values.clamp_(scheme.lowest, scheme.highest).to(torch.int8))
 
 
-def ranges(
-    w: torch.Tensor, scheme: Scheme, clip: float = 1.0
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+def ranges(w: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(scale, zero point or None) of w (N, K), each (N, G): the range of its numbers, and 0 in it,
     becomes that of the scheme."""
     size = scheme.columns_of_a_scale(w.shape[1])
     parts = w.float().split(size, dim=1)  # G times (N, size)
     if scheme.per == "tensor":
         parts = [w.float().reshape(1, -1)]
-    high = torch.stack([part.amax(dim=1) for part in parts], dim=1).clamp(min=0) * clip
-    low = torch.stack([part.amin(dim=1) for part in parts], dim=1).clamp(max=0) * clip
+    high = torch.stack([part.amax(dim=1) for part in parts], dim=1).clamp(min=0)
+    low = torch.stack([part.amin(dim=1) for part in parts], dim=1).clamp(max=0)
     if scheme.symmetric:
         scale = torch.maximum(high, -low) / scheme.highest
         return _not_zero(scale), None

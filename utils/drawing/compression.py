@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from matplotlib.ticker import LogLocator
 
 from utils.compression.evaluate import Cost
 from utils.compression.quantize import Quantized
@@ -16,6 +17,7 @@ def grids(numbers: torch.Tensor, ways: dict[str, Quantized], title: str = "") ->
     """
     _, axes = figures.figure()
     low, high = numbers.min().item(), numbers.max().item()
+    low = min(low, -0.4 * high)  # the empty side, too
     room = 0.15 * (high - low)
     axes.plot(numbers, torch.zeros_like(numbers), "|", color=figures.INK, markersize=16)
     for row, q in enumerate(ways.values(), start=1):
@@ -38,7 +40,7 @@ def channels(largest: dict[str, torch.Tensor], title: str = "") -> None:
     _, panels = figures.figure(columns=len(largest))
     top = max(values.max().item() for values in largest.values())
     for index, (axes, (name, values)) in enumerate(zip(panels, largest.items())):
-        axes.bar(range(len(values)), values, width=1.0, color=figures.CYCLE[index])
+        axes.vlines(range(len(values)), 0.1, values, color=figures.CYCLE[index], linewidth=1.2)
         axes.set(title=name, xlabel="channel", yscale="log", ylim=(0.1, 2 * top))
     panels[0].set_ylabel(title)
     figures.show()
@@ -75,6 +77,7 @@ def frontier(
             axes.annotate(name, (size, bits), fontsize=9, xytext=(5, 5),
                           textcoords="offset points")  # fmt: skip
     axes.set(xscale="log", xlabel=x, ylabel="bits per byte", title=title)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))
     axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.margins(x=0.12, y=0.1)
