@@ -300,6 +300,11 @@ def _right_ends(case: Case, ranks: list) -> None:
             made = [note[2] for note in one["notes"] if note[1] == "after"]
             if any(step >= own for step in made):
                 raise Wrong(f"{case}: rank {rank} makes a further step when it wakes, alone.")
+            if own and not made:  # the others began without it
+                raise LeftOut(
+                    f"{case}: rank {rank} makes no step before it is stopped.\n"
+                    "Do those who meet wait for crew.patience until they close the list, each time?"
+                )
         elif rank in killed and stayed:
             raise Wrong(
                 f"{case}: rank {rank} got to the end and was not killed: it calls no collective,\n"
