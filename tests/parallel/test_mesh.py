@@ -11,8 +11,8 @@ from utils.parallel import mesh as meshes
 from utils.ranks import Ranks
 
 SIZES = [
-    (dp, pp, tp, ep)
-    for dp, pp, tp in itertools.product((1, 2, 3, 4), repeat=3)
+    (dp, pp, tp, ep, cp)
+    for dp, pp, tp, cp in itertools.product((1, 2, 4), (1, 3), (1, 2, 4), (1, 2, 3))
     for ep in range(1, dp + 1)
     if dp % ep == 0
 ]
@@ -24,19 +24,20 @@ def ranks():
         yield group
 
 
-@pytest.mark.parametrize(("dp", "pp", "tp", "ep"), SIZES)
-def test_a_ranks_number_follows_the_formula(dp, pp, tp, ep):
-    ranks = meshes.grid(dp, pp, tp, ep)
+@pytest.mark.parametrize(("dp", "pp", "tp", "ep", "cp"), SIZES)
+def test_a_ranks_number_follows_the_formula(dp, pp, tp, ep, cp):
+    ranks = meshes.grid(dp, pp, tp, ep, cp)
     edp = dp // ep
-    assert ranks.shape == (pp, edp, ep, tp) and ranks.dtype == torch.int64
-    for p, d, e, t in itertools.product(*(range(size) for size in ranks.shape)):
-        assert ranks[p, d, e, t] == ((p * edp + d) * ep + e) * tp + t
+    assert ranks.shape == (pp, edp, ep, cp, tp) and ranks.dtype == torch.int64
+    for p, d, e, c, t in itertools.product(*(range(size) for size in ranks.shape)):
+        assert ranks[p, d, e, c, t] == (((p * edp + d) * ep + e) * cp + c) * tp + t
 
 
-@pytest.mark.parametrize(("dp", "pp", "tp", "ep"), SIZES)
-def test_the_lines_of_each_axis_hold_every_rank_once(dp, pp, tp, ep):
-    ranks = meshes.grid(dp, pp, tp, ep)
-    lengths = {"pp": pp, "dp": dp, "ep": ep, "edp": dp // ep, "tp": tp}
+@pytest.mark.parametrize(("dp", "pp", "tp", "ep", "cp"), SIZES)
+def test_the_lines_of_each_axis_hold_every_rank_once(dp, pp, tp, ep, cp):
+    ranks = meshes.grid(dp, pp, tp, ep, cp)
+    lengths = {"pp": pp, "dp": dp, "ep": ep, "edp": dp // ep, "cp": cp, "tp": tp}
+    lengths |= {"dp_cp": dp * cp, "edp_cp": dp // ep * cp}
     for axis in meshes.AXES:
         groups = meshes.lines(ranks, axis)
         assert {len(group) for group in groups} == {lengths[axis]}
@@ -45,9 +46,9 @@ def test_the_lines_of_each_axis_hold_every_rank_once(dp, pp, tp, ep):
     assert {rank for group in meshes.lines(ranks, "tp")[:1] for rank in group} == set(range(tp))
 
 
-def sums(dp, pp, tp, ep):
+def sums(dp, pp, tp, ep, cp):
     """On each axis: (ranks, index, sum of the global ranks by an all-reduce)."""
-    mesh = meshes.make_mesh(dp, pp, tp, ep, timeout=60)
+    mesh = meshes.make_mesh(dp, pp, tp, ep, cp, timeout=60)
     found = {}
     for name in meshes.AXES:
         axis = getattr(mesh, name)
@@ -63,12 +64,15 @@ def sums(dp, pp, tp, ep):
 
 
 @pytest.mark.parametrize(
-    ("dp", "pp", "tp", "ep"),
-    [(2, 2, 2, 1), (2, 2, 2, 2), (4, 1, 2, 2), (8, 1, 1, 4), (1, 8, 1, 1), (1, 1, 8, 1)],
-)
-def test_each_axis_is_a_group_of_its_own(ranks, dp, pp, tp, ep):
-    expected = meshes.grid(dp, pp, tp, ep)
-    for rank, found in enumerate(ranks.run(sums, dp, pp, tp, ep)):
+    ("dp", "pp", "tp", "ep", "cp"),
+    [
+        (2, 2, 2, 1, 1), (2, 2, 2, 2, 1), (4, 1, 2, 2, 1), (8, 1, 1, 4, 1), (1, 8, 1, 1, 1),
+        (1, 1, 8, 1, 1), (1, 1, 1, 1, 8), (2, 1, 2, 2, 2), (4, 1, 1, 2, 2), (2, 2, 1, 1, 2),
+    ],
+)  # fmt: skip
+def test_each_axis_is_a_group_of_its_own(ranks, dp, pp, tp, ep, cp):
+    expected = meshes.grid(dp, pp, tp, ep, cp)
+    for rank, found in enumerate(ranks.run(sums, dp, pp, tp, ep, cp)):
         for name, (members, index, total, size, first, last) in found.items():
             assert members in meshes.lines(expected, name) and members[index] == rank
             assert total == sum(members) and size == len(members)
@@ -86,14 +90,17 @@ def test_sizes_that_do_not_fit_the_world_are_named(ranks):
     assert set(ranks.run(refused, dp=2, pp=3, tp=2)) == {
         "world size 8 is not dp·tp·pp = 2·2·3 = 12: start 12 ranks, or change the sizes"
     }
+    assert set(ranks.run(refused, dp=2, cp=3)) == {
+        "world size 8 is not dp·cp·tp·pp = 2·3·1·1 = 6: start 6 ranks, or change the sizes"
+    }
     with pytest.raises(ValueError, match="world size 1 is not dp·tp·pp = 2·1·1 = 2"):
         meshes.make_mesh(dp=2)
     with pytest.raises(ValueError, match=r"ep 3 does not divide dp 4: .* one of 1, 2, 4"):
         meshes.grid(dp=4, ep=3)
     with pytest.raises(ValueError, match="tp 0 is not a number of ranks"):
         meshes.grid(tp=0)
-    with pytest.raises(ValueError, match="no axis is called 'cp'"):
-        meshes.lines(meshes.grid(), "cp")
+    with pytest.raises(ValueError, match="no axis is called 'sp'"):
+        meshes.lines(meshes.grid(), "sp")
 
 
 def test_one_rank_needs_no_process_group():
@@ -114,7 +121,8 @@ def device_mesh():
     dist.barrier()
     mesh.close()
     mesh = meshes.make_mesh(dp=8)
-    assert mesh.dp.group is mesh.edp.group is dist.group.WORLD and mesh.tp.group is None
+    assert mesh.dp.group is mesh.edp.group is mesh.dp_cp.group is dist.group.WORLD
+    assert mesh.tp.group is None and mesh.cp.group is None
     alone = meshes.mesh_of(mesh.tp, "cpu")
     assert alone.mesh.tolist() == [dist.get_rank()] and alone.get_group().size() == 1
     mesh.close()

@@ -85,8 +85,9 @@ def per_micro_batch(bytes_, count):
 
 def stages_of_rank_0(config):
     """Its stages, without memory and without other ranks; shares of rank 0 are the largest."""
-    axes = {name: getattr(config, name) for name in ("pp", "dp", "tp", "ep")}
+    axes = {name: getattr(config, name) for name in ("pp", "dp", "cp", "tp", "ep")}
     axes["edp"] = config.dp // config.ep
+    axes |= {f"{name}_cp": axes[name] * config.cp for name in ("dp", "edp")}
     mesh = Mesh(**{name: Axis(name, tuple(range(size)), 0, None) for name, size in axes.items()})
     model = GPT.without_memory(config.model_config())
     with torch.device("meta"):

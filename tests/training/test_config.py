@@ -81,7 +81,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--pp 2 --schedule zero-bubble --shard 3", "take --shard 1 or --schedule 1f1b"),
         ("--accumulate 2 --micro-batches 3", "are two words for one thing: give one of them"),
         ("--sequence-parallel", "shares the positions over --tp's ranks: add --tp 2"),
-        ("--tp 2 --compile", "--compile is for whole models: leave it out with --pp, --tp or --ep"),
+        ("--tp 2 --compile", "--compile is for whole models and whole sequences"),
         (
             "--ep 2 --experts 4 --recompute selective --shard 2",
             "gathers the experts of --ep inside a block: take --recompute full or --shard 1",

@@ -93,11 +93,11 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: Any = None
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, context: Any = None
     ) -> torch.Tensor:
-        """cache: None, or what keeps the keys and values of earlier positions; see `Decoder`."""
+        """context: None, or what attention sees besides x; see `Decoder`."""
         q, k, v = self.project(x, cos, sin)
-        y = causal_attention(q, k, v) if cache is None else cache.attend(q, k, v)
+        y = causal_attention(q, k, v) if context is None else context.attend(q, k, v)
         return self.o_proj(y)  # (B, T, C)
 
     def project(
@@ -155,9 +155,9 @@ class Block(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.norm_eps)
 
     def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *cache: Any
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *context: Any
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *cache)
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, *context)
         return x + self.feed_forward(self.post_attention_layernorm(x))  # (B, T, C)
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -187,36 +187,42 @@ class Decoder(nn.Module):
         self.embed_tokens, self.layers, self.norm = embed_tokens, layers, norm
 
     def forward(
-        self, x: torch.Tensor, length: int | None = None, cache: Any = None
+        self, x: torch.Tensor, length: int | None = None, context: Any = None
     ) -> torch.Tensor:
         """Tokens (B, T), or hidden states (B, T, C) where there is no embedding -> (B, T, C).
 
         length  positions of the whole sequence, where x has only some of them (sequence
                 parallelism); None: as many as x has
-        cache   what keeps the keys and values of earlier positions (a server's): its `cos` and
-                `sin` (B, T, 1, D) say where the positions of x are, and each of its `layers` has
-                `attend(q, k, v)` -> (B, T, H·D). None: x is all there is
+        context what attention sees besides x, such as a server's cache of earlier positions: its
+                `tables(dtype)` are the rotary cosines and sines of the positions of x, (T, 1, D) or
+                (B, T, 1, D), and each of its `layers` has `attend(q, k, v)` -> (B, T, H·D).
+                None: x is all there is
         """
         length = length or x.shape[1]
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # (B, T, C)
-        if cache is not None:
-            for layer, kept in zip(self.layers, cache.layers):
-                x = layer(x, cache.cos, cache.sin, kept)
+        if context is not None:
+            tables = context.tables(x.dtype)
+            for layer, seen in zip(self.layers, context.layers):
+                x = layer(x, *tables, seen)
             return x if self.norm is None else self.norm(x)
         # a prompt in the embedding makes the sequence longer than the tokens
         length = max(length, x.shape[1])
-        if length > self.config.max_positions:
-            raise ValueError(
-                f"sequence of {length} tokens is longer than max_positions "
-                f"{self.config.max_positions}"
-            )
+        self.check_length(length)
         # (T, 1, D): one table for all heads, in the type that the projections come out in
         cos, sin = rotary_tables(self.config, torch.arange(length, device=x.device), x.dtype)
         cos, sin = cos[:, None], sin[:, None]
         for layer in self.layers:
             x = layer(x, cos, sin)
         return x if self.norm is None else self.norm(x)  # (B, T, C)
+
+    def check_length(self, length: int) -> None:
+        """Raises ValueError for a sequence that is longer than the model was made for."""
+        if length > self.config.max_positions:
+            raise ValueError(
+                f"sequence of {length} tokens is longer than max_positions "
+                f"{self.config.max_positions}"
+            )
 
 
 class GPT(nn.Module):

@@ -17,6 +17,7 @@ Shapes: B sequences, T positions, C hidden size, S = B·T tokens, E experts, k c
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -60,19 +61,31 @@ def within_capacity(chosen: torch.Tensor, experts: int, capacity: int) -> torch.
     return (place <= capacity).unflatten(1, (chosen.shape[2], -1)).transpose(1, 2)
 
 
-def balance_loss(probabilities: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def balance_loss(
+    probabilities: torch.Tensor,
+    chosen: torch.Tensor,
+    over_sequence: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:
     """How unevenly the sequences use the experts: E · Σ_e f_e · P_e, averaged over sequences.
 
     probabilities  (B, T, E); P_e is their mean over a sequence
     chosen         (B, T, k); f_e is the part of a sequence's choices that fell on expert e
+
+    over_sequence  adds up a tensor over the ranks that share each sequence's positions: the result
+                   is then this rank's share of the loss, and theirs add up to it
 
     1 where all are used alike; E where all tokens choose one expert (Switch Transformer,
     arXiv:2101.03961, 2.2; for each sequence: DeepSeek-V3, arXiv:2412.19437, 2.1.2). f_e has no
     gradient; P_e has, and lowers the probability of what is used much.
     """
     experts = probabilities.shape[-1]
-    used = F.one_hot(chosen, experts).to(probabilities.dtype).mean(dim=(1, 2))  # (B, E)
-    return experts * (used * probabilities.mean(dim=1)).sum(dim=-1).mean()
+    used = F.one_hot(chosen, experts).to(probabilities.dtype)  # (B, T, k, E)
+    if over_sequence is None:
+        return experts * (used.mean(dim=(1, 2)) * probabilities.mean(dim=1)).sum(dim=-1).mean()
+    counts = over_sequence(used.sum(dim=(1, 2)))  # (B, E), k·T of each whole sequence
+    choices = counts.sum(dim=-1, keepdim=True)
+    mean = probabilities.sum(dim=1) * chosen.shape[-1] / choices  # this rank's part of it
+    return experts * (counts / choices * mean).sum(dim=-1).mean()
 
 
 # ---- 2. tokens to experts and back
@@ -149,6 +162,8 @@ class MoE(nn.Module):
         bias             (E,) or None, see `choose`
         compute          (experts, tokens, chosen, weights) -> (S, C): what the experts do with the
                          tokens, `compute_here` or over several ranks
+        over_sequence    None, or where ranks share each sequence's positions: see `balance_loss`;
+                         there is no capacity then
     """
 
     def __init__(self, config: GPTConfig):
@@ -158,7 +173,7 @@ class MoE(nn.Module):
         # a dictionary, so that an expert keeps its name where a rank holds only some of them
         self.experts = nn.ModuleDict({str(index): Expert(config) for index in range(self.count)})
         self.capacity_factor, self.balance_weight, self.bias = None, 0.0, None
-        self.compute = compute_here
+        self.compute, self.over_sequence = compute_here, None
         self.counts = self.dropped = self.balance_loss = None
 
     def __getstate__(self):
@@ -170,7 +185,8 @@ class MoE(nn.Module):
             self.router_logits(x), self.chosen_per_token, self.bias
         )
         self.counts = torch.bincount(chosen.flatten(), minlength=self.count)
-        self.balance_loss, self.dropped = balance_loss(probabilities, chosen), 0
+        self.balance_loss = balance_loss(probabilities, chosen, self.over_sequence)
+        self.dropped = 0
         if self.capacity_factor is not None:
             room = capacity_of(x.shape[1], self.chosen_per_token, self.count, self.capacity_factor)
             kept = within_capacity(chosen, self.count, room)

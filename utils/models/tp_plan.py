@@ -14,6 +14,7 @@ Training (utils/parallel/tensor.py), the export (utils/serving/shard.py) and the
 read it. It imports no torch, because the engine's leader has none.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,15 @@ def head_shares(
         return shares(heads, ranks), None
     kv_shares = shares(kv_heads, ranks)
     return tuple(share * (heads // kv_heads) for share in kv_shares), kv_shares
+
+
+def key_value_heads(queries: Sequence[int], group: int) -> list[int]:
+    """The key-value heads that these query heads attend to, `group` of which share one: one for
+    each equal group of them, or, where there are none, one for each query head."""
+    per_query = [query // group for query in queries]
+    distinct = sorted(set(per_query))
+    equal = len({per_query.count(head) for head in distinct}) == 1
+    return distinct if equal else per_query
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class DataParallel:
     """
 
     averages_over = 1
-    replicates = True  # whether every rank of dp ends with all gradients
+    replicates = True  # whether every rank of dp_cp ends with all gradients
     shards_parameters = False  # whether a parameter is here in part only
 
     def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
@@ -105,7 +105,7 @@ class DataParallel:
         """Each parameter gets memory of its own again."""
 
     def _replicas(self, name: str) -> Axis:
-        return self.mesh.edp if is_expert(name) else self.mesh.dp
+        return self.mesh.edp_cp if is_expert(name) else self.mesh.dp_cp
 
 
 class DDP(DataParallel):
@@ -117,11 +117,11 @@ class DDP(DataParallel):
 
     def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
         super().__init__(stages, mesh, device)
-        group = mesh.dp.group
+        group = mesh.dp_cp.group
         self.module = DistributedDataParallel(
             stages[0], process_group=group, gradient_as_bucket_view=True
         )
-        self.averages_over = mesh.dp.size
+        self.averages_over = mesh.dp_cp.size
 
     def micro_batch(self, last: bool) -> AbstractContextManager:
         return nullcontext() if last else self.module.no_sync()
@@ -149,10 +149,10 @@ def named_parameters(stages: Sequence[nn.Module]) -> Named:
 def by_axis(named: Named, mesh: Mesh) -> list[tuple[Named, Axis]]:
     """({name: parameter}, the axis whose ranks all have them): experts may have another one."""
     if mesh.ep.size == 1:
-        return [(named, mesh.dp)]
+        return [(named, mesh.dp_cp)]
     experts = {name: p for name, p in named.items() if is_expert(name)}
     dense = {name: p for name, p in named.items() if not is_expert(name)}
-    return [(dense, mesh.dp), (experts, mesh.edp)]
+    return [(dense, mesh.dp_cp), (experts, mesh.edp_cp)]
 
 
 def all_reduce_gradients(parameters: Sequence[nn.Parameter], axis: Axis) -> None:

@@ -1,29 +1,34 @@
-"""Who talks to whom: the ranks in a grid of pipeline, data, expert and tensor parallelism.
+"""Who talks to whom: the ranks in a grid of pipeline, data, expert, context and tensor parallelism.
 
     mesh = make_mesh(dp=2, pp=2, tp=2)      every rank calls it, with the same sizes
     mesh.tp.ranks, mesh.tp.index            (4, 5), 1: this rank's partners, and its place there
     dist.all_reduce(x, group=mesh.tp.group)
 
 The grid is one reshaped arange. Tensor parallelism varies fastest, so its partners have numbers
-next to each other and stand in one node, where links are fast; pipeline parallelism, which sends
-least, varies slowest (Narayanan et al., arXiv:2104.04473, 3.2):
+next to each other and stand in one node, where links are fast; context parallelism, which talks in
+every layer too, comes next; pipeline parallelism, which sends least, varies slowest (Narayanan et
+al., arXiv:2104.04473, 3.2; with context parallelism: Llama 3, arXiv:2407.21783, 3.3.2):
 
-    rank = ((pp · EDP + edp) · EP + ep) · TP + tp
+    rank = (((pp · EDP + edp) · EP + ep) · CP + cp) · TP + tp
 
-Experts live inside data parallelism: dp = edp · ep. The gradients of dense parameters are averaged
-over all of dp; experts are split over ep and their gradients averaged over edp only.
+The ranks of cp work on the same rows, each on some positions of them, with the same parameters: so
+the gradients of dense parameters are summed over dp and cp together, `dp_cp`, which also share out
+the state of ZeRO. Experts live inside data parallelism, dp = edp · ep: they are split over ep and
+their gradients summed over `edp_cp`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-AXES = ("pp", "dp", "ep", "edp", "tp")
+DIMENSIONS = ("pp", "edp", "ep", "cp", "tp")  # of a `grid`
+TOGETHER = {"dp": ("edp", "ep"), "dp_cp": ("edp", "ep", "cp"), "edp_cp": ("edp", "cp")}
+AXES = (*DIMENSIONS, *TOGETHER)
 
 
 @dataclass(frozen=True)
@@ -50,18 +55,21 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """A rank's five axes. `dp` is `edp` and `ep` together."""
+    """A rank's axes. `dp` is `edp` and `ep` together, `dp_cp` is `dp` and `cp` together."""
 
     pp: Axis
     dp: Axis
+    cp: Axis
     tp: Axis
     ep: Axis
     edp: Axis
+    dp_cp: Axis
+    edp_cp: Axis
 
     @property
     def size(self) -> int:
         """Ranks in all."""
-        return self.pp.size * self.dp.size * self.tp.size
+        return self.pp.size * self.dp_cp.size * self.tp.size
 
     def close(self) -> None:
         """Ends the process groups of this mesh; every rank calls it. Needed only where many meshes
@@ -71,9 +79,9 @@ class Mesh:
                 dist.destroy_process_group(group)
 
 
-def grid(dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1) -> torch.Tensor:
-    """Every rank's place: int64 (pp, edp, ep, tp) of global ranks. Raises ValueError."""
-    for name, size in {"dp": dp, "pp": pp, "tp": tp, "ep": ep}.items():
+def grid(dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1, cp: int = 1) -> torch.Tensor:
+    """Every rank's place: int64 (pp, edp, ep, cp, tp) of global ranks. Raises ValueError."""
+    for name, size in {"dp": dp, "pp": pp, "cp": cp, "tp": tp, "ep": ep}.items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} {size!r} is not a number of ranks: give at least 1")
     if dp % ep:
@@ -81,23 +89,25 @@ def grid(dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1) -> torch.Tensor:
             f"ep {ep} does not divide dp {dp}: experts are split over data-parallel ranks, "
             f"so take one of {', '.join(str(n) for n in range(1, dp + 1) if dp % n == 0)}"
         )
-    return torch.arange(pp * dp * tp, device="cpu").reshape(pp, dp // ep, ep, tp)
+    return torch.arange(pp * dp * cp * tp, device="cpu").reshape(pp, dp // ep, ep, cp, tp)
 
 
 def lines(ranks: torch.Tensor, axis: str) -> list[tuple[int, ...]]:
     """All groups of one axis of a `grid`, each a tuple of global ranks; together all ranks."""
     if axis not in AXES:
         raise ValueError(f"no axis is called {axis!r}: use one of {', '.join(AXES)}")
-    if axis == "dp":
-        ranks, place = ranks.flatten(1, 2), 1
-    else:
-        place = ("pp", "edp", "ep", "tp").index(axis)
-    last = ranks.movedim(place, -1)
+    places = [DIMENSIONS.index(name) for name in TOGETHER.get(axis, (axis,))]
+    last = ranks.movedim(places, [*range(-len(places), 0)]).flatten(-len(places))
     return [tuple(line) for line in last.reshape(-1, last.shape[-1]).tolist()]
 
 
 def make_mesh(
-    dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1, timeout: float | None = None
+    dp: int = 1,
+    pp: int = 1,
+    tp: int = 1,
+    ep: int = 1,
+    cp: int = 1,
+    timeout: float | None = None,
 ) -> Mesh:
     """This rank's axes with their process groups. Every rank calls it, with the same sizes.
 
@@ -105,35 +115,45 @@ def make_mesh(
     Raises ValueError where the sizes do not make up the world. Without torch.distributed the world
     has one rank.
     """
-    ranks = grid(dp, pp, tp, ep)
+    ranks = grid(dp, pp, tp, ep, cp)
     world = dist.get_world_size() if dist.is_initialized() else 1
     if ranks.numel() != world:
+        names, sizes = "dp·tp·pp", f"{dp}·{tp}·{pp}"
+        if cp > 1:
+            names, sizes = "dp·cp·tp·pp", f"{dp}·{cp}·{tp}·{pp}"
         raise ValueError(
-            f"world size {world} is not dp·tp·pp = {dp}·{tp}·{pp} = {ranks.numel()}: "
+            f"world size {world} is not {names} = {sizes} = {ranks.numel()}: "
             f"start {ranks.numel()} ranks, or change the sizes"
         )
     if world == 1:
         return one_rank()
-    axes = {name: _axis(name, lines(ranks, name), timeout) for name in ("pp", "dp", "tp")}
+    axes = {name: _axis(name, lines(ranks, name), timeout) for name in ("pp", "dp", "cp", "tp")}
     if ep == 1:  # then edp is dp, and needs no group of its own
         axes["ep"] = Axis("ep", (dist.get_rank(),), 0, None)
-        axes["edp"] = Axis("edp", axes["dp"].ranks, axes["dp"].index, axes["dp"].group)
+        axes["edp"] = replace(axes["dp"], name="edp")
     else:
         axes |= {name: _axis(name, lines(ranks, name), timeout) for name in ("ep", "edp")}
+    for name, alone in (("dp_cp", "dp"), ("edp_cp", "edp")):
+        if cp == 1:
+            axes[name] = axes[alone]
+        elif name == "edp_cp" and ep == 1:
+            axes[name] = axes["dp_cp"]
+        else:
+            axes[name] = _axis(name, lines(ranks, name), timeout)
     return Mesh(**axes)
 
 
 def _axis(name: str, groups: list[tuple[int, ...]], timeout: float | None) -> Axis:
     """This rank's axis. All ranks make all groups in the same order, as torch wants it.
 
-    An axis of all ranks takes the group that is there already; not the experts' axis, whose
-    exchanges would stand in line with those of dp.
+    An axis of all ranks takes the group that is there already; not those of experts and of context,
+    whose exchanges inside a pass would stand in line with those of gradients.
     """
     me, mine = dist.get_rank(), None
     limit = None if timeout is None else timedelta(seconds=timeout)
     for ranks in groups:
         group = None
-        if len(ranks) == dist.get_world_size() and name != "ep":
+        if len(ranks) == dist.get_world_size() and name not in ("ep", "cp"):
             group = dist.group.WORLD
         elif len(ranks) > 1:
             group = dist.new_group(list(ranks), timeout=limit)

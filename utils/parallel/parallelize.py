@@ -1,6 +1,6 @@
 """A model on many ranks: every way to break it up is a function, and here they stand in order.
 
-    stages = split_model(model, mesh)               experts, then matrices and words, then layers
+    stages = split_model(model, mesh)               experts, matrices and words, layers, positions
     fill_weights(stages, weights)                   if the model came without memory
     recompute(None, "full", layers=blocks(stages))  activation checkpointing
     ranks = data_parallel(stages, mesh, device)     DDP, ZeRO or FSDP2
@@ -19,10 +19,12 @@ from torch import nn
 from utils.memory.checkpointing import recompute as recompute_layers
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, Block
+from utils.parallel.context.context_parallel import context_parallel
+from utils.parallel.context.positions import held, positions
 from utils.parallel.ddp import DDP, DataParallel, SummedGradients, named_parameters
 from utils.parallel.experts import expert_parallel
 from utils.parallel.full_tensor import keep_splits, shard_of
-from utils.parallel.mesh import Axis, Mesh
+from utils.parallel.mesh import Mesh
 from utils.parallel.stages import make_stages, reduce_tied_gradients
 from utils.parallel.tensor import reduce_replicated_gradients, tensor_parallel
 from utils.parallel.zero import FullySharded, Zero1
@@ -38,6 +40,7 @@ def parallelize(
     mesh: Mesh,
     device: torch.device,
     *,
+    context: str = "ring",
     sequence_parallel: bool = False,
     chunks: int = 1,
     weights: Callable[[Put], None] | None = None,
@@ -48,13 +51,14 @@ def parallelize(
 ) -> DataParallel:
     """This rank's part of a whole model, which is the same on every rank; it is broken up in place.
 
+    context                          the way of `context_parallel`
     sequence_parallel                see `tensor_parallel`
     chunks                           stages of the pipeline on each rank
     weights                          see `fill_weights`; None: the model has its weights
     recompute                        see `utils.memory.checkpointing.recompute`
     zero_stage, precision, offload   see `data_parallel`
     """
-    stages = split_model(model, mesh, sequence_parallel, chunks)
+    stages = split_model(model, mesh, sequence_parallel, chunks, context)
     if weights:
         fill_weights(stages, weights)
     recompute_layers(None, recompute, layers=blocks(stages))
@@ -62,13 +66,21 @@ def parallelize(
 
 
 def split_model(
-    model: nn.Module, mesh: Mesh, sequence_parallel: bool = False, chunks: int = 1
+    model: nn.Module,
+    mesh: Mesh,
+    sequence_parallel: bool = False,
+    chunks: int = 1,
+    context: str = "ring",
 ) -> list[nn.Module]:
     """[the model], with what expert and tensor parallelism have left of it on this rank; or this
-    rank's stages of the pipeline, `chunks` of them. It may be on the meta device."""
+    rank's stages of the pipeline, `chunks` of them. It may be on the meta device.
+
+    context   how attention sees the positions of cp's other ranks: see `context_parallel`
+    """
     expert_parallel(model, mesh.ep)
     tensor_parallel(model, mesh.tp, sequence_parallel)
-    return make_stages(model, mesh.pp, chunks) if mesh.pp.size > 1 else [model]
+    stages = make_stages(model, mesh.pp, chunks) if mesh.pp.size > 1 else [model]
+    return [context_parallel(stage, mesh.cp, context) for stage in stages]
 
 
 def data_parallel(
@@ -79,7 +91,7 @@ def data_parallel(
     precision: str = "fp32",
     offload: bool = False,
 ) -> DataParallel:
-    """The way in which the ranks of dp, which share the rows, share the state of the model.
+    """The way in which the ranks of dp_cp, which share the tokens, share the state of the model.
 
     zero_stage   0: each has all of it; 1: parts of the optimizer's state; 2: and of the gradients;
                  3: and of the parameters
@@ -92,7 +104,7 @@ def data_parallel(
         return Zero1(stages, mesh, device)
     if mesh.pp.size * mesh.ep.size > 1:
         return SummedGradients(stages, mesh, device)
-    return DDP(stages, mesh, device) if mesh.dp.size > 1 else DataParallel(stages, mesh, device)
+    return DDP(stages, mesh, device) if mesh.dp_cp.size > 1 else DataParallel(stages, mesh, device)
 
 
 def blocks(stages: Sequence[nn.Module]) -> list[Block]:
@@ -104,7 +116,7 @@ def blocks(stages: Sequence[nn.Module]) -> list[Block]:
 
 
 def boundary(
-    config: GPTConfig, tp: Axis, dtype: torch.dtype, sequence_parallel: bool = False
+    config: GPTConfig, mesh: Mesh, dtype: torch.dtype, sequence_parallel: bool = False
 ) -> Callable[[torch.Tensor], tuple[tuple[int, ...], torch.dtype]]:
     """What `Pipeline` asks: shape and type of what one stage hands to the next, for tokens (B, T).
 
@@ -114,8 +126,9 @@ def boundary(
 
     def hidden_states(x: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
         rows, length = x.shape
+        length = held(positions(length, mesh.cp.size)[mesh.cp.index])
         if sequence_parallel:
-            length = shares(length, tp.size)[tp.index]
+            length = shares(length, mesh.tp.size)[mesh.tp.index]
         return (rows, length, config.hidden_size), dtype
 
     return hidden_states

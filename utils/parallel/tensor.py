@@ -39,6 +39,7 @@ from utils.models.tp_plan import (
     TP_PLAN,
     WORDS,
     head_shares,
+    key_value_heads,
     planned,
 )
 from utils.parallel.mesh import Axis
@@ -271,7 +272,7 @@ def _split_attention(attention, region):
     else:
         first = sum(queries[: axis.index])
         own = range(first, first + queries[axis.index])
-        needed = _key_value_heads(own, heads // kv_heads)
+        needed = key_value_heads(own, heads // kv_heads)
         attention.k_proj = SharedHeads(attention.k_proj, axis, size, needed)
         attention.v_proj = SharedHeads(attention.v_proj, axis, size, needed)
     _split_matrices(attention, region, sizes)
@@ -282,14 +283,6 @@ def _split_attention(attention, region):
         return region.copy_to(x), cos, *rest
 
     attention.register_forward_pre_hook(enter_attention)
-
-
-def _key_value_heads(queries, group):
-    """The key-value heads for these query heads: one for each equal group, else one for each."""
-    per_query = [query // group for query in queries]
-    distinct = sorted(set(per_query))
-    equal = len({per_query.count(head) for head in distinct}) == 1
-    return distinct if equal else per_query
 
 
 def _split_mlp(mlp, region):

@@ -193,7 +193,7 @@ class FullySharded(DataParallel):
         precision: str = "fp32",
         offload: bool = False,
     ):
-        self.averages_over, self.zero_stage = mesh.dp.size, zero_stage
+        self.averages_over, self.zero_stage = mesh.dp_cp.size, zero_stage
         meshes = list(device_meshes(mesh, device))
         for stage in stages:  # block by block: a device need not hold the whole stage
             shard(stage, zero_stage, device, precision, offload, mesh, meshes)
@@ -214,7 +214,7 @@ class FullySharded(DataParallel):
         stage.set_is_last_backward(last)
 
     def reduce(self) -> None:
-        """The gradients of experts, which are averaged over edp, as those of all else."""
+        """The gradients of experts, which are averaged over edp_cp, as those of all else."""
         for stage in self.stages if self.mesh.ep.size > 1 else ():
             for layer in moe_layers(stage):
                 for parameter in layer.experts.parameters():
@@ -231,13 +231,13 @@ class FullySharded(DataParallel):
 
 
 def device_meshes(grid: Mesh | None, device: torch.device) -> Iterator[DeviceMesh]:
-    """The DeviceMeshes that `shard` needs, of dp and of edp; every rank must make them.
+    """The DeviceMeshes that `shard` needs, of dp_cp and of edp_cp; every rank must make them.
 
     FSDP2 wants a group even where it has one rank. All ranks make all groups of one, in one order.
     """
     kind = torch.device(device).type
     groups = []
-    for axis in (grid.dp, grid.edp) if grid else (everyone(),) * 2:
+    for axis in (grid.dp_cp, grid.edp_cp) if grid else (everyone(),) * 2:
         if axis.group is None and not groups:
             groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
         group = axis.group or groups[dist.get_rank()]
@@ -261,8 +261,8 @@ def shard(
     precision  bf16, fp16: gathered and multiplied in 16 bits, so half the bytes travel; the parts
                that a rank keeps, and the sums of gradients, stay in fp32
     offload    the parts, their gradients and so the optimizer's state live in host memory
-    grid       a `utils.parallel.mesh.Mesh`: its dp shares the parameters, its edp the experts where
-               ep has shared these out before; None: all ranks share all
+    grid       a `utils.parallel.mesh.Mesh`: its dp_cp shares the parameters, its edp_cp the experts
+               where ep has shared these out before; None: all ranks share all
     meshes     the grid's `device_meshes`, where several stages are sharded with the same
 
     A block is gathered as a whole, while the block before it still computes. The embedding is a
@@ -271,7 +271,7 @@ def shard(
     """
     plain = list(model.parameters())
     kind = torch.device(device).type
-    axis = grid.dp if grid else everyone()
+    axis = grid.dp_cp if grid else everyone()
     mesh, experts_mesh = meshes or device_meshes(grid, device)
     policy = MixedPrecisionPolicy()
     if is_mixed(precision):
@@ -298,13 +298,13 @@ def shard(
     fully_shard(model, reshard_after_forward=False, **options)
     keep_splits(plain, model.parameters())
     for name, parameter in model.named_parameters():
-        parameter.zero_axis = grid.edp if grid and grid.ep.size > 1 and is_expert(name) else axis
+        parameter.zero_axis = grid.edp_cp if grid and grid.ep.size > 1 and is_expert(name) else axis
     return model
 
 
 def _shard_experts(model, mesh, **options):
-    """This rank's experts are shared out over edp only, and FSDP2 takes the mean over that. Of what
-    all ranks' losses ask of an expert that is ep times the mean over dp: see `reduce`."""
+    """This rank's experts are shared out over edp_cp only, and FSDP2 takes the mean over that. Of
+    what all ranks' losses ask of an expert that is ep times the mean over dp_cp: see `reduce`."""
     for layer in moe_layers(model):
         experts = [*layer.experts.values()]
         fully_shard(experts, mesh=mesh, **options)

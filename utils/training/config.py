@@ -11,6 +11,7 @@ from utils.memory.precision import PRECISIONS
 from utils.models import tokenizer
 from utils.models.config import GPTConfig
 from utils.parallel import schedules
+from utils.parallel.context import WAYS
 from utils.training import checkpoint
 from utils.training.optimizer import LEARNING_RATES
 from utils.training.run_folder import holds_checkpoint, newest, run_of
@@ -121,10 +122,20 @@ class TrainConfig:
     # how the model is broken up over ranks
     dp: int | None = option(
         None,
-        "data-parallel ranks, which share the rows; default: all that --pp and --tp leave",
+        "data-parallel ranks, which share the rows; default: all that --pp, --cp and --tp leave",
         least=1,
     )
     pp: int = option(1, "pipeline-parallel ranks, which share the layers", least=1)
+    cp: int = option(
+        1, "context-parallel ranks, which share the positions of every sequence", least=1
+    )
+    context: str = option(
+        "ring",
+        "how attention sees the positions of --cp's other ranks; ring: keys and values travel from "
+        "rank to rank; ulysses: positions for heads by all-to-all; gather: all keys and values on "
+        "every rank",
+        tuple(WAYS),
+    )
     tp: int = option(1, "tensor-parallel ranks, which share every matrix", least=1, most=2**20)
     ep: int = option(1, "expert-parallel ranks, which share the experts; must divide --dp", least=1)
     sequence_parallel: bool = option(
@@ -221,9 +232,10 @@ class TrainConfig:
         return self.pp * self.tp * self.ep > 1
 
     def mesh_sizes(self, world_size: int) -> dict[str, int]:
-        """{"dp", "pp", "tp", "ep"}: how many ranks of the world each direction has."""
-        rest = max(1, world_size // (self.pp * self.tp))
-        return {"dp": self.dp or rest, "pp": self.pp, "tp": self.tp, "ep": self.ep}
+        """{"dp", "pp", "cp", "tp", "ep"}: how many ranks of the world each direction has."""
+        rest = max(1, world_size // (self.pp * self.cp * self.tp))
+        sizes = {name: getattr(self, name) for name in ("pp", "cp", "tp", "ep")}
+        return {"dp": self.dp or rest, **sizes}
 
     def stages_per_rank(self) -> int:
         """Stages of the pipeline on each of its ranks."""
@@ -318,10 +330,10 @@ def _check_deepspeed(config, offloads):
             "--engine deepspeed saves whole tensors only: take --save-format whole or --engine "
             "torch"
         )
-    if config.splits_model():
+    if config.splits_model() or config.cp > 1:
         raise ValueError(
-            "--engine deepspeed shares out the rows only: take --engine torch with --pp, --tp or "
-            "--ep"
+            "--engine deepspeed shares out the rows only: take --engine torch with --pp, --cp, "
+            "--tp or --ep"
         )
     if config.optimizer == "muon":
         raise ValueError(
@@ -353,8 +365,22 @@ def _check_split(config):
             f"--accumulate {config.accumulate} and --micro-batches {config.micro_batches} are two "
             "words for one thing: give one of them"
         )
-    if config.compile and config.splits_model():
-        raise ValueError("--compile is for whole models: leave it out with --pp, --tp or --ep")
+    if config.compile and (config.splits_model() or config.cp > 1):
+        raise ValueError(
+            "--compile is for whole models and whole sequences: leave it out with --pp, --cp, --tp "
+            "or --ep"
+        )
+    if config.cp > config.seq:
+        raise ValueError(
+            f"--cp {config.cp} shares out the positions of a sequence, and --seq {config.seq} is "
+            f"fewer: take --cp {config.seq} or less, or longer sequences"
+        )
+    heads = max(1, config.heads // config.tp)  # of the rank that has fewest
+    if config.context == "ulysses" and heads < config.cp:
+        raise ValueError(
+            f"--context ulysses shares out the attention heads of a rank, and --cp {config.cp} is "
+            f"more than {heads}: take --context ring or gather"
+        )
     if config.sequence_parallel and config.tp == 1:
         raise ValueError("--sequence-parallel shares the positions over --tp's ranks: add --tp 2")
     if config.ep > (config.experts or 1):

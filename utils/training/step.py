@@ -8,8 +8,8 @@
 
 `TorchEngine` is PyTorch alone; `utils/training/deepspeed.py` has the same methods on DeepSpeed. All
 methods that communicate (those above, `weights`, `optimizer_state`, `finished`) must be called by
-every rank, equally often. Ranks that work on the same rows know the same loss: `counts` is true on
-one of them, whose sums are to be added up.
+every rank, equally often. Ranks that work on the same tokens know the same loss: `counts` is true
+on one of them, whose sums are to be added up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +27,7 @@ from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
 from utils.models.moe import keep_from_compiling, set_balance
 from utils.parallel import full_tensor
+from utils.parallel.context.context_parallel import loss_of_own
 from utils.parallel.ddp import DataParallel
 from utils.parallel.mesh import Mesh
 from utils.parallel.parallelize import (
@@ -107,6 +108,7 @@ def make_engine(
         model,
         mesh,
         device,
+        context=config.context,
         sequence_parallel=config.sequence_parallel,
         chunks=config.stages_per_rank(),
         weights=weights,
@@ -170,8 +172,8 @@ class TorchEngine:
         self.autocast = autocast(precision, device)
         self.scaler = LossScaler(precision, device, averages_over=ranks.averages_over)
         self.saved_tensors = offloaded_activations if offload_activations else nullcontext
-        self.loss_of = loss_function(ranks.stages[-1])
-        # ranks that work on the same rows know the same loss; one of them says it
+        self.loss_of = loss_of_own(loss_function(ranks.stages[-1]), mesh.cp)
+        # ranks that work on the same tokens know the same loss; one of them says it
         self.counts = mesh.pp.is_last and mesh.tp.is_first
         self.whole_here = mesh.pp.size * mesh.tp.size * mesh.ep.size == 1
         self.pipeline = None
@@ -184,7 +186,7 @@ class TorchEngine:
                 schedule,
                 self._share_of_loss,
                 forward_context=self._forward,
-                boundary=boundary(model_config, mesh.tp, hidden_format, sequence_parallel),
+                boundary=boundary(model_config, mesh, hidden_format, sequence_parallel),
                 before_backward=ranks.before_backward,
             )
         self.model = ranks.module  # what is called, where there is no pipeline

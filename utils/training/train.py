@@ -37,7 +37,8 @@ from utils.models import hf_format
 from utils.models.gpt import GPT
 from utils.models.hf_format import CheckpointError
 from utils.models.tokenizer import Tokenizer
-from utils.parallel.mesh import Axis, make_mesh
+from utils.parallel.context import own_positions
+from utils.parallel.mesh import Mesh, make_mesh
 from utils.parallel.parallelize import draw_weights
 from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
 from utils.ranks.heartbeat import RanksLost
@@ -76,23 +77,25 @@ def evaluate(
     engine: DeepSpeedEngine | TorchEngine,
     tokens: torch.Tensor,
     seq: int,
-    dp: Axis,
+    mesh: Mesh,
     byte_lengths: torch.Tensor | None = None,
 ) -> tuple[float, float]:
-    """The mean loss over the held-out tokens, shared out over the axis `dp`: (nats per token, bits
-    per byte). byte_lengths: bytes of each token (V,); None: tokens are bytes.
+    """The mean loss over the held-out tokens, whose rows the ranks of dp share out and whose
+    positions those of cp: (nats per token, bits per byte). byte_lengths: bytes of each token (V,);
+    None: tokens are bytes.
     """
     # sum of losses, tokens; and bytes, where they are not the same
     count = 2 if byte_lengths is None else 3
     total = torch.zeros(count, dtype=torch.float64, device=engine.device)
-    mine = corpus.held_out_batches(tokens, seq, rank=dp.index, world_size=dp.size)
-    most = corpus.held_out_batches(tokens, seq, rank=0, world_size=dp.size)
+    mine = corpus.held_out_batches(tokens, seq, rank=mesh.dp.index, world_size=mesh.dp.size)
+    most = corpus.held_out_batches(tokens, seq, rank=0, world_size=mesh.dp.size)
     for own, first in zip_longest(mine, most):
         # a rank that has no rows left runs rank 0's, and does not count them: where parameters are
         # sharded, every forward pass needs all ranks
         x, y = (part.to(engine.device) for part in own or first)
         loss_sum = engine.loss_sum(x, y)
         if own and engine.counts:
+            y = own_positions(y, mesh.cp)
             total[0] += loss_sum
             total[1] += y.numel()
             if byte_lengths is not None:
@@ -312,7 +315,7 @@ def train(
                 if config.out and (done or step % (config.save_every or math.inf) == 0):
                     # one row is enough to see weights that this step has ruined
                     first_row = held_out[: config.seq + 1]
-                    _check_finite(evaluate(engine, first_row, config.seq, mesh.dp)[0], step)
+                    _check_finite(evaluate(engine, first_row, config.seq, mesh)[0], step)
                     run = {
                         "step": step,
                         "seconds": seconds,
@@ -327,7 +330,7 @@ def train(
                     row["save_s"] = round(stood + time.perf_counter() - saving_began, 4)
                     stood = 0.0
                 if done or step % config.held_out_every == 0:
-                    nats, bits = evaluate(engine, held_out, config.seq, mesh.dp, byte_lengths)
+                    nats, bits = evaluate(engine, held_out, config.seq, mesh, byte_lengths)
                     _check_finite(nats, step)
                     row.update(val_loss=nats, val_bits=bits)
                 history.append(row)

@@ -233,6 +233,10 @@ class KVCache:
         self.cos, self.sin, *_ = *(table[positions] for table in self._tables), None  # (B, T, 1, D)
         return self
 
+    def tables(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What turns queries and keys to the positions of this pass, (B, T, 1, D)."""
+        return self.cos, self.sin
+
     def copy(self, source: int, slot: int, positions: int) -> None:
         """Gives a slot the first positions of another one."""
         for layer in self.layers:
@@ -408,7 +412,7 @@ class ServedDecoder:
 
     def _through(self, x, first, *where, causal):
         slots = slice(first, first + len(x))
-        return self.layers(x, cache=self.cache.begin(slots, *where, causal))
+        return self.layers(x, context=self.cache.begin(slots, *where, causal))
 
     def _embed(self, tokens):
         """Tokens (B, T) -> (B, T, C): each rank knows some words, the sum knows all."""
