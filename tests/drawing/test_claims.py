@@ -11,6 +11,7 @@ from torch import nn
 
 from utils.drawing import (
     accumulation,
+    context,
     data_parallel,
     experts,
     grid,
@@ -25,6 +26,7 @@ from utils.drawing import (
 from utils.measure.memory import Memory
 from utils.memory.number_formats import FORMATS
 from utils.models.gpt import GPT, GPTConfig
+from utils.parallel.context.positions import pairs, positions
 from utils.parallel.schedules import schedule, simulate
 from utils.ranks import Ranks
 
@@ -267,6 +269,60 @@ def test_the_bytes_in_the_titles():
 )
 def test_who_computes_which_head(queries, keys, ranks, owners):
     assert tensor.query_owners(queries, keys, ranks) == owners
+
+
+# ---- lesson 07
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+@pytest.mark.parametrize("length, ranks", [(16, 4), (13, 3), (7, 5)])
+def test_every_cell_below_the_diagonal_is_drawn_once(length, ranks, balanced):
+    places = positions(length, ranks, balanced)
+    cells = [cell for rank in range(ranks) for cell in context.looks(places, rank)]
+    assert sorted(cells) == [(query, key) for query in range(length) for key in range(query + 1)]
+    for rank, mine in enumerate(places):
+        by_turn = [context.looks(places, rank, other) for other in range(ranks)]
+        assert sorted(chain(*by_turn)) == sorted(context.looks(places, rank))
+        assert [len(turn) for turn in by_turn] == [pairs(mine, theirs) for theirs in places]
+        assert all(any(query in block for block in mine) for query, _ in chain(*by_turn))
+
+
+def test_the_parts_below_are_those_of_the_cells():
+    context.who_looks({"a": positions(16, 4, balanced=False), "b": positions(16, 4)})
+    shown = [[text.split("\n")[1] for text in texts(axes)] for axes in plt.gcf().axes]
+    assert shown == [["7%", "19%", "31%", "43%"], ["25%"] * 4]
+
+
+def test_a_turn_has_the_colours_of_its_own_cells_only():
+    context.turns(places := positions(16, 4))
+    for turn, axes in enumerate(plt.gcf().axes):
+        tints = [patch.get_facecolor() for patch in axes.patches[136:]]  # behind the pale ones
+        work = [pairs(places[rank], places[(rank - turn) % 4]) for rank in range(4)]
+        assert len(tints) == sum(work)
+        assert sorted(tints.count(tint) for tint in set(tints)) == sorted(work)
+
+
+def test_bars_are_as_long_as_the_work_and_name_whose_keys():
+    logs = [
+        [("wait", 5.0, 5.5), ("work", 5.5, 6.0), ("wait", 6.0, 8.0), ("work", 8.0, 8.0)],
+        [("wait", 5.0, 5.0), ("work", 5.0, 6.0), ("wait", 6.0, 6.0), ("work", 6.0, 9.0)],
+    ]
+    context.clocks({"a": logs, "b": logs})
+    assert context.span(logs) == 4.0
+    axes = plt.gcf().axes[0]
+    bars = [(bar.get_x(), bar.get_y(), bar.get_width()) for bar in axes.patches]
+    assert bars == [(0, 0, 4), (0.5, 0, 0.5), (0, 1, 4), (0, 1, 1), (1, 1, 3)]  # no work: no bar
+    assert texts(axes) == ["0", "1", "0"]
+
+
+def test_a_rank_has_equal_parts_of_every_box():
+    context.layer()
+    for axes, count in zip(plt.gcf().axes, (2, 2, 4)):
+        areas = {}
+        for box in axes.patches:
+            tint = box.get_facecolor()
+            areas[tint] = areas.get(tint, 0) + box.get_width() * box.get_height()
+        assert len(areas) == count and max(areas.values()) == pytest.approx(min(areas.values()))
 
 
 # ---- lesson 08

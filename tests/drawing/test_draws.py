@@ -8,6 +8,7 @@ from utils.compression.evaluate import Cost
 from utils.drawing import (
     accumulation,
     compression,
+    context,
     data_parallel,
     experts,
     failures,
@@ -21,10 +22,12 @@ from utils.drawing import planner as plans
 from utils.drawing.figures import plt
 from utils.measure.findings import Report
 from utils.measure.traces import Split
+from utils.parallel.context.positions import positions
 from utils.parallel.schedules import schedule, simulate
 from utils.planner.published import FITTED
 
 ROW = torch.linspace(-0.3, 1.0, 12)
+RING = [[("wait", 0.0, 0.1), ("work", 0.1, 0.5), ("wait", 0.5, 0.6), ("work", 0.6, 0.9)]] * 2
 COSTS = {"free": Cost(-0.00001, -0.001, 0.001), "dear": Cost(2.0, 1.5, 2.5)}
 PLANS = {row.name: row.plan() for row in FITTED[:3]}
 
@@ -65,6 +68,19 @@ DRAWINGS = {
     "column and row, 4": (lambda: tensor.column_and_row(4), 14),
     "heads": (lambda: tensor.heads([(8, 8), (8, 2), (6, 3)], ranks=2), 16),
     "layer regions": (tensor.layer_regions, 5),
+    "who looks": (lambda: context.who_looks({"a": positions(16, 4), "b": positions(9, 2)}), 136),
+    "turns": (lambda: context.turns(positions(16, 4)), 136),
+    "turns, uneven": (lambda: context.turns(positions(11, 3, balanced=False)), 66),
+    "clocks": (lambda: context.clocks({"a": RING, "b": RING}), 6),
+    "one layer, three cuts": (context.layer, 10),
+    "ways": (
+        lambda: context.ways(
+            {"a": {"x": ([2, 4], [1.0, 2.0]), "y": ([2, 4], [2.0, 1.0])}, "b": {"x": ([2], [1])}},
+            {"a": {"x": ([2], [1.0])}},
+            y="numbers",
+        ),
+        3,
+    ),
     "stages": (lambda: pipeline.stages([range(2), range(2, 4), range(4, 6)]), 3),
     "stages, looped": (lambda: pipeline.stages([range(1)] * 8, ranks=4), 3),
     "timeline": (lambda: pipeline.timeline(rows()), 3),

@@ -1,5 +1,6 @@
 """Counts are exact; times keep the relations that hold on any machine."""
 
+import itertools
 import time
 
 import pytest
@@ -30,6 +31,30 @@ def test_in_turn_calls_each_after_the_other_and_keeps_its_least(monkeypatch):
     assert called == ["a", "b"] * 3 and least == {"a": 4, "b": 6}
     with pytest.raises(ValueError, match="rounds 0 measures nothing"):
         timing.in_turn({}, rounds=0)
+
+
+def test_a_loop_is_watched_while_it_works_and_while_it_waits():
+    def slow():
+        for item in "ab":
+            time.sleep(0.02)
+            yield item
+        time.sleep(0.03)  # what is left to do after the last item
+
+    log, seen = [], []
+    for item in timing.watched(slow(), log):
+        seen.append(item)
+        time.sleep(0.04)
+    assert seen == ["a", "b"]
+    assert [what for what, *_ in log] == ["wait", "work", "wait", "work", "wait"]
+    least = (0.02, 0.04, 0.02, 0.04, 0.03)
+    assert all(end - begin >= seconds for (_, begin, end), seconds in zip(log, least))
+    assert all(before[2] <= after[1] for before, after in itertools.pairwise(log))
+
+
+def test_nothing_to_watch_is_one_wait():
+    log = []
+    assert list(timing.watched([], log)) == []
+    assert [what for what, *_ in log] == ["wait"]
 
 
 def test_seconds_refuses_zero_repeats():

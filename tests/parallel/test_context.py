@@ -15,7 +15,7 @@ from utils.models.moe import moe_layers, set_balance
 from utils.parallel.context import WAYS, context_parallel, own_positions
 from utils.parallel.context import blocks as block
 from utils.parallel.context.context_parallel import loss_of_own
-from utils.parallel.context.positions import held, in_order, positions, products
+from utils.parallel.context.positions import held, in_order, pairs, positions, products
 from utils.parallel.context.ring import Ring, attention_over
 from utils.parallel.context.ulysses import heads_of_ranks
 from utils.parallel.mesh import Axis, make_mesh
@@ -62,22 +62,16 @@ def test_every_position_is_held_once_and_seen_by_those_behind_it(length, ranks, 
             looked = looked.tril() if causal else looked
             assert looked.numel()  # no kernel is asked about nothing
             seen[queries[rows, None], keys[None, columns]] += looked
+        assert pairs(mine, theirs) == (queries[:, None] >= keys[None]).sum()
     assert torch.equal(seen, torch.ones_like(seen).tril())
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6])
 def test_balanced_ranks_do_equal_work_in_every_turn(ranks):
-    def work(places, here, there):
-        total = 0
-        for rows, columns, causal in products(places[here], places[there]):
-            queries, keys = rows.stop - rows.start, columns.stop - columns.start
-            total += queries * (queries + 1) // 2 if causal else queries * keys
-        return total
-
     for balanced in (True, False):
         places = positions(24 * ranks, ranks, balanced)
         turns = [
-            {work(places, rank, (rank - turn) % ranks) for rank in range(ranks)}
+            {pairs(places[rank], places[(rank - turn) % ranks]) for rank in range(ranks)}
             for turn in range(ranks)
         ]
         assert all(len(equal) == 1 for equal in turns) is balanced

@@ -59,7 +59,7 @@ def _place(rank, per_node):
 
 def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4) -> None:
     """Each replica as a stack of layers, cut into stages across and into slices downwards."""
-    ranks = grid(dp=dp, pp=pp, tp=tp)[:, :, 0]  # (pp, dp, tp)
+    ranks = grid(dp=dp, pp=pp, tp=tp)[:, :, 0, 0]  # (pp, dp, tp)
     axes = figures.figure()[1]
     for replica in range(dp):
         left = replica * (tp + 0.5)

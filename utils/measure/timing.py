@@ -9,15 +9,16 @@
     timing.flops(lambda: model(x))              # FLOPs, counted from the shapes: no clock
     timing.saved_bytes(lambda: model(x).sum())  # what the forward pass keeps for the backward
     timing.link(ranks)                          # seconds per message, seconds per byte
+    for x in timing.watched(arriving, log): …   # when this loop worked, and when it waited
 
 Counts are exact and the same everywhere; times are not, above all on a busy machine.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,7 +41,10 @@ __all__ = [
     "memory_bandwidth",
     "saved_bytes",
     "seconds",
+    "watched",
 ]
+
+Item = TypeVar("Item")
 
 
 # ---- 1. the clock
@@ -73,6 +77,25 @@ def in_turn(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[st
     clock = time.perf_counter if torch.cuda.is_initialized() else time.process_time
     times = [[_time(f, 1, clock) for f in functions.values()] for _ in range(rounds + 1)]
     return {name: min(own) for name, own in zip(functions, zip(*times[1:]))}
+
+
+def watched(items: Iterable[Item], log: list[tuple[str, float, float]]) -> Iterator[Item]:
+    """Hands on what comes out of `items`, and notes when the loop over it worked and waited.
+
+    log gets ("wait", begin, end) before each item, ("work", begin, end) after it, and one more wait
+    where `items` has something left to do after its last item; seconds of time.perf_counter().
+    """
+    end = object()
+    items = iter(items)
+    while True:
+        asked = time.perf_counter()
+        item = next(items, end)
+        came = time.perf_counter()
+        log.append(("wait", asked, came))
+        if item is end:
+            return
+        yield item
+        log.append(("work", came, time.perf_counter()))
 
 
 def _time(function, calls, clock=time.perf_counter):

@@ -84,3 +84,11 @@ def products(mine: Ranges, theirs: Ranges) -> list[Product]:
             rows = slice(found.pop().queries.start, rows.stop)
         found.append(Product(rows, slice(0, seen), False))
     return found
+
+
+def pairs(mine: Ranges, theirs: Ranges) -> int:
+    """How many pairs of a query at positions `mine` and a key at `theirs` that it looks at."""
+    return sum(
+        (queries.stop - queries.start) * (keys.stop - keys.start + causal) // (1 + causal)
+        for queries, keys, causal in products(mine, theirs)
+    )
