@@ -57,7 +57,7 @@ def test_every_pair_that_can_meet_is_in_a_mix():
 # ---- a run goes on in any other mix
 
 STEADY = replace(
-    PLAIN, precision="fp64", cooldown=0.0, batch=13, seq=12, kv_heads=2, vocab=257, steps=5
+    PLAIN, precision="fp64", cooldown=0.0, batch=13, seq=12, kv_heads=2, vocab=257, steps=7
 )
 DENSE = replace(STEADY, tie=True, optimizer="muon", layers=5)
 MIXTURE = replace(STEADY, experts=3, optimizer="adamw", layers=4)
@@ -66,14 +66,18 @@ CHAINS = [  # each link makes one step and hands its checkpoint on; {} is one pl
         DENSE,
         {"dp": 2, "pp": 2, "shard": "1", "schedule": "zero-bubble", "micro_batches": 3},
         {"pp": 2, "tp": 2, "shard": "3", "sequence_parallel": True},
+        {"cp": 2, "tp": 2, "shard": "3"},
         {},
+        {"cp": 4, "context": "ulysses", "shard": "2"},
         {"dp": 2, "tp": 2, "shard": "1", "offload": "optimizer"},
-        {"dp": 2, "pp": 2, "shard": "2", "schedule": "interleaved", "micro_batches": 2},
+        {"cp": 2, "pp": 2, "shard": "2", "schedule": "interleaved", "micro_batches": 2},
     ),
     (
         MIXTURE,
         {"dp": 4, "ep": 2},
+        {"cp": 2, "dp": 2, "ep": 2, "shard": "1", "context": "gather"},
         {"dp": 2, "pp": 2, "ep": 2, "shard": "1"},
+        {"cp": 4, "shard": "3"},
         {"dp": 2, "tp": 2, "ep": 2, "shard": "3"},
         {"pp": 4, "schedule": "gpipe", "micro_batches": 2},
         {"dp": 2, "tp": 2, "ep": 2},
@@ -105,6 +109,7 @@ def test_a_run_goes_on_in_any_other_mix(pool, chain, tmp_path):
 SAME = [
     {"pp": 2, "tp": 2, "micro_batches": 2, "shard": "1"},
     {"dp": 2, "tp": 2, "shard": "3", "precision": "bf16"},
+    {"cp": 2, "dp": 2, "context": "ulysses"},
 ]
 
 
