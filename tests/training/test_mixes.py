@@ -184,6 +184,21 @@ def test_only_rank_0_gets_the_model(pool, way):
     assert returned == [(0, False, "cpu"), *((rank, True, None) for rank in (1, 2, 3))]
 
 
+def tokens_after_training(config):
+    """What the trained model says, on rank 0 alone."""
+    model, _ = train(config)
+    if dist.is_initialized() and dist.get_rank():
+        return None
+    return model.generate(torch.arange(7)[None], 5, temperature=0)
+
+
+@on(lambda way: 4, "way", [{"cp": 4}, {"cp": 2, "dp": 2, "ep": 2, "experts": 3}], ids=str)
+def test_the_model_takes_whole_sequences_afterwards(pool, way):
+    config = replace(STEADY, steps=1, dp=1, experts=way.get("experts"))
+    expected = tokens_after_training(config)
+    assert torch.equal(pool.run(tokens_after_training, replace(config, **way))[0], expected)
+
+
 # ---- what cannot be split is named
 
 
