@@ -7,12 +7,14 @@ from importlib.util import find_spec
 
 import torch
 
+from tests.bench.bench_context import rows_of
 from tests.bench.bench_memory import LARGE, large_config, large_row, this_device
 from tests.bench.bench_train import peak_of
 from tests.bench.memory_contenders import contender
 from tests.gpu.child import tried
 from utils.data import corpus
 from utils.measure.memory import Memory
+from utils.parallel.context import WAYS as WAYS_OF_CONTEXT
 from utils.planner import MACHINES, Model, Strategy, plan
 from utils.ranks import Ranks
 from utils.ranks.launch import launch
@@ -44,6 +46,10 @@ SPLITS = {  # on two ranks
     "tp, sequence parallel": "--tp 2 --sequence-parallel",
     "pp": "--pp 2 --micro-batches 4",
     "pp, zero-bubble": "--pp 2 --micro-batches 4 --schedule zero-bubble",
+    "cp, ring": "--cp 2",
+    "cp, ring, bf16": "--cp 2 --precision bf16",  # by another kernel
+    "cp, gather": "--cp 2 --context gather",
+    "cp, ulysses, shard 3": "--cp 2 --context ulysses --shard 3",
 }
 SKIPPED_FIRST = 2  # steps whose time is compilation and warm-up
 # how far a loss may be from the plain run's, relative: other kernels add up in another order
@@ -136,7 +142,20 @@ def peaks_on_rank(config: TrainConfig) -> dict:
     return {"tensors": memory.peak_bytes, **found}
 
 
-# ---- 3. MFU: 1.3 billion parameters by technique
+# ---- 3. attention over the positions of two GPUs
+
+
+def context(rehearse: bool) -> Iterator[tuple[str, dict]]:
+    """Each way beside one GPU, DeepSpeed-Ulysses and torch's context_parallel, in bf16."""
+    lengths, kind = ((256,), torch.float32) if rehearse else ((8192, 32768, 131072), torch.bfloat16)
+    with Ranks(2, device="cpu" if rehearse else "cuda", timeout=300) as pool:
+        for length in lengths:
+            for way in WAYS_OF_CONTEXT:
+                for name, row in rows_of(pool, way, (length, 32, 8, 128, kind, 5)).items():
+                    yield f"{way}, {length}, {name}", row
+
+
+# ---- 4. MFU: 1.3 billion parameters by technique
 
 
 def mfu(rehearse: bool) -> Iterator[tuple[str, dict]]:

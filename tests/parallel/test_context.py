@@ -154,6 +154,22 @@ def test_large_scores_do_not_overflow(dtype):
     torch.testing.assert_close(out.to(dtype), whole, rtol=2e-2, atol=1e-1)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_gpus_blocks_are_those_of_the_cpu(dtype, causal):
+    q, k, v = heads_of(dtype, length=64, heads=8, size=64)
+    dout = torch.randn_like(q)
+    found = []
+    for device in ("cpu", "cuda"):
+        inputs = [x.to(device) for x in (q, k, v)]
+        out, lse = block.attend(*inputs, causal)
+        gradients = block.attend_backward(dout.to(device), *inputs, out, lse, causal)
+        found.append([x.cpu().float() for x in (out, lse, *gradients)])
+    near = 1e-4 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(found[1], found[0], rtol=near, atol=near)
+
+
 # ---- 3. attention over ranks
 
 

@@ -3,6 +3,8 @@
 import torch
 
 from utils.models.gpt import GPT
+from utils.parallel.context.positions import held, positions
+from utils.parallel.context.ulysses import heads_of_ranks
 from utils.parallel.ddp import named_parameters
 from utils.parallel.full_tensor import full_size, split_of
 from utils.parallel.mesh import Axis, Mesh
@@ -33,10 +35,13 @@ def traffic_by_formula(config):
     stages = stages_of_rank_0(config)
     named, micro_batches = named_parameters(stages), config.accumulation_steps()
     rows = share(config.batch, 0, config.dp)[1]
-    tokens = rows * config.seq  # in all micro-batches together
+    places = positions(config.seq, config.cp)
+    tokens = rows * held(places[0])  # in all micro-batches together
     hidden = value * tokens * config.hidden  # bytes of the hidden states of all of them
 
-    reduced = [24, value]  # the loss, the clock, whether to stop; the square of the norm
+    reduced = [24]  # the loss, the clock, whether to stop
+    if config.splits_model() or config.zero_stage():
+        reduced.append(value)  # the square of the norm
     if config.tp > 1:
         layers = len(blocks(stages))
         ends = 1  # the embedding's forward pass
@@ -48,18 +53,19 @@ def traffic_by_formula(config):
         for _ in range(4 * layers + ends):
             reduced += per_micro_batch(hidden, micro_batches)
     result = {}
-    if config.dp > 1 and config.zero_stage() == 0:
+    ranks = config.dp * config.cp  # that share the tokens, and so the state
+    if ranks > 1 and config.zero_stage() == 0:
         reduced.append(value * sum(parameter.numel() for parameter in named.values()))
     mine = named
     if config.zero_stage() == 1:
-        owner = owners([full_size(parameter) for parameter in named.values()], config.dp)
-        load = [0] * config.dp
+        owner = owners([full_size(parameter) for parameter in named.values()], ranks)
+        load = [0] * ranks
         for parameter, place in zip(named.values(), owner):
             load[place] += parameter.numel()
         mine = {name: p for (name, p), place in zip(named.items(), owner) if place == 0}
-        if config.dp > 1:
+        if ranks > 1:
             row = value * max(load)
-            result = {"reduce_scatter": (1, config.dp * row), "all_gather": (1, row)}
+            result = {"reduce_scatter": (1, ranks * row), "all_gather": (1, row)}
     if config.optimizer == "muon" and config.tp > 1:  # whole matrices
         calls, payload = result.get("all_gather", (0, 0))
         for name, parameter in mine.items():
@@ -75,7 +81,35 @@ def traffic_by_formula(config):
             calls, payload = calls + 1, payload + value * named[EMBEDDING].numel()
         result["send"] = (calls, payload)
     result["all_reduce"] = (len(reduced), sum(reduced))
+    times = micro_batches * len(blocks(stages))
+    for operation, calls, bytes_ in context_traffic(
+        config, places, value * rows * config.hidden // config.heads
+    ):
+        before = result.get(operation, (0, 0))
+        result[operation] = (before[0] + calls * times, before[1] + bytes_ * len(blocks(stages)))
     return result
+
+
+def context_traffic(config, places, head):
+    """[(operation, calls of a layer and micro-batch, bytes of a layer)] of cp's rank 0.
+
+    head   bytes of one head of one position of all rows
+    """
+    if config.cp == 1:
+        return []
+    heads, kv_heads = (n // config.tp for n in (config.heads, config.kv_heads or config.heads))
+    sizes = [held(place) for place in places]
+    if config.context == "ring":  # those of rank 0, then of the last rank, and so on
+        passed = [2 * kv_heads * head * sizes[-turn] for turn in range(config.cp)]
+        return [("send", len(passed) * 3 - 2, 2 * sum(passed[:-1]) + sum(passed))]
+    if config.context == "gather":
+        own = 2 * kv_heads * head * max(sizes)
+        return [("all_gather", 2, 2 * own), ("reduce_scatter", 1, config.cp * own)]
+    queries, keys = heads_of_ranks(heads, kv_heads, config.cp)
+    to_heads = sizes[0] * (heads + 2 * sum(map(len, keys)))
+    whole = sum(sizes) * len(queries[0])  # of this rank's heads all positions
+    back = sizes[0] * heads + sum(sizes) * (len(queries[0]) + 2 * len(keys[0]))
+    return [("all_to_all", 4, head * (to_heads + whole + back))]
 
 
 def per_micro_batch(bytes_, count):

@@ -20,6 +20,8 @@ RANKS = (2, 3, 4, 6, 8)
 AXES = {
     "dp": (1, 2, 3, 4),
     "pp": (1, 2, 3, 4),
+    "cp": (1, 2, 3),
+    "context": ("ring", "ulysses", "gather"),
     "tp": (1, 2, 4),
     "ep": (1, 2),
     "schedule": ("1f1b", "gpipe", "interleaved", "zero-bubble"),
@@ -41,6 +43,7 @@ AXES = {
     "clip": (0.0, 0.1),
 }
 
+SIZES = ("dp", "pp", "cp", "tp", "ep")
 PLAIN = TrainConfig(
     text=corpus.__file__,  # short, so that the held-out part is one batch
     layers=2, hidden=24, heads=6, steps=2, held_out_every=99, device="cpu", sample=0, warmup=0.0,
@@ -49,27 +52,27 @@ PLAIN = TrainConfig(
 
 # what changes where things are and when they are computed, and must not change the result
 PLACES = (
-    "dp", "pp", "tp", "ep", "sequence_parallel", "schedule", "chunks", "micro_batches",
-    "accumulate", "recompute", "offload", "shard", "engine",
+    "dp", "pp", "cp", "context", "tp", "ep", "sequence_parallel", "schedule", "chunks",
+    "micro_batches", "accumulate", "recompute", "offload", "shard", "engine",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Mix:
-    """One row of the matrix: a run on dp · pp · tp ranks."""
+    """One row of the matrix: a run on dp · pp · cp · tp ranks."""
 
     config: TrainConfig
 
     @property
     def ranks(self):
-        return self.config.dp * self.config.pp * self.config.tp
+        return self.config.dp * self.config.pp * self.config.cp * self.config.tp
 
     def __str__(self):
         config = self.config
-        words = [f"dp{config.dp} pp{config.pp} tp{config.tp} ep{config.ep}"]
+        words = [" ".join(f"{name}{getattr(config, name)}" for name in SIZES)]
         for entry in fields(config):
             value = getattr(config, entry.name)
-            if entry.name not in ("dp", "pp", "tp", "ep") and value != getattr(PLAIN, entry.name):
+            if entry.name not in SIZES and value != getattr(PLAIN, entry.name):
                 words.append(f"{entry.name}={value}")
         return " ".join(words)
 
@@ -86,14 +89,17 @@ def layers(values):
 
 def mix(values):
     """The Mix of a dictionary of AXES, or None where it makes no sense."""
-    dp, pp, tp = (values[name] for name in ("dp", "pp", "tp"))
-    if dp * pp * tp not in RANKS or dp % values["ep"]:
+    dp, pp, cp, tp = (values[name] for name in ("dp", "pp", "cp", "tp"))
+    ranks = dp * pp * cp * tp
+    if ranks not in RANKS or dp % values["ep"]:
         return None
     if values["batch"] // dp < values["micro_batches"]:
         return None
-    if values["experts"] and (values["precision"] == "fp16" or dp * pp * tp == 8):
+    if values["experts"] and (values["precision"] == "fp16" or ranks == 8):
         return None  # so many small products take seconds
     if pp == 1 and values["schedule"] != PLAIN.schedule:  # would be another name for the same run
+        return None
+    if cp == 1 and values["context"] != PLAIN.context:
         return None
     options = {name: value for name, value in values.items() if name != "more_layers"}
     try:
@@ -106,7 +112,7 @@ def feasible(fixed):
     """Whether any mix has these values."""
     usual = {name: values[0] for name, values in AXES.items()} | {"batch": 16}
     free = {
-        "dp": (1, 2, 4), "pp": (1, 2, 3), "tp": (1, 2), "experts": AXES["experts"],
+        "dp": (1, 2, 4), "pp": (1, 2, 3), "cp": (1, 2), "tp": (1, 2), "experts": AXES["experts"],
         "shard": ("none", "3"), "schedule": ("1f1b", "interleaved"),
     }  # fmt: skip
     free = {name: values for name, values in free.items() if name not in fixed}
@@ -118,17 +124,18 @@ def feasible(fixed):
 
 def cost(values):
     """About how many CPU-seconds a mix takes, with the plain run that it is compared with."""
-    ranks = values["dp"] * values["pp"] * values["tp"]
+    ranks = values["dp"] * values["pp"] * values["cp"] * values["tp"]
     said = 0.045 if values["tp"] > 1 else 0.01  # to other ranks, in a layer
     said *= 2 if values["shard"] in ("2", "3") else 1
     said *= 2 if values["experts"] else 1
+    said += 0.01 * (values["cp"] - 1)
     passes = layers(values) / values["pp"] * values["micro_batches"]
     return 0.8 + ranks * (0.12 + said * passes)
 
 
 # plain enough that a formula tells what they send (tests/training/mix_traffic.py)
 CLEAR = replace(
-    PLAIN, steps=3, layers=3, kv_heads=6, vocab=257, batch=13, seq=17, optimizer="adamw"
+    PLAIN, dp=1, steps=3, layers=3, kv_heads=6, vocab=257, batch=13, seq=17, optimizer="adamw"
 )
 COUNTED = [
     Mix(replace(CLEAR, **values))
@@ -141,6 +148,11 @@ COUNTED = [
         {"dp": 2, "pp": 2, "schedule": "interleaved", "shard": "1", "layers": 7, "tie": True},
         {"dp": 1, "pp": 2, "tp": 2, "schedule": "gpipe", "micro_batches": 2, "optimizer": "muon"},
         {"dp": 2, "pp": 2, "tp": 2, "micro_batches": 2, "kv_heads": 2, "precision": "fp64"},
+        {"cp": 2, "micro_batches": 2, "tie": True},
+        {"cp": 4, "context": "ulysses", "shard": "1", "kv_heads": 2},
+        {"cp": 3, "context": "gather", "pp": 2, "micro_batches": 2, "precision": "fp64"},
+        {"cp": 2, "dp": 2, "tp": 2, "kv_heads": 2, "shard": "1", "optimizer": "muon"},
+        {"cp": 2, "context": "ulysses", "tp": 2, "pp": 2, "tie": True},
     )
 ]
 
@@ -149,4 +161,4 @@ MIXES = [mix(row) for row in read_rows(TABLE, AXES)] if TABLE.exists() else []
 
 
 if __name__ == "__main__":
-    write_rows(TABLE, covering_rows(AXES, mix, cost))
+    write_rows(TABLE, covering_rows(AXES, mix, cost, patience=30_000))

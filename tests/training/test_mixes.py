@@ -57,7 +57,7 @@ def test_every_pair_that_can_meet_is_in_a_mix():
 # ---- a run goes on in any other mix
 
 STEADY = replace(
-    PLAIN, precision="fp64", cooldown=0.0, batch=13, seq=12, kv_heads=2, vocab=257, steps=5
+    PLAIN, precision="fp64", cooldown=0.0, batch=13, seq=12, kv_heads=2, vocab=257, steps=7
 )
 DENSE = replace(STEADY, tie=True, optimizer="muon", layers=5)
 MIXTURE = replace(STEADY, experts=3, optimizer="adamw", layers=4)
@@ -66,14 +66,18 @@ CHAINS = [  # each link makes one step and hands its checkpoint on; {} is one pl
         DENSE,
         {"dp": 2, "pp": 2, "shard": "1", "schedule": "zero-bubble", "micro_batches": 3},
         {"pp": 2, "tp": 2, "shard": "3", "sequence_parallel": True},
+        {"cp": 2, "tp": 2, "shard": "3"},
         {},
+        {"cp": 4, "context": "ulysses", "shard": "2"},
         {"dp": 2, "tp": 2, "shard": "1", "offload": "optimizer"},
-        {"dp": 2, "pp": 2, "shard": "2", "schedule": "interleaved", "micro_batches": 2},
+        {"cp": 2, "pp": 2, "shard": "2", "schedule": "interleaved", "micro_batches": 2},
     ),
     (
         MIXTURE,
         {"dp": 4, "ep": 2},
+        {"cp": 2, "dp": 2, "ep": 2, "shard": "1", "context": "gather"},
         {"dp": 2, "pp": 2, "ep": 2, "shard": "1"},
+        {"cp": 4, "shard": "3"},
         {"dp": 2, "tp": 2, "ep": 2, "shard": "3"},
         {"pp": 4, "schedule": "gpipe", "micro_batches": 2},
         {"dp": 2, "tp": 2, "ep": 2},
@@ -105,6 +109,7 @@ def test_a_run_goes_on_in_any_other_mix(pool, chain, tmp_path):
 SAME = [
     {"pp": 2, "tp": 2, "micro_batches": 2, "shard": "1"},
     {"dp": 2, "tp": 2, "shard": "3", "precision": "bf16"},
+    {"cp": 2, "dp": 2, "context": "ulysses"},
 ]
 
 
@@ -177,6 +182,21 @@ def what_is_returned(config):
 def test_only_rank_0_gets_the_model(pool, way):
     returned = pool.run(what_is_returned, replace(STEADY, steps=1, dp=1, **way))
     assert returned == [(0, False, "cpu"), *((rank, True, None) for rank in (1, 2, 3))]
+
+
+def tokens_after_training(config):
+    """What the trained model says, on rank 0 alone."""
+    model, _ = train(config)
+    if dist.is_initialized() and dist.get_rank():
+        return None
+    return model.generate(torch.arange(7)[None], 5, temperature=0)
+
+
+@on(lambda way: 4, "way", [{"cp": 4}, {"cp": 2, "dp": 2, "ep": 2, "experts": 3}], ids=str)
+def test_the_model_takes_whole_sequences_afterwards(pool, way):
+    config = replace(STEADY, steps=1, dp=1, experts=way.get("experts"))
+    expected = tokens_after_training(config)
+    assert torch.equal(pool.run(tokens_after_training, replace(config, **way))[0], expected)
 
 
 # ---- what cannot be split is named

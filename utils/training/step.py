@@ -27,7 +27,7 @@ from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
 from utils.models.moe import keep_from_compiling, set_balance
 from utils.parallel import full_tensor
-from utils.parallel.context.context_parallel import loss_of_own
+from utils.parallel.context.context_parallel import loss_of_own, whole_sequences
 from utils.parallel.ddp import DataParallel
 from utils.parallel.mesh import Mesh
 from utils.parallel.parallelize import (
@@ -373,5 +373,5 @@ class TorchEngine:
         recompute(None, "none", layers=blocks(self.ranks.stages))
         self.ranks.release()
         if self.whole_here and not self.ranks.shards_parameters:
-            return self.ranks.stages[0]
+            return whole_sequences(self.ranks.stages[0])
         return full_tensor.full_model(self.model_config, self.weights())

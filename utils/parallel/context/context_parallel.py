@@ -9,6 +9,9 @@ activations are thousands. Behind the embedding it has its own positions only (`
 so have all layers, which need not know: what a token does alone, norms, matrices, the MLP, is done
 where it is. Only attention looks elsewhere.
 
+A row is one text to its end: the course packs no documents into a row, so there is no mask between
+them here.
+
 Sequence parallelism is something else: there the ranks of *tensor* parallelism share out the
 positions between the matrices, and have all of them inside. Both go together.
 """
@@ -49,9 +52,21 @@ def context_parallel(model: nn.Module, axis: Axis, way: str = "ring") -> nn.Modu
         return model
     for module in model.modules():
         if isinstance(module, Decoder):
-            module.register_forward_pre_hook(partial(_enter, axis, WAYS[way]), with_kwargs=True)
+            enter = partial(_enter, axis, WAYS[way])
+            module.shared_positions = module.register_forward_pre_hook(enter, with_kwargs=True)
     for layer in moe_layers(model):  # its loss is of whole sequences
         layer.over_sequence = partial(summed, group=axis.group)
+    return model
+
+
+def whole_sequences(model: nn.Module) -> nn.Module:
+    """Undoes `context_parallel`: the model takes whole sequences, alone."""
+    for module in model.modules():
+        if hasattr(module, "shared_positions"):
+            module.shared_positions.remove()
+            del module.shared_positions
+    for layer in moe_layers(model):
+        layer.over_sequence = None
     return model
 
 

@@ -29,16 +29,17 @@ from utils.parallel.tp_ops import all_gather, reduce_scatter
 
 
 class Travel:
-    """Keys and values of one attention on their way; `place` is where this rank's positions are.
+    """Keys and values of one attention on their way.
 
-    kv   (2, B, T_local, K, D): keys and values of this rank
+    axis, places   the ranks, and the positions of each
+    kv             (2, B, T_local, K, D): keys and values of this rank
     """
 
     def __init__(self, axis: Axis, places: tuple[Ranges, ...]):
         self.axis, self.places = axis, places
 
     def all(self, kv: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yields (rank, its keys and values), this rank's first."""
+        """Yields (rank, its keys and values) in any order."""
         raise NotImplementedError
 
     def all_with_gradients(
@@ -72,24 +73,22 @@ class Ring(Travel):
 
     def all_with_gradients(self, kv, gradient):
         size, here = self.axis.size, self.axis.index
-        own, sums = gradient, gradient
-        last, arriving = None, None
+        work_on_sums, sums = [], None  # a gradient follows its keys one turn behind
         for turn in range(size):
             rank = (here - turn) % size
             if turn < size - 1:
                 work, coming = self._pass_on(kv, (rank - 1) % size)
-            added = torch.zeros_like(self._like(gradient, rank)) if turn else sums
+            added = self._like(gradient, rank).zero_() if turn else gradient
             yield rank, kv, added
-            if last is not None:  # what the ranks before have added to this one's
-                _wait(last)
-                added += arriving
-            # the gradient follows its keys one turn behind, and goes on when this rank has added
-            last, arriving = self._pass_on(added, (rank - 1) % size)
+            _wait(work_on_sums)
+            if turn:
+                added += sums  # of the ranks that had these keys before
+            work_on_sums, sums = self._pass_on(added, (rank - 1) % size)
             if turn < size - 1:
                 _wait(work)
                 kv = coming
-        _wait(last)
-        own.copy_(arriving)
+        _wait(work_on_sums)
+        gradient.copy_(sums)
 
     def _pass_on(self, x, rank):
         """(work, where the part of `rank` arrives): x to the next, that from the one before."""

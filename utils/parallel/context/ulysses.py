@@ -32,21 +32,18 @@ def ulysses_attention(
     B, T, H, D = q.shape
     queries, keys = heads_of_ranks(H, k.shape[2], axis.size)
     places = positions(length, axis.size)
-    lengths = [held(place) for place in places]
     travel = partial(_all_to_all, axis=axis, batch=B)
-
-    to_ranks = [
-        torch.cat((q[:, :, mine.start : mine.stop], k[:, :, theirs], v[:, :, theirs]), dim=2)
-        for mine, theirs in zip(queries, keys)
-    ]
     mine, theirs = len(queries[axis.index]), len(keys[axis.index])
-    arrived = travel(to_ranks, [(size, mine + 2 * theirs) for size in lengths])
-    whole = in_order(arrived, length)  # (B, T, its heads, D)
-    y = causal_attention(*whole.split((mine, theirs, theirs), dim=2)).unflatten(2, (mine, D))
-
-    to_ranks = [torch.cat([y[:, p.start : p.stop] for p in place], dim=1) for place in places]
-    arrived = travel(to_ranks, [(T, len(heads)) for heads in queries])
-    return torch.cat(arrived, dim=2).flatten(2)
+    parts = [
+        torch.cat((q[:, :, some.start : some.stop], k[:, :, those], v[:, :, those]), dim=2)
+        for some, those in zip(queries, keys)
+    ]
+    parts = travel(parts, [(held(place), mine + 2 * theirs) for place in places])
+    parts = in_order(parts, length)  # (B, length, its heads, D)
+    y = causal_attention(*parts.split((mine, theirs, theirs), dim=2)).unflatten(2, (mine, D))
+    parts = [torch.cat([y[:, p.start : p.stop] for p in place], dim=1) for place in places]
+    parts = travel(parts, [(T, len(heads)) for heads in queries])
+    return torch.cat(parts, dim=2).flatten(2)
 
 
 def heads_of_ranks(heads: int, kv_heads: int, ranks: int) -> tuple[list[range], list[list[int]]]:
