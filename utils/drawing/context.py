@@ -1,10 +1,12 @@
 """Drawings of lesson 07: who looks at whom, a ring's turns and clocks, two ways to cut a sequence.
 
-who_looks({"neighbours": positions(16, 4, False), "early and late": positions(16, 4)})
-turns(positions(16, 4))
-clocks({"neighbours": logs, "early and late": others})      # logs: one of each rank
-layer()
-ways({"title": {"ring": (ranks, bytes), …}}, counted)
+    who_looks({"neighbours": positions(16, 4, False), "early and late": positions(16, 4)})
+    turns(positions(16, 4))
+    clocks({"neighbours": logs, "early and late": others})      # logs: one of each rank
+    layer()
+    ways({"title": {"ring": (ranks, bytes), …}}, counted)
+
+Colour is a rank in all of them.
 """
 
 from collections.abc import Sequence

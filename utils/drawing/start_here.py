@@ -29,12 +29,19 @@ def workshop_map() -> None:
         sketch.box(text, x=6.8, y=y, width=2.0, color=color)
     for x0, y0, x1, y1 in (
         (0.2, 2.0, 2.2, 2.0),
+        (1.75, 0.6, 1.75, 3.4),
         (2.7, 2.0, 6.1, 2.0),
         (5.3, 0.6, 5.3, 3.4),
         (8.55, 0.6, 8.55, 3.4),
     ):
         seam(sketch, x0, y0, x1, y1)
-    sketch.text(1.2, 0.42, "01 data parallel\n02 accumulation", color="gold", size=9.5)
+    sketch.text(
+        1.2,
+        0.3,
+        "↔ 01 data   02 accumulation\n↕ 07 context parallel",
+        color="gold",
+        size=9.5,
+    )
     sketch.text(
         4.4,
         0.3,
