@@ -50,9 +50,9 @@ def test_without_a_browser_the_explorer_draws_one_figure(capsys):
 
 def test_the_sliders_change_the_plan_and_name_what_does_not_go():
     widgets = pytest.importorskip("ipywidgets")
-    start = {"model": "gpt3-13b", "machine": "dgx-a100", "gpus": 128, "tp": 8, "pp": 2,
-             "interleave": 1, "micro_batch": 1, "recompute": "full", "zero": 1,
-             "sequence_parallel": False}  # fmt: skip
+    start = {"model": "gpt3-13b", "machine": "dgx-a100", "gpus": 128, "tp": 8, "cp": 1,
+             "pp": 2, "context": "ring", "interleave": 1, "micro_batch": 1, "recompute": "full",
+             "zero": 1, "sequence_parallel": False}  # fmt: skip
     panel = widget._panel(widgets, start)
     left, right = panel.children
     *sliders, button = left.children
@@ -64,6 +64,10 @@ def test_the_sliders_change_the_plan_and_name_what_does_not_go():
     assert "tp 4 · pp 2 · dp 16" in words.value and bytes(image.value) != before
     controls["tp"].value = 16
     assert "No plan" in words.value  # 40 heads
+    controls["tp"].value, controls["cp"].value = 4, 2
+    assert "No plan" in words.value and "attention fused" in words.value
+    controls["context"].value = "ulysses"
+    assert "tp 4 · cp 2, ulysses · pp 2 · dp 8" in words.value
     button.click()
     best = widget.search(MODELS["gpt3-13b"], A100, 128, top=1)[0]
     assert f"MFU {best.mfu:.1%}" in words.value

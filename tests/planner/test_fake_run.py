@@ -1,21 +1,28 @@
 """A rank of a world that is not there does what a real rank does, and what the planner says."""
 
+from dataclasses import replace
+
 import pytest
 import torch.distributed as dist
 
 from utils.models.config import GPTConfig
+from utils.parallel.context import WAYS
 from utils.parallel.mesh import make_mesh
 from utils.planner import fake_run
 from utils.planner.fake_run import observe, world_of
-from utils.planner.machine import MACHINES
+from utils.planner.machine import ANY, MACHINES, Level
 from utils.planner.model import Model
+from utils.planner.network import LINK
 from utils.planner.plan import plan
 from utils.planner.strategy import Strategy
 from utils.ranks import Ranks
 
 SMALL = GPTConfig(vocab_size=250, hidden_size=64, layers=4, heads=4, kv_heads=2)
 WIDE = GPTConfig(vocab_size=51200, hidden_size=12288, layers=4, heads=96)
-AXES = ("tp", "pp", "dp")
+BYTES = replace(MACHINES["dgx-h100"], levels=(Level(ANY, 1 / LINK, 0.0),))
+LONG = GPTConfig(vocab_size=512, hidden_size=1024, layers=4, heads=8, kv_heads=2,
+                 max_positions=65536)  # fmt: skip
+AXES = ("tp", "cp", "pp", "dp_cp")
 
 
 def traffic_of(seen):
@@ -44,6 +51,10 @@ def four():
         ({"pp": 2, "tp": 2}, {"recompute": "full"}),
         ({"dp": 2, "tp": 2}, {"sequence_parallel": True}),
         ({"dp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2}),
+        ({"cp": 2, "tp": 2}, {"sequence_parallel": True, "context": "gather"}),
+        ({"cp": 2, "pp": 2}, {"recompute": "full"}),
+        ({"dp": 2, "cp": 2}, {"context": "ulysses", "recompute": "selective"}),
+        ({"cp": 4}, {"seq": 31}),
     ],
 )
 def test_a_fake_rank_does_what_the_real_one_does(four, mix, options):
@@ -79,6 +90,22 @@ def test_a_thousand_ranks_hold_what_the_planner_says(recompute):
     assert seen.sent("tp") == reduces * 2 * 7 / 8 * layer
     assert seen.sent("pp") == 4 * layer
     assert seen.sent("dp") == 2 * 63 / 64 * 2 * seen.parameters
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_rank_of_a_long_sequence_holds_and_sends_what_the_planner_says(way, recompute):
+    """All seconds of cp on a network of 1 byte/s, where nothing can hide, are its bytes."""
+    mix, seq = {"dp": 2, "tp": 2, "cp": 4}, 32768
+    seen = max(
+        (observe(LONG, **mix, rank=rank, seq=seq, micro_batches=2, context=way, recompute=recompute)
+         for rank in (0, 7)), key=lambda seen: seen.total)  # fmt: skip
+    strategy = Strategy(**mix, global_batch=4, recompute=recompute, context=way)
+    said = plan(Model.of(LONG, seq), strategy, BYTES)
+    assert seen.total == pytest.approx(said.memory["total"], rel=0.05)
+    assert seen.sent("cp") == pytest.approx(said.seconds["cp"] + said.hidden["cp"], rel=1e-6)
+    assert said.hidden["cp"] < 1e-3 * said.seconds["cp"]
+    assert seen.sent("dp_cp") == 2 * 7 / 8 * 2 * seen.parameters
 
 
 def test_a_trillion_parameters_go_through_the_same_code():

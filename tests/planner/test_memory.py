@@ -15,6 +15,8 @@ from utils.measure.memory import Memory
 from utils.memory.checkpointing import recompute
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
+from utils.parallel.context import WAYS, context_parallel
+from utils.parallel.context.context_parallel import loss_of_own
 from utils.parallel.mesh import make_mesh
 from utils.parallel.pipeline import Pipeline
 from utils.parallel.stages import make_stages
@@ -38,6 +40,7 @@ SPLITS = {
     "tp sp": {"tp": 2, "sequence_parallel": True},
     "pp": {"pp": 2},
     "pp interleaved": {"pp": 2, "interleave": 2},
+    **{f"cp {way}": {"cp": 2, "context": way} for way in WAYS},
     "zero 2": {"dp": 2, "zero": 2},
     "zero 3": {"dp": 2, "zero": 3},
 }
@@ -53,6 +56,10 @@ TWO = [
     ("tp sp", "full"),
     ("pp", "none"),
     ("pp interleaved", "full"),
+    ("cp ring", "none"),
+    ("cp ring", "selective"),
+    ("cp gather", "full"),
+    ("cp ulysses", "none"),
     ("zero 2", "none"),
     ("zero 3", "full"),
 ]
@@ -97,6 +104,10 @@ def _prepared(model, x, micro_batches, split):
         mesh = make_mesh(tp=2)
         tensor_parallel(model, mesh.tp, split.get("sequence_parallel", False))
         loss_of = loss_function(model)
+    elif split is not None and "cp" in split:
+        mesh = make_mesh(cp=2)
+        context_parallel(model, mesh.cp, split["context"])
+        loss_of = loss_of_own(cross_entropy, mesh.cp)
     elif split is not None:
         model = shard(model, split["zero"], torch.device("cpu"))
 

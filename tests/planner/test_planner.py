@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from utils.models.config import GPTConfig
+from utils.parallel.context import WAYS
 from utils.planner import MACHINES, MODELS, Machine, Model, Strategy, kernels, network, plan, search
 from utils.planner import __main__ as command
 from utils.planner.machine import ANY, Level
-from utils.planner.search import candidates
-from utils.planner.strategy import OVERLAPS, Columns
+from utils.planner.search import TOKENS, candidates
+from utils.planner.strategy import CONTEXT, OVERLAPS, Columns
 
 A100 = MACHINES["dgx-a100"]
 
@@ -296,6 +297,97 @@ def test_eight_bits_speed_up_the_products_of_layers_alone():
     )
 
 
+# ---- one sequence on many ranks
+
+EIGHT = replace(MODELS["llama3-8b"], seq=131072)
+
+
+def shared(cp, **changes):
+    strategy = Strategy(**{"tp": 2, "cp": cp, "global_batch": 1, "recompute": "full"} | changes)
+    return plan(EIGHT, strategy, H100)
+
+
+def test_the_ways_are_those_of_the_trainer():
+    assert set(CONTEXT) == set(WAYS)
+
+
+def test_ranks_of_cp_share_out_the_tokens_and_the_state():
+    one, four, data = shared(1), shared(4, zero=1), shared(1, dp=4, zero=1, global_batch=4)
+    assert four.memory["activations"] == one.memory["activations"] / 4
+    for kind in ("weights", "gradients", "optimizer"):
+        assert four.memory[kind] == data.memory[kind]
+    assert four.seconds["optimizer"] == data.seconds["optimizer"]
+    sums = [each.seconds["dp"] + each.hidden["dp"] for each in (four, data)]
+    assert sums[0] == sums[1] > 0  # gradients are summed over all that have the same parameters
+    assert four.seconds["compute"] == pytest.approx(one.seconds["compute"] / 4, rel=0.02)
+    assert four.strategy.gpus == 8 and four.tokens_per_second > 3.8 * one.tokens_per_second
+
+
+def test_one_rank_of_cp_is_as_without():
+    for way in CONTEXT:
+        assert shared(1, context=way).seconds == shared(1).seconds
+        assert shared(1, context=way).memory == shared(1).memory
+    assert shared(1).seconds["cp"] == shared(1).hidden["cp"] == 0
+
+
+def test_a_ring_hides_as_long_as_a_block_takes():
+    """32 times the sequence: 32 times the bytes, but for latency, and 1,024 times the scores."""
+    model = replace(EIGHT, heads=32, kv_heads=32)
+
+    def exposed(seq):
+        strategy = Strategy(tp=8, cp=8, global_batch=1)
+        return plan(replace(model, seq=seq), strategy, H100)
+
+    short, long = exposed(16384), exposed(524288)
+    sent = [one.seconds["cp"] + one.hidden["cp"] for one in (short, long)]
+    assert sent[1] == pytest.approx(32 * sent[0], rel=0.1)
+    assert short.seconds["cp"] > short.hidden["cp"]
+    assert long.hidden["cp"] > 8 * long.seconds["cp"]  # the last gradients have nothing to hide in
+    for way in ("ulysses", "gather"):
+        strategy = Strategy(tp=4, cp=8, global_batch=1, context=way)
+        one = plan(replace(model, seq=524288), strategy, H100)
+        assert one.hidden["cp"] == 0 < one.seconds["cp"]
+
+
+def test_each_way_has_its_own_memory():
+    """Gathered, a rank has keys and values of all; kept by heads, the result in both orders."""
+    held = {way: shared(8, context=way, recompute="none").memory for way in CONTEXT}
+    assert held["ulysses"]["activations"] > held["ring"]["activations"]
+    assert held["gather"]["activations"] == held["ring"]["activations"]
+    wide = replace(EIGHT, kv_heads=32, vocab_size=256)
+    ring, gather = (
+        plan(wide, Strategy(cp=16, global_batch=1, recompute="full", context=way), H100).memory
+        for way in ("ring", "gather")
+    )
+    assert gather["buffers"] > 2 * ring["buffers"]
+
+
+def test_cp_stands_between_tp_and_dp():
+    """Its messages leave the node when tp · cp does."""
+    inside, outside = (shared(4, tp=tp, context="gather").seconds["cp"] for tp in (2, 4))
+    assert outside > 2 * inside
+    here, there = (shared(cp, dp=8, zero=1, global_batch=8, tp=1) for cp in (1, 4))
+    assert there.seconds["dp"] + there.hidden["dp"] > here.seconds["dp"] + here.hidden["dp"]
+
+
+def test_a_long_sequence_asks_for_cp():
+    """131,072 tokens and few rows: more ranks than rows, and more than a node's for tp."""
+    best = search(EIGHT, H100, 64, 4, top=1)[0]
+    assert best.strategy.cp > 1 and best.fits
+    without = search(EIGHT, H100, 64, 4, top=1, cp=1)[0]
+    assert best.seconds["total"] < 0.9 * without.seconds["total"]
+    fixed = search(EIGHT, H100, 64, 4, top=5, cp=4, context="ulysses")
+    assert {(one.strategy.cp, one.strategy.context) for one in fixed} == {(4, "ulysses")}
+
+
+def test_a_search_shares_out_long_sequences_only():
+    tried = set(candidates(EIGHT, H100, 64, 16).cp)
+    assert tried == {1, 2, 4, 8, 16, 32}
+    assert TOKENS == 131072 // 32
+    assert set(candidates(MODELS["llama2-70b"], H100, 64).cp) == {1}
+    assert set(candidates(MODELS["llama2-70b"], H100, 64, cp=(1, 2)).cp) == {1, 2}
+
+
 # ---- search
 
 
@@ -423,6 +515,15 @@ def test_experts_talk_in_every_layer(capsys):
     assert split["active_parameters"] < 0.3 * split["parameters"]
 
 
+def test_the_command_takes_cp(capsys):
+    line = "--model llama3-8b --seq 65536 --machine h100 --gpus 16 --tp 2 --cp 4 --global-batch 8"
+    status, out, _ = asked(f"{line} --recompute full", capsys)
+    assert status == 0 and "tp 2 · cp 4, ring · pp 1 · dp 2" in out
+    found = json.loads(asked(f"{line} --context ulysses --json", capsys)[1])
+    assert (found["strategy"]["cp"], found["strategy"]["context"]) == (4, "ulysses")
+    assert found["step_seconds"]["cp"] > 0 == found["hidden_seconds"]["cp"]
+
+
 def test_ffn_means_a_gated_mlp(capsys):
     line = "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn 14336 --vocab 128256"
     _, out, _ = asked(f"{line} --seq 8192 --dp 8 --zero 3 --global-batch 8 --json", capsys)
@@ -453,6 +554,12 @@ def test_ffn_means_a_gated_mlp(capsys):
         ("--gpus 8", "no model: give --model or --layers, --hidden, --heads"),
         ("--model gpt2", "no strategy and no devices"),
         (f"{SIZES} --tp 8 --precision fp8", "precision fp8: dgx-a100 has no fp8"),
+        (f"{SIZES} --cp 4096", "cp 4096 shares out the positions of a sequence, and seq 2048"),
+        (f"{SIZES} --cp 2", "attention scores keeps whole rows of them: choose attention fused"),
+        ("--model llama3-8b --tp 8 --cp 8 --context ulysses", "32 / tp 8, and cp 8 is more"),
+        ("--model llama3-8b --cp 2 --context rings", "context 'rings' is not one of ring, ulysses"),
+        ("--model llama3-8b --gpus 12 --tp 2 --cp 4", "not a multiple of tp · cp · pp = 8"),
+        ("--model llama3-8b --gpus 12 --tp 2 --cp 4 --dp 2", "is not dp·tp·cp·pp = 2·2·4·1 = 16"),
         ("--model gpt2 --gpus 12 --tp 5", "gpus 12 is not a multiple of tp · pp = 5"),
     ],
 )

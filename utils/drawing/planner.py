@@ -22,6 +22,7 @@ TINTS = {
     "compute": "compute",
     "recompute": "data",
     "tp": "communication",
+    "cp": "rank5",
     "pp": "gold",
     "ep": "rank3",
     "dp": "optimizer",

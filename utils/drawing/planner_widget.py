@@ -20,7 +20,7 @@ from utils.planner.machine import MACHINES
 from utils.planner.model import MODELS
 from utils.planner.plan import Plan, plan
 from utils.planner.search import search
-from utils.planner.strategy import Strategy
+from utils.planner.strategy import CONTEXT, Strategy
 
 GPUS = tuple(2**n for n in range(3, 15))
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -34,8 +34,8 @@ def explorer(
     model, machine  names of presets;  gpus: devices at the start
     live    None: sliders where a Jupyter server runs this kernel and ipywidgets is there
     """
-    start = {"model": model, "machine": machine, "gpus": gpus, "tp": 8, "pp": 8,
-             "interleave": 1, "micro_batch": 1, "recompute": "full", "zero": 1,
+    start = {"model": model, "machine": machine, "gpus": gpus, "tp": 8, "cp": 1, "pp": 8,
+             "context": "ring", "interleave": 1, "micro_batch": 1, "recompute": "full", "zero": 1,
              "sequence_parallel": False}  # fmt: skip
     if live is None:
         live = "JPY_SESSION_NAME" in os.environ
@@ -53,13 +53,15 @@ def explorer(
     display(_panel(widgets, start))
 
 
-def work_out(model: str, machine: str, gpus: int, tp: int, pp: int, **choices: Any) -> Plan:
+def work_out(
+    model: str, machine: str, gpus: int, tp: int, pp: int, cp: int = 1, **choices: Any
+) -> Plan:
     """The plan of what the sliders say; dp is what remains. Raises ValueError where none does."""
-    if gpus % (tp * pp):
+    if gpus % (tp * cp * pp):
         raise ValueError(
-            f"{gpus} GPUs are not a multiple of tp · pp = {tp} · {pp}: dp is no number"
+            f"{gpus} GPUs are not a multiple of tp · cp · pp = {tp} · {cp} · {pp}: dp is no number"
         )
-    strategy = Strategy(gpus // (tp * pp), pp, tp, **choices)
+    strategy = Strategy(gpus // (tp * cp * pp), pp, tp, cp=cp, **choices)
     return plan(MODELS[model], strategy, MACHINES[machine])
 
 
@@ -94,8 +96,10 @@ def _ipywidgets():
 
 def _panel(widgets, start):
     """The sliders, the button and the picture, joined."""
-    known = {"model": [*MODELS], "machine": [*MACHINES], "recompute": [*RECOMPUTE]}
-    ranges = {"gpus": sorted({*GPUS, start["gpus"]}), "tp": SIZES[:6], "pp": SIZES,
+    known = {"model": [*MODELS], "machine": [*MACHINES], "recompute": [*RECOMPUTE],
+             "context": [*CONTEXT]}  # fmt: skip
+    ranges = {"gpus": sorted({*GPUS, start["gpus"]}), "tp": SIZES[:6], "cp": SIZES[:6],
+              "pp": SIZES,
               "interleave": (1, 2, 3, 4, 6, 8), "micro_batch": SIZES[:5],
               "zero": (0, 1, 2, 3)}  # fmt: skip
     controls = {}
@@ -122,7 +126,7 @@ def _panel(widgets, start):
         image.value = picture(one)
 
     def best(*_):
-        fixed = {name: ranges[name] for name in ("tp", "pp", "interleave", "micro_batch")}
+        fixed = {name: ranges[name] for name in ("tp", "cp", "pp", "interleave", "micro_batch")}
         found = search(MODELS[controls["model"].value], MACHINES[controls["machine"].value],
                        controls["gpus"].value, top=1, zero=(0, 1, 3), **fixed)  # fmt: skip
         if not found:

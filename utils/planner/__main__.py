@@ -6,15 +6,18 @@
     python -m utils.planner --layers 96 --hidden 12288 --heads 96 --vocab 51200 --seq 2048 \\
         --tp 8 --pp 8 --dp 24 --interleave 2 --global-batch 2304 --recompute full \\
         --machine dgx-a100 --gpus 1536 --json                                         # for programs
+    python -m utils.planner --model llama3-8b --seq 131072 --machine dgx-h100 --gpus 64 \\
+        --global-batch 16                                    # long sequences, shared out over ranks
     python -m utils.planner --errors             # how far it is from what others have measured
 
-With --tp, --pp or --dp it prints one plan; without, it searches every strategy that fits, and what
-is given (--recompute, --zero, --micro-batch …) stays fixed. Sizes that do not go together end it
-with exit status 2 and one sentence.
+With --tp, --cp, --pp or --dp it prints one plan; without, it searches every strategy that fits, and
+what is given (--recompute, --zero, --micro-batch …) stays fixed. Sizes that do not go together end
+it with exit status 2 and one sentence.
 """
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
@@ -41,6 +44,7 @@ SIZES = {
 }
 WHOLE = {
     "tp": "tensor-parallel ranks",
+    "cp": "context-parallel ranks, which share out the positions of each sequence",
     "pp": "pipeline stages",
     "dp": "data-parallel ranks",
     "ep": "of them, ranks that share out the experts",
@@ -54,7 +58,11 @@ HIDES = {
     "overlap_grad_reduce": "gradients travel during the backward pass",
     "overlap_param_gather": "ZeRO's weights travel during the passes",
 }
-SEARCHED = {"tp", "pp", "dp"}  # any of them: one plan
+TEXTS = {
+    "context": "how attention sees the positions of cp's other ranks: keys and values travel from "
+    "rank to rank, heads for positions, or all keys and values on every rank",
+}
+SEARCHED = {"tp", "cp", "pp", "dp"}  # any of them: one plan
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,8 +94,8 @@ def parser() -> argparse.ArgumentParser:
             text = f"{HIDES[name]}; neither: as Megatron in the machine's time"
             strategy.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
         else:
-            values = "|".join(map(str, known))
-            strategy.add_argument(_flag(name), type=type(known[0]), metavar=values)
+            values, text = "|".join(map(str, known)), TEXTS.get(name)
+            strategy.add_argument(_flag(name), type=type(known[0]), metavar=values, help=text)
     machine = made.add_argument_group("machine")
     machine.add_argument(
         "--machine",
@@ -95,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one of {', '.join(MACHINES)}; {HERE}: this one, measured in some seconds",
     )
-    machine.add_argument("--gpus", type=int, metavar="N", help="devices; dp · tp · pp")
+    machine.add_argument("--gpus", type=int, metavar="N", help="devices; dp · pp · cp · tp")
     made.add_argument("--top", type=int, default=10, metavar="N", help="rows of the ranking")
     made.add_argument("--json", action="store_true", help="one JSON object")
     made.add_argument("--errors", action="store_true", help="published runs, and the planner's")
@@ -139,19 +147,21 @@ def read_strategy(given: argparse.Namespace) -> dict:
 
 def one_strategy(found: dict, gpus: int | None, model: Model) -> Strategy:
     """The strategy of these fields on so many devices: dp follows from the rest."""
-    split = found.get("tp", 1) * found.get("pp", 1)
+    names = ["tp", *(["cp"] if found.get("cp", 1) > 1 else []), "pp"]
+    split = math.prod(found.get(name, 1) for name in names)
     if "dp" not in found:
         if gpus is None:
             found["dp"] = 1
         elif gpus % split:
-            raise ValueError(f"gpus {gpus} is not a multiple of tp · pp = {split}")
+            raise ValueError(f"gpus {gpus} is not a multiple of {' · '.join(names)} = {split}")
         else:
             found["dp"] = gpus // split
     strategy = Strategy(**({"global_batch": model.batch} | found))
     if gpus is not None and strategy.gpus != gpus:
+        names = ["dp", *names]
+        sizes = "·".join(str(getattr(strategy, name)) for name in names)
         raise ValueError(
-            f"gpus {gpus} is not dp·tp·pp = {strategy.dp}·{strategy.tp}·{strategy.pp} = "
-            f"{strategy.gpus}: change one of the four"
+            f"gpus {gpus} is not {'·'.join(names)} = {sizes} = {strategy.gpus}: change one of them"
         )
     return strategy
 
@@ -167,7 +177,9 @@ def run(given: argparse.Namespace) -> str:
         result = plan(model, one_strategy(found, given.gpus, model), machine)
         return json.dumps(result.as_dict(), indent=1) if given.json else str(result)
     if given.gpus is None:
-        raise ValueError("no strategy and no devices: give --gpus to search, or --tp, --pp, --dp")
+        raise ValueError(
+            "no strategy and no devices: give --gpus to search, or --tp, --cp, --pp, --dp"
+        )
     check_whole("top", given.top)
     batch = found.pop("global_batch", None)
     ranking = search(model, machine, given.gpus, batch, given.top, **found)

@@ -32,7 +32,10 @@ from utils.memory.checkpointing import recompute as checkpoint_blocks
 from utils.models import gpt, ops
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
+from utils.parallel.context import context_parallel
+from utils.parallel.context.context_parallel import loss_of_own
 from utils.parallel.mesh import Mesh, make_mesh
+from utils.parallel.parallelize import boundary
 from utils.parallel.pipeline import Pipeline
 from utils.parallel.stages import make_stages, reduce_tied_gradients
 from utils.parallel.tensor import loss_function, reduce_replicated_gradients, tensor_parallel
@@ -133,11 +136,19 @@ class MixedAdamW:
 
 
 def observe(
-    config: GPTConfig, *, dp: int = 1, pp: int = 1, tp: int = 1, rank: int = 0, **options: Any
+    config: GPTConfig,
+    *,
+    dp: int = 1,
+    pp: int = 1,
+    tp: int = 1,
+    cp: int = 1,
+    rank: int = 0,
+    **options: Any,
 ) -> Seen:
-    """One step of training as rank `rank` of dp · pp · tp, which are not there: see `one_step`."""
-    with world_of(dp * pp * tp, rank):
-        mesh = make_mesh(dp=dp, pp=pp, tp=tp)
+    """One step of training as rank `rank` of dp · pp · cp · tp, which are not there: see
+    `one_step`."""
+    with world_of(dp * pp * cp * tp, rank):
+        mesh = make_mesh(dp=dp, pp=pp, tp=tp, cp=cp)
         with fake_numbers():
             return one_step(config, mesh, **options)
 
@@ -153,23 +164,25 @@ def one_step(
     chunks: int = 1,
     recompute: str = "none",
     sequence_parallel: bool = False,
+    context: str = "ring",
     precision: str = "bf16",
 ) -> Seen:
     """What this rank holds and sends in a step, on real ranks or on one of a world that is not.
 
     micro_batches   of one pipeline, each of `micro_batch` sequences of `seq` tokens
+    context         how attention sees the positions of cp's other ranks: see `context_parallel`
     precision       bf16: weights and gradients in 2 bytes, 12 bytes of optimizer; fp32: 4, 4 and 8
     A small step before makes the optimizer's state. Raises ValueError.
     """
     if precision not in TYPES:
         raise ValueError(f"precision {precision!r} is not one of {', '.join(TYPES)}")
-    dtype, shares = TYPES[precision], mesh.tp.size if sequence_parallel else 1
+    dtype = TYPES[precision]
     with _default(dtype):  # fake parameters cannot change their type later
         stages = make_stages(GPT(config), mesh.pp, chunks)
     model = torch.nn.ModuleList(stages)
     for stage in stages:
         tensor_parallel(stage, mesh.tp, sequence_parallel)
-        stage.sequence_shares = shares
+        context_parallel(stage, mesh.cp, context)
         checkpoint_blocks(stage, recompute)
     parameters = list(model.parameters())
     optimizer = MixedAdamW(parameters)
@@ -179,8 +192,8 @@ def one_step(
         stages,
         mesh.pp,
         schedule,
-        _loss(stages),
-        boundary=lambda x: ((len(x), seq // shares, config.hidden_size), dtype),
+        _loss(stages, mesh.cp),
+        boundary=boundary(config, mesh, dtype, sequence_parallel),
     )
     rows = [_rows(micro_batch, seq) for _ in range(micro_batches)]
 
@@ -190,8 +203,8 @@ def one_step(
         with phase("gradients"):
             reduce_tied_gradients(stages, mesh.pp)
             reduce_replicated_gradients(model, mesh.tp)
-            for parameter in parameters if mesh.dp.size > 1 else ():
-                dist.all_reduce(parameter.grad, group=mesh.dp.group)
+            for parameter in parameters if mesh.dp_cp.size > 1 else ():
+                dist.all_reduce(parameter.grad, group=mesh.dp_cp.group)
         with phase("update"):
             optimizer.step()
             optimizer.zero_grad()
@@ -225,6 +238,6 @@ def _rows(rows, seq):
     return tokens, tokens.clone()
 
 
-def _loss(stages):
-    loss = loss_function(stages[-1]) if stages[-1].is_last else None
+def _loss(stages, cp):
+    loss = loss_of_own(loss_function(stages[-1]), cp) if stages[-1].is_last else None
     return lambda logits, y: loss(logits, y, reduction="sum")

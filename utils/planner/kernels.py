@@ -83,13 +83,14 @@ def layer(machine: Machine, model: Model, c: Columns, value_bytes: float) -> dic
     selective   the part of it that selective recomputation makes again: attention's core in the
                 GPT layout, norms and activation functions in the gated one
     backward    without recomputation
+    attention, attention backward   their parts that queries and keys take
     products    the part of the forward pass that multiplies matrices; messages can travel meanwhile
     inputs, weights     the same of the backward pass: gradients of inputs, of weights
 
     In fp8 products run at the rate of 8-bit values. What goes into them is cast: 16 bits are read
     and 8 written twice, as it is and transposed for the backward pass; gradients of results too.
     """
-    tokens = c.micro_batch * model.seq
+    tokens = c.tokens(model)
     routed = tokens * model.experts_per_token
     experts = model.experts / c.ep
     keys = np.maximum(model.key_width, c.tp * model.head_size)
@@ -120,6 +121,8 @@ def layer(machine: Machine, model: Model, c: Columns, value_bytes: float) -> dic
         + core_backward
         + 2 * launches
         + stream(machine, backward_bytes + cast_out),
+        "attention": core_forward,
+        "attention backward": core_backward,
         "products": forward,
         "inputs": inputs,
         "weights": weights,
@@ -137,6 +140,9 @@ def attention(
     keeps them in registers, leaves out the masked half, and computes them again: 5 products for 2.
     """
     heads = c.micro_batch * model.heads / c.tp
+    # an equal share of the scores, by positions; by Ulysses of whole heads, the most that one has
+    whole = np.ceil(model.heads / c.tp / c.cp) * c.micro_batch
+    heads = np.where((c.cp > 1) & (c.context == "ulysses"), whole, heads / c.cp)
     scores, size = heads * model.seq**2, model.head_size
     rate = machine.peak * machine.sustained
     products = 4 * scores * size / (rate * steady(machine, size, rate))
@@ -159,7 +165,7 @@ def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray,
     read input and gradient, write (6), the residual's gradients are added (4), dropout (5), biases
     (2); activation: reads two, writes one.
     """
-    tokens = c.micro_batch * model.seq
+    tokens = c.tokens(model)
     hidden = tokens * model.hidden_size / np.where(c.sequence_parallel, c.tp, 1.0)
     inner = tokens * model.experts_per_token * model.mlp_size / c.tp
     if model.gated:
@@ -180,7 +186,7 @@ def head(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) seconds of the last matrix and the loss for one micro-batch. The loss
     reads and writes fp32 logits: cast, largest, exponentials and their sum; then their gradient."""
-    tokens, share = c.micro_batch * model.seq, model.vocab_size / c.tp
+    tokens, share = c.tokens(model), model.vocab_size / c.tp
     inputs, weights = both_gradients(machine, tokens, share, model.hidden_size, 1.0, value_bytes)
     forward = matmul(machine, tokens, share, model.hidden_size, 1.0, value_bytes)
     logits = tokens * share
@@ -192,5 +198,5 @@ def head(
 
 def embedding(machine: Machine, model: Model, c: Columns, value_bytes: float) -> np.ndarray:
     """Seconds of the lookup with its sum, dropout and gradient, forward and backward together."""
-    size = c.micro_batch * model.seq * model.hidden_size
+    size = c.tokens(model) * model.hidden_size
     return stream(machine, (6 + 8) * value_bytes * size) + 8 * machine.launch

@@ -19,9 +19,12 @@ activations   what the backward pass waits for, of all micro-batches that are un
     The first stage holds p micro-batches; with v chunks 1 + (p−1)/pv times as much.
     Gated layout: what `gated_values` counts, split over t in the same way; selective
     recomputation keeps the results of matrix products and attention (`utils.memory.checkpointing`).
+    With context parallelism a rank has 1/cp of the tokens, and the state of ZeRO is shared out over
+    dp · cp. By Ulysses more is kept, see `_more_by_context`.
 buffers   what lives for moments: one layer that is being recomputed, gradients on their way
-    through it, the loss, messages, ZeRO's gathered layers (in fp32, where there is no master copy,
-    ZeRO-2 holds a rank's own part beside the whole weights).
+    through it, the loss, messages, other ranks' keys and values (`context_buffers`), ZeRO's
+    gathered layers (in fp32, where there is no master copy, ZeRO-2 holds a rank's own part beside
+    the whole weights).
 """
 
 from dataclasses import dataclass
@@ -274,7 +277,7 @@ def state(
     held, host = {}, np.zeros(len(c))
     for index, kind in enumerate(("weights", "gradients", "optimizer")):
         shared = c.zero >= 3 - index
-        share = np.where(shared, dense / c.dp + experts / (c.dp / c.ep), dense + experts)
+        share = np.where(shared, dense / c.dp_cp + experts / (c.dp_cp / c.ep), dense + experts)
         held[kind] = bytes_of[index] * share
         moved = c.offload == "parameters"
         if kind != "weights":
@@ -289,7 +292,7 @@ def state(
 
 def layer_activations(model: Model, c: Columns) -> dict[str, np.ndarray]:
     """{mode: bytes} that one layer keeps for one micro-batch, for each mode of recomputation."""
-    values = c.micro_batch * model.seq * np.where(c.precision == "fp32", 2.0, 1.0)  # × 16 bits
+    values = c.tokens(model) * np.where(c.precision == "fp32", 2.0, 1.0)  # × 16 bits
     whole = np.where(c.sequence_parallel, c.tp, 1.0)  # what only sequence parallelism splits
     fused = c.attention == "fused"
     # tokens in the experts' order, and the experts' results before they are weighted
@@ -311,8 +314,31 @@ def layer_activations(model: Model, c: Columns) -> dict[str, np.ndarray]:
     kept = gated_values(model.hidden_size, width, keys, model.heads, inner, c.tp, whole)
     scores = np.where(fused, 0.0, 2.5 * model.heads * model.seq / c.tp)
     tables = 2 * (width + keys) / c.tp / c.micro_batch  # rotary cosines and sines
-    kept["none"] = kept["none"] + scores + tables + sent
+    more, copied = _more_by_context(model, c)
+    kept["none"] = kept["none"] + scores + tables + sent + copied
+    kept["selective"] = kept["selective"] + more
     return {mode: 2 * values * each for mode, each in kept.items()}
+
+
+def _by_ulysses(c):
+    return (c.cp > 1) & (c.context == "ulysses")
+
+
+def key_columns(model: Model, c: Columns, by_heads: bool = False) -> np.ndarray:
+    """Columns of the keys of a rank's tokens: no head is split over tp, nor, by_heads, over cp."""
+    return np.maximum(model.key_width, c.tp * np.where(by_heads, c.cp, 1) * model.head_size) / c.tp
+
+
+def _more_by_context(model, c):
+    """Values of each token that a layer keeps only with context parallelism, (selective, none).
+
+    Selective recomputation keeps what each product of queries and keys has given: the last rank of
+    a ring has one with every rank's. By Ulysses the result is kept in both orders, and keys and
+    values of heads that several ranks compute with."""
+    parts = (c.cp - 1) * (model.query_width + model.heads) / c.tp
+    copied = model.query_width / c.tp + 2 * (key_columns(model, c, True) - key_columns(model, c))
+    by_heads = _by_ulysses(c)
+    return np.where(by_heads, 0.0, parts), np.where(by_heads, copied, 0.0)
 
 
 def _active(model):
@@ -330,10 +356,43 @@ def in_flight(c: Columns) -> np.ndarray:
 def head_activations(model: Model, c: Columns) -> np.ndarray:
     """Bytes that the last stage keeps of one micro-batch behind the last layer: the norm's input,
     the head's input, the logits in fp32."""
-    tokens = c.micro_batch * model.seq
+    tokens = c.tokens(model)
     value = np.where(c.precision == "fp32", 4.0, 2.0)
     norms = 2 * value * model.hidden_size / np.where(c.sequence_parallel, c.tp, 1.0)
     return tokens * (norms + 4 * model.vocab_size / c.tp)
+
+
+def mlp_activations(model: Model, c: Columns) -> np.ndarray:
+    """The part of a layer's activations that is gone when its attention's backward pass begins."""
+    value = np.where(c.precision == "fp32", 4.0, 2.0)
+    whole = np.where(c.sequence_parallel, c.tp, 1.0)
+    inner = _active(model) * model.mlp_size / c.tp
+    each = (4 if model.gated else 2) * inner + (
+        2 if model.gated else 1.5
+    ) * model.hidden_size / whole
+    return c.tokens(model) * value * each
+
+
+def context_buffers(model: Model, c: Columns) -> np.ndarray:
+    """Bytes of context parallelism's own while one layer's attention goes backward: gradients of
+    results and queries, and
+
+    ring      other ranks' keys and values, one at work, one that leaves, one that arrives; of
+              their gradients, which are summed in fp32, this rank's, one at work, one that leaves
+              and the next, one that arrives. Fewer than four ranks have fewer under way
+    gather    keys and values of all ranks, and fp32 sums of their gradients
+    ulysses   what is sorted by ranks, sent and put together, of gradients by heads
+    """
+    value = np.where(c.precision == "fp32", 4.0, 2.0)
+    width, keys = model.query_width / c.tp, 2 * key_columns(model, c)
+    both = model.hidden_size + width  # gradients of the layer's result and of the attention's
+    ring = value * (both + np.minimum(c.cp - 1, 3) * keys + width + keys)
+    ring = ring + 4 * (width + np.minimum(c.cp + 2, 5) * keys)
+    gathered = value * (both + (c.cp + 1) * keys + width + keys) + 4 * (width + (c.cp + 2) * keys)
+    sent = width + 2 * key_columns(model, c, True)
+    by_heads = value * (both + width + 3 * sent)
+    found = np.select([c.context == "ring", c.context == "gather"], [ring, gathered], by_heads)
+    return c.tokens(model) * found
 
 
 # ---- all of it
@@ -344,7 +403,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
     kept = layer_activations(model, c)
     by_mode = np.select([c.recompute == mode for mode in kept], list(kept.values()))
     layers, held = layers_on_stage(model, c), in_flight(c)
-    tokens = c.micro_batch * model.seq
+    tokens = c.tokens(model)
     value = np.where(c.precision == "fp32", 4.0, 2.0)
     whole = np.where(c.sequence_parallel, c.tp, 1.0)
     head = head_activations(model, c)
@@ -358,6 +417,8 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
     hidden = value * tokens * model.hidden_size
     # gradients on their way through a layer's MLP, and what of this layer is computed again
     passing = 2 * value * tokens * _active(model) * model.mlp_size / c.tp + hidden / whole
+    in_attention = context_buffers(model, c) - mlp_activations(model, c)
+    passing = np.where(c.cp > 1, np.maximum(passing, in_attention), passing)
     working = passing + kept["none"] - by_mode
     loss = tokens * model.vocab_size / c.tp * (value + 4)  # the logits, and their gradient in fp32
     layer, experts, _ = split(model, c)
@@ -373,7 +434,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
         has_head = is_last | (c.pp == 1)
         held_here["activations"] = kept_here
         # the loss is over, and the head's activations are gone, when a layer is recomputed
-        share = np.where(c.zero == 2, value * (dense + moe) / c.dp, 0.0)
+        share = np.where(c.zero == 2, value * (dense + moe) / c.dp_cp, 0.0)
         held_here["buffers"] = waiting + np.where(c.precision == "fp32", share, 0.0)
         held_here["buffers"] += np.maximum(
             np.where(has_head, loss, 0.0), working - np.where(has_head, head, 0.0)

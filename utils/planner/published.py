@@ -17,9 +17,20 @@ Strategies are the sources' own. Where they leave something open:
 * NeMo: what overlaps is in the recipes of its launcher (NeMo-Framework-Launcher, July 2024,
   launcher_scripts/conf/training), and so are the sizes of Nemotron.
 
-The form of the formulas was found with all rows in sight. The constants are from the first halves
-alone, rounded to two digits: `Machine.sustained` of A100 and H100, `fp8_sustained`, `step.HIDDEN`.
-They make the mean size of log(1 + error) as small as they can, dense rows counted twice.
+LONG holds runs of long sequences with context parallelism, by none of which a constant was chosen;
+LONG_OTHER_SOFTWARE those of torchtitan. What they leave open:
+
+* NeMo (docs/source/performance/performance_long_sequence.md): one sequence a micro-batch, nothing
+  recomputed, keys and values in a ring, all four overlaps.
+* Llama 3: keys and values are gathered (section 3.3.2); chunks and overlaps as in its other runs,
+  and nothing recomputed, as there.
+* torchtitan (benchmarks/llama3_h100_202412_torchtitan.md, Tables 2 and 6): ZeRO-1 where there are
+  stages. Its devices were held to 500 W, and read their memory with 2.4 TB/s.
+
+The form of the formulas was found with all rows in sight, but for those of the last two. The
+constants are from the first halves alone, rounded to two digits: `Machine.sustained` of A100 and
+H100, `fp8_sustained`, `step.HIDDEN`. They make the mean size of log(1 + error) as small as they
+can, dense rows counted twice.
 """
 
 from collections.abc import Iterable
@@ -75,6 +86,9 @@ OPT = "Zhang et al. 2022"
 FOUNDRY = "MosaicML llm-foundry"
 MT_NLG = "Smith et al. 2022, section 3"
 TITAN = "torchtitan, 2024"
+NEMO_LONG = "NeMo 24.03, long sequences"
+LLAMA_LONG = "Llama 3, 2024, Table 4, cp"
+TITAN_LONG = "torchtitan, 2024, cp"
 
 _MEGATRON = (  # preset, tp, pp, dp, interleave, micro-batch, batch, TFLOP/s with recomputation
     ("megatron-1.7b", 1, 1, 32, 1, 16, 512, 137),
@@ -174,6 +188,24 @@ _FOUNDRY = (  # all its runs on 80 GB in bf16 with sequences of 2,048 tokens, fr
     ("dgx-h100", "70b", 256, 8, 1, "full", 1035),
     ("dgx-h100", "70b", 512, 8, 1, "full", 1007),
 )
+_NEMO_LONG = (  # llama2-7b: thousands of tokens, batch, tp, dp, cp, TFLOP/s
+    (32, 128, 2, 8, 2, 610),
+    (64, 64, 4, 8, 2, 574),
+    (128, 32, 4, 8, 4, 555),
+    (256, 16, 4, 8, 8, 549),
+    (512, 8, 8, 4, 16, 549),
+    (1024, 4, 8, 4, 32, 536),
+)
+_TITAN_LONG = (  # preset, tp, pp, dp, cp, tokens, micro-batches, tokens/s a GPU
+    ("llama3-8b", 1, 1, 8, 1, 32768, 1, 3890),
+    ("llama3-8b", 1, 1, 4, 2, 65536, 1, 2540),
+    ("llama3-8b", 1, 1, 2, 4, 131072, 1, 1071),
+    ("llama3-8b", 1, 1, 1, 8, 262144, 1, 548),
+    ("llama3-405b", 8, 8, 8, 1, 32768, 8, 76),
+    ("llama3-405b", 8, 8, 4, 2, 65536, 8, 47),
+    ("llama3-405b", 8, 8, 2, 4, 131072, 8, 31),
+    ("llama3-405b", 8, 8, 1, 8, 262144, 8, 16),
+)
 _STREAMED = {"zero": 3, "overlap_grad_reduce": True, "overlap_param_gather": True}
 
 
@@ -243,6 +275,30 @@ def _other_software():
     yield Row(TITAN, "llama3-8b, FSDP", model, strategy, "dgx-h100", "tokens", 5762)
 
 
+def _long():
+    """Long sequences with context parallelism, by Megatron's family and by Llama 3."""
+    for thousand, batch, tp, dp, cp, tflops in _NEMO_LONG:
+        model = replace(MODELS["llama-7b"], seq=1024 * thousand)
+        strategy = Strategy(dp, 1, tp, 1, 1, 1, batch, "none", 1, True, precision="fp8", cp=cp)
+        label = f"llama2-7b, {thousand}k tokens, cp {cp}"
+        yield Row(NEMO_LONG, label, model, strategy, "dgx-h100", "tflops", tflops)
+    model = replace(MODELS["llama3-405b"], seq=131072)
+    strategy = Strategy(8, 16, 8, 1, 8, 1, 128, "none", 1, True, overlap_tp=False, cp=16,
+                        context="gather")  # fmt: skip
+    label = "llama3-405b, 128k tokens, cp 16"
+    yield Row(LLAMA_LONG, label, model, strategy, "dgx-h100", "tflops", 380)
+
+
+def _long_other_software():
+    """PyTorch's own context parallelism, on devices held to 500 W."""
+    for name, tp, pp, dp, cp, seq, micro_batches, tokens in _TITAN_LONG:
+        model = replace(MODELS[name], seq=seq)
+        strategy = Strategy(dp, pp, tp, 1, 1, 1, dp * micro_batches, "full", 3 if pp == 1 else 1,
+                            tp > 1, precision="fp8", cp=cp)  # fmt: skip
+        label = f"{name}, {seq // 1024}k tokens, cp {cp}"
+        yield Row(TITAN_LONG, label, model, strategy, "dgx-h100", "tokens", tokens)
+
+
 def by_source(rows: Iterable[Row]) -> dict:
     """{source: its rows}, in order."""
     rows = tuple(rows)
@@ -260,6 +316,7 @@ def halves(rows: Iterable[Row]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
 DENSE, SHARDED, OTHER_SOFTWARE = tuple(_dense()), tuple(_sharded()), tuple(_other_software())
 FITTED, HELD_OUT = halves(DENSE)
 SHARDED_FITTED, SHARDED_HELD_OUT = halves(SHARDED)
+LONG, LONG_OTHER_SOFTWARE = tuple(_long()), tuple(_long_other_software())
 
 
 def summary(rows: Iterable[Row]) -> tuple[float, float]:
@@ -274,6 +331,8 @@ def errors() -> str:
         ("dense, Megatron's family", DENSE, HELD_OUT),
         ("ZeRO-3 and FSDP", SHARDED, SHARDED_HELD_OUT),
         ("other software", OTHER_SOFTWARE, OTHER_SOFTWARE),
+        ("long sequences, cp", LONG, LONG),
+        ("long sequences, other software", LONG_OTHER_SOFTWARE, LONG_OTHER_SOFTWARE),
     )
     lines = [f"{'':<36}{'published':>10}{'planned':>10}{'error':>8}"]
     for title, rows, unseen in groups:

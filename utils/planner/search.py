@@ -9,8 +9,9 @@ from utils.choices import RECOMPUTE
 from utils.planner.machine import Machine
 from utils.planner.model import Model, check_whole
 from utils.planner.plan import Plan, evaluate, plans
-from utils.planner.strategy import Columns, Strategy, defaults, valid
+from utils.planner.strategy import CONTEXT, Columns, Strategy, defaults, valid
 
+TOKENS = 4096  # a sequence is shared out as long as each rank has so many of its positions
 # What a search tries where nothing is fixed.
 CHOICES = {
     "interleave": (1, 2, 3, 4, 6, 8),
@@ -37,6 +38,8 @@ def search(
     global_batch   sequences of a step; None: the model's
     fixed          fields of `Strategy` that are given: a value, or a tuple of values to try
     any_memory     also those that do not fit
+    Without `cp` it tries those that leave each rank TOKENS positions of a sequence or more: with
+    fewer, rows are the better thing to share out.
     An empty list: no strategy fits. Raises ValueError for a field that does not exist.
     """
     c = candidates(model, machine, gpus, global_batch, **fixed)
@@ -69,6 +72,8 @@ def candidates(
         raise ValueError(f"{sorted(unknown)} is no field of Strategy")
     choices = {
         "tp": divisors(gpus),
+        "cp": tuple(n for n in divisors(gpus) if n == 1 or model.seq // n >= TOKENS),
+        "context": CONTEXT,
         "pp": divisors(gpus),
         **CHOICES,
         "ep": divisors(model.experts),
@@ -90,10 +95,12 @@ def _grid(choices, model, gpus, global_batch):
         count = len(next(iter(grid.values())))
         grid = {key: np.repeat(column, len(values)) for key, column in grid.items()}
         grid[name] = np.tile(np.array(values), count)
-        if name == "pp":
-            split = grid["tp"] * grid["pp"]
+        if name == "context":  # one rank has nobody to hear from
+            grid = _keep(grid, (grid["cp"] > 1) | (grid["context"] == values[0]))
+        elif name == "pp":
+            split = grid["tp"] * grid["cp"] * grid["pp"]
             grid = _keep(grid, (gpus % split == 0) & (model.heads % grid["tp"] == 0))
-            grid["dp"] = gpus // (grid["tp"] * grid["pp"])
+            grid["dp"] = gpus // (grid["tp"] * grid["cp"] * grid["pp"])
             if dp is not None:
                 grid = _keep(grid, np.isin(grid["dp"], dp))
         elif name == "micro_batch":
@@ -101,7 +108,9 @@ def _grid(choices, model, gpus, global_batch):
         elif name == "interleave":
             grid = _keep(grid, (grid["interleave"] == 1) | (grid["pp"] > 1))
         elif name == "zero":
-            useful = (grid["dp"] > 1) | (grid["zero"] == min(values))  # one rank shares nothing
+            useful = (grid["dp"] * grid["cp"] > 1) | (
+                grid["zero"] == min(values)
+            )  # one rank shares nothing
             grid = _keep(grid, useful & ((grid["zero"] < 3) | (grid["pp"] == 1)))
         elif name == "sequence_parallel":
             grid = _keep(grid, ~grid["sequence_parallel"] | (grid["tp"] > 1))
@@ -120,14 +129,16 @@ def divisors(number: int) -> tuple[int, ...]:
 def explain(found: list[Plan]) -> str:
     """A table of the ranking."""
     head = (
-        f"{'':>3} {'tp':>4}{'pp':>4}{'dp':>6}{'ep':>4}{'v':>3}{'micro':>6} {'recompute':<10}"
+        f"{'':>3} {'tp':>4}{'cp':>4} {'context':<8}"
+        f"{'pp':>4}{'dp':>6}{'ep':>4}{'v':>3}{'micro':>6} {'recompute':<10}"
         f"{'zero':>5}{'SP':>4}{'GB':>8}{'seconds':>10}{'TFLOP/s':>9}{'MFU':>7}"
     )
     rows = [head]
     for place, one in enumerate(found, start=1):
         s = one.strategy
         rows.append(
-            f"{place:>3} {s.tp:>4}{s.pp:>4}{s.dp:>6}{s.ep:>4}{s.interleave:>3}{s.micro_batch:>6} "
+            f"{place:>3} {s.tp:>4}{s.cp:>4} {s.context if s.cp > 1 else '–':<8}"
+            f"{s.pp:>4}{s.dp:>6}{s.ep:>4}{s.interleave:>3}{s.micro_batch:>6} "
             f"{s.recompute:<10}{s.zero:>5}{'yes' if s.sequence_parallel else '–':>4}"
             f"{one.memory['total'] / 1e9:>8.1f}{one.seconds['total']:>10.2f}"
             f"{one.tflops_per_gpu:>9.1f}{one.mfu:>7.1%}"

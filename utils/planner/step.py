@@ -4,6 +4,8 @@ compute      forward and backward of its layers, and of the head or the embeddin
 recompute    forward passes that are made again
 tp           two all-reduces a layer forward and two backward, and again where it is recomputed
              (with sequence parallelism an all-gather and a reduce-scatter each: as many bytes)
+cp           keys and values to every rank and their gradients back, or heads for positions, in each
+             layer (`context_messages`)
 pp           hidden states to the next stage and their gradients back, once for each chunk; each of
              the tp ranks sends its part, and the receivers gather it (Narayanan et al. 2021, 4.1)
 ep           two all-to-alls a layer forward, two backward
@@ -35,11 +37,11 @@ import numpy as np
 
 from utils.planner import kernels, network
 from utils.planner.machine import Machine
-from utils.planner.memory import layers_on_stage, split, stage_parameters
+from utils.planner.memory import key_columns, layers_on_stage, split, stage_parameters
 from utils.planner.model import Model
 from utils.planner.strategy import PRECISIONS, Columns
 
-KINDS = ("compute", "recompute", "tp", "pp", "ep", "dp", "bubble", "optimizer", "offload")
+KINDS = ("compute", "recompute", "tp", "cp", "pp", "ep", "dp", "bubble", "optimizer", "offload")
 HIDDEN = 0.5
 PARAMETERS = 12  # tensors of a layer that ZeRO-3 fetches one by one
 # Bytes of device memory that an AdamW step with clipping moves for each parameter in mixed
@@ -51,7 +53,7 @@ OPTIMIZER_BYTES = 48
 def step(
     model: Model, c: Columns, machine: Machine
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """({kind: seconds, "total": …}, {"tp", "pp" and "dp": hidden seconds}), arrays."""
+    """({kind: seconds, "total": …}, {"tp", "cp", "pp" and "dp": hidden seconds}), arrays."""
     value = float(PRECISIONS[machine.precision][0])
     m, layers = c.micro_batches, layers_on_stage(model, c)
     one = kernels.layer(machine, model, c, value)
@@ -61,6 +63,7 @@ def step(
     full = c.recompute == "full"
     tp = messages["forward"] * (1 + full) + messages["backward"]
     ep = messages["experts"] * (2 + full)
+    cp, cp_hidden = context_messages(model, c, machine, value, one)
 
     # what one micro-batch costs on a stage, by kind
     ends = _ends(model, c, machine, value)
@@ -69,7 +72,7 @@ def step(
     added = np.where(m > 1, kernels.stream(machine, 3 * value * (layer + experts)), 0.0)
     body = one["forward"] + one["backward"] + added
     hop, hop_hidden = _hop(model, c, machine, value, layers * body)
-    layer_seconds = body + again + tp + ep
+    layer_seconds = body + again + tp + cp + ep
     first, last = ends
     # where layers do not divide, the last stage has one less, then the first one
     spare = layers * c.pp - model.layers
@@ -84,6 +87,7 @@ def step(
         "compute": m * (layers * body + slow_end),
         "recompute": m * layers * again,
         "tp": m * layers * tp,
+        "cp": m * layers * cp,
         "pp": m * hop,
         "ep": m * layers * ep,
         "bubble": waits,
@@ -96,6 +100,7 @@ def step(
     seconds["total"] = sum(seconds.values())
     hidden = {
         "tp": m * layers * (messages["hidden forward"] * (1 + full) + messages["hidden backward"]),
+        "cp": m * layers * cp_hidden,
         "pp": m * hop_hidden,
         "dp": dp_hidden,
     }
@@ -107,7 +112,7 @@ def layer_messages(
 ) -> dict[str, np.ndarray]:
     """Exposed seconds of one layer's messages for one micro-batch: forward, backward, experts (one
     direction), and what is hidden of the first two. one: the layer's computation, of `kernels`."""
-    size = c.micro_batch * model.seq * model.hidden_size * value
+    size = c.tokens(model) * model.hidden_size * value
     pair = 2 * np.where(
         c.sequence_parallel,
         2 * network.gather(machine, size, c.tp, 1),
@@ -121,7 +126,7 @@ def layer_messages(
         np.minimum(HIDDEN * pair, one["weights"]),
     )
     routed = size * model.experts_per_token / np.where(c.sequence_parallel, c.tp, 1.0)
-    experts = 2 * network.all_to_all(machine, routed, c.ep, c.tp) * (model.experts > 1)
+    experts = 2 * network.all_to_all(machine, routed, c.ep, c.tp * c.cp) * (model.experts > 1)
     return {
         "forward": pair - forward,
         "backward": pair - backward,
@@ -131,9 +136,49 @@ def layer_messages(
     }
 
 
+def context_messages(
+    model: Model, c: Columns, machine: Machine, value: float, one: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(exposed, hidden) seconds of what attention sends over cp for one layer and micro-batch, with
+    what recomputation sends again. one: the layer's computation, of `kernels`.
+
+    ring      cp − 1 times keys and values, while one block of the scores is computed; backward with
+              their gradients in fp32, which come home one message later, when nothing is left to
+              compute. The pace is that of the farthest neighbours
+    gather    all keys and values before the first score; their gradients, in fp32, after the last
+    ulysses   two all-to-alls forward and two backward, between which the scores are computed
+    """
+    tokens, n = c.tokens(model), c.cp
+    keys = tokens * 2 * key_columns(model, c)
+    reach = c.tp * np.maximum(n - 1, 1)
+    kv, gradient = (network.send(machine, size * keys, reach) for size in (value, 4.0))
+    turns = n - 1
+    blocks = [one[name] / n for name in ("attention", "attention backward")]
+    # selective recomputation has kept what the kernels gave: the messages are all there is
+    nothing = (c.recompute == "selective") & model.gated
+    hidden = [np.minimum(sent, block) for sent, block in zip((kv, kv + gradient), blocks)]
+    again = (c.recompute == "full") | nothing
+    ring = turns * (kv * (1 + again) + kv + gradient) + gradient
+    ring_hidden = turns * (hidden[0] * (1 + (c.recompute == "full")) + hidden[1])
+
+    once = network.gather(machine, value * n * keys, n, c.tp)
+    gathered = once * (2 + again) + network.gather(machine, 4 * n * keys, n, c.tp)
+
+    width = tokens * model.query_width / c.tp
+    heads = width + 2 * tokens * key_columns(model, c, True)
+    pair = sum(network.all_to_all(machine, value * size, n, c.tp) for size in (width, heads))
+    by_heads = pair * (2 + again)
+
+    ways = [(c.cp > 1) & (c.context == way) for way in ("ring", "gather", "ulysses")]
+    return (
+        np.select(ways, [ring - ring_hidden, gathered, by_heads], 0.0),
+        np.select(ways[:1], [ring_hidden], 0.0),
+    )
+
+
 def _ends(model, c, machine, value):
     """Seconds that the embedding, and the head with the loss, add to a micro-batch."""
-    size = c.micro_batch * model.seq * model.hidden_size * value
+    size = c.tokens(model) * model.hidden_size * value
     message = network.all_reduce(machine, size, c.tp, 1)
     first = kernels.embedding(machine, model, c, value) + message
     return first, sum(kernels.head(machine, model, c, value)) + message
@@ -142,8 +187,8 @@ def _ends(model, c, machine, value):
 def _hop(model, c, machine, value, computing):
     """(exposed, hidden) seconds of what a stage sends and receives for one micro-batch, whose
     computation takes `computing`. Only a stage with several chunks has another one to work on."""
-    size = c.micro_batch * model.seq * model.hidden_size * value
-    reach = c.tp * c.dp * (c.pp - 1)
+    size = c.tokens(model) * model.hidden_size * value
+    reach = c.tp * c.dp_cp * (c.pp - 1)
     one = network.send(machine, size / c.tp, reach)
     one = one + np.where(c.sequence_parallel, 0.0, network.gather(machine, size, c.tp, 1))
     both = np.where(c.pp > 1, 2 * c.interleave * one, 0.0)
@@ -157,7 +202,8 @@ def _data_parallel(model, c, machine, value, forward, backward):
     dense, experts = stage_parameters(model, c)[0]
     m = c.micro_batches
     gradients, weights = np.zeros(len(c)), np.zeros(len(c))
-    groups = ((dense, c.dp, c.tp), (experts, c.dp // c.ep, c.tp * c.ep))
+    # (experts: the ranks of cp stand beside each other, those of dp are ep farther; both as if far)
+    groups = ((dense, c.dp_cp, c.tp), (experts, c.dp_cp // c.ep, c.tp * c.ep))
     for parameters, n, stride in groups:
         size = value * parameters
         once = network.gather(machine, size, n, stride)
@@ -176,7 +222,7 @@ def _data_parallel(model, c, machine, value, forward, backward):
     hidden = hidden + c.overlap_param_gather * np.minimum(HIDDEN * weights, left)
     table = value * split(model, c)[2]
     both_ends = (c.pp > 1) & model.is_tied  # its two copies get one gradient
-    reach = c.tp * c.dp * (c.pp - 1)
+    reach = c.tp * c.dp_cp * (c.pp - 1)
     ends = np.where(both_ends, network.send(machine, table, reach), 0.0)
     return gradients + weights - hidden + ends, hidden
 
@@ -184,7 +230,7 @@ def _data_parallel(model, c, machine, value, forward, backward):
 def _update(model, c, machine, value):
     """(on the device, by the host) seconds of the optimizer's step."""
     dense, experts = stage_parameters(model, c)[0]
-    share = np.where(c.zero >= 1, dense / c.dp + experts * c.ep / c.dp, dense + experts)
+    share = np.where(c.zero >= 1, dense / c.dp_cp + experts * c.ep / c.dp_cp, dense + experts)
     on_device = kernels.stream(machine, OPTIMIZER_BYTES * share)
     host = share * 28 / machine.host_bandwidth + 2 * value * share / machine.host_link
     offloaded = c.offload != "none"
@@ -195,7 +241,7 @@ def _streamed(model, c, machine, value, computing):
     """Seconds that the device waits for weights that live in the host's memory: each rank brings
     its share for every forward and backward pass, while the layers before compute."""
     dense, experts = stage_parameters(model, c)[0]
-    share = np.where(c.zero == 3, c.dp, 1) * 1.0
+    share = np.where(c.zero == 3, c.dp_cp, 1) * 1.0
     bring = c.micro_batches * 2 * value * (dense + experts) / share / machine.host_link
     wait = bring - np.minimum(HIDDEN * bring, computing)
     return np.where(c.offload == "parameters", wait, 0.0)

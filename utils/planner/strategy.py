@@ -3,8 +3,9 @@
     Strategy(tp=8, pp=8, dp=24, interleave=2, global_batch=2304, recompute="full").gpus    # 1536
     Columns.of([strategy, …], model)          # one array per field, one entry per strategy
 
-Ranks are numbered with tp fastest, then ep, then the rest of dp, then pp (`utils.parallel.mesh`):
-neighbours in a node belong to one tensor-parallel group first, stages are farthest apart.
+Ranks are numbered with tp fastest, then cp, then ep, then the rest of dp, then pp
+(`utils.parallel.mesh`): neighbours in a node belong to one tensor-parallel group first, then to one
+context-parallel group, and stages are farthest apart.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 PRECISIONS = {"fp32": (4, 4, 0), "bf16": (2, 2, 4), "fp8": (2, 2, 4)}
 # Bytes of one parameter that the optimizer keeps besides, always fp32.
 OPTIMIZERS = {"sgd": 0, "momentum": 4, "muon": 4, "adamw": 8}
-WHOLE = ("dp", "pp", "tp", "ep", "interleave", "micro_batch", "global_batch")
+CONTEXT = ("ring", "ulysses", "gather")  # `utils.parallel.context.WAYS`; without torch here
+WHOLE = ("dp", "pp", "tp", "ep", "interleave", "micro_batch", "global_batch", "cp")
 CHOICES = {
     "recompute": RECOMPUTE,
     "offload": OFFLOAD,
@@ -35,6 +37,7 @@ CHOICES = {
     "precision": tuple(PRECISIONS),
     "zero": ZERO,
     "sequence_parallel": (False, True),
+    "context": CONTEXT,
     **dict.fromkeys(OVERLAPS, (False, True)),
 }
 OPEN = ("attention", "precision", *OVERLAPS)  # None: the model or the machine decides
@@ -43,11 +46,11 @@ Numbers = float | np.ndarray  # one, or one for each strategy
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to train on dp · pp · tp devices. Raises ValueError where it makes no sense.
+    """One way to train on dp · pp · cp · tp devices. Raises ValueError where it makes no sense.
 
     ep          experts are split over ep of the dp ranks
     interleave  chunks of layers on each stage (interleaved 1F1B)
-    zero        0 to 3: what the dp ranks share out (ZeRO)
+    zero        0 to 3: what the ranks of dp and cp share out (ZeRO)
     recompute   "none", "selective" (the core of the attention) or "full" (each layer)
     offload     "none", "optimizer" (its state and step are the host's), "parameters" (those too)
     attention   "scores" keeps them in memory, "fused" does not; None: fused in the gated layout, in
@@ -60,6 +63,9 @@ class Strategy:
     overlap_grad_reduce     gradients travel during the last backward pass (--overlap-grad-reduce)
     overlap_param_gather    ZeRO's weights travel during the passes (--overlap-param-gather)
                             None: what Megatron did in the machine's time (`Machine.overlaps`)
+    cp          ranks that share out the positions of each sequence, and work on the same rows
+    context     "ring", "ulysses" or "gather": how attention sees the others' positions, see
+                `utils.parallel.context`
     """
 
     dp: int = 1
@@ -80,6 +86,8 @@ class Strategy:
     overlap_pp: bool | None = None
     overlap_grad_reduce: bool | None = None
     overlap_param_gather: bool | None = None
+    cp: int = 1
+    context: str = "ring"
 
     def __post_init__(self):
         for name in WHOLE:
@@ -98,10 +106,11 @@ class Strategy:
 
     @property
     def gpus(self) -> int:
-        return self.dp * self.pp * self.tp
+        return self.dp * self.pp * self.cp * self.tp
 
     def __str__(self):
         parts = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
+        parts[1:1] = [f"cp {self.cp}, {self.context}"] if self.cp > 1 else []
         parts += [f"{name} {value}" for name, value in (("ep", self.ep), ("v", self.interleave))
                   if value > 1]  # fmt: skip
         parts += [f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
@@ -159,6 +168,14 @@ def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.nda
          "ep {ep} splits experts, and the model is dense"),
         ((model.experts % c.ep != 0) | (c.dp % c.ep != 0),
          f"ep {{ep}} must divide dp {{dp}} and the {model.experts} experts"),
+        (c.cp > model.seq,
+         f"cp {{cp}} shares out the positions of a sequence, and seq {model.seq} is fewer"),
+        ((c.cp > 1) & (c.context == "ulysses") & (c.cp > model.heads // c.tp),
+         f"context ulysses shares out the heads of a rank, {model.heads} / tp {{tp}}, and "
+         "cp {cp} is more: choose ring or gather"),
+        ((c.cp > 1) & (c.context != "ulysses") & (c.attention == "scores"),
+         "context {context} merges results of fused attention, and attention scores keeps whole "
+         "rows of them: choose attention fused"),
         ((c.offload == "parameters") & (c.pp > 1),
          "offload parameters streams the weights for every micro-batch and does not go with "
          "pp {pp}"),
@@ -201,12 +218,14 @@ def _or(value, instead):
 class Columns:
     """Strategies as arrays: the fields of `Strategy`, and what follows from them.
 
-    micro_batches  of one pipeline in a step;  gpus  dp · pp · tp
+    micro_batches  of one pipeline in a step;  gpus  dp · pp · cp · tp
+    dp_cp          ranks that have the same parameters of layers, and sum their gradients
     """
 
     def __init__(self, **arrays: np.ndarray):
         self.__dict__.update(arrays)
-        self.gpus = self.dp * self.pp * self.tp
+        self.dp_cp = self.dp * self.cp
+        self.gpus = self.dp_cp * self.pp * self.tp
         self.micro_batches = np.maximum(1, self.global_batch // (self.dp * self.micro_batch))
 
     @classmethod
@@ -218,6 +237,10 @@ class Columns:
                                   for strategy in strategies])
             for field in fields(Strategy)
         })  # fmt: skip
+
+    def tokens(self, model: Model) -> np.ndarray:
+        """Of a micro-batch on the rank of cp that has most of them."""
+        return self.micro_batch * np.ceil(model.seq / self.cp)
 
     def take(self, index: np.ndarray) -> "Columns":
         """The strategies that `index` (a mask or positions) chooses."""
