@@ -373,21 +373,22 @@ def test_loads_above_capacity_are_drawn_apart():
 # ---- lesson 10
 
 
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 4), (4, 1, 2)])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 4), (4, 1, 2), (2, 2, 2, 2), (1, 1, 2, 4)])
 def test_every_rank_stands_once_in_each_panel(sizes):
-    dp, pp, tp = sizes
-    grid.who_talks(dp=dp, pp=pp, tp=tp, per_node=4)
+    dp, pp, tp, cp = (*sizes, 1)[:4]
+    grid.who_talks(dp=dp, pp=pp, tp=tp, cp=cp, per_node=4)
     panels = plt.gcf().axes
-    assert len(panels) == 3
+    names = [panel.get_title(loc="left").split()[0] for panel in panels]
+    assert names == ["tp", "cp", "dp", "pp"] if cp > 1 else names == ["tp", "dp", "pp"]
     for panel in panels:
         ranks = [text for text in texts(panel) if text.isdigit()]
-        assert sorted(ranks, key=int) == [str(rank) for rank in range(dp * pp * tp)]
+        assert sorted(ranks, key=int) == [str(rank) for rank in range(dp * pp * tp * cp)]
 
 
 def test_partners_have_one_colour():
     grid.who_talks()
     colours = {}
-    for line in plt.gcf().axes[1].lines:  # pipeline groups
+    for line in plt.gcf().axes[2].lines:  # pipeline groups
         (x,), (y,) = line.get_data()
         colours.setdefault(line.get_color(), []).append((x, round(y, 2)))
     assert sorted(len(places) for places in colours.values()) == [2, 2, 2, 2]
@@ -398,6 +399,14 @@ def test_every_rank_has_its_piece():
     words = texts(plt.gcf().axes[0])
     assert "rank 5\nlayers 2 to 3\npart 1 of each matrix" in words
     assert "rank 2\nlayers 0 to 1\npart 0 of each matrix" in words
+
+
+def test_ranks_of_cp_have_the_same_piece():
+    grid.pieces(dp=1, pp=2, tp=2, layers=4, cp=2)
+    words = texts(plt.gcf().axes[0])
+    pair = [text for text in words if text.startswith(("rank 1\n", "rank 3\n"))]
+    assert {text[6:] for text in pair} == {"\nlayers 0 to 1\npart 1 of\nmatrices"}
+    assert "rows of replica 0,\nshare 1 of the positions" in words
 
 
 def test_a_slower_network_is_further_right():

@@ -1,5 +1,7 @@
 """The planner's drawings and sliders: what they claim, and that they draw."""
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import pytest
 
@@ -32,6 +34,21 @@ def test_the_map_names_the_best_split():
     bold = {text.get_text() for text in plt.gcf().axes[0].texts if text.get_fontweight() == "bold"}
     assert bold == {f"{best:.0%}"}
     assert all(tp <= 8 for (tp, _), one in found.items() if one and one.mfu == best)
+
+
+def test_a_map_across_cp():
+    model = MODELS["llama3-8b"]
+    long = {"model": replace(model, seq=65536), "machine": MACHINES["dgx-h100"], "gpus": 16}
+    found = pictures.best_of_each(**long, across="cp", global_batch=2)
+    best = max((one for one in found.values() if one), key=lambda one: one.mfu)
+    pictures.strategy_map(**long, across="cp", global_batch=2)
+    axes = plt.gcf().axes[0]
+    bold = {text.get_text() for text in axes.texts if text.get_fontweight() == "bold"}
+    assert bold == {f"{best.mfu:.0%}"} and best.strategy.cp > 1
+    assert all(one is None or one.strategy.cp == cp for (_, cp), one in found.items())
+    assert "cp 4" in {text.get_text() for text in axes.texts} | {
+        label.get_text() for label in axes.get_xticklabels()
+    }
 
 
 def test_more_micro_batches_are_better():

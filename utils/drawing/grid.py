@@ -7,15 +7,18 @@ from matplotlib.patches import FancyBboxPatch
 from utils.drawing import figures
 from utils.parallel.mesh import grid, lines
 
-WORDS = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+WORDS = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}  # nearest partners first
 TINTS = ("rank0", "rank1", "rank2", "rank3", "rank4", "rank5", "rank6", "rank7")
 
 
-def who_talks(dp: int = 2, pp: int = 2, tp: int = 2, per_node: int = 4) -> None:
-    """One panel for each axis: ranks of one colour form a group; frames are nodes."""
-    ranks = grid(dp=dp, pp=pp, tp=tp)
-    _, panels = figures.plt.subplots(1, 3, figsize=figures.SIZES["normal"])
-    for axes, name in zip(panels, WORDS, strict=True):
+def who_talks(dp: int = 2, pp: int = 2, tp: int = 2, cp: int = 1, per_node: int = 4) -> None:
+    """One panel for each axis: ranks of one colour form a group; frames are nodes. Without context
+    parallelism, cp 1, it has no panel."""
+    ranks = grid(dp=dp, pp=pp, tp=tp, cp=cp)
+    names = [name for name in WORDS if name != "cp" or cp > 1]
+    size = "tall" if ranks.numel() > 8 else "normal"
+    _, panels = figures.plt.subplots(1, len(names), figsize=figures.SIZES[size])
+    for axes, name in zip(panels, names, strict=True):
         groups = lines(ranks, name)
         _nodes(axes, ranks.numel(), per_node)
         for index, group in enumerate(groups):
@@ -57,22 +60,28 @@ def _place(rank, per_node):
     return local % 2, -node * (height + 0.55) - local // 2
 
 
-def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4) -> None:
-    """Each replica as a stack of layers, cut into stages across and into slices downwards."""
-    ranks = grid(dp=dp, pp=pp, tp=tp)[:, :, 0, 0]  # (pp, dp, tp)
+def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4, cp: int = 1) -> None:
+    """Each replica as a stack of layers, cut into stages across and into slices downwards; with
+    context parallelism it stands there cp times, for some positions each."""
+    ranks = grid(dp=dp, pp=pp, tp=tp, cp=cp).flatten(1, 3)  # (pp, dp · cp, tp)
     axes = figures.figure()[1]
-    for replica in range(dp):
-        left = replica * (tp + 0.5)
+    for copy in range(dp * cp):
+        replica, share = divmod(copy, cp)
+        left = copy * (tp + 0.5)
         for stage in range(pp):
             first, stop = layers * stage // pp, layers * (stage + 1) // pp
             for slice_ in range(tp):
-                rank = int(ranks[stage, replica, slice_])
-                text = f"rank {rank}\nlayers {first} to {stop - 1}\npart {slice_} of each matrix"
+                rank = int(ranks[stage, copy, slice_])
+                part = f"part {slice_} of each matrix" if cp == 1 else f"part {slice_} of\nmatrices"
+                text = f"rank {rank}\nlayers {first} to {stop - 1}\n{part}"
                 figures.block(axes, left + slice_, stage * 1.1, 0.96, 1, f"rank{rank}", text,
-                              size=9, alpha=0.9)  # fmt: skip
-        axes.text(left + tp / 2, pp * 1.1 + 0.08, f"replica {replica}: its own rows",
-                  ha="center", fontsize=10)  # fmt: skip
-    axes.set(xlim=(-0.1, dp * (tp + 0.5) - 0.4), ylim=(pp * 1.1 + 0.25, -0.1))
+                              size=9 if cp == 1 else 7.5, alpha=0.9)  # fmt: skip
+        words = f"replica {replica}: its own rows"
+        if cp > 1:
+            words = f"rows of replica {replica},\nshare {share} of the positions"
+        axes.text(left + tp / 2, pp * 1.1 + 0.08, words, ha="center", va="top", fontsize=10)
+    lines_below = 0.25 if cp == 1 else 0.4
+    axes.set(xlim=(-0.1, dp * cp * (tp + 0.5) - 0.4), ylim=(pp * 1.1 + lines_below, -0.1))
     axes.axis("off")
     figures.show()
 

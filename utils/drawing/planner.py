@@ -108,31 +108,40 @@ def time_of(plans: dict, title: str = "a step", share: bool = True) -> None:
 # ---- all strategies
 
 
-def best_of_each(model: Model, machine: Machine, gpus: int, **fixed: Any) -> dict:
-    """{(tp, pp): the fastest plan that fits, or None where none does}."""
+def best_of_each(
+    model: Model, machine: Machine, gpus: int, across: str = "pp", **fixed: Any
+) -> dict:
+    """{(tp, pp): the fastest plan that fits, or None where none does}; across: "pp" or "cp"."""
     sizes = [n for n in (1, 2, 4, 8, 16, 32, 64, 128) if gpus % n == 0]
     found = {}
     for tp in sizes:
-        for pp in sizes:
-            if tp * pp <= gpus:
-                best = search(model, machine, gpus, top=1, tp=tp, pp=pp, **fixed)
-                found[tp, pp] = best[0] if best else None
+        for other in sizes:
+            if tp * other <= gpus:
+                best = search(model, machine, gpus, top=1, **{"tp": tp, across: other} | fixed)
+                found[tp, other] = best[0] if best else None
     return found
 
 
-def strategy_map(model: Model, machine: Machine, gpus: int, title: str = "", **fixed: Any) -> None:
-    """The best MFU of every tp × pp; grey: fits nowhere."""
-    found = best_of_each(model, machine, gpus, **fixed)
-    rows, columns = sorted({tp for tp, _ in found}), sorted({pp for _, pp in found})
+def strategy_map(
+    model: Model,
+    machine: Machine,
+    gpus: int,
+    title: str = "",
+    across: str = "pp",
+    **fixed: Any,
+) -> None:
+    """The best MFU of every tp × pp, or across tp × cp; grey: fits nowhere."""
+    found = best_of_each(model, machine, gpus, across, **fixed)
+    rows, columns = sorted({tp for tp, _ in found}), sorted({other for _, other in found})
     rates = {key: one.mfu for key, one in found.items() if one}
     top = max(rates.values(), default=1.0)
     axes = figures.figure("normal")[1]
     cells = {}
-    for (tp, pp), one in found.items():
+    for (tp, other), one in found.items():
         strength = None if one is None else 0.08 + 0.72 * (one.mfu / top) ** 3
         text = "–" if one is None else f"{one.mfu:.0%}"
-        cells[rows.index(tp), columns.index(pp)] = (text, strength)
-    names = [f"tp {tp}" for tp in rows], [f"pp {pp}" for pp in columns]
+        cells[rows.index(tp), columns.index(other)] = (text, strength)
+    names = [f"tp {tp}" for tp in rows], [f"{across} {other}" for other in columns]
     figures.heat_map(axes, *names, cells)
     for words, one in zip(axes.texts, found.values(), strict=True):
         words.set_weight("bold" if one is not None and one.mfu == top else "normal")
