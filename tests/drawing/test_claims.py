@@ -315,6 +315,21 @@ def test_bars_are_as_long_as_the_work_and_name_whose_keys():
     assert texts(axes) == ["0", "1", "0"]
 
 
+def test_ways_are_lines_and_what_was_counted_is_dots_of_their_colour():
+    formulas = {"few heads": {"ring": ((2, 4, 8), (1, 2, 3)), "gather": ((2, 4, 8), (3, 2, 1))}}
+    context.ways(
+        formulas | {"many": formulas["few heads"]},
+        {"few heads": {"gather": ((2,), (3,))}},
+        y="bytes",
+    )
+    axes, other = plt.gcf().axes
+    ring, gather, dots = axes.lines
+    assert list(ring.get_ydata()) == [1, 2, 3] and list(dots.get_xydata()[0]) == [2, 3]
+    assert dots.get_color() == gather.get_color() != ring.get_color()
+    assert len(other.lines) == 2
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["2", "4", "8"]
+
+
 def test_a_rank_has_equal_parts_of_every_box():
     context.layer()
     for axes, count in zip(plt.gcf().axes, (2, 2, 4)):

@@ -165,7 +165,8 @@ def ways(
         for way, (ranks, amounts) in counted.get(title, {}).items():
             axes.plot(ranks, amounts, "o", color=figures.shade(tints[way]), markersize=7)
         axes.set(xscale="log", xlabel="ranks", title=title)
-        axes.set_xticks(ranks, [str(n) for n in ranks])
+        ticks = sorted({n for ranks, _ in lines.values() for n in ranks})
+        axes.set_xticks(ticks, [str(n) for n in ticks])
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
     panels[0].set_ylabel(y)
