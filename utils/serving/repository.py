@@ -32,6 +32,7 @@ from utils.paths import ROOT
 SOURCE = ROOT / "triton_model_repo"
 CODE = "utils/serving/engine"
 TRACE = f"{CODE}/trace.py"  # `gpt` has it, too
+STEP = f"{CODE}/step.cpp"  # compiled where it is served
 ENGINE = "gpt_engine"
 FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize")
 TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
@@ -246,9 +247,10 @@ def copy_models(beside: Path) -> None:
 
 
 def copy_code(folder: Path) -> None:
-    """model.py and utils/ of a version: the engine and what it imports."""
+    """model.py and utils/ of a version: the engine, what it imports, and what it compiles."""
     _copy(SOURCE / ENGINE / "model.py", folder / "model.py")
     _ship(shipped(), folder)
+    _copy(ROOT / STEP, folder / STEP)
 
 
 def _ship(names, folder):
@@ -311,7 +313,8 @@ def same_code(one: Path, other: Path) -> bool:
 
 
 def _code(folder):
-    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.py")}
+    files = [*folder.rglob("*.py"), *folder.rglob("*.cpp")]
+    return {file.relative_to(folder): file.read_bytes() for file in files}
 
 
 def _content(file):

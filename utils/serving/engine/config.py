@@ -15,6 +15,7 @@ from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 DEVICES = ("auto", "cpu", "cuda")
 RENAMED = {"slots": "max_num_seqs"}  # parameters of earlier versions
 WHOLE = ("max_num_seqs", "max_model_len", "prefill_chunk", "queue", "threads")
+SWITCHES = ("enable_prefix_caching", "enforce_eager")
 SWITCH = {"true": True, "false": False}  # as texts
 SECONDS = ("step_seconds", "start_seconds", "pace")
 
@@ -34,6 +35,8 @@ class EngineConfig:
                     as stored, on the CPU float32
     kv_cache_dtype  of keys and values; "auto": dtype; "int8": with a scale for each position and
                     head
+    enforce_eager   whether decode steps go through PyTorch's operators on the CPU, too: not through
+                    step.cpp, which is compiled at the first start on a machine (native.py)
     threads         of each rank on the CPU; None: the cores but one, divided by the ranks (that one
                     is for the leader and the clients: a thread that waits for a core stops the
                     rank)
@@ -50,6 +53,7 @@ class EngineConfig:
     device: str = "auto"
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    enforce_eager: bool = False
     threads: int | None = None
     step_seconds: float = 20.0
     start_seconds: float = 120.0
@@ -66,10 +70,9 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:
                 raise ValueError(f"{name} {value!r} is not a time limit: give seconds above 0")
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise ValueError(
-                f"enable_prefix_caching {self.enable_prefix_caching!r} is not true or false"
-            )
+        for name in SWITCHES:
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} {value!r} is not true or false")
         floats = ("auto", *FLOATS)
         words = {"device": DEVICES, "dtype": floats, "kv_cache_dtype": (*floats, "int8")}
         for name, known in words.items():

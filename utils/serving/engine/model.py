@@ -25,6 +25,7 @@ from utils.compression.scheme import INT4
 from utils.models import gpt
 from utils.models.config import GPTConfig
 from utils.serving.engine.linear import Int4Linear, Int8Linear, Linear
+from utils.serving.engine.native import Library, NativeLinear, Step
 from utils.serving.engine.stored import PACKED, SCALE, inputs
 from utils.shares import shares
 
@@ -128,8 +129,10 @@ class Part:
         device: torch.device,
         dtype: torch.dtype,
         columns: dict[str, tuple[int, int]],
+        library: Library | None,
     ):
         self.weights, self.prefix, self.tp, self.columns = weights, prefix, tp, columns
+        self.library = library
         self.place = {"device": device, "dtype": dtype}
 
     def take(self, name: str) -> torch.Tensor | None:
@@ -146,7 +149,7 @@ class Part:
 
     def linear(
         self, module: str, *names: str, summed: bool = False
-    ) -> Linear | Int8Linear | Int4Linear:
+    ) -> Linear | Int8Linear | Int4Linear | NativeLinear:
         """Several matrices that read the same input, one above the other. The bias of o and down
         is on rank 0 only: the sum over the ranks adds it once."""
         biases = [self.take(f"{module}.{name}.bias") for name in names]
@@ -154,7 +157,10 @@ class Part:
         names, summed = [f"{module}.{name}.weight" for name in names], summed and self.tp > 1
         if self.prefix + names[0] + SCALE in self.weights:
             return self._quantized(names, bias, summed)
-        return Linear(torch.cat([self.take(name) for name in names]), bias, summed)
+        weight = torch.cat([self.take(name) for name in names])
+        if self.library is not None:
+            return self.library.floats(weight, bias, summed)
+        return Linear(weight, bias, summed)
 
     def _quantized(self, names, bias, summed):
         """The same of matrices in whole numbers, whose scales are those of their rows."""
@@ -163,11 +169,13 @@ class Part:
             parts = [self.weights.pop(self.prefix + name + ending) for name in names]
             return torch.cat(parts).to(self.place["device"])
 
-        scale = whole(SCALE)
+        scale, library = whole(SCALE), self.library
         if self.prefix + names[0] in self.weights:
-            return Int8Linear(whole(""), scale, bias, summed)
-        offset = self.columns[self.prefix + names[0]][0] % INT4.group_size
-        return Int4Linear(whole(PACKED), scale, bias, summed, offset)
+            product = Int8Linear if library is None else library.int8
+            return product(whole(""), scale, bias, summed)
+        first, stop = self.columns[self.prefix + names[0]]
+        numbers = whole(PACKED), scale, bias, summed, first % INT4.group_size
+        return Int4Linear(*numbers) if library is None else library.int4(*numbers, stop - first)
 
     def norm(self, name: str, eps: float) -> Norm:
         return Norm(self.take(f"{name}.weight"), eps)
@@ -210,6 +218,7 @@ class KVCache:
         if pairs:
             cos, sin = gpt.rotary_tables(config, all_positions, torch.float32)
             tables = [torch.complex(cos[:, :half], sin[:, half:])]  # (P, D/2)
+            self.turns = tables[0]
         else:
             tables = gpt.rotary_tables(config, all_positions, dtype)  # (P, D) each
         self._tables = [table[:, None].to(device) for table in tables]
@@ -313,6 +322,8 @@ class ServedDecoder:
     max_num_seqs    requests at the same time: the slots of the cache
     max_model_len   positions of each, at most
     dtype, kv_cache_dtype   of what is computed, and of the keys and values that are kept
+    library         the compiled matrix products and decode step (native.py): for the CPU and fp32;
+                    with keys and values that are not fp32, the products only. None: PyTorch's
     """
 
     def __init__(
@@ -327,10 +338,11 @@ class ServedDecoder:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         kv_cache_dtype: torch.dtype = torch.float32,
+        library: Library | None = None,
     ):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
         weights = dict(weights)  # they are taken out of it
-        where = tp, self.device, dtype, inputs(config, rank, tp)
+        where = tp, self.device, dtype, inputs(config, rank, tp), library
         top = Part(weights, "", *where)
         words = shares(config.vocab_size, tp)
         self.words, self.first_word = words, sum(words[:rank])
@@ -339,7 +351,7 @@ class ServedDecoder:
         head = self.embedding
         if not config.tie_embeddings:
             head = _padded(top.take("lm_head.weight"), words[0])
-        self.lm_head = Linear(head, None)
+        self.lm_head = (Linear if library is None else library.floats)(head, None)
         parts = (
             Part(weights, f"model.layers.{number}.", *where) for number in range(config.layers)
         )
@@ -347,6 +359,9 @@ class ServedDecoder:
         self.norm = top.norm("model.norm", config.norm_eps)
         shape = (max_num_seqs, config.key_value_heads // tp, max_model_len, config.head_size)
         self.cache = KVCache(config, shape, self.device, dtype, kv_cache_dtype, pairs=True)
+        self.step = None
+        if library is not None and kv_cache_dtype == torch.float32:
+            self.step = Step(library, config, self.layers.layers, self.cache, tp)
         self.prompts = {name: p.to(self.device, dtype) for name, p in (prompts or {}).items()}
         self.all_positions = torch.arange(max_model_len, device=self.device)
         self.lengths = [0] * max_num_seqs  # positions that each slot has in the cache
@@ -390,6 +405,12 @@ class ServedDecoder:
         rows would be a copy. A row between that is not asked for computes something that nobody
         reads, and writes it where its own next position will be written.
         """
+        if self.step is not None:
+            x = self._embed(torch.tensor(tokens, device=self.device))  # (B, C)
+            x = self.step(x, slots, [self.lengths[slot] for slot in slots])
+            for slot in slots:
+                self.lengths[slot] += 1
+            return self._logits(x)
         first, B = min(slots), max(slots) + 1 - min(slots)
         rows, row_tokens = [slot - first for slot in slots], [0] * B
         for row, token in zip(rows, tokens):

@@ -13,6 +13,7 @@ it in a collective; so the leader watches all, kills the rest, and says who was 
 """
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -120,6 +121,7 @@ class RankGroup:
                 "folder": str(version.folder.resolve()), "config": asdict(config),
                 "threads": self.threads, "meeting": f"{self._meeting}/file",
                 "seconds": max(self.start_seconds, 2 * self.step_seconds),
+                "start_seconds": self.start_seconds,
             }  # fmt: skip
             for rank in range(self.size):
                 self._tell(rank, setup | {"rank": rank})
@@ -129,7 +131,9 @@ class RankGroup:
 
     def ready(self) -> None:
         """Waits until all ranks have loaded their part."""
-        self.receive(self.start_seconds)
+        answer = self.receive(self.start_seconds)
+        if "eager" in answer:
+            log(f"the ranks' decode step is PyTorch's, which is slower: {answer['eager']}")
         self._listen(self.step_seconds)  # who they are is the first that it says
         shutil.rmtree(self._meeting, ignore_errors=True)
 
@@ -243,6 +247,11 @@ class RankGroup:
     def _name(self, rank):
         process = f" (process {self.pids[rank]})" if self.pids else ""
         return f"rank {rank} of {self.size}{process}"
+
+
+@functools.cache  # each once, however often ranks are started again
+def log(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def python() -> str:

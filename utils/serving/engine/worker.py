@@ -7,7 +7,8 @@ Where a request asks for them, "logprobs" comes with the tokens, by their places
 {"1": [[23, -0.4], ...]}.
 
 The first line tells the rank who it is (`ranks.py` starts it); the answer to that comes when
-the model is ready: {"ready": true}, or {"load_error": "..."}. All ranks get the same lines, so they
+the model is ready: {"ready": true}, with {"eager": "why"} where it has no compiled step (native.py),
+or {"load_error": "..."}. All ranks get the same lines, so they
 make the same collectives in the same order; rank 0 has the logits and chooses the tokens.
 
 One process, the ranks' parent, imports torch and forks them: they start in the time of one. It
@@ -38,6 +39,7 @@ NEEDED = (
     "torch.distributed",
     "safetensors.torch",
     "utils.serving.engine.model",
+    "utils.serving.engine.native",
     "utils.serving.engine.sampling",
 )
 
@@ -86,7 +88,7 @@ def serve() -> None:
     setup = json.loads(commands.readline())
     try:
         worker = Worker(setup)
-        _say(answers, {"ready": True})
+        _say(answers, {"ready": True} | ({"eager": worker.eager} if worker.eager else {}))
         for line in commands:
             _say(answers, worker.step(json.loads(line)))
     except LoadError as error:
@@ -116,10 +118,13 @@ class Worker:
             _check_memory(torch, device, version, config)
         if tp > 1:  # on the CPU all ranks share what rank 0 has found, and none has taken any yet
             _join(setup, tp, device)
+        library, self.eager = None, None
+        if device.type == "cpu" and names[0] == "float32" and not config.enforce_eager:
+            library, self.eager = _library(setup["start_seconds"] / 2, tp)
         self.decoder = ServedDecoder(
             version.model, version.weights(self.rank), self.rank, tp, config.max_num_seqs,
             config.length(version.model), version.prompt_tensors(), device,
-            *(getattr(torch, name) for name in names),
+            *(getattr(torch, name) for name in names), library,
         )  # fmt: skip
         self.samplers = [None] * config.max_num_seqs
         self.logprobs = [None] * config.max_num_seqs  # how many each slot wants to be told
@@ -188,6 +193,27 @@ def _device(torch, wanted, rank, tp):
         raise LoadError(f'{tp} ranks need {tp} GPUs and this machine has {gpus}: device="cpu"')
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
+
+
+def _library(seconds, tp):
+    """The compiled step, or None and why. Either all ranks have it or none: in a step they all have
+    the same to say to each other."""
+    import torch
+    import torch.distributed as dist
+
+    from utils.serving.engine import native
+
+    library, why_not = None, None
+    try:
+        library = native.load(seconds)
+    except native.NotCompiled as error:
+        why_not = str(error)
+    if tp > 1:
+        have = torch.tensor(int(library is not None))
+        dist.all_reduce(have, op=dist.ReduceOp.MIN)
+        if not have:
+            library, why_not = None, why_not or "another rank has none"
+    return library, why_not
 
 
 def _check_memory(torch, device, version, config):
