@@ -18,14 +18,15 @@ from utils.serving.model_config import ConfigError, engine_config, set_parameter
 from utils.serving.repository import SOURCE
 
 TEXTS = {"max_num_seqs": "3", "max_model_len": "0", "device": "cpu", "step_seconds": "7.5"}
-TEXTS["enable_prefix_caching"] = "false"
+TEXTS |= {"enable_prefix_caching": "false", "enforce_eager": "true"}
 
 
 def test_options_come_from_texts():
     config = EngineConfig.of_parameters(TEXTS, "here")
     assert config == EngineConfig(
-        max_num_seqs=3, device="cpu", step_seconds=7.5, enable_prefix_caching=False
-    )
+        max_num_seqs=3, device="cpu", step_seconds=7.5, enable_prefix_caching=False,
+        enforce_eager=True,
+    )  # fmt: skip
     assert EngineConfig(**asdict(config)) == config
 
 
@@ -51,6 +52,7 @@ def test_options_come_from_texts():
         ),
         ("step_seconds", "nan", "step_seconds nan is not a time limit"),
         ("enable_prefix_caching", "yes", "enable_prefix_caching 'yes' is not true or false"),
+        ("enforce_eager", "1", "enforce_eager '1' is not true or false"),
     ],
 )
 def test_a_wrong_parameter_is_named_with_its_place(name, text, words):

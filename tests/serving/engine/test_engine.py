@@ -47,12 +47,17 @@ def expected(prompts):
     return answers
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4])
-def test_greedy_tokens_are_those_of_training_and_of_transformers(tp, tmp_path, prompts, expected):
+@pytest.mark.parametrize(
+    ("tp", "eager"), [(1, False), (2, False), (4, False), (1, True), (2, True)]
+)
+def test_greedy_tokens_are_those_of_training_and_of_transformers(
+    tp, eager, tmp_path, prompts, expected
+):
     """In a batch that others join and leave at every moment; long prompts are read in pieces."""
     chance = random.Random(tp)
     wanted, served = {}, {}
-    with Engine(version_of("base", tmp_path, tp), max_num_seqs=5, prefill_chunk=32) as engine:
+    options = {"max_num_seqs": 5, "prefill_chunk": 32, "enforce_eager": eager}
+    with Engine(version_of("base", tmp_path, tp), **options) as engine:
         streams = []
         for number in chance.sample(range(len(prompts)), len(prompts)) * 2:
             count = chance.randint(1, 16)
@@ -71,8 +76,9 @@ def test_greedy_tokens_are_those_of_training_and_of_transformers(tp, tmp_path, p
     assert served == wanted
 
 
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("config, tp", [(ODD, 1), (ODD, 2), (ODD, 4), (TIED, 2)])
-def test_odd_sizes_biases_scaled_positions_and_prompts(config, tp, tmp_path):
+def test_odd_sizes_biases_scaled_positions_and_prompts(config, tp, eager, tmp_path):
     virtual = {
         "kind": torch.randn(5, config.hidden_size, generator=torch.Generator().manual_seed(1)),
         "long": torch.randn(11, config.hidden_size, generator=torch.Generator().manual_seed(2)),
@@ -86,7 +92,7 @@ def test_odd_sizes_biases_scaled_positions_and_prompts(config, tp, tmp_path):
     cases.append(([3] * 70, "kind", config.max_positions - 75))  # to the last position
     folder = version_of(config, tmp_path, tp, virtual)
     model = GPT.from_pretrained(tmp_path / "model")
-    with Engine(folder, max_num_seqs=4, prefill_chunk=8) as engine:
+    with Engine(folder, max_num_seqs=4, prefill_chunk=8, enforce_eager=eager) as engine:
         streams = [
             engine.submit(tokens, SamplingParams(max_tokens=count), prompt=name)
             for tokens, name, count in cases

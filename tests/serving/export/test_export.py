@@ -197,6 +197,8 @@ def test_a_version_with_other_code_is_another_one(tmp_path, model):
     first = export(model, out, 1)
     (first / "utils" / "serving" / "engine" / "engine.py").write_text("# of last year\n")
     assert export(model, out, 1).name == "2"
+    (out / "gpt_engine" / "2" / repository.STEP).write_text("// of last year\n")
+    assert export(model, out, 1).name == "3"
 
 
 def test_what_was_edited_in_a_repository_stays(tmp_path, model, capsys):
@@ -342,6 +344,7 @@ def test_a_version_runs_without_the_workshop(tmp_path, model):
     assert shipped <= code
     source = ROOT / "triton_model_repo" / "gpt_engine" / "model.py"
     assert (folder / "model.py").read_bytes() == source.read_bytes()
+    assert (folder / repository.STEP).read_bytes() == (ROOT / repository.STEP).read_bytes()
     names = " ".join(name.removesuffix(".py").replace("/", ".") for name in sorted(shipped))
     done = subprocess.run(
         [sys.executable, "-c", ISOLATED, str(folder), names, " ".join(NEEDS)],

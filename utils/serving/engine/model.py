@@ -401,22 +401,19 @@ class ServedDecoder:
     def decode(self, slots: Sequence[int], tokens: Sequence[int]) -> torch.Tensor | None:
         """One token more for each of the slots: logits (B, V) on rank 0, in their order.
 
-        The batch is all from the lowest slot to the highest: a view of the cache, where a choice of
+        The compiled step takes rows from anywhere. For PyTorch the batch is all from the lowest slot to the highest: a view of the cache, where a choice of
         rows would be a copy. A row between that is not asked for computes something that nobody
         reads, and writes it where its own next position will be written.
         """
         if self.step is not None:
-            x = self._embed(torch.tensor(tokens, device=self.device))  # (B, C)
-            x = self.step(x, slots, [self.lengths[slot] for slot in slots])
-            for slot in slots:
-                self.lengths[slot] += 1
+            x = self.step(self._embed(torch.tensor(tokens)), slots, self._positions(slots))
+            self._lengthen(slots)
             return self._logits(x)
         first, B = min(slots), max(slots) + 1 - min(slots)
         rows, row_tokens = [slot - first for slot in slots], [0] * B
         for row, token in zip(rows, tokens):
             row_tokens[row] = token
-        last = len(self.all_positions) - 1
-        row_positions = [min(length, last) for length in self.lengths[first : first + B]]
+        row_positions = self._positions(range(first, first + B))
         longest = max(row_positions[row] for row in rows) + 1
         tokens = torch.tensor(row_tokens, device=self.device)[:, None]  # (B, 1)
         positions = torch.tensor(row_positions, device=self.device)[:, None]  # (B, 1)
@@ -426,10 +423,18 @@ class ServedDecoder:
             # as numbers: attention on the CPU would make them of truth values in each layer
             mask = torch.where(seen, 0.0, -torch.inf).to(self.embedding.dtype)
         x = self._through(self._embed(tokens), first, positions, longest, mask, causal=False)
-        for slot in slots:
-            self.lengths[slot] += 1
+        self._lengthen(slots)
         x = x[:, -1]  # (B, C)
         return self._logits(x if len(rows) == B else x[rows])
+
+    def _lengthen(self, slots):
+        for slot in slots:
+            self.lengths[slot] += 1
+
+    def _positions(self, slots):
+        """Where the next token of each slot stands. Of one that is full, nobody reads it."""
+        last = len(self.all_positions) - 1
+        return [min(self.lengths[slot], last) for slot in slots]
 
     def _through(self, x, first, *where, causal):
         slots = slice(first, first + len(x))

@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -98,15 +99,15 @@ def _take(lock, deadline):
 
 
 def _compile(file, deadline):
-    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else COMPILERS
-    compiler = next(filter(None, map(shutil.which, wanted)), None)
+    given = shlex.split(os.environ.get("CXX", ""))  # may have flags of its own
+    compiler = next(filter(shutil.which, given[:1] or COMPILERS), None)
     if compiler is None:
-        raise NotCompiled(f"there is no C++ compiler ({', '.join(wanted)})")
+        raise NotCompiled(f"there is no C++ compiler ({', '.join(given[:1] or COMPILERS)})")
     # a file and no pipe: parts of a compiler that was stopped may hold a pipe open
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         try:
             done = subprocess.run(
-                [compiler, *FLAGS, str(SOURCE), "-o", str(file)],
+                [compiler, *given[1:], *FLAGS, str(SOURCE), "-o", str(file)],
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                 timeout=max(1.0, deadline - time.monotonic()),
             )  # fmt: skip
@@ -169,10 +170,10 @@ class Library:
     ) -> "NativeLinear":
         """packed uint8 (N, G · 16), scale fp32 (N, G), as Int4Linear; of `columns` inputs."""
         N, G = scale.shape
-        panels = self._padded(packed).view(-1, self.lanes, G * INT4.group_size // 2)
+        eights = packed.contiguous().view(torch.int32)  # of a little-endian CPU
+        panels = self._padded(eights).view(-1, self.lanes, eights.shape[1]).transpose(1, 2)
         scale = self._padded(scale).view(-1, self.lanes, G).transpose(1, 2)
-        sizes = NIBBLES, N, columns, offset
-        return NativeLinear(self, sizes, panels.transpose(1, 2), scale, bias, summed)
+        return NativeLinear(self, (NIBBLES, N, columns, offset), panels, scale, bias, summed)
 
     def _padded(self, rows):
         return F.pad(rows, (0, 0, 0, -len(rows) % self.lanes))

@@ -121,7 +121,6 @@ class RankGroup:
                 "folder": str(version.folder.resolve()), "config": asdict(config),
                 "threads": self.threads, "meeting": f"{self._meeting}/file",
                 "seconds": max(self.start_seconds, 2 * self.step_seconds),
-                "start_seconds": self.start_seconds,
             }  # fmt: skip
             for rank in range(self.size):
                 self._tell(rank, setup | {"rank": rank})
@@ -133,7 +132,7 @@ class RankGroup:
         """Waits until all ranks have loaded their part."""
         answer = self.receive(self.start_seconds)
         if "eager" in answer:
-            log(f"the ranks' decode step is PyTorch's, which is slower: {answer['eager']}")
+            _say(f"decode steps go through PyTorch, which takes longer: {answer['eager']}")
         self._listen(self.step_seconds)  # who they are is the first that it says
         shutil.rmtree(self._meeting, ignore_errors=True)
 
@@ -249,11 +248,6 @@ class RankGroup:
         return f"rank {rank} of {self.size}{process}"
 
 
-@functools.cache  # each once, however often ranks are started again
-def log(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
-
-
 def python() -> str:
     """The interpreter for ranks. In an embedded one, as in a server, sys.executable is another
     program; then it is the first python3 on PATH."""
@@ -270,6 +264,11 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@functools.cache  # once, however often ranks are started again
+def _say(sentence):
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def _is_stopped(pid):

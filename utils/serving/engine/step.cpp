@@ -1,18 +1,21 @@
 // A decode step of one rank on a CPU: what model.py and linear.py compute, in a few loops.
 //
-// PyTorch's operators cost some microseconds each, and in a decode step of a small model that is
-// more than the arithmetic. native.py compiles this file once on a machine and calls it through
-// ctypes; nothing of PyTorch is in it. Where there is no compiler the engine does without.
+// An operator of PyTorch costs some microseconds, and in a decode step of a small model that is
+// more than its arithmetic. native.py compiles this file once on a machine and calls it through
+// ctypes; nothing of PyTorch is in it, so that takes seconds. Where there is no compiler the engine
+// does without.
 //
-// Shapes as in model.py: B rows (one token of each request), C hidden size, D head size, P positions
-// of a slot in the cache; of this rank H query heads, K key-value heads, M columns of the MLP. A
-// matrix is (N, K), y = x·Wᵀ. Everything is fp32 but matrices.
+//     product     y = x·Wᵀ + b
+//     stages      parts of the layers' forward, from one to another
 //
-// A row's numbers follow from this row alone: each sum is taken in one order, whatever company or
-// threads there are.
+// Shapes as in model.py: B rows (one token of each request), C hidden size, D head size, P
+// positions of a slot in the cache; of this rank H query heads, K key-value heads, M columns of the
+// MLP. In products W is (N, K). All is fp32 but matrices.
+//
+// A row's numbers follow from this row alone: each sum has its terms in one order, whatever company
+// and however many threads there are.
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -31,47 +34,32 @@ constexpr int LANES = 8, REGISTERS = 16;
 #else
 constexpr int LANES = 4, REGISTERS = 16;
 #endif
-typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4)));
-struct Half { uint16_t bits; };
+typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+struct Half {
+    uint16_t bits;
+};
 
 static inline Floats load(const float* from) { return *(const Floats*)from; }
 
-// fp16 -> fp32, exactly
-static inline Floats load(const Half* from) {
+static inline Floats load(const Half* from) {  // fp16 -> fp32, exactly
 #if defined(__AVX512F__)
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
 #elif defined(__F16C__) && defined(__AVX__)
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #else
     Ints sign, rest;
-    for (int i = 0; i < LANES; i++) sign[i] = (from[i].bits & 0x8000) << 16, rest[i] = (from[i].bits & 0x7fff) << 13;
-    // the exponent counts from 2^-15 in 16 bits and from 2^-127 in 32
+    for (int i = 0; i < LANES; i++) {
+        sign[i] = (int32_t)((uint32_t)(from[i].bits & 0x8000) << 16);
+        rest[i] = (from[i].bits & 0x7fff) << 13;
+    }
+    // exponents count from -15 there and from -127 here
     return (Floats)((Ints)((Floats)rest * 0x1p112f) | sign);
 #endif
 }
 
-// Adds to each lane of `sum` the four products of a byte 0..255 of `w` and one -127..127 of `x`.
-static inline Ints dot(Ints sum, Ints w, int32_t x) {
-#if defined(__AVX512VNNI__)
-    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
-#elif defined(__AVXVNNI__)
-    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(x));
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-    // two products of 16 bits each time: those of 8 would be added in 16, where they do not fit
-    const __m256i all = _mm256_set1_epi32(x), low = _mm256_set1_epi16(255);
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8);
-    const __m256i odd = _mm256_srai_epi16(all, 8);
-    const __m256i a = _mm256_madd_epi16(_mm256_and_si256((__m256i)w, low), even);
-    const __m256i b = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)w, 8), odd);
-    return sum + (Ints)a + (Ints)b;
-#else
-    for (int t = 0; t < 4; t++) sum += ((w >> 8 * t) & 255) * (int32_t)(int8_t)(x >> 8 * t);
-    return sum;
-#endif
-}
-
-// LANES numbers from place n on, of N there are
+// LANES numbers from place n on, of N that there are
 static inline Floats some(const float* from, int64_t n, int64_t N) {
     if (n + LANES <= N) return load(from + n);
     float rest[LANES] = {};
@@ -79,10 +67,32 @@ static inline Floats some(const float* from, int64_t n, int64_t N) {
     return load(rest);
 }
 
+static inline Floats add(Floats sum, Floats w, float x) { return sum + w * x; }
+
+// Adds to each lane its four products of a byte 0..255 of `w` and a byte -127..127 of `x`.
+static inline Ints add(Ints sum, Ints w, int32_t x) {
+#if defined(__AVX512VNNI__)
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+    return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(x));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    // as numbers of 16 bits: what multiplies bytes here adds up pairs in 16, where they do not fit
+    const __m256i all = _mm256_set1_epi32(x);
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8);
+    const __m256i odd = _mm256_srai_epi16(all, 8);
+    const __m256i low = _mm256_and_si256((__m256i)w, _mm256_set1_epi16(255));
+    const __m256i high = _mm256_srli_epi16((__m256i)w, 8);
+    return sum + (Ints)_mm256_madd_epi16(low, even) + (Ints)_mm256_madd_epi16(high, odd);
+#else
+    for (int i = 0; i < 4; i++) sum += (w >> 8 * i & 255) * (int32_t)(int8_t)(x >> 8 * i);
+    return sum;
+#endif
+}
+
 // ---- 2. matrices
 //
-// A matrix lies in panels of LANES outputs: what a register takes from one is a column of it, which a
-// number of x multiplies. So no sum goes across a register, and each takes its terms in their order.
+// A matrix lies in panels of LANES outputs: what a register takes from one is a column of it, which
+// a number of x multiplies. So no sum goes across a register, and each has its terms in their order.
 
 enum Kind : int64_t { FP32, FP16, INT8, INT4 };
 constexpr int64_t GROUP = 32;  // INT4: columns that have one scale
@@ -93,12 +103,12 @@ struct Matrix {
     int64_t offset;      // INT4: columns of the first group that another rank has
     const void* panels;  // FP32, FP16: (N/LANES, K, LANES)
                          // INT8: 128 more than the numbers, uint8 (N/LANES, K/4, LANES, 4)
-                         // INT4: two numbers in a byte, uint8 (N/LANES, G·16, LANES)
+                         // INT4: eight numbers, the first lowest, int32 (N/LANES, G·4, LANES)
     const float* scale;  // INT8: (N);   INT4: (N/LANES, G, LANES)
     const float* bias;   // (N), or null
 };
 
-// A format says how a column of panel p is read, and how it is multiplied and added to the sums.
+// A format says how a column of panel p is read.
 
 template <class Stored> struct Real {
     typedef float Number;
@@ -107,34 +117,32 @@ template <class Stored> struct Real {
     Real(const Matrix& m, int64_t p) : at((const Stored*)m.panels + p * m.K * LANES) {}
     static int64_t columns(const Matrix& m) { return m.K; }
     Floats column(int64_t k) const { return load(at + k * LANES); }
-    static void add(Floats& sum, Floats column, float x) { sum += column * x; }
 };
 
 struct FourBits {
     typedef float Number;
     typedef Floats Sum;
-    typedef uint8_t Bytes __attribute__((vector_size(LANES), aligned(1)));
-    const uint8_t* at;
+    const int32_t* at;
     const float* scale;
     FourBits(const Matrix& m, int64_t p)
-        : at((const uint8_t*)m.panels + p * columns(m) / 2 * LANES), scale(m.scale + p * columns(m) / GROUP * LANES) {}
+        : at((const int32_t*)m.panels + p * columns(m) / 8 * LANES),
+          scale(m.scale + p * columns(m) / GROUP * LANES) {}
     static int64_t columns(const Matrix& m) { return (m.offset + m.K + GROUP - 1) / GROUP * GROUP; }
     Floats column(int64_t k) const {
-        const Ints both = __builtin_convertvector(*(const Bytes*)(at + k / 2 * LANES), Ints);
-        const Ints number = ((both >> (k % 2 * 4) & 15) ^ 8) - 8;  // the fourth bit is the sign
+        const Ints eight = *(const Ints*)(at + k / 8 * LANES);
+        const Ints number = eight << (28 - k % 8 * 4) >> 28;  // the fourth bit is the sign
         return __builtin_convertvector(number, Floats) * load(scale + k / GROUP * LANES);
     }
-    static void add(Floats& sum, Floats column, float x) { sum += column * x; }
 };
 
 struct EightBits {  // four columns of W at a time, and so four numbers of x
     typedef int32_t Number;
     typedef Ints Sum;
     const int32_t* at;
-    EightBits(const Matrix& m, int64_t p) : at((const int32_t*)m.panels + p * columns(m) * LANES) {}
+    EightBits(const Matrix& m, int64_t p)
+        : at((const int32_t*)m.panels + p * columns(m) * LANES) {}
     static int64_t columns(const Matrix& m) { return (m.K + 3) / 4; }
     Ints column(int64_t k) const { return *(const Ints*)(at + k * LANES); }
-    static void add(Ints& sum, Ints column, int32_t x) { sum = dot(sum, column, x); }
 };
 
 // Rows of x that go through a matrix together, as many as have their sums in registers.
@@ -146,22 +154,26 @@ template <class Number> struct Rows {
     int32_t excess[MOST];         // INT8: what the 128 in W adds to its sums
 };
 
-static inline Floats finished(const Matrix&, Floats sum, int64_t, const Rows<float>&, int) { return sum; }
+static inline Floats finished(const Matrix&, Floats sum, int64_t, const Rows<float>&, int) {
+    return sum;
+}
+
 static inline Floats finished(const Matrix& m, Ints sum, int64_t n, const Rows<int32_t>& x, int r) {
     return __builtin_convertvector(sum - x.excess[r], Floats) * x.scale[r] * some(m.scale, n, m.N);
 }
 
+// Some rows of x and the outputs of some panels: the innermost loops, whose sums are in registers.
 template <class Format, int ROWS, int PANELS>
-static inline void panels(const Matrix& m, const Rows<typename Format::Number>& x, int64_t p, float* y) {
+static inline void tile(const Matrix& m, const Rows<typename Format::Number>& x, int64_t p,
+                        float* y) {
     typename Format::Sum sums[PANELS][ROWS] = {};
     const int64_t columns = Format::columns(m);
     const typename Format::Number* number = x.numbers.data();
-    auto of = [&](int i) { return Format(m, p + i); };
-    const std::array<Format, 4> panel = {of(0), of(1), of(2), of(3)};
+    const Format panel[] = {{m, p}, {m, p + 1}, {m, p + 2}, {m, p + 3}};  // PANELS are read
     for (int64_t k = 0; k < columns; k++, number += ROWS)
         for (int i = 0; i < PANELS; i++) {
             const auto column = panel[i].column(k);
-            for (int r = 0; r < ROWS; r++) Format::add(sums[i][r], column, number[r]);
+            for (int r = 0; r < ROWS; r++) sums[i][r] = add(sums[i][r], column, number[r]);
         }
     for (int i = 0; i < PANELS; i++) {
         const int64_t n = (p + i) * LANES;
@@ -179,16 +191,19 @@ static void block(const Matrix& m, const Rows<typename Format::Number>& x, float
     constexpr int PANELS = std::max(1, std::min(4, REGISTERS * 3 / 4 / ROWS));
     const int64_t all = (m.N + LANES - 1) / LANES;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t p = 0; p < all; p += PANELS)
-        if (p + PANELS <= all) panels<Format, ROWS, PANELS>(m, x, p, y);
-        else for (int64_t last = p; last < all; last++) panels<Format, ROWS, 1>(m, x, last, y);
+    for (int64_t p = 0; p < all; p += PANELS) {
+        if (p + PANELS <= all) tile<Format, ROWS, PANELS>(m, x, p, y);
+        else for (int64_t last = p; last < all; last++) tile<Format, ROWS, 1>(m, x, last, y);
+    }
 }
 
+// How these loops want rows of x: (columns, rows); in 8 bits, four numbers of a row in one.
 static void arrange(const Matrix& m, const float* x, int rows, const float*, Rows<float>& to) {
     const int64_t columns = m.kind == INT4 ? FourBits::columns(m) : m.K;
-    to.numbers.assign(columns * rows, 0);
-    for (int64_t k = 0; k < m.K; k++)
-        for (int r = 0; r < rows; r++) to.numbers[(m.offset + k) * rows + r] = x[r * m.K + k];
+    to.numbers.resize(columns * rows);
+    if (columns > m.K) std::fill(to.numbers.begin(), to.numbers.end(), 0.0f);
+    for (int r = 0; r < rows; r++, x += m.K)
+        for (int64_t k = 0; k < m.K; k++) to.numbers[(m.offset + k) * rows + r] = x[k];
 }
 
 // The largest size of K numbers, / 127: with this scale all fit in 8 bits.
@@ -199,10 +214,11 @@ static float scale_of(const float* x, int64_t K) {
     return most / 127;
 }
 
-static void arrange(const Matrix& m, const float* x, int rows, const float* scale, Rows<int32_t>& to) {
+static void arrange(const Matrix& m, const float* x, int rows, const float* scale,
+                    Rows<int32_t>& to) {
     const int64_t columns = EightBits::columns(m);
     to.numbers.resize(columns * rows);
-    std::vector<int8_t> whole(4 * columns);
+    std::vector<int8_t> whole(4 * columns);  // zeros after the last column
     for (int r = 0; r < rows; r++, x += m.K) {
         to.scale[r] = scale ? scale[r] : scale_of(x, m.K);
         const float inverse = to.scale[r] > 0 ? 1 / to.scale[r] : 0;
@@ -213,16 +229,18 @@ static void arrange(const Matrix& m, const float* x, int rows, const float* scal
             whole[k] = (int8_t)number, sum += number;
         }
         to.excess[r] = 128 * sum;
-        for (int64_t c = 0; c < columns; c++) std::memcpy(&to.numbers[c * rows + r], &whole[4 * c], 4);
+        for (int64_t c = 0; c < columns; c++)
+            std::memcpy(&to.numbers[c * rows + r], &whole[4 * c], 4);
     }
 }
 
 template <class Format, int... R>
-static void by_rows(const Matrix& m, const float* x, int64_t rows, const float* scale, float* y, int threads,
-                    std::integer_sequence<int, R...>) {
-    static void (*const blocks[])(const Matrix&, const Rows<typename Format::Number>&, float*, int) = {
+static void by_rows(const Matrix& m, const float* x, int64_t rows, const float* scale, float* y,
+                    int threads, std::integer_sequence<int, R...>) {
+    typedef Rows<typename Format::Number> Arranged;
+    static void (*const blocks[])(const Matrix&, const Arranged&, float*, int) = {
         block<Format, R + 1>...};
-    static thread_local Rows<typename Format::Number> some;
+    static thread_local Arranged some;  // its memory serves again
     for (int64_t r = 0; r < rows; r += MOST) {
         const int many = (int)std::min<int64_t>(MOST, rows - r);
         arrange(m, x + r * m.K, many, scale ? scale + r : nullptr, some);
@@ -231,19 +249,21 @@ static void by_rows(const Matrix& m, const float* x, int64_t rows, const float* 
 }
 
 // y (rows, N) = x (rows, K) · Wᵀ + b.   scale: INT8, of each row of x; null: each row's own
-static void multiply(const Matrix& m, const float* x, int64_t rows, const float* scale, float* y, int threads) {
-    constexpr auto numbers = std::make_integer_sequence<int, MOST>();
+static void multiply(const Matrix& m, const float* x, int64_t rows, const float* scale, float* y,
+                     int threads) {
+    constexpr auto each = std::make_integer_sequence<int, MOST>();
     switch (m.kind) {
-    case FP32: return by_rows<Real<float>>(m, x, rows, scale, y, threads, numbers);
-    case FP16: return by_rows<Real<Half>>(m, x, rows, scale, y, threads, numbers);
-    case INT8: return by_rows<EightBits>(m, x, rows, scale, y, threads, numbers);
-    case INT4: return by_rows<FourBits>(m, x, rows, scale, y, threads, numbers);
+    case FP32: return by_rows<Real<float>>(m, x, rows, scale, y, threads, each);
+    case FP16: return by_rows<Real<Half>>(m, x, rows, scale, y, threads, each);
+    case INT8: return by_rows<EightBits>(m, x, rows, scale, y, threads, each);
+    case INT4: return by_rows<FourBits>(m, x, rows, scale, y, threads, each);
     }
 }
 
 // ---- 3. what stands between matrices
 
-// e^x to two units in the last place: 2^n · e^r, where |r| <= ln 2 / 2
+// e^x to some units in the last place: 2^n · e^r, where |r| <= ln 2 / 2. Unlike std::exp the
+// compiler computes it for a register of numbers at once. (The polynomial is that of Cephes' expf.)
 static inline float exponential(float x) {
     x = std::min(std::max(x, -87.0f), 88.0f);
     const float n = std::nearbyintf(x * 1.44269504f);
@@ -261,15 +281,6 @@ static inline float exponential(float x) {
     return p * power;
 }
 
-// x += y, and its RMSNorm to h; (C) each
-static void add_and_norm(float* x, const float* y, const float* weight, float eps, int64_t C, float* h) {
-    float squares = 0;
-#pragma omp simd reduction(+ : squares)
-    for (int64_t c = 0; c < C; c++) x[c] += y[c], squares += x[c] * x[c];
-    const float size = 1 / std::sqrt(squares / C + eps);
-    for (int64_t c = 0; c < C; c++) h[c] = x[c] * size * weight[c];
-}
-
 // Heads (D) side by side, turned to a position: neighbours are a complex number, as in model.py.
 static void turn(float* heads, int64_t many, const float* turns, int64_t D) {
     for (int64_t h = 0; h < many; h++, heads += D)
@@ -280,7 +291,8 @@ static void turn(float* heads, int64_t many, const float* turns, int64_t D) {
 }
 
 // One head's query looks at L positions of keys and values (L, D): y (D).   p: room for L numbers
-static inline void attend(const float* q, const float* keys, const float* values, int64_t L, int64_t D, float* p, float* y) {
+static inline void attend(const float* q, const float* keys, const float* values, int64_t L,
+                          int64_t D, float* __restrict__ p, float* __restrict__ y) {
     const float root = 1 / std::sqrt((float)D);
     float most = -INFINITY, total = 0;
     for (int64_t l = 0; l < L; l++) {
@@ -300,7 +312,8 @@ static inline void attend(const float* q, const float* keys, const float* values
 // silu(gate) · up: gate_up (2 M) -> y (M)
 static void gated(const float* gate_up, int64_t M, float* y) {
 #pragma omp simd
-    for (int64_t m = 0; m < M; m++) y[m] = gate_up[m] / (1 + exponential(-gate_up[m])) * gate_up[M + m];
+    for (int64_t m = 0; m < M; m++)
+        y[m] = gate_up[m] / (1 + exponential(-gate_up[m])) * gate_up[M + m];
 }
 
 // ---- 4. the layers
@@ -315,74 +328,91 @@ struct Model {
     int64_t threads, C, H, K, D, M, P;
     double eps;
     const float* turns;  // (P, D): cos and sin of each pair's angle
-    const Layer* layer;
+    const Layer* layers;
 };
 
 struct Pass {
     int64_t B;
-    const int64_t *slots, *positions;    // (B)
-    float *x, *y, *h, *wide, *narrow;    // (B, C) x 3, (B, the widest of (H + 2 K) D and 2 M), (B, of H D and M)
-    float* scale;                        // (B)
+    const int64_t *slots, *positions;  // (B)
+    float* x;                          // (B, C)
+    float* y;                          // (B, C): what is to be added to x
+    float* h;                          // (B, C)
+    float* wide;                       // (B, (H + 2 K) D) or (B, 2 M)
+    float* narrow;                     // (B, H D) or (B, M)
+    float* scale;                      // (B): of `narrow` in 8 bits
 };
 
-static void keep_and_attend(const Model& m, const Layer& layer, const Pass& now) {
-    const int64_t D = m.D, width = (m.H + 2 * m.K) * D, group = m.H / m.K;
-    static thread_local std::vector<float> p;
-    p.resize(m.P);
+// x += y, and h: the norm of that
+static void add_and_norm(const Model& m, const Pass& now, const float* weight) {
     for (int64_t b = 0; b < now.B; b++) {
-        float* q = now.wide + b * width;
-        const int64_t position = now.positions[b];
-        turn(q, m.H + m.K, m.turns + position * D, D);
-        for (int64_t k = 0; k < m.K; k++) {
-            const int64_t head = (now.slots[b] * m.K + k) * m.P * D;
-            float *keys = layer.keys + head, *values = layer.values + head;
-            std::memcpy(keys + position * D, q + (m.H + k) * D, 4 * D);
-            std::memcpy(values + position * D, q + (m.H + m.K + k) * D, 4 * D);
-            for (int64_t h = k * group; h < (k + 1) * group; h++) {
-                float* y = now.narrow + (b * m.H + h) * D;
-                // with a size that it knows the compiler keeps y in registers
-                if (D == 64) attend(q + h * D, keys, values, position + 1, 64, p.data(), y);
-                else if (D == 128) attend(q + h * D, keys, values, position + 1, 128, p.data(), y);
-                else attend(q + h * D, keys, values, position + 1, D, p.data(), y);
-            }
-        }
+        float *x = now.x + b * m.C, *y = now.y + b * m.C, *h = now.h + b * m.C, squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t c = 0; c < m.C; c++) x[c] += y[c], squares += x[c] * x[c];
+        const float size = 1 / std::sqrt(squares / m.C + (float)m.eps);
+#pragma omp simd
+        for (int64_t c = 0; c < m.C; c++) h[c] = x[c] * size * weight[c];
     }
 }
 
-static void stage(const Model& m, const Pass& now, int64_t number) {
-    const Layer& layer = m.layer[number / 4];
-    const int threads = m.threads;
-    auto norm = [&](const float* weight) {
+// Turns q and k, puts k and v to the others of their slot, and looks at all of them.
+static void keep_and_attend(const Model& m, const Pass& now, const Layer& layer) {
+    const int64_t D = m.D, group = m.H / m.K;
+#pragma omp parallel for collapse(2) num_threads(m.threads) if (m.threads > 1)
+    for (int64_t b = 0; b < now.B; b++)
+        for (int64_t j = 0; j < m.K; j++) {
+            static thread_local std::vector<float> room;
+            room.resize(m.P);
+            const int64_t position = now.positions[b], L = position + 1;
+            const int64_t head = (now.slots[b] * m.K + j) * m.P * D;
+            float *keys = layer.keys + head, *values = layer.values + head;
+            float* of_row = now.wide + b * (m.H + 2 * m.K) * D;
+            float *q = of_row + j * group * D, *k = of_row + (m.H + j) * D, *v = k + m.K * D;
+            turn(q, group, m.turns + position * D, D);
+            turn(k, 1, m.turns + position * D, D);
+            std::memcpy(keys + position * D, k, 4 * D);
+            std::memcpy(values + position * D, v, 4 * D);
+            for (int64_t h = 0; h < group; h++, q += D) {
+                float* y = now.narrow + (b * m.H + j * group + h) * D;
+                // the compiler keeps y in registers where it knows the size
+                if (D == 64) attend(q, keys, values, L, 64, room.data(), y);
+                else if (D == 128) attend(q, keys, values, L, 128, room.data(), y);
+                else attend(q, keys, values, L, D, room.data(), y);
+            }
+        }
+}
+
+// Half of a layer but its last product, which may want to know the scale of other ranks first
+static void up_to(const Matrix& last, const Model& m, const Pass& now, const Layer& layer) {
+    if (&last == &layer.o) {
+        add_and_norm(m, now, layer.attention_norm);
+        multiply(layer.qkv, now.h, now.B, nullptr, now.wide, m.threads);
+        keep_and_attend(m, now, layer);
+    } else {
+        add_and_norm(m, now, layer.mlp_norm);
+        multiply(layer.gate_up, now.h, now.B, nullptr, now.wide, m.threads);
         for (int64_t b = 0; b < now.B; b++)
-            add_and_norm(now.x + b * m.C, now.y + b * m.C, weight, m.eps, m.C, now.h + b * m.C);
-    };
-    auto scales = [&](int64_t width) {
-        for (int64_t b = 0; b < now.B; b++) now.scale[b] = scale_of(now.narrow + b * width, width);
-    };
-    switch (number % 4) {
-    case 0:
-        norm(layer.attention_norm);
-        multiply(layer.qkv, now.h, now.B, nullptr, now.wide, threads);
-        keep_and_attend(m, layer, now);
-        if (layer.o.kind == INT8) scales(m.H * m.D);
-        break;
-    case 1: multiply(layer.o, now.narrow, now.B, now.scale, now.y, threads); break;
-    case 2:
-        norm(layer.mlp_norm);
-        multiply(layer.gate_up, now.h, now.B, nullptr, now.wide, threads);
-        for (int64_t b = 0; b < now.B; b++) gated(now.wide + b * 2 * m.M, m.M, now.narrow + b * m.M);
-        if (layer.down.kind == INT8) scales(m.M);
-        break;
-    case 3: multiply(layer.down, now.narrow, now.B, now.scale, now.y, threads); break;
+            gated(now.wide + b * 2 * m.M, m.M, now.narrow + b * m.M);
     }
+    for (int64_t b = 0; b < now.B && last.kind == INT8; b++)
+        now.scale[b] = scale_of(now.narrow + b * last.K, last.K);
 }
 
 extern "C" {
+
 int64_t lanes() { return LANES; }
-void product(const Matrix* m, const float* x, int64_t rows, const float* scale, float* y, int64_t threads) {
-    multiply(*m, x, rows, scale, y, threads);
+
+void product(const Matrix* m, const float* x, int64_t rows, const float* scale, float* y,
+             int64_t threads) {
+    multiply(*m, x, rows, scale, y, (int)threads);
 }
+
+// Four to a layer: up to the o matrix, this, up to the down matrix, this.
 void stages(const Model* m, const Pass* now, int64_t first, int64_t last) {
-    for (int64_t number = first; number < last; number++) stage(*m, *now, number);
+    for (int64_t stage = first; stage < last; stage++) {
+        const Layer& layer = m->layers[stage / 4];
+        const Matrix& matrix = stage % 4 < 2 ? layer.o : layer.down;
+        if (stage % 2 == 0) up_to(matrix, *m, *now, layer);
+        else multiply(matrix, now->narrow, now->B, now->scale, now->y, (int)m->threads);
+    }
 }
 }

@@ -29,11 +29,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils.imports import collector_at_rest
 from utils.ranks.supervise import end_with
 from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.version import LoadError, Version
+
+if TYPE_CHECKING:  # it imports torch
+    from utils.serving.engine.native import Library
 
 NEEDED = (
     "torch.distributed",
@@ -118,13 +122,13 @@ class Worker:
             _check_memory(torch, device, version, config)
         if tp > 1:  # on the CPU all ranks share what rank 0 has found, and none has taken any yet
             _join(setup, tp, device)
-        library, self.eager = None, None
+        compiled, self.eager = None, None
         if device.type == "cpu" and names[0] == "float32" and not config.enforce_eager:
-            library, self.eager = _library(setup["start_seconds"] / 2, tp)
+            compiled, self.eager = library(config.start_seconds / 2, tp)
         self.decoder = ServedDecoder(
             version.model, version.weights(self.rank), self.rank, tp, config.max_num_seqs,
             config.length(version.model), version.prompt_tensors(), device,
-            *(getattr(torch, name) for name in names), library,
+            *(getattr(torch, name) for name in names), compiled,
         )  # fmt: skip
         self.samplers = [None] * config.max_num_seqs
         self.logprobs = [None] * config.max_num_seqs  # how many each slot wants to be told
@@ -195,25 +199,25 @@ def _device(torch, wanted, rank, tp):
     return torch.device("cuda", rank)
 
 
-def _library(seconds, tp):
-    """The compiled step, or None and why. Either all ranks have it or none: in a step they all have
-    the same to say to each other."""
+def library(seconds: float, tp: int) -> tuple["Library | None", str | None]:
+    """The compiled step, or None and why, after so many seconds at the latest. Either all ranks
+    have it or none: in a step they must have the same to say to each other."""
     import torch
     import torch.distributed as dist
 
     from utils.serving.engine import native
 
-    library, why_not = None, None
+    found, why_not = None, None
     try:
-        library = native.load(seconds)
+        found = native.load(seconds)
     except native.NotCompiled as error:
         why_not = str(error)
     if tp > 1:
-        have = torch.tensor(int(library is not None))
+        have = torch.tensor(int(found is not None))
         dist.all_reduce(have, op=dist.ReduceOp.MIN)
         if not have:
-            library, why_not = None, why_not or "another rank has none"
-    return library, why_not
+            found, why_not = None, why_not or "another rank has none"
+    return found, why_not
 
 
 def _check_memory(torch, device, version, config):
