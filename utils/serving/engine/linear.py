@@ -1,4 +1,4 @@
-"""The engine's matrix products: what a rank multiplies with its part of a matrix.
+"""The engine's matrix products by PyTorch: what a rank multiplies with its part of a matrix.
 
     product = Linear(weight, bias, summed=False)
     y = product(x)                                   # (..., in) -> (..., out)
@@ -6,6 +6,9 @@
 Linear        floating point
 Int8Linear    8-bit whole numbers on both sides: each row of x gets a scale of its own
 Int4Linear    4-bit weights, which become floating point a little at a time
+
+They are the reference of native.py, which has the same products compiled for the CPU, and what
+computes where that is not to be had.
 
 A decode step multiplies few rows, so its time is that of reading the matrices. On the CPU they are
 therefore kept in 16 bits where that is enough (`in_half`): half the bytes, and FBGEMM's kernel for
@@ -24,7 +27,7 @@ thread of a CPU with VNNI, weights that came from bfloat16:
     8 bits    0.9   1.9    17        1.7   5.1    37
     4 bits    3.6   6.3    39        9.0    20   153
 
-So 8 bits save time where rows are many, 4 bits save memory only. (PyTorch's kernel for 4 bits,
+So 8 bits save time where rows are many, 4 bits save memory only; compiled, both save more. (PyTorch's kernel for 4 bits,
 `_weight_int4pack_mm_for_cpu`, takes the time of 16 bits; it rounds x, scales and results to
 bfloat16, and then two ranks would not have the tokens of one.)
 """

@@ -401,9 +401,10 @@ class ServedDecoder:
     def decode(self, slots: Sequence[int], tokens: Sequence[int]) -> torch.Tensor | None:
         """One token more for each of the slots: logits (B, V) on rank 0, in their order.
 
-        The compiled step takes rows from anywhere. For PyTorch the batch is all from the lowest slot to the highest: a view of the cache, where a choice of
-        rows would be a copy. A row between that is not asked for computes something that nobody
-        reads, and writes it where its own next position will be written.
+        The compiled step takes rows from anywhere. PyTorch's batch is all from the lowest slot to
+        the highest: a view of the cache, where a choice of rows would be a copy. A row between that
+        is not asked for computes something that nobody reads, and writes it where its own next
+        position will be written.
         """
         if self.step is not None:
             x = self.step(self._embed(torch.tensor(tokens)), slots, self._positions(slots))

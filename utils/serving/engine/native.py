@@ -8,7 +8,15 @@
 
 The operators of PyTorch's own way (model.py, linear.py) cost more than the arithmetic of a small
 model. That way is the reference, and the one where there is no compiler, on a GPU, with dtypes but
-float32, and with `enforce_eager`.
+float32, and with `enforce_eager`. Milliseconds of a decode step of models/base at position 64, one
+thread of a CPU with VNNI, PyTorch's way and this one:
+
+    rows             1            4           16
+    fp32     1.5   0.8    2.6   1.4    7.2   4.5
+    int8     2.5   0.5    4.3   1.0    8.0   3.2
+    int4     4.9   0.7    6.8   1.5   11.6   4.5
+
+More than half of that with 16 rows is reading keys and values.
 
 What is compiled stays in ~/.cache/kintsugi (or $XDG_CACHE_HOME/kintsugi), under a name that
 follows from step.cpp, the flags and this CPU. Of processes that want it at once one compiles, in
@@ -33,7 +41,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from utils.compression.scheme import INT4, INT8
+from utils.compression.scheme import INT8
 from utils.models.config import GPTConfig
 from utils.serving.engine.linear import half_is_enough
 
@@ -41,10 +49,9 @@ from utils.serving.engine.linear import half_is_enough
 
 SOURCE = Path(__file__).with_name("step.cpp")
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = (
-    "-std=c++17 -O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math -Wno-psabi "
-    "-shared -fPIC"
-).split()
+FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
+# what errno and floating-point traps are for, nobody asks: so rounding and roots are vectorized
+FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 
 
 class NotCompiled(RuntimeError):

@@ -186,15 +186,14 @@ static inline void tile(const Matrix& m, const Rows<typename Format::Number>& x,
     }
 }
 
+// The same for the panels from p to `stop`
 template <class Format, int ROWS>
-static void block(const Matrix& m, const Rows<typename Format::Number>& x, float* y, int threads) {
-    constexpr int PANELS = std::max(1, std::min(4, REGISTERS * 3 / 4 / ROWS));
-    const int64_t all = (m.N + LANES - 1) / LANES;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t p = 0; p < all; p += PANELS) {
-        if (p + PANELS <= all) tile<Format, ROWS, PANELS>(m, x, p, y);
-        else for (int64_t last = p; last < all; last++) tile<Format, ROWS, 1>(m, x, last, y);
-    }
+static void block(const Matrix& m, const Rows<typename Format::Number>& x, int64_t p, int64_t stop,
+                  float* y) {
+    constexpr int SUMS = REGISTERS * 3 / 4;
+    constexpr int PANELS = 4 * ROWS <= SUMS ? 4 : 2 * ROWS <= SUMS ? 2 : 1;
+    for (; p + PANELS <= stop; p += PANELS) tile<Format, ROWS, PANELS>(m, x, p, y);
+    for (; p < stop; p++) tile<Format, ROWS, 1>(m, x, p, y);
 }
 
 // How these loops want rows of x: (columns, rows); in 8 bits, four numbers of a row in one.
@@ -238,14 +237,20 @@ template <class Format, int... R>
 static void by_rows(const Matrix& m, const float* x, int64_t rows, const float* scale, float* y,
                     int threads, std::integer_sequence<int, R...>) {
     typedef Rows<typename Format::Number> Arranged;
-    static void (*const blocks[])(const Matrix&, const Arranged&, float*, int) = {
+    static void (*const blocks[])(const Matrix&, const Arranged&, int64_t, int64_t, float*) = {
         block<Format, R + 1>...};
-    static thread_local Arranged some;  // its memory serves again
-    for (int64_t r = 0; r < rows; r += MOST) {
-        const int many = (int)std::min<int64_t>(MOST, rows - r);
-        arrange(m, x + r * m.K, many, scale ? scale + r : nullptr, some);
-        blocks[many - 1](m, some, y + r * m.N, threads);
-    }
+    const int64_t parts = (rows + MOST - 1) / MOST, panels = (m.N + LANES - 1) / LANES;
+    auto many = [&](int64_t part) { return (int)std::min<int64_t>(MOST, rows - part * MOST); };
+    static thread_local std::vector<Arranged> kept;  // its memory serves again
+    std::vector<Arranged>& arranged = kept;          // this thread's, for all threads
+    if (arranged.size() < (size_t)parts) arranged.resize(parts);
+    for (int64_t i = 0; i < parts; i++)
+        arrange(m, x + i * MOST * m.K, many(i), scale ? scale + i * MOST : nullptr, arranged[i]);
+    // a few panels stay in a core's cache while all rows go through them
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t p = 0; p < panels; p += 4)
+        for (int64_t i = 0; i < parts; i++)
+            blocks[many(i) - 1](m, arranged[i], p, std::min(p + 4, panels), y + i * MOST * m.N);
 }
 
 // y (rows, N) = x (rows, K) · Wᵀ + b.   scale: INT8, of each row of x; null: each row's own

@@ -7,9 +7,9 @@ Where a request asks for them, "logprobs" comes with the tokens, by their places
 {"1": [[23, -0.4], ...]}.
 
 The first line tells the rank who it is (`ranks.py` starts it); the answer to that comes when
-the model is ready: {"ready": true}, with {"eager": "why"} where it has no compiled step (native.py),
-or {"load_error": "..."}. All ranks get the same lines, so they
-make the same collectives in the same order; rank 0 has the logits and chooses the tokens.
+the model is ready: {"ready": true}, or {"load_error": "..."}. With "ready" comes "eager", and why,
+where there is no compiled step (native.py). All ranks get the same lines, so they make the same
+collectives in the same order; rank 0 has the logits and chooses the tokens.
 
 One process, the ranks' parent, imports torch and forks them: they start in the time of one. It
 says who they are and how they end: {"pids": [...]}, then {"rank": 1, "status": -9} for each.
