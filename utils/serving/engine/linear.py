@@ -27,9 +27,9 @@ thread of a CPU with VNNI, weights that came from bfloat16:
     8 bits    0.9   1.9    17        1.7   5.1    37
     4 bits    3.6   6.3    39        9.0    20   153
 
-So 8 bits save time where rows are many, 4 bits save memory only; compiled, both save more. (PyTorch's kernel for 4 bits,
-`_weight_int4pack_mm_for_cpu`, takes the time of 16 bits; it rounds x, scales and results to
-bfloat16, and then two ranks would not have the tokens of one.)
+So 8 bits save time where rows are many, 4 bits save memory only; compiled, both save more. (The
+kernel for 4 bits that PyTorch has, `_weight_int4pack_mm_for_cpu`, takes the time of 16 bits; it
+rounds x, scales and results to bfloat16, and then two ranks would not have the tokens of one.)
 """
 
 import functools
