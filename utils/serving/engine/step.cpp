@@ -130,7 +130,8 @@ struct FourBits {
     static int64_t columns(const Matrix& m) { return (m.offset + m.K + GROUP - 1) / GROUP * GROUP; }
     Floats column(int64_t k) const {
         const Ints eight = *(const Ints*)(at + k / 8 * LANES);
-        const Ints number = eight << (28 - k % 8 * 4) >> 28;  // the fourth bit is the sign
+        const int above = 28 - (int)(k % 8) * 4;
+        const Ints number = eight << above >> 28;  // the fourth bit is the sign
         return __builtin_convertvector(number, Floats) * load(scale + k / GROUP * LANES);
     }
 };
