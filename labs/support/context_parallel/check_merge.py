@@ -68,11 +68,11 @@ def _right_merge(case: dict, found: dict) -> None:
     close(where, "out", found["out"], merged, hint=hint, dtype=case["dtype"], slack=slack)
     if found["events"]:
         raise Wrong(f"{where}: a message is sent. Both attentions are on this rank.")
-    most = out.numel() * max(4, case["dtype"].itemsize)
-    if found["largest"] > max(most, 8):
+    most = 2 * out.numel() * max(4, case["dtype"].itemsize)
+    if found["largest"] > most:
         raise Wrong(
-            f"{where}: a tensor of {found['largest']:,} bytes is made, and {most:,} will do: one "
-            "like out,\nin lse's type."
+            f"{where}: a tensor of {found['largest']:,} bytes is made; out and more together, in "
+            f"lse's type,\nhave {most:,}."
         )
     if found["kept"]:
         raise Wrong(

@@ -38,8 +38,9 @@ def ulysses(trial: Trial) -> str:
         for case, ranks, late in run_all(
             group, scenarios.attentions, "ulysses_attention", some=some
         ):
-            for rank, found in enumerate(ranks):
-                _right(group, case, rank, found, late)
+            for judged in (_right, _no_more):
+                for rank, found in enumerate(ranks):
+                    judged(group, case, rank, found, late)
         if size in (3, 5):
             _too_many(group, some[0])
     return (
@@ -97,6 +98,11 @@ def _right(group: Group, case: dict, rank: int, found: dict, late: bool) -> None
     where, places = words_of(group, case, rank, late), scenarios.places_of(case, size)
     hint = _why(case, places[rank], found, right)
     right_values(where, case, places[rank], found, right, ("out",), hint)
+
+
+def _no_more(group: Group, case: dict, rank: int, found: dict, late: bool) -> None:
+    size, where = group.size, words_of(group, case, rank, late)
+    places = scenarios.places_of(case, size)
     queries, keys = _right_heads(case["heads"], case["kv_heads"], size)
     _messages(where, case, places, queries, keys, rank, found)
     if late:

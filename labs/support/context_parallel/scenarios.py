@@ -158,7 +158,7 @@ def _seen(look: AttentionLook, notes: list) -> dict:
 
 def merges(answer, cases: list[dict]) -> list[dict]:
     """Several merges, one after the other."""
-    found = []
+    found, kept = [], 0
     for case in cases:
         given = parts_of(case)
         with Look(**given) as look:
@@ -169,7 +169,7 @@ def merges(answer, cases: list[dict]) -> list[dict]:
             "largest": look.largest, "events": look.events,
         })  # fmt: skip
         del result, out, lse, given
-        found[-1]["kept"] = look.kept()
+        found[-1]["kept"] = kept = kept or look.kept()
     return found
 
 
