@@ -224,7 +224,6 @@ def ulysses_attention(
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     lengths = shares(length, size)  # positions of each rank
-    queries, keys = heads_of_ranks(q.shape[2], k.shape[2], size)
     raise NotImplementedError(
         "positions for heads, attention as one rank has it, heads for positions"
     )

@@ -299,8 +299,8 @@ def ulysses_attention(
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     lengths = shares(length, size)  # positions of each rank
-    queries, keys = heads_of_ranks(q.shape[2], k.shape[2], size)
     ### BEGIN SOLUTION: positions for heads, attention as one rank has it, heads for positions
+    queries, keys = heads_of_ranks(q.shape[2], k.shape[2], size)
     batch, positions, heads, width = q.shape
     n, m = len(queries[rank]), len(keys[rank])
     parts = [

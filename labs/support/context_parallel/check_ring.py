@@ -23,6 +23,7 @@ from labs.support.context_parallel.judging import (
 from utils.course.expect import Wrong
 from utils.course.trial import Group, Trial
 
+NOT_WAITED = "Some messages are never waited for. Is what comes there before it is used?"
 UNSEEN = "Which blocks do this rank's positions not see at all, and what is computed of them?"
 
 
@@ -143,6 +144,8 @@ def _why(
 ) -> str:
     """What wrong results look like."""
     mine, length = places[rank], case["length"]
+    if found["never waited"]:
+        return NOT_WAITED
     got = found["out"]
     if not isinstance(got, torch.Tensor) or not isinstance(found["lse"], torch.Tensor):
         return "Two tensors are returned, (out, lse)."
@@ -202,6 +205,8 @@ def _backward(group: Group, case: dict, ranks: list[dict], late: bool) -> None:
 
 
 def _why_gradients(places, rank: int, found: dict, right: dict, late: bool) -> str:
+    if found["never waited"]:
+        return NOT_WAITED
     for name in ("dk", "dv"):
         got = found[name]
         for other, theirs in enumerate(places):

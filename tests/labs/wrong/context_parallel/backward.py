@@ -84,7 +84,7 @@ def does_not_wait():
     """Gradients may have come, or not.
 
     kind: luck
-    hint: nobody waits for | is right
+    hint: nobody waits for | never waited for
     """
 
     def wait(works):

@@ -73,7 +73,7 @@ def does_not_wait():
     """The next block may be there in time, or not.
 
     kind: luck
-    hint: nobody waits for | is right | There is a NaN
+    hint: nobody waits for | never waited for
     """
 
     def wait(works):
