@@ -331,3 +331,32 @@ def test_cases_are_as_uneven_as_they_say(zigzag):
             held = sorted(itertools.chain.from_iterable(places))
             assert held == list(range(case["length"]))
             assert all(places) and case["heads"] % case["kv_heads"] == 0 and case["heads"] >= size
+
+
+def test_what_is_sent_is_what_the_formulas_say(tmp_path):
+    from labs.support.context_parallel.measurements import LENGTH, WIDTH, drawn_heads, measured
+
+    thrifty = OTHERS["ring: nothing travels that nobody sees"].replace("def ", "def thrifty_")
+    (tmp_path / "context.py").write_text(LAB.source("ring") + thrifty)
+    heads, size = drawn_heads(4), 4
+    assert heads == drawn_heads(4) and heads.query % size == 0
+    found = measured(size, tmp_path / "context.py", heads)
+    assert len(found) == 4 and all(way["right"] for way in found.values())
+    number = LENGTH * WIDTH * torch.float32.itemsize  # bytes of one head
+    ring = (size - 1) * 2 * heads.key_value * number
+    both = 2 * (heads.query + max(heads.key_value, size))
+    assert found["ring_attention"]["sent"] == found["zigzag_attention"]["sent"] == ring
+    assert found["thrifty_ring_attention"]["sent"] == ring / 2
+    assert found["ulysses_attention"]["sent"] == (size - 1) * both * number / size
+    assert found["ring_attention"]["work"] == [0.1, 0.2, 0.3, 0.4]
+    assert found["zigzag_attention"]["work"] == found["ulysses_attention"]["work"] == [0.25] * size
+
+
+def test_nothing_is_measured_before_it_is_written(tmp_path):
+    from labs.support.context_parallel.measurements import drawn_heads, measured
+    from utils.paths import ROOT
+    from utils.workshop.labs import generated
+
+    copy = generated(LAB.solution / "context.py", ROOT)
+    (tmp_path / "context.py").write_text(copy)
+    assert measured(2, tmp_path / "context.py", drawn_heads(0)) == {}
