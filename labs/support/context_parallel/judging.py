@@ -177,7 +177,8 @@ def memory(where: str, case: dict, found: dict, mine: int, size: int, kinds: int
     block, value = scenarios.block_bytes(case, longest), case["dtype"].itemsize
     scores = case["batch"] * case["heads"] * mine * longest * value
     rows = case["batch"] * case["heads"] * longest * (case["width"] + 1) * value
-    if found["largest"] > max(scores, rows, 2 * block):
+    wider = 8 // value  # sums may be kept in fp64
+    if found["largest"] > max(wider * scores, wider * rows, 2 * block):
         raise Wrong(
             f"{where}: a tensor of {found['largest']:,} bytes is made; the scores of this rank's "
             f"queries and one\nblock have {scores:,}, and one block's keys and values {block:,}. "
