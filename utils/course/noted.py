@@ -30,10 +30,12 @@ class Note(NamedTuple):
 
 
 class _Noted:
-    """A `Work` that notes when it is waited for."""
+    """A `Work` that notes when it is waited for; pending: those that nobody has waited for."""
 
-    def __init__(self, work: Any, noted: list, number: int):
-        self._work, self._noted, self._number = work, noted, number
+    def __init__(self, work: Any, noted: list, pending: dict):
+        self._work, self._noted, self._pending = work, noted, pending
+        self._number = len(noted)
+        pending[self._number] = self
 
     def wait(self, *args: Any, **keywords: Any) -> bool:
         """As `Work.wait`."""
@@ -41,15 +43,19 @@ class _Noted:
         note = self._noted[self._number]
         if note.other is None:  # received from whoever came
             self._noted[self._number] = note._replace(other=self._work._source_rank())
-        self._noted.append(Note("wait", None, self._number))
+        self._note_wait()
         return done
 
     def is_completed(self) -> bool:
         """As `Work.is_completed`."""
         done = self._work.is_completed()
         if done:
-            self._noted.append(Note("wait", None, self._number))
+            self._note_wait()
         return done
+
+    def _note_wait(self):
+        self._noted.append(Note("wait", None, self._number))
+        self._pending.pop(self._number, None)  # its tensor is the caller's alone again
 
     def __getattr__(self, name):
         return getattr(self._work, name)
@@ -61,17 +67,16 @@ def noted() -> Iterator[list[Note]]:
 
     A blocking call is one of these, and its wait: so PyTorch carries it out.
     """
-    notes, handles = [], []
+    notes, pending = [], {}
     before = {name: getattr(dist, name) for name in ("isend", "irecv")}
 
     def noting(name, function):
         def call(tensor, *args, **keywords):
             named = [value for key, value in keywords.items() if key in PEERS]
             other = next((peer for peer in [*args[:1], *named] if peer is not None), None)
-            number = len(notes)
-            notes.append(Note(name, other, number, tensor.dtype))
-            handles.append(_Noted(function(tensor, *args, **keywords), notes, number))
-            return handles[-1]
+            work = _Noted(function(tensor, *args, **keywords), notes, pending)
+            notes.append(Note(name, other, len(notes), tensor.dtype))
+            return work
 
         return call
 
@@ -85,8 +90,7 @@ def noted() -> Iterator[list[Note]]:
         for name, function in before.items():
             for module in (dist, dist.distributed_c10d):
                 setattr(module, name, function)
-        waited = {note.number for note in notes if note.name == "wait"}
-        _never_waited_for.extend(h for h in handles if h._number not in waited)
+        _never_waited_for.extend(pending.values())
 
 
 def never_waited(notes: list[Note]) -> list[str]:

@@ -1,0 +1,1 @@
+"""Lab 07, context parallel: its checks, and what it gives."""

@@ -1,0 +1,77 @@
+"""Given: your functions on one sequence: what all ranks send, and how the work is shared out."""
+
+import os
+import random
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from labs.support.context_parallel.scenarios import AttentionLook, own, places_of, right
+from utils.course.checks import SEED
+from utils.course.expect import Wrong
+from utils.course.noted import noted
+from utils.course.trial import Trial
+from utils.ranks import RankError
+
+LENGTH, WIDTH = 96, 16  # positions of the sequence, numbers of a head
+WAYS = ("ring_attention", "thrifty_ring_attention", "zigzag_attention", "ulysses_attention")
+MODELS = ((8, 2), (16, 2), (32, 2), (4, 4), (8, 4), (16, 4), (32, 4), (8, 8), (16, 8), (32, 8))
+
+
+class Heads(NamedTuple):
+    """Of a model: H query heads and K key-value heads."""
+
+    query: int
+    key_value: int
+
+
+def drawn_heads(seed: int | None = None) -> Heads:
+    """A model's heads, drawn; None: as the checks draw their cases."""
+    seed = seed if seed is not None else os.environ.get(SEED)
+    return Heads(*random.Random(None if seed is None else int(seed)).choice(MODELS))
+
+
+def measured(size: int, file: str, heads: Heads) -> dict | None:
+    """{function: {"sent": bytes that all ranks send, "work": share of each rank in the products,
+    "right": whether the results are one rank's}} of those in WAYS that are written; None if one
+    of them does not run."""
+    case = {
+        "length": LENGTH, "batch": 1, "heads": heads.query, "kv_heads": heads.key_value,
+        "width": WIDTH, "dtype": torch.float32, "seed": 7, "scale": 1.0, "sliced": False,
+    }  # fmt: skip
+    try:
+        ranks = Trial(file).on_ranks(size, _all_ways, case)
+    except (RankError, Wrong, SyntaxError, NotImplementedError):
+        return None
+    found = {}
+    for name in ranks[0]:
+        works = [rank[name]["work"] for rank in ranks]
+        found[name] = {
+            "sent": int(sum(rank[name]["sent"] for rank in ranks)),
+            "work": [round(work / sum(works), 2) for work in works],
+            "right": all(rank[name]["right"] for rank in ranks),
+        }
+    return found
+
+
+def _all_ways(answer, case: dict) -> dict:
+    rank, size, found = dist.get_rank(), dist.get_world_size(), {}
+    for name in WAYS:
+        case = case | {"zigzag": name == "zigzag_attention"}
+        mine = own(case, rank, size)
+        if not hasattr(answer, name):
+            continue
+        with noted() as notes, AttentionLook(notes, near=1 << 40) as look:
+            try:
+                result = getattr(answer, name)(mine["q"], mine["k"], mine["v"], LENGTH)
+            except NotImplementedError:
+                continue
+        out = result if isinstance(result, torch.Tensor) else result[0]
+        wanted = right(case)["out"][:, places_of(case, size)[rank]]
+        found[name] = {
+            "sent": sum(event.sent for event in look.events),
+            "work": sum(work.multiplications for work in look.works),
+            "right": torch.allclose(out.double(), wanted, atol=1e-5),
+        }
+    return found
