@@ -21,7 +21,8 @@ from utils.ranks.nodes import Nodes
 
 LESSON = ROOT / "notebooks" / "10_five_dimensions.ipynb"
 REFERENCE = ROOT / "docs" / "reference" / "two_nodes.json"
-CELLS = ("import json", "TRAIN, _", "def average", "MIXES =", "def timed")  # how they begin
+# how they begin
+CELLS = ("import json", "TRAIN, _", "def prepare", "def average", "MIXES =", "def timed")
 
 
 def lesson() -> dict:

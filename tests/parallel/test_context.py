@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from tests.parallel.test_tensor import CONFIGS, batch, new_model
+from utils.measure.memory import Memory
 from utils.measure.traffic import Traffic
 from utils.memory.checkpointing import recompute
 from utils.models.gpt import GPT, GPTConfig, causal_attention, cross_entropy
@@ -376,6 +377,34 @@ def test_a_rank_keeps_its_share_of_the_activations(pool, way):
         expected += 4 * LONG.layers * size * (LONG.heads * length // ranks + copied)
     for kept in pool.run(saved_bytes, LONG, way, length, ranks):
         assert kept == pytest.approx(expected, rel=1e-3)
+
+
+def selective_bytes(way, length):
+    """What selective recomputation keeps of a forward pass: the memory that lives behind it."""
+    model = recompute(GPT(LONG), "selective")
+    axis = make_mesh(cp=dist.get_world_size()).cp
+    context_parallel(model, axis, way)
+    tokens = torch.zeros(1, length, dtype=torch.int64)
+    for _ in range(2):  # gloo frees what was sent a little later: the second time for both
+        with Memory(model=model) as memory:
+            logits = model(tokens)
+            dist.barrier()
+        held = memory.now()
+        logits.sum().backward()
+    return held["activations"]
+
+
+@on((4,), "way", [(way,) for way in WAYS])
+def test_selective_recomputation_keeps_no_rank_more_than_its_share(pool, way):
+    """A ring's attention has a part for each rank, which together are as large as the whole."""
+    alone = GPT(LONG)
+    recompute(alone, "selective")
+    with Memory(model=alone) as memory:
+        logits = alone(torch.zeros(1, 1024, dtype=torch.int64))
+    share = memory.now()["activations"] / pool.size
+    assert logits.requires_grad
+    for kept in pool.run(selective_bytes, way, 1024):
+        assert 0.75 * share < kept < 1.05 * share
 
 
 class Largest(torch.utils._python_dispatch.TorchDispatchMode):

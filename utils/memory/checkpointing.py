@@ -10,11 +10,18 @@ the same. Apply it before `fully_shard` or DDP. Sources: Chen et al. 2016 (arXiv
 selective recomputation: Korthikanti et al. 2022 (arXiv:2205.05198).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from utils.choices import RECOMPUTE
 
@@ -36,6 +43,25 @@ KEPT = _operators(
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
+
+_in_parts = ContextVar("in_parts", default=False)
+
+
+@contextmanager
+def in_parts() -> Iterator[None]:
+    """Around attention that is computed in many parts, each as large as their merged result:
+    selective recomputation keeps none of them, for all together they are more than it saves."""
+    before = _in_parts.set(True)
+    try:
+        yield
+    finally:
+        _in_parts.reset(before)
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    if operator in KEPT and not (_in_parts.get() and "attention" in operator.name()):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def recompute(
@@ -75,7 +101,7 @@ class _Recomputed(partial):
 def _replace(layer, mode):
     options = {"use_reentrant": False}
     if mode == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     layer.forward = _Recomputed(checkpoint, layer.forward, **options)
 
 

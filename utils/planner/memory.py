@@ -330,12 +330,12 @@ def key_columns(model: Model, c: Columns, by_heads: bool = False) -> np.ndarray:
 
 
 def _more_by_context(model, c):
-    """Values of each token that a layer keeps only with context parallelism, (selective, none).
+    """Values of each token that a layer keeps more with context parallelism, (selective, none).
 
-    Selective recomputation keeps what each product of queries and keys has given: the last rank of
-    a ring has one with every rank's. By Ulysses the result is kept in both orders, and keys and
-    values of heads that several ranks compute with."""
-    parts = (c.cp - 1) * (model.query_width + model.heads) / c.tp
+    In a ring, and gathered, attention is computed in parts, of which selective recomputation keeps
+    none. By Ulysses the result is kept in both orders, and keys and values of heads that several
+    ranks compute with."""
+    parts = np.where(c.cp > 1, -(model.query_width + model.heads) / c.tp, 0.0)
     copied = model.query_width / c.tp + 2 * (key_columns(model, c, True) - key_columns(model, c))
     by_heads = _by_ulysses(c)
     return np.where(by_heads, 0.0, parts), np.where(by_heads, copied, 0.0)

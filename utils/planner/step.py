@@ -60,6 +60,8 @@ def step(
     messages = layer_messages(model, c, machine, value, one)
     again = np.select([c.recompute == "full", c.recompute == "selective"],
                       [one["forward"], one["selective"]], 0.0)  # fmt: skip
+    parts = (c.cp > 1) & (c.context != "ulysses") & (c.recompute == "selective") & model.gated
+    again = again + np.where(parts, one["attention"], 0.0)  # attention in parts is not kept
     full = c.recompute == "full"
     tp = messages["forward"] * (1 + full) + messages["backward"]
     ep = messages["experts"] * (2 + full)
@@ -154,12 +156,10 @@ def context_messages(
     kv, gradient = (network.send(machine, size * keys, reach) for size in (value, 4.0))
     turns = n - 1
     blocks = [one[name] / n for name in ("attention", "attention backward")]
-    # selective recomputation has kept what the kernels gave: the messages are all there is
-    nothing = (c.recompute == "selective") & model.gated
     hidden = [np.minimum(sent, block) for sent, block in zip((kv, kv + gradient), blocks)]
-    again = (c.recompute == "full") | nothing
+    again = (c.recompute == "full") | ((c.recompute == "selective") & model.gated)
     ring = turns * (kv * (1 + again) + kv + gradient) + gradient
-    ring_hidden = turns * (hidden[0] * (1 + (c.recompute == "full")) + hidden[1])
+    ring_hidden = turns * (hidden[0] * (1 + again) + hidden[1])
 
     once = network.gather(machine, value * n * keys, n, c.tp)
     gathered = once * (2 + again) + network.gather(machine, 4 * n * keys, n, c.tp)

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from utils.memory.checkpointing import in_parts
 from utils.parallel.context.blocks import attend, attend_backward, merge
 from utils.parallel.context.positions import Ranges, held, positions, products
 from utils.parallel.mesh import Axis
@@ -166,10 +167,11 @@ class _Attention(torch.autograd.Function):
         out = torch.zeros(q.shape, dtype=exact, device=q.device)
         lse = torch.full((B, H, T), -torch.inf, dtype=exact, device=q.device)
         kv = torch.stack((k, v))  # (2, B, T_local, K, D): one message for both
-        for rank, (keys, values) in travel.all(kv):
-            for rows, seen, causal in products(places[here], places[rank]):
-                part = attend(q[:, rows], keys[:, seen], values[:, seen], causal)
-                out[:, rows], lse[..., rows] = merge(out[:, rows], lse[..., rows], *part)
+        with in_parts():
+            for rank, (keys, values) in travel.all(kv):
+                for rows, seen, causal in products(places[here], places[rank]):
+                    part = attend(q[:, rows], keys[:, seen], values[:, seen], causal)
+                    out[:, rows], lse[..., rows] = merge(out[:, rows], lse[..., rows], *part)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, kv, out, lse)
         ctx.travel, ctx.places, ctx.here = travel, places, here
