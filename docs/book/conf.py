@@ -54,6 +54,8 @@ mathjax3_config = {"options": {"enableMenu": False}}  # the menu would load more
 html_theme = "sphinx_book_theme"
 html_css_files = ["book.css"]
 html_show_copyright = False
+html_show_search_summary = False  # a page in a folder may not read another
+html_context = {"default_mode": "auto"}  # dark or light as the reader's system has it
 html_theme_options = {
     "home_page_in_toc": True,
     "show_navbar_depth": 1,
@@ -118,9 +120,12 @@ def doctree_read(app, doctree: nodes.document) -> None:
     """Anchors written as HTML, links to what is no page, and the way into JupyterLab."""
     docname = app.env.docname
     slugs = app.env.metadata[docname].setdefault("myst_slugs", {})
-    for raw in doctree.findall(nodes.raw):
-        for name in HTML_ID.findall(raw.astext()):
-            slugs[name] = (raw.line or 0, name, name)
+    for raw in list(doctree.findall(nodes.raw)):
+        names = HTML_ID.findall(raw.astext())
+        slugs.update({name: (raw.line or 0, name, name) for name in names})
+        if isinstance(raw.parent, nodes.title) and (names or raw.astext() == "</a>"):
+            raw.parent.parent["ids"] += names  # the theme expects no such thing in a heading
+            raw.parent.remove(raw)
     here = (ROOT / docname).parent
     for link in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
         path = Path(os.path.normpath(here / link["reftarget"].partition("#")[0]))

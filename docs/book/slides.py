@@ -310,8 +310,8 @@ def bodies(node: ast.stmt) -> Iterator[range]:
 
 # --- the instructor guide -------------------------------------------------------------------------
 
-LESSON = re.compile(r"\b[Ll]essons? (\d\d)\b")
-LAB = re.compile(r"\b[Ll]abs? (\d\d)\b")
+LESSON = re.compile(r"\b[Ll]esson (\d\d)\b")
+LAB = re.compile(r"\b[Ll]ab (\d\d)\b")
 SECTIONS = re.compile(r"\b[Ss]ections? (\d+)")
 
 
@@ -319,33 +319,36 @@ def remarks(guide: str, lesson: str) -> dict[str, list[str]]:
     """{section or "": [Markdown]} of what the guide says of a lesson such as "06".
 
     What stands below a heading that names the lesson; rows of tables whose second column names it,
-    with their remark; sentences of other paragraphs, from one that names it to one that names
-    another.
+    with their remark; and of other paragraphs all below a table of this lesson alone, or else the
+    sentences from one that begins with it to one that begins with another.
     """
     found: dict[str, list[str]] = {}
 
     def keep(text, place):
         section = SECTIONS.search(place)
-        found.setdefault(section[1] if section else "", []).append(text)
+        found.setdefault(section[1] if section else "", []).append(text.strip())
 
     below = 0  # the level of the heading that names the lesson, or 0
+    tabled: set[str] = set()  # the lessons of the tables below this heading
     for kind, text, words in blocks(guide):
         if re.fullmatch("h[1-6]", kind):
-            level = int(kind[-1])
+            level, tabled = int(kind[-1]), set()
             names = re.match(rf"(?:Lesson )?{lesson}\b", words)
             below = level if names else (0 if level <= below else below)
         elif below:
             keep(text, text if kind == "p" else "")
         elif kind == "table":
             for row in text.splitlines()[2:]:
-                cells = [cell.strip() for cell in row.strip("| ").split(" | ")]
-                if len(cells) > 2 and lesson in LESSON.findall(cells[1]) + LAB.findall(cells[1]):
-                    keep(f"*{cells[1]}:* {cells[2]}", cells[1])
+                _, what, remark, *_ = [cell.strip() for cell in f"{row[1:]}||".split("|")]
+                named = LESSON.findall(what) + LAB.findall(what)
+                tabled.update(named)
+                if remark and lesson in named:
+                    keep(f"*{what}:* {remark}", what)
         elif kind == "p":
-            about = ""
+            about = next(iter(tabled)) if len(tabled) == 1 else ""
             for sentence in sentences(words):
                 named = LESSON.findall(sentence[:40]) + LAB.findall(sentence[:40])
-                about = named[0] if named else about
+                about = named[0] if named and len(tabled) != 1 else about
                 if about == lesson:
                     keep(sentence, "" if LAB.search(sentence[:40]) else sentence)
     return found

@@ -130,7 +130,7 @@ async function start() {
   document.body.classList.remove('measuring');
   await Reveal.initialize({
     width: WIDTH, height: HEIGHT, margin: 0.02, minScale: 0.1, maxScale: 4, center: false,
-    hash: true, slideNumber: 'h.v', transition: 'none',
+    hash: true, slideNumber: 'c/t', transition: 'none',
     plugins: [RevealNotes],
   });
   document.body.classList.add('ready');
