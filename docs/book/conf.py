@@ -102,6 +102,7 @@ def source_read(app, docname: str, source: list[str]) -> None:
     if file.suffix != ".ipynb":
         source[0] = relinked(source[0], file.name)
         if docname == root_doc:
+            source[0] = source[0].replace("](build/book/index.html)", f"]({file.name})")
             source[0] += "\n\n" + contents()
         return
     notebook = json.loads(source[0])

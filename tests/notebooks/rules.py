@@ -285,7 +285,7 @@ def broken_links(text: str, path: Path) -> Iterator[str]:
     text = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", text)
     targets = [target for _, _, target in LINK.findall(text)] + HTML_LINK.findall(text)
     for target in targets:
-        if re.match(r"[a-z]+:", target):  # https:, mailto:, data:
+        if re.match(r"[a-z]+:|build/", target):  # https:, mailto:, data:, and what make makes
             continue
         file, _, anchor = unquote(target).partition("#")
         goal = (path.parent / file).resolve() if file else path
