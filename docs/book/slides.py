@@ -12,7 +12,7 @@ Nothing is written twice. A lesson becomes a deck by these rules:
 - Of longer code it shows names and docstrings, and nothing of what draws a figure. Imports are left
   out. `predict(…)` becomes a call to guess; what answers it, and the words behind that, wait for a
   key.
-- Further reading is left out; the answers of the questions are in the speaker's notes.
+- Questions are shown whole, their answers are in the speaker's notes. Further reading is left out.
 - The notes are the lesson's own paragraphs in full, and what docs/instructor.md says of the lesson
   or of one of its sections.
 - A cell's slideshow metadata, as JupyterLab's property inspector writes it, comes before the rules:
@@ -46,7 +46,8 @@ MOST_LINES = 12  # of code that is shown whole
 MOST_OUTPUT = 24  # lines of printed text
 SENTENCE = re.compile(r"(?<=[.!?])([)*”]*)\s+(?=[A-Z`$*(\[“])")
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
-PREDICT = re.compile(r"""\bpredict\(\s*["']([^"']+)["'],\s*None(?:,\s*["']([^"']*)["'])?""")
+PREDICT = re.compile(r"""\bpredict\(\s*(["'])(.+?)\1,\s*None(?:,\s*(["'])(.*?)\3)?""")
+UNANSWERED = re.compile(r"(?m)^.*: write your .* in place of None\.\n?")  # what predict prints
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|al|Fig|No|approx)\.$")
 
 
@@ -206,10 +207,10 @@ def add_markdown(parts: list[Part], source: str) -> None:
         elif kind in ("h3", "h4"):
             part.add("below", MARKDOWN.renderInline(words))
         elif kind == "p":
-            shown = lead(words)
+            shown = words if "question" in part.title.lower() else lead(words)
             leads = not re.search(r"[.!?][)*”]*$", shown) or "**Predict" in shown
             part.add("text", MARKDOWN.render(shown), "leads" if leads else "")
-            if " ".join(words.split()) != shown:
+            if " ".join(words.split()) != " ".join(shown.split()):
                 part.note(words)
         elif kind == "details":
             if not words.lower().startswith("answer"):  # then it is the question itself
@@ -229,7 +230,10 @@ def add_markdown(parts: list[Part], source: str) -> None:
 def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
     """A code cell: a call to predict, or its code and its outputs. An answer waits for a key."""
     asked = PREDICT.findall(source)
-    for name, unit in asked:
+    for output in cell["outputs"] if asked else []:
+        if text := UNANSWERED.sub("", printed(output)).rstrip():
+            part.add("output", f"<pre>{html.escape(text)}</pre>")
+    for _, name, _, unit in asked:
         words = html.escape(re.sub(r"^\d\d ", "", name) + (f" ({unit})" if unit else ""))
         part.add("predict", f"<b>Predict:</b> {words}")
     if asked:

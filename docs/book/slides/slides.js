@@ -34,7 +34,7 @@ class Slides {
     this.slide.append(piece);
     if (!overflows(this.slide)) return;
     if (piece.matches('.math') && this.narrow(piece)) return;
-    const figure = piece.matches('.figure, .text') ? last(this.slide, '.figure') : null;
+    const figure = piece.matches('.figure, .text, .output') ? last(this.slide, '.figure') : null;
     if (figure && this.shrinkFigure(figure)) return;
     if (content(this.slide) > 1) this.moveOn();
     if (overflows(this.slide) && piece.matches('.figure')) this.shrinkFigure(piece, 0);
