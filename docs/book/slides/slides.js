@@ -1,6 +1,8 @@
 // Shares out what each part of a lesson holds over slides, by its real height, and starts reveal.js.
 
-const WIDTH = 1280, HEIGHT = 720, LEAST_FIGURE = 330; // pixels of the frame
+const WIDTH = 1280, HEIGHT = 720; // pixels of the frame
+const LEAST_FIGURE = 330; // so high is a figure that shares its slide, and so much of what it could be
+const LEAST_SHARE = 0.75;
 
 const overflows = slide => slide.scrollHeight > HEIGHT + 1 || slide.scrollWidth > WIDTH + 1;
 const last = (slide, selector) => [...slide.querySelectorAll(':scope > ' + selector)].pop();
@@ -37,7 +39,7 @@ class Slides {
     const figure = piece.matches('.figure, .text, .output') ? last(this.slide, '.figure') : null;
     if (figure && this.shrinkFigure(figure)) return;
     if (content(this.slide) > 1) this.moveOn();
-    if (overflows(this.slide) && piece.matches('.figure')) this.shrinkFigure(piece, 0);
+    if (overflows(this.slide) && piece.matches('.figure')) this.shrinkFigure(piece, true);
     for (const size of ['small', 'tiny'])
       if (overflows(this.slide)) piece.classList.add(size);
     if (overflows(this.slide)) this.cut(piece);
@@ -51,13 +53,14 @@ class Slides {
   }
 
   // A figure takes the room that is left, if that is enough.
-  shrinkFigure(piece, least = LEAST_FIGURE) {
-    const image = piece.querySelector('img');
+  shrinkFigure(piece, alone = false) {
+    const image = piece.querySelector('img'), before = image.style.maxHeight;
     const room = image.clientHeight - (this.slide.scrollHeight - HEIGHT);
-    if (room < Math.min(least, image.clientHeight)) return false;
-    image.style.maxHeight = room + 'px';
-    if (!overflows(this.slide)) return true;
     image.style.maxHeight = '';
+    const whole = image.clientHeight, least = Math.max(LEAST_FIGURE, LEAST_SHARE * whole);
+    image.style.maxHeight = room + 'px';
+    if ((alone || room >= Math.min(least, whole)) && !overflows(this.slide)) return true;
+    image.style.maxHeight = before;
     return false;
   }
 
@@ -68,11 +71,14 @@ class Slides {
     while (begin > 1 && pieces[begin - 1].matches('.leads, .predict')) begin--;
     const before = this.slide;
     this.next();
-    for (; begin < pieces.length; begin++) {
+    const end = pieces.length - 1;
+    for (let first = begin; begin <= end; begin++) {
+      const torn = begin > first && pieces[begin - 1].matches('.text.leads');
+      if (torn && begin < end) continue;
       const tail = [];
       for (let node = pieces[begin]; node; node = node.nextSibling) tail.push(node);
       this.slide.append(...tail);
-      if (!overflows(this.slide) || begin === pieces.length - 1) return;
+      if (!overflows(this.slide) || begin === end) return;
       const texts = tail.filter(node => node.matches('.code:not(.small), .output:not(.small)'));
       texts.forEach(node => node.classList.add('small'));
       if (!overflows(this.slide)) return;
