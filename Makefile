@@ -8,12 +8,13 @@ METRICS ?= 8002
 MODEL ?= models/base
 TP ?= 2
 SETUP = python=$$(sh utils/workshop/find_python.sh) && "$$python" utils/workshop/setup.py
+BOOK = python=$$(sh utils/workshop/find_python.sh) && "$$python" utils/workshop/book.py
 RUN = .venv/bin/python -m
 PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab check test course progress refresh labs lock base-model export serve bench gpu lint clean
+.PHONY: help setup ready lab check test course book slides progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -35,6 +36,12 @@ test: ready ## run all tests, every notebook included (about 45 minutes)
 
 course: ready ## run every notebook without a browser and show seconds and result
 	$(RUN) utils.workshop.course $(NB)
+
+book:      ## make the lessons, labs and docs into a web site, build/book (needs no other set-up)
+	$(BOOK) book
+
+slides:    ## make an instructor's slides for each lesson, build/slides (needs no other set-up)
+	$(BOOK) slides
 
 progress: ready ## what you have done so far
 	$(RUN) utils.course.progress

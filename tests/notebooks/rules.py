@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from utils.workshop.notebooks import METADATA, answers, read, where
+from utils.workshop.notebooks import METADATA, SLIDE_TYPES, answers, read, where
 
 TAGS = {"nbval-ignore-output", "raises-exception", "hide-input"}
 MAX_LINES = 25
@@ -82,6 +82,8 @@ def metadata(notebook, path) -> Iterator[str]:
     folded = answers(notebook)
     for index, cell in enumerate(notebook.cells):
         allowed = {"tags"} if tags(cell) else set()
+        slides = [{"slide_type": kind} for kind in SLIDE_TYPES]
+        allowed |= {"slideshow"} if cell.metadata.get("slideshow") in slides else set()
         hidden = {"source_hidden"} if "hide-input" in tags(cell) else set()
         hidden |= {"outputs_hidden"} if index in folded else set()
         if (
@@ -283,7 +285,7 @@ def broken_links(text: str, path: Path) -> Iterator[str]:
     text = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", text)
     targets = [target for _, _, target in LINK.findall(text)] + HTML_LINK.findall(text)
     for target in targets:
-        if re.match(r"[a-z]+:", target):  # https:, mailto:, data:
+        if re.match(r"[a-z]+:|build/", target):  # https:, mailto:, data:, and what make makes
             continue
         file, _, anchor = unquote(target).partition("#")
         goal = (path.parent / file).resolve() if file else path

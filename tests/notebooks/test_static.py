@@ -87,6 +87,7 @@ FLAWS = [
     ("metadata", lambda nb: nb.metadata.update(widgets={})),
     ("metadata", lambda nb: nb.cells[1].metadata.update(editable=False)),
     ("metadata", lambda nb: nb.cells[2].metadata.update(tags=["skip-me"])),
+    ("metadata", lambda nb: nb.cells[2].metadata.update(slideshow={"slide_type": "-"})),
     ("metadata", lambda nb: nb.cells[2].metadata.update(jupyter={"outputs_hidden": True})),
     ("metadata", lambda nb: nb.cells[2].metadata.update(execution={"iopub.status.busy": "1"})),
     ("short_cells", lambda nb: nb.cells[3].update(source="x = 1\n" * 26)),

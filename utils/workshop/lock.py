@@ -1,5 +1,7 @@
 """Resolve requirements.in into requirements.txt: `make lock` (`make lock UPGRADE=1` takes newer).
 
+There are two: the workshop's list, and in docs/book/ that of the book and the slides.
+
 One lock serves every supported machine. It is resolved for all platforms and then reduced to ours:
 a line that holds nowhere is dropped, a condition that holds everywhere is dropped.
 """
@@ -39,6 +41,8 @@ HEADER = """\
 # so a machine with an NVIDIA GPU gets them with torch, and a CPU build of torch needs none. Triton
 # alone is here, in the version that torch pins: its compiler and interpreter need no GPU.
 """
+
+BOOK_HEADER = "# Made by `make lock` from requirements.in, for Python 3.11 and 3.12; do not edit.\n"
 
 
 def environments() -> Iterator[dict[str, str]]:
@@ -109,12 +113,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Resolve requirements.in into requirements.txt.")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
     options = parser.parse_args()
-    target = ROOT / "requirements.txt"
-    lines = reduce_to_supported(resolve(ROOT / "requirements.in", target, options.upgrade))
-    beside = target.with_suffix(".txt.tmp")
-    beside.write_text(HEADER + "\n" + "\n".join(lines) + "\n")
-    beside.replace(target)
-    print(f"requirements.txt: {len(lines)} pins.")
+    for folder, header in ((ROOT, HEADER), (ROOT / "docs" / "book", BOOK_HEADER)):
+        target = folder / "requirements.txt"
+        lines = reduce_to_supported(resolve(folder / "requirements.in", target, options.upgrade))
+        beside = target.with_suffix(".txt.tmp")
+        beside.write_text(header + "\n" + "\n".join(lines) + "\n")
+        beside.replace(target)
+        print(f"{target.relative_to(ROOT)}: {len(lines)} pins.")
 
 
 if __name__ == "__main__":

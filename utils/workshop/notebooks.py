@@ -27,6 +27,7 @@ METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+SLIDE_TYPES = ("slide", "subslide", "fragment", "skip", "notes")  # docs/book/slides.py
 MARK = "KINTSUGI_NOTEBOOK"  # every process that a notebook starts inherits this variable
 
 
@@ -244,7 +245,10 @@ def normalise(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
     folded = answers(notebook)
     for index, cell in enumerate(notebook.cells):
         tags = sorted(cell.metadata.get("tags", []))
+        slide = cell.metadata.get("slideshow", {}).get("slide_type")
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        if slide in SLIDE_TYPES:
+            cell.metadata["slideshow"] = {"slide_type": slide}
         if "hide-input" in tags:  # the tag is the author's wish; this is what JupyterLab obeys
             cell.metadata["jupyter"] = {"source_hidden": True}
         if index in folded:  # JupyterLab unfolds the output when the learner runs the cell

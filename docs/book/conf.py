@@ -1,0 +1,206 @@
+"""The book: how Sphinx shows the stored notebooks, the README and docs/ as pages (`make book`).
+
+Nothing is executed, and nothing is fetched, while it is built or read. The pages are the files of
+the repository as they lie there: a new lesson, lab or document becomes a page without a change
+here. What a page links to and is no page itself (a script, a file of settings) is shown as code.
+"""
+
+import json
+import os
+import re
+from html import escape
+from importlib.metadata import distribution
+from pathlib import Path
+
+from docutils import nodes
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_for_filename
+from pygments.lexers.special import TextLexer
+from pygments.util import ClassNotFound
+from sphinx.addnodes import download_reference, pending_xref
+
+ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"(\]\([^)\s#]*#)([^)\s]+)(?=\))")
+HTML_ID = re.compile(r"""<a\s[^>]*\b(?:id|name)=["']([^"']+)["']""")
+
+project = html_title = "Kintsugi"
+root_doc = "README"
+include_patterns = [
+    "README.md",
+    "docs/**.md",
+    "notebooks/[0-9]*.ipynb",
+    "labs/[0-9]*/lab.ipynb",  # the learner's copy: the worked answers stay in the repository
+    "models/base/README.md",
+]
+exclude_patterns = [".*", "build", "runs", "scratch", "tests", "utils"]  # not to be walked through
+
+extensions = ["myst_nb"]
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+suppress_warnings = [
+    "misc.highlighting_failure",  # %%ranks is not Python, a rank's message no traceback
+    "myst.header",  # the glossary goes from # to ###
+]
+
+_mathjax = distribution("sphinx-mathjax-offline")
+_tex_svg = _mathjax.locate_file("sphinx-mathjax-offline/static/mathjax/tex-svg.js")
+html_static_path = ["static", str(_tex_svg)]
+mathjax_path = "tex-svg.js"  # one file: it loads no fonts, so that it works from a folder as well
+mathjax3_config = {"options": {"enableMenu": False}}  # the menu would load more
+
+html_theme = "sphinx_book_theme"
+html_css_files = ["book.css"]
+html_show_copyright = False
+html_show_search_summary = False  # a page in a folder may not read another
+html_context = {"default_mode": "auto"}  # dark or light as the reader's system has it
+html_theme_options = {
+    "home_page_in_toc": True,
+    "show_navbar_depth": 1,
+    "show_toc_level": 2,
+    "use_download_button": False,
+    "use_fullscreen_button": False,
+    "navbar_persistent": [],  # the side has a search field
+}
+
+shown_as_code: set[Path] = set()  # the files and folders that pages link to
+
+
+# --- what a page is made from ---------------------------------------------------------------------
+
+
+def slug(anchor: str) -> str:
+    """The anchor that GitHub gives a heading; a notebook's links have JupyterLab's."""
+    return re.sub(r"[^\w\- ]", "", anchor.lower()).replace(" ", "-")
+
+
+def relinked(text: str, file: str) -> str:
+    """Markdown of `file` whose links carry the anchors of this book."""
+    text = text.replace("](#", f"]({file}#")  # so that they find anchors written as HTML, too
+    return LINK.sub(lambda found: found[1] + slug(found[2]), text)
+
+
+def contents() -> str:
+    """The table of contents: each lesson with its lab behind it, then what one looks up."""
+    lessons = {path.stem: path for path in ROOT.glob("notebooks/[0-9]*.ipynb")}
+    labs = {path.parent.name: path for path in ROOT.glob("labs/[0-9]*/lab.ipynb")}
+    stems = sorted({*lessons, *labs})
+    read = [found[stem] for stem in stems for found in (lessons, labs) if stem in found]
+    others = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "models/base/README.md"]
+    parts = []
+    for caption, paths in (("Lessons and labs", read), ("To look up", others)):
+        names = [path.relative_to(ROOT).with_suffix("").as_posix() for path in paths]
+        parts += ["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""]
+    return "\n".join(parts)
+
+
+def source_read(app, docname: str, source: list[str]) -> None:
+    """Links get this book's anchors; an answer that JupyterLab folds is folded here, too."""
+    file = app.env.doc2path(docname)
+    if file.suffix != ".ipynb":
+        source[0] = relinked(source[0], file.name)
+        if docname == root_doc:
+            source[0] = source[0].replace("](build/book/index.html)", f"]({file.name})")
+            source[0] += "\n\n" + contents()
+        return
+    notebook = json.loads(source[0])
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = relinked("".join(cell["source"]), file.name)
+        elif cell["metadata"].get("jupyter", {}).get("outputs_hidden"):
+            cell["metadata"].setdefault("tags", []).append("hide-output")
+    source[0] = json.dumps(notebook)
+
+
+# --- what is added to a page ----------------------------------------------------------------------
+
+
+def doctree_read(app, doctree: nodes.document) -> None:
+    """Anchors written as HTML, links to what is no page, and the way into JupyterLab."""
+    docname = app.env.docname
+    slugs = app.env.metadata[docname].setdefault("myst_slugs", {})
+    for raw in list(doctree.findall(nodes.raw)):
+        names = HTML_ID.findall(raw.astext())
+        slugs.update({name: (raw.line or 0, name, name) for name in names})
+        if isinstance(raw.parent, nodes.title) and (names or raw.astext() == "</a>"):
+            raw.parent.parent["ids"] += names  # the theme expects no such thing in a heading
+            raw.parent.remove(raw)
+    here = (ROOT / docname).parent
+    for link in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
+        path = Path(os.path.normpath(here / link["reftarget"].partition("#")[0]))
+        is_file = isinstance(link, download_reference) and path.is_file()
+        if path.is_relative_to(ROOT) and (is_file or (path != here and path.is_dir())):
+            link.replace_self(code_link(app, docname, path, *link.children))
+    if docname.startswith(("notebooks/", "labs/")):
+        title = next(doctree.findall(nodes.title))
+        title.parent.insert(title.parent.index(title) + 1, how_to_open(app, docname))
+
+
+def code_link(app, docname: str, path: Path, *children: nodes.Node) -> nodes.reference:
+    """A link to the page that shows a file or folder."""
+    shown_as_code.add(path)
+    page = f"_code/{path.relative_to(ROOT).as_posix()}"
+    return nodes.reference("", "", *children, refuri=app.builder.get_relative_uri(docname, page))
+
+
+def how_to_open(app, docname: str) -> nodes.container:
+    """Where this page is to be run, and the files that a lab asks for."""
+    file = app.env.doc2path(docname, base=False)
+    words = nodes.paragraph("", "To run this page: ")
+    words += [nodes.literal("", "make lab"), nodes.Text(", then open ")]
+    words += [nodes.literal("", str(file)), nodes.Text(" in JupyterLab.")]
+    files = sorted((ROOT / file).parent.glob("*.py")) if docname.startswith("labs/") else []
+    for before, path in zip([" You write ", *[", "] * len(files)], files):
+        name = nodes.literal("", path.name)
+        words += [nodes.Text(before), code_link(app, docname, path, name)]
+    words += nodes.Text("." if files else "")
+    return nodes.container("", words, classes=["open-here"])
+
+
+def code_pages(app):
+    """A page for each file or folder that a page links to: Sphinx's html-collect-pages."""
+    for path in list(shown_as_code):
+        if path.is_dir():
+            shown_as_code.update(path.glob("*.py"))
+    for path in sorted(shown_as_code):
+        name = path.relative_to(ROOT).as_posix()
+        body = f"<h1>{escape(name)}</h1>\n" + (listing(path) if path.is_dir() else code(path))
+        context = {"title": name, "body": body, "toc": "", "display_toc": False, "parents": []}
+        yield f"_code/{name}", context, "page.html"
+
+
+def listing(folder: Path) -> str:
+    """A folder's modules, each with the first line of its docstring."""
+    rows = []
+    for path in sorted(folder.glob("*.py")):
+        first = path.read_text(encoding="utf-8").lstrip('"').splitlines()[0].rstrip('"')
+        page = f"{folder.name}/{path.name}.html"
+        rows.append(f'<li><a href="{page}">{path.name}</a>: {escape(first)}</li>')
+    return f"<ul>{''.join(rows)}</ul>"
+
+
+def code(path: Path) -> str:
+    """A file's text, coloured as its name says."""
+    try:
+        lexer = get_lexer_for_filename(path.name)
+    except ClassNotFound:
+        lexer = TextLexer()
+    text = highlight(path.read_text(encoding="utf-8"), lexer, HtmlFormatter(nowrap=True))
+    return f'<div class="highlight"><pre>{text}</pre></div>'
+
+
+def build_finished(app, error: Exception | None) -> None:
+    """The README is also the page that a browser opens for the folder."""
+    if error is None:
+        out = Path(app.outdir)
+        (out / "index.html").write_bytes((out / f"{root_doc}.html").read_bytes())
+
+
+def setup(app) -> None:
+    """Sphinx calls this."""
+    app.connect("source-read", source_read)
+    app.connect("doctree-read", doctree_read, priority=400)  # before links to files are collected
+    app.connect("html-collect-pages", code_pages)
+    app.connect("build-finished", build_finished)
