@@ -29,6 +29,10 @@ from utils.parallel.tp_ops import all_gather, reduce_scatter
 # ---- 1. how keys and values travel
 
 
+Others = Iterator[tuple[int, torch.Tensor]]
+OthersWithGradients = Iterator[tuple[int, torch.Tensor, torch.Tensor]]
+
+
 class Travel:
     """Keys and values of one attention on their way.
 
@@ -39,13 +43,11 @@ class Travel:
     def __init__(self, axis: Axis, places: tuple[Ranges, ...]):
         self.axis, self.places = axis, places
 
-    def all(self, kv: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    def all(self, kv: torch.Tensor) -> Others:
         """Yields (rank, its keys and values) in any order."""
         raise NotImplementedError
 
-    def all_with_gradients(
-        self, kv: torch.Tensor, gradient: torch.Tensor
-    ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    def all_with_gradients(self, kv: torch.Tensor, gradient: torch.Tensor) -> OthersWithGradients:
         """Yields (rank, its keys and values, a gradient to add to) likewise. When all were yielded,
         `gradient`, which is zeros like kv in the type of sums, is what all ranks have added to this
         rank's."""
@@ -61,7 +63,7 @@ class Travel:
 class Ring(Travel):
     """From the rank before, to the rank after."""
 
-    def all(self, kv):
+    def all(self, kv: torch.Tensor) -> Others:
         size, here = self.axis.size, self.axis.index
         for turn in range(size):
             rank = (here - turn) % size
@@ -72,7 +74,7 @@ class Ring(Travel):
                 _wait(work)
                 kv = coming
 
-    def all_with_gradients(self, kv, gradient):
+    def all_with_gradients(self, kv: torch.Tensor, gradient: torch.Tensor) -> OthersWithGradients:
         size, here = self.axis.size, self.axis.index
         work_on_sums, sums = [], None  # a gradient follows its keys one turn behind
         for turn in range(size):
@@ -112,11 +114,11 @@ def _wait(works):
 class Gather(Travel):
     """All at once; a collective wants equal parts, so short ones are filled up."""
 
-    def all(self, kv):
+    def all(self, kv: torch.Tensor) -> Others:
         for rank, (theirs, _) in enumerate(self._gathered(kv)):
             yield rank, theirs
 
-    def all_with_gradients(self, kv, gradient):
+    def all_with_gradients(self, kv: torch.Tensor, gradient: torch.Tensor) -> OthersWithGradients:
         sizes = [held(place) for place in self.places]
         sums = gradient.new_zeros(len(sizes), *self._filled(gradient).shape)
         for rank, (theirs, size) in enumerate(self._gathered(kv)):

@@ -36,6 +36,7 @@ import time
 from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -262,7 +263,7 @@ class Step:
     blocks   of model.py, whose matrices are NativeLinear;   cache   its KVCache, fp32
     """
 
-    def __init__(self, library: Library, config: GPTConfig, blocks: Sequence, cache, tp: int):
+    def __init__(self, library: Library, config: GPTConfig, blocks: Sequence, cache: Any, tp: int):
         self.stages = library.stages
         slots, K, P, D = cache.layers[0].numbers.shape[1:]
         C, H = config.hidden_size, config.heads // tp
