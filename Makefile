@@ -2,6 +2,8 @@
 # Set-up needs only this file, git and Python 3.11 or 3.12 (PYTHON=/path/to/python names another).
 
 PORT ?= 8888
+HOST ?= 127.0.0.1
+BOARD ?= 8765
 HTTP ?= 8000
 GRPC ?= 8001
 METRICS ?= 8002
@@ -13,7 +15,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab check test course progress refresh labs lock base-model export serve bench gpu lint clean
+.PHONY: help setup ready lab class check test course progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -24,8 +26,11 @@ setup:     ## make the environment in .venv (once, some minutes; TORCH=cpu TORCH
 ready:
 	$(SETUP) --quiet
 
-lab: ready ## open JupyterLab on the table of lessons (PORT=8888)
-	$(RUN) utils.workshop.lab --port $(PORT)
+lab: ready ## open JupyterLab on the table of lessons (PORT=8888; CLASS=address reports to a class)
+	$(RUN) utils.workshop.lab --port $(PORT) $(if $(CLASS),--class '$(CLASS)')
+
+class: ready ## show an instructor how the room is doing (HOST=address BOARD=8765; docs/class.md)
+	$(RUN) utils.classroom --host $(HOST) --port $(BOARD) $(if $(URL),--url '$(URL)')
 
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
