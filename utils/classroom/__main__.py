@@ -118,7 +118,8 @@ def serve(options: Options) -> None:
         secure = (options.url or "").startswith("https://")
         board = Board(store, Room(parts()), options.title, secure=secure)
         config = uvicorn.Config(
-            board.application(), loop="asyncio", http="h11", ws="none", log_level="warning", access_log=False, lifespan="off",
+            board.application(), loop="asyncio", http="h11", ws="none", lifespan="off",
+            log_level="warning", access_log=False,
             server_header=False, date_header=False, timeout_graceful_shutdown=GRACE,
             proxy_headers=options.url is not None,  # else anybody could say who they are
             forwarded_allow_ips="127.0.0.1,::1", h11_max_incomplete_event_size=16 * 1024,

@@ -5,6 +5,7 @@
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const ALL = "all";
+const ROWS = 400; // learners in the table; the shares and the histogram have all of them
 
 const room = { course: [], checks: [], learners: new Map(), predictions: {}, ends: null };
 let clockAhead = 0; // seconds that the board's clock is ahead of ours
@@ -22,7 +23,9 @@ function make(tag, kind = "", text = null, ...children) {
 
 const now = () => Date.now() / 1000 + clockAhead;
 const time = (at) => at === null ? "" :
-  new Date((at - clockAhead) * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  new Date((at - clockAhead) * 1000).toLocaleTimeString("en-GB", {
+    hour: "2-digit", minute: "2-digit",
+  });
 const alias = (learner) => $("names").getAttribute("aria-pressed") === "true"
   ? learner.shown : `learner ${learner.id}`;
 
@@ -115,10 +118,16 @@ function follow(learners) {
   if (part) $("lab").value = part.title;
 }
 
+// [place, name] of the checks of the lab that is chosen, or of all that somebody has begun.
 function places() {
-  const title = $("lab").value;
-  return room.checks.map((name, place) => [place, name]).filter(([, name]) => title === ALL ||
-    room.course.find((part) => part.title === title)?.checks.includes(name));
+  const title = $("lab").value, found = [];
+  for (const part of room.course) {
+    const checks = part.checks.map((name) => [room.checks.indexOf(name), name]);
+    const begun = () => [...room.learners.values()].some((learner) =>
+      checks.some(([place]) => place in learner.checks));
+    if (title === ALL ? begun() : title === part.title) found.push(...checks);
+  }
+  return found;
 }
 
 function drawHands(learners) {
@@ -162,20 +171,32 @@ function drawShares(learners) {
   $("shares").replaceChildren(...($("lab").value === ALL ? [] : rows));
 }
 
+// A row is made anew only when it differs, so that what is pointed at or selected stays.
 function drawGrid(learners) {
   const columns = places();
   const narrow = columns.length > 8;
+  const shown = learners.slice(0, ROWS);
   $("grid").className = narrow ? "narrow" : "";
   $("grid").hidden = !learners.length;
-  $("nobody").hidden = learners.length > 0;
+  $("nobody").hidden = learners.length > 0 && learners.length <= ROWS;
+  $("nobody").textContent = learners.length ? `${learners.length - ROWS} more are not drawn.` :
+    "Nobody has joined yet.";
   const head = make("tr", "", null, make("th", "", "learner"),
     ...columns.map(([, name]) => make("th", "", name)));
   $("grid").tHead.replaceChildren(head);
-  $("grid").tBodies[0].replaceChildren(...learners.map((learner) => {
+  const body = $("grid").tBodies[0];
+  while (body.rows.length > shown.length) body.lastElementChild.remove();
+  shown.forEach((learner, i) => {
+    const cells = columns.map(([place]) => learner.checks[place] ?? null);
+    const signature = JSON.stringify([alias(learner), !!learner.help, narrow, columns, cells]);
+    const before = body.rows[i];
+    if (before?.dataset.signature === signature) return;
     const row = make("tr", learner.help ? "asks" : "", null, make("th", "", alias(learner)));
-    for (const [place, name] of columns) row.append(cell(learner.checks[place], name, narrow));
-    return row;
-  }));
+    row.dataset.signature = signature;
+    columns.forEach(([, name], j) => row.append(cell(cells[j], name, narrow)));
+    if (before) before.replaceWith(row);
+    else body.append(row);
+  });
 }
 
 function cell(said, name, narrow) {
@@ -232,6 +253,23 @@ function shape(tag, facts, text = null) {
   return found;
 }
 
+// Round numbers from `low` to `high`, up to about eight.
+function ticks(low, high, log) {
+  const found = [];
+  if (log) {
+    const decades = Math.log10(high / low), every = Math.ceil(decades / 8);
+    const within = decades > 3 ? [1] : decades > 1.5 ? [1, 3] : [1, 2, 5];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power += every) {
+      found.push(...within.map((digit) => Number(`${digit}e${power}`)));
+    }
+  } else {
+    const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
+    const step = power * [1, 2, 5, 10].find((digit) => digit * power >= rough);
+    for (let i = Math.ceil(low / step); i * step <= high; i++) found.push(i * step);
+  }
+  return found.filter((value) => value >= low && value <= high);
+}
+
 function show(data) {
   const left = 60, right = 1140, bottom = 320, top = 70;
   const { edges, bins, log } = data;
@@ -249,9 +287,8 @@ function show(data) {
       "text-anchor": "middle", class: "muted" }, count));
   });
   shapes.push(shape("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
-  for (let i = 0; i <= 4; i++) {
-    const value = log ? 10 ** (first + (last - first) * i / 4) : first + (last - first) * i / 4;
-    const at = left + (right - left) * i / 4;
+  for (const value of ticks(edges[0], edges.at(-1), log)) {
+    const at = x(value);
     shapes.push(shape("line", { class: "axis", x1: at, x2: at, y1: bottom, y2: bottom + 8 }));
     shapes.push(shape("text", { x: at, y: bottom + 32, "text-anchor": "middle" }, number(value)));
   }

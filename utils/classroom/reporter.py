@@ -36,6 +36,7 @@ class Reporter:
         self.outbox: Outbox | None = None
         self.seen: tuple | None = None  # of the ledger, when it was noted last
         self.pause, self.until = FIRST, 0.0
+        self.greeted = False  # the board shows who has joined and has nothing to report yet
         self.said = ""
 
     def look(self) -> None:
@@ -56,18 +57,18 @@ class Reporter:
             return False
         try:
             batch = self.outbox.first(reports.AT_ONCE)
-            if not batch:
+            if not batch and self.greeted:
                 return False
             status, content, after = self.address.ask("POST", "/report", self._message(batch))
             if status == 200:
-                self.outbox.drop(batch[-1]["number"])
-                self.pause = FIRST
+                self.greeted, self.pause = True, FIRST
+                if batch:
+                    self.outbox.drop(batch[-1]["number"])
                 self._say("the board has all" if len(batch) < reports.AT_ONCE else "sending")
                 return len(batch) == reports.AT_ONCE
             reason = f"the board says {status}: {str(content.get('error', ''))[:200]}"
-            if status in (400, 413):
-                self._refused(batch, reason)
-                return True
+            if status in (400, 413) and batch:
+                return self._refused(batch, reason)
             wait = STRANGER if status == 401 else float(after) if after.isdigit() else 0.0
         except Away as error:
             reason, wait = f"the board is away ({error})", 0.0
@@ -85,8 +86,11 @@ class Reporter:
             "now": time.time(), "reports": batch,
         }  # fmt: skip
 
-    def _refused(self, batch: list[dict], reason: str) -> None:
-        """Sends them one by one and puts aside what the board refuses: the rest must pass."""
+    def _refused(self, batch: list[dict], reason: str) -> bool:
+        """Sends them one by one and puts aside what the board refuses: the rest must pass.
+
+        Whether it got through all of them.
+        """
         for one in batch:
             status, content, _ = self.address.ask("POST", "/report", self._message([one]))
             if status == 200:
@@ -95,7 +99,8 @@ class Reporter:
                 self.outbox.put_aside(str(content.get("error", reason))[:200])
                 self._say(f"{reason}; put aside: {one['name']}")
             else:
-                return
+                return False
+        return True
 
     def _say(self, text: str) -> None:
         if text != self.said:

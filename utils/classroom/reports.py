@@ -158,7 +158,8 @@ def of_ledger(content: dict) -> dict[tuple[str, str], dict]:
                 "theory": entry.get("theory"), "measured": entry.get("measured"),
             }  # fmt: skip
     hand = content["help"]
-    found["help", ""] = {"question": hand.get("question"), "at": hand.get("at")}
+    if hand:
+        found["help", ""] = {"question": hand.get("question"), "at": hand.get("at")}
     return {key: fields for key, fields in found.items() if _is_report(key, fields)}
 
 

@@ -35,7 +35,7 @@ def ask_for_help(question: str = "") -> None:
 
 def helped() -> None:
     """Takes the question back."""
-    if _note({}):
+    if _note({"at": time.time(), "question": None}):
         print("You ask for no help any more.")
 
 
