@@ -277,14 +277,14 @@ function show(data) {
   const first = scale(edges[0]), last = scale(edges.at(-1));
   const x = (value) => left + (right - left) * (scale(value) - first) / (last - first);
   const most = Math.max(1, ...bins);
-  const shapes = [];
+  const shapes = [], counts = []; // the counts lie above the lines
   bins.forEach((count, i) => {
     const height = (bottom - top) * count / most, begin = x(edges[i]);
     if (!count) return;
     shapes.push(shape("rect", { class: "bar", x: begin + 1, y: bottom - height,
       width: x(edges[i + 1]) - begin - 2, height }));
-    shapes.push(shape("text", { x: (begin + x(edges[i + 1])) / 2, y: bottom - height - 6,
-      "text-anchor": "middle", class: "muted" }, count));
+    counts.push(shape("text", { x: (begin + x(edges[i + 1])) / 2, y: bottom - height - 6,
+      "text-anchor": "middle", class: most < 1000 ? "count" : "count small" }, count));
   });
   shapes.push(shape("line", { class: "axis", x1: left, x2: right, y1: bottom, y2: bottom }));
   for (const value of ticks(edges[0], edges.at(-1), log)) {
@@ -294,7 +294,7 @@ function show(data) {
   }
   const axis = `${data.unit}${log ? " (logarithmic)" : ""}`;
   shapes.push(shape("text", { x: right, y: bottom + 56, "text-anchor": "end", class: "muted" }, axis));
-  const words = [`${data.count} predictions`];
+  const words = [`${number(data.count)} predictions`];
   if (data.median !== null) words.push(`median ${number(data.median)} ${data.unit}`);
   [["theory", "theory", 24], ["measured", "measured", 50]].forEach(([kind, word, y]) => {
     const said = data[kind];
@@ -318,7 +318,7 @@ function show(data) {
   }
   if (data.late) words.push(`${data.late} came after the reveal and do not count`);
   $("said").textContent = `${words.join(" · ")}`;
-  $("histogram").replaceChildren(...shapes);
+  $("histogram").replaceChildren(...shapes, ...counts);
 }
 
 // --- the instructor's hand
