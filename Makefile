@@ -64,7 +64,7 @@ export: ready ## fill the Triton model repository (MODEL=models/base TP=2)
 serve: ready ## serve triton_model_repo/ until Ctrl-C (HTTP=8000 GRPC=8001 METRICS=8002)
 	$(RUN) utils.serving.server --http $(HTTP) --grpc $(GRPC) --metrics $(METRICS)
 
-bench: ready ## measure ranks, training, memory, mixes, contexts and formats against their peers (NANOGPT=clone LITGPT=folder)
+bench: ready ## measure ranks, training, memory, mixes, contexts, formats and a class against their peers (NANOGPT=clone LITGPT=folder)
 	$(RUN) tests.bench.bench_ranks
 	$(RUN) tests.bench.bench_train $(PEERS)
 	$(RUN) tests.bench.bench_memory
@@ -73,6 +73,7 @@ bench: ready ## measure ranks, training, memory, mixes, contexts and formats aga
 	$(RUN) tests.bench.bench_planner
 	$(RUN) tests.bench.bench_formats
 	$(RUN) tests.bench.bench_compile
+	$(RUN) tests.bench.bench_class --kill
 
 gpu: ready ## all that needs an NVIDIA GPU, in at most 25 minutes; writes docs/reference/<gpu>.json
 	$(RUN) tests.gpu

@@ -60,6 +60,7 @@ class Learner:
         self.answer = folder / f"by_hand{place}.py"
         self.port = free_port() + place
         names = {name: str(folder / f"{name}{place}".lower()) for name in FOLDERS}
+        names["PYTHONPATH"] = str(ROOT)  # these rooms, in a kernel that begins in scratch/, too
         config = Path(names["JUPYTER_CONFIG_DIR"])
         config.mkdir()
         exposed = {"LabApp": {"expose_app_in_browser": True}}  # for this test's own commands

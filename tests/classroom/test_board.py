@@ -171,6 +171,28 @@ def test_wrong_tokens_are_limited(own):
     assert own.report(message(check(1)))[0] == 429
 
 
+def test_a_reverse_proxy_says_who_asks(tmp_path):
+    """Only where there is one: else anybody could say it is somebody else who tries tokens."""
+    url = "https://board.example.org/class/"
+    with RunningBoard(tmp_path / "board.sqlite", "--url", url) as board:
+        assert board.join.startswith(url + "join/") and board.open.startswith(url + "board/")
+        route = "/board/" + board.open.rpartition("/")[2]
+        status, _, headers = board.ask("GET", route)
+        assert status == 303 and "Secure" in headers["Set-Cookie"]
+        assert headers["Location"] == "../"  # also below a path
+        forwarded = {"X-Forwarded-For": "192.0.2.1"}
+        for _ in range(WRONG):
+            assert board.ask("GET", "/join/guess", **forwarded)[0] == 401
+        assert board.ask("GET", f"/join/{board.token}", **forwarded)[0] == 429
+        assert board.ask("GET", f"/join/{board.token}")[0] == 200
+
+
+def test_without_a_proxy_nobody_can_be_somebody_else(own):
+    for place in range(WRONG):
+        assert own.ask("GET", "/join/guess", **{"X-Forwarded-For": f"192.0.2.{place}"})[0] == 401
+    assert own.ask("GET", f"/join/{own.token}")[0] == 429
+
+
 def test_a_minute_later_they_may_try_again():
     now = [0.0]
     guard = Guard(lambda: now[0])

@@ -150,7 +150,8 @@ def join(text: str, ask: Callable[[str], str] = input) -> Membership | None:
             print("Nothing will be reported.")
             return None
     member = Membership(text.strip(), before.alias, before.learner)
-    _keep({**known, address.key: vars(member)})
+    if known.get(address.key) != vars(member):
+        _keep({**known, address.key: vars(member)})
     print(f"This lab reports to the class as {member.alias}; make lab without CLASS does not.")
     return member
 

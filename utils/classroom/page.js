@@ -310,8 +310,8 @@ function show(data) {
     const label = `${word} ${number(said.median)} ${data.unit}`;
     shapes.push(shape("text", { class: kind, x: end ? at - 8 : at + 8, y,
       "text-anchor": end ? "end" : "start" }, label));
-    words.push(kind === "theory" ? label : `${label} (median of ${said.count}; nine of ten lie ` +
-      `between ${number(said.low)} and ${number(said.high)})`);
+    words.push(kind === "theory" ? label : `${label} (median of ${number(said.count)}; ` +
+      `${said.count < 20 ? "" : "nine of ten "}from ${number(said.low)} to ${number(said.high)})`);
   });
   if (data.below + data.above) {
     words.push(`${data.below + data.above} lie far off and are not drawn`);

@@ -16,6 +16,7 @@ import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from utils.classroom import reports
@@ -119,7 +120,7 @@ def _signature(path: Path) -> tuple:
 
 
 @contextlib.contextmanager
-def alone(key: str, stop: threading.Event):
+def alone(key: str, stop: threading.Event) -> Iterator[None]:
     """Waits until no other reporter of this ledger serves the class; two labs share the outbox."""
     record.home().mkdir(parents=True, exist_ok=True)
     with open(outbox_file(key).with_suffix(".lock"), "w") as file:

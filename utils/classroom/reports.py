@@ -49,45 +49,45 @@ def text(longest: int, least: int = 0) -> Callable[[Any], str]:
     return judge
 
 
-def hexadecimal(value: Any) -> str:
+def _hexadecimal(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
         raise Refused("is not 32 hexadecimal digits")
     return value
 
 
-def whole(value: Any) -> int:
+def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= BIGGEST:
         raise Refused("is not a whole number from 0")
     return value
 
 
-def flag(value: Any) -> bool:
+def _flag(value: Any) -> bool:
     if type(value) is not bool:
         raise Refused("is neither true nor false")
     return value
 
 
-def number(value: Any) -> float:
+def _number(value: Any) -> float:
     if type(value) not in (int, float) or abs(value) > 1e300 or not math.isfinite(value):
         raise Refused("is not a number")
     return float(value)
 
 
-def maybe(judge: Callable) -> Callable[[Any], Any]:
+def _maybe(judge: Callable) -> Callable[[Any], Any]:
     return lambda value: None if value is None else judge(value)
 
 
-COMMON = {"number": whole, "kind": text(20), "name": text(NAME)}
+COMMON = {"number": _whole, "kind": text(20), "name": text(NAME)}
 FIELDS = {
-    "check": {"done": flag, "tries": whole, "symptom": text(SYMPTOM), "at": maybe(number)},
+    "check": {"done": _flag, "tries": _whole, "symptom": text(SYMPTOM), "at": _maybe(_number)},
     "prediction": {
-        "value": number, "unit": text(UNIT), "late": flag,
-        "theory": maybe(number), "measured": maybe(number),
+        "value": _number, "unit": text(UNIT), "late": _flag,
+        "theory": _maybe(_number), "measured": _maybe(_number),
     },
-    "help": {"question": maybe(text(QUESTION)), "at": maybe(number)},
+    "help": {"question": _maybe(text(QUESTION)), "at": _maybe(_number)},
 }  # fmt: skip
 MESSAGE = {
-    "learner": hexadecimal, "alias": text(ALIAS, 1), "outbox": hexadecimal, "now": number,
+    "learner": _hexadecimal, "alias": text(ALIAS, 1), "outbox": _hexadecimal, "now": _number,
     "reports": lambda value: value,
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import Any
 from utils.classroom.store import Taken
 from utils.course.progress import Part
 
-BINS = 24
+BINS = 24  # at most; a few numbers get fewer
 MANY = 100  # from this ratio of the largest to the smallest, all positive, the axis is logarithmic
 FAR = 3.0  # interquartile ranges from the quartiles: what lies further counts as far off
 
@@ -106,7 +106,8 @@ class Room:
 
         count, late: numbers before and after the reveal; only those before it are in the bins
         log: whether the bins are equal in the logarithm
-        edges: BINS + 1, in `unit`; bins: how many; below, above: how many lie far off the others
+        edges: in `unit`; bins: how many lie between two of them
+        below, above: how many lie far off the others
         median: of the predictions
         theory, measured: {"count", "median", "low", "high"}, low and high being the 5th and the
             95th percentile, or None
@@ -139,7 +140,7 @@ def summary(values: list[float]) -> dict[str, float] | None:
 
 
 def bins(values: list[float], marks: list[float]) -> dict[str, Any]:
-    """Sorted numbers in BINS bins of an axis on which the marks lie, too.
+    """Sorted numbers in bins of an axis on which the marks lie, too: 8 to BINS, about 2·√count.
 
     Few that lie far off do not press the others into one bin: they are counted at the edges.
     """
@@ -158,7 +159,8 @@ def bins(values: list[float], marks: list[float]) -> dict[str, Any]:
     if high - low < 1e-9 * max(abs(low), abs(high), 1e-290):  # all the same
         room = 0.5 if log else 0.5 * abs(low) or 0.5
         low, high = low - room, high + room
-    edges = [low + (high - low) * i / BINS for i in range(BINS)] + [high]
+    count = min(max(round(2 * math.sqrt(len(values))), 8), BINS)
+    edges = [low + (high - low) * i / count for i in range(count)] + [high]
     # a value on an inner edge belongs to the bin on its right, one on the last to the last bin
     begins = [bisect.bisect_left(at, edge) for edge in edges[:-1]] + [bisect.bisect_right(at, high)]
     back = (lambda x: 10.0**x) if log else float

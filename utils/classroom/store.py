@@ -132,7 +132,7 @@ class Store:
         for report in fresh:
             last = report.pop("number")
             if report.get("at") is not None:  # by our clock; nothing has happened later than now
-                report["at"] = min(report["at"] + now - message["now"], now)
+                report["at"] = min(max(report["at"] + now - message["now"], 0.0), now)
             ask(
                 "insert or replace into states values (?, ?, ?, ?)",
                 (number, report["kind"], report["name"], json.dumps(report)),

@@ -106,11 +106,18 @@ def stop(server: Child) -> None:
     end([server], 2 * GRACE)
 
 
-def start_reporter(member: Membership) -> Child:
-    """What reports to the class, beside the server; it ends with us, in whatever way we end."""
+def start_reporter(member: Membership) -> list[Child]:
+    """What reports to the class, beside the server; it ends with us, in whatever way we end.
+
+    None where the disk is full or the system wants no more processes: the lab goes on.
+    """
     words = [sys.executable, "-m", "utils.classroom.reporter", read_address(member.address).key]
-    with (record.home() / "reporter.log").open("w") as log:
-        return Child(words, output=log, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        with (record.home() / "reporter.log").open("w") as log:
+            return [Child(words, output=log, env={**os.environ, "PYTHONPATH": str(ROOT)})]
+    except OSError as error:
+        print(f"Nothing is reported to the class ({error.strerror}); the lab works without.")
+        return []
 
 
 def has_display() -> bool:
@@ -131,10 +138,10 @@ def serve(port: int, browser: bool, member: Membership | None = None) -> None:
     signal.signal(signal.SIGHUP, interrupt)
     known = {} if member is None else {record.CLASS: member.alias}
     server = start(command(port), environment(token, {**os.environ, **known}))
-    reporter = []
+    reporter: list[Child] = []
     try:
         if member is not None:
-            reporter.append(start_reporter(member))
+            reporter = start_reporter(member)
         wait_until_ready(server, port, token)
         url = f"http://{HOST}:{port}/lab/tree/README.md?token={token}"
         print(f"JupyterLab runs at\n\n    {url}\n\nStop it with Ctrl-C.", flush=True)
