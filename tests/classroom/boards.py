@@ -1,5 +1,6 @@
 """A board as `make class` runs it, a learner by hand, and what the instructor's page is told."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -136,6 +137,13 @@ def until(condition, seconds=30.0):
         assert time.monotonic() < end, f"after {patience(seconds)} s it is still not so"
         time.sleep(0.05)
     return found
+
+
+def fill_up(file):
+    """Writes a file until its disk is full."""
+    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as out:
+        while True:
+            out.write(bytes(4096))
 
 
 def environment(home, **more):

@@ -20,6 +20,7 @@ from tests.classroom.boards import (
     RunningBoard,
     check,
     command,
+    fill_up,
     message,
     prediction,
     until,
@@ -353,30 +354,11 @@ def test_it_ends_in_good_order_with_a_page_open(own):
     connection.close()
 
 
-@pytest.fixture
-def disk(tmp_path):
-    """A folder on a file system of its own, of 2 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={2 * 2**20}", "tmpfs", str(folder)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs root, and Linux, to make a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_full_disk_is_said_and_reports_come_later(disk):
     with RunningBoard(disk / "board.sqlite") as board:
         fill = disk / "fill"
         assert board.report(message(check(1), alias="before"))[0] == 200
-        with fill.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(4096))
-            except OSError:
-                pass
+        fill_up(fill)
         sent, refused = [], None
         for place in range(2000):  # what is left of the last page of its file goes first
             one = message(check(1, symptom="x" * 300), alias=f"{place}", learner=f"{place:032x}")

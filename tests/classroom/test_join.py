@@ -2,11 +2,16 @@
 
 import json
 import stat
+import subprocess
+import sys
 
 import pytest
 
-from tests.classroom.boards import RunningBoard
+from tests.browser.jupyterlab import free_port
+from tests.classroom.boards import RunningBoard, environment
+from tests.patience import patience
 from utils.classroom.join import JoinError, join, memberships, read_address
+from utils.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +108,17 @@ def test_what_is_no_address_is_one_sentence(text):
 def test_addresses(text, known):
     found = read_address(text)
     assert (found.secure, found.host, found.port, found.path, found.token) == known
+
+
+@pytest.mark.parametrize("cut, said", [(4, "does not know this CLASS"), (99, "is not the address")])
+def test_make_lab_with_a_wrong_address_is_one_sentence(board, home, cut, said):
+    words = ["--port", str(free_port()), "--class", board.join[:-cut] or "x"]
+    done = subprocess.run(
+        [sys.executable, "-m", "utils.workshop.lab", *words], cwd=ROOT, env=environment(home),
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience(60),
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stdout == ""
+    assert said in done.stderr and done.stderr.count("\n") == 1 and not home.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(board, tmp_path, monkeypatch):

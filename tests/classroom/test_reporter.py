@@ -11,7 +11,16 @@ import time
 
 import pytest
 
-from tests.classroom.boards import CHECK, GUESS, OTHER, RunningBoard, check, environment, until
+from tests.classroom.boards import (
+    CHECK,
+    GUESS,
+    OTHER,
+    RunningBoard,
+    check,
+    environment,
+    fill_up,
+    until,
+)
 from tests.patience import patience
 from utils.classroom import reporter as reporter_module
 from utils.classroom import reports
@@ -254,7 +263,7 @@ def odd():
     """A server that answers what `odd.answers` says, then 200; `odd.got` is what has come."""
     kind = type("Odd", (Odd,), {"answers": [], "got": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     kind.address = f"http://127.0.0.1:{server.server_port}/join/abc"
     yield kind
@@ -331,9 +340,24 @@ def test_more_than_one_message_goes_at_once(odd, home):
     assert [len(one["reports"]) for one in odd.got] == [50, 50]
 
 
-def test_a_learners_full_disk_loses_nothing(odd, tmp_path, home, monkeypatch, capsys):
-    """The ledger has it; the outbox follows when there is room. (sqlite3 raises as on a disk that
-    is full; the board's test has a real one.)"""
+def test_a_learners_full_disk_holds_reports_up(odd, disk, monkeypatch, capsys):
+    """The ledger has it; the outbox follows when there is room."""
+    monkeypatch.setenv("KINTSUGI_HOME", str(disk))
+    note(CHECK, True)
+    fill_up(disk / "fill")
+    reporter = Reporter(joined(odd.address, disk.parent))
+    reporter.look()
+    assert reporter.send() is False and not odd.got
+    assert "the outbox cannot be written" in capsys.readouterr().err
+    (disk / "fill").unlink()
+    reporter.look()
+    reporter.send()
+    assert [one["name"] for one in odd.got[0]["reports"]] == [CHECK]
+    reporter.outbox.close()  # else the disk is busy
+
+
+def test_an_outbox_that_fails_in_the_middle_loses_nothing(odd, home, monkeypatch, capsys):
+    """The board has it, and that cannot be written."""
     reporter = Reporter(joined(odd.address, home))
     note(OTHER, True)
     reporter.look()

@@ -27,7 +27,6 @@ class Learner:
     number: int
     alias: str = ""
     seen: float = 0.0
-    total: int = 0
     checks: dict[str, dict] = field(default_factory=dict)
     predictions: dict[str, dict] = field(default_factory=dict)
     help: dict | None = None
@@ -61,7 +60,7 @@ class Room:
     def take(self, taken: Taken) -> None:
         """Follows what a message has changed."""
         learner = self.learners.setdefault(taken.learner, Learner(taken.learner))
-        learner.alias, learner.seen, learner.total = taken.alias, taken.seen, taken.total
+        learner.alias, learner.seen = taken.alias, taken.seen
         for report in taken.reports:
             if not self.knows(report):
                 continue  # in the file from another version of the course

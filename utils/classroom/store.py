@@ -43,14 +43,12 @@ class Full(StoreError):
 
 
 class Taken(NamedTuple):
-    """What a message has changed. learner: the board's number of it; reports: those that are new;
-    total: how many have come from it."""
+    """What a message has changed. learner: its number on the board; reports: those that are new."""
 
     learner: int
     alias: str
     seen: float
     reports: list[dict]
-    total: int
 
 
 class Store:
@@ -143,7 +141,7 @@ class Store:
             "where id = ?",
             (message["alias"], message["outbox"], last, total, now, number),
         )
-        return Taken(number, message["alias"], now, fresh, total)
+        return Taken(number, message["alias"], now, fresh)
 
     def helped(self, learner: int) -> None:
         """Takes back what a learner asks, for the instructor has been there."""
@@ -156,9 +154,9 @@ class Store:
             said: dict[int, list] = {}
             for learner, body in self.file.execute("select learner, body from states"):
                 said.setdefault(learner, []).append(json.loads(body))
-            learners = "select id, alias, seen, reports from learners order by id"
+            learners = "select id, alias, seen from learners order by id"
             for row in self.file.execute(learners):
-                yield Taken(*row[:3], said.get(row[0], []), row[3])
+                yield Taken(*row, said.get(row[0], []))
 
     @contextlib.contextmanager
     def _changes(self) -> Iterator[None]:
