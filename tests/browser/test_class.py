@@ -102,11 +102,16 @@ class Learner:
         nbformat.write(content, self.notebook)
 
     def open(self, browser):
+        """Begins to open the notebook."""
         parts = urlsplit(self.url)
         path = self.notebook.relative_to(ROOT).as_posix()
         self.page = browser.new_page()
         self.page.set_default_timeout(WAIT)
-        self.page.goto(f"http://{parts.netloc}/doc/tree/{path}?{parts.query}&reset")
+        address = f"http://{parts.netloc}/doc/tree/{path}?{parts.query}&reset"
+        self.page.goto(address, wait_until="commit")
+
+    def opened(self):
+        """Waits until the notebook and its kernel are there."""
         self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
         self.page.wait_for_function(READY)
 
@@ -120,8 +125,7 @@ class Learner:
         return "".join("".join(o.get("text", "")) for c in cells for o in c.get("outputs", []))
 
     def end(self):
-        """Ctrl-C at the terminal."""
-        self.process.send_signal(signal.SIGINT)
+        """What it says after Ctrl-C."""
         said = self.process.stdout.read()
         assert self.process.wait(patience(30)) == 0, said
 
@@ -185,6 +189,8 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
         for learner in learners:
             learner.ready()
             learner.open(chromium)
+        for learner in learners:
+            learner.opened()
         expect(page.locator("#grid tbody tr")).to_have_count(3, timeout=WAIT)
         page.select_option("#lab", "lab 10 five dimensions")
         assert "[ok] lab 10a by hand" in right.run()
@@ -227,6 +233,8 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
         page.screenshot(path=ARTIFACTS / "class-dark-phone.png")
 
+        for learner in learners:
+            learner.process.send_signal(signal.SIGINT)  # Ctrl-C at the terminal
         for learner in learners:
             learner.end()
         assert errors == []
