@@ -2,6 +2,8 @@
 # Set-up needs only this file, git and Python 3.11 or 3.12 (PYTHON=/path/to/python names another).
 
 PORT ?= 8888
+HOST ?= 127.0.0.1
+BOARD ?= 8765
 HTTP ?= 8000
 GRPC ?= 8001
 METRICS ?= 8002
@@ -14,7 +16,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab check test course book slides progress refresh labs lock base-model export serve bench gpu lint clean
+.PHONY: help setup ready lab class check test course book slides progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -25,8 +27,11 @@ setup:     ## make the environment in .venv (once, some minutes; TORCH=cpu TORCH
 ready:
 	$(SETUP) --quiet
 
-lab: ready ## open JupyterLab on the table of lessons (PORT=8888)
-	$(RUN) utils.workshop.lab --port $(PORT)
+lab: ready ## open JupyterLab on the table of lessons (PORT=8888; CLASS=address reports to a class)
+	$(RUN) utils.workshop.lab --port $(PORT) $(if $(CLASS),--class '$(CLASS)')
+
+class: ready ## show an instructor how the room is doing (HOST=address BOARD=8765; docs/class.md)
+	$(RUN) utils.classroom --host $(HOST) --port $(BOARD) $(if $(URL),--url '$(URL)')
 
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
@@ -66,7 +71,7 @@ export: ready ## fill the Triton model repository (MODEL=models/base TP=2)
 serve: ready ## serve triton_model_repo/ until Ctrl-C (HTTP=8000 GRPC=8001 METRICS=8002)
 	$(RUN) utils.serving.server --http $(HTTP) --grpc $(GRPC) --metrics $(METRICS)
 
-bench: ready ## measure ranks, training, memory, mixes, contexts and formats against their peers (NANOGPT=clone LITGPT=folder)
+bench: ready ## measure ranks, training, memory, mixes, contexts, formats and a class against their peers (NANOGPT=clone LITGPT=folder)
 	$(RUN) tests.bench.bench_ranks
 	$(RUN) tests.bench.bench_train $(PEERS)
 	$(RUN) tests.bench.bench_memory
@@ -75,6 +80,7 @@ bench: ready ## measure ranks, training, memory, mixes, contexts and formats aga
 	$(RUN) tests.bench.bench_planner
 	$(RUN) tests.bench.bench_formats
 	$(RUN) tests.bench.bench_compile
+	$(RUN) tests.bench.bench_class --kill
 
 gpu: ready ## all that needs an NVIDIA GPU, in at most 25 minutes; writes docs/reference/<gpu>.json
 	$(RUN) tests.gpu

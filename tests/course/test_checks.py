@@ -162,3 +162,30 @@ def test_sends_really_block(file):
     """The checks on deadlocks rest on this: gloo's send waits for the receive, even for 4 bytes."""
     sent, begins = Trial(file).on_ranks(2, blocks)
     assert sent > begins
+
+
+def test_tries_and_the_last_symptom_are_remembered(file):
+    def tried():
+        entry = record.read()["tries"]["01x number"]
+        return entry["count"], entry["symptom"], entry["at"]
+
+    begin = time.time()
+    for count in (1, 2):
+        check("01x number", lambda _: "nothing.", file.with_name("none.py"))
+        assert tried()[0] == count
+        assert tried()[1].startswith("there is no file ") and begin <= tried()[2] <= time.time()
+    check("01x number", lambda _: "right.", file)
+    count, symptom, at = tried()
+    assert (count, symptom) == (3, "")
+    check("01x number", lambda _: "right.", file)
+    assert tried() == (4, "", at)  # when it became right
+
+
+def test_in_a_class_a_wrong_answer_says_how_to_ask(file, capsys, monkeypatch):
+    monkeypatch.setenv(record.CLASS, "owl")
+    check("01x number", lambda _: "right.", file.with_name("none.py"))
+    assert capsys.readouterr().out.endswith(
+        "    Stuck? from utils.course import ask_for_help; ask_for_help()\n"
+    )
+    check("01x number", lambda _: "right.", file)
+    assert "Stuck" not in capsys.readouterr().out

@@ -3,7 +3,11 @@
 It is `ledger.json` in the folder that the environment variable KINTSUGI_HOME names, else in
 `.kintsugi/` at the root of the repository (git ignores it):
 
-    {"numbering": 2, "predictions": {name: {...}}, "checks": {name: true or false}}
+    {"numbering": 2, "predictions": {name: {...}}, "checks": {name: true or false},
+     "tries": {name: {"count": 3, "at": seconds since 1970, "symptom": "…"}}, "help": {...}}
+
+`tries` are of checks: `at` is when the last symptom came or the answer became right. `help` is what
+the learner asks (`utils/course/hand.py`).
 
 Names begin with a lesson's number. Lessons 07 to 14 have been renumbered once: a file without
 "numbering" is of before, and its names are read as the new ones.
@@ -18,11 +22,14 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from utils.paths import ROOT
 
+CLASS = "KINTSUGI_CLASS"  # environment variable of a kernel: its alias in the class
+PARTS = ("predictions", "checks", "tries", "help")
 NUMBERING = 2
 RENUMBERED = {"07": "08", "08": "09", "09": "10", "12": "14", "14": "16"}
 
@@ -38,26 +45,40 @@ def home() -> Path:
 
 def read() -> dict:
     """Everything that is remembered. A file that cannot be read is kept aside, and said so."""
-    path = home() / "ledger.json"
+    content = peek()
+    if content is None:
+        _keep_aside(home() / "ledger.json")
+        return _whole({})
+    return content
+
+
+def peek() -> dict | None:
+    """As `read`, for who only looks: None for a file that cannot be read, which stays as it is."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        predictions, checks = (content.setdefault(part, {}) for part in ("predictions", "checks"))
-        entries = [checks, predictions, *predictions.values()]
-        if all(isinstance(entry, dict) for entry in entries):
-            return _renumbered(content)
+        return _whole(json.loads((home() / "ledger.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return {"predictions": {}, "checks": {}}
+        return _whole({})
     except (ValueError, AttributeError):
-        pass
+        return None
     except OSError as error:
         raise RecordError(_unusable(error)) from None
-    _keep_aside(path)
-    return {"predictions": {}, "checks": {}}
 
 
 def counts(entry: dict) -> bool:
     """Whether an entry of "predictions" is one: a number that came before its reveal."""
     return entry.get("value") is not None and not entry.get("late", False)
+
+
+def note_check(content: dict, name: str, passed: bool, symptom: str) -> None:
+    """Notes the result of a check in a ledger's content; for `change`."""
+    before = content["tries"].get(name, {})
+    again = passed and content["checks"].get(name)  # it became right earlier
+    content["checks"][name] = passed
+    content["tries"][name] = {
+        "count": before.get("count", 0) + 1,
+        "at": before.get("at", time.time()) if again else time.time(),
+        "symptom": "" if passed else symptom,
+    }
 
 
 def change(edit: Callable[[dict], None]) -> None:
@@ -71,6 +92,15 @@ def change(edit: Callable[[dict], None]) -> None:
             _replace(home() / "ledger.json", content)
     except OSError as error:
         raise RecordError(_unusable(error)) from None
+
+
+def _whole(content: dict) -> dict:
+    """The content with all of its parts. Raises ValueError for one of another form."""
+    parts = [content.setdefault(part, {}) for part in PARTS]
+    inner = [entry for part in ("predictions", "tries") for entry in content[part].values()]
+    if not all(isinstance(entry, dict) for entry in [*parts, *inner]):
+        raise ValueError("not the form of a ledger")
+    return _renumbered(content)
 
 
 def _renumbered(content: dict) -> dict:

@@ -1,8 +1,9 @@
-"""Open JupyterLab on the table of lessons: `make lab [PORT=8888]`.
+"""Open JupyterLab on the table of lessons: `make lab [PORT=8888] [CLASS=http://…/join/…]`.
 
 The server listens on this machine only, asks for a token, and takes the workshop's settings
 (lab_settings/: no news, run times of cells, Markdown shown as pages, a closed notebook stops its
-kernel). Ctrl-C stops it with everything it started.
+kernel). Ctrl-C stops it with everything it started. With CLASS it also reports to the board of a
+class, after the learner has agreed (`utils/classroom/join.py`).
 """
 
 import argparse
@@ -19,6 +20,8 @@ import webbrowser
 from pathlib import Path
 from typing import NoReturn
 
+from utils.classroom.join import JoinError, Membership, join, read_address
+from utils.course import record
 from utils.paths import ROOT
 from utils.ranks.supervise import Child, end, supervised
 
@@ -26,6 +29,7 @@ LOG = Path(sys.prefix) / "lab.log"  # what the server and its kernels say
 SETTINGS = Path(__file__).with_name("lab_settings")
 HOST = "127.0.0.1"
 GRACE = 15.0  # seconds that the server and its kernels may take to end
+LAST_REPORTS = 3.0  # and the last reports, which else wait on the disk
 
 
 class LabError(Exception):
@@ -102,6 +106,20 @@ def stop(server: Child) -> None:
     end([server], 2 * GRACE)
 
 
+def start_reporter(member: Membership) -> list[Child]:
+    """What reports to the class, beside the server; it ends with us, in whatever way we end.
+
+    None where the disk is full or the system wants no more processes: the lab goes on.
+    """
+    words = [sys.executable, "-m", "utils.classroom.reporter", read_address(member.address).key]
+    try:
+        with (record.home() / "reporter.log").open("w") as log:
+            return [Child(words, output=log, env={**os.environ, "PYTHONPATH": str(ROOT)})]
+    except OSError as error:
+        print(f"Nothing is reported to the class ({error.strerror}); the lab works without.")
+        return []
+
+
 def has_display() -> bool:
     """Whether a browser could show up here."""
     if sys.platform == "darwin":
@@ -113,14 +131,17 @@ def interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def serve(port: int, browser: bool) -> None:
-    """Run the server until Ctrl-C."""
-    check_port(port)
+def serve(port: int, browser: bool, member: Membership | None = None) -> None:
+    """Run the server until Ctrl-C, and beside it what reports of this member of a class."""
     token = secrets.token_hex(16)
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
-    server = start(command(port), environment(token, os.environ))
+    known = {} if member is None else {record.CLASS: member.alias}
+    server = start(command(port), environment(token, {**os.environ, **known}))
+    reporter: list[Child] = []
     try:
+        if member is not None:
+            reporter = start_reporter(member)
         wait_until_ready(server, port, token)
         url = f"http://{HOST}:{port}/lab/tree/README.md?token={token}"
         print(f"JupyterLab runs at\n\n    {url}\n\nStop it with Ctrl-C.", flush=True)
@@ -135,16 +156,22 @@ def serve(port: int, browser: bool) -> None:
         print("\nStopping JupyterLab and its kernels …", flush=True)
     finally:
         stop(server)
+        end(reporter, LAST_REPORTS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Open JupyterLab on the table of lessons.")
     parser.add_argument("--port", type=int, default=8888)
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--class", dest="address", metavar="ADDRESS", help="report to this class")
     options = parser.parse_args()
     try:
-        serve(options.port, not options.no_browser)
-    except LabError as error:
+        check_port(options.port)
+        member = join(options.address) if options.address else None
+        serve(options.port, not options.no_browser, member)
+    except KeyboardInterrupt:  # while it asked
+        sys.exit(130)
+    except (LabError, JoinError) as error:
         sys.exit(str(error))
 
 

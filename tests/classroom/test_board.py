@@ -1,0 +1,394 @@
+"""The board as a process: who gets in, what it takes, what it still has after it was killed."""
+
+import contextlib
+import http.client
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import threading
+import time
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.classroom.boards import (
+    CHECK,
+    GUESS,
+    OTHER,
+    RunningBoard,
+    check,
+    command,
+    fill_up,
+    message,
+    prediction,
+    until,
+)
+from tests.patience import patience
+from utils.classroom import reports
+from utils.classroom.board import WRONG, Guard
+from utils.classroom.store import Store, StoreError
+from utils.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    with RunningBoard(tmp_path_factory.mktemp("board") / "board.sqlite") as board:
+        yield board
+
+
+def others(file, *words):
+    """A second board that should not start: (exit status, what it says)."""
+    done = subprocess.run(
+        command("--file", file, *words), cwd=ROOT, capture_output=True, text=True,
+        timeout=patience(60),
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+# --- what is reported appears -----------------------------------------------------------------
+
+
+def test_what_is_reported_is_on_the_page(board):
+    learner = "a" * 32
+    first = message(check(1), prediction(2, 12.0), alias="first", learner=learner)
+    assert board.report(first) == (200, {"taken": 2, "unknown": []})
+    row = board.learners()["first"]
+    done, tries, at, symptom = row["checks"][CHECK]
+    assert (done, tries, symptom) == (False, 1, "rank 0 says 41.") and abs(at - time.time()) < 60
+    right = check(3, done=True, tries=2, symptom="")
+    assert board.report(message(right, alias="first", learner=learner))[0] == 200
+    assert board.learners()["first"]["checks"][CHECK][:2] == [True, 2]
+    assert board.room()[1]["predictions"][GUESS] >= 1
+
+
+def test_what_comes_again_counts_once(board):
+    learner = "b" * 32
+    again = message(check(1), check(2, name=OTHER), alias="again", learner=learner)
+    assert [board.report(again)[1]["taken"] for _ in range(3)] == [2, 0, 0]
+    more = message(check(2, name=OTHER), check(3), alias="again", learner=learner)
+    assert board.report(more)[1]["taken"] == 1
+    anew = message(check(1, tries=9), alias="again", learner=learner, outbox="1" * 32)
+    assert board.report(anew)[1]["taken"] == 1  # the learner's outbox was lost
+    assert board.learners()["again"]["checks"][CHECK][1] == 9
+    with sqlite3.connect(board.file) as file:
+        rows = file.execute("select reports from learners where alias = 'again'").fetchall()
+    assert rows == [(4,)]
+
+
+def test_a_clock_that_is_wrong_is_put_right(board):
+    yesterday = time.time() - 86_400
+    late = message(check(1, at=yesterday - 60), alias="late")
+    board.report({**late, "now": yesterday})
+    at = board.learners()["late"]["checks"][CHECK][2]
+    assert 50 < time.time() - at < 60 + patience(20)
+
+
+def test_another_version_of_the_course_is_told_what_is_not_known(board):
+    odd = message(check(1, name="lab 99a of tomorrow"), check(2), alias="odd")
+    assert board.report(odd) == (200, {"taken": 1, "unknown": ["lab 99a of tomorrow"]})
+    assert list(board.learners()["odd"]["checks"]) == [CHECK]
+
+
+def test_the_page_is_told_of_changes(board):
+    connection = http.client.HTTPConnection("127.0.0.1", board.port, timeout=patience(20))
+    connection.request("GET", "/events", headers={"Cookie": board.enter()})
+    answer = connection.getresponse()
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    for _ in range(7):  # retry, event, data, and again event, data
+        answer.readline()
+    board.report(message(check(1), alias="while it looks"))
+    until(lambda: "while it looks" in answer.readline().decode())
+    connection.close()
+
+
+def test_minutes_and_help(board):
+    cookie, begin = board.enter(), time.time()
+    status, said, _ = board.ask("POST", "/minutes", {"minutes": 45}, cookie=cookie)
+    assert status == 200 and 0 <= said["ends"] - begin - 45 * 60 < patience(20)
+    assert board.room()[1]["ends"] == said["ends"]
+    for bad in (-1, 1e9, "45", True, float("nan")):
+        status, said, _ = board.ask("POST", "/minutes", {"minutes": bad}, cookie=cookie)
+        assert status == 400, bad
+    assert board.ask("POST", "/minutes", {"minutes": None}, cookie=cookie)[0] == 200
+    assert board.room()[1]["ends"] is None
+
+    hand = {"number": 1, "kind": "help", "name": "", "question": "Why?", "at": time.time()}
+    board.report(message(hand, alias="asks"))
+    row = board.learners()["asks"]
+    assert row["help"][0] == "Why?"
+    assert board.ask("POST", "/helped", {"learner": row["id"]}, cookie=cookie)[0] == 200
+    assert board.learners()["asks"]["help"] is None
+    for bad in (10**9, "1", None):
+        assert board.ask("POST", "/helped", {"learner": bad}, cookie=cookie)[0] == 400
+
+
+# --- who gets in ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path):
+    with RunningBoard(tmp_path / "board.sqlite", "--minutes", "30") as board:
+        yield board
+
+
+def test_nobody_is_let_in_without_the_right_token(board):
+    cookie = board.enter()
+    name = cookie.partition("=")[0]
+    assert board.ask("GET", "/")[0] == 401  # no token was tried
+    tries = [
+        ("POST", "/report", {"token": board.open.rpartition("/")[2]}),  # the instructor's
+        ("POST", "/report", {}),
+        ("GET", "/board/" + board.token, {}),  # the learners'
+        ("GET", "/join/x", {}),
+        ("GET", "/", {"cookie": f"{name}={board.token}"}),
+        ("GET", "/events", {}),
+        ("GET", "/histogram?name=" + GUESS.replace(" ", "%20"), {}),
+        ("POST", "/minutes", {"token": board.token}),
+        ("POST", "/helped", {}),
+    ]
+    for method, route, words in tries:
+        content = message(check(1)) if method == "POST" else None
+        status, said, _ = board.ask(method, route, content, **words)
+        assert (status, said) == (401, {"error": "this token is not known here"}), route
+    assert board.ask("GET", "/", cookie=cookie)[0] == 200
+
+
+def test_a_form_of_another_site_changes_nothing(board):
+    words = {"cookie": board.enter(), "Content-Type": "text/plain"}
+    assert board.ask("POST", "/minutes", b'{"minutes": 1}', **words)[0] == 415
+    headers = board.ask("GET", urlsplit(board.open).path)[2]
+    assert re.search(r"HttpOnly;.* SameSite=strict", headers["Set-Cookie"])
+
+
+def test_wrong_tokens_are_limited(own):
+    """Then right ones are, too: else the limit would tell which one is right."""
+    for _ in range(WRONG):
+        assert own.ask("GET", "/join/guess")[0] == 401
+    status, said, headers = own.ask("GET", f"/join/{own.token}")
+    assert (status, said) == (429, {"error": "too many wrong tokens from here: wait a minute"})
+    assert 1 <= int(headers["Retry-After"]) <= 61
+    assert own.report(message(check(1)))[0] == 429
+
+
+def test_a_reverse_proxy_says_who_asks(tmp_path):
+    """Only where there is one: else anybody could say it is somebody else who tries tokens."""
+    url = "https://board.example.org/class/"
+    with RunningBoard(tmp_path / "board.sqlite", "--url", url) as board:
+        assert board.join.startswith(url + "join/") and board.open.startswith(url + "board/")
+        route = "/board/" + board.open.rpartition("/")[2]
+        status, _, headers = board.ask("GET", route)
+        assert status == 303 and "Secure" in headers["Set-Cookie"]
+        assert headers["Location"] == "../"  # also below a path
+        forwarded = {"X-Forwarded-For": "192.0.2.1"}
+        for _ in range(WRONG):
+            assert board.ask("GET", "/join/guess", **forwarded)[0] == 401
+        assert board.ask("GET", f"/join/{board.token}", **forwarded)[0] == 429
+        assert board.ask("GET", f"/join/{board.token}")[0] == 200
+
+
+def test_without_a_proxy_nobody_can_be_somebody_else(own):
+    for place in range(WRONG):
+        assert own.ask("GET", "/join/guess", **{"X-Forwarded-For": f"192.0.2.{place}"})[0] == 401
+    assert own.ask("GET", f"/join/{own.token}")[0] == 429
+
+
+def test_a_minute_later_they_may_try_again():
+    now = [0.0]
+    guard = Guard(lambda: now[0])
+    for _ in range(WRONG):
+        guard.note("here")
+    assert guard.seconds("here") == 60 and guard.seconds("there") == 0
+    now[0] = 60.0
+    assert guard.seconds("here") == 0
+    guard.note("here")
+    assert guard.seconds("here") == 0
+    for number in range(20_000):
+        guard.note(str(number))
+    assert len(guard.wrong) <= 10_000
+
+
+def test_the_page_asks_no_other_host(board):
+    for route in ("/", "/page.css", "/page.js"):
+        status, text, headers = board.ask("GET", route, cookie=board.enter())
+        assert status == 200
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        outside = re.sub(r"http://www\.w3\.org/2000/svg", "", text)  # a name, not an address
+        assert not re.search(r"(https?:)?//[a-z]", outside.replace("// ", "")), route
+
+
+# --- what is no report ------------------------------------------------------------------------
+
+
+def raw(board, data, seconds=10):
+    """The first line of the answer to these bytes."""
+    with socket.create_connection(("127.0.0.1", board.port), timeout=patience(seconds)) as own:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            own.sendall(data)
+        return own.recv(4096).partition(b"\r\n")[0].decode()
+
+
+def test_malformed_and_oversized_requests_have_an_answer(board):
+    right = {"token": board.token}
+    for content, reason in [
+        (b"{", "the body is not JSON"),
+        (b"[" * 50_000, "the body is not JSON"),
+        (b"[]", "the message is not an object"),
+        (message(check(2), check(1)), "the reports' numbers do not grow"),
+    ]:
+        status, said, _ = board.ask("POST", "/report", content, **right)
+        assert status == 400 and reason in said["error"]
+    status, said, _ = board.ask("POST", "/report", b" " * (reports.BODY + 1), **right)
+    assert (status, said) == (413, {"error": "more than 131,072 bytes"})
+    head = f"POST /report HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {board.token}\r\n"
+    endless = f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + b"8000\r\n" + b"x" * 0x8000
+    endless += (b"\r\n8000\r\n" + b"x" * 0x8000) * 7
+    assert raw(board, endless).startswith("HTTP/1.1 413")
+    assert raw(board, b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000).startswith("HTTP/1.1 400")
+    assert raw(board, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03").startswith("HTTP/1.1 400")
+    assert board.ask("GET", "/none")[0] == 404 and board.ask("GET", "/report")[0] == 405
+    assert board.ask("GET", "/histogram?name=x", cookie=board.enter())[0] == 400
+    assert board.report(message(check(1)))[0] == 200
+
+
+def test_who_sends_slowly_is_answered_and_stops_nobody(board):
+    head = f"POST /report HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {board.token}\r\n"
+    found = []
+    slow = threading.Thread(
+        target=lambda: found.append(raw(board, f"{head}Content-Length: 99\r\n\r\n{{".encode(), 30))
+    )
+    slow.start()
+    assert board.report(message(check(1)))[0] == 200 and not found
+    slow.join(patience(30))
+    assert found[0].startswith("HTTP/1.1 408")
+
+
+def test_text_of_learners_stays_text(board):
+    markup = '<img src=x onerror="alert(1)">'
+    assert board.report(message(check(1, symptom=markup), alias=markup))[0] == 200
+    assert board.learners()[markup]["checks"][CHECK][3] == markup  # the page sets it as text
+    script = (ROOT / "utils/classroom/page.js").read_text()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b", script)
+
+
+# --- killed, twice, full ----------------------------------------------------------------------
+
+
+def test_killed_in_the_middle_nothing_is_lost_and_nothing_counts_twice(own):
+    """Forty learners report while it is killed three times; who got no answer sends again."""
+    learners, each, kills = 40, 12, 3
+    answered, going = [0] * learners, threading.Event()
+
+    def learn(place):
+        for number in range(1, each + 1):
+            one = message(check(number, tries=number), alias=str(place), learner=f"{place:032x}")
+            while True:
+                try:
+                    if own.report(one)[0] == 200:
+                        break
+                except (OSError, http.client.HTTPException):
+                    time.sleep(0.05)
+            answered[place] = number
+            going.wait(0.1)
+
+    threads = [threading.Thread(target=learn, args=(place,)) for place in range(learners)]
+    for thread in threads:
+        thread.start()
+    addresses = own.join, own.open
+    for part in range(1, kills + 1):
+        until(lambda part=part: sum(answered) >= learners * each * part // (kills + 1))
+        own.kill()
+        own.start()
+        assert (own.join, own.open) == addresses
+    for thread in threads:
+        thread.join(patience(60))
+    assert answered == [each] * learners
+    rows = own.learners()
+    assert sorted(rows, key=int) == [str(place) for place in range(learners)]
+    assert all(row["checks"][CHECK][1] == each for row in rows.values())
+    with sqlite3.connect(own.file) as file:
+        assert file.execute("select sum(reports) from learners").fetchone() == (learners * each,)
+    assert own.room()[1]["ends"] is not None  # 30 minutes, from the beginning
+
+
+def test_two_boards_are_one_sentence(own, tmp_path):
+    status, said = others(tmp_path / "other.sqlite", "--port", own.port)
+    assert status == 2 and said == (
+        f"utils.classroom: port {own.port} is taken (is a board running already?): make class "
+        f"BOARD={own.port + 1}\n"
+    )
+    status, said = others(own.file, "--port", own.port + 1)
+    assert status == 2 and said == (
+        f"utils.classroom: another board has {own.file}: stop it, or name another file\n"
+    )
+    assert own.report(message(check(1)))[0] == 200
+
+
+def test_what_cannot_be_is_one_sentence(tmp_path):
+    file = tmp_path / "board.sqlite"
+    status, said = others(file, "--host", "192.0.2.77")
+    assert status == 2 and "this machine has no address 192.0.2.77" in said
+    status, said = others(file, "--url", "board.school")
+    assert status == 2 and "--url board.school is no address" in said
+    file.write_text("not a database, and long enough to be looked at " * 9)
+    status, said = others(file)
+    assert status == 2 and f"{file} cannot be used (file is not a database)" in said
+    status, said = others(tmp_path / "board.sqlite" / "x")
+    assert status == 2 and "cannot be used (" in said and said.count("\n") == 1
+
+
+def test_it_listens_on_loopback_alone_unless_told_otherwise(board):
+    assert board.join.startswith(f"http://127.0.0.1:{board.port}/join/")
+    with socket.socket() as probe:  # another loopback address is free: it listens on one only
+        probe.bind(("127.0.0.2", board.port))
+
+
+def test_it_ends_in_good_order_with_a_page_open(own):
+    connection = http.client.HTTPConnection("127.0.0.1", own.port, timeout=patience(20))
+    connection.request("GET", "/events", headers={"Cookie": own.enter()})
+    answer = connection.getresponse()
+    answer.readline()
+    assert own.kill(signal.SIGINT) == 0
+    assert answer.read() is not None
+    connection.close()
+
+
+def test_a_full_disk_is_said_and_reports_come_later(disk):
+    with RunningBoard(disk / "board.sqlite") as board:
+        fill = disk / "fill"
+        assert board.report(message(check(1), alias="before"))[0] == 200
+        fill_up(fill)
+        sent, refused = [], None
+        for place in range(2000):  # what is left of the last page of its file goes first
+            one = message(check(1, symptom="x" * 300), alias=f"{place}", learner=f"{place:032x}")
+            refused = board.report(one)
+            sent.append(one)
+            if refused[0] != 200:
+                break
+        assert refused == (507, {"error": "the board's disk is full: send it again later"})
+        told = board.room()[1]
+        assert "is full, or fails (database or disk is full)" in told["warning"]
+        aliases = {row["alias"] for row in told["learners"]}
+        assert aliases == {"before", *(one["alias"] for one in sent[:-1])}
+        fill.unlink()
+        assert board.report(sent[-1]) == (200, {"taken": 1, "unknown": []})
+        told = board.room()[1]
+        assert told["warning"] == "" and len(told["learners"]) == len(sent) + 1
+        board.kill()
+        board.start()
+        assert len(board.learners()) == len(sent) + 1
+        board.kill()
+
+
+def test_too_many_learners_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.classroom.store.LEARNERS", 2)
+    store = Store(tmp_path / "board.sqlite")
+    for _ in range(2):
+        store.take(message(check(1)), time.time())
+    with pytest.raises(reports.Refused, match="takes no more"):
+        store.take(message(check(1)), time.time())
+    assert len(list(store.everything())) == 2
+    with pytest.raises(StoreError, match="another board has"):
+        Store(tmp_path / "board.sqlite")
+    store.close()

@@ -1,0 +1,141 @@
+"""The board of a class: `make class [HOST=192.168.1.7] [BOARD=8765] [URL=https://board.school]`.
+
+    python -m utils.classroom --host 192.168.1.7 --port 8765 --title "Monday" --minutes 90
+
+It prints one address for the learners and one for the instructor's browser. Only this machine
+reaches it unless --host says otherwise; docs/class.md says what that means, and how TLS comes in.
+Ctrl-C stops it. What has been reported stays in its file, and so do both addresses; a new class
+gets a new file (--file).
+"""
+
+import contextlib
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from utils.classroom.board import Board
+from utils.classroom.room import Room
+from utils.classroom.store import Store, StoreError
+from utils.cli import check_options, exit_status, option, parse_flags
+from utils.course import record
+from utils.course.progress import parts
+
+WAITING = 2048  # connections that are taken at once
+GRACE = 3  # seconds that answers under way get at the end
+HOSTS = ("0.0.0.0", "::")  # not the address of anything, but of all that this machine has
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command takes; `--help` lists it."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine")
+    port: int = option(8765, "port to listen on", least=1, most=65535)
+    url: str | None = option(None, "how learners reach the reverse proxy in front of this board")
+    file: str | None = option(None, "what has been reported (default: board.sqlite beside the "
+                              "ledger)", metavar="FILE")  # fmt: skip
+    title: str = option("The class", "what the page is called")
+    minutes: float | None = option(None, "until the end", least=0, most=1440)
+
+    def __post_init__(self):
+        check_options(self)
+        if self.url is not None and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"--url {self.url} is no address: it begins with https:// or http://")
+
+
+class Server(uvicorn.Server):
+    """Ends the pages' events when it is asked to end: they would last for ever."""
+
+    def __init__(self, config: uvicorn.Config, board: Board) -> None:
+        super().__init__(config)
+        self.board = board
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.board.close()
+        await super().shutdown(sockets)
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket on this address. Raises ValueError, one sentence."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as own:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            own.bind((host, port))
+            own.listen(WAITING)
+        except PermissionError:
+            raise ValueError(f"port {port} is for the system: choose one above 1023") from None
+        except OSError as error:
+            if "in use" in str(error):
+                raise ValueError(
+                    f"port {port} is taken (is a board running already?): make class "
+                    f"BOARD={port + 1}"
+                ) from None
+            raise ValueError(
+                f"this machine has no address {host} ({error.strerror}): name one of its own, or "
+                "0.0.0.0 for all of them"
+            ) from None
+        yield own
+
+
+def own_address() -> str:
+    """The address by which the local network knows this machine; its name where there is none."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; RFC 5737's address of nobody
+        return probe.getsockname()[0]
+    return socket.gethostname()
+
+
+def say(options: Options, store: Store) -> None:
+    """Prints both addresses."""
+    host = own_address() if options.host in HOSTS else options.host
+    at = f"[{host}]" if ":" in host else host
+    base = options.url.rstrip("/") if options.url else f"http://{at}:{options.port}"
+    print(f"Learners start\n\n    make lab CLASS={base}/join/{store.setting('join')}\n")
+    print(f"You open\n\n    {base}/board/{store.setting('instructor')}\n")
+    if not options.url and options.host.startswith(("127.", "::1", "localhost")):
+        print("Only this machine reaches it. For the room: make class HOST=0.0.0.0; docs/class.md.")
+    print(f"Reports are kept in {store.path}. Stop with Ctrl-C.", flush=True)
+
+
+def serve(options: Options) -> None:
+    """Shows the board until SIGINT or SIGTERM. Raises ValueError and StoreError."""
+    file = Path(options.file).expanduser() if options.file else record.home() / "board.sqlite"
+    with contextlib.closing(Store(file)) as store, listening(options.host, options.port) as own:
+        if options.minutes is not None:
+            store.keep("ends", repr(time.time() + 60 * options.minutes))
+        secure = (options.url or "").startswith("https://")
+        board = Board(store, Room(parts()), options.title, secure=secure)
+        config = uvicorn.Config(
+            board.application(), loop="asyncio", http="h11", ws="none", lifespan="off",
+            log_level="warning", access_log=False,
+            server_header=False, date_header=False, timeout_graceful_shutdown=GRACE,
+            proxy_headers=options.url is not None,  # else anybody could say who they are
+            forwarded_allow_ips="127.0.0.1,::1", h11_max_incomplete_event_size=16 * 1024,
+        )  # fmt: skip
+        say(options, store)
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+        Server(config, board).run(sockets=[own])
+        board.writer.shutdown()
+
+
+def main(words: list[str]) -> int:
+    def run() -> None:
+        serve(Options(**parse_flags(Options, words, prog="python -m utils.classroom")))
+
+    return exit_status("utils.classroom", run, (ValueError, StoreError), stopped="stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,321 @@
+"""The board's pages and routes: an ASGI application on Starlette.
+
+    GET  /join/TOKEN         what a learner's browser shows; for a lab the class's name
+    POST /report             a message of a lab (reports.py), with the join token
+    GET  /board/TOKEN        lets the instructor's browser in, by a cookie
+    GET  /                   the page; /page.css, /page.js
+    GET  /events             server-sent events: the room, then what changes
+    GET  /histogram?name=…   predictions; &reveal=1 with theory and measurement
+    POST /minutes            {"minutes": 45 or null}: until the end
+    POST /helped             {"learner": 3}: the instructor has been there
+
+Who sends wrong tokens is answered 429 after WRONG of them in a minute, with right ones, too.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import html
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from utils.classroom import reports
+from utils.classroom.reports import Refused
+from utils.classroom.room import Room, Watcher
+from utils.classroom.store import Full, Store, StoreError
+
+HERE = Path(__file__).parent
+BODY_SECONDS = 5.0  # in which a request must have come
+SMALL = 1024  # bytes of a request of the page
+WRONG, MINUTE = 20, 60.0  # wrong tokens in so many seconds, from one address
+ADDRESSES = 10_000  # that are remembered for it
+BEAT = 0.4  # seconds between two events, at least
+SILENCE = 10.0  # and at most
+LONGEST = 24 * 60  # minutes
+
+SAFE = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+NOTE = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>{title}</title>
+<link rel="stylesheet" href="{up}page.css"><main class="note"><h1>{title}</h1><p>{text}</p></main>
+"""
+
+
+class Guard:
+    """Counts wrong tokens of each address."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.wrong: dict[str, tuple[int, float]] = {}  # how many, since when
+
+    def seconds(self, address: str) -> float:
+        """How long the address is not listened to; 0 where it is."""
+        count, since = self.wrong.get(address, (0, 0.0))
+        return max(0.0, since + MINUTE - self.clock()) if count >= WRONG else 0.0
+
+    def note(self, address: str) -> None:
+        """A wrong token has come from there."""
+        now = self.clock()
+        count, since = self.wrong.get(address, (0, now))
+        if now - since >= MINUTE:
+            count, since = 0, now
+        self.wrong[address] = count + 1, since
+        if len(self.wrong) > ADDRESSES:
+            del self.wrong[next(iter(self.wrong))]  # which has been there longest
+
+
+class Board:
+    """The handlers. `application()` is what a server runs; `close()` ends the pages' events."""
+
+    def __init__(self, store: Store, room: Room, title: str, *, secure: bool = False) -> None:
+        """secure: browsers reach it by https, so the cookie goes no other way."""
+        self.store, self.room, self.title, self.secure = store, room, title, secure
+        self.join, self.instructor = store.setting("join"), store.setting("instructor")
+        # its name is the board's own: several boards on one host have different ports only
+        name = hashlib.sha256(self.join.encode()).hexdigest()[:8]
+        self.cookie = f"board-{name}"
+        ends = store.setting("ends")
+        self.ends = float(ends) if ends else None
+        self.warning = ""
+        self.guard = Guard()
+        self.writer = ThreadPoolExecutor(1, "store")
+        self.closing = False
+        for taken in store.everything():
+            room.take(taken)
+
+    def application(self) -> ASGIApp:
+        routes = [
+            Route("/join/{token}", self.joined),
+            Route("/report", self.report, methods=["POST"]),
+            Route("/board/{token}", self.enter),
+            Route("/", self.page),
+            Route("/page.css", self.file),
+            Route("/page.js", self.file),
+            Route("/events", self.events),
+            Route("/histogram", self.histogram),
+            Route("/minutes", self.minutes, methods=["POST"]),
+            Route("/helped", self.helped, methods=["POST"]),
+        ]
+        handlers = {HTTPException: self.refuse, Refused: self.malformed, StoreError: self.unkept}
+        return _safe(Starlette(routes=routes, exception_handlers=handlers))
+
+    def close(self) -> None:
+        self.closing = True
+        self.room.changed()
+
+    # --- learners ---------------------------------------------------------------------------------
+
+    async def joined(self, request: Request) -> Response:
+        self.check(request, request.path_params["token"], self.join)
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse({"class": self.title})
+        text = (
+            "This address is for your lab. In a terminal, in the workshop's folder, start "
+            "<code>make lab CLASS=…</code> with the address of this page in place of the dots."
+        )
+        return HTMLResponse(NOTE.format(title=html.escape(self.title), text=text, up="../"))
+
+    async def report(self, request: Request) -> Response:
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        self.check(request, token if kind.lower() == "bearer" else "", self.join)
+        message = reports.message(await body(request, reports.BODY))
+        known = [one for one in message["reports"] if self.room.knows(one)]
+        unknown = [one["name"] for one in message["reports"] if not self.room.knows(one)]
+        taken = await self.keep(self.store.take, {**message, "reports": known}, time.time())
+        self.room.take(taken)
+        return JSONResponse({"taken": len(taken.reports), "unknown": unknown})
+
+    # --- the instructor ---------------------------------------------------------------------------
+
+    async def enter(self, request: Request) -> Response:
+        """The token leaves the address bar, which may be on a projector."""
+        self.check(request, request.path_params["token"], self.instructor)
+        answer = RedirectResponse("../", status_code=303)
+        answer.set_cookie(
+            self.cookie, self.instructor, max_age=30 * 24 * 3600, httponly=True, samesite="strict",
+            secure=self.secure,
+        )  # fmt: skip
+        return answer
+
+    def check_instructor(self, request: Request) -> None:
+        self.check(request, request.cookies.get(self.cookie), self.instructor)
+
+    async def page(self, request: Request) -> Response:
+        if self.cookie not in request.cookies:  # nobody has tried a token
+            text = "The instructor sees it at the address that <code>make class</code> prints."
+            note = NOTE.format(title="The board of a class", text=text, up="")
+            return HTMLResponse(note, status_code=401)
+        self.check_instructor(request)
+        return HTMLResponse((HERE / "page.html").read_text(encoding="utf-8"))
+
+    async def file(self, request: Request) -> Response:
+        name = request.url.path.rpartition("/")[2]
+        kind = "text/css" if name.endswith("css") else "text/javascript"
+        return Response((HERE / name).read_text(encoding="utf-8"), media_type=kind)
+
+    async def events(self, request: Request) -> Response:
+        self.check_instructor(request)
+        return StreamingResponse(self.stream(), media_type="text/event-stream")
+
+    async def stream(self) -> AsyncIterator[str]:
+        watcher = Watcher()
+        watcher.learners = set(self.room.learners)
+        self.room.watchers.add(watcher)
+        try:
+            first = {"title": self.title, "course": self.room.course()}
+            yield f"retry: 1000\nevent: class\ndata: {json.dumps(first)}\n\n"
+            while not self.closing:
+                learners, watcher.learners = watcher.learners, set()
+                watcher.bell.clear()
+                yield f"event: room\ndata: {json.dumps(self.news(learners))}\n\n"
+                await asyncio.sleep(BEAT)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(watcher.bell.wait(), SILENCE)
+        finally:
+            self.room.watchers.discard(watcher)
+
+    def news(self, learners: set[int]) -> dict[str, Any]:
+        return {
+            "now": time.time(), "ends": self.ends, "warning": self.warning,
+            "predictions": {name: count for name, count in self.room.counts.items() if count},
+            "learners": [self.room.row(number) for number in sorted(learners)],
+        }  # fmt: skip
+
+    async def histogram(self, request: Request) -> Response:
+        self.check_instructor(request)
+        name = request.query_params.get("name", "")
+        if name not in self.room.predictable:
+            raise Refused(f"{name[:100]!r} is no prediction of the course")
+        return JSONResponse(self.room.histogram(name, request.query_params.get("reveal") == "1"))
+
+    async def minutes(self, request: Request) -> Response:
+        content = await self.asked(request)
+        minutes = content.get("minutes")
+        if minutes is not None and not (
+            type(minutes) in (int, float) and 0 <= minutes <= LONGEST  # NaN is not
+        ):
+            raise Refused(f"minutes is neither a number from 0 to {LONGEST} nor null")
+        ends = None if minutes is None else time.time() + 60 * minutes
+        await self.keep(self.store.keep, "ends", ends and repr(ends))
+        self.ends = ends
+        self.room.changed()
+        return JSONResponse({"ends": ends})
+
+    async def helped(self, request: Request) -> Response:
+        learner = (await self.asked(request)).get("learner")
+        if type(learner) is not int or learner not in self.room.learners:
+            raise Refused("learner is not the number of one")
+        await self.keep(self.store.helped, learner)
+        self.room.learners[learner].help = None
+        self.room.changed(learner)
+        return JSONResponse({})
+
+    async def asked(self, request: Request) -> dict:
+        """The content of a request of the page; its type is one that no other site can send."""
+        self.check_instructor(request)
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise HTTPException(415, "the content's type is not application/json")
+        try:
+            content = json.loads(await body(request, SMALL))
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict):
+            raise Refused("the body is not a JSON object")
+        return content
+
+    # --- around all of them -----------------------------------------------------------------------
+
+    def check(self, request: Request, token: str | None, right: str) -> None:
+        """Raises HTTPException 401, or 429 where there were too many."""
+        address = request.client.host if request.client else ""
+        if wait := self.guard.seconds(address):
+            raise HTTPException(
+                429, "too many wrong tokens from here: wait a minute",
+                {"Retry-After": str(int(wait) + 1)},
+            )  # fmt: skip
+        if not hmac.compare_digest((token or "").encode("utf-8", "replace"), right.encode()):
+            self.guard.note(address)
+            raise HTTPException(401, "this token is not known here")
+
+    async def keep(self, change: Callable, *words: Any) -> Any:
+        """Lets the store change in its thread; a client that leaves meanwhile changes nothing."""
+        try:
+            done = await asyncio.get_running_loop().run_in_executor(self.writer, change, *words)
+        except StoreError as error:
+            self.warn(f"{error}. Reports wait in the labs and come when there is room.")
+            raise
+        self.warn("")
+        return done
+
+    def warn(self, text: str) -> None:
+        if text != self.warning:
+            self.warning = text
+            self.room.changed()
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        content = {"error": error.detail}
+        return JSONResponse(content, status_code=error.status_code, headers=error.headers)
+
+    async def malformed(self, request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, status_code=400)
+
+    async def unkept(self, request: Request, error: Exception) -> Response:
+        status = 507 if isinstance(error, Full) else 503
+        text = "the board's disk is full" if status == 507 else "the board cannot write its file"
+        return JSONResponse({"error": f"{text}: send it again later"}, status_code=status)
+
+
+async def body(request: Request, most: int) -> bytes:
+    """A request's body of at most so many bytes; HTTPException 413, or 408 for a slow one."""
+    found = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                found += piece
+                if len(found) > most:
+                    raise HTTPException(413, f"more than {most:,} bytes", {"Connection": "close"})
+    except TimeoutError:
+        raise HTTPException(408, "the request was too slow", {"Connection": "close"}) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the client has left") from None
+    return bytes(found)
+
+
+def _safe(app: ASGIApp) -> ASGIApp:
+    """Adds the headers that keep browsers from asking other hosts, and from storing pages."""
+    headers = [(name.lower().encode(), value.encode()) for name, value in SAFE.items()]
+
+    async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *headers]
+            await send(message)
+
+        await app(scope, receive, sending if scope["type"] == "http" else send)
+
+    return wrapped

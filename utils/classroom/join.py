@@ -1,0 +1,192 @@
+"""A learner joins a class: `make lab CLASS=http://192.168.1.7:8765/join/TOKEN`.
+
+Before anything is reported, `join` says what would be and asks; no answer means no. Alias and
+address are kept in `class.json` beside the ledger, under a key made of the token: a class is asked
+about once, wherever its board moves to.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import json
+import os
+import random
+import re
+import secrets
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from utils.classroom import reports
+from utils.course import record
+
+WAIT = 5.0  # seconds that a board may take for an answer
+KINDS = ("gentle", "golden", "quick", "quiet", "brave", "clever", "merry", "sunny", "calm", "wild")
+ANIMALS = ("otter", "heron", "lynx", "finch", "badger", "crane", "marten", "seal", "owl", "hare")
+
+TERMS = """
+This lab would report to the board of a class on {where}:
+
+  - an alias that you choose (no name is needed),
+  - the names of the labs' checks that you run: done or not, how often you tried, when, and the
+    first line of the last symptom,
+  - your predictions, beside the theory and the measurement that the lesson shows,
+  - a question, when you call ask_for_help().
+
+That holds for what your ledger has already, too. Nothing else is reported: no code, no file, no
+name of yours or of this machine. Reports stop when you start `make lab` without CLASS.
+"""
+
+
+class JoinError(Exception):
+    """One sentence that names the problem and its fix."""
+
+
+class Away(Exception):
+    """The board did not answer. The text says why."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the board is. path: what stands before /join/, "" or "/class"."""
+
+    secure: bool
+    host: str
+    port: int
+    path: str
+    token: str
+
+    @property
+    def key(self) -> str:
+        """What files of this class are called."""
+        return hashlib.sha256(self.token.encode()).hexdigest()[:12]
+
+    def ask(self, method: str, route: str, content: dict | None = None) -> tuple[int, dict, str]:
+        """(status, content, Retry-After) of an answer. No proxy is used, no redirect followed.
+
+        Raises Away.
+        """
+        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        connection = kind(self.host, self.port, timeout=WAIT)
+        headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
+        body = None
+        if content is not None:
+            body = json.dumps(content, ensure_ascii=False).encode()
+            headers["Content-Type"] = "application/json"
+        try:
+            connection.request(method, f"{self.path}{route}", body, headers)
+            answer = connection.getresponse()
+            said = answer.read(reports.BODY)
+        except (OSError, http.client.HTTPException, ssl.SSLError) as error:
+            raise Away(str(error) or type(error).__name__) from None
+        finally:
+            connection.close()
+        try:
+            found = json.loads(said)
+        except (ValueError, RecursionError):
+            found = {}
+        found = found if isinstance(found, dict) else {}
+        return answer.status, found, answer.headers.get("Retry-After", "")
+
+
+def read_address(text: str) -> Address:
+    """The address that the instructor's machine prints. Raises JoinError."""
+    parts = None
+    with contextlib.suppress(ValueError):  # a port that is none
+        parts = urlsplit(text.strip())
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+        found = re.fullmatch(r"(.*)/join/([\w-]+)/?", parts.path)
+        if port and parts.hostname and found and not parts.username:
+            return Address(parts.scheme == "https", parts.hostname, port, found[1], found[2])
+    raise JoinError(
+        f"CLASS={text} is not the address of a class: copy what the instructor's machine prints, "
+        "http://…/join/…"
+    )
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A learner of a class: the board tells learners apart by `learner`, people by `alias`."""
+
+    address: str
+    alias: str
+    learner: str
+
+
+def memberships() -> dict[str, dict]:
+    """{key of a class: a membership's fields} of all classes that this ledger has joined."""
+    try:
+        found = json.loads((record.home() / "class.json").read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def join(text: str, ask: Callable[[str], str] = input) -> Membership | None:
+    """Joins the class at this address, or finds it joined; None where the learner did not agree.
+
+    ask: shows a question and returns the answer; EOFError counts as none.
+    Raises JoinError for a wrong address or a folder that cannot be written.
+    """
+    address = read_address(text)
+    try:
+        status, content, _ = address.ask("GET", f"/join/{address.token}")
+    except Away as error:
+        print(f"The board does not answer now ({error}). Reports wait on this machine and follow.")
+    else:
+        if status in (401, 404):
+            raise JoinError(f"The board on {address.host} does not know this CLASS: copy it again.")
+        if status == 200 and isinstance(content.get("class"), str):
+            print(f"Class: {content['class'][:100]!s}")
+    known, before = memberships(), None
+    if address.key in known:
+        with contextlib.suppress(TypeError):
+            before = Membership(**known[address.key])
+    if before is None:
+        before = _agreed(address, ask)
+        if before is None:
+            print("Nothing will be reported.")
+            return None
+    member = Membership(text.strip(), before.alias, before.learner)
+    if known.get(address.key) != vars(member):
+        _keep({**known, address.key: vars(member)})
+    print(f"This lab reports to the class as {member.alias}; make lab without CLASS does not.")
+    return member
+
+
+def _agreed(address: Address, ask: Callable[[str], str]) -> Membership | None:
+    print(TERMS.format(where=f"{address.host}:{address.port}"))
+    with contextlib.suppress(EOFError):
+        if ask("Do you agree? yes or no [no]: ").strip().lower() not in ("y", "yes"):
+            return None
+        offer = f"{random.SystemRandom().choice(KINDS)} {random.SystemRandom().choice(ANIMALS)}"
+        alias = None
+        while alias is None:
+            wanted = " ".join(ask(f"Your alias [{offer}]: ").split()) or offer
+            try:
+                alias = reports.text(reports.ALIAS, 1)(wanted)
+            except reports.Refused as error:
+                print(f"This alias {error}.")
+        return Membership("", alias, secrets.token_hex(16))
+    return None
+
+
+def _keep(content: dict) -> None:
+    path = record.home() / "class.json"
+    beside = path.with_suffix(".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(content, file, indent=1)
+        beside.replace(path)
+    except OSError as error:
+        raise JoinError(
+            f"{path} cannot be written ({error.strerror}): set KINTSUGI_HOME to another folder."
+        ) from None
+
+
+def outbox_file(key: str) -> Path:
+    """Where the outbox of the class `key` lies."""
+    return record.home() / f"class-{key}.sqlite"

@@ -1,0 +1,181 @@
+"""What a lab reports and what the board takes; both sides judge it with the same lines.
+
+A message is one learner's, in JSON, at most BODY bytes:
+
+    {"learner": 32 hex digits, "alias": "gentle otter", "outbox": 32 hex digits, "now": seconds,
+     "reports": [{"number": 7, "kind": "check", "name": "lab 01b ring all-reduce", …}, …]}
+
+    kind          the other fields
+    check         done, tries, symptom (first line, without paths of the learner), at
+    prediction    value, unit, late (after the reveal), theory, measured
+    help          question (None: none any more), at; its name is ""
+
+Outbox and number together are a report's id. Numbers of an outbox grow, and reports come in order:
+who has number 7 has all before it, so a report that comes again is known by its number.
+Times are seconds since 1970 by the learner's clock; `now` tells the board how far that is off.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from utils.course import record
+from utils.course.hand import LONGEST as QUESTION
+from utils.paths import ROOT
+
+BODY = 128 * 1024  # bytes of a message
+AT_ONCE = 50  # reports in a message
+ALIAS, NAME, SYMPTOM, UNIT = 40, 200, 300, 40  # characters
+BIGGEST = 2**53  # whole numbers up to here are the same in a browser
+
+
+class Refused(ValueError):
+    """A message that is no message. The text says what is wrong with it."""
+
+
+def text(longest: int, least: int = 0) -> Callable[[Any], str]:
+    """A judge of texts: printable, `least` to `longest` characters."""
+
+    def judge(value: Any) -> str:
+        if not isinstance(value, str) or not least <= len(value) <= longest:
+            raise Refused(f"is not a text of {least} to {longest} characters")
+        if not value.isprintable():  # nor is half of a surrogate pair
+            raise Refused("holds characters that cannot be printed")
+        return value
+
+    return judge
+
+
+def _hexadecimal(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
+        raise Refused("is not 32 hexadecimal digits")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= BIGGEST:
+        raise Refused("is not a whole number from 0")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise Refused("is neither true nor false")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float) or abs(value) > 1e300 or not math.isfinite(value):
+        raise Refused("is not a number")
+    return float(value)
+
+
+def _maybe(judge: Callable) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else judge(value)
+
+
+COMMON = {"number": _whole, "kind": text(20), "name": text(NAME)}
+FIELDS = {
+    "check": {"done": _flag, "tries": _whole, "symptom": text(SYMPTOM), "at": _maybe(_number)},
+    "prediction": {
+        "value": _number, "unit": text(UNIT), "late": _flag,
+        "theory": _maybe(_number), "measured": _maybe(_number),
+    },
+    "help": {"question": _maybe(text(QUESTION)), "at": _maybe(_number)},
+}  # fmt: skip
+MESSAGE = {
+    "learner": _hexadecimal, "alias": text(ALIAS, 1), "outbox": _hexadecimal, "now": _number,
+    "reports": lambda value: value,
+}  # fmt: skip
+
+
+def _judge(what: str, value: Any, fields: dict[str, Callable]) -> dict:
+    """A dict of exactly these fields, each judged; Refused."""
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        raise Refused(f"{what} is not an object of {', '.join(fields)}")
+    found = {}
+    for field, judge in fields.items():
+        try:
+            found[field] = judge(value[field])
+        except Refused as error:
+            raise Refused(f"{field} of {what} {error}") from None
+    return found
+
+
+def report(value: Any) -> dict:
+    """A report that is one; Refused."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise Refused(f"a report's kind is not one of {', '.join(FIELDS)}")
+    return _judge(f"a report ({kind})", value, COMMON | FIELDS[kind])
+
+
+def message(body: bytes) -> dict:
+    """A message of a request's body; Refused."""
+
+    def no_number(name: str) -> None:
+        raise Refused(f"{name} is not a number in JSON")
+
+    try:
+        content = json.loads(body, parse_constant=no_number)
+    except Refused:
+        raise
+    except (ValueError, RecursionError):  # no UTF-8, no JSON, or [[[[…
+        raise Refused("the body is not JSON") from None
+    found = _judge("the message", content, MESSAGE)
+    if not isinstance(found["reports"], list) or len(found["reports"]) > AT_ONCE:
+        raise Refused(f"reports is not a list of at most {AT_ONCE}")
+    found["reports"] = [report(one) for one in found["reports"]]
+    numbers = [one["number"] for one in found["reports"]]
+    if numbers != sorted(set(numbers)):
+        raise Refused("the reports' numbers do not grow")
+    return found
+
+
+# ---- in the lab
+
+
+def of_ledger(content: dict) -> dict[tuple[str, str], dict]:
+    """{(kind, name): the fields of a report} of all that a ledger tells, and that may be told.
+
+    An entry of another form (edited by hand) is left out.
+    """
+    found: dict[tuple[str, str], dict] = {}
+    for name, done in content["checks"].items():
+        tries = content["tries"].get(name, {})
+        found["check", name] = {
+            "done": done, "tries": tries.get("count", 1), "at": tries.get("at"),
+            "symptom": _without_paths(tries.get("symptom", "")),
+        }  # fmt: skip
+    for name, entry in content["predictions"].items():
+        if entry.get("value") is not None:
+            found["prediction", name] = {
+                "value": entry["value"], "unit": entry.get("unit", ""),
+                "late": not record.counts(entry),
+                "theory": entry.get("theory"), "measured": entry.get("measured"),
+            }  # fmt: skip
+    hand = content["help"]
+    if hand:
+        found["help", ""] = {"question": hand.get("question"), "at": hand.get("at")}
+    return {key: fields for key, fields in found.items() if _is_report(key, fields)}
+
+
+def _is_report(key: tuple[str, str], fields: dict) -> bool:
+    try:
+        report({"number": 0, "kind": key[0], "name": key[1], **fields})
+    except Refused:
+        return False
+    return True
+
+
+def _without_paths(symptom: Any) -> str:
+    """One short line, in which no folder tells who the learner is."""
+    line = str(symptom)
+    for folder, short in ((ROOT, "."), (Path.home(), "~")):
+        if len(str(folder)) > 1:
+            line = line.replace(str(folder), short)
+    line = "".join(sign if sign.isprintable() else " " for sign in line)
+    return line if len(line) <= SYMPTOM else line[: SYMPTOM - 1] + "…"

@@ -1,0 +1,183 @@
+"""What the board has, in one SQLite file in WAL mode: what was answered is on the disk.
+
+    store = Store(path)                     # StoreError: another board has it, the disk is full, …
+    store.take(reports.message(body))       # StoreError, Full
+    store.everything()
+
+One thread at a time uses it. A report counts once: the number of the last one is kept with its
+learner, and is written together with what the report says, or not at all.
+"""
+
+import contextlib
+import fcntl
+import json
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from utils.classroom.reports import Refused
+
+LEARNERS = 20_000  # at most; who has the join address could else fill the disk
+LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none looks like another on a projector
+
+SCHEMA = """
+create table if not exists settings (name text primary key, value text);
+create table if not exists learners (
+    id integer primary key, learner text unique not null, alias text not null,
+    outbox text not null, last integer not null, reports integer not null, seen real not null
+);
+create table if not exists states (
+    learner integer, kind text, name text, body text, primary key (learner, kind, name)
+) without rowid;
+"""
+
+
+class StoreError(Exception):
+    """The file cannot be used. One sentence that names the fix."""
+
+
+class Full(StoreError):
+    """No room on the disk, or one that fails."""
+
+
+class Taken(NamedTuple):
+    """What a message has changed. learner: its number on the board; reports: those that are new."""
+
+    learner: int
+    alias: str
+    seen: float
+    reports: list[dict]
+
+
+class Store:
+    """The board's file; it is this process's alone until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = open(path.with_name(path.name + ".lock"), "w")  # noqa: SIM115
+        except OSError as error:
+            raise StoreError(
+                f"{path} cannot be used ({error.strerror}): name another file"
+            ) from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise StoreError(f"another board has {path}: stop it, or name another file") from None
+        except OSError:  # some network file systems have no locks
+            pass
+        try:
+            with self._errors():
+                self.file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                self.file.execute("pragma journal_mode = wal")
+                self.file.execute("pragma synchronous = full")  # a crash of the machine, too
+                self.file.executescript(SCHEMA)
+                with self._changes():
+                    for name, token in (
+                        ("join", "".join(secrets.choice(LETTERS) for _ in range(12))),
+                        ("instructor", secrets.token_urlsafe(24)),
+                    ):
+                        self.file.execute(
+                            "insert or ignore into settings values (?, ?)", (name, token)
+                        )
+            path.chmod(0o600)  # it holds the tokens
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            self.file.close()
+        self._lock.close()
+
+    def setting(self, name: str) -> str | None:
+        """A text that was kept, or None."""
+        with self._errors():
+            row = self.file.execute("select value from settings where name = ?", (name,)).fetchone()
+        return row and row[0]
+
+    def keep(self, name: str, value: str | None) -> None:
+        """Keeps a text under a name; None forgets it."""
+        with self._errors(), self._changes():
+            self.file.execute("insert or replace into settings values (?, ?)", (name, value))
+
+    def take(self, message: dict, now: float) -> Taken:
+        """Keeps what is new in a message. Raises Refused where there are too many learners."""
+        with self._errors(), self._changes():
+            return self._take(message, now)
+
+    def _take(self, message: dict, now: float) -> Taken:
+        ask = self.file.execute
+        row = ask(
+            "select id, outbox, last, reports from learners where learner = ?",
+            (message["learner"],),
+        ).fetchone()
+        if row is None:
+            if ask("select count(*) from learners").fetchone()[0] >= LEARNERS:
+                raise Refused(f"this board has {LEARNERS:,} learners and takes no more")
+            row = ask(
+                "insert into learners (learner, alias, outbox, last, reports, seen) "
+                "values (?, '', '', 0, 0, 0) returning id, outbox, last, reports",
+                (message["learner"],),
+            ).fetchone()
+        number, outbox, last, total = row
+        last = last if outbox == message["outbox"] else 0
+        fresh = [dict(report) for report in message["reports"] if report["number"] > last]
+        for report in fresh:
+            last = report.pop("number")
+            if report.get("at") is not None:  # by our clock; nothing has happened later than now
+                report["at"] = min(max(report["at"] + now - message["now"], 0.0), now)
+            ask(
+                "insert or replace into states values (?, ?, ?, ?)",
+                (number, report["kind"], report["name"], json.dumps(report)),
+            )
+        total += len(fresh)
+        ask(
+            "update learners set alias = ?, outbox = ?, last = ?, reports = ?, seen = ? "
+            "where id = ?",
+            (message["alias"], message["outbox"], last, total, now, number),
+        )
+        return Taken(number, message["alias"], now, fresh)
+
+    def helped(self, learner: int) -> None:
+        """Takes back what a learner asks, for the instructor has been there."""
+        with self._errors(), self._changes():
+            self.file.execute("delete from states where learner = ? and kind = 'help'", (learner,))
+
+    def everything(self) -> Iterator[Taken]:
+        """All learners with what was said last of each thing."""
+        with self._errors():
+            said: dict[int, list] = {}
+            for learner, body in self.file.execute("select learner, body from states"):
+                said.setdefault(learner, []).append(json.loads(body))
+            learners = "select id, alias, seen from learners order by id"
+            for row in self.file.execute(learners):
+                yield Taken(*row, said.get(row[0], []))
+
+    @contextlib.contextmanager
+    def _changes(self) -> Iterator[None]:
+        """All of it or nothing."""
+        self.file.execute("begin immediate")
+        try:
+            yield
+            self.file.execute("commit")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have done it
+                self.file.execute("rollback")
+            raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name == "SQLITE_FULL" or name.startswith("SQLITE_IOERR"):
+                raise Full(f"the disk of {self.path} is full, or fails ({error})") from None
+            raise StoreError(
+                f"{self.path} cannot be used ({error}): name another file, or mend this one"
+            ) from None
