@@ -51,10 +51,14 @@ class Step(nn.Module):
         self.register_buffer("all_sin", sin)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        self.cos, self.sin = (t[positions][:, None, None] for t in (self.all_cos, self.all_sin))
         for layer in self.layers:
             layer.at = positions
-        return self.model.lm_head(self.model.model(tokens, cache=self))[:, -1]
+        return self.model.lm_head(self.model.model(tokens, context=self))[:, -1]
+
+    def tables(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """What `Decoder` asks for, (B, 1, 1, D) each."""
+        positions = self.layers[0].at
+        return [table[positions][:, None, None] for table in (self.all_cos, self.all_sin)]
 
 
 @torch.no_grad()

@@ -108,7 +108,7 @@ class Shard:
         seen = torch.arange(length) <= places[:, None, :, None]  # (B, 1, T, length)
         cache = self.cache.begin(torch.tensor(slots), places, length, seen, causal=False)
         with Traffic() as traffic:
-            x = self.decoder(tokens, cache=cache)  # (B, T, C)
+            x = self.decoder(tokens, context=cache)  # (B, T, C)
         for slot in slots:
             self.lengths[slot] += tokens.shape[1]
         step = {"do": what, "slots": slots, "positions": tokens.shape[1]}
