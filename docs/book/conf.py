@@ -88,7 +88,8 @@ def contents() -> str:
     labs = {path.parent.name: path for path in ROOT.glob("labs/[0-9]*/lab.ipynb")}
     stems = sorted({*lessons, *labs})
     read = [found[stem] for stem in stems for found in (lessons, labs) if stem in found]
-    others = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "models/base/README.md"]
+    docs = sorted(ROOT.glob("docs/**/*.md"), key=lambda path: path.with_suffix(""))
+    others = [*docs, ROOT / "models/base/README.md"]
     parts = []
     for caption, paths in (("Lessons and labs", read), ("To look up", others)):
         names = [path.relative_to(ROOT).with_suffix("").as_posix() for path in paths]

@@ -13,8 +13,8 @@ Nothing is written twice. A lesson becomes a deck by these rules:
   out. `predict(…)` becomes a call to guess; what answers it, and the words behind that, wait for a
   key.
 - Questions are shown whole, their answers are in the speaker's notes. Further reading is left out.
-- The notes are the lesson's own paragraphs in full, and what docs/instructor.md says of the lesson
-  or of one of its sections.
+- The notes are the lesson's own paragraphs in full, and what docs/instructor.md and
+  docs/instructor/lessons.md say of the lesson or of one of its sections.
 - A cell's slideshow metadata, as JupyterLab's property inspector writes it, comes before the rules:
   "slide" and "subslide" begin a slide, "fragment" waits for a key, "skip" is left out, "notes" goes
   to the notes.
@@ -41,7 +41,7 @@ from pygments.lexers import PythonLexer
 
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = Path(__file__).with_name("slides")
-GUIDE = ROOT / "docs" / "instructor.md"
+GUIDES = ("docs/instructor.md", "docs/instructor/lessons.md")
 MOST_LINES = 12  # of code that is shown whole
 MOST_OUTPUT = 24  # lines of printed text
 SENTENCE = re.compile(r"(?<=[.!?])([)*”]*)\s+(?=[A-Z`$*(\[“])")
@@ -319,6 +319,11 @@ LAB = re.compile(r"\b[Ll]ab (\d\d)\b")
 SECTIONS = re.compile(r"\b[Ss]ections? (\d+)")
 
 
+def read_guide() -> str:
+    """The instructor guide: its programmes, then what it says lesson by lesson."""
+    return "\n\n".join((ROOT / path).read_text(encoding="utf-8") for path in GUIDES)
+
+
 def remarks(guide: str, lesson: str) -> dict[str, list[str]]:
     """{section or "": [Markdown]} of what the guide says of a lesson such as "06".
 
@@ -445,7 +450,7 @@ def vendored(out: Path) -> None:
 def main() -> None:
     out = Path(sys.argv[1])
     vendored(out / "static")
-    guide, rows = GUIDE.read_text(encoding="utf-8"), []
+    guide, rows = read_guide(), []
     for path in sorted(ROOT.glob("notebooks/[0-9]*.ipynb")):
         title, text = page(path, guide)
         (out / f"{path.stem}.html").write_text(text, encoding="utf-8")

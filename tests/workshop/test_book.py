@@ -222,7 +222,7 @@ def test_the_notes_are_what_the_guide_says_of_a_lesson(slides):
 
 
 def test_the_guide_says_something_of_every_lesson(slides):
-    guide = slides.GUIDE.read_text(encoding="utf-8")
+    guide = slides.read_guide()
     for path in ROOT.glob("notebooks/[0-9]*.ipynb"):
         assert slides.remarks(guide, path.name[:2]), path.name
 
