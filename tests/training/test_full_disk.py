@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.patience import patience
+from tests.small_disk import small_disk
 from tests.training.test_train import small_flags
 from utils.training.join import main as join_command
 from utils.training.run_folder import newest
@@ -19,15 +20,8 @@ DISK = 3 * 2**20
 @pytest.fixture
 def disk(tmp_path):
     """A folder on a file system of its own, of DISK bytes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
-    try:
-        subprocess.run(mount, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs root, and Linux, to make a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path, DISK) as folder:
+        yield folder
 
 
 def command(*arguments, folder):

@@ -1,0 +1,35 @@
+"""Messages are noted, and not kept: what was received and waited for is the caller's alone."""
+
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from utils.course.noted import never_waited, noted
+from utils.ranks import Ranks
+
+
+@pytest.fixture(scope="module")
+def two():
+    with Ranks(2, device="cpu", timeout=60) as ranks:
+        yield ranks
+
+
+def exchange(waits):
+    """(whether what came is gone when nobody holds it any more, how many were never waited for)."""
+    other = 1 - dist.get_rank()
+    with noted() as notes:
+        coming = torch.empty(3)
+        works = [dist.isend(torch.ones(3), other), dist.irecv(coming, other)]
+        if waits:
+            [work.wait() for work in works]
+        memory = weakref.ref(coming)
+        del coming, works
+        gone = memory() is None
+    return gone, len(never_waited(notes))
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_message_is_let_go_once_it_was_waited_for(two, waits):
+    assert two.run(exchange, waits) == [(waits, 0 if waits else 2)] * 2
