@@ -1,0 +1,185 @@
+"""Seats for a class on this machine: `make hub [HOST=0.0.0.0] [HUB=8001]`; docs/class/hub.md.
+
+    python -m utils.hub --host 0.0.0.0 --memory 6 --cores 2 --admin ada --config my_config.py
+
+Learners open the address that it prints, choose a name and a password, and sit in JupyterLab on
+their own copy of the course. It wants Linux, bubblewrap, and a user of its own that is not root.
+What --config names is read by JupyterHub after these settings and can change any of them.
+Ctrl-C stops the hub and its seats; names, passwords and files stay in --folder.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from jupyterhub.app import JupyterHub
+from traitlets.config import Config
+
+from utils.cli import check_options, exit_status, option, parse_flags
+from utils.hub import proxy
+from utils.hub.limits import Limits, LimitsError
+from utils.hub.seat import Seat, SeatError, check_sandbox
+from utils.paths import ROOT
+from utils.workshop.pip import SetupError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command takes; `--help` lists it."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine")
+    port: int = option(8001, "port to listen on", least=1024, most=65535)
+    folder: str = option(str(ROOT / ".kintsugi" / "hub"), "names, passwords and learners' homes",
+                         metavar="FOLDER")  # fmt: skip
+    course: str = option(str(ROOT), "the git repository that seats copy", metavar="FOLDER")
+    memory: float = option(6.0, "GiB of memory of a seat", above=0)
+    cores: float = option(2.0, "cores of a seat", above=0)
+    processes: int = option(2048, "processes and threads of a seat", least=64)
+    limits: bool = option(True, "hold memory, cores and processes")
+    idle: float = option(60.0, "minutes after which an unused seat ends; 0: never", least=0)
+    admin: str | None = option(None, "name that may see and stop all seats")
+    config: str | None = option(None, "settings of JupyterHub in a file of yours", metavar="FILE")
+
+    def __post_init__(self):
+        check_options(self)
+        if self.config is not None and not Path(self.config).is_file():
+            raise ValueError(f"--config {self.config} is no file: name one, or leave it out")
+
+
+def check_machine(options: Options) -> str:
+    """The branch of the course. Raises ValueError, SeatError or LimitsError."""
+    if not sys.platform.startswith("linux"):
+        raise SeatError("The hub needs Linux: a class on other machines takes `make lab`.")
+    if os.geteuid() == 0:
+        raise SeatError(
+            "The hub does not run as root: make a user for it (useradd --system kintsugi) and "
+            "start it as that one; docs/class/hub.md has a unit for systemd."
+        )
+    check_sandbox()
+    if options.limits:
+        Limits()
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((options.host, options.port))
+        except OSError as error:
+            raise ValueError(
+                f"{options.host}:{options.port} cannot be listened to ({error.strerror}): is a hub "
+                f"running already? make hub HUB={options.port + 1}, or HOST= with an own address"
+            ) from None
+    words = ["git", "-c", "safe.directory=*", "-C", options.course, "symbolic-ref", "--short", "HEAD"]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    if found.returncode:
+        raise ValueError(
+            f"--course {options.course} is no git repository with a branch "
+            f"({found.stderr.strip()}): clone the course there, or git switch -c main"
+        )
+    return found.stdout.strip()
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Makes the folder, for this user alone. Raises ValueError where another hub has it."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        lock = open(folder / "lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise ValueError(
+            f"--folder {folder} cannot be written ({error.strerror}): name a folder of the user "
+            "who runs the hub"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"--folder {folder} has a hub already: stop that one first") from None
+        yield
+
+
+def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> Config:
+    """JupyterHub's settings. words: the command of its proxy."""
+
+    def url(name: str) -> str:
+        return f"http+unix://{quote(str(sockets / name), safe='')}"
+
+    folder, c = Path(options.folder), Config()
+    c.JupyterHub.bind_url = f"http://{options.host}:{options.port}"
+    c.JupyterHub.hub_bind_url = url("hub.sock")
+    c.ConfigurableHTTPProxy.api_url = url("proxy.sock")
+    c.ConfigurableHTTPProxy.command = words
+    c.ConfigurableHTTPProxy.pid_file = str(sockets / "proxy.pid")
+    c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
+    c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
+    c.JupyterHub.log_level = "WARN"
+    c.JupyterHub.authenticator_class = "firstuse"
+    c.FirstUseAuthenticator.dbm_path = str(folder / "passwords.dbm")
+    c.Authenticator.allow_all = True
+    c.Authenticator.username_pattern = r"[a-z0-9][a-z0-9-]{0,30}"  # a name of files and groups
+    if options.admin:
+        c.Authenticator.admin_users = {options.admin}
+    c.JupyterHub.spawner_class = Seat
+    c.Seat.homes, c.Seat.sockets = str(folder / "homes"), str(sockets)
+    c.Seat.hub_socket = str(sockets / "hub.sock")
+    c.Seat.course, c.Seat.branch = options.course, branch
+    c.Seat.limited = options.limits
+    c.Seat.mem_limit, c.Seat.cpu_limit = int(options.memory * GIB), options.cores
+    c.Seat.process_limit = options.processes
+    c.Spawner.start_timeout = 120  # the first time it copies the course
+    # The page that waits comes at once; after 10 s JupyterHub 6.1 would stumble over a slow start.
+    c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
+    if options.idle:
+        # It asks by the proxy: it knows no Unix sockets.
+        hub = f"http://127.0.0.1:{options.port}/hub/api"
+        seconds = str(round(60 * options.idle))
+        culler = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout", seconds]
+        culler += ["--url", hub, "--cull-every", str(min(300, round(30 * options.idle) or 1))]
+        c.JupyterHub.services = [{"name": "idle-culler", "command": culler}]
+        scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
+        role = {"name": "idle-culler", "scopes": scopes, "services": ["idle-culler"]}
+        c.JupyterHub.load_roles = [role]
+    return c
+
+
+def serve(options: Options) -> None:
+    """Runs the hub until it is asked to end."""
+    branch, folder = check_machine(options), Path(options.folder)
+    with alone(folder):
+        words = proxy.set_up()
+        base = os.environ.get("RUNTIME_DIRECTORY", "/tmp")  # the paths of sockets must be short
+        sockets = Path(tempfile.mkdtemp(prefix="kintsugi-", dir=base))
+        try:
+            hub = JupyterHub.instance(config=settings(options, branch, sockets, words))
+            held = f"{options.memory:g} GiB, {options.cores:g} cores" if options.limits else "no limit"
+            print(f"Learners open\n\n    http://{options.host}:{options.port}\n")
+            print(f"A seat has {held}. Files are in {folder}. Stop with Ctrl-C.", flush=True)
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+            file = ["--config", str(Path(options.config).resolve())] if options.config else []
+            os.chdir(folder)  # else a jupyterhub_config.py that lies about would be read
+            hub.launch_instance(file)
+        finally:
+            shutil.rmtree(sockets, ignore_errors=True)
+
+
+def main(words: list[str]) -> int:
+    def run() -> None:
+        serve(Options(**parse_flags(Options, words, prog="python -m utils.hub")))
+
+    errors = (ValueError, SeatError, LimitsError, SetupError)
+    return exit_status("utils.hub", run, errors, stopped="stopped")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""What a seat may use of the machine, held by the kernel: a control group for each seat.
+
+    limits = Limits()                                       # LimitsError
+    group = limits.group("ada", memory=6 << 30, cores=2.0, processes=1024)
+    subprocess.Popen(words, preexec_fn=group.enter)
+    group.remove()                                          # when nothing of it runs any more
+
+The groups lie in the hub's own, which must be writable for it: systemd hands it over with
+`Delegate=yes`. Both versions of Linux's control groups are written, whichever the machine has.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+TREES = Path("/sys/fs/cgroup")
+CONTROLLERS = ("memory", "cpu", "pids")
+PERIOD = 100_000  # microseconds, in which a seat has `cores` times as much processor time
+OWN = "hub"  # the group of the hub and its proxy: in version 2 a group with groups has no processes
+
+
+class LimitsError(RuntimeError):
+    """One sentence that names the problem and its fix."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The control group of a seat. folders: {controller: folder}; version 2 has one for all."""
+
+    folders: dict[str, Path]
+
+    def enter(self) -> None:
+        """Moves the calling process, and all that it will start, into the group."""
+        for folder in set(self.folders.values()):
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    def mounts(self) -> list[tuple[Path, Path]]:
+        """(folder, where a seat should see it): then the seat's programs see its limits."""
+        if len(set(self.folders.values())) == 1:
+            return [(self.folders["memory"], TREES)]
+        return [(folder, TREES / name) for name, folder in self.folders.items()]
+
+    def remove(self) -> None:
+        """Removes the group unless something of it still runs."""
+        for folder in set(self.folders.values()):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+class Limits:
+    """Makes the groups of seats inside the group of this process. Raises LimitsError."""
+
+    def __init__(self, trees: Path = TREES, groups: str | None = None) -> None:
+        """trees, groups: where the trees are mounted, and the text of /proc/self/cgroup."""
+        if groups is None:
+            groups = Path("/proc/self/cgroup").read_text()
+        found = dict(line.split(":", 2)[1:] for line in groups.splitlines())
+        old = {part: (name, path) for name, path in found.items() for part in name.split(",")}
+        self.version = 1 if all(name in old for name in CONTROLLERS) else 2
+        if self.version == 1:
+            self.folders = {
+                name: trees / old[name][0] / old[name][1].strip("/") for name in CONTROLLERS
+            }
+        else:
+            own = trees / found.get("", "").strip("/")
+            own = own.parent if own.name == OWN else own
+            self.folders = dict.fromkeys(CONTROLLERS, own)
+        try:
+            if self.version == 2:
+                self._hand_over(own)
+            self.group("probe").remove()
+        except OSError as error:
+            raise LimitsError(
+                f"The memory and cores of a seat cannot be limited, because {error.filename} "
+                f"cannot be written ({error.strerror}): start the hub by systemd with Delegate=yes, "
+                "or without limits (--no-limits); docs/class/hub.md has both."
+            ) from None
+
+    def _hand_over(self, own: Path) -> None:
+        """This process goes one group down; then the groups beside it can have controllers."""
+        (own / OWN).mkdir(exist_ok=True)
+        (own / OWN / "cgroup.procs").write_text(str(os.getpid()))
+        wanted = " ".join(f"+{name}" for name in CONTROLLERS)
+        (own / "cgroup.subtree_control").write_text(wanted)
+
+    def group(
+        self,
+        name: str,
+        memory: int | None = None,
+        cores: float | None = None,
+        processes: int | None = None,
+    ) -> Group:
+        """The group of a seat, made or given these limits anew; None: as much as there is.
+
+        memory: bytes, shared memory and files of /tmp included. processes: their threads count,
+        too. Raises OSError.
+        """
+        folders = {part: folder / f"seat-{name}" for part, folder in self.folders.items()}
+        for folder in set(folders.values()):
+            folder.mkdir(exist_ok=True)
+        quota = None if cores is None else int(cores * PERIOD)
+        if self.version == 2:
+            values = {
+                "memory.max": "max" if memory is None else memory,
+                "memory.swap.max": "max" if memory is None else 0,
+                "cpu.max": f"{'max' if quota is None else quota} {PERIOD}",
+            }
+        else:
+            values = {
+                "memory.limit_in_bytes": -1 if memory is None else memory,
+                "cpu.cfs_period_us": PERIOD,
+                "cpu.cfs_quota_us": -1 if quota is None else quota,
+            }
+        values["pids.max"] = "max" if processes is None else processes
+        for file, value in values.items():
+            path = folders[file.partition(".")[0]] / file
+            if file != "memory.swap.max" or path.exists():  # a kernel without swap has no such file
+                path.write_text(str(value))
+        return Group(folders)

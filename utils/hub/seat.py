@@ -1,0 +1,205 @@
+"""A learner's seat: JupyterLab in namespaces of its own, on the learner's own copy of the course.
+
+JupyterHub's local spawner, with three things around what it starts:
+
+- *bubblewrap*: the seat has its own network, in which it is alone, its own processes and its own
+  /tmp, and of the machine's files it sees the system and the course, both read-only, and its own
+  home. So all learners can use the same ports, and none sees another's files, ports or processes.
+- *a control group* (`utils/hub/limits.py`): memory, cores and processes.
+- *git*: the learner's copy of the course, ~/kintsugi, gets what has changed in the course each time
+  the seat starts. What the learner has changed stays (nbgitpuller).
+
+A seat has no network but its own, so JupyterLab listens to a Unix socket, and so does the hub: the
+sockets are files, which the one sees that shall. Where the hub ends, its seats end with it.
+"""
+
+import asyncio
+import contextlib
+import glob
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+from jupyterhub.objects import Server
+from jupyterhub.spawner import LocalProcessSpawner
+from traitlets import Bool, Integer, List, Unicode
+
+from utils.hub.limits import Group, Limits
+from utils.paths import ROOT
+from utils.workshop.lab import SETTINGS
+
+HOME = Path("/home/learner")  # a learner's home, as the seat sees it
+COPY = HOME / "kintsugi"
+SOCKET = Path("/run/seat/lab.sock")
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/sys")  # what a seat sees, if it is there
+# Brings the course's changes in, then becomes JupyterLab. A copy that cannot be brought up to date
+# is as good as yesterday's: the seat opens, and the learner's pull.log says why.
+BEGIN = 'gitpuller "$1" "$2" "$3" >"$HOME/pull.log" 2>&1; shift 3; exec "$@"'
+
+
+class SeatError(RuntimeError):
+    """One sentence that names the problem and its fix."""
+
+
+def sandbox(
+    home: Path, sockets: list[tuple[Path, Path]], more: list[tuple[Path, Path]] = (),
+    devices: list[str] = (),
+) -> list[str]:
+    """The words of bubblewrap in front of a seat's command.
+
+    home      the folder that the seat sees as HOME, the only one that stays
+    sockets   (folder or file, where the seat sees it): what it reads and writes
+    more      the same, of what it only reads
+    devices   patterns of devices that it may use, like /dev/nvidia*
+    """  # fmt: skip
+    words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
+    words += ["--hostname", "localhost", "--proc", "/proc", "--dev", "/dev"]
+    words += ["--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
+    for place in map(Path, SYSTEM):
+        if place.is_symlink():
+            words += ["--symlink", str(place.readlink()), str(place)]
+        elif place.exists():
+            words += ["--ro-bind", str(place), str(place)]
+    python = Path(sys.base_prefix)
+    for own, seen in [(ROOT, ROOT), (python, python), *more]:
+        if not seen.is_relative_to("/usr"):
+            words += ["--ro-bind", str(own), str(seen)]
+    for own, seen in [(home, HOME), *sockets]:
+        words += ["--bind", str(own), str(seen)]
+    for device in sorted(found for pattern in devices for found in glob.glob(pattern)):
+        words += ["--dev-bind", device, device]
+    return [*words, "--chdir", str(HOME)]
+
+
+def check_sandbox() -> None:
+    """Raises SeatError unless this machine lets this user make seats."""
+    try:
+        words = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        raise SeatError("bubblewrap is missing: apt-get install bubblewrap.") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise SeatError(
+            f"This machine lets this user make no namespaces ({reason}): on Ubuntu 24.04 and newer "
+            "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0; in a container give it "
+            "--security-opt seccomp=unconfined."
+        )
+
+
+class Seat(LocalProcessSpawner):
+    """Starts a seat. `mem_limit` and `cpu_limit` are JupyterHub's own settings, and hold here."""
+
+    homes = Unicode(help="The folder of all learners' homes.").tag(config=True)
+    sockets = Unicode(help="A folder for the seats' sockets; short, without capitals.").tag(
+        config=True
+    )
+    hub_socket = Unicode(help="The socket that the hub listens to.").tag(config=True)
+    course = Unicode(str(ROOT), help="The git repository that seats copy.").tag(config=True)
+    branch = Unicode(help="The branch of it.").tag(config=True)
+    process_limit = Integer(
+        None, allow_none=True, help="Processes and threads of a seat; None: any number."
+    ).tag(config=True)
+    limited = Bool(True, help="Whether limits are held; False: they are only said.").tag(config=True)
+    devices = List(
+        Unicode(), help="Patterns of devices that all seats share, such as /dev/nvidia*."
+    ).tag(config=True)
+
+    _group: Group | None = None
+
+    @property
+    def name_of_seat(self) -> str:
+        """The learner's name, as a name of files."""
+        return self.user.escaped_name
+
+    @property
+    def address(self) -> str:
+        """Where the proxy and the hub find this seat's JupyterLab."""
+        path = Path(self.sockets) / self.name_of_seat / SOCKET.name
+        return f"http+unix://{quote(str(path), safe='')}"
+
+    @property
+    def server(self) -> Server | None:
+        """As JupyterHub knows it, which keeps hosts and ports only: a socket is told it anew."""
+        found = super().server
+        if found is not None and not found.connect_url:
+            found.connect_url = self.address
+        return found
+
+    @server.setter
+    def server(self, server: Server | None) -> None:
+        LocalProcessSpawner.server.fset(self, server)
+
+    def make_preexec_fn(self, name: str) -> object:
+        """What the seat's first process does before anything else."""
+        return self._group.enter if self._group else None
+
+    def get_env(self) -> dict[str, str]:
+        """The environment of the seat: nothing of the hub's own."""
+        self.env_keep = ["LANG", "LC_ALL"]
+        environment = super().get_env()
+        venv = Path(sys.prefix)
+        return environment | {
+            "PATH": f"{venv / 'bin'}:/usr/local/bin:/usr/bin:/bin",
+            "PYTHONPATH": str(COPY),  # the learner's copy comes before the hub's
+            "JUPYTER_CONFIG_PATH": str(SETTINGS),
+            "OMP_NUM_THREADS": "1",  # of a machine with 64 cores every process would take 64
+            "GIT_CONFIG_SYSTEM": str(Path(__file__).with_name("gitconfig")),
+        }
+
+    def user_env(self, env: dict[str, str]) -> dict[str, str]:
+        """Who the learner is in the seat: no account of the machine."""
+        return env | {
+            "USER": self.name_of_seat, "LOGNAME": self.name_of_seat,
+            "HOME": str(HOME), "SHELL": "/bin/bash",
+        }  # fmt: skip
+
+    def get_args(self) -> list[str]:
+        """The options of JupyterLab."""
+        more = [f"--ServerApp.sock={SOCKET}", "--ServerApp.sock_mode=0600"]
+        return [*super().get_args(), *more, "--Application.log_level=ERROR"]
+
+    async def start(self) -> str:
+        """Starts the seat; its address, when it listens. Raises SeatError when it ends instead."""
+        home = Path(self.homes) / self.name_of_seat
+        run = Path(self.sockets) / self.name_of_seat
+        for folder in (home, run):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for socket in run.iterdir():
+            socket.unlink()
+        readable = [(Path(self.course), Path(self.course))]
+        if self.limited:
+            self._group = Limits().group(
+                self.name_of_seat, self.mem_limit, self.cpu_limit, self.process_limit
+            )
+            readable += self._group.mounts()
+        hub = Path(self.hub_socket)
+        words = sandbox(home, [(run, SOCKET.parent), (hub, hub)], readable, self.devices)
+        words += ["sh", "-c", BEGIN, "seat", f"file://{self.course}", self.branch, str(COPY)]
+        self.cmd = [*words, "jupyterhub-singleuser"]
+        self.notebook_dir, self.default_url = str(COPY), "/lab/tree/README.md"
+        self.port = 8888  # JupyterLab's own: any other one excludes a socket
+        await super().start()
+        while not (run / SOCKET.name).exists():  # JupyterHub's start_timeout ends this
+            if await self.poll() is not None:
+                raise SeatError(f"The seat of {self.user.name} ended at once; the log says why.")
+            await asyncio.sleep(0.1)
+        return self.address
+
+    async def _signal(self, sig: int) -> bool:
+        """To JupyterLab itself, which then ends its kernels; bubblewrap would end everything at
+        once, and does so when it is killed."""
+        with contextlib.suppress(psutil.Error, IndexError):
+            outer = psutil.Process(self.pid)
+            if sig and sig != 9:
+                outer.children()[0].children()[0].send_signal(sig)
+                return True
+        return await super()._signal(sig)
+
+    async def stop(self, now: bool = False) -> None:
+        """Ends the seat and all that it has started."""
+        await super().stop(now)
+        if self._group:
+            self._group.remove()
