@@ -1,7 +1,7 @@
 """Seats for a class on one large Linux machine: `make hub` (docs/class/hub.md).
 
-JupyterHub does what a hub does: names, passwords, pages, starting and stopping. Here is what makes a
-seat of this course: a learner's own files, network, processes and share of the machine.
+JupyterHub does what a hub does: names, passwords, pages, starting and stopping. Here is what makes
+a seat of this course: a learner's own files, network, processes and share of the machine.
 
 limits      memory, cores and processes of a seat, held by the kernel (control groups)
 seat        the spawner: JupyterLab in namespaces of its own (bubblewrap), on the learner's own copy

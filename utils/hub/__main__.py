@@ -79,7 +79,16 @@ def check_machine(options: Options) -> str:
                 f"{options.host}:{options.port} cannot be listened to ({error.strerror}): is a hub "
                 f"running already? make hub HUB={options.port + 1}, or HOST= with an own address"
             ) from None
-    words = ["git", "-c", "safe.directory=*", "-C", options.course, "symbolic-ref", "--short", "HEAD"]
+    words = [
+        "git",
+        "-c",
+        "safe.directory=*",
+        "-C",
+        options.course,
+        "symbolic-ref",
+        "--short",
+        "HEAD",
+    ]
     found = subprocess.run(words, capture_output=True, text=True, timeout=60)
     if found.returncode:
         raise ValueError(
@@ -120,6 +129,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.JupyterHub.hub_bind_url = url("hub.sock")
     c.ConfigurableHTTPProxy.api_url = url("proxy.sock")
     c.ConfigurableHTTPProxy.command = words
+    c.ConfigurableHTTPProxy.log_level = "error"
     c.ConfigurableHTTPProxy.pid_file = str(sockets / "proxy.pid")
     c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
     c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
@@ -162,7 +172,9 @@ def serve(options: Options) -> None:
         sockets = Path(tempfile.mkdtemp(prefix="kintsugi-", dir=base))
         try:
             hub = JupyterHub.instance(config=settings(options, branch, sockets, words))
-            held = f"{options.memory:g} GiB, {options.cores:g} cores" if options.limits else "no limit"
+            held = (
+                f"{options.memory:g} GiB, {options.cores:g} cores" if options.limits else "no limit"
+            )
             print(f"Learners open\n\n    http://{options.host}:{options.port}\n")
             print(f"A seat has {held}. Files are in {folder}. Stop with Ctrl-C.", flush=True)
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))

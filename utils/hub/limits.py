@@ -72,9 +72,9 @@ class Limits:
             self.group("probe").remove()
         except OSError as error:
             raise LimitsError(
-                f"The memory and cores of a seat cannot be limited, because {error.filename} "
-                f"cannot be written ({error.strerror}): start the hub by systemd with Delegate=yes, "
-                "or without limits (--no-limits); docs/class/hub.md has both."
+                f"A seat's memory and cores cannot be limited: {error.filename} cannot be written "
+                f"({error.strerror}); start the hub by systemd with Delegate=yes, or with "
+                "--no-limits; docs/class/hub.md has both."
             ) from None
 
     def _hand_over(self, own: Path) -> None:

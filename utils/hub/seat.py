@@ -33,18 +33,31 @@ from utils.workshop.lab import SETTINGS
 HOME = Path("/home/learner")  # a learner's home, as the seat sees it
 COPY = HOME / "kintsugi"
 SOCKET = Path("/run/seat/lab.sock")
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/sys")  # what a seat sees, if it is there
-# Brings the course's changes in, then becomes JupyterLab. A copy that cannot be brought up to date
-# is as good as yesterday's: the seat opens, and the learner's pull.log says why.
-BEGIN = 'gitpuller "$1" "$2" "$3" >"$HOME/pull.log" 2>&1; shift 3; exec "$@"'
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib64",
+    "/etc",
+    "/sys",
+)  # what a seat sees, if it is there
+GITCONFIG = Path(__file__).with_name("gitconfig")
 
 
 class SeatError(RuntimeError):
     """One sentence that names the problem and its fix."""
 
+    @property
+    def jupyterhub_message(self) -> str:
+        """What JupyterHub's page shows the learner."""
+        return str(self)
+
 
 def sandbox(
-    home: Path, sockets: list[tuple[Path, Path]], more: list[tuple[Path, Path]] = (),
+    home: Path,
+    sockets: list[tuple[Path, Path]],
+    more: list[tuple[Path, Path]] = (),
     devices: list[str] = (),
 ) -> list[str]:
     """The words of bubblewrap in front of a seat's command.
@@ -71,6 +84,16 @@ def sandbox(
     for device in sorted(found for pattern in devices for found in glob.glob(pattern)):
         words += ["--dev-bind", device, device]
     return [*words, "--chdir", str(HOME)]
+
+
+def begin(course: Path, branch: str) -> list[str]:
+    """The words between bubblewrap's and a command: the learner's copy gets what is new.
+
+    A copy that cannot be brought up to date is as good as yesterday's: the command runs all the
+    same, and the learner's pull.log says why.
+    """
+    pull = 'gitpuller "$1" "$2" "$3" >"$HOME/pull.log" 2>&1; shift 3; exec "$@"'
+    return ["sh", "-c", pull, "seat", f"file://{course}", branch, str(COPY)]
 
 
 def check_sandbox() -> None:
@@ -102,7 +125,9 @@ class Seat(LocalProcessSpawner):
     process_limit = Integer(
         None, allow_none=True, help="Processes and threads of a seat; None: any number."
     ).tag(config=True)
-    limited = Bool(True, help="Whether limits are held; False: they are only said.").tag(config=True)
+    limited = Bool(True, help="Whether limits are held; False: they are only said.").tag(
+        config=True
+    )
     devices = List(
         Unicode(), help="Patterns of devices that all seats share, such as /dev/nvidia*."
     ).tag(config=True)
@@ -146,7 +171,7 @@ class Seat(LocalProcessSpawner):
             "PYTHONPATH": str(COPY),  # the learner's copy comes before the hub's
             "JUPYTER_CONFIG_PATH": str(SETTINGS),
             "OMP_NUM_THREADS": "1",  # of a machine with 64 cores every process would take 64
-            "GIT_CONFIG_SYSTEM": str(Path(__file__).with_name("gitconfig")),
+            "GIT_CONFIG_SYSTEM": str(GITCONFIG),
         }
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
@@ -177,14 +202,16 @@ class Seat(LocalProcessSpawner):
             readable += self._group.mounts()
         hub = Path(self.hub_socket)
         words = sandbox(home, [(run, SOCKET.parent), (hub, hub)], readable, self.devices)
-        words += ["sh", "-c", BEGIN, "seat", f"file://{self.course}", self.branch, str(COPY)]
-        self.cmd = [*words, "jupyterhub-singleuser"]
+        self.cmd = [*words, *begin(Path(self.course), self.branch), "jupyterhub-singleuser"]
         self.notebook_dir, self.default_url = str(COPY), "/lab/tree/README.md"
         self.port = 8888  # JupyterLab's own: any other one excludes a socket
         await super().start()
         while not (run / SOCKET.name).exists():  # JupyterHub's start_timeout ends this
             if await self.poll() is not None:
-                raise SeatError(f"The seat of {self.user.name} ended at once; the log says why.")
+                raise SeatError(
+                    f"The seat of {self.user.name} ended at once; the hub's log says why: ask who "
+                    "runs it."
+                )
             await asyncio.sleep(0.1)
         return self.address
 

@@ -1,0 +1,226 @@
+"""Three learners of one hub in real browsers: each starts lesson 01's first ranks, all at the same
+time, each as if alone on the machine.
+
+The picture in tests/artifacts/ is for people to look at.
+"""
+
+import json
+import os
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.browser.jupyterlab import CELLS, CHROMIUM_FLAGS, READY, error_outputs, find_chromium
+from tests.classroom.boards import until
+from tests.hub.hubs import CAN_LIMIT, RunningHub, need_seats
+from tests.patience import patience
+from utils.hub.seat import COPY
+from utils.paths import ROOT
+
+if not find_chromium() and not os.environ.get("CI"):
+    pytest.skip("no Chromium: apt-get install chromium, or CHROMIUM=/path", allow_module_level=True)
+
+ARTIFACTS = ROOT / "tests" / "artifacts"
+WAIT = 1000 * patience(60)  # ms
+LESSON = "notebooks/01_data_parallel.ipynb"
+TALK = "dist.all_reduce(x)"  # in the cell behind which the first ranks have talked
+NAMES = ("ada", "bob-2", "cleo")
+SETTINGS = 'c.Seat.args = ["--LabApp.expose_app_in_browser=True"]\n'  # for the tests' own commands
+
+# The text that code prints in the open notebook's kernel.
+EXECUTE = """async code => {
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const future = kernel.requestExecute({ code });
+    let said = '';
+    future.onIOPub = message => {
+        said += message.content.text ?? message.content.traceback?.join('\\n') ?? '';
+    };
+    await future.done;
+    return said;
+}"""
+# In a kernel: a server that says a name, and what asks one.
+SERVE = """
+import http.server, os, socket, threading, urllib.request
+class Say(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers(); self.wfile.write(b"{name}")
+    def log_message(self, *words): pass
+server = http.server.HTTPServer(("127.0.0.1", 8000), Say)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+def ask(port):
+    return urllib.request.urlopen(f"http://127.0.0.1:{{port}}", timeout=5).read().decode()
+"""
+MARK = "a-file-of-"
+FIND = f"""
+found, known = [], ("/proc", "/sys", "/usr", "{ROOT}/")
+for folder, below, names in os.walk("/"):
+    below[:] = [name for name in below if not os.path.join(folder, name).startswith(known)]
+    found += [name for name in names if name.startswith("{MARK}")]
+print(found)
+"""
+TAKE = """
+import subprocess, sys
+print(subprocess.run([sys.executable, "-c", "bytearray({gib} << 30)"]).returncode)
+"""
+MANY = """
+many = []
+try:
+    while len(many) < 1000:
+        many.append(subprocess.Popen(["sleep", "600"]))
+except OSError:
+    pass
+for child in many: child.kill()
+for child in many: child.wait()
+print(len(many))
+"""
+RUN_ABOVE = """index => {
+    const { commands, shell } = window.jupyterapp;
+    commands.execute('notebook:clear-all-cell-outputs');
+    shell.currentWidget.content.activeCellIndex = index;
+    commands.execute('notebook:run-all-above');
+}"""
+
+
+class Learner:
+    """A browser of its own, with a seat."""
+
+    def __init__(self, hub, chromium, name):
+        self.hub, self.name = hub, name
+        self.page = chromium.new_context(viewport={"width": 1280, "height": 800}).new_page()
+        self.page.set_default_timeout(WAIT)
+
+    def log_in(self, password="a-long-word"):
+        self.page.goto(f"{self.hub.address}/hub/login")
+        self.page.fill("input[name=username]", self.name)
+        self.page.fill("input[name=password]", password)
+        self.page.click("#login_submit")
+
+    def open(self, path):
+        """Begins to open a notebook."""
+        self.page.goto(f"{self.hub.address}/user/{self.name}/doc/tree/{path}", wait_until="commit")
+
+    def opened(self):
+        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
+        self.page.wait_for_function(READY)
+
+    def run_above(self, index):
+        """Begins to run all cells above this one."""
+        self.page.evaluate(RUN_ABOVE, index)
+
+    def cells(self):
+        return self.page.evaluate(CELLS)
+
+    def tell(self, code):
+        """What Python prints in this learner's kernel."""
+        return self.page.evaluate(EXECUTE, code).strip()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    assert find_chromium(), "CI needs a Chromium for this test: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=find_chromium(), headless=True, args=CHROMIUM_FLAGS, timeout=90_000
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def hub():
+    need_seats()
+    with RunningHub(
+        "--memory", "3", "--cores", "1.5", "--processes", "400", config=SETTINGS
+    ) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def learners(hub, chromium):
+    """Three, whose first ranks have talked, all at the same time."""
+    sources = ["".join(cell["source"]) for cell in json.loads((ROOT / LESSON).read_text())["cells"]]
+    behind = next(index for index, source in enumerate(sources) if TALK in source) + 1
+    learners = [Learner(hub, chromium, name) for name in NAMES]
+    for learner in learners:
+        learner.log_in()
+    for learner in learners:
+        learner.page.wait_for_url("**/lab/tree/README.md")
+        learner.open(LESSON)
+    for learner in learners:
+        learner.opened()
+    for learner in learners:
+        learner.run_above(behind)
+    for learner in learners:
+        until(lambda learner=learner: learner.cells()[behind - 1].get("execution_count"), 120)
+    for learner in learners:
+        learner.page.wait_for_function(READY)
+        assert error_outputs(learner.cells()[:behind]) == []
+    yield learners
+
+
+@pytest.mark.timeout(300)
+def test_three_learners_start_ranks_at_the_same_time(learners):
+    for learner in learners:
+        said = json.dumps(learner.cells())
+        assert all(f"I am rank {rank} of 4" in said for rank in range(4)), learner.name
+        learner.page.screenshot(path=ARTIFACTS / f"hub-{learner.name}.png")
+        assert learner.tell("import utils.paths; print(utils.paths.ROOT)") == str(COPY)
+    ada, *others = learners
+    count = "import psutil; print(sum(map(psutil.Process.is_running, psutil.process_iter())))"
+    before = int(ada.tell(count))
+    for other in others:
+        other.tell("ranks.close()")
+    assert int(ada.tell(count)) == before  # of which hers were four
+    ada.tell("ranks.close()")
+    assert int(ada.tell(count)) <= before - 4
+
+
+@pytest.mark.timeout(120)
+def test_every_seat_has_all_ports_and_sees_no_other_ones(learners, hub):
+    for learner in learners:
+        learner.tell(SERVE.format(name=learner.name))
+    for learner in learners:  # the same port, three servers
+        assert learner.tell("print(ask(8000))") == learner.name
+    ada, bob, _ = learners
+    ada.tell("own = http.server.HTTPServer(('', 8001), Say)")
+    assert "Connection refused" in bob.tell("ask(8001)")
+    assert "Connection refused" in bob.tell(f"ask({hub.port})")  # nor the machine's own
+    assert bob.tell("print([name for _, name in socket.if_nameindex()])") == "['lo']"
+
+
+@pytest.mark.timeout(120)
+def test_no_seat_sees_another_ones_files(learners, hub):
+    for learner in learners:
+        learner.tell(f"open('/home/learner/{MARK}{learner.name}', 'w').write('mine')")
+    for learner in learners:
+        assert learner.tell(FIND) == f"['{MARK}{learner.name}']"
+        kept = hub.folder / "homes" / learner.name / f"{MARK}{learner.name}"
+        assert kept.read_text() == "mine" and kept.parent.stat().st_mode & 0o077 == 0
+        assert learner.tell(f"print(os.path.exists('{hub.folder}'))") == "False"
+        for place in (hub.course, ROOT, "/usr", "/etc"):
+            assert "Read-only file system" in learner.tell(f"open('{place}/x', 'w')"), place
+
+
+@pytest.mark.skipif(not CAN_LIMIT, reason="only root may make control groups here")
+@pytest.mark.timeout(120)
+def test_limits_hold_and_reach_nobody_else(learners):
+    ada, bob, _ = learners
+    seen = (
+        "from utils.measure.machine import machine; m = machine(); print(m.cores, m.memory >> 30)"
+    )
+    assert ada.tell(seen) == "1.5 3"  # the lessons speak of the seat, not of the machine
+    assert ada.tell(TAKE.format(gib=1)) == "0"
+    assert ada.tell(TAKE.format(gib=4)) == "-9"  # the kernel ends who takes too much …
+    assert ada.tell("print(6 * 7)") == bob.tell("print(6 * 7)") == "42"  # … and nobody else
+    assert int(ada.tell(MANY)) < 400
+
+
+@pytest.mark.timeout(120)
+def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
+    ada, bob, _ = learners
+    page = bob.page.context.new_page()
+    answer = page.goto(f"{hub.address}/user/{ada.name}/lab")
+    assert answer.status in (403, 404)
+    thief = Learner(hub, chromium, ada.name)
+    thief.log_in("another-long-word")
+    expect(thief.page.get_by_text("Invalid username or password")).to_be_visible()

@@ -1,0 +1,238 @@
+"""What a seat is made of, without a hub: walls (bubblewrap), limits (control groups), and the copy
+of the course (git)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.classroom.boards import until
+from tests.hub.hubs import CAN_LIMIT, GIT, need_seats
+from tests.patience import patience
+from utils.hub import seat
+from utils.hub.limits import OWN, PERIOD, TREES, Limits, LimitsError
+from utils.paths import ROOT
+
+
+@pytest.fixture
+def home(tmp_path):
+    need_seats()
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def inside(home, *words, more=(), **options):
+    """Runs words in a seat; what the run was."""
+    wall = seat.sandbox(home, [], more)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(seat.HOME), "SECRET": "seen"}
+    return subprocess.run(
+        [*wall, *words], capture_output=True, text=True, timeout=patience(60), env=environment,
+        **options,
+    )  # fmt: skip
+
+
+# --- walls ----------------------------------------------------------------------------------------
+
+
+def test_only_the_home_stays(home):
+    done = inside(home, "sh", "-c", "echo mine > file; echo x > /tmp/y; echo x > /dev/shm/z; pwd")
+    assert (done.stdout, done.returncode) == (f"{seat.HOME}\n", 0), done.stderr
+    assert (home / "file").read_text() == "mine\n"
+    assert not Path("/tmp/y").exists() and not Path("/dev/shm/z").exists()
+    assert inside(home, "ls", "/tmp", "/dev/shm", "/home").stdout.split() == [
+        "/dev/shm:", "/home:", "learner", "/tmp:",
+    ]  # fmt: skip
+
+
+def test_nothing_else_of_the_machine_is_seen(home, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    assert inside(home, "cat", str(tmp_path / "secret")).returncode != 0
+    assert inside(home, "kill", "-0", str(os.getpid())).returncode != 0
+    shown = inside(home, "sh", "-c", "cd /proc; ls -d [0-9]*").stdout.split()
+    assert len(shown) <= 4  # its own, of which bubblewrap is the first
+    assert inside(home, "hostname").stdout == "localhost\n"
+    for place in (ROOT / "README.md", "/usr/bin/env", "/etc/passwd"):
+        done = inside(home, "sh", "-c", f"echo x >> {place}")
+        assert "Read-only file system" in done.stderr, place
+
+
+def test_a_seat_ends_with_who_started_it(home):
+    wall = seat.sandbox(home, [])
+    starter = f"import subprocess, sys; subprocess.Popen({[*wall, 'sleep', '61234.5']}); input()"
+    parent = subprocess.Popen([sys.executable, "-c", starter], stdin=subprocess.PIPE)
+    find = ["pgrep", "-f", "sleep 61234.5"]
+    until(lambda: subprocess.run(find, capture_output=True).stdout.split()[1:])
+    parent.kill()
+    parent.wait()
+    until(lambda: not subprocess.run(find, capture_output=True).stdout.split())
+
+
+def test_it_says_what_the_machine_lacks(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(seat.SeatError, match=r"^bubblewrap is missing: apt-get install bubblewrap"):
+        seat.check_sandbox()
+    refusing = tmp_path / "bwrap"
+    refusing.write_text(
+        "#!/bin/sh\necho bwrap: setting up uid map: Permission denied >&2; exit 1\n"
+    )
+    refusing.chmod(0o755)
+    with pytest.raises(seat.SeatError, match=r"uid map: Permission denied\): on Ubuntu 24\.04"):
+        seat.check_sandbox()
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group():
+    if not CAN_LIMIT:
+        pytest.skip("only root may make control groups here")
+    name = f"test-{os.getpid()}"
+    made = Limits().group(name, memory=512 << 20, processes=40)
+    yield made
+    until(lambda: made.remove() or not any(folder.exists() for folder in made.folders.values()))
+
+
+def test_memory_ends_who_takes_too_much(home, group):
+    for mib, status in ((64, 0), (1024, -9)):
+        take = [sys.executable, "-c", f"bytearray({mib} << 20)"]
+        done = subprocess.run(take, preexec_fn=group.enter, timeout=patience(60))
+        assert done.returncode == status, mib
+    # Files of /tmp and /dev/shm are memory, too.
+    for place in ("/tmp", "/dev/shm"):
+        fill = f"head -c 1G /dev/zero > {place}/full"
+        assert inside(home, "sh", "-c", fill, preexec_fn=group.enter).returncode != 0, place
+
+
+def test_cores_hold_back_who_computes_too_much(group):
+    Limits().group(f"test-{os.getpid()}", cores=0.1)  # the same one, given anew
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=group.enter)
+    stat = group.folders["cpu"] / "cpu.stat"
+    until(
+        lambda: dict(line.split() for line in stat.read_text().splitlines())["nr_throttled"] > "0"
+    )
+    child.kill()
+    child.wait()
+
+
+def test_processes_are_counted(group):
+    many = "import subprocess\nfor n in range(99): subprocess.Popen(['sleep', '9'])"
+    done = subprocess.run(
+        ["timeout", "60", sys.executable, "-c", many], preexec_fn=group.enter, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert "Resource temporarily unavailable" in done.stderr
+    for pid in (group.folders["pids"] / "cgroup.procs").read_text().split():
+        os.kill(int(pid), 9)
+
+
+def test_a_seat_is_shown_its_own_limits(home, group):
+    see = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from utils.measure import machine as m; "
+    see += "print(m.cores(), m.machine().memory >> 20)"
+    Limits().group(f"test-{os.getpid()}", memory=2 << 30, cores=0.5)  # the same one, given anew
+    more, python = group.mounts(), [sys.executable, "-c", see]
+    done = inside(home, *python, more=more, preexec_fn=group.enter)
+    assert done.stdout == "0.5 2048\n", done.stderr
+
+
+def tree(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_text().split()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_version_2_of_control_groups_is_told_the_same(tmp_path):
+    """In a folder: the kernel of these tests has version 1."""
+    (tmp_path / "slice" / "hub.service").mkdir(parents=True)
+    limits = Limits(tmp_path, "0::/slice/hub.service\n")
+    assert limits.version == 2
+    limits.group("ada", memory=3 << 30, cores=1.5, processes=400)
+    limits.group("bob")
+    told, own = tree(tmp_path), "slice/hub.service"
+    assert told[f"{own}/{OWN}/cgroup.procs"] == [str(os.getpid())]
+    assert told[f"{own}/cgroup.subtree_control"] == ["+memory", "+cpu", "+pids"]
+    assert told[f"{own}/seat-ada/memory.max"] == [str(3 << 30)]
+    assert told[f"{own}/seat-ada/cpu.max"] == ["150000", str(PERIOD)]
+    assert told[f"{own}/seat-ada/pids.max"] == ["400"]
+    assert {told[f"{own}/seat-bob/{name}.max"][0] for name in ("memory", "cpu", "pids")} == {"max"}
+    # The hub itself has moved down by then, and finds the same place again.
+    again = Limits(tmp_path, f"0::/slice/hub.service/{OWN}\n")
+    assert again.folders == limits.folders
+    group = again.group("ada")
+    assert group.mounts() == [(tmp_path / own / "seat-ada", TREES)]
+    group.enter()
+    assert tree(tmp_path)[f"{own}/seat-ada/cgroup.procs"] == [str(os.getpid())]
+
+
+def test_without_a_group_to_write_the_hub_says_how_to_get_one(tmp_path):
+    (tmp_path / "hub.service").write_text("no folder")
+    with pytest.raises(LimitsError, match=r"cannot be written .*Delegate=yes.*--no-limits"):
+        Limits(tmp_path, "0::/hub.service\n")
+
+
+# --- the copy of the course -----------------------------------------------------------------------
+
+
+def git(folder, *words):
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    who = ["-c", "user.name=Instructor", "-c", "user.email=instructor@example.org"]
+    subprocess.run(
+        [*GIT, *who, "-C", str(folder), *words], check=True, env=environment, capture_output=True
+    )
+
+
+@pytest.fixture
+def course(tmp_path):
+    folder = tmp_path / "course"
+    (folder / "labs").mkdir(parents=True)
+    for name in ("lesson", "other", "labs/answer"):
+        (folder / name).write_text(f"{name}\n" * 3)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "The course")
+    return folder
+
+
+def start(home, course):
+    """What a seat does before JupyterLab; the copy."""
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(seat.HOME),
+        "GIT_CONFIG_SYSTEM": str(seat.GITCONFIG),
+    }  # fmt: skip
+    words = [*seat.sandbox(home, [], [(course, course)]), *seat.begin(course, "main"), "true"]
+    subprocess.run(words, check=True, env=environment, timeout=patience(60))
+    return home / seat.COPY.name
+
+
+def test_a_copy_gets_what_is_new_and_keeps_what_is_the_learners(home, course):
+    copy = start(home, course)
+    assert (copy / "labs" / "answer").read_text() == "labs/answer\n" * 3
+    (copy / "lesson").write_text("lesson\nmine\nlesson\n")
+    (copy / "labs" / "answer").write_text("my answer\n")
+    (copy / "notes").write_text("my notes\n")
+    (copy / "new").write_text("mine, too\n")
+    (course / "lesson").write_text("lesson\ntheirs\nlesson\n")
+    (course / "other").write_text("mended\n")
+    (course / "new").write_text("theirs\n")
+    git(course, "add", ".")
+    git(course, "commit", "-qm", "News")
+    assert start(home, course) == copy
+    assert (copy / "lesson").read_text() == "lesson\nmine\nlesson\n"
+    assert (copy / "labs" / "answer").read_text() == "my answer\n"
+    assert (copy / "notes").read_text() == "my notes\n"
+    assert (copy / "other").read_text() == "mended\n"
+    assert (copy / "new").read_text() == "theirs\n"
+    assert [path.read_text() for path in copy.glob("new_*")] == ["mine, too\n"]  # put aside
+
+
+def test_a_seat_opens_when_the_course_cannot_be_read(home, course):
+    copy = start(home, course)
+    course.rename(course.with_name("moved"))
+    course.mkdir()
+    assert start(home, course) == copy and (copy / "lesson").exists()
+    assert "non-zero exit status" in (home / "pull.log").read_text()
