@@ -4,6 +4,7 @@
 PORT ?= 8888
 HOST ?= 127.0.0.1
 BOARD ?= 8765
+HUB ?= 8001
 HTTP ?= 8000
 GRPC ?= 8001
 METRICS ?= 8002
@@ -16,7 +17,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab class check test course book slides progress refresh labs lock base-model export serve bench gpu lint clean
+.PHONY: help setup ready lab class hub check test course book slides progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -32,6 +33,9 @@ lab: ready ## open JupyterLab on the table of lessons (PORT=8888; CLASS=address 
 
 class: ready ## show an instructor how the room is doing (HOST=address BOARD=8765; docs/class.md)
 	$(RUN) utils.classroom --host $(HOST) --port $(BOARD) $(if $(URL),--url '$(URL)')
+
+hub: ready ## seats on this machine for a class without machines (HOST=address HUB=8001; docs/class/hub.md)
+	$(RUN) utils.hub --host $(HOST) --port $(HUB)
 
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check

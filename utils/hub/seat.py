@@ -170,7 +170,8 @@ class Seat(LocalProcessSpawner):
             "PATH": f"{venv / 'bin'}:/usr/local/bin:/usr/bin:/bin",
             "PYTHONPATH": str(COPY),  # the learner's copy comes before the hub's
             "JUPYTER_CONFIG_PATH": str(SETTINGS),
-            "OMP_NUM_THREADS": "1",  # of a machine with 64 cores every process would take 64
+            # torch would take as many threads as the machine has cores
+            "OMP_NUM_THREADS": str(max(1, round(self.cpu_limit or 1))),
             "GIT_CONFIG_SYSTEM": str(GITCONFIG),
         }
 
