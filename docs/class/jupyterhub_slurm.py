@@ -1,6 +1,6 @@
 """JupyterHub on a Slurm cluster: each learner's JupyterLab is a job on a compute node.
 
-    .venv/bin/jupyterhub -f docs/class/jupyterhub_slurm.py      # as root, in COURSE: see slurm.md
+    COURSE/.venv/bin/jupyterhub -f COURSE/docs/class/jupyterhub_slurm.py    # as root: see slurm.md
 
 The hub runs on a machine where `sbatch` works, and asks PAM for the learner's password. A job is
 the learner's own: what an account may use on the cluster holds for its lab, too.
@@ -10,7 +10,7 @@ import sys
 from html import escape
 from pathlib import Path
 
-import batchspawner  # noqa: F401  (it adds the address at which a job tells the hub its port)
+import batchspawner  # it also adds the address at which a job tells the hub its port
 
 from utils.hub import proxy
 
@@ -63,7 +63,7 @@ c.SlurmSpawner.start_timeout = 600  # seconds, the wait in the queue included
 # The learner's clone takes what is new in the course and keeps the learner's edits; its utils and
 # labs come before those of COURSE. Where nothing can be pulled, the clone opens as it is.
 # safe.directory: git refuses to read a repository that belongs to another account, without it.
-# No srun: its step would have one core, whatever the job has (Slurm 22.05 and newer).
+# No srun: it may bind the lab to one core, whatever the job has (Slurm 22.05 and newer).
 c.SlurmSpawner.batch_script = f"""#!/bin/bash -l
 #SBATCH --job-name=kintsugi-lab
 #SBATCH --output={{{{homedir}}}}/kintsugi-lab.log

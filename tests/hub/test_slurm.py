@@ -230,7 +230,9 @@ class Learner:
     def start(self) -> None:
         answer = self.hub("POST", "spawn", data={"profile": PROFILE})
         assert answer.ok and "spawn-pending" in answer.url
+        self.wait()
 
+    def wait(self) -> None:
         def ready():
             server = self.server()
             assert server, "the job has ended"
@@ -304,8 +306,8 @@ def hub(scheduler, course, tmp_path):
 def test_a_learner_works_in_a_job(hub, course, scheduler, tmp_path):
     learner, home = Learner(hub), tmp_path / "home"
     learner.log_in()
-    other = learner.hub("POST", f"api/users/{USER}/server", json={"profile": "all", "cmd": "true"})
-    assert other.status_code == 400
+    path = f"api/users/{USER}/server"
+    assert learner.hub("POST", path, json={"profile": "all of it"}).status_code == 400
 
     learner.start()
     sums, imported, threads, job = json.loads(learner.run(CELL))
@@ -322,7 +324,8 @@ def test_a_learner_works_in_a_job(hub, course, scheduler, tmp_path):
     theirs = course / "README.md"
     theirs.write_text(theirs.read_text() + "new line\n")
     commit(course)
-    learner.start()
+    assert learner.hub("POST", path, json={"profile": PROFILE, "cmd": "false"}).ok
+    learner.wait()  # `false` would have ended the job
     assert learner.lab("files/README.md").text == "my line\n\nlast line\nnew line\n"
     learner.stop()
     wait_for(lambda: not processes_at(home), 15, "the end of the second job")
