@@ -6,11 +6,12 @@ The hub runs on a machine where `sbatch` works, and asks PAM for the learner's p
 the learner's own: what an account may use on the cluster holds for its lab, too.
 """
 
+import asyncio
 import sys
 from html import escape
 from pathlib import Path
 
-import batchspawner  # it also adds the address at which a job tells the hub its port
+import batchspawner.batchspawner  # it also adds the address at which a job tells the hub its port
 
 from utils.hub import proxy
 
@@ -46,7 +47,27 @@ c.JupyterHub.load_roles = [{"name": "culler", "services": ["culler"], "scopes": 
 # ---- a learner's job
 
 BIN = COURSE / ".venv" / "bin"
-c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
+
+
+class LabSpawner(batchspawner.SlurmSpawner):
+    """A start that ends when its job does: batchspawner 1.3 would wait for all of start_timeout."""
+
+    async def start(self) -> tuple[str, int]:
+        """(host, port) of JupyterLab. Raises RuntimeError where the job has ended before that."""
+        starting, gone = (
+            asyncio.create_task(super().start()),
+            batchspawner.batchspawner.JobStatus(0),
+        )
+        try:
+            while not (await asyncio.wait([starting], timeout=3))[0]:
+                if self.job_id and await self.query_job_status() == gone:
+                    raise RuntimeError("The job ended; kintsugi-lab.log in the home says why.")
+            return await starting
+        finally:
+            starting.cancel()
+
+
+c.JupyterHub.spawner_class = LabSpawner
 # sbatch, squeue and scancel as the learner, who gets the variables of the lab and no others
 c.SlurmSpawner.exec_prefix = "runuser --preserve-environment -u {username} --"
 c.SlurmSpawner.env_keep = ["PATH", "LANG", "SLURM_CONF"]

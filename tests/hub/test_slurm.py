@@ -37,18 +37,17 @@ PROFILE = "4 cores, 8 GB, 4 hours"
 # The site: its own settings, but for what a test cannot have.
 SITE = """
 import os
-import batchspawner
 
 load_subconfig({config!r})
+c = get_config()
 
-class InScratch(batchspawner.SlurmSpawner):
+class InScratch(c.JupyterHub.spawner_class):
     def _req_homedir_default(self):
         return {home!r}
 
     def user_env(self, env):
         return super().user_env(env) | {{"HOME": {home!r}}}
 
-c = get_config()
 c.JupyterHub.spawner_class = InScratch
 c.JupyterHub.authenticator_class = "dummy"
 c.DummyAuthenticator.password = {password!r}
@@ -308,6 +307,12 @@ def test_a_learner_works_in_a_job(hub, course, scheduler, tmp_path):
     learner.log_in()
     path = f"api/users/{USER}/server"
     assert learner.hub("POST", path, json={"profile": "all of it"}).status_code == 400
+
+    # Where the clone should be is a file: the job begins, fails, and the learner hears of it.
+    (home / "kintsugi").touch()
+    assert learner.hub("POST", path, json={"profile": PROFILE}).ok
+    wait_for(lambda: not learner.server(), 30, "the end of a start whose job has failed")
+    (home / "kintsugi").unlink()
 
     learner.start()
     sums, imported, threads, job = json.loads(learner.run(CELL))
