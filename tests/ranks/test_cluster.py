@@ -106,6 +106,7 @@ def test_slurm_starts_the_line_on_every_node(stand_ins):
         SLURM_NNODES="2",
         SLURM_JOB_NODELIST="gpu[7-8]",
         SLURM_JOB_ID="4711",
+        SLURM_CPUS_PER_TASK="64",
     )
     assert words[0] == ".venv/bin/torchrun"
     assert words[1:] == printed(*TRAIN, ranks=8, head="gpu7", job="4711")
@@ -130,7 +131,7 @@ def test_slurm_does_not_repeat_what_fails_at_once_or_always(stand_ins):
 def requeue(stand_ins, srun, **facts):
     hosts = '#!/bin/sh\nif [ "$1" = show ]; then echo gpu7; exit; fi\n'
     job = {"SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "gpu[7-8]", "SLURM_JOB_ID": "4711"}
-    environment = {**job, "SHORTEST_TURN": "0", **facts}
+    environment = {**job, "SLURM_CPUS_PER_TASK": "64", "SHORTEST_TURN": "0", **facts}
     commands = {"srun": srun, "scontrol": hosts + NOTE.removeprefix("#!/bin/sh\n")}
     return stand_ins(DOCS / "slurm_requeue.sbatch", *TRAIN, commands=commands, **environment)
 

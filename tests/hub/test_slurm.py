@@ -1,0 +1,336 @@
+"""docs/class/jupyterhub_slurm.py: a learner logs in, and JupyterLab is a job.
+
+The hub, its proxy, the job's script and JupyterLab are real. So is Slurm, where its daemons are
+installed: a controller and a node of this machine, with all that they write in the test's folder.
+Everywhere else stand-ins for sbatch, squeue and scancel start the script, look for it and end it.
+Left out are PAM and other accounts than ours: the learner is who runs the tests.
+"""
+
+import asyncio
+import contextlib
+import getpass
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import requests
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import websocket_connect
+
+from tests.patience import patience
+from utils.paths import ROOT
+from utils.ranks.supervise import Child, end, supervised
+
+CONFIG = ROOT / "docs" / "class" / "jupyterhub_slurm.py"
+USER, PASSWORD = getpass.getuser(), "of-a-test"
+DAEMONS = ("slurmctld", "slurmd", "sbatch")
+MISSING = [name for name in DAEMONS if shutil.which(name) is None]
+PROFILE = "4 cores, 8 GB, 4 hours"
+
+# The site: its own settings, but for what a test cannot have.
+SITE = """
+import os
+
+load_subconfig({config!r})
+c = get_config()
+
+class InScratch(c.JupyterHub.spawner_class):
+    def _req_homedir_default(self):
+        return {home!r}
+
+    def user_env(self, env):
+        return super().user_env(env) | {{"HOME": {home!r}}}
+
+c.JupyterHub.spawner_class = InScratch
+c.JupyterHub.authenticator_class = "dummy"
+c.DummyAuthenticator.password = {password!r}
+c.Authenticator.allowed_users = {{{user!r}}}
+c.JupyterHub.bind_url = "http://127.0.0.1:{ports[0]}"
+c.JupyterHub.hub_ip, c.JupyterHub.hub_port = "127.0.0.1", {ports[1]}
+c.ConfigurableHTTPProxy.api_url = "http://127.0.0.1:{ports[2]}"
+if os.geteuid():
+    c.SlurmSpawner.exec_prefix = ""
+else:
+    c.SlurmSpawner.args = ["--allow-root"]
+"""
+
+# One node, this machine, which says that it has the cores and the memory of PROFILE.
+SLURM = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_min_interval=0
+KillWait=10
+NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=8192
+PartitionName=all Nodes=ALL Default=YES
+"""
+
+# A job's number is its process group.
+STAND_INS = {
+    "sbatch": """cat >"$0.script" && cd "$HOME"
+setsid bash "$0.script" >"$0.log" 2>&1 &
+echo $!""",
+    "squeue": 'kill -0 "$3" && echo RUNNING localhost',
+    "scancel": 'kill -TERM -- "-$1"',
+}
+
+# The ranks stay open: they are what stopping the lab must end, too.
+CELL = """
+import json, os
+import torch
+import utils
+from utils.ranks import Ranks
+
+def total():
+    value = torch.ones(1)
+    torch.distributed.all_reduce(value)
+    return value.item()
+
+ranks = Ranks(2)
+job = os.environ.get("SLURM_JOB_ID")
+print(json.dumps([ranks.run(total), utils.__file__, os.environ["OMP_NUM_THREADS"], job]))
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def wait_for(look, seconds: float, what: str):
+    """The first value of `look()` that counts as true; AssertionError after `seconds`."""
+    until = time.monotonic() + patience(seconds)
+    while time.monotonic() < until:
+        if value := look():
+            return value
+        time.sleep(0.4)
+    raise AssertionError(f"not within {patience(seconds)} s: {what}")
+
+
+@contextlib.contextmanager
+def running(command: list[str], log: Path, **variables: str):
+    """A program under a supervisor, ended with all that it started."""
+    with log.open("w") as out:
+        child = Child(supervised(command), output=out, env={**os.environ, **variables})
+    try:
+        yield child
+    finally:
+        end([child], 20)
+
+
+@pytest.fixture(params=["Slurm", "stand-ins"])
+def scheduler(request, tmp_path):
+    """The variables that lead to sbatch, squeue and scancel."""
+    folder = tmp_path / "slurm"
+    (folder / "state").mkdir(parents=True)
+    if request.param == "stand-ins":
+        for name, text in STAND_INS.items():
+            (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+            (folder / name).chmod(0o755)
+        path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+        yield {"PATH": path}
+        return
+    if MISSING:
+        pytest.skip(f"not installed: {', '.join(MISSING)}")
+    conf, host = folder / "slurm.conf", socket.gethostname().partition(".")[0]
+    conf.write_text(SLURM.format(folder=folder, host=host, user=USER, ports=free_ports(2)))
+    variables = {"SLURM_CONF": str(conf)}
+    with contextlib.ExitStack() as stack:
+        for name in ("slurmctld", "slurmd"):
+            log = folder / f"{name}.log"
+            stack.enter_context(running([name, "-D", "-f", str(conf)], log, **variables))
+        look = ["sinfo", "--noheader", "--format=%T"]
+        environment = {**os.environ, **variables}
+        wait_for(
+            lambda: subprocess.run(look, env=environment, capture_output=True).stdout == b"idle\n",
+            20,
+            f"a node of Slurm that is idle; {folder}",
+        )
+        yield variables
+
+
+@pytest.fixture
+def course(tmp_path):
+    """The folder that all nodes see: a git repository with the course's .venv."""
+    folder = tmp_path / "course"
+    for part in ("utils", "docs/class"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / part, folder / part, ignore=ignored)
+    (folder / "README.md").write_text("first line\n\nlast line\n")
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    commit(folder)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *words], check=True)
+
+
+def commit(folder: Path) -> None:
+    git(folder, "add", "--all")
+    git(folder, "-c", "user.name=test", "-c", "user.email=@", "commit", "--quiet", "--message=a")
+
+
+class Learner:
+    """What a browser does."""
+
+    def __init__(self, address: str):
+        self.address, self.session = address, requests.Session()
+        self.session.trust_env = False  # no proxy of this machine
+        self.session.headers["Referer"] = f"{address}/hub/"
+
+    def hub(self, method: str, path: str, **more) -> requests.Response:
+        """A request to the hub, as its own pages send it."""
+        crumb = self.session.cookies.get("_xsrf", path="/hub/")
+        url, headers = f"{self.address}/hub/{path}", {"X-XSRFToken": crumb}
+        return self.session.request(method, url, headers=headers, timeout=60, **more)
+
+    def lab(self, path: str, **more) -> requests.Response:
+        """A request to the lab."""
+        method, url = "POST" if more else "GET", f"{self.address}/user/{USER}/{path}"
+        return requests.request(method, url, headers=self.key, timeout=60, **more)
+
+    def log_in(self) -> None:
+        self.hub("GET", "login")
+        answer = self.hub("POST", "login", data={"username": USER, "password": PASSWORD})
+        assert PROFILE in answer.text  # the page with the profiles
+        token = self.hub("POST", f"api/users/{USER}/tokens", json={}).json()["token"]
+        self.key = {"Authorization": f"token {token}"}
+
+    def server(self) -> dict:
+        return self.hub("GET", f"api/users/{USER}").json()["servers"].get("", {})
+
+    def start(self) -> None:
+        answer = self.hub("POST", "spawn", data={"profile": PROFILE})
+        assert answer.ok and "spawn-pending" in answer.url
+        self.wait()
+
+    def wait(self) -> None:
+        def ready():
+            server = self.server()
+            assert server, "the job has ended"
+            return server["ready"]
+
+        wait_for(ready, 60, "JupyterLab as a job")
+
+    def stop(self) -> None:
+        assert self.hub("DELETE", f"api/users/{USER}/server").ok
+        wait_for(lambda: not self.server(), 30, "the end of the job")
+
+    def run(self, code: str) -> str:
+        """What a cell prints in a kernel that stays."""
+        kernel = self.lab("api/kernels", json={}).json()["id"]
+        address = self.address.replace("http", "ws", 1)
+        address += f"/user/{USER}/api/kernels/{kernel}/channels"
+        request = HTTPRequest(address, headers=self.key)
+        return asyncio.run(asyncio.wait_for(printed(request, code), patience(60)))
+
+
+async def printed(request: HTTPRequest, code: str) -> str:
+    connection, text = await websocket_connect(request), ""
+    header = {"msg_id": "1", "msg_type": "execute_request", "session": "1", "username": ""}
+    content = {"code": code, "silent": False, "stop_on_error": True}
+    message = {"header": header | {"version": "5.3"}, "parent_header": {}, "metadata": {}}
+    await connection.write_message(json.dumps(message | {"content": content, "channel": "shell"}))
+    while True:
+        heard = json.loads(await connection.read_message())
+        kind = heard["header"]["msg_type"]
+        if kind == "stream":
+            text += heard["content"]["text"]
+        if kind == "error":
+            text += "\n".join(heard["content"]["traceback"])
+        if kind == "execute_reply":
+            return text
+
+
+def processes_at(home: Path) -> list[psutil.Process]:
+    """What runs with this HOME: the job, its kernels and their ranks."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it has just ended, or is another's
+            if process.environ().get("HOME") == str(home):
+                found.append(process)
+    return found
+
+
+@pytest.fixture
+def hub(scheduler, course, tmp_path):
+    """The address of a hub of the course's settings; its learner's home is tmp_path / "home"."""
+    home, site, ports = tmp_path / "home", tmp_path / "hub", free_ports(3)
+    home.mkdir()
+    site.mkdir()
+    config = str(course / "docs" / "class" / CONFIG.name)
+    facts = {"config": config, "home": str(home), "user": USER, "password": PASSWORD}
+    (site / "site.py").write_text(SITE.format(ports=ports, **facts))
+    log = site / "hub.log"  # beside it the hub's own files: they go where it runs
+    words = ["sh", "-c", 'cd "$0" && exec "$@"', str(site), sys.executable, "-m", "jupyterhub"]
+    with running([*words, "--config=site.py"], log, **scheduler) as process:
+
+        def up():
+            assert process.returncode is None, log.read_text()
+            return "is now running at" in log.read_text()
+
+        wait_for(up, 30, f"the hub; {log}")
+        yield f"http://127.0.0.1:{ports[0]}"
+    for left in processes_at(home):  # nothing, unless the test failed
+        left.kill()
+
+
+def test_a_learner_works_in_a_job(hub, course, scheduler, tmp_path):
+    learner, home = Learner(hub), tmp_path / "home"
+    learner.log_in()
+    path = f"api/users/{USER}/server"
+    assert learner.hub("POST", path, json={"profile": "all of it"}).status_code == 400
+
+    # Where the clone should be is a file: the job begins, fails, and the learner hears of it.
+    (home / "kintsugi").touch()
+    assert learner.hub("POST", path, json={"profile": PROFILE}).ok
+    wait_for(lambda: not learner.server(), 30, "the end of a start whose job has failed")
+    (home / "kintsugi").unlink()
+
+    learner.start()
+    sums, imported, threads, job = json.loads(learner.run(CELL))
+    assert sums == [2.0, 2.0] and threads == "1"
+    assert imported == str(home / "kintsugi" / "utils" / "__init__.py")  # not COURSE's
+    assert (job is not None) == ("SLURM_CONF" in scheduler)
+    assert len(processes_at(home)) > 4  # JupyterLab, a kernel, two ranks and what forks them
+    learner.stop()
+    wait_for(lambda: not processes_at(home), 15, "the end of all that the job started")
+
+    # The course changes, and so does the learner's clone: the next job has both.
+    mine = home / "kintsugi" / "README.md"
+    mine.write_text(mine.read_text().replace("first", "my"))
+    theirs = course / "README.md"
+    theirs.write_text(theirs.read_text() + "new line\n")
+    commit(course)
+    assert learner.hub("POST", path, json={"profile": PROFILE, "cmd": "false"}).ok
+    learner.wait()  # `false` would have ended the job
+    assert learner.lab("files/README.md").text == "my line\n\nlast line\nnew line\n"
+    learner.stop()
+    wait_for(lambda: not processes_at(home), 15, "the end of the second job")
