@@ -1,9 +1,9 @@
 """A class on Kubernetes: docs/class/values.yaml, its Dockerfile and pull.sh.
 
 Docker and Kubernetes are not here. Pods are made from the values by KubeSpawner, the class that
-starts seats in the chart's hub, and held against Kubernetes' API. The Dockerfile is read by a linter,
-and what it names is looked up here. pull.sh runs, with real repositories. Who has the chart, a clone
-of zero-to-jupyterhub-k8s at the version that values.yaml names, sets KINTSUGI_CHART to its folder
+starts seats in the chart's hub, and held against Kubernetes' API. A linter reads the Dockerfile,
+and what it names is looked up here. pull.sh runs, with real repositories. Who has the chart, a
+clone of zero-to-jupyterhub-k8s at the version of values.yaml, sets KINTSUGI_CHART to its folder
 `jupyterhub`: then the values are held against the chart's schema, too.
 """
 
@@ -361,7 +361,7 @@ LAB = "labs/01_data_parallel/ring.py"
 
 @pytest.fixture
 def git(tmp_path):
-    """git(folder, *words) -> what it prints; the tests' own name, and no settings of this machine."""
+    """git(folder, *words) -> what it prints; with a name of its own, and no settings of others."""
     names = {f"GIT_{who}_NAME": "tests" for who in ("AUTHOR", "COMMITTER")}
     mails = {f"GIT_{who}_EMAIL": "tests@example.org" for who in ("AUTHOR", "COMMITTER")}
     safe = {
@@ -377,7 +377,7 @@ def git(tmp_path):
             command, env=variables, check=True, capture_output=True, text=True
         ).stdout
 
-    run.variables = {**variables, **safe}
+    run.variables = variables
     return run
 
 
@@ -482,6 +482,7 @@ def test_what_is_new_comes_and_what_the_learner_wrote_stays(start, upstream, git
 def test_what_was_removed_stays_with_who_has_changed_it(start, upstream, git):
     start()
     (start.copy / LAB).write_text("mine")
+    (start.copy / LESSON).unlink()  # this one comes back
     (upstream / LAB).unlink()
     (upstream / OTHER).unlink()
     commit(git, upstream)
@@ -489,6 +490,7 @@ def test_what_was_removed_stays_with_who_has_changed_it(start, upstream, git):
     assert status == 0, log
     assert (start.copy / LAB).read_text() == "mine"
     assert not (start.copy / OTHER).exists()
+    assert sources(start.copy / LESSON) == sources(upstream / LESSON)
 
 
 def test_no_notebook_is_broken_by_lines_of_two(start, upstream, git, tmp_path):
@@ -498,7 +500,8 @@ def test_no_notebook_is_broken_by_lines_of_two(start, upstream, git, tmp_path):
     shutil.copy(start.copy / LESSON, before)
 
     def printing(cells):
-        return next(c for c in cells if any(o.output_type == "stream" for o in c.get("outputs", [])))
+        prints = (c for c in cells if any(o.output_type == "stream" for o in c.get("outputs", [])))
+        return next(prints)
 
     def learns(cells):
         printing(cells).outputs = [nbformat.v4.new_output("stream", text="what I have seen\n")]
