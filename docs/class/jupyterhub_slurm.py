@@ -93,7 +93,7 @@ c.SlurmSpawner.batch_script = f"""#!/bin/bash -l
 #SBATCH --nodes=1 --ntasks=1 {{{{options}}}}
 set -euo pipefail
 git config --global --fixed-value --replace-all safe.directory {COURSE}/.git {COURSE}/.git
-{BIN}/gitpuller {REPOSITORY} {BRANCH} "$HOME/kintsugi" || test -d "$HOME/kintsugi"
+PATH={BIN}:$PATH {COURSE}/docs/class/pull.sh {REPOSITORY} {BRANCH} "$HOME/kintsugi"
 export PYTHONPATH="$HOME/kintsugi"
 exec {{{{cmd}}}}
 """

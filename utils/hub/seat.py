@@ -7,7 +7,7 @@ JupyterHub's local spawner, with three things around what it starts:
   home. So all learners can use the same ports, and none sees another's files, ports or processes.
 - *a control group* (`utils/hub/limits.py`): memory, cores and processes.
 - *git*: the learner's copy of the course, ~/kintsugi, gets what has changed in the course each time
-  the seat starts. What the learner has changed stays (nbgitpuller).
+  the seat starts. What the learner has changed stays (docs/class/pull.sh).
 
 A seat has no network but its own, so JupyterLab listens to a Unix socket, and so does the hub: the
 sockets are files, which the one sees that shall. Where the hub ends, its seats end with it.
@@ -89,11 +89,11 @@ def sandbox(
 def begin(course: Path, branch: str) -> list[str]:
     """The words between bubblewrap's and a command: the learner's copy gets what is new.
 
-    A copy that cannot be brought up to date is as good as yesterday's: the command runs all the
-    same, and the learner's pull.log says why.
+    The command runs where there is a copy, brought up to date or not; the learner's pull.log says.
     """
-    pull = 'gitpuller "$1" "$2" "$3" >"$HOME/pull.log" 2>&1; shift 3; exec "$@"'
-    return ["sh", "-c", pull, "seat", f"file://{course}", branch, str(COPY)]
+    pull = '"$0" "$1" "$2" "$3" >"$HOME/pull.log" 2>&1 || { cat "$HOME/pull.log" >&2; exit 1; }'
+    words = [str(ROOT / "docs" / "class" / "pull.sh"), f"file://{course}", branch, str(COPY)]
+    return ["sh", "-c", pull + '; shift 3; exec "$@"', *words]
 
 
 def check_sandbox() -> None:
