@@ -56,6 +56,8 @@ EVERY = 0.25  # seconds between two looks
 PATIENCE = 900.0  # seconds without a word of the kernel
 GIB, MIB = 2**30, 2**20
 
+BEGIN, END = "<!-- measured -->", "<!-- end of what is measured -->"
+
 # The arithmetic of `fit`
 MACHINES = [(8, 32), (16, 64), (32, 128), (64, 256)]  # cores, GiB
 SYSTEM = 2 * GIB  # for the system and the hub's own processes
@@ -368,16 +370,29 @@ def together(
 
 
 def fits(needs: dict[Path, Need]) -> str:
-    """The table of how many learners fit; by memory for the heaviest of these notebooks."""
-    heaviest = max(needs, key=lambda path: needs[path].private)
-    heads = ["machine", f"by memory ({title(heaviest)})"]
-    heads += [f"{title(path)}, {how}" for path in needs for how in ("same moment", "spread")]
+    """The table of how many learners fit, each way for the lesson that needs most of it."""
     rows = []
     for many_cores, memory in MACHINES:
-        found = {path: fit(many_cores, memory * GIB, one) for path, one in needs.items()}
-        row = [f"{many_cores} cores, {memory} GiB", found[heaviest]["memory"]]
-        rows.append(row + [one[how] for one in found.values() for how in ("same moment", "spread")])
-    return table("|".join(heads), rows)
+        found = {title(path): fit(many_cores, memory * GIB, one) for path, one in needs.items()}
+        least = {}
+        for how in ("memory", "same moment", "spread"):
+            least[how] = min((one[how], name) for name, one in found.items())
+        row = [f"{many_cores} cores, {memory} GiB"]
+        row += [f"{count} ({name})" for count, name in least.values()]
+        for how in ("same moment", "spread"):
+            row.append(min(least["memory"], least[how])[0])
+        rows.append(row)
+    heads = (
+        "machine|by memory|by cores, same moment|by cores, spread|a guided class|at their own pace"
+    )
+    return table(heads, rows)
+
+
+def into(page: Path, text: str) -> None:
+    """Puts the tables into a page, between its two comments."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def main() -> int:
@@ -386,7 +401,10 @@ def main() -> int:
     parser.add_argument("--once", action="store_true", help="one run each, alone, for memory")
     parser.add_argument("--all", action="store_true", help="so every lesson and lab's solution")
     parser.add_argument("--seats", type=int, nargs="+", default=[3], help="how many at once, too")
+    parser.add_argument("--page", type=Path, help="put the tables into it: docs/class/fit.md")
     options = parser.parse_args()
+    if options.page and BEGIN not in options.page.read_text(encoding="utf-8"):
+        parser.error(f"{options.page} has no {BEGIN}")
     once = options.once or options.all
     named = [path.resolve() for path in options.notebooks]
     paths = named or (written_notebooks() if options.all else LESSONS)
@@ -416,12 +434,14 @@ def main() -> int:
     from utils.measure.machine import processor_name  # maps torch, of which seats pay a share
 
     memory = psutil.virtual_memory().total / GIB
-    print(f"{processor_name()}, {CORES} cores, {memory:.0f} GiB\n")
-    print(table(ALONE, rows))
-    if more:
-        print(table(TOGETHER, more))
-    if needs and not once:
-        print(fits(needs))
+    machine = f"{processor_name()}, {CORES} cores, {memory:.0f} GiB"
+    tables = [f"A seat alone ({machine}):\n", table(ALONE, rows)]
+    if not once and not problems:
+        tables += ["Several at once:\n", table(TOGETHER, more)]
+        tables += ["How many learners fit, by arithmetic from the first table:\n", fits(needs)]
+    print(text := "\n".join(tables))
+    if options.page and not problems:
+        into(options.page, text)
     print("\n".join(problems) or "every cell of every seat did what it should")
     return 1 if problems else 0
 
