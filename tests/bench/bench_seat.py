@@ -1,6 +1,6 @@
 """What one learner of a hub needs, measured; how many fit on a machine, by arithmetic from that.
 
-    python -m tests.bench.bench_seat              lessons 01, 08, 16, alone and three seats at once
+    python -m tests.bench.bench_seat              lessons 01, 08, 15, 16, alone and three at once
     python -m tests.bench.bench_seat --all        every lesson and every lab's solution, alone
 
 A seat is what a hub starts for a learner: a copy of the workshop, a home, a temporary folder and a
@@ -37,6 +37,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 import psutil
@@ -49,8 +50,15 @@ from utils.paths import ROOT
 from utils.workshop import lab
 from utils.workshop.notebooks import first_line, surroundings, written_notebooks
 
-LESSONS = [ROOT / "notebooks" / f"{name}.ipynb" for name in (
-    "01_data_parallel", "08_pipeline_parallel", "16_deploy_to_triton")]  # fmt: skip
+LESSONS = [  # 15 needs most memory of all
+    ROOT / "notebooks" / f"{name}.ipynb"
+    for name in (
+        "01_data_parallel",
+        "08_pipeline_parallel",
+        "15_compression",
+        "16_deploy_to_triton",
+    )
+]
 KEPT = ("notebooks", "labs", "models", "docs", "README.md", "utils", "triton_model_repo")
 EVERY = 0.25  # seconds between two looks
 PATIENCE = 900.0  # seconds without a word of the kernel
@@ -92,17 +100,20 @@ def look(pid: int, memory: bool) -> Look:
     top = psutil.Process(pid)
     held = dict.fromkeys(("Pss", "Pss_File", "Rss"), 0)
     cpu, threads, count = 0.0, 0, 0
-    for process in [top, *top.children(recursive=True)]:
+    found = [top, *top.children(recursive=True)]
+    for process in found:  # quickly: who ends in between is counted neither here nor at its parent
         with suppress(psutil.Error, OSError):
             cpu += sum(process.cpu_times()[:4])  # its own, and of its children that have ended
             threads += process.num_threads()
             count += 1
-            if memory:
-                text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-                for name in held:
-                    held[name] += 1024 * int(re.search(rf"^{name}:\s+(\d+)", text, re.M)[1])
+    at = time.monotonic()
+    for process in found if memory else []:
+        with suppress(OSError, TypeError):  # a process that ends has no lines any more
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            for name in held:
+                held[name] += 1024 * int(re.search(rf"^{name}:\s+(\d+)", text, re.M)[1])
     private = held["Pss"] - held["Pss_File"]
-    return Look(time.monotonic(), private, held["Pss_File"], held["Rss"], cpu, count, threads)
+    return Look(at, private, held["Pss_File"], held["Rss"], cpu, count, threads)
 
 
 def size(folder: Path) -> int:
@@ -228,11 +239,12 @@ class Seat:
 
     def busiest_second(self) -> float:
         """Mean cores in use, over the second in which most were."""
+        spent = list(accumulate((one.cpu for one in self.looks), max))  # see `look`: it only grows
         found = 0.0
-        for one in self.looks:
-            later = next((two for two in self.looks if two.at - one.at >= 1), None)
-            if later is not None:
-                found = max(found, (later.cpu - one.cpu) / (later.at - one.at))
+        for one, before in zip(self.looks, spent):
+            later = (i for i, two in enumerate(self.looks) if two.at - one.at >= 1)
+            if (i := next(later, None)) is not None:
+                found = max(found, (spent[i] - before) / (self.looks[i].at - one.at))
         return found
 
 
@@ -397,7 +409,7 @@ def into(page: Path, text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("notebooks", nargs="*", type=Path, help="instead of 01, 08 and 16")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="instead of 01, 08, 15, 16")
     parser.add_argument("--once", action="store_true", help="one run each, alone, for memory")
     parser.add_argument("--all", action="store_true", help="so every lesson and lab's solution")
     parser.add_argument("--seats", type=int, nargs="+", default=[3], help="how many at once, too")
