@@ -8,45 +8,36 @@ import sys
 
 import psutil
 import pytest
-import requests
 
 from tests.classroom.boards import until
 from tests.hub.hubs import CAN_LIMIT, GIT, RunningHub, need_seats
+from tests.hub.visitor import Visitor
 from tests.patience import patience
 from utils.hub.__main__ import Options, alone, check_machine
-from utils.hub.seat import COPY, SeatError
+from utils.hub.seat import SeatError
 
 
-class Visitor:
-    """A learner's browser, by hand."""
-
-    def __init__(self, hub, name, password="a-long-word"):
-        self.hub, self.name, self.session = hub, name, requests.Session()
-        self.ask("GET", "/hub/login")
-        answer = self.ask("POST", "/hub/login", data={"username": name, "password": password})
-        assert answer.status_code == 200, answer.text
-
-    def ask(self, method, route, **more):
-        token = self.session.cookies.get("_xsrf", path="/hub/")
-        return self.session.request(
-            method, f"{self.hub.address}{route}", params={"_xsrf": token} if token else None,
-            timeout=patience(30), **more,
-        )  # fmt: skip
-
-    def open(self):
-        """Takes a seat, as the log-in does too; waits until JupyterLab answers there."""
-        self.ask("GET", "/hub/spawn")
-        until(lambda: f"/user/{self.name}/lab" in self.ask("GET", f"/user/{self.name}/lab").url, 60)
-
-    def server(self):
-        """What the hub says of the seat; None without one."""
-        return self.ask("GET", f"/hub/api/users/{self.name}").json()["servers"].get("")
+def visit(hub, name):
+    """A learner who sits in JupyterLab."""
+    learner = Visitor(hub.address, name)
+    learner.log_in()
+    learner.wait()
+    return learner
 
 
 def command_lines(hub):
-    """Of the walls around this hub's seats, while they stand."""
-    found = [" ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"])]
-    return [line for line in found if line.startswith("bwrap") and str(hub.folder) in line]
+    """Of all that runs for this hub, but for itself."""
+    signs, found = (str(hub.place), str(hub.port)), []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if process.pid != hub.process.pid and any(sign in line for sign in signs):
+            found.append(line)
+    return found
+
+
+def seats(hub):
+    """How many walls stand around seats."""
+    return sum(line.startswith("bwrap") for line in command_lines(hub))
 
 
 @pytest.fixture(scope="module")
@@ -58,19 +49,18 @@ def hub():
 
 @pytest.mark.timeout(120)
 def test_a_seat_that_nobody_uses_ends_and_opens_again_as_it_was(hub):
-    ada = Visitor(hub, "ada")
-    ada.open()
+    ada = visit(hub, "ada")
     home = hub.folder / "homes" / "ada"
     assert (home / "kintsugi" / "README.md").is_file()
     (home / "kintsugi" / "README.md").write_text("mine")
-    assert ada.server()["ready"] and command_lines(hub)
-    until(lambda: ada.server() is None, 60)  # 12 s without a request
-    assert not command_lines(hub)
+    assert seats(hub)
+    until(lambda: not ada.server(), 60)  # 12 s without a request
+    assert not seats(hub)
     (hub.course / "NEWS").write_text("new")
     who = ["-c", "user.name=Instructor", "-c", "user.email=instructor@example.org"]
     for words in (["add", "."], [*who, "commit", "-qm", "News"]):
         subprocess.run([*GIT, "-C", str(hub.course), *words], check=True)
-    ada.open()
+    ada.start()
     assert (home / "kintsugi" / "NEWS").read_text() == "new"
     assert (home / "kintsugi" / "README.md").read_text() == "mine"
 
@@ -81,10 +71,10 @@ def test_a_seat_that_ends_at_once_is_told_at_once(hub):
     away = hub.course.rename(hub.course.with_name("away"))
     hub.course.mkdir()
     try:
-        dora = Visitor(hub, "dora")
-        shown = "The seat of dora ended at once"
-        until(lambda: shown in dora.ask("GET", "/hub/spawn-pending/dora").text, 30)
-        assert str(COPY) in hub.said()  # is not there, says JupyterLab
+        dora, shown = Visitor(hub.address, "dora"), "The seat of dora ended at once"
+        dora.log_in()
+        until(lambda: shown in dora.hub("GET", "spawn-pending/dora").text)
+        assert f"file://{hub.course}" in hub.said()  # cannot be read, says git
     finally:
         hub.course.rmdir()
         away.rename(hub.course)
@@ -102,14 +92,19 @@ def test_a_second_hub_on_the_same_folder_or_port_says_so_and_ends(hub):
 
 
 @pytest.mark.timeout(120)
-def test_nothing_is_left_of_a_hub_that_ends_or_is_killed(hub):
-    eve = Visitor(hub, "eve")
-    eve.open()
-    assert command_lines(hub)
-    sockets = set(re.findall(r"/tmp/kintsugi-\w+", " ".join(command_lines(hub))))
-    hub.stop()
-    until(lambda: not command_lines(hub))
-    assert sockets and not any(os.path.exists(folder) for folder in sockets)
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
+def test_nothing_is_left_of_a_hub_that_ends_or_is_killed(end):
+    need_seats()
+    with RunningHub() as hub:
+        visit(hub, "eve")
+        assert len(command_lines(hub)) >= 4  # walls, JupyterLab, the proxy, the culler
+        (sockets,) = set(re.findall(r"/tmp/kintsugi-\w+", " ".join(command_lines(hub))))
+        if end == "SIGKILL":
+            hub.process.kill()
+        else:
+            assert hub.stop() == 0
+            assert not os.path.exists(sockets)
+        until(lambda: not command_lines(hub))
 
 
 # --- where it cannot start ------------------------------------------------------------------------

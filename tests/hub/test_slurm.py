@@ -6,7 +6,6 @@ Everywhere else stand-ins for sbatch, squeue and scancel start the script, look 
 Left out are PAM and other accounts than ours: the learner is who runs the tests.
 """
 
-import asyncio
 import contextlib
 import getpass
 import json
@@ -15,16 +14,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-import requests
-from tornado.httpclient import HTTPRequest
-from tornado.websocket import websocket_connect
 
-from tests.patience import patience
+from tests.classroom.boards import until
+from tests.hub.visitor import Visitor
 from utils.paths import ROOT
 from utils.ranks.supervise import Child, end, supervised
 
@@ -122,16 +118,6 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def wait_for(look, seconds: float, what: str):
-    """The first value of `look()` that counts as true; AssertionError after `seconds`."""
-    until = time.monotonic() + patience(seconds)
-    while time.monotonic() < until:
-        if value := look():
-            return value
-        time.sleep(0.4)
-    raise AssertionError(f"not within {patience(seconds)} s: {what}")
-
-
 @contextlib.contextmanager
 def running(command: list[str], log: Path, **variables: str):
     """A program under a supervisor, ended with all that it started."""
@@ -166,10 +152,8 @@ def scheduler(request, tmp_path):
             stack.enter_context(running([name, "-D", "-f", str(conf)], log, **variables))
         look = ["sinfo", "--noheader", "--format=%T"]
         environment = {**os.environ, **variables}
-        wait_for(
-            lambda: subprocess.run(look, env=environment, capture_output=True).stdout == b"idle\n",
-            20,
-            f"a node of Slurm that is idle; {folder}",
+        until(
+            lambda: subprocess.run(look, env=environment, capture_output=True).stdout == b"idle\n"
         )
         yield variables
 
@@ -195,78 +179,6 @@ def git(folder: Path, *words: str) -> None:
 def commit(folder: Path) -> None:
     git(folder, "add", "--all")
     git(folder, "-c", "user.name=test", "-c", "user.email=@", "commit", "--quiet", "--message=a")
-
-
-class Learner:
-    """What a browser does."""
-
-    def __init__(self, address: str):
-        self.address, self.session = address, requests.Session()
-        self.session.trust_env = False  # no proxy of this machine
-        self.session.headers["Referer"] = f"{address}/hub/"
-
-    def hub(self, method: str, path: str, **more) -> requests.Response:
-        """A request to the hub, as its own pages send it."""
-        crumb = self.session.cookies.get("_xsrf", path="/hub/")
-        url, headers = f"{self.address}/hub/{path}", {"X-XSRFToken": crumb}
-        return self.session.request(method, url, headers=headers, timeout=60, **more)
-
-    def lab(self, path: str, **more) -> requests.Response:
-        """A request to the lab."""
-        method, url = "POST" if more else "GET", f"{self.address}/user/{USER}/{path}"
-        return requests.request(method, url, headers=self.key, timeout=60, **more)
-
-    def log_in(self) -> None:
-        self.hub("GET", "login")
-        answer = self.hub("POST", "login", data={"username": USER, "password": PASSWORD})
-        assert PROFILE in answer.text  # the page with the profiles
-        token = self.hub("POST", f"api/users/{USER}/tokens", json={}).json()["token"]
-        self.key = {"Authorization": f"token {token}"}
-
-    def server(self) -> dict:
-        return self.hub("GET", f"api/users/{USER}").json()["servers"].get("", {})
-
-    def start(self) -> None:
-        answer = self.hub("POST", "spawn", data={"profile": PROFILE})
-        assert answer.ok and "spawn-pending" in answer.url
-        self.wait()
-
-    def wait(self) -> None:
-        def ready():
-            server = self.server()
-            assert server, "the job has ended"
-            return server["ready"]
-
-        wait_for(ready, 60, "JupyterLab as a job")
-
-    def stop(self) -> None:
-        assert self.hub("DELETE", f"api/users/{USER}/server").ok
-        wait_for(lambda: not self.server(), 30, "the end of the job")
-
-    def run(self, code: str) -> str:
-        """What a cell prints in a kernel that stays."""
-        kernel = self.lab("api/kernels", json={}).json()["id"]
-        address = self.address.replace("http", "ws", 1)
-        address += f"/user/{USER}/api/kernels/{kernel}/channels"
-        request = HTTPRequest(address, headers=self.key)
-        return asyncio.run(asyncio.wait_for(printed(request, code), patience(60)))
-
-
-async def printed(request: HTTPRequest, code: str) -> str:
-    connection, text = await websocket_connect(request), ""
-    header = {"msg_id": "1", "msg_type": "execute_request", "session": "1", "username": ""}
-    content = {"code": code, "silent": False, "stop_on_error": True}
-    message = {"header": header | {"version": "5.3"}, "parent_header": {}, "metadata": {}}
-    await connection.write_message(json.dumps(message | {"content": content, "channel": "shell"}))
-    while True:
-        heard = json.loads(await connection.read_message())
-        kind = heard["header"]["msg_type"]
-        if kind == "stream":
-            text += heard["content"]["text"]
-        if kind == "error":
-            text += "\n".join(heard["content"]["traceback"])
-        if kind == "execute_reply":
-            return text
 
 
 def processes_at(home: Path) -> list[psutil.Process]:
@@ -296,32 +208,32 @@ def hub(scheduler, course, tmp_path):
             assert process.returncode is None, log.read_text()
             return "is now running at" in log.read_text()
 
-        wait_for(up, 30, f"the hub; {log}")
+        until(up)
         yield f"http://127.0.0.1:{ports[0]}"
     for left in processes_at(home):  # nothing, unless the test failed
         left.kill()
 
 
 def test_a_learner_works_in_a_job(hub, course, scheduler, tmp_path):
-    learner, home = Learner(hub), tmp_path / "home"
-    learner.log_in()
+    learner, home = Visitor(hub, USER, PASSWORD), tmp_path / "home"
+    assert PROFILE in learner.log_in()
     path = f"api/users/{USER}/server"
     assert learner.hub("POST", path, json={"profile": "all of it"}).status_code == 400
 
     # Where the clone should be is a file: the job begins, fails, and the learner hears of it.
     (home / "kintsugi").touch()
     assert learner.hub("POST", path, json={"profile": PROFILE}).ok
-    wait_for(lambda: not learner.server(), 30, "the end of a start whose job has failed")
+    until(lambda: not learner.server())
     (home / "kintsugi").unlink()
 
-    learner.start()
+    learner.start(profile=PROFILE)
     sums, imported, threads, job = json.loads(learner.run(CELL))
     assert sums == [2.0, 2.0] and threads == "1"
     assert imported == str(home / "kintsugi" / "utils" / "__init__.py")  # not COURSE's
     assert (job is not None) == ("SLURM_CONF" in scheduler)
     assert len(processes_at(home)) > 4  # JupyterLab, a kernel, two ranks and what forks them
     learner.stop()
-    wait_for(lambda: not processes_at(home), 15, "the end of all that the job started")
+    until(lambda: not processes_at(home))
 
     # The course changes, and so does the learner's clone: the next job has both.
     mine = home / "kintsugi" / "README.md"
@@ -333,4 +245,4 @@ def test_a_learner_works_in_a_job(hub, course, scheduler, tmp_path):
     learner.wait()  # `false` would have ended the job
     assert learner.lab("files/README.md").text == "my line\n\nlast line\nnew line\n"
     learner.stop()
-    wait_for(lambda: not processes_at(home), 15, "the end of the second job")
+    until(lambda: not processes_at(home))

@@ -1,6 +1,6 @@
 """Seats for a class on this machine: `make hub [HOST=0.0.0.0] [HUB=8001]`; docs/class/hub.md.
 
-    python -m utils.hub --host 0.0.0.0 --memory 6 --cores 2 --admin ada --config my_config.py
+    python -m utils.hub --host 0.0.0.0 --memory 4 --cores 2 --admin ada --config my_config.py
 
 Learners open the address that it prints, choose a name and a password, and sit in JupyterLab on
 their own copy of the course. It wants Linux, bubblewrap, and a user of its own that is not root.
@@ -10,13 +10,13 @@ Ctrl-C stops the hub and its seats; names, passwords and files stay in --folder.
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ from utils.paths import ROOT
 from utils.workshop.pip import SetupError
 
 GIB = 1 << 30
+# What follows ends when the hub does, however that ends.
+WITH_US = ["setpriv", "--pdeathsig", "TERM"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ class Options:
     folder: str = option(str(ROOT / ".kintsugi" / "hub"), "names, passwords and learners' homes",
                          metavar="FOLDER")  # fmt: skip
     course: str = option(str(ROOT), "the git repository that seats copy", metavar="FOLDER")
-    memory: float = option(6.0, "GiB of memory of a seat", above=0)
+    memory: float = option(4.0, "GiB of memory of a seat", above=0)
     cores: float = option(2.0, "cores of a seat", above=0)
-    processes: int = option(2048, "processes and threads of a seat", least=64)
+    processes: int = option(1024, "processes and threads of a seat", least=64)
     limits: bool = option(True, "hold memory, cores and processes")
     idle: float = option(60.0, "minutes after which an unused seat ends; 0: never", least=0)
     admin: str | None = option(None, "name that may see and stop all seats")
@@ -118,6 +120,25 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def place_of_sockets(folder: Path) -> Iterator[Path]:
+    """A folder for sockets, whose paths must be short; always the same one for a hub's folder.
+
+    Raises ValueError where it is somebody else's.
+    """
+    name = f"kintsugi-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
+    place = Path(os.environ.get("RUNTIME_DIRECTORY", "/tmp")) / name
+    shutil.rmtree(place, ignore_errors=True)  # of a hub that was killed
+    try:
+        place.mkdir(mode=0o700)
+    except OSError as error:
+        raise ValueError(f"{place} cannot be made ({error.strerror}): remove it") from None
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> Config:
     """JupyterHub's settings. words: the command of its proxy."""
 
@@ -128,7 +149,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.JupyterHub.bind_url = f"http://{options.host}:{options.port}"
     c.JupyterHub.hub_bind_url = url("hub.sock")
     c.ConfigurableHTTPProxy.api_url = url("proxy.sock")
-    c.ConfigurableHTTPProxy.command = words
+    c.ConfigurableHTTPProxy.command = [*WITH_US, *words]
     c.ConfigurableHTTPProxy.log_level = "error"
     c.ConfigurableHTTPProxy.pid_file = str(sockets / "proxy.pid")
     c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
@@ -154,7 +175,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
         # It asks by the proxy: it knows no Unix sockets.
         hub = f"http://127.0.0.1:{options.port}/hub/api"
         seconds = str(round(60 * options.idle))
-        culler = [sys.executable, "-m", "jupyterhub_idle_culler", "--timeout", seconds]
+        culler = [*WITH_US, sys.executable, "-m", "jupyterhub_idle_culler", "--timeout", seconds]
         culler += ["--url", hub, "--cull-every", str(min(300, round(30 * options.idle) or 1))]
         c.JupyterHub.services = [{"name": "idle-culler", "command": culler}]
         scopes = ["list:users", "read:users:activity", "read:servers", "delete:servers"]
@@ -168,9 +189,7 @@ def serve(options: Options) -> None:
     branch, folder = check_machine(options), Path(options.folder)
     with alone(folder):
         words = proxy.set_up()
-        base = os.environ.get("RUNTIME_DIRECTORY", "/tmp")  # the paths of sockets must be short
-        sockets = Path(tempfile.mkdtemp(prefix="kintsugi-", dir=base))
-        try:
+        with place_of_sockets(folder) as sockets:
             hub = JupyterHub.instance(config=settings(options, branch, sockets, words))
             held = (
                 f"{options.memory:g} GiB, {options.cores:g} cores" if options.limits else "no limit"
@@ -181,8 +200,6 @@ def serve(options: Options) -> None:
             file = ["--config", str(Path(options.config).resolve())] if options.config else []
             os.chdir(folder)  # else a jupyterhub_config.py that lies about would be read
             hub.launch_instance(file)
-        finally:
-            shutil.rmtree(sockets, ignore_errors=True)
 
 
 def main(words: list[str]) -> int:

@@ -157,6 +157,11 @@ class Seat(LocalProcessSpawner):
     def server(self, server: Server | None) -> None:
         LocalProcessSpawner.server.fset(self, server)
 
+    def load_state(self, state: dict) -> None:
+        """Seats end with their hub: a number that is in use again is somebody else's process."""
+        super().load_state(state)
+        self.pid = 0
+
     def make_preexec_fn(self, name: str) -> object:
         """What the seat's first process does before anything else."""
         return self._group.enter if self._group else None
