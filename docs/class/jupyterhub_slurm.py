@@ -84,8 +84,9 @@ c.SlurmSpawner.start_timeout = 600  # seconds, the wait in the queue included
 # The learner's clone takes what is new in the course and keeps the learner's edits; its utils and
 # labs come before those of COURSE. Where nothing can be pulled, the clone opens as it is.
 # safe.directory: git refuses to read a repository that belongs to another account, without it.
+# MAKEFLAGS: in a clone, make sets up no .venv of its own.
 # No srun: it may bind the lab to one core, whatever the job has (Slurm 22.05 and newer).
-c.SlurmSpawner.batch_script = f"""#!/bin/bash -l
+c.SlurmSpawner.batch_script = rf"""#!/bin/bash -l
 #SBATCH --job-name=kintsugi-lab
 #SBATCH --output={{{{homedir}}}}/kintsugi-lab.log
 #SBATCH --chdir={{{{homedir}}}}
@@ -94,7 +95,7 @@ c.SlurmSpawner.batch_script = f"""#!/bin/bash -l
 set -euo pipefail
 git config --global --fixed-value --replace-all safe.directory {COURSE}/.git {COURSE}/.git
 PATH={BIN}:$PATH {COURSE}/docs/class/pull.sh {REPOSITORY} {BRANCH} "$HOME/kintsugi"
-export PYTHONPATH="$HOME/kintsugi"
+export PYTHONPATH="$HOME/kintsugi" MAKEFLAGS='SETUP=: RUN={BIN}/python\ -m'
 exec {{{{cmd}}}}
 """
 

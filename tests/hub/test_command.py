@@ -53,6 +53,7 @@ def test_a_seat_that_nobody_uses_ends_and_opens_again_as_it_was(hub):
     home = hub.folder / "homes" / "ada"
     assert (home / "kintsugi" / "README.md").is_file()
     (home / "kintsugi" / "README.md").write_text("mine")
+    assert "01 data parallel" in ada.run("!make -C ~/kintsugi progress")
     assert seats(hub)
     until(lambda: not ada.server(), 60)  # 12 s without a request
     assert not seats(hub)

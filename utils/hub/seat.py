@@ -178,6 +178,7 @@ class Seat(LocalProcessSpawner):
             # torch would take as many threads as the machine has cores
             "OMP_NUM_THREADS": str(max(1, round(self.cpu_limit or 1))),
             "GIT_CONFIG_SYSTEM": str(GITCONFIG),
+            "MAKEFLAGS": r"SETUP=: RUN=python\ -m",  # in a copy, make sets up no .venv of its own
         }
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
