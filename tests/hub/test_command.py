@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import psutil
 import pytest
 
-from tests.classroom.boards import until
+from tests.classroom.boards import RunningBoard, until
 from tests.hub.hubs import CAN_LIMIT, GIT, RunningHub, need_seats
 from tests.hub.visitor import Visitor
 from tests.patience import patience
@@ -106,6 +107,46 @@ def test_nothing_is_left_of_a_hub_that_ends_or_is_killed(end):
             assert hub.stop() == 0
             assert not os.path.exists(sockets)
         until(lambda: not command_lines(hub))
+
+
+# In a kernel: what a learner does in a terminal and in a cell.
+JOIN = """
+import subprocess
+from utils.course import ask_for_help
+words = ["make", "-C", "/home/learner/kintsugi", "lab", "CLASS={address}"]
+pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+lab = subprocess.Popen(words, **pipes)
+lab.stdin.write("yes\\nowl\\n"); lab.stdin.close()
+for line in lab.stdout:
+    print(line, end="")
+    if line.startswith("Leave"): break
+ask_for_help("which ring?")
+"""
+LEAVE = """
+import time
+from utils.course import ask_for_help, record
+!pkill -HUP -f utils.workshop.lab  # its terminal is closed
+while record.alias(): time.sleep(0.1)
+ask_for_help("again")
+"""
+
+
+@pytest.mark.timeout(120)
+def test_the_lab_of_a_seat_joins_a_class(tmp_path):
+    """A seat has no network; the board of the same machine has a socket."""
+    need_seats()
+    with tempfile.TemporaryDirectory(prefix="board-") as place:
+        os.chmod(place, 0o755)
+        file, way = tmp_path / "board.sqlite", f"{place}/board.sock"
+        with RunningBoard(file, "--socket", way) as board, RunningHub("--board", place) as hub:
+            ada = visit(hub, "ada")
+            assert "This is a seat of a hub" in ada.run("!make -C ~/kintsugi lab")
+            said = ada.run(JOIN.format(address=board.join))
+            assert "The class" in said and "The instructor sees that owl asks for help." in said
+            until(lambda: "owl" in board.learners())
+            until(lambda: (board.learners()["owl"]["help"] or [""])[0] == "which ring?")
+            assert "reports to no class" in ada.run(LEAVE)
+        assert not os.path.exists(way)
 
 
 # --- where it cannot start ------------------------------------------------------------------------

@@ -38,6 +38,8 @@ class Options:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine")
     port: int = option(8765, "port to listen on", least=1, most=65535)
+    socket: str | None = option(None, "a Unix socket to listen on, too, for the seats of a hub on "
+                                "this machine", metavar="FILE")  # fmt: skip
     url: str | None = option(None, "how learners reach the reverse proxy in front of this board")
     file: str | None = option(None, "what has been reported (default: board.sqlite beside the "
                               "ledger)", metavar="FILE")  # fmt: skip
@@ -89,6 +91,31 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
         yield own
 
 
+@contextlib.contextmanager
+def listening_too(path: str | None) -> Iterator[list[socket.socket]]:
+    """A Unix socket that everybody on this machine may use, in a list; [] without a path.
+
+    Raises ValueError, one sentence.
+    """
+    if path is None:
+        yield []
+        return
+    file, own = Path(path), socket.socket(socket.AF_UNIX)
+    with own:
+        try:
+            if file.is_socket():  # of a board that was killed: a live one has the same store
+                file.unlink()
+            own.bind(path)
+            file.chmod(0o666)
+            own.listen(WAITING)
+        except OSError as error:
+            raise ValueError(f"--socket {path} cannot be made ({error.strerror})") from None
+        try:
+            yield [own]
+        finally:
+            file.unlink(missing_ok=True)
+
+
 def own_address() -> str:
     """The address by which the local network knows this machine; its name where there is none."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -112,7 +139,11 @@ def say(options: Options, store: Store) -> None:
 def serve(options: Options) -> None:
     """Shows the board until SIGINT or SIGTERM. Raises ValueError and StoreError."""
     file = Path(options.file).expanduser() if options.file else record.home() / "board.sqlite"
-    with contextlib.closing(Store(file)) as store, listening(options.host, options.port) as own:
+    with (
+        contextlib.closing(Store(file)) as store,
+        listening(options.host, options.port) as own,
+        listening_too(options.socket) as others,
+    ):
         if options.minutes is not None:
             store.keep("ends", repr(time.time() + 60 * options.minutes))
         secure = (options.url or "").startswith("https://")
@@ -126,7 +157,7 @@ def serve(options: Options) -> None:
         )  # fmt: skip
         say(options, store)
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
-        Server(config, board).run(sockets=[own])
+        Server(config, board).run(sockets=[own, *others])
         board.writer.shutdown()
 
 

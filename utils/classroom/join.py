@@ -13,6 +13,7 @@ import os
 import random
 import re
 import secrets
+import socket
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from urllib.parse import urlsplit
 from utils.classroom import reports
 from utils.course import record
 
+# In a seat of a hub, which has no network: the way to the board of the same machine (make hub).
+WAY = Path("/run/board/board.sock")
 WAIT = 5.0  # seconds that a board may take for an answer
 KINDS = ("gentle", "golden", "quick", "quiet", "brave", "clever", "merry", "sunny", "calm", "wild")
 ANIMALS = ("otter", "heron", "lynx", "finch", "badger", "crane", "marten", "seal", "owl", "hare")
@@ -48,6 +51,13 @@ class Away(Exception):
     """The board did not answer. The text says why."""
 
 
+class _SocketConnection(http.client.HTTPConnection):
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(WAY))
+
+
 @dataclass(frozen=True)
 class Address:
     """Where the board is. path: what stands before /join/, "" or "/class"."""
@@ -69,6 +79,7 @@ class Address:
         Raises Away.
         """
         kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
+        kind = _SocketConnection if WAY.exists() else kind
         connection = kind(self.host, self.port, timeout=WAIT)
         headers = {"Authorization": f"Bearer {self.token}", "Accept": "application/json"}
         body = None

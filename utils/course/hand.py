@@ -9,7 +9,6 @@ It is a line in the ledger (`utils/course/record.py`); only a lab that has joine
 (`make lab CLASS=…`) reports it.
 """
 
-import os
 import time
 
 from utils.course import record
@@ -26,7 +25,7 @@ def ask_for_help(question: str = "") -> None:
         raise TypeError(f"the question {question!r} is not a text: ask_for_help('my ring hangs')")
     question = " ".join(question.split())
     cut = question if len(question) <= LONGEST else question[: LONGEST - 1] + "…"
-    alias = os.environ.get(record.CLASS)
+    alias = record.alias()
     if not alias:
         print("This lab reports to no class (make lab CLASS=… joins one), so nobody sees this.")
     elif _note({"at": time.time(), "question": cut}):

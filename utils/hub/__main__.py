@@ -52,10 +52,14 @@ class Options:
     limits: bool = option(True, "hold memory, cores and processes")
     idle: float = option(60.0, "minutes after which an unused seat ends; 0: never", least=0)
     admin: str | None = option(None, "name that may see and stop all seats")
+    board: str | None = option(None, "where make class has its --socket, board.sock: labs can join",
+                               metavar="FOLDER")  # fmt: skip
     config: str | None = option(None, "settings of JupyterHub in a file of yours", metavar="FILE")
 
     def __post_init__(self):
         check_options(self)
+        if self.board is not None and not Path(self.board).is_dir():
+            raise ValueError(f"--board {self.board} is no folder: make it, or leave it out")
         if self.config is not None and not Path(self.config).is_file():
             raise ValueError(f"--config {self.config} is no file: name one, or leave it out")
 
@@ -165,6 +169,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.Seat.homes, c.Seat.sockets = str(folder / "homes"), str(sockets)
     c.Seat.hub_socket = str(sockets / "hub.sock")
     c.Seat.course, c.Seat.branch = options.course, branch
+    c.Seat.board = str(Path(options.board).resolve()) if options.board else ""
     c.Seat.limited = options.limits
     c.Seat.mem_limit, c.Seat.cpu_limit = int(options.memory * GIB), options.cores
     c.Seat.process_limit = options.processes

@@ -26,6 +26,7 @@ from jupyterhub.objects import Server
 from jupyterhub.spawner import LocalProcessSpawner
 from traitlets import Bool, Integer, List, Unicode
 
+from utils.classroom.join import WAY
 from utils.hub.limits import Group, Limits
 from utils.paths import ROOT
 from utils.workshop.lab import SETTINGS
@@ -122,6 +123,9 @@ class Seat(LocalProcessSpawner):
     hub_socket = Unicode(help="The socket that the hub listens to.").tag(config=True)
     course = Unicode(str(ROOT), help="The git repository that seats copy.").tag(config=True)
     branch = Unicode(help="The branch of it.").tag(config=True)
+    board = Unicode(
+        help="A folder with the socket board.sock of this machine's board (make class); '': none."
+    ).tag(config=True)
     process_limit = Integer(
         None, allow_none=True, help="Processes and threads of a seat; None: any number."
     ).tag(config=True)
@@ -207,6 +211,8 @@ class Seat(LocalProcessSpawner):
                 self.name_of_seat, self.mem_limit, self.cpu_limit, self.process_limit
             )
             readable += self._group.mounts()
+        if self.board:
+            readable.append((Path(self.board), WAY.parent))
         hub = Path(self.hub_socket)
         words = sandbox(home, [(run, SOCKET.parent), (hub, hub)], readable, self.devices)
         self.cmd = [*words, *begin(Path(self.course), self.branch), "jupyterhub-singleuser"]

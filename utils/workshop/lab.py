@@ -3,11 +3,13 @@
 The server listens on this machine only, asks for a token, and takes the workshop's settings
 (lab_settings/: no news, run times of cells, Markdown shown as pages, a closed notebook stops its
 kernel). Ctrl-C stops it with everything it started. With CLASS it also reports to the board of a
-class, after the learner has agreed (`utils/classroom/join.py`).
+class, after the learner has agreed (`utils/classroom/join.py`); in a seat of a hub it does only
+that.
 """
 
 import argparse
 import contextlib
+import fcntl
 import os
 import secrets
 import signal
@@ -159,6 +161,25 @@ def serve(port: int, browser: bool, member: Membership | None = None) -> None:
         end(reporter, LAST_REPORTS)
 
 
+def report(member: Membership) -> None:
+    """Reports of this member of a class until Ctrl-C, or until its terminal is closed."""
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+    with (record.home() / "alias").open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # `record.alias` looks for it
+        file.write(member.alias)
+        file.flush()
+        reporter = start_reporter(member)
+        try:
+            print("Leave this terminal open; Ctrl-C ends the reports.", flush=True)
+            for child in reporter:
+                child.wait()
+        except KeyboardInterrupt:
+            print()
+        finally:
+            end(reporter, LAST_REPORTS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Open JupyterLab on the table of lessons.")
     parser.add_argument("--port", type=int, default=8888)
@@ -166,9 +187,16 @@ def main() -> None:
     parser.add_argument("--class", dest="address", metavar="ADDRESS", help="report to this class")
     options = parser.parse_args()
     try:
-        check_port(options.port)
+        in_a_seat = "JUPYTERHUB_SERVICE_PREFIX" in os.environ  # whose JupyterLab runs already
+        if not in_a_seat:
+            check_port(options.port)
+        elif not options.address:
+            raise LabError("This is a seat of a hub: JupyterLab is open already, in your browser.")
         member = join(options.address) if options.address else None
-        serve(options.port, not options.no_browser, member)
+        if not in_a_seat:
+            serve(options.port, not options.no_browser, member)
+        elif member is not None:
+            report(member)
     except KeyboardInterrupt:  # while it asked
         sys.exit(130)
     except (LabError, JoinError) as error:
