@@ -149,6 +149,7 @@ def tree(folder):
 def test_version_2_of_control_groups_is_told_the_same(tmp_path):
     """In a folder: the kernel of these tests has version 1."""
     (tmp_path / "slice" / "hub.service").mkdir(parents=True)
+    (tmp_path / "slice" / "hub.service" / "cgroup.procs").write_text(f"{os.getpid()}\n")
     limits = Limits(tmp_path, "0::/slice/hub.service\n")
     assert limits.version == 2
     limits.group("ada", memory=3 << 30, cores=1.5, processes=400)
@@ -171,7 +172,17 @@ def test_version_2_of_control_groups_is_told_the_same(tmp_path):
 
 def test_without_a_group_to_write_the_hub_says_how_to_get_one(tmp_path):
     (tmp_path / "hub.service").write_text("no folder")
-    with pytest.raises(LimitsError, match=r"cannot be written .*Delegate=yes.*--no-limits"):
+    said = r"hub\.service\S* cannot be written .*Delegate=yes.*--no-limits"
+    with pytest.raises(LimitsError, match=said):
+        Limits(tmp_path, "0::/hub.service\n")
+
+
+def test_a_kernel_that_refuses_a_value_is_named(tmp_path):
+    """Such an error has no file's name: a full device stands for the kernel."""
+    (tmp_path / "hub.service").mkdir()
+    (tmp_path / "hub.service" / "cgroup.procs").touch()
+    (tmp_path / "hub.service" / "cgroup.subtree_control").symlink_to("/dev/full")
+    with pytest.raises(LimitsError, match=r"/hub\.service cannot be written \(No space left"):
         Limits(tmp_path, "0::/hub.service\n")
 
 
