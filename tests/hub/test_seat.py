@@ -24,9 +24,9 @@ def home(tmp_path):
     return folder
 
 
-def inside(home, *words, more=(), **options):
+def inside(home, *words, more=(), memory=None, **options):
     """Runs words in a seat; what the run was."""
-    wall = seat.sandbox(home, [], more)
+    wall = seat.sandbox(home, [], more, memory=memory)
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(seat.HOME), "SECRET": "seen"}
     return subprocess.run(
         [*wall, *words], capture_output=True, text=True, timeout=patience(60), env=environment,
@@ -81,6 +81,9 @@ def test_it_says_what_the_machine_lacks(monkeypatch, tmp_path):
     refusing.chmod(0o755)
     with pytest.raises(seat.SeatError, match=r"uid map: Permission denied\): on Ubuntu 24\.04"):
         seat.check_sandbox()
+    refusing.write_text("#!/bin/sh\necho bwrap: Unknown option --size >&2; exit 1\n")
+    with pytest.raises(seat.SeatError, match=r"^bubblewrap is too old: it takes 0\.7 or newer"):
+        seat.check_sandbox()
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -105,6 +108,15 @@ def test_memory_ends_who_takes_too_much(home, group):
     for place in ("/tmp", "/dev/shm"):
         fill = f"head -c 1G /dev/zero > {place}/full"
         assert inside(home, "sh", "-c", fill, preexec_fn=group.enter).returncode != 0, place
+
+
+def test_files_of_memory_leave_room_for_the_seat(home, group):
+    """The group has 512 MiB: all is taken, and who has filled it goes on."""
+    for place in ("/tmp", "/dev/shm"):
+        fill = f"head -c 1G /dev/zero > {place}/full; stat -c %s {place}/full"
+        done = inside(home, "sh", "-c", fill, preexec_fn=group.enter, memory=512 << 20)
+        assert (done.stdout, done.returncode) == (f"{256 << 20}\n", 0), place
+        assert "No space left on device" in done.stderr, place
 
 
 def test_cores_hold_back_who_computes_too_much(group):
@@ -149,6 +161,7 @@ def tree(folder):
 def test_version_2_of_control_groups_is_told_the_same(tmp_path):
     """In a folder: the kernel of these tests has version 1."""
     (tmp_path / "slice" / "hub.service").mkdir(parents=True)
+    (tmp_path / "slice" / "hub.service" / "cgroup.procs").write_text(f"{os.getpid()}\n")
     limits = Limits(tmp_path, "0::/slice/hub.service\n")
     assert limits.version == 2
     limits.group("ada", memory=3 << 30, cores=1.5, processes=400)
@@ -171,7 +184,17 @@ def test_version_2_of_control_groups_is_told_the_same(tmp_path):
 
 def test_without_a_group_to_write_the_hub_says_how_to_get_one(tmp_path):
     (tmp_path / "hub.service").write_text("no folder")
-    with pytest.raises(LimitsError, match=r"cannot be written .*Delegate=yes.*--no-limits"):
+    said = r"hub\.service\S* cannot be written .*Delegate=yes.*--no-limits"
+    with pytest.raises(LimitsError, match=said):
+        Limits(tmp_path, "0::/hub.service\n")
+
+
+def test_a_kernel_that_refuses_a_value_is_named(tmp_path):
+    """Such an error has no file's name: a full device stands for the kernel."""
+    (tmp_path / "hub.service").mkdir()
+    (tmp_path / "hub.service" / "cgroup.procs").touch()
+    (tmp_path / "hub.service" / "cgroup.subtree_control").symlink_to("/dev/full")
+    with pytest.raises(LimitsError, match=r"/hub\.service cannot be written \(No space left"):
         Limits(tmp_path, "0::/hub.service\n")
 
 

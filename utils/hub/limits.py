@@ -62,6 +62,7 @@ class Limits:
             self.folders = {
                 name: trees / old[name][0] / old[name][1].strip("/") for name in CONTROLLERS
             }
+            own = self.folders["memory"]
         else:
             own = trees / found.get("", "").strip("/")
             own = own.parent if own.name == OWN else own
@@ -72,15 +73,20 @@ class Limits:
             self.group("probe").remove()
         except OSError as error:
             raise LimitsError(
-                f"A seat's memory and cores cannot be limited: {error.filename} cannot be written "
-                f"({error.strerror}); start the hub by systemd with Delegate=yes, or with "
+                f"A seat's memory and cores cannot be limited: {error.filename or own} cannot be "
+                f"written ({error.strerror}); start the hub by systemd with Delegate=yes, or with "
                 "--no-limits; docs/class/hub.md has both."
             ) from None
 
     def _hand_over(self, own: Path) -> None:
-        """This process goes one group down; then the groups beside it can have controllers."""
+        """The group's processes go one group down; then those beside it can have controllers.
+
+        This one is not always alone there: `make hub` waits for it.
+        """
         (own / OWN).mkdir(exist_ok=True)
-        (own / OWN / "cgroup.procs").write_text(str(os.getpid()))
+        for number in (own / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                (own / OWN / "cgroup.procs").write_text(number)
         wanted = " ".join(f"+{name}" for name in CONTROLLERS)
         (own / "cgroup.subtree_control").write_text(wanted)
 

@@ -60,6 +60,7 @@ def sandbox(
     sockets: list[tuple[Path, Path]],
     more: list[tuple[Path, Path]] = (),
     devices: list[str] = (),
+    memory: int | None = None,
 ) -> list[str]:
     """The words of bubblewrap in front of a seat's command.
 
@@ -67,10 +68,13 @@ def sandbox(
     sockets   (folder or file, where the seat sees it): what it reads and writes
     more      the same, of what it only reads
     devices   patterns of devices that it may use, like /dev/nvidia*
+    memory    bytes that the seat may use; /tmp and /dev/shm hold half of it each, as files there
+              that took all would end everything in the seat, JupyterLab included
     """  # fmt: skip
     words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
     words += ["--hostname", "localhost", "--proc", "/proc", "--dev", "/dev"]
-    words += ["--tmpfs", "/tmp", "--tmpfs", "/dev/shm"]
+    for place in ("/tmp", "/dev/shm"):
+        words += [*(["--size", str(memory // 2)] if memory else []), "--tmpfs", place]
     for place in map(Path, SYSTEM):
         if place.is_symlink():
             words += ["--symlink", str(place.readlink()), str(place)]
@@ -100,12 +104,15 @@ def begin(course: Path, branch: str) -> list[str]:
 def check_sandbox() -> None:
     """Raises SeatError unless this machine lets this user make seats."""
     try:
-        words = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+        words = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc"]
+        words += ["--size", "4096", "--tmpfs", "/tmp", "true"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     except FileNotFoundError:
         raise SeatError("bubblewrap is missing: apt-get install bubblewrap.") from None
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        if reason.endswith("option --size"):
+            raise SeatError("bubblewrap is too old: it takes 0.7 or newer (bwrap --version).")
         raise SeatError(
             f"This machine lets this user make no namespaces ({reason}): on Ubuntu 24.04 and newer "
             "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0; in a container give it "
@@ -214,7 +221,8 @@ class Seat(LocalProcessSpawner):
         if self.board:
             readable.append((Path(self.board), WAY.parent))
         hub = Path(self.hub_socket)
-        words = sandbox(home, [(run, SOCKET.parent), (hub, hub)], readable, self.devices)
+        sockets, memory = [(run, SOCKET.parent), (hub, hub)], self.mem_limit
+        words = sandbox(home, sockets, readable, self.devices, memory if self.limited else None)
         self.cmd = [*words, *begin(Path(self.course), self.branch), "jupyterhub-singleuser"]
         self.notebook_dir, self.default_url = str(COPY), "/lab/tree/README.md"
         self.port = 8888  # JupyterLab's own: any other one excludes a socket
