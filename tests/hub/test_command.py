@@ -3,6 +3,7 @@ says where it cannot start."""
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -146,7 +147,8 @@ def test_the_lab_of_a_seat_joins_a_class(tmp_path):
             until(lambda: "owl" in board.learners())
             until(lambda: (board.learners()["owl"]["help"] or [""])[0] == "which ring?")
             assert "reports to no class" in ada.run(LEAVE)
-        assert not os.path.exists(way)
+            board.kill(signal.SIGTERM)
+            assert not os.path.exists(way)
 
 
 # --- where it cannot start ------------------------------------------------------------------------
