@@ -1,6 +1,7 @@
 """What a seat is made of, without a hub: walls (bubblewrap), limits (control groups), and the copy
 of the course (git)."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from tests.classroom.boards import until
 from tests.hub.hubs import CAN_LIMIT, GIT, need_seats
 from tests.patience import patience
+from tests.small_disk import small_disk
 from utils.hub import seat
 from utils.hub.limits import OWN, PERIOD, TREES, Limits, LimitsError
 from utils.paths import ROOT
@@ -190,12 +192,15 @@ def test_without_a_group_to_write_the_hub_says_how_to_get_one(tmp_path):
 
 
 def test_a_kernel_that_refuses_a_value_is_named(tmp_path):
-    """Such an error has no file's name: a full device stands for the kernel."""
-    (tmp_path / "hub.service").mkdir()
-    (tmp_path / "hub.service" / "cgroup.procs").touch()
-    (tmp_path / "hub.service" / "cgroup.subtree_control").symlink_to("/dev/full")
-    with pytest.raises(LimitsError, match=r"/hub\.service cannot be written \(No space left"):
-        Limits(tmp_path, "0::/hub.service\n")
+    """Such an error has no file's name: a full disk stands for the kernel."""
+    with small_disk(tmp_path, 32 << 10) as disk:
+        (disk / "hub.service" / OWN).mkdir(parents=True)
+        (disk / "hub.service" / "cgroup.procs").touch()
+        (disk / "hub.service" / "cgroup.subtree_control").touch()
+        with contextlib.suppress(OSError):
+            (disk / "rest").write_bytes(bytes(64 << 10))
+        with pytest.raises(LimitsError, match=r"/hub\.service cannot be written \(No space left"):
+            Limits(disk, "0::/hub.service\n")
 
 
 # --- the copy of the course -----------------------------------------------------------------------
