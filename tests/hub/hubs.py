@@ -101,6 +101,7 @@ class RunningHub:
         else:
             command.append("--no-limits")
         environment = {"PATH": os.environ["PATH"], "HOME": place, "PYTHONPATH": str(ROOT)}
+        environment["RUNTIME_DIRECTORY"] = place  # its sockets are here, too
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT

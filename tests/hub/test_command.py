@@ -101,7 +101,7 @@ def test_nothing_is_left_of_a_hub_that_ends_or_is_killed(end):
     with RunningHub() as hub:
         visit(hub, "eve")
         assert len(command_lines(hub)) >= 4  # walls, JupyterLab, the proxy, the culler
-        (sockets,) = set(re.findall(r"/tmp/kintsugi-\w+", " ".join(command_lines(hub))))
+        (sockets,) = set(re.findall(rf"{hub.place}/kintsugi-\w+", " ".join(command_lines(hub))))
         if end == "SIGKILL":
             hub.process.kill()
         else:
