@@ -86,8 +86,12 @@ class RunningHub:
         # not in pytest's folder, which is closed to others
         place = self.resources.enter_context(tempfile.TemporaryDirectory(prefix="hub-"))
         self.place, self.log = Path(place), Path(place) / "log"
-        self.folder, self.course = self.place / "hub", self.place / "course"
+        self.course = self.place / "course"
+        self.folder = (
+            self.course / ".kintsugi" / "hub"
+        )  # in a folder that seats read: as by default
         self._copy_course()
+        self.folder.mkdir(parents=True)
         config = self.place / "config.py"
         config.write_text(self.config)
         command = [
@@ -96,7 +100,8 @@ class RunningHub:
             "--config", str(config), *self.words,
         ]  # fmt: skip
         if CAN_LIMIT:
-            os.chown(self.place, USER, USER)
+            for folder in (self.place, self.folder):
+                os.chown(folder, USER, USER)
             command = as_user(command, [ROOT, Path(sys.base_prefix)], self._groups(), self.place)
         else:
             command.append("--no-limits")

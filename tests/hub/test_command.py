@@ -71,16 +71,14 @@ def test_a_seat_that_nobody_uses_ends_and_opens_again_as_it_was(hub):
 @pytest.mark.timeout(120)
 def test_a_seat_that_ends_at_once_is_told_at_once(hub):
     """And not after the time that JupyterHub gives a start."""
-    away = hub.course.rename(hub.course.with_name("away"))
-    hub.course.mkdir()
+    away = (hub.course / ".git").rename(hub.course / "away")
     try:
         dora, shown = Visitor(hub.address, "dora"), "The seat of dora ended at once"
         dora.log_in()
         until(lambda: shown in dora.hub("GET", "spawn-pending/dora").text)
         assert f"file://{hub.course}" in hub.said()  # cannot be read, says git
     finally:
-        hub.course.rmdir()
-        away.rename(hub.course)
+        away.rename(hub.course / ".git")
 
 
 @pytest.mark.timeout(120)

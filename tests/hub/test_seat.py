@@ -61,6 +61,18 @@ def test_nothing_else_of_the_machine_is_seen(home, tmp_path):
         assert "Read-only file system" in done.stderr, place
 
 
+def test_what_lies_in_a_readable_folder_can_be_hidden(home, tmp_path):
+    """As the hub's own folder in that of the course, where `make hub` makes it."""
+    course, place = tmp_path / "course", tmp_path / "course" / "hub"
+    for name in ("lesson", "hub/passwords", "hub/homes/bob/mine"):
+        (course / name).parent.mkdir(parents=True, exist_ok=True)
+        (course / name).write_text("secret")
+    wall = seat.sandbox(place / "homes" / "bob", [], [(course, course)], hidden=[place])
+    find = ["find", str(course), str(seat.HOME), "-type", "f"]
+    done = subprocess.run([*wall, *find], capture_output=True, text=True)
+    assert done.stdout.split() == [f"{course}/lesson", f"{seat.HOME}/mine"], done.stderr
+
+
 def test_a_seat_ends_with_who_started_it(home):
     wall = seat.sandbox(home, [])
     starter = f"import subprocess, sys; subprocess.Popen({[*wall, 'sleep', '61234.5']}); input()"

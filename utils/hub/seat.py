@@ -18,6 +18,7 @@ import contextlib
 import glob
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,15 +35,8 @@ from utils.workshop.lab import SETTINGS
 HOME = Path("/home/learner")  # a learner's home, as the seat sees it
 COPY = HOME / "kintsugi"
 SOCKET = Path("/run/seat/lab.sock")
-SYSTEM = (
-    "/usr",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib64",
-    "/etc",
-    "/sys",
-)  # what a seat sees, if it is there
+# What a seat sees of the system, where it is there.
+SYSTEM = [Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/sys")]
 GITCONFIG = Path(__file__).with_name("gitconfig")
 
 
@@ -57,9 +51,10 @@ class SeatError(RuntimeError):
 
 def sandbox(
     home: Path,
-    sockets: list[tuple[Path, Path]],
-    more: list[tuple[Path, Path]] = (),
-    devices: list[str] = (),
+    sockets: Iterable[tuple[Path, Path]],
+    more: Iterable[tuple[Path, Path]] = (),
+    hidden: Iterable[Path] = (),
+    devices: Iterable[str] = (),
     memory: int | None = None,
 ) -> list[str]:
     """The words of bubblewrap in front of a seat's command.
@@ -67,23 +62,28 @@ def sandbox(
     home      the folder that the seat sees as HOME, the only one that stays
     sockets   (folder or file, where the seat sees it): what it reads and writes
     more      the same, of what it only reads
+    hidden    folders that it does not see, although they may lie in one that it reads
     devices   patterns of devices that it may use, like /dev/nvidia*
     memory    bytes that the seat may use; /tmp and /dev/shm hold half of it each, as files there
               that took all would end everything in the seat, JupyterLab included
-    """  # fmt: skip
+    """
     words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
     words += ["--hostname", "localhost", "--proc", "/proc", "--dev", "/dev"]
     for place in ("/tmp", "/dev/shm"):
         words += [*(["--size", str(memory // 2)] if memory else []), "--tmpfs", place]
-    for place in map(Path, SYSTEM):
+    for place in SYSTEM:
         if place.is_symlink():
             words += ["--symlink", str(place.readlink()), str(place)]
         elif place.exists():
             words += ["--ro-bind", str(place), str(place)]
     python = Path(sys.base_prefix)
-    for own, seen in [(ROOT, ROOT), (python, python), *more]:
+    readable = [(ROOT, ROOT), (python, python), *more]
+    for own, seen in readable:
         if not seen.is_relative_to("/usr"):
             words += ["--ro-bind", str(own), str(seen)]
+    for folder in hidden:
+        if folder.is_dir() and any(folder.is_relative_to(seen) for _, seen in readable):
+            words += ["--tmpfs", str(folder)]
     for own, seen in [(home, HOME), *sockets]:
         words += ["--bind", str(own), str(seen)]
     for device in sorted(found for pattern in devices for found in glob.glob(pattern)):
@@ -173,7 +173,7 @@ class Seat(LocalProcessSpawner):
         super().load_state(state)
         self.pid = 0
 
-    def make_preexec_fn(self, name: str) -> object:
+    def make_preexec_fn(self, name: str) -> Callable[[], None] | None:
         """What the seat's first process does before anything else."""
         return self._group.enter if self._group else None
 
@@ -221,8 +221,14 @@ class Seat(LocalProcessSpawner):
         if self.board:
             readable.append((Path(self.board), WAY.parent))
         hub = Path(self.hub_socket)
-        sockets, memory = [(run, SOCKET.parent), (hub, hub)], self.mem_limit
-        words = sandbox(home, sockets, readable, self.devices, memory if self.limited else None)
+        words = sandbox(
+            home,
+            sockets=[(run, SOCKET.parent), (hub, hub)],
+            more=readable,
+            hidden=[Path(self.homes).resolve().parent, ROOT / ".kintsugi"],
+            devices=self.devices,
+            memory=self.mem_limit if self.limited else None,
+        )
         self.cmd = [*words, *begin(Path(self.course), self.branch), "jupyterhub-singleuser"]
         self.notebook_dir, self.default_url = str(COPY), "/lab/tree/README.md"
         self.port = 8888  # JupyterLab's own: any other one excludes a socket
