@@ -89,7 +89,7 @@ class RunningHub:
         self.course = self.place / "course"
         self.folder = (
             self.course / ".kintsugi" / "hub"
-        )  # in a folder that seats read: as by default
+        )  # where seats read, as by default
         self._copy_course()
         self.folder.mkdir(parents=True)
         config = self.place / "config.py"
