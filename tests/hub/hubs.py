@@ -87,9 +87,7 @@ class RunningHub:
         place = self.resources.enter_context(tempfile.TemporaryDirectory(prefix="hub-"))
         self.place, self.log = Path(place), Path(place) / "log"
         self.course = self.place / "course"
-        self.folder = (
-            self.course / ".kintsugi" / "hub"
-        )  # where seats read, as by default
+        self.folder = self.course / ".kintsugi" / "hub"  # where seats read, as by default
         self._copy_course()
         self.folder.mkdir(parents=True)
         config = self.place / "config.py"
