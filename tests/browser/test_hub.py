@@ -6,6 +6,7 @@ The picture in tests/artifacts/ is for people to look at.
 
 import json
 import os
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
@@ -89,15 +90,13 @@ class Learner:
         self.page = chromium.new_context(viewport={"width": 1280, "height": 800}).new_page()
         self.page.set_default_timeout(WAIT)
 
-    def log_in(self, password="a-long-word"):
-        self.page.goto(f"{self.hub.address}/hub/login")
+    def log_in(self, path="", password="a-long-word"):
+        """Begins to open a notebook in a seat, which starts."""
+        seat = f"/hub/spawn?next={quote(f'/user/{self.name}/doc/tree/{path}')}"
+        self.page.goto(f"{self.hub.address}/hub/login?next={quote(seat)}")
         self.page.fill("input[name=username]", self.name)
         self.page.fill("input[name=password]", password)
         self.page.click("#login_submit")
-
-    def open(self, path):
-        """Begins to open a notebook."""
-        self.page.goto(f"{self.hub.address}/user/{self.name}/doc/tree/{path}", wait_until="commit")
 
     def opened(self):
         self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
@@ -142,10 +141,7 @@ def learners(hub, chromium):
     behind = next(index for index, source in enumerate(sources) if TALK in source) + 1
     learners = [Learner(hub, chromium, name) for name in NAMES]
     for learner in learners:
-        learner.log_in()
-    for learner in learners:
-        learner.page.wait_for_url("**/lab/tree/README.md")
-        learner.open(LESSON)
+        learner.log_in(LESSON)
     for learner in learners:
         learner.opened()
     for learner in learners:
@@ -222,5 +218,5 @@ def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
     answer = page.goto(f"{hub.address}/user/{ada.name}/lab")
     assert answer.status in (403, 404)
     thief = Learner(hub, chromium, ada.name)
-    thief.log_in("another-long-word")
+    thief.log_in(password="another-long-word")
     expect(thief.page.get_by_text("Invalid username or password")).to_be_visible()
