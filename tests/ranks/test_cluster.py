@@ -191,9 +191,11 @@ def test_ssh_starts_the_line_on_every_host(stand_ins):
         assert shlex.split(command)[2:] == printed(*awkward, ranks=8)
 
 
-def test_jupyterlab_gets_a_port_of_its_own(stand_ins):
-    script = DOCS / "slurm_lab.sbatch"
+def test_jupyterlab_gets_a_port_of_its_own_and_a_log_that_others_cannot_read(stand_ins, tmp_path):
+    script, log = DOCS / "slurm_lab.sbatch", tmp_path / "kintsugi-lab-1234.log"
+    log.touch(mode=0o644)
     assert stand_ins(script, commands={"make": NOTE}, SLURM_JOB_ID="1234") == [["lab", "PORT=8934"]]
+    assert log.stat().st_mode & 0o777 == 0o600  # the address in it has a token
 
 
 def test_the_scripts_are_shell_and_their_options_come_before_commands():
