@@ -5,10 +5,11 @@ you need; as it stands, it changes nothing."""
 c = get_config()  # noqa: F821
 
 # Who may come. Without these lines everybody who reaches the hub, and the first one who uses a name
-# chooses its password. These are the accounts of the machine instead (as a user who is not root,
-# JupyterHub checks passwords by the system's own unix_chkpwd, if that user is in group shadow):
+# chooses its password. These are the accounts of the machine instead; the hub's user must then be in
+# the group shadow, for it is not root (not tried by us):
 #
 # c.JupyterHub.authenticator_class = "pam"
+# c.PAMAuthenticator.open_sessions = False
 #
 # Or only these names:
 #
