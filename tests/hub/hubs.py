@@ -18,6 +18,7 @@ import pytest
 from tests.browser.jupyterlab import free_port
 from tests.classroom.boards import until
 from tests.patience import patience
+from utils.hub import proxy
 from utils.hub.limits import Limits
 from utils.hub.seat import SeatError, check_sandbox
 from utils.paths import ROOT
@@ -89,6 +90,7 @@ class RunningHub:
         self.course = self.place / "course"
         self.folder = self.course / ".kintsugi" / "hub"  # where seats read, as by default
         self._copy_course()
+        proxy.set_up()  # as who owns the folder of the tests
         self.folder.mkdir(parents=True)
         config = self.place / "config.py"
         config.write_text(self.config)
