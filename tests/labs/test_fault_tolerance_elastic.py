@@ -126,8 +126,7 @@ def train(crew, model, steps):
             del group
     return False
 """,
-    # each in another function of the answer
-    "elastic: state through the store, a step in two phases, a text lists who is here": """
+    "elastic: the state goes through the store": """
 def take_furthest(model, velocity, done):
     import io
 
@@ -144,8 +143,8 @@ def take_furthest(model, velocity, done):
             torch.save([t.detach() for t in (*model.parameters(), *velocity)], file)
             store.set("furthest", file.getvalue())
     return int(furthest)
-
-
+""",
+    "elastic: a step in two phases": """
 def one_step(crew, model, velocity, step):
     rank, size, parameters = dist.get_rank(), dist.get_world_size(), list(model.parameters())
     first, end = (place * crew.batch // size for place in (rank, rank + 1))
@@ -160,20 +159,6 @@ def one_step(crew, model, velocity, step):
         for p, v, part in zip(parameters, velocity, parts):
             p -= crew.lr * v.mul_(crew.momentum).add_(part.view_as(p))
     return float(flat[-1])
-
-
-def meet(crew, store, generation, before):
-    key = f"{generation}: "
-    store.set(key + str(crew.rank), "here")
-    store.add(key + "count", 1)
-    until = time.monotonic() + crew.patience
-    while time.monotonic() < until and store.add(key + "count", 0) < len(before):
-        if store.check([key + "list"]):
-            break
-        time.sleep(0.02)
-    here = [rank for rank in before if store.check([key + str(rank)])]
-    said = store.compare_set(key + "list", "", " ".join(map(str, here)))
-    return [int(word) for word in said.split()]
 """,
     "elastic: who is left computes the lost rows only": """
 own = {}
@@ -199,6 +184,20 @@ def one_step(crew, model, velocity, step):
         for p, v, part in zip(parameters, velocity, parts):
             p -= crew.lr * v.mul_(crew.momentum).add_(part.view_as(p))
     return flat[0].item()
+""",
+    "elastic: the list is made by the smallest number, with compare_set of a text": """
+def meet(crew, store, generation, before):
+    key = f"{generation}: "
+    store.set(key + str(crew.rank), "here")
+    store.add(key + "count", 1)
+    until = time.monotonic() + crew.patience
+    while time.monotonic() < until and store.add(key + "count", 0) < len(before):
+        if store.check([key + "list"]):
+            break
+        time.sleep(0.02)
+    here = [rank for rank in before if store.check([key + str(rank)])]
+    said = store.compare_set(key + "list", "", " ".join(map(str, here)))
+    return [int(word) for word in said.split()]
 """,
 }
 
