@@ -15,7 +15,7 @@ from tests.classroom.boards import RunningBoard, until
 from tests.hub.hubs import CAN_LIMIT, GIT, RunningHub, need_seats
 from tests.hub.visitor import Visitor
 from tests.patience import patience
-from utils.hub.__main__ import Options, alone, check_machine
+from utils.hub.__main__ import Options, alone, check_machine, settings
 from utils.hub.seat import SeatError
 
 
@@ -158,6 +158,16 @@ def test_it_does_not_run_as_root():
     done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60))
     assert done.returncode == 2
     assert done.stderr.startswith("utils.hub: The hub does not run as root: make a user for it")
+
+
+def test_places_and_addresses_hold_wherever_they_are_read(tmp_path, monkeypatch):
+    """The hub goes to its folder, and the culler asks where the proxy listens."""
+    monkeypatch.chdir(tmp_path)
+    options = Options(folder="data", course="course", host="192.0.2.7", port=8002)
+    c = settings(options, "main", tmp_path, [])
+    assert c.JupyterHub.db_url == f"sqlite:///{tmp_path}/data/hub.sqlite"
+    assert (c.Seat.course, c.Seat.homes) == (f"{tmp_path}/course", f"{tmp_path}/data/homes")
+    assert "http://192.0.2.7:8002/hub/api" in c.JupyterHub.services[0]["command"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ join        the learner's consent and alias; `make lab CLASS=…` asks once
 outbox      what has changed in the ledger, kept on disk until the board has it
 reporter    the process beside JupyterLab that fills the outbox and sends it
 store       what the board has, in SQLite
+address     by which address others reach what listens here
 room        the same in memory, as the page shows it; histograms of predictions
 board       the board's pages and routes; page.html, page.css and page.js are its page
 __main__    the command behind `make class`

@@ -20,6 +20,7 @@ from types import FrameType
 
 import uvicorn
 
+from utils.classroom.address import address
 from utils.classroom.board import Board
 from utils.classroom.room import Room
 from utils.classroom.store import Store, StoreError
@@ -29,7 +30,6 @@ from utils.course.progress import parts
 
 WAITING = 2048  # connections that are taken at once
 GRACE = 3  # seconds that answers under way get at the end
-HOSTS = ("0.0.0.0", "::")  # not the address of anything, but of all that this machine has
 
 
 @dataclass(frozen=True)
@@ -116,19 +116,9 @@ def listening_too(path: str | None) -> Iterator[list[socket.socket]]:
             file.unlink(missing_ok=True)
 
 
-def own_address() -> str:
-    """The address by which the local network knows this machine; its name where there is none."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing; RFC 5737's address of nobody
-        return probe.getsockname()[0]
-    return socket.gethostname()
-
-
 def say(options: Options, store: Store) -> None:
     """Prints both addresses."""
-    host = own_address() if options.host in HOSTS else options.host
-    at = f"[{host}]" if ":" in host else host
-    base = options.url.rstrip("/") if options.url else f"http://{at}:{options.port}"
+    base = options.url.rstrip("/") if options.url else address(options.host, options.port)
     print(f"Learners start\n\n    make lab CLASS={base}/join/{store.setting('join')}\n")
     print(f"You open\n\n    {base}/board/{store.setting('instructor')}\n")
     if not options.url and options.host.startswith(("127.", "::1", "localhost")):

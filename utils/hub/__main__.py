@@ -25,6 +25,7 @@ from urllib.parse import quote
 from jupyterhub.app import JupyterHub
 from traitlets.config import Config
 
+from utils.classroom.address import address
 from utils.cli import check_options, exit_status, option, parse_flags
 from utils.hub import proxy
 from utils.hub.limits import Limits, LimitsError
@@ -85,16 +86,8 @@ def check_machine(options: Options) -> str:
                 f"{options.host}:{options.port} cannot be listened to ({error.strerror}): is a hub "
                 f"running already? make hub HUB={options.port + 1}, or HOST= with an own address"
             ) from None
-    words = [
-        "git",
-        "-c",
-        "safe.directory=*",
-        "-C",
-        options.course,
-        "symbolic-ref",
-        "--short",
-        "HEAD",
-    ]
+    git = ["git", "-c", "safe.directory=*", "-C", options.course]
+    words = [*git, "symbolic-ref", "--short", "HEAD"]
     found = subprocess.run(words, capture_output=True, text=True, timeout=60)
     if found.returncode:
         raise ValueError(
@@ -149,7 +142,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     def url(name: str) -> str:
         return f"http+unix://{quote(str(sockets / name), safe='')}"
 
-    folder, c = Path(options.folder), Config()
+    folder, c = Path(options.folder).resolve(), Config()
     c.JupyterHub.bind_url = f"http://{options.host}:{options.port}"
     c.JupyterHub.hub_bind_url = url("hub.sock")
     c.ConfigurableHTTPProxy.api_url = url("proxy.sock")
@@ -168,7 +161,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.JupyterHub.spawner_class = Seat
     c.Seat.homes, c.Seat.sockets = str(folder / "homes"), str(sockets)
     c.Seat.hub_socket = str(sockets / "hub.sock")
-    c.Seat.course, c.Seat.branch = options.course, branch
+    c.Seat.course, c.Seat.branch = str(Path(options.course).resolve()), branch
     c.Seat.board = str(Path(options.board).resolve()) if options.board else ""
     c.Seat.limited = options.limits
     c.Seat.mem_limit, c.Seat.cpu_limit = int(options.memory * GIB), options.cores
@@ -178,7 +171,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
     if options.idle:
         # It asks by the proxy: it knows no Unix sockets.
-        hub = f"http://127.0.0.1:{options.port}/hub/api"
+        hub = f"{address(options.host, options.port)}/hub/api"
         seconds = str(round(60 * options.idle))
         culler = [*WITH_US, sys.executable, "-m", "jupyterhub_idle_culler", "--timeout", seconds]
         culler += ["--url", hub, "--cull-every", str(min(300, round(30 * options.idle) or 1))]
@@ -191,7 +184,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
 
 def serve(options: Options) -> None:
     """Runs the hub until it is asked to end."""
-    branch, folder = check_machine(options), Path(options.folder)
+    branch, folder = check_machine(options), Path(options.folder).resolve()
     with alone(folder):
         words = proxy.set_up()
         with place_of_sockets(folder) as sockets:
@@ -199,7 +192,7 @@ def serve(options: Options) -> None:
             held = (
                 f"{options.memory:g} GiB, {options.cores:g} cores" if options.limits else "no limit"
             )
-            print(f"Learners open\n\n    http://{options.host}:{options.port}\n")
+            print(f"Learners open\n\n    {address(options.host, options.port)}\n")
             print(f"A seat has {held}. Files are in {folder}. Stop with Ctrl-C.", flush=True)
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
             file = ["--config", str(Path(options.config).resolve())] if options.config else []
