@@ -77,13 +77,13 @@ def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
     cache = env["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="gpu-")
     child = Child(supervised(command, folder=cache), env=env)
     try:
-        while True:
-            line = json.loads(child.answer(max(0.0, began + seconds - time.monotonic())))
-            if isinstance(line, dict):
-                done["why"] = line["failed"]
-                break
-            done["rows"][line[0]] = line[1]
-            print(f"    {line[0]:32} {shown(line[1])}", flush=True)
+        while keep(child.answer(max(0.0, began + seconds - time.monotonic())), done):
+            pass
+    except KeyboardInterrupt:
+        with contextlib.suppress(TimeoutError, ChildEnded):
+            while keep(child.answer(0), done):  # what had come already
+                pass
+        raise
     except TimeoutError:
         done["why"] = f"it was not done after {seconds:.0f} s; the rows before are kept"
     except ChildEnded:
@@ -100,6 +100,18 @@ def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
         end([child], OVER)
         shutil.rmtree(cache, ignore_errors=True)
         done["seconds"] = round(time.monotonic() - began, 1)
+
+
+def keep(line: bytes, done: dict) -> bool:
+    """Adds a child's line to `done`: a row, or why it has failed; whether more can come."""
+    said = json.loads(line)
+    if isinstance(said, dict):
+        done["why"] = said["failed"]
+        return False
+    name, row = said
+    done["rows"][name] = row
+    print(f"    {name:32} {shown(row)}", flush=True)
+    return True
 
 
 def shown(row: dict) -> str:

@@ -52,9 +52,13 @@ def dies(rehearse):
 
 
 def interrupts(rehearse):
-    """Ctrl-C for the program that runs the parts, which is its supervisor's parent."""
+    """Ctrl-C for the program that runs the parts, which is its supervisor's parent, before it has
+    read the row."""
+    program = psutil.Process().parent().parent()
+    program.suspend()
     yield "pids", {"own": os.getpid()}
-    psutil.Process().parent().parent().send_signal(signal.SIGINT)
+    program.send_signal(signal.SIGINT)
+    program.resume()
     time.sleep(3600)
 
 
