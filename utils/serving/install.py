@@ -27,6 +27,10 @@ IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"  # named by Triton's
 GLIBC = (2, 35)  # what the wheel was built for (its tag is manylinux_2_35)
 EXPORT = "python -m utils.serving.export"
 CONTROL = "kintsugi-control"  # the header of the key to a server's model control
+# Seconds from a load to the next load or unload. Triton calls a model loaded a moment before its
+# thread waits for requests. Taken away in that moment, which is long on a busy machine, the whole
+# server dies: StopBackendThread() of backend_model_instance.cc asks an empty list for its last.
+SETTLE = 0.5
 SYSTEM = Path("/opt/tritonserver")  # where NVIDIA's images and packages have it
 
 

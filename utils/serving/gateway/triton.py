@@ -10,6 +10,7 @@ Whatever goes wrong is a Refusal.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +19,7 @@ import aiohttp
 
 from utils.serving.client import ServeError, reason_of
 from utils.serving.gateway.refusal import Refusal
-from utils.serving.install import CONTROL
+from utils.serving.install import CONTROL, SETTLE
 
 SECONDS = 5.0  # that a question may take which no model is asked
 IDLE = 0.5  # seconds that a connection is kept for the next question to a model
@@ -35,6 +36,7 @@ class Triton:
     def __init__(self, address: str, metrics: str | None = None, key: str | None = None):
         self.address, self._metrics = address, metrics
         self.control_headers = {CONTROL: key} if key else {}
+        self._loaded = -SETTLE
 
     async def __aenter__(self) -> "Triton":
         self._kept = self._session(keepalive_timeout=IDLE)
@@ -102,7 +104,12 @@ class Triton:
     async def control(self, model: str, action: str, seconds: float, body: bytes = b"{}") -> None:
         """Loads or unloads a model; returns when Triton has said that it is done."""
         call = ("POST", f"/v2/repository/models/{model}/{action}", body, self.control_headers)
-        await self.whole(*call, seconds=seconds)
+        await asyncio.sleep(self._loaded + SETTLE - time.monotonic())
+        try:
+            await self.whole(*call, seconds=seconds)
+        finally:
+            if action == "load":
+                self._loaded = time.monotonic()
 
 
 def refusal_of(body: bytes, status: int) -> Refusal:

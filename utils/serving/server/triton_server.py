@@ -34,7 +34,7 @@ from tritonclient.utils import InferenceServerException
 
 from utils.ranks.supervise import AT_ONCE, Child, end, supervised
 from utils.serving import drain
-from utils.serving.install import CONTROL, ServerError, find_server, models_of
+from utils.serving.install import CONTROL, SETTLE, ServerError, find_server, models_of
 
 HOST = "127.0.0.1"
 PORTS = range(20000, 32000)  # below those that the kernel hands out to outgoing connections
@@ -134,15 +134,19 @@ class TritonServer:
         Raises ServerError with the model's own reason; versions that were served still are.
         """
         try:
+            self._settle()
             with self._asked(seconds) as client:
                 config = None if config is None else json.dumps(config)
                 client.load_model(model, self._headers, config=config)
         except ServerError as error:
             raise ServerError(load_reason(model, str(error))) from None
+        finally:
+            self._loaded = time.monotonic()
 
     def unload(self, model: str, dependents: bool = False, seconds: float = LOAD) -> None:
         """Unloads a model and returns when its requests have ended and it has gone."""
         until = time.monotonic() + seconds
+        self._settle()
         with self._asked(seconds) as client:
             client.unload_model(model, self._headers, unload_dependents=bool(dependents))
         while self.states(model, "READY", "UNLOADING"):
@@ -189,6 +193,7 @@ class TritonServer:
         if FRONT in self.models and self.control == "explicit" and self.alive():
             with suppress(ServerError):
                 self.unload(FRONT, seconds=self.exit_seconds)
+        self._settle()
         finish(self._held, self.exit_seconds, keep_folder=True)
         return self.returncode
 
@@ -220,6 +225,7 @@ class TritonServer:
             self._spawn(command, installation.environment())
             if self._wait(name, progress):
                 progress.end("ready")
+                self._loaded = time.monotonic()
                 return
             if last or all(wanted) or not port_was_taken(end_of(self.log)):
                 what = "has no port" if self.alive() else f"ended with status {self.returncode}"
@@ -287,6 +293,10 @@ class TritonServer:
         with suppress(*lost), connected(self.http, 5.0) as client:
             return client.get_server_metadata()["name"] == name
         return False
+
+    def _settle(self):
+        """Waits until what was loaded last can be taken away."""
+        time.sleep(max(0.0, self._loaded + SETTLE - time.monotonic()))
 
     @contextmanager
     def _asked(self, seconds=LOAD):
