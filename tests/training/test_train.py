@@ -405,6 +405,24 @@ def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):
     assert len(metrics.read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("left", ["", '{"step": 3, "lo'])
+def test_metrics_have_the_step_of_a_checkpoint_whose_run_died_before_it_wrote_them(tmp_path, left):
+    metrics = tmp_path / "metrics.jsonl"
+    train(replace(ODD, metrics=str(metrics), out=str(tmp_path / "run"), steps=3))
+    *before, last = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(before) + left)
+    for steps in (5, 6):  # once, and no second time
+        train(resumed(tmp_path / "run", steps=steps))
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        assert [row["step"] for row in rows] == list(range(1, steps + 1))
+        assert rows[2].items() <= json.loads(last).items()
+        assert {"loss", "tokens", "seconds", "lr", "grad_norm"} <= set(rows[2])
+    (tmp_path / "another.jsonl").touch()  # in which the steps before are not either
+    config = resumed(tmp_path / "run", steps=7, metrics=str(tmp_path / "another.jsonl"))
+    train(config)
+    assert json.loads((tmp_path / "another.jsonl").read_text())["step"] == 7
+
+
 @pytest.mark.parametrize(
     "kind", ["fifo", "device", "folder", "notes", "one line", "a line of another kind"]
 )

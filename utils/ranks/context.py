@@ -106,11 +106,14 @@ def freed_memory_kept() -> Iterator[None]:
 
 
 @contextmanager
-def metric_lines(target: str | None, first_step: int) -> Iterator[Callable[[dict], None]]:
+def metric_lines(
+    target: str | None, last_step: int = 0, last_row: dict | None = None
+) -> Iterator[Callable[[dict], None]]:
     """Yields write(dictionary): one JSON line to standard output ("-"), a file, or nowhere (None).
 
-    A resumed run goes on with its file, after the lines of steps that are now run again are cut. A
-    file that holds anything else than metric lines stays as it is: ValueError.
+    A resumed run goes on with its file, after the lines of steps that are now run again, those
+    after `last_step`, are cut. `last_row` is the line of that step, and written where the run died
+    before it was. A file that holds anything else than metric lines stays as it is: ValueError.
     """
     if target is None:
         yield lambda row: None
@@ -123,7 +126,8 @@ def metric_lines(target: str | None, first_step: int) -> Iterator[Callable[[dict
         raise ValueError(f"--metrics {target} is no regular file: name another, or - to print them")
     try:
         file = path.open("ab", buffering=0)
-        file.truncate(_kept(path.read_bytes(), first_step))
+        length, kept = _kept(path.read_bytes(), last_step)
+        file.truncate(length)
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"--metrics {target} does not hold metric lines: name another") from None
     except OSError as error:
@@ -139,16 +143,20 @@ def metric_lines(target: str | None, first_step: int) -> Iterator[Callable[[dict
             raise ValueError(f"--metrics {target} cannot be written: {reason}") from None
 
     with file:
+        if last_row and kept == last_step - 1:
+            write(last_row)
         yield write
 
 
-def _kept(lines: bytes, last_step: int) -> int:
-    """The length of the metric lines up to a step. Raises ValueError, KeyError or TypeError where
-    they are something else; only the last one may be cut, by the end of its run."""
-    length, first_key = 0, b'{"step": '
+def _kept(lines: bytes, last_step: int) -> tuple[int, int]:
+    """(length, last step) of the metric lines up to a step. Raises ValueError, KeyError or
+    TypeError where they are something else; only the last one may be cut, by the end of its run."""
+    length, kept, first_key = 0, 0, b'{"step": '
     for line in lines.splitlines(keepends=True):
         if line.endswith(b"\n"):
-            length += len(line) if json.loads(line)["step"] <= last_step else 0
+            step = json.loads(line)["step"]
+            if step <= last_step:
+                length, kept = length + len(line), step
         elif not (line.startswith(first_key) or first_key.startswith(line)):
             raise ValueError
-    return length
+    return length, kept

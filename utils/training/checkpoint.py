@@ -126,11 +126,12 @@ def read_run(folder: Path | str) -> dict:
 def _check_record(run, where):
     """Names the first entry that `save_whole` would not have written."""
     kinds = {"step": int, "skipped": int, "seconds": (int, float), "optimizer": str, "rng": str}
-    kinds |= {"config": dict, "scaler": dict, "text": (dict, type(None))}
+    kinds |= {"config": dict, "scaler": dict, "text": (dict, type(None)), "row": dict}
     for key, kind in kinds.items():
         value = run.get(key)
         is_number = type(value) in (int, float)
         wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not dict)
+        wrong = wrong or (key == "row" and value.get("step") != run["step"])
         if key in run and (wrong or (is_number and not 0 <= value < math.inf)):
             raise CheckpointError(f"{where}: {key} {value!r:.40} is not what a run has there")
     try:

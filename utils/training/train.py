@@ -153,7 +153,7 @@ def _start(config, device, mesh):
     else:
         model = GPT(config.model_config())
     model.to(weight_format(config.precision))
-    run = {"step": 0, "seconds": 0.0, "skipped": 0, "text": None}
+    run = {"step": 0, "seconds": 0.0, "skipped": 0, "text": None, "row": None}
     if config.resume:
         run.update(checkpoint.load_weights(config.resume, model, update_rule(config.optimizer)))
         steps, seconds = config.budget()
@@ -268,7 +268,7 @@ def train(
             engine.warm_up(rows_of(step), tokens_per_step)
 
         bar = _progress_bar(config, run, shown=rank == 0 and sys.stderr.isatty())
-        metrics = metric_lines(config.metrics if rank == 0 else None, step)
+        metrics = metric_lines(config.metrics if rank == 0 else None, step, run["row"])
         with folder.opened(), bar, metrics as write:
             began, done = time.perf_counter() - seconds, False
             stood = 0.0  # seconds since the last row that says for how long
@@ -321,6 +321,7 @@ def train(
                         "seconds": seconds,
                         "skipped": skipped,
                         "text": text,
+                        "row": dict(row),  # should the run die before it is written
                         "config": {**asdict(config), "resume": None, "auto_resume": False},
                     }
                     saving_began = time.perf_counter()
