@@ -22,7 +22,7 @@ if not find_chromium() and not os.environ.get("CI"):
     pytest.skip("no Chromium: apt-get install chromium, or CHROMIUM=/path", allow_module_level=True)
 
 ARTIFACTS = ROOT / "tests" / "artifacts"
-WAIT = 1000 * patience(60)  # ms
+WAIT = 1000 * patience(120)  # ms; three seats open at once
 LESSON = "notebooks/01_data_parallel.ipynb"
 TALK = "dist.all_reduce(x)"  # in the cell behind which the first ranks have talked
 NAMES = ("ada", "bob-2", "cleo")
