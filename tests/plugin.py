@@ -57,6 +57,8 @@ def pytest_collection_finish():
     gc.enable()
     gc.collect()
     gc.freeze()
+    if pool := sys.modules.get("utils.ranks.pool"):
+        pool.PRELOADED.append("tests.forkserver")
 
 
 @pytest.hookimpl(optionalhook=True)
