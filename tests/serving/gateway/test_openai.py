@@ -249,14 +249,22 @@ def test_a_model_that_does_not_count(toy_server):
 
 
 def test_a_dead_rank_in_the_middle_of_a_stream(api, server):
-    """The error is the last event, and the next request is served."""
-    events = iter(complete(api, max_tokens=400, temperature=0, stream=True))
-    next(events)
-    with frozen(*ranks(server)):
-        os.kill(ranks(server)[0], signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="was killed by SIGKILL"):
-        list(events)
-    until(lambda: served_again(api))
+    """The error is the last event, and the next request is served. On a busy machine the text may
+    be over before the rank is killed; then once more."""
+    for _ in range(9):
+        events = iter(complete(api, max_tokens=400, temperature=0, stream=True))
+        next(events)
+        with frozen(*ranks(server)):
+            os.kill(ranks(server)[0], signal.SIGKILL)
+        try:
+            list(events)
+        except openai.APIError as error:
+            assert "was killed by SIGKILL" in str(error)
+            break
+        finally:
+            until(lambda: served_again(api))
+    else:
+        pytest.fail("every text was whole")
 
 
 def served_again(api):

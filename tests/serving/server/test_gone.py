@@ -1,6 +1,7 @@
 """Clients that leave in the middle: the engine is told, and what they held is free again."""
 
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -32,15 +33,26 @@ def server(tiny_server):
 
 @pytest.mark.parametrize("door", [stream, astream, tokens])
 def test_client_gone_mid_stream(server, client, door):
-    """Nothing can end the request but the client's leaving: the ranks stand still."""
+    """Nothing can end the request but the client's leaving: the ranks stand still. On a busy
+    machine the answer may be over before they do; then once more."""
     until(lambda: at_rest(server))
     before = kintsugi(server)["requests_cancelled_total"]
-    answer = door(client, TOKENS if door is tokens else TEXT, max_tokens=LONG)
-    next(answer)
-    with frozen(*ranks(server)):
-        answer.close()
-        until(lambda: kintsugi(server)["requests_cancelled_total"] == before + 1)
-        assert at_rest(server)
+
+    def counted():
+        return kintsugi(server)["requests_cancelled_total"] == before + 1
+
+    for _ in range(4):
+        answer = door(client, TOKENS if door is tokens else TEXT, max_tokens=LONG)
+        next(answer)
+        with frozen(*ranks(server)):
+            answer.close()
+            with suppress(AssertionError):
+                until(counted, PATIENCE / 4)
+            if counted():
+                assert at_rest(server)
+                break
+    else:
+        pytest.fail("no client that left was counted")
     assert client.generate(TEXT, max_tokens=3)
 
 
