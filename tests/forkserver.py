@@ -6,7 +6,6 @@ it apart again when the fork ends: half of the processor time of a rank that doe
 """
 
 import ctypes
-import gc
 import importlib
 from pathlib import Path
 
@@ -35,6 +34,4 @@ def join_pages() -> None:
 with collector_at_rest():
     for name in MODULES:
         importlib.import_module(name)
-gc.collect()
-gc.freeze()
 join_pages()

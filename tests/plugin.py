@@ -53,7 +53,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: the garbage collector need not look at it again each time."""
+    """What is imported by now stays: the garbage collector need not look at it again each time.
+    Where ranks are wanted, their forkserver imports `tests/forkserver.py`, behind all others."""
     gc.enable()
     gc.collect()
     gc.freeze()

@@ -107,7 +107,7 @@ def freed_memory_kept() -> Iterator[None]:
 
 @contextmanager
 def metric_lines(
-    target: str | None, last_step: int = 0, last_row: dict | None = None
+    target: str | None, last_step: int, last_row: dict | None
 ) -> Iterator[Callable[[dict], None]]:
     """Yields write(dictionary): one JSON line to standard output ("-"), a file, or nowhere (None).
 

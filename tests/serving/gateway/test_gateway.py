@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -28,6 +29,7 @@ from utils.serving.gateway import Gateway
 from utils.serving.gateway.process import Served
 from utils.serving.gateway.stubs import Stubs
 from utils.serving.gateway.triton import Triton
+from utils.serving.install import SETTLE
 from utils.serving.server import ServerError
 
 pytestmark = pytest.mark.timeout(900)
@@ -111,6 +113,23 @@ def test_a_client_that_leaves_is_cancelled(server, gateway):
     answer.close()
     until(lambda: kintsugi(server)["requests_cancelled_total"] == before + 1)
     until(lambda: at_rest(server))
+
+
+def test_what_was_loaded_stays_for_a_moment(monkeypatch):
+    """Taken away at once it may take the server with it; see SETTLE."""
+    triton, called = Triton("nobody is asked"), []
+
+    async def whole(*call, seconds):
+        called.append(time.monotonic())
+
+    async def change():
+        for action in ("load", "load", "unload"):
+            await triton.control("gpt", action, seconds=5)
+
+    monkeypatch.setattr(triton, "whole", whole)
+    asyncio.run(change())
+    first, second, unload = called
+    assert second - first >= SETTLE and unload - second >= SETTLE
 
 
 def test_metrics_of_all_in_one_place(gateway):

@@ -3,6 +3,8 @@
 import os
 import re
 import socket
+import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from tests.serving.processes import connections, family, in_thread, until, wait_gone
 from tests.serving.triton_models import write_code, write_models
 from utils.serving.client import Client, ServeError
+from utils.serving.install import SETTLE
 from utils.serving.server import (
     ServerError,
     TritonServer,
@@ -71,6 +74,24 @@ def test_a_model_is_loaded_with_another_configuration(server):
     server.unload("echo")
     server.load("echo")  # its config.pbtxt counts again
     assert server.config("echo")["parameters"] == {}
+
+
+@needs_server
+def test_what_was_loaded_stays_for_a_moment(server, monkeypatch):
+    """Taken away at once it may take the server with it."""
+    called, asked = [], server._asked
+
+    @contextmanager
+    def noted(*seconds):
+        called.append(time.monotonic())
+        with asked(*seconds) as client:
+            yield client
+
+    monkeypatch.setattr(server, "_asked", noted)
+    for change in (server.load, server.load, server.unload, server.load):
+        change("echo")
+    first, second, unload, *_, last = called
+    assert second - first >= SETTLE and unload - second >= SETTLE and last > unload
 
 
 @needs_server

@@ -145,8 +145,8 @@ class TritonServer:
 
     def unload(self, model: str, dependents: bool = False, seconds: float = LOAD) -> None:
         """Unloads a model and returns when its requests have ended and it has gone."""
-        until = time.monotonic() + seconds
         self._settle()
+        until = time.monotonic() + seconds
         with self._asked(seconds) as client:
             client.unload_model(model, self._headers, unload_dependents=bool(dependents))
         while self.states(model, "READY", "UNLOADING"):
