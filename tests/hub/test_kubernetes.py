@@ -394,9 +394,9 @@ def upstream(tmp_path, git):
     return folder
 
 
-def commit(git, folder):
+def commit(git, folder, message="a change"):
     git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message=a change")
+    git(folder, "commit", "--quiet", f"--message={message}")
 
 
 @pytest.fixture
@@ -550,7 +550,7 @@ def test_other_histories_take_nothing_from_a_learner(start, upstream, git):
     (start.copy / LAB).write_text("mine")
     shutil.rmtree(upstream / ".git")  # it was made anew, and shares no commit with the copy
     git(upstream.parent, "init", "--quiet", "--initial-branch=main", upstream)
-    commit(git, upstream)
+    commit(git, upstream, "made anew")  # the same words in the same second were the same commit
     status, log = start()
     assert status == 0 and "not brought up to date" in log
     assert (start.copy / LAB).read_text() == "mine"
