@@ -220,6 +220,7 @@ SYMPTOMS = (
     "and train ends with it",
     "is made once, and the next one comes after it",
     "tell crew.after of step",
+    "groups were made, and each has failed",
 )
 
 

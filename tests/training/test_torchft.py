@@ -48,8 +48,10 @@ def test_a_killed_replica_is_replaced(tmp_path, follow):
     apart = [abs(a.loss - b) for a, b in zip(committed(first[0]), alone(run), strict=True)]
     assert max(apart[:5]) < 1e-5  # the first loss after a step without the lost rows is number 5
     assert max(apart) < 1e-5 if follow else max(apart) > 1e-4
-    words = (tmp_path / "replica0.log").read_text()
-    assert "Connection" in words  # what the library noticed is in the folder, not on the screen
+    # What the library noticed is in the folder, not on the screen. One of the two that are left may
+    # have had all it wanted from the killed one.
+    words = [(tmp_path / f"replica{rank}.log").read_text() for rank in (0, 1)]
+    assert any("got exception" in own for own in words), words
 
 
 def test_rows_that_follow_the_quorum_are_all_there():

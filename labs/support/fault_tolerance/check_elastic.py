@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 
 from labs.support.fault_tolerance import disturbed
-from labs.support.fault_tolerance.crew import HOST, Settings, alone
+from labs.support.fault_tolerance.crew import Settings, alone, store_server
 from labs.support.fault_tolerance.fates import Fate
 from utils.course.expect import Wrong, a_number, bitwise_equal, close, described
 from utils.course.trial import Group, Trial
@@ -249,7 +248,7 @@ def _ranks(stack: ExitStack, trial: Trial, case: Case) -> Group:
 
 def _judged(group: Group, case: Case) -> int:
     """The most collectives that a recovery took."""
-    server = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    server = store_server()
     settings = dataclasses.replace(case.settings, port=server.port)
     recoveries = len(case.lost("dies")) + len(case.lost("stops")) + 1
     seconds = SECONDS + recoveries * (2 * settings.limit + settings.patience)

@@ -4,6 +4,7 @@ The rows of a step are numbered from 0 to `batch` - 1, and are the same whoever 
 """
 
 import datetime
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -95,6 +96,18 @@ class Crew:
         """To be called after each step that this rank has made. loss: the mean over the batch,
         with the weights that the step began with."""
         self._told("after", step, model, loss)
+
+
+def store_server() -> dist.TCPStore:
+    """A store for the ranks of one run, at its `.port`; it ends with this object.
+
+    Its socket is an IPv4 one: TCPStore's own is of both kinds, and a client at ::ffff:127.0.0.1,
+    which /etc/hosts does not have, is looked up in the DNS before anybody is served.
+    """
+    listening = socket.create_server((HOST, 0))
+    port = listening.getsockname()[1]
+    own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening.detach()}
+    return dist.TCPStore(HOST, port, **own)
 
 
 def alone(settings: Settings) -> tuple[list[torch.Tensor], list[float]]:

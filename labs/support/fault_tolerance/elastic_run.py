@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed as dist
-
 from labs.support.fault_tolerance import disturbed
-from labs.support.fault_tolerance.crew import HOST, Settings, alone
+from labs.support.fault_tolerance.crew import Settings, alone, store_server
 from labs.support.fault_tolerance.fates import Fate
 from utils.course.expect import Wrong
 from utils.course.trial import Trial
@@ -36,7 +34,7 @@ def run(
 ) -> Run | None:
     """Trains on `size` ranks. killed: {rank: the step in which it is killed}, by SIGKILL, when it
     has computed its gradients. None, and a sentence, where `train` does not get to the end."""
-    server = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+    server = store_server()
     settings = Settings(size, steps, port=server.port)
     fates = {rank: (Fate("dies", "before", step),) for rank, step in (killed or {}).items()}
     with Trial(file).ranks(size, may_die=True) as group:
