@@ -228,8 +228,6 @@ class Metrics:
     def tell(self, engine):
         stats = engine.stats()
         stats["kv_use"] = stats["kv_used"] / stats["kv_size"]
-        for key, (name, description) in GAUGES.items():
-            self.metric(name, description, "GAUGE").set(float(stats[key]))
         for key, (name, description) in COUNTERS.items():
             self.count(name, description, stats[key])
         for name, took in engine.histograms().items():
@@ -239,6 +237,9 @@ class Metrics:
                 self.count(f"{name}_bucket", description, count, le=bound)
             self.count(f"{name}_sum", description, took.sum)
             self.count(f"{name}_count", description, took.count)
+        # last: who sees the engine at rest finds all counted that it has done
+        for key, (name, description) in GAUGES.items():
+            self.metric(name, description, "GAUGE").set(float(stats[key]))
 
     def count(self, name, description, value, **labels):
         """Brings a counter, which takes only what is new, to this value."""

@@ -60,13 +60,13 @@ def overload(server, client, right, extra, note=""):
         for thread in threads:
             thread.join(PATIENCE)
         direct = Asked(tokens, client, TOKENS, max_tokens=8).outcome()
+        assert len(errors) == extra // 8 * 8
+        for status, answer in errors:
+            message = json.loads(answer)["error"]
+            assert status >= 400
+            assert message.startswith("UNAVAILABLE: the queue is full"), message
         until(lambda: kintsugi(server)["requests_rejected_total"] == rejected + len(errors) + 1)
         assert served_now(server) == len(right)
-    assert len(errors) == extra // 8 * 8
-    for status, answer in errors:
-        message = json.loads(answer)["error"]
-        assert status >= 400
-        assert message.startswith("UNAVAILABLE: the queue is full"), message
     assert isinstance(direct, ServeError)
     assert direct.status == "UNAVAILABLE"
     assert [request.outcome() for request in accepted] == right
