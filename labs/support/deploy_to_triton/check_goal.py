@@ -186,7 +186,7 @@ def _best_of_few() -> dict:
 def _best_of_many(chosen: dict) -> dict:
     """The same of MANY, by refusals, where so few may be in the server that some are due."""
     best = burst(MANY)
-    for _ in range(2):
+    for _ in range(4):
         expected = chosen["slots"] + chosen["queue"] + REFUSED <= MANY
         if expected and not best["others"] and best["refused"] < REFUSED:
             best = max(best, burst(MANY), key=lambda seen: seen["refused"])

@@ -84,7 +84,7 @@ def check_serves_as_before(server, client, before, old):
     until(lambda: server.ready("gpt"))
     assert answers(client) == before
     until(lambda: gone(old))
-    assert len(ranks(server)) == 2
+    until(lambda: len(ranks(server)) == 2)  # an engine that ends has none, and may still be there
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -229,7 +229,7 @@ def test_promotion_under_load(server, client, first, repo):
             assert set(mine[switched[number] + 1 :]) == {two}
             assert mine == sorted(mine, key=[one, two].index)  # never back again
         until(lambda: gone(old))
-        assert len(ranks(server)) == 1
+        until(lambda: len(ranks(server)) == 1)  # version 1 has no ranks left and may still be there
     finally:
         stop.set()
         shutil.rmtree(folder, ignore_errors=True)
