@@ -18,6 +18,17 @@ from tests.serving.world import (
     serving,
 )
 from utils.serving.client import Client
+from utils.serving.server import TritonServer
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """A failing test comes with the end of its server's log."""
+    report = yield
+    server = item.funcargs.get("server")
+    if report.failed and isinstance(server, TritonServer):
+        report.sections.append(("Triton's log", server.tail(60)))
+    return report
 
 
 @pytest.fixture(scope="package")
