@@ -41,7 +41,7 @@ check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
 
 test: ready ## run all tests, every notebook included (about 45 minutes)
-	$(RUN) pytest -n 2
+	$(RUN) pytest -n 3
 
 course: ready ## run every notebook without a browser and show seconds and result
 	$(RUN) utils.workshop.course $(NB)

@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 import tests
-from tests.patience import patience
+from tests.patience import SPARE, patience
 
 gc.disable()  # until all is imported, which takes a quarter less time so
 
@@ -36,6 +36,10 @@ cloudpickle.register_pickle_by_value(tests)
 
 LONG = ("notebooks/", "labs/", "tests/browser/", "tests/labs/", "tests/training/")
 WAITING = ("tests/ranks/", "tests/serving/")  # for processes that start and end: a core is idle
+COMPUTING = (  # and no time matters to them: they can have the core while it is
+    "tests/compression/", "tests/data/", "tests/drawing/", "tests/kernels/", "tests/measure/",
+    "tests/memory/", "tests/models/", "tests/parallel/", "tests/planner/", "tests/prompts/",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(config, items):
@@ -60,23 +64,29 @@ def pytest_collection_finish():
     gc.freeze()
     if pool := sys.modules.get("utils.ranks.pool"):
         pool.PRELOADED.append("tests.forkserver")
+    if SPARE and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # with its ranks
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Whole files to whichever process is free, in the order of collection.
 
-    What waits comes first in the first process and last in the others: beside it they compute, and
-    each server is started once.
+    What waits comes first in the first process and last in the second: beside it this computes, and
+    each server is started once. A third process has the cores only while the two leave them idle
+    (a fifth of the time), and takes what such a processor can do.
     """
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
         def _assign_work_unit(self, node):
-            waits = node is self.nodes[0]
-            wanted = (file for file in self.workqueue if file.startswith(WAITING) == waits)
-            if file := next(wanted, None):
+            spare = node.gateway.id == "gw2"
+            kind, wanted = (COMPUTING, True) if spare else (WAITING, node.gateway.id == "gw0")
+            files = (file for file in self.workqueue if file.startswith(kind) == wanted)
+            if file := next(files, None):
                 self.workqueue.move_to_end(file, last=False)
+            elif spare and len(self.nodes) > 1:
+                return node.shutdown()
             super()._assign_work_unit(node)
 
     config.option.loadscopereorder = False
