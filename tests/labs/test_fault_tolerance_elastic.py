@@ -1,10 +1,13 @@
 """Lab 13, exercise b: the answers that its check must accept and reject, and its pieces."""
 
+import socket
+
+import psutil
 import pytest
 import torch
 
 from labs.support.fault_tolerance import elastic_run
-from labs.support.fault_tolerance.crew import Settings, alone
+from labs.support.fault_tolerance.crew import Settings, alone, store_server
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 
@@ -270,3 +273,10 @@ def test_rows_are_the_same_whoever_asks():
         torch.cat([settings.losses(model, 1, r) for r in ([2, 0], [], [6])]), whole[[2, 0, 6]]
     )
     assert not torch.allclose(settings.losses(model, 0, range(7)), whole)
+
+
+def test_the_stores_socket_is_one_whose_clients_nobody_looks_up():
+    """torch asks the DNS who comes to an IPv6 socket from ::ffff:127.0.0.1, and ranks are late."""
+    store = store_server()
+    open_sockets = psutil.Process().net_connections("tcp")
+    assert {c.family for c in open_sockets if c.laddr.port == store.port} == {socket.AF_INET}

@@ -1,11 +1,16 @@
-"""Metrics and statistics of a real server, as frames."""
+"""Metrics and statistics of a real server, as frames; in which order an engine tells its own."""
 
+import importlib.util
 import socket
+import sys
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 from tests.serving.processes import until
 from tests.serving.triton_models import settled
+from utils.paths import ROOT
 from utils.serving import metrics
 from utils.serving.client import Client, ServeError
 
@@ -80,3 +85,34 @@ def test_a_watch_of_a_server_that_has_gone_has_no_rows():
         with metrics.Watch(f"127.0.0.1:{listener.getsockname()[1]}", every=0.01) as watch:
             pass
     assert watch.frame.empty
+
+
+def test_whoever_sees_an_engine_at_rest_finds_all_counted(monkeypatch):
+    """Each metric goes to Triton by itself, and somebody may read them in between."""
+    told = []
+
+    class Family(SimpleNamespace):
+        COUNTER, GAUGE = "counter", "gauge"
+
+        def __init__(self, name, description, kind):
+            super().__init__(name=name, kind=kind)
+
+        def Metric(self, labels):
+            return SimpleNamespace(increment=self.tell, set=self.tell)
+
+        def tell(self, value):
+            told.append(self.kind)
+
+    triton = SimpleNamespace(MetricFamily=Family, TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = ROOT / "triton_model_repo/gpt_engine/model.py"
+    spec = importlib.util.spec_from_file_location("served_model", file)
+    spec.loader.exec_module(served := importlib.util.module_from_spec(spec))
+
+    stats = Counter(dict.fromkeys([*served.COUNTERS, *served.GAUGES, "kv_used", "kv_size"], 1))
+    took = SimpleNamespace(counts=[1] * len(served.BOUNDS), sum=1.0, count=1)
+    histograms = dict.fromkeys(served.HISTOGRAMS, took)
+    engine = SimpleNamespace(stats=lambda: stats, histograms=lambda: histograms)
+    served.Metrics({}).tell(engine)
+    assert told == sorted(told) and set(told) == {"counter", "gauge"}
