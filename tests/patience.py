@@ -9,7 +9,7 @@ except AttributeError:  # macOS
     CORES = os.cpu_count() or 1
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-# The third process of `make test` computes while the other two leave a core idle: see plugin.py.
+# The third process of `make test` has a core where the other two leave one idle: see plugin.py.
 SPARE = os.environ.get("PYTEST_XDIST_WORKER") == "gw2"
 LOAD = max(1.0, os.getloadavg()[0] / CORES, WORKERS / CORES) * (4 if SPARE else 1)
 

@@ -36,9 +36,13 @@ cloudpickle.register_pickle_by_value(tests)
 
 LONG = ("notebooks/", "labs/", "tests/browser/", "tests/labs/", "tests/training/")
 WAITING = ("tests/ranks/", "tests/serving/")  # for processes that start and end: a core is idle
-COMPUTING = (  # and no time matters to them: they can have the core while it is
+COMPUTING = (  # and no time matters to them: they can have the cores when nobody else wants them
     "tests/compression/", "tests/data/", "tests/drawing/", "tests/kernels/", "tests/measure/",
-    "tests/memory/", "tests/models/", "tests/parallel/", "tests/planner/", "tests/prompts/",
+    "tests/memory/", "tests/models/", "tests/notebooks/test_static.py", "tests/parallel/",
+    "tests/planner/", "tests/prompts/", "tests/serving/engine/test_native.py",
+    "tests/serving/engine/test_quantized.py", "tests/serving/export/",
+    "tests/training/test_matrix.py", "tests/training/test_mixes.py",
+    "tests/training/test_resume.py",
 )  # fmt: skip
 
 
@@ -64,8 +68,8 @@ def pytest_collection_finish():
     gc.freeze()
     if pool := sys.modules.get("utils.ranks.pool"):
         pool.PRELOADED.append("tests.forkserver")
-    if SPARE and hasattr(os, "SCHED_IDLE"):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # with its ranks
+    if SPARE:
+        os.nice(10)  # and the ranks that it starts
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -73,8 +77,8 @@ def pytest_xdist_make_scheduler(config, log):
     """Whole files to whichever process is free, in the order of collection.
 
     What waits comes first in the first process and last in the second: beside it this computes, and
-    each server is started once. A third process has the cores only while the two leave them idle
-    (a fifth of the time), and takes what such a processor can do.
+    each server is started once. That leaves a fifth of two cores idle: a third process, which comes
+    behind these two wherever all want a core, takes what can wait for one.
     """
     from xdist.scheduler import LoadFileScheduling
 
