@@ -16,6 +16,7 @@ from tests.serving.probe import (
     generate,
     gone,
     processes,
+    stop_at_rest,
     stream,
     tokens,
 )
@@ -147,16 +148,21 @@ def test_killed_stub(server, gateway, before, model):
     Whoever asks by gRPC, so not through the gateway, gets no answer of this version of Triton when
     what was asked has died: such a client needs a time limit of its own.
     """
+
+    def kill():
+        stop_at_rest(dead)
+        os.kill(dead, signal.SIGKILL)
+
     client = Client(gateway, timeout=PATIENCE)
     until(lambda: readiness(gateway) == 200)
     dead, old = pids(server)[model], ranks(server)
     if model in ("gpt", "gpt_engine"):
         doors = (generate, stream)
-        asked = cut_off(server, client, lambda: os.kill(dead, signal.SIGKILL), doors)
+        asked = cut_off(server, client, kill, doors)
     else:
         with frozen(dead):
             asked = [Asked(door, client, TEXT, max_tokens=5) for door in (generate, stream)]
-            os.kill(dead, signal.SIGKILL)
+            kill()
     seen = {until(lambda: readiness(gateway) != 200 and readiness(gateway))}
     outcomes = [request.outcome() for request in asked]
     errors = [outcome for outcome in outcomes if isinstance(outcome, ServeError)]
