@@ -9,9 +9,9 @@ except AttributeError:  # macOS
     CORES = os.cpu_count() or 1
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-# The third process of `make test` has a core where the other two leave one idle: see plugin.py.
-SPARE = os.environ.get("PYTEST_XDIST_WORKER") == "gw2"
-LOAD = max(1.0, os.getloadavg()[0] / CORES, WORKERS / CORES) * (4 if SPARE else 1)
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+SPARE = "gw2"  # `make test`'s third: it has a core where the others leave one idle, see plugin.py
+LOAD = max(1.0, os.getloadavg()[0] / CORES, WORKERS / CORES) * (4 if WORKER == SPARE else 1)
 
 
 def patience(seconds: float) -> int:

@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 import tests
-from tests.patience import SPARE, patience
+from tests.patience import SPARE, WORKER, patience
 
 gc.disable()  # until all is imported, which takes a quarter less time so
 
@@ -68,7 +68,7 @@ def pytest_collection_finish():
     gc.freeze()
     if pool := sys.modules.get("utils.ranks.pool"):
         pool.PRELOADED.append("tests.forkserver")
-    if SPARE:
+    if WORKER == SPARE:
         os.nice(10)  # and the ranks that it starts
 
 
@@ -84,7 +84,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class Scheduling(LoadFileScheduling):
         def _assign_work_unit(self, node):
-            spare = node.gateway.id == "gw2"
+            spare = node.gateway.id == SPARE
             kind, wanted = (COMPUTING, True) if spare else (WAITING, node.gateway.id == "gw0")
             files = (file for file in self.workqueue if file.startswith(kind) == wanted)
             if file := next(files, None):

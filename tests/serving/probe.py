@@ -16,7 +16,6 @@ import re
 import signal
 import struct
 import threading
-import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -71,13 +70,15 @@ def stop_at_rest(stub):
     Triton 24.10 ends (boost::interprocess::lock_exception) where it wants one whose owner was
     killed. Who owns one, the kernel knows (get_robust_list(2)).
     """
-    while True:
+
+    def at_rest():
         os.kill(stub, signal.SIGSTOP)
         until(lambda: all(state(thread) == "T" for thread in threads(stub)))
         if not any(map(holds_a_mutex, threads(stub))):
-            return
+            return True
         os.kill(stub, signal.SIGCONT)
-        time.sleep(0.01)
+
+    until(at_rest)
 
 
 def threads(pid):
