@@ -12,9 +12,11 @@ import pytest
 
 from tests.serving.engines import ENDLESS, version_of
 from tests.serving.processes import PATIENCE, alive, children, parent, until
+from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.engine import Engine
+from utils.serving.engine.ranks import RankGroup
 from utils.serving.engine.request import SamplingParams, Unavailable
-from utils.serving.engine.version import LoadError
+from utils.serving.engine.version import LoadError, Version
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -85,7 +87,6 @@ def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
                 engine.submit([1])
             return str(refused.value)
 
-        # The rank that cannot read it, or the other one, which waits for it, is heard first.
         until(lambda: "do not start" in reason() and str(shard) in reason())
         shard.write_bytes(whole)
         until(lambda: engine.ready)
@@ -241,6 +242,23 @@ def test_damaged_versions_are_refused_by_file_name(copy, damage):
     assert str(file) in str(refused.value) and "\n" not in str(refused.value)
     assert children() == before
     until(lambda: threading.active_count() == threads)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_rank_that_failed_first_is_believed(copy, rank):
+    """The other one has failed at its end, and both have been saying so for a while."""
+    shard = copy / f"rank-{rank}-of-2.safetensors"
+    data = shard.read_bytes()
+    shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    before = children()
+    group = RankGroup(Version.read(copy), EngineConfig())
+    try:
+        until(lambda: children() == before)
+        with pytest.raises(LoadError, match="SHA-256") as refused:
+            group.ready()
+        assert str(shard) in str(refused.value)
+    finally:
+        group.close()
 
 
 def test_a_version_folder_is_served_by_its_own_code_alone(version, tmp_path):

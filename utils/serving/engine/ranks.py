@@ -157,7 +157,9 @@ class RankGroup:
                 except ChildEnded:
                     raise RankDied(self._who_died(rank)) from None
                 if line is not None:
-                    answers[rank] = self._checked(rank, json.loads(line))
+                    answers[rank] = json.loads(line)
+                    if "at" in answers[rank]:
+                        raise self._failure(rank, answers[rank])
         return answers[0]
 
     def wait(self, wake_up: WakeUp) -> None:
@@ -195,14 +197,20 @@ class RankGroup:
         except ChildEnded:
             raise RankDied(self._who_died(rank)) from None
 
-    def _checked(self, rank, answer):
-        if "load_error" in answer:
-            raise LoadError(answer["load_error"])
-        if "error" in answer:
-            raise RankDied(self._who_died(rank, answer["error"]))
-        return answer
-
     # --- what went wrong ------------------------------------------------------------------------
+
+    def _failure(self, rank, answer):
+        """The error of the rank that failed first: it has said so by the time that others do."""
+        failures = {rank: answer}
+        for other in set(range(self.size)) - {rank}:
+            with contextlib.suppress(ChildEnded, TimeoutError):
+                answer = json.loads(self._ranks[other].answer(0))
+                if "at" in answer:
+                    failures[other] = answer
+        rank, answer = min(failures.items(), key=lambda failure: failure[1]["at"])
+        if "load_error" in answer:
+            return LoadError(answer["load_error"])
+        return RankDied(self._who_died(rank, answer["error"]))
 
     def _who_died(self, rank, error=None):
         """Names the rank to blame: one that was killed, before one whose collective failed then."""

@@ -7,15 +7,16 @@ Where a request asks for them, "logprobs" comes with the tokens, by their places
 {"1": [[23, -0.4], ...]}.
 
 The first line tells the rank who it is (`ranks.py` starts it); the answer to that comes when
-the model is ready: {"ready": true}, or {"load_error": "..."}. With "ready" comes "eager", and why,
-where there is no compiled step (native.py). All ranks get the same lines, so they make the same
-collectives in the same order; rank 0 has the logits and chooses the tokens.
+the model is ready: {"ready": true}, or {"load_error": "...", "at": 7.2}. With "ready" comes
+"eager", and why, where there is no compiled step (native.py). All ranks get the same lines, so they
+make the same collectives in the same order; rank 0 has the logits and chooses the tokens.
 
 One process, the ranks' parent, imports torch and forks them: they start in the time of one. It
 says who they are and how they end: {"pids": [...]}, then {"rank": 1, "status": -9} for each.
 
 A rank ends when the pipe closes, when its parent has gone in whatever way (which ends with the
-leader), or after {"error": ...}.
+leader), or after {"error": "...", "at": 7.2}: in seconds of the clock that all processes share,
+because the other ranks fail at its end, and their answers may be read before this one.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ import math
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -96,10 +98,11 @@ def serve() -> None:
         for line in commands:
             _say(answers, worker.step(json.loads(line)))
     except LoadError as error:
-        _say(answers, {"load_error": str(error)})
+        _say(answers, {"load_error": str(error), "at": time.monotonic()})
     except Exception as error:
         first_line = str(error).partition("\n")[0]
-        _say(answers, {"error": f"{type(error).__name__}: {first_line}"})
+        text = f"{type(error).__name__}: {first_line}"
+        _say(answers, {"error": text, "at": time.monotonic()})
     os._exit(0)  # no farewell to the other ranks: who is left there may not answer
 
 
