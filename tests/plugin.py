@@ -37,9 +37,11 @@ cloudpickle.register_pickle_by_value(tests)
 LONG = ("notebooks/", "labs/", "tests/browser/", "tests/labs/", "tests/training/")
 WAITING = ("tests/ranks/", "tests/serving/")  # for processes that start and end: a core is idle
 COMPUTING = (  # and no time matters to them: they can have the cores when nobody else wants them
-    "tests/compression/", "tests/data/", "tests/drawing/", "tests/kernels/", "tests/measure/",
-    "tests/memory/", "tests/models/", "tests/notebooks/test_static.py", "tests/parallel/",
-    "tests/planner/", "tests/prompts/", "tests/serving/engine/test_native.py",
+    "tests/compression/", "tests/data/", "tests/drawing/", "tests/kernels/",
+    "tests/measure/test_divergence.py", "tests/measure/test_environment.py",
+    "tests/measure/test_memory.py", "tests/measure/test_traffic.py", "tests/memory/",
+    "tests/models/", "tests/notebooks/test_static.py", "tests/parallel/", "tests/planner/",
+    "tests/prompts/", "tests/serving/engine/test_native.py",
     "tests/serving/engine/test_quantized.py", "tests/serving/export/",
     "tests/training/test_matrix.py", "tests/training/test_mixes.py",
     "tests/training/test_resume.py",

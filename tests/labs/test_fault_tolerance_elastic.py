@@ -1,6 +1,7 @@
 """Lab 13, exercise b: the answers that its check must accept and reject, and its pieces."""
 
 import socket
+from functools import partial
 
 import psutil
 import pytest
@@ -10,6 +11,7 @@ from labs.support.fault_tolerance import elastic_run
 from labs.support.fault_tolerance.crew import Settings, alone, store_server
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
+from tests.patience import patience
 
 LAB = Lab(
     "13_fault_tolerance",
@@ -231,7 +233,9 @@ class TestLab(LabTests):
     lab, others, least, each, symptoms = LAB, OTHERS, 40, (40, 9, 6), SYMPTOMS
 
 
-def test_a_disturbed_run_has_the_curve_of_an_undisturbed_one():
+def test_a_disturbed_run_has_the_curve_of_an_undisturbed_one(monkeypatch):
+    patient = partial(Settings, limit=patience(1), patience=patience(2))
+    monkeypatch.setattr(elastic_run, "Settings", patient)
     file, steps = LAB.solution / "elastic.py", 8
     calm = elastic_run.run(file, size=3, steps=steps)
     wild = elastic_run.run(file, size=3, steps=steps, killed={0: 2, 1: 5})

@@ -222,23 +222,24 @@ def test_too_many_threads(two, tmp_path):
     assert "threads" not in kinds(report(tmp_path))
 
 
-def all_at_once(folder):
+def all_at_once(folder, seconds):
     with profile.tracing(folder, steps=2, skip=1) as profiler:
         for _ in range(3):
             if dist.get_rank() == 41:
-                time.sleep(1.5)
+                time.sleep(seconds)
             dist.all_reduce(torch.ones(1000))
             profiler.step()
 
 
 @pytest.mark.timeout(600)
 def test_64_ranks(tmp_path):
+    seconds = patience(1.5)  # more than the others are apart
     with Ranks(64, device="cpu", timeout=patience(120)) as many:
-        many.run(all_at_once, tmp_path)
+        many.run(all_at_once, tmp_path, seconds)
     made = report(tmp_path)
     assert len(made.ranks) == 64
     assert finding(made, "straggler").rank == 41
-    assert 750 < made.late[41] < 3000
+    assert 500 * seconds < made.late[41] < 2000 * seconds
     lines = str(made).splitlines()
     assert lines[0] == "64 ranks, 2 steps" and any(line.startswith("rank 41 ") for line in lines)
     assert "… and 50 ranks between these" in lines

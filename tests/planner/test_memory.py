@@ -81,7 +81,7 @@ def one_step(config, batch, seq, mode, micro_batches, split=None):
 
     step()
     peaks = []
-    for _ in range(1 if split is None else 5):  # gloo frees a tensor now and then a little later
+    for _ in range(1 if split is None else 8):  # gloo frees a tensor now and then a little later
         gc.collect()
         with Memory(model=pieces, optimizer=optimizer) as memory:
             step()

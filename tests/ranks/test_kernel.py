@@ -12,8 +12,9 @@ from tests.patience import patience
 from tests.ranks.test_pool import gone
 
 OPEN = """
-from utils.ranks import Ranks
+from utils.ranks import Ranks, pool
 import multiprocessing.forkserver as f
+pool.PATIENCE = 60.0  # no test has a rank that must be killed
 ranks = Ranks(2, timeout=120)
 print("PIDS", *ranks.pids, f._forkserver._forkserver_pid)
 """

@@ -156,7 +156,7 @@ def test_the_speed_is_a_limit_and_can_be_changed(pair, four):
         seconds = max(four.run(all_reduce, [0, 2], 200_000))
         # 800,000 bytes in each direction, without what the bucket holds in the beginning
         assert seconds > 0.7 * (800_000 - 2 * 65536) * 8 / 0.01e9
-        inside = max(four.run(all_reduce, [2, 3], 200_000))
+        inside = min(max(four.run(all_reduce, [2, 3], 200_000)) for _ in range(3))
         assert inside < seconds
     finally:
         pair.gbit = None

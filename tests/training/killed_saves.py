@@ -1,7 +1,8 @@
 """Saves until it is killed, again and again:  python -m tests.training.killed_saves FOLDER FORM N
 
-Each of N times, ranks that do nothing but save are killed with SIGKILL at a random moment: one for
-FORM whole, two for FORM sharded, where one, the other, or both are. Then what is found must be a
+Each of N times, ranks that do nothing but save are killed with SIGKILL at a random moment, three of
+four times once they have begun: one for FORM whole, two for FORM sharded, where one, the other, or
+both are. Then what is found must be a
 checkpoint that was being saved, undamaged, and no older than the last that a save returned from.
 Prints {"kills", "saves", "in_a_save"}; in_a_save: so many kills left a checkpoint half written.
 """
@@ -36,8 +37,8 @@ def tensors(step, rank=0, ranks=1):
     return found
 
 
-def save_for_ever(folder, form, rank, store, reports):
-    """One rank; writes the step to the pipe when its checkpoint is in place."""
+def save_for_ever(folder, form, rank, store, begun, reports):
+    """One rank; writes to a pipe when it begins, and the step when its checkpoint is in place."""
     sharded = form == "sharded"
     if sharded:
         address = dist.TCPStore("127.0.0.1", store, is_master=False, use_libuv=True)
@@ -49,6 +50,7 @@ def save_for_ever(folder, form, rank, store, reports):
         step = int(found[0].name.rsplit("-", 1)[1]) if found else 0
         if sharded:  # both have looked before one writes
             dist.barrier()
+        os.write(begun, b".")
         while True:
             step += 1
             record = {"step": step, "optimizer": "none"}
@@ -65,6 +67,7 @@ def save_for_ever(folder, form, rank, store, reports):
 def one_kill(folder, form):
     """(the last step that was reported, whether something half written is left)."""
     read, write = os.pipe()
+    begun, begins = os.pipe()
     ranks = 2 if form == "sharded" else 1
     store = None
     if ranks == 2:
@@ -74,14 +77,18 @@ def one_kill(folder, form):
         pid = os.fork()
         if pid == 0:
             try:
-                save_for_ever(folder, form, rank, store and store.port, write)
+                save_for_ever(folder, form, rank, store and store.port, begins, write)
             except BaseException:  # the other rank was killed
                 pass
             finally:
                 os._exit(1)
         children.append(pid)
     os.close(write)
-    time.sleep(random.uniform(0.0, 0.12 if ranks == 1 else 0.3))
+    os.close(begins)
+    if random.random() < 0.75:
+        for _ in children:
+            os.read(begun, 1)
+    time.sleep(random.uniform(0.0, 0.1))
     for pid in random.sample(children, random.randint(1, ranks)):
         os.kill(pid, signal.SIGKILL)
     time.sleep(random.choice([0.0, 0.01]))  # the other one may notice first
@@ -93,6 +100,7 @@ def one_kill(folder, form):
     while more := os.read(read, 65536):
         reported += more
     os.close(read)
+    os.close(begun)
     return int.from_bytes(reported[-4:], "big"), left
 
 

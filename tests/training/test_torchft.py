@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from tests.patience import patience
 from utils.data import corpus
 from utils.ranks import RankError, Ranks
 from utils.ranks.pool import Dead
@@ -31,8 +32,9 @@ def committed(attempts):
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_killed_replica_is_replaced(tmp_path, follow):
-    with lighthouse() as address, Ranks(4, may_die=True, device="cpu") as ranks:
-        run = Run(address, str(tmp_path), follow=follow, dies=4, joins=8, steps=12)
+    late = {"patience": patience(3), "limit": patience(60)}
+    with lighthouse(patience(2)) as address, Ranks(4, may_die=True, device="cpu") as ranks:
+        run = Run(address, str(tmp_path), follow=follow, dies=4, joins=8, steps=12, **late)
         first, second, killed, new = ranks.run(train, run)
     assert not lighthouses()
     assert killed == Dead(-signal.SIGKILL)
@@ -124,7 +126,7 @@ def test_a_lighthouse_goes_when_its_parent_is_killed():
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     os.close(read)
-    until = time.monotonic() + 60
+    until = time.monotonic() + patience(60)
     while any(child.is_running() and child.status() != "zombie" for child in family):
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -20,7 +20,7 @@ import gc
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,15 @@ LETS_GO = 1.0  # seconds in which a backend lets go of a message that has arrive
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1)} | {
     "addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2), "addbmm": (1, 2), "linear": (0, 1),
 }  # fmt: skip
+
+
+def looks(seconds: float = LETS_GO) -> Iterator[int]:
+    """Again and again, a hundredth of a second apart, for so many `seconds`: the number of the look
+    at what a backend still holds. Looks count, not the clock: while this process stands still on a
+    busy machine, the backend's thread does too."""
+    for number in range(round(100 * seconds)):
+        yield number
+        time.sleep(0.01)
 
 
 @dataclass(frozen=True)
@@ -101,18 +110,15 @@ class Look(Traffic):
         that may live, those of a graph; nobody waits for less.
         """
         ours = {id(tensor.untyped_storage()) for tensor in tensors_in(list(results))}
-        begin, collected = time.monotonic(), False
-        while True:
+        for look in looks():
             alive = [made() for key, made in self._made.items() if key not in ours]
             held = sum(storage.nbytes() for storage in alive if storage is not None)
-            waited = time.monotonic() - begin
-            if held <= allowed or waited > LETS_GO:
-                return held
             del alive
-            if not collected and waited > LETS_GO / 10:  # it takes its time: for what stays
+            if held <= allowed:
+                break
+            if look == 10:  # it takes its time: for what stays
                 gc.collect()
-                collected = True
-            time.sleep(0.01)
+        return held
 
     def saw(self, func: Callable, given: Any, outputs: bool) -> None:
         super().saw(func, given, outputs)

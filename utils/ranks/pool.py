@@ -179,7 +179,7 @@ class Ranks:
         try:
             self._send(sorted(waiting_for), payload)
             self._collect(waiting_for, replies, until=None, stop_at_failure=True)
-            if failed(replies):
+            if failures(replies):
                 raise self._failure(on, waiting_for, replies)
         except KeyboardInterrupt:
             self._interrupt(waiting_for, replies)
@@ -226,12 +226,17 @@ class Ranks:
                     waiting_for.discard(rank)
             if not ready:
                 return
-            if stop_at_failure and failed(replies):
+            if stop_at_failure and failures(replies):
                 return
 
     def _failure(self, on, waiting_for, replies):
         """One rank failed: lets the others end, makes the group anew, returns the RankError."""
         self._collect(waiting_for, replies, time.monotonic() + GRACE)
+        until = time.monotonic() + PATIENCE  # where all have lost a rank that is slow to say why
+        while waiting_for and all(map(diagnosis.consequence, failures(replies).values())):
+            if time.monotonic() > until:
+                break
+            self._collect(waiting_for, replies, until, stop_at_failure=True)
         stacks = diagnosis.stacks(self._files, waiting_for, self._signal)
         first = dict(replies)
         hung = any(diagnosis.timed_out(reply) for reply in first.values())
@@ -241,7 +246,7 @@ class Ranks:
             on, first, stacks, replies, size=self.size, limit=limit, ended=self._stopped,
             grouped=not self._deaths,
         )  # fmt: skip
-        error = RankError(text, {r: f for r, f in first.items() if isinstance(f, worker.Failure)})
+        error = RankError(text, failures(first))
         self._rejoin()
         return error
 
@@ -323,9 +328,9 @@ def unpickled(reply: bytes) -> Any:
         return worker.Failure("UnpicklingError", what, ())
 
 
-def failed(replies: dict[int, Any]) -> bool:
-    """Whether any of the replies is a failure."""
-    return any(isinstance(reply, worker.Failure) for reply in replies.values())
+def failures(replies: dict[int, Any]) -> dict[int, worker.Failure]:
+    """Those of the replies that are failures."""
+    return {rank: one for rank, one in replies.items() if isinstance(one, worker.Failure)}
 
 
 def choose_devices(size: int, device: str | None) -> tuple[str, list[str]]:

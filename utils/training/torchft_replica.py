@@ -187,7 +187,7 @@ def _train(run):
     while manager.current_step() < run.steps:
         optimizer.zero_grad()  # asks for the quorum; a new replica gets the others' state here
         step, replicas = manager.current_step(), manager.num_participants()
-        if replicas < run.size and not run.dies <= step < run.joins:
+        if replicas < run.size - (run.dies <= step < run.joins):
             if step >= run.joins:
                 meeting.set("a place is free", "")
             continue  # until all are there, so that the curve is the same on every machine

@@ -5,7 +5,6 @@ and right is computed from the same case in float64, here too.
 """
 
 import math
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from utils.course.look import LETS_GO, PRODUCTS, Look
+from utils.course.look import PRODUCTS, Look, looks
 from utils.course.noted import never_waited, noted
 from utils.course.trial import fractions
 from utils.measure.traffic import tensors_in
@@ -126,10 +125,10 @@ class AttentionLook(Look):
         name = func.__name__.split(".")[0]
         if name.startswith(("recv_", "irecv")) and func.namespace == "c10d":
             self._received.append(weakref.ref(next(tensors_in(given)).untyped_storage()))
-            end = time.monotonic() + LETS_GO * (self.held <= self._near)
-            while (held := self._held_now()) > self._near and time.monotonic() < end:
-                time.sleep(0.005)
-            self.held = max(self.held, held)
+            for _ in looks() if self.held <= self._near else ():
+                if self._held_now() <= self._near:
+                    break
+            self.held = max(self.held, self._held_now())
         elif any(word in name for word in FUSED):
             q, k = given[0][:2]
             if "backward" in name:

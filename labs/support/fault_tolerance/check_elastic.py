@@ -25,7 +25,7 @@ from utils.ranks.pool import Dead, RankError
 LIMIT, PATIENCE = 0.7, 2.0  # seconds, of a crew
 LATE = 0.43  # of the patience: more than LIMIT, and with LIMIT less than all of it
 AGAIN = 4.0  # times as long where a rank that lives was left out: this machine may be busy
-SECONDS = 8.0  # until a run is ended, beside what its recoveries may wait for
+SECONDS = 12.0  # until a run is ended, beside what its recoveries may wait for
 SLACK = 4096  # roundings: a step adds some to those before
 SMALL = 128  # bytes of the numbers that go beside the gradients of a step
 MEETING = 1024  # bytes that a rank says and reads in a meeting

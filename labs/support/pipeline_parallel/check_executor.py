@@ -6,7 +6,6 @@ float64, messages and bytes are counted, and it is seen when activations are let
 """
 
 import random
-import time
 import weakref
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from utils.course.expect import Wrong, a_number, close, communication, described, unchanged
-from utils.course.look import LETS_GO, Look
+from utils.course.look import Look, looks
 from utils.course.noted import never_waited, noted
 from utils.course.trial import Group, Trial, fractions
 from utils.measure.traffic import Watching
@@ -215,14 +214,13 @@ class Watched(nn.Module):
         one that a variable may still name."""
         gone = [n for k, n in self.done if k == "B"][:-1]
         self.done.append((kind, number))
-        begin = time.monotonic()
-        while self.patient and not self.held:
+        if not self.patient or self.held:
+            return
+        for _ in looks():
             alive = [(n, what) for n in gone for what, ref in self.tensors[n].items() if ref()]
             if len({n for n, _ in alive}) < 2:
-                break
-            if time.monotonic() - begin > LETS_GO:
-                self.held = f"the {alive[0][1]} of micro-batch {alive[0][0]}"
-            time.sleep(0.01)
+                return
+        self.held = f"the {alive[0][1]} of micro-batch {alive[0][0]}"
 
 
 class _Noting(torch.autograd.Function):

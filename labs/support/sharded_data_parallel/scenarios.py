@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from utils.course.expect import Wrong
+from utils.course.look import LETS_GO, looks
 from utils.course.trial import fractions
 from utils.measure.memory import Memory
 from utils.measure.traffic import Traffic
 
-LETS_GO = 1.0  # seconds in which a backend lets go of a message that has arrived
 COPIES = 5  # of the largest unit: gradients and messages while it is reduced
 
 
@@ -176,15 +175,15 @@ def weigh(answer, stage: str, plan: Plan, steps: int) -> None:
     if stage == "Zero3":
         most += unit
 
-    patience = LETS_GO  # for the whole training
+    patience = LETS_GO  # until the first wait that was in vain
 
     def let_go():
         """Waits for the backend, whose messages of one unit would count as the next one's."""
         nonlocal patience
-        begin = time.monotonic()
-        while sum(memory.now().values()) > most - (COPIES - 2) * unit and patience > 0:
-            time.sleep(0.005)
-            patience, begin = patience - (time.monotonic() - begin), time.monotonic()
+        for _ in looks(patience):
+            if sum(memory.now().values()) <= most - (COPIES - 2) * unit:
+                return
+        patience = 0.0
 
     def look(moment):
         if moment == "backward":
@@ -250,16 +249,15 @@ def _moments(moments: list[tuple[str, int, int]], stage: str, unit: int) -> None
 
 def _no_more(memory: Memory, most: int, when: str) -> int:
     """The bytes of all tensors now; Wrong if they are more and stay more."""
-    until = time.monotonic() + LETS_GO
-    while (held := sum(memory.now().values())) > most:
-        if time.monotonic() > until:
-            raise Wrong(
-                f"{when} {held:,} bytes of tensors are alive, and {most:,} will do.\n"
-                "What is kept that nobody needs any more?"
-            )
+    for _ in looks():
+        held = sum(memory.now().values())
+        if held <= most:
+            return held
         gc.collect()
-        time.sleep(0.01)
-    return held
+    raise Wrong(
+        f"{when} {held:,} bytes of tensors are alive, and {most:,} will do.\n"
+        "What is kept that nobody needs any more?"
+    )
 
 
 def _bytes(tensor: torch.Tensor | None) -> int:
