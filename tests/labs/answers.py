@@ -23,6 +23,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.patience import patience
 from utils.course import record
 from utils.course.checks import check
 from utils.paths import ROOT
@@ -30,7 +31,7 @@ from utils.private_api import share_the_parents_forkserver
 from utils.ranks.pool import start_forkserver
 
 AT_ONCE = 2  # processes that judge; each starts ranks of its own
-SECONDS = 120  # for one answer, waiting for its turn not included
+SECONDS = patience(120)  # for one answer, waiting for its turn not included
 
 
 # How an answer can be wrong: only its values; right for the tested sizes or types alone; more

@@ -12,6 +12,7 @@ import torch
 from labs.support.deploy_to_triton.triton_model.leader import Leader, Request, alone
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
+from tests.patience import patience
 from tests.serving.processes import until
 from utils.course.trial import Trial
 from utils.paths import ROOT
@@ -19,7 +20,7 @@ from utils.serving.server import ServerError, server_available
 from utils.workshop import labs
 
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(patience(600)),  # of the wrong answers some take all their time
     pytest.mark.skipif(server_available() is not None, reason=str(server_available())),
 ]
 
@@ -34,9 +35,9 @@ LAB = Lab(
         "goal": ("check_goal", "goal", "settings.py"),
     },
     {
-        "labs.support.deploy_to_triton.check_model.SECONDS": 2.0,
-        "labs.support.deploy_to_triton.check_model.SILENCE": 4.0,
-        "labs.support.deploy_to_triton.check_model.CLIENT": 20.0,
+        "labs.support.deploy_to_triton.check_model.SECONDS": patience(2),
+        "labs.support.deploy_to_triton.check_model.SILENCE": patience(4),
+        "labs.support.deploy_to_triton.check_model.CLIENT": patience(20),
     },
 )
 

@@ -36,7 +36,9 @@ def small_server(tmp_path_factory):
     """models/small on two ranks as the workshop configures it, with a prompt "imports"."""
     folder = tmp_path_factory.mktemp("small")
     prompt_file(folder / "prompts", "small", "imports", "import os\nimport re\nimport")
-    with serving(repo_of("small", 2, folder / "repo", prompts=folder / "prompts")) as server:
+    repo = repo_of("small", 2, folder / "repo", prompts=folder / "prompts")
+    configure(repo, step_seconds=PATIENCE)  # tests let its ranks stand still
+    with serving(repo) as server:
         yield server
 
 
@@ -49,7 +51,7 @@ def small_reference():
 def tiny_server(tmp_path_factory):
     """models/tiny on one rank, with SLOTS slots and a queue of QUEUE."""
     repo = repo_of("tiny", 1, tmp_path_factory.mktemp("tiny") / "repo")
-    configure(repo, max_num_seqs=SLOTS, queue=QUEUE, step_seconds=60)
+    configure(repo, max_num_seqs=SLOTS, queue=QUEUE, step_seconds=PATIENCE)
     # a client that leaves at the very moment of the last answer: Triton may wait for it for ever
     with serving(repo, models=MODELS, exit_seconds=3) as server:
         yield server

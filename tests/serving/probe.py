@@ -3,6 +3,7 @@
     asked = Asked(stream, Client(server), "def ", max_tokens=9)     # in a thread of its own
     asked.wait_for_piece();  asked.outcome()                        # the answer, or the ServeError
     with frozen(*ranks(server)): ...            # stopped meanwhile: what was asked stays in flight
+    check_leaving(server, ask)          # ask() begins an answer and gives a function that leaves it
     at_rest(server);  processes(server);  memory(server)
 
 Looks and repositories are those of `world.py`. Nothing here sleeps as a proof.
@@ -19,8 +20,10 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
+
 from tests.serving.processes import PATIENCE, alive, parent, until
-from tests.serving.world import kintsugi
+from tests.serving.world import kintsugi, ranks
 from utils.serving.client import ServeError
 from utils.serving.gateway.stubs import state
 
@@ -145,6 +148,29 @@ def astream(client, text, **parameters):
 def tokens(client, ids, **parameters):
     for some in client.tokens(ids, **parameters):
         yield tuple(some)
+
+
+def check_leaving(server, ask, requests=1):
+    """Who leaves in the middle of an answer cancels so many requests, and what they held is free.
+
+    Nothing can end them but the leaving: the ranks stand still. On a busy machine the answer may be
+    over before they do; then once more.
+    """
+
+    def cancelled():
+        return kintsugi(server)["requests_cancelled_total"]
+
+    for _ in range(4):
+        until(lambda: at_rest(server))
+        wanted = cancelled() + requests
+        standing, leave = ranks(server), ask()
+        with frozen(*standing):
+            leave()
+            with suppress(AssertionError):
+                until(lambda wanted=wanted: cancelled() == wanted, PATIENCE / 4)
+                until(lambda: at_rest(server))
+                return
+    pytest.fail("no client that left was counted")
 
 
 class Asked(threading.Thread):

@@ -56,12 +56,12 @@ def collect_words(pieces):
 
 
 def test_a_stream_comes_in_pieces_while_it_is_made(client):
-    text = "a b c d e f"
+    text = "a b c d e f g h " * 5
     arrived, begin = [], time.monotonic()
     for piece in client.stream(text):
         arrived.append((piece, time.monotonic() - begin))
     assert [piece for piece, _ in arrived] == [word + " " for word in text.split()]
-    # the last word is made 250 ms after the first: a client that waits for the end has no gap
+    # the last word is made 2 s after the first: a client that waits for the end has no gap
     assert arrived[-1][1] - arrived[0][1] > 0.1
 
 
@@ -178,12 +178,12 @@ def test_nobody_there_is_said_so():
 
 
 def test_every_call_ends_at_its_time_limit(server):
-    """The model takes 1 s; whoever waits for it gives up after the client's own limit."""
+    """The model takes 3 s; whoever waits for it gives up after the client's own limit."""
     slow = Client(server, model="slow", timeout=0.3)
     for call in (
-        lambda: slow.generate("1"),
-        lambda: list(slow.stream("1")),
-        lambda: list(slow.infer("slow", tensors({"text_input": "1"}, {"text_input": "BYTES"}))),
+        lambda: slow.generate("3"),
+        lambda: list(slow.stream("3")),
+        lambda: list(slow.infer("slow", tensors({"text_input": "3"}, {"text_input": "BYTES"}))),
     ):
         with pytest.raises(ServeError) as caught:
             call()
@@ -191,9 +191,12 @@ def test_every_call_ends_at_its_time_limit(server):
 
 
 def test_a_limit_holds_for_the_whole_stream_not_for_each_piece(server):
-    short = Client(server, timeout=0.5)
-    words, before = "a " * 100, settled_gone(server)  # 5 s in pieces of 50 ms
-    for call in (lambda: list(short.stream(words)), lambda: collect(short.astream(words))):
+    short = Client(server, timeout=2)
+    words, before = "a " * 1000, settled_gone(server)  # 50 s in pieces of 50 ms
+    for call in (
+        lambda: list(short.stream(words, max_tokens=1000)),
+        lambda: collect(short.astream(words, max_tokens=1000)),
+    ):
         with pytest.raises(ServeError) as caught:
             call()
         assert caught.value.status == "DEADLINE_EXCEEDED"
@@ -214,12 +217,12 @@ def test_a_stream_that_is_left_is_cancelled_at_the_server(server, client):
     words = "a " * 1000  # 50 s if nobody cancels
 
     def by_http():
-        for _ in client.stream(words):
+        for _ in client.stream(words, max_tokens=1000):
             break
 
     def by_grpc():
         async def run():
-            async for _ in client.astream(words):
+            async for _ in client.astream(words, max_tokens=1000):
                 break
 
         asyncio.run(run())
@@ -234,12 +237,17 @@ def test_a_cancelled_task_cancels_its_request(server, client):
     before = settled_gone(server)
 
     async def run():
-        task = asyncio.create_task(first_of(client.astream("a " * 1000)))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(task, 0.5)
+        begun = asyncio.Event()
+        task = asyncio.create_task(read(client.astream("a " * 1000, max_tokens=1000), begun))
+        async with asyncio.timeout(PATIENCE):
+            await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
-    async def first_of(pieces):
-        return [piece async for piece in pieces]
+    async def read(pieces, begun):
+        async for _ in pieces:
+            begun.set()
 
     asyncio.run(run())
     until(lambda: gone(server) == before + 1)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.patience import patience
 from utils.serving.load import Load, arrivals, run, sweep, table, tokens_of
 
 LONG = 60.0  # seconds that no wait here comes near
@@ -54,7 +55,7 @@ def test_the_number_in_flight_is_looked_at():
 
     def send(i):
         if i == 2:  # the last one: held until the load has looked at three in flight for a while
-            threading.Timer(1.5, gate.set).start()
+            threading.Timer(patience(1.5), gate.set).start()
         gate.wait(LONG)
         looks.append(i)
         return [1]
@@ -92,9 +93,10 @@ def test_a_request_that_never_ends_is_a_row_and_the_load_ends():
             forever.wait(LONG)
             yield [2]
 
-    load = run(send, clients=2, requests=6, limit=3.0)
+    limit = patience(3)
+    load = run(send, clients=2, requests=6, limit=limit)
     late = load.requests.loc[1]
-    assert late["error"] == "no end within the load's 3 s"
+    assert late["error"] == f"no end within the load's {limit} s"
     assert np.isnan(late["end"])
     assert not np.isnan(late["first"])
     assert load.requests["error"].isna().sum() == 5
@@ -141,32 +143,33 @@ def test_open_loop_sends_at_the_drawn_moments():
 def test_open_loop_counts_the_wait_for_a_free_client():
     """One client, held at the first request: the others arrive meanwhile, and their clocks run."""
     due = list(itertools.islice(arrivals(100.0, 0), 10))
+    held = due[-1] + patience(1.5)
 
     def send(i):
         if i == 0:  # sent at due[0] or later, so that the last one has arrived when this ends
-            time.sleep(due[-1] + 1.5)
+            time.sleep(held)
         return [1]
 
     load = run(send, clients=1, requests=10, rate=100.0)
     assert load.requests["start"].tolist() == due
-    assert (load.requests["end"] > due[-1] + 1.5).all()
+    assert (load.requests["end"] > held).all()
     assert load.in_flight["count"].max() == 10  # nine of them without a client
 
 
 def test_arrivals_without_a_free_client_are_rows():
-    forever = threading.Event()
+    forever, limit = threading.Event(), patience(1)
 
     def send(i):
         forever.wait(LONG)
         return [1]
 
-    load = run(send, clients=1, seconds=0.5, rate=100.0, limit=1.0)
+    load = run(send, clients=1, seconds=0.5, rate=100.0, limit=limit)
     forever.set()
     due = list(itertools.takewhile(lambda t: t < 0.5, arrivals(100.0)))
     assert load.requests["start"].tolist() == due
     assert load.errors == {
-        "no end within the load's 1 s": 1,
-        "no free client within the load's 1 s": len(due) - 1,
+        f"no end within the load's {limit} s": 1,
+        f"no free client within the load's {limit} s": len(due) - 1,
     }
 
 

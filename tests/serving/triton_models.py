@@ -3,7 +3,7 @@
     repo = write_models(folder, "echo", "gpt")
 
 echo      text -> the same text
-slow      text -> the same text after that many seconds
+slow      text -> the same text after that many seconds; when it begins, `began` is in its folder
 gpt       speaks as the served model does: its answer's pieces are the words of the input, 50 ms
           each; "fail" among them is an error; kintsugi_cancelled_total counts who went away
 gpt_engine   token ids -> the same ids, one by one; a negative one is an error
@@ -78,7 +78,11 @@ CODE = {
             return [pb.InferenceResponse([strings("text_output", text_of(r))]) for r in requests]
     """,
     "slow": """
+        def initialize(self, args):
+            self.folder = args["model_repository"]
+
         def execute(self, requests):
+            open(self.folder + "/began", "w").close()
             time.sleep(sum(float(text_of(request)) for request in requests))
             return [pb.InferenceResponse([strings("text_output", text_of(r))]) for r in requests]
     """,

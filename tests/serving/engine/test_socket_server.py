@@ -9,13 +9,13 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from tests.serving.probe import frozen
 from tests.serving.processes import PATIENCE, until
 from tests.serving.world import Reference, repo_of
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.socket_server import SocketServer, folder_of, own_folder
 
 TOKENS = [7, 8, 9]
-LONG = 500  # tokens: what is cancelled before it ends
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +96,16 @@ def test_what_makes_no_sense_is_an_error_of_its_own(engine, folder, line, error)
 def test_who_leaves_frees_the_slot(engine, folder, stream):
     before = engine.stats()["requests_cancelled"]
     with a_socket(engine, folder) as server:
-        connection = asked(server, stream=stream, max_tokens=LONG)
-        until(lambda: engine.stats()["running"] == 1)
-        connection.close()
 
         def freed():
             server.watch()
             return engine.stats()["running"] == 0
 
-        until(freed)
+        with frozen(*engine.pids):  # nothing can end the request but who leaves
+            connection = asked(server, stream=stream, max_tokens=9)
+            until(lambda: engine.stats()["running"] == 1)
+            connection.close()
+            until(freed)
         assert engine.stats()["requests_cancelled"] == before + 1
         until(lambda: not server.open)
 

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 
-from tests.serving.probe import MODELS, at_rest, frozen, generate, stream
+from tests.patience import patience
+from tests.serving.probe import MODELS, at_rest, check_leaving, frozen, generate, stream
 from tests.serving.processes import PATIENCE, callers, until
 from tests.serving.triton_models import write_models
 from tests.serving.world import MODELS as MODEL_FOLDERS
@@ -106,13 +107,12 @@ def test_tritons_own_client_is_served(server, gateway):
 
 
 def test_a_client_that_leaves_is_cancelled(server, gateway):
-    until(lambda: at_rest(server))
-    before = kintsugi(server)["requests_cancelled_total"]
-    answer = stream(Client(gateway, timeout=PATIENCE), TEXT, max_tokens=480)
-    next(answer)
-    answer.close()
-    until(lambda: kintsugi(server)["requests_cancelled_total"] == before + 1)
-    until(lambda: at_rest(server))
+    def ask():
+        answer = stream(Client(gateway, timeout=PATIENCE), TEXT, max_tokens=480)
+        next(answer)
+        return answer.close
+
+    check_leaving(server, ask)
 
 
 def test_what_was_loaded_stays_for_a_moment(monkeypatch):
@@ -283,7 +283,8 @@ def full(server, queue):
 
 def test_more_requests_than_the_gateway_takes_and_longer_ones(server):
     """Its own limits; a time limit frees its place."""
-    with Gateway(server, requests=1, seconds=2.0) as gateway, ThreadPoolExecutor(1) as pool:
+    limit = patience(5)
+    with Gateway(server, requests=1, seconds=limit) as gateway, ThreadPoolExecutor(1) as pool:
         with frozen(*ranks(server)):
             first = pool.submit(ask, gateway, GENERATE, text())
             until(lambda: kintsugi(server)["requests_running"] == 1)
@@ -292,7 +293,7 @@ def test_more_requests_than_the_gateway_takes_and_longer_ones(server):
             )  # fmt: skip
             status, _, body = first.result(PATIENCE)
             assert (status, json.loads(body)) == (
-                504, {"error": "DEADLINE_EXCEEDED: no answer after 2 s"},
+                504, {"error": f"DEADLINE_EXCEEDED: no answer after {limit} s"},
             )  # fmt: skip
         until(lambda: at_rest(server))
         assert ask(gateway, body=text())[0] == 200
@@ -394,15 +395,15 @@ class TritonPythonModel:
 def test_a_load_that_hangs_is_ended_and_tried_again(tmp_path):
     repo = write_models(tmp_path, "echo")
     (repo / "echo" / "1" / "model.py").write_text(HANGS)
-    # a process that is not up by then is killed before it has written that it loads
-    with serving(repo) as server, Gateway(server, load_seconds=3.0) as gateway:
+    limit = patience(3)  # a process that is not up by then is killed before it has written
+    with serving(repo) as server, Gateway(server, load_seconds=limit) as gateway:
         load = "/v2/repository/models/echo/load"
         (repo / "echo" / "hang").touch()
         (repo / "echo" / "loads").unlink()
         (repo / "echo" / "2").mkdir()
         (repo / "echo" / "2" / "model.py").write_text(HANGS)
         status, said = error_of(gateway, load, b"{}")
-        assert (status, said) == (503, "UNAVAILABLE: loading echo took longer than 3 s")
+        assert (status, said) == (503, f"UNAVAILABLE: loading echo took longer than {limit} s")
         assert (repo / "echo" / "loads").read_text() == "xx"
         assert server.versions("echo") == [1]  # goes on
         assert echo(gateway, "still") == "still"

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from tests.serving.processes import connections, family, in_thread, until, wait_gone
+from tests.serving.probe import stop_at_rest
+from tests.serving.processes import family, in_thread, until, wait_gone
 from tests.serving.triton_models import write_code, write_models
 from utils.serving.client import Client, ServeError
 from utils.serving.install import SETTLE
@@ -120,7 +121,8 @@ def test_a_killed_stub_is_an_error_for_its_clients_and_nothing_is_left(repo):
         processes = family(server.pid)
         stub = next(p for p in processes if "stub" in p.name() and "slow" in " ".join(p.cmdline()))
         answer = in_thread(lambda: Client(server, model="slow").generate("60"))
-        until(lambda: connections(server) == 1)
+        until((repo / "slow" / "began").exists)
+        stop_at_rest(stub.pid)
         stub.kill()
         with pytest.raises(ServeError):
             answer()

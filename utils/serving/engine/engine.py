@@ -162,7 +162,10 @@ class Engine:
     def stats(self) -> dict:
         """What the engine does now and has done: a dictionary of numbers."""
         with self._lock:
-            return {"ready": self._ready} | self._stats.read(self._scheduler, self.max_model_len)
+            now = self._stats.read(self._scheduler, self.max_model_len)
+            # also those whose slot is free, and whose last token is not handed out yet
+            now["running"] = min(now["slots"], len(self._streams) - now["waiting"])
+            return {"ready": self._ready} | now
 
     def histograms(self) -> dict[str, Histogram]:
         """How long requests took, by name, since the start: `Stats` says what each is."""

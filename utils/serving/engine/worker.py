@@ -63,10 +63,22 @@ def main(ends: Sequence[Sequence[int]]) -> None:
         os.close(end)
     end_with(leader)
     _say(news, {"pids": pids})
-    for _ in pids:
-        pid, status = os.wait()
-        status = os.waitstatus_to_exitcode(status)
-        _say(news, {"rank": pids.index(pid), "status": status})
+    left = len(pids)
+    while left:
+        ended = _ended()
+        for status, pid in ended:
+            _say(news, {"rank": pids.index(pid), "status": status})
+        left -= len(ended)
+
+
+def _ended():
+    """(exit status, process id) of the children that have ended, of one at least: who was killed
+    comes first, for the others may have ended of it."""
+    ended = [os.wait()]
+    with contextlib.suppress(ChildProcessError):  # none is left
+        while (more := os.waitpid(-1, os.WNOHANG))[0]:
+            ended.append(more)
+    return sorted((os.waitstatus_to_exitcode(status), pid) for pid, status in ended)
 
 
 def _fork(ends, used):

@@ -106,11 +106,18 @@ class Stubs:
         await self.triton.control(model, "unload", UNLOAD, body)
 
     async def _load(self, model, body=b"{}"):
+        await self.triton.settle()  # before its time begins
         task = asyncio.create_task(
             self.triton.control(model, "load", self.load_seconds + UNLOAD, body)
         )
         if not (await asyncio.wait({task}, timeout=self.load_seconds))[0]:
-            self._kill(await self._loading(model))
+            killed = 0  # when the last that was killed began: an older one may be that which serves
+            while not task.done():  # the stub may be still to come
+                with suppress(Refusal):
+                    hang = [stub for stub in await self._loading(model) if stub.begun > killed]
+                    self._kill(hang)
+                    killed = max([killed, *(stub.begun for stub in hang)])
+                await asyncio.wait({task}, timeout=LOOK)
             with suppress(Refusal):
                 await task
             raise Hangs(f"UNAVAILABLE: loading {model} took longer than {self.load_seconds:g} s")

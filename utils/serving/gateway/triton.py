@@ -101,10 +101,14 @@ class Triton:
         """What Prometheus reads."""
         return await self.whole("GET", f"http://{self._metrics}/metrics") if self._metrics else b""
 
+    async def settle(self) -> None:
+        """Waits until what was loaded last has stayed for a moment, see SETTLE."""
+        await asyncio.sleep(self._loaded + SETTLE - time.monotonic())
+
     async def control(self, model: str, action: str, seconds: float, body: bytes = b"{}") -> None:
         """Loads or unloads a model; returns when Triton has said that it is done."""
         call = ("POST", f"/v2/repository/models/{model}/{action}", body, self.control_headers)
-        await asyncio.sleep(self._loaded + SETTLE - time.monotonic())
+        await self.settle()
         try:
             await self.whole(*call, seconds=seconds)
         finally:

@@ -264,7 +264,7 @@ def never_gives_up():
     """It waits for the next response however long.
 
     kind: end
-    hint: no end after 20 s in client.py line
+    hint: no end after
     """
 
     right = ask

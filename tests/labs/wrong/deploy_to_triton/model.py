@@ -146,7 +146,7 @@ def endless_execute():
     """It waits for a request to come that came long ago.
 
     kind: end
-    hint: execute does not come to an end within 2 s in model.py line
+    hint: execute does not come to an end within
     """
 
     class TritonPythonModel(TritonPythonModel):
@@ -159,7 +159,7 @@ def endless_initialize():
     """The parameter is read again and again.
 
     kind: end
-    hint: initialize does not come to an end within 2 s in model.py line
+    hint: initialize does not come to an end within
     """
 
     class TritonPythonModel(TritonPythonModel):
