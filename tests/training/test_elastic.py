@@ -219,8 +219,11 @@ def test_a_run_that_ends_too_early_is_quoted(nodes, tmp_path):
             run.start(1)
         with pytest.raises(LaunchError, match="It has not come within 0 s"):
             run.wait_until(lambda: False, 0)
-        with pytest.raises(LaunchError, match=r"(?s)The run has ended before:.*node1: .*exitcode"):
+        with pytest.raises(LaunchError, match=r"The run has ended before:\nnode0: ") as error:
             run.wait_until(lambda: False, patience(100))
+        assert "\nnode1: " in str(error.value) and "exitcode" in str(error.value)
         assert run.wait() == {0: 1, 1: 1}
-    assert any("will restart worker group" in line for line in run.story(0))
+    # one of them may be too late for the second try
+    stories = run.story(0) + run.story(1)
+    assert any("will restart worker group" in line for line in stories)
     assert any("an unhappy rank" in run.log(node).read_text() for node in range(2))
