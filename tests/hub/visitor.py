@@ -81,12 +81,17 @@ async def printed(request, code):
     content = {"code": code, "silent": False, "stop_on_error": True}
     message = {"header": header | {"version": "5.3"}, "parent_header": {}, "metadata": {}}
     await connection.write_message(json.dumps(message | {"content": content, "channel": "shell"}))
-    while True:
-        heard = json.loads(await connection.read_message())
+    replied = idle = False  # by two ways: what is printed may come after the reply
+    while not (replied and idle):
+        said = await connection.read_message()
+        assert said is not None, "the seat has closed the connection while a cell ran"
+        heard = json.loads(said)
         kind = heard["header"]["msg_type"]
         if kind == "stream":
             text += heard["content"]["text"]
         if kind == "error":
             text += "\n".join(heard["content"]["traceback"])
-        if kind == "execute_reply":
-            return text
+        replied |= kind == "execute_reply"
+        if kind == "status" and heard["parent_header"].get("msg_id") == "1":
+            idle |= heard["content"]["execution_state"] == "idle"
+    return text
