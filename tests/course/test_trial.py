@@ -123,7 +123,7 @@ HANGS = {
 
 @pytest.mark.parametrize("line", HANGS)
 def test_what_is_asked_about_a_hang_fits_the_calls_that_hang(answer, line, monkeypatch):
-    monkeypatch.setattr("utils.course.trial.HANG", 0.5)
+    monkeypatch.setattr("utils.course.trial.HANG", 2.0)
     trial = answer(f"def function():\n    if True:\n{line}\n")
     hang = {"recv": "all receive", "": "all else"}
     with trial.ranks(2, hang) as group, pytest.raises(Wrong) as wrong:
@@ -239,8 +239,17 @@ def test_on_a_late_network_only_who_waits_has_the_result(answer, source):
         assert (sums == [6.0, 6.0]) is right, (source, sums)
 
 
+def test_a_future_delivers_before_what_follows_it(answer):
+    trial = answer(
+        "def function(t):\n    w = dist.all_reduce(t, async_op=True).get_future()\n"
+        "    return w.then(lambda done: t).wait()\n"
+    )
+    with trial.ranks(2) as group:
+        assert group.run(group.case(), neighbours, late=True) == [6.0, 6.0]
+
+
 POLLS = {
-    "for _ in range(50):\n        if w.is_completed(): break\n        time.sleep(0.01)": [1.5, 4.5],
+    "for _ in range(10):\n        if w.is_completed(): break\n        time.sleep(0.01)": [1.5, 4.5],
     "while not w.is_completed():\n        time.sleep(0.01)": [6.0, 6.0],
 }
 

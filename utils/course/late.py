@@ -64,12 +64,7 @@ class LateWork:
 
     def get_future(self) -> Any:
         """As `Work.get_future`."""
-
-        def arrived(future):
-            self._arrive()
-            return future.value()
-
-        return self._work.get_future().then(arrived)
+        return LateFuture(self._work.get_future(), self)
 
     def _arrive(self):
         if not self._done:
@@ -78,6 +73,39 @@ class LateWork:
 
     def __getattr__(self, name):
         return getattr(self._work, name)
+
+
+class LateFuture:
+    """The `Future` of a late work, whose results come for who waits, or goes on in a callback."""
+
+    def __init__(self, future: Any, work: LateWork):
+        self._future, self._work = future, work
+        self.done = work.is_completed
+
+    def wait(self) -> Any:
+        """As `Future.wait`."""
+        value = self._future.wait()
+        self._work._arrive()
+        return value
+
+    def value(self) -> Any:
+        """As `Future.value`."""
+        value = self._future.value()
+        self._work._arrive()
+        return value
+
+    def then(self, callback: Callable) -> Any:
+        """As `Future.then`."""
+
+        def arrived(future):
+            self._work._arrive()
+            return callback(future)
+
+        return self._future.then(arrived)
+
+    def add_done_callback(self, callback: Callable) -> None:
+        """As `Future.add_done_callback`."""
+        self.then(callback)
 
 
 @contextlib.contextmanager
