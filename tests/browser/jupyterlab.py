@@ -20,6 +20,7 @@ import psutil
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
+from tests.patience import patience
 from utils.paths import ROOT
 from utils.workshop import lab
 from utils.workshop.notebooks import describe, marked, surroundings
@@ -74,13 +75,21 @@ def find_chromium() -> str | None:
     return next((place for place in places if place and Path(place).exists()), None)
 
 
-def free_port() -> int:
-    """A port below those that the system gives to outgoing connections."""
+def free_ports(count: int) -> list[int]:
+    """Ports below those that the system gives to outgoing connections."""
+    found = []
     for port in range(20000 + os.getpid() % 5000, 32000, 7):
         with contextlib.suppress(lab.LabError):
             lab.check_port(port)
-            return port
-    raise lab.LabError("No port between 20000 and 32000 is free.")
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise lab.LabError("Too few ports between 20000 and 32000 are free.")
+
+
+def free_port() -> int:
+    """One of them."""
+    return free_ports(1)[0]
 
 
 class Browser:
@@ -110,7 +119,7 @@ class Browser:
         command = lab.command(self.port, self.root, "--LabApp.expose_app_in_browser=True")
         server = lab.start(command, environment, folder / "lab.log")
         self.resources.callback(lab.stop, server)
-        lab.wait_until_ready(server, self.port, self.token)
+        lab.wait_until_ready(server, self.port, self.token, patience(60))
         # its supervisor and itself; by number, for the supervisor also adopts what is left behind
         supervisor = psutil.Process(server.pid)
         self.own = {supervisor.pid, *(child.pid for child in supervisor.children())}
@@ -122,8 +131,8 @@ class Browser:
         self.pages = self.chromium.new_context(viewport=VIEW)  # one cache for JupyterLab's scripts
 
     def left_running(self, wait: float = 30) -> list[str]:
-        """What notebooks started and what still runs after `wait` seconds."""
-        deadline = time.monotonic() + wait
+        """What notebooks started and what still runs after `wait` seconds of a quiet machine."""
+        deadline = time.monotonic() + patience(wait)
         while True:
             left = [p for p in marked(self.around.mark) if p.pid not in self.own]
             if not left or time.monotonic() > deadline:

@@ -28,7 +28,7 @@ from tests.browser.jupyterlab import (
     READY,
     error_outputs,
     find_chromium,
-    free_port,
+    free_ports,
 )
 from tests.classroom.boards import RunningBoard, environment, until
 from tests.patience import patience
@@ -55,10 +55,10 @@ class Learner:
     The notebook lies in scratch/, which git ignores: the lab's root is the repository.
     """
 
-    def __init__(self, place, alias, address, folder):
+    def __init__(self, place, port, alias, address, folder):
         self.alias, self.home = alias, folder / f"home{place}"
         self.answer = folder / f"by_hand{place}.py"
-        self.port = free_port() + place
+        self.port = port
         names = {name: str(folder / f"{name}{place}".lower()) for name in FOLDERS}
         names["PYTHONPATH"] = str(ROOT)  # these rooms, in a kernel that begins in scratch/, too
         config = Path(names["JUPYTER_CONFIG_DIR"])
@@ -166,8 +166,9 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
     asked = []  # what the instructor's page asks for
     with contextlib.ExitStack() as stack:
         board = stack.enter_context(RunningBoard(tmp_path / "board.sqlite", "--minutes", "90"))
+        ports = free_ports(len(ALIASES))  # the board has its own by now
         for place, (alias, guess) in enumerate(ALIASES.items()):
-            learners.append(Learner(place, alias, board.join, tmp_path))
+            learners.append(Learner(place, ports[place], alias, board.join, tmp_path))
             stack.callback(learners[-1].close)
             learners[-1].write(guess)
         right, wrong, last = learners

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.browser.jupyterlab import free_ports
 from tests.classroom.boards import until
 from tests.hub.visitor import Visitor
 from utils.paths import ROOT
@@ -108,14 +109,6 @@ ranks = Ranks(2)
 job = os.environ.get("SLURM_JOB_ID")
 print(json.dumps([ranks.run(total), utils.__file__, os.environ["OMP_NUM_THREADS"], job]))
 """
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
 
 
 @contextlib.contextmanager
