@@ -49,7 +49,7 @@ class Say(http.server.BaseHTTPRequestHandler):
 server = http.server.HTTPServer(("127.0.0.1", 8000), Say)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 def ask(port):
-    return urllib.request.urlopen(f"http://127.0.0.1:{{port}}", timeout=5).read().decode()
+    return urllib.request.urlopen(f"http://127.0.0.1:{{port}}", timeout={limit}).read().decode()
 """
 MARK = "a-file-of-"
 FIND = f"""
@@ -174,7 +174,7 @@ def test_three_learners_start_ranks_at_the_same_time(learners):
 @pytest.mark.timeout(120)
 def test_every_seat_has_all_ports_and_sees_no_other_ones(learners, hub):
     for learner in learners:
-        learner.tell(SERVE.format(name=learner.name))
+        learner.tell(SERVE.format(name=learner.name, limit=patience(5)))
     for learner in learners:  # the same port, three servers
         assert learner.tell("print(ask(8000))") == learner.name
     ada, bob, _ = learners
@@ -219,4 +219,4 @@ def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
     assert answer.status in (403, 404)
     thief = Learner(hub, chromium, ada.name)
     thief.log_in(password="another-long-word")
-    expect(thief.page.get_by_text("Invalid username or password")).to_be_visible()
+    expect(thief.page.get_by_text("Invalid username or password")).to_be_visible(timeout=WAIT)

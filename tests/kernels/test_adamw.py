@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed: make setup TRITON=yes")
 
+from tests.patience import patience
 from utils.kernels import AdamWTriton
 from utils.kernels.adamw import adamw_many, adamw_one, numbers
 from utils.paths import ROOT
@@ -421,7 +422,11 @@ except ImportError as error:
 
 def test_a_missing_package_and_a_switch_that_comes_too_late_are_named():
     done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", IMPORTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=patience(200),
     )
     missing, late = done.stdout.splitlines()
     assert "on Linux `make setup TRITON=yes` installs it" in missing

@@ -22,6 +22,7 @@ from nbval.kernel import CURRENT_ENV_KERNEL_NAME, RunningKernel, start_new_kerne
 from nbval.plugin import IPyNbCell, IPyNbFile, NbCellError
 
 from tests.notebooks.warm import use_warm_kernels
+from tests.patience import patience
 from utils.workshop.notebooks import describe, surroundings, where
 
 SANITIZE = Path(__file__).with_name("nbval_sanitize.cfg")
@@ -155,7 +156,7 @@ class NotebookEnd(pytest.Item):
 
     def runtest(self):
         self.parent.kernel.stop()
-        left = self.parent.around.leftovers()
+        left = self.parent.around.leftovers(patience(10))
         assert not left, (
             f"{self.parent.name} left {len(left)} process(es) behind, close what it starts: "
             + "; ".join(map(describe, left))
