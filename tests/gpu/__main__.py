@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from utils.ranks.supervise import OVER, Child, ChildEnded, end, supervised
 
 REFERENCE = ROOT / "docs" / "reference"
 MINUTES = 25  # of all parts together
+LOOK = 0.2  # seconds between two looks whether Ctrl-C was pressed
 TORCH = (2, 11)
 
 
@@ -76,14 +78,19 @@ def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
     # compiled code of its own: who was killed may have left half a file where all look
     cache = env["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="gpu-")
     child = Child(supervised(command, folder=cache), env=env)
+    interrupts = []  # Ctrl-C comes between two rows: raised while one is read, it would lose it
+    usual = signal.signal(signal.SIGINT, lambda *_: interrupts.append(time.monotonic()))
     try:
-        while keep(child.answer(max(0.0, began + seconds - time.monotonic())), done):
-            pass
-    except KeyboardInterrupt:
-        with contextlib.suppress(TimeoutError, ChildEnded):
-            while keep(child.answer(0), done):  # what had come already
-                pass
-        raise
+        more = True
+        while more:
+            left = max(0.0, began + seconds - time.monotonic())
+            try:
+                more = keep(child.answer(0 if interrupts else min(left, LOOK)), done)
+            except TimeoutError:
+                if interrupts:
+                    break
+                if left <= LOOK:
+                    raise
     except TimeoutError:
         done["why"] = f"it was not done after {seconds:.0f} s; the rows before are kept"
     except ChildEnded:
@@ -100,6 +107,9 @@ def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
         end([child], OVER)
         shutil.rmtree(cache, ignore_errors=True)
         done["seconds"] = round(time.monotonic() - began, 1)
+        signal.signal(signal.SIGINT, usual)
+    if interrupts:
+        raise KeyboardInterrupt
 
 
 def keep(line: bytes, done: dict) -> bool:
