@@ -165,6 +165,7 @@ class Engine:
             now = self._stats.read(self._scheduler, self.max_model_len)
             # also those whose slot is free, and whose last token is not handed out yet
             now["running"] = min(now["slots"], len(self._streams) - now["waiting"])
+            now["occupancy"] = now["running"] / now["slots"]
             return {"ready": self._ready} | now
 
     def histograms(self) -> dict[str, Histogram]:

@@ -133,7 +133,7 @@ def ends_without_a_total():
     """A response without a total is taken for the end.
 
     kind: end
-    hint: some responses without one, seconds=4: ask returns 3 totals
+    hint: ask returns 3 totals, and 6 were sent
     """
 
     def ask(url, model, numbers, seconds=30.0):
@@ -220,7 +220,7 @@ def last_one_empty():
     """The last response is taken for empty.
 
     kind: part
-    hint: the final flag with the last, seconds=4: ask returns 2 totals
+    hint: ask returns 2 totals, and 3 were sent
     """
 
     def ask(url, model, numbers, seconds=30.0):
