@@ -162,10 +162,7 @@ class Engine:
     def stats(self) -> dict:
         """What the engine does now and has done: a dictionary of numbers."""
         with self._lock:
-            now = self._stats.read(self._scheduler, self.max_model_len)
-            # also those whose slot is free, and whose last token is not handed out yet
-            now["running"] = min(now["slots"], len(self._streams) - now["waiting"])
-            now["occupancy"] = now["running"] / now["slots"]
+            now = self._stats.read(self._scheduler, self.max_model_len, len(self._streams))
             return {"ready": self._ready} | now
 
     def histograms(self) -> dict[str, Histogram]:

@@ -85,20 +85,25 @@ class Stats:
         while self._recent and self._recent[0][0] < now - WINDOW:
             self._recent.popleft()
 
-    def read(self, scheduler: Scheduler, max_model_len: int) -> dict:
-        """Numbers by name; times in seconds, `kv_` in positions."""
+    def read(self, scheduler: Scheduler, max_model_len: int, streams: int) -> dict:
+        """Numbers by name; times in seconds, `kv_` in positions.
+
+        streams: requests that do not have all of their answer, those that wait among them. One
+        whose slot is free already still runs until its last token is handed out.
+        """
         now = time.monotonic()
         self._forget(now)
         first = self.histograms["time_to_first_token"]
-        running, slots = scheduler.running, len(scheduler.slots)
+        waiting, slots = len(scheduler.waiting), len(scheduler.slots)
+        running = min(slots, streams - waiting)
         since = now - self._recent[0][0] + self._recent[0][2] if self._recent else 1.0
         return {
-            "running": len(running),
-            "waiting": len(scheduler.waiting),
+            "running": running,
+            "waiting": waiting,
             "slots": slots,
             "queue": scheduler.queue,
-            "occupancy": len(running) / slots,
-            "kv_used": sum(request.cached for request in running),
+            "occupancy": running / slots,
+            "kv_used": sum(request.cached for request in scheduler.running),
             "kv_size": slots * max_model_len,
             "tokens_total": self.tokens,
             "prompt_tokens_total": self.prompt_tokens,
