@@ -60,6 +60,14 @@ def test_accuracies_have_intervals_and_prompt_tuning_is_gold():
     assert {"20 %", "80 %"} <= set(words_of(plt.gcf()))
 
 
+def test_sizes_are_dots_at_their_values():
+    pictures.sizes({"prompt tuning": 2048, "LoRA": 156_160}, "learned")
+    axes = plt.gca()
+    assert axes.get_xscale() == "log" and not axes.patches
+    assert [line.get_xdata()[0] for line in axes.lines] == [2048, 156_160]
+    assert words_of(plt.gcf()) == ["2048", "156k"]
+
+
 def test_sweeps_mark_the_best():
     knobs = {"length": {1: 0.2, 8: 0.9}, "rate": {0.3: 0.9, 3: 0.1}}
     gold = plt.matplotlib.colors.to_rgba(GOLD)
@@ -105,7 +113,7 @@ def test_batch_of_tasks_names_tasks_texts_and_answers():
         ("       ", "␣×7"),
         ("\n   ", "↵␣×3"),
         ("a b", "a b"),
-        ("abcdefghi", "abcdefg…"),
+        ("abcdefghij", "abcdefgh…"),
     ],
 )
 def test_blanks_and_line_ends_can_be_seen(text, seen):

@@ -71,6 +71,12 @@ def shade(name: str, index: int = 0) -> str:
     return name if matplotlib.colors.is_color_like(name) else CYCLE[index % len(CYCLE)]
 
 
+def ink_on(color: str, bright: float = 0.6) -> str:
+    """The colour of a text on `color`: white, or ink where it is as bright as `bright` of white."""
+    red, green, blue = matplotlib.colors.to_rgb(color)
+    return "white" if 0.3 * red + 0.6 * green + 0.1 * blue < bright else INK
+
+
 def figure(size: str = "normal", columns: int = 1) -> tuple[Figure, Any]:
     """A figure of a fixed size (`strip`, `normal`, `tall`) and its Axes (several: an array)."""
     if size not in SIZES:
@@ -116,14 +122,17 @@ def curves(
     axes = figure()[1] if ax is None else ax
     axes.set_xscale("log" if "x" in log else "linear")
     axes.set_yscale("log" if "y" in log else "linear")
-    ends = []
+    ends, whole = [], True
     for index, (name, points) in enumerate(series.items()):
         xs, ys = points if isinstance(points, tuple) else (range(len(points)), points)
+        whole = whole and all(float(value).is_integer() for value in xs)
         tint = shade((colors or {}).get(name, name), index)
         style = ("o" if markers else "") + ("--" if name in dashed else "-")
         axes.plot(list(xs), list(ys), style, color=tint)
         ends.append((name, list(xs)[-1], list(ys)[-1], tint))
     axes.set(xlabel=x, ylabel=y, title=title)
+    if whole and "x" not in log:
+        axes.xaxis.get_major_locator().set_params(integer=True)  # no step 2.5
     _plain_ticks(axes)
     if len(ends) > 1:
         _label_ends(axes, ends)
@@ -151,9 +160,10 @@ def _label_ends(axes, ends) -> None:
         name: (axes.transData.transform((x, y))[1] - axes.get_window_extent().y0) / height
         for name, x, y, _ in ends
     }
+    ordered = sorted(ends, key=lambda end: place[end[0]])
     below = -math.inf
-    for name, _, _, tint in sorted(ends, key=lambda end: place[end[0]]):
-        below = max(place[name], below + gap)
+    for rest, (name, _, _, tint) in zip(range(len(ends))[::-1], ordered, strict=True):
+        below = max(min(place[name], 1 - rest * gap), below + gap)  # the rest fits above it
         axes.text(1.01, below, name, color=tint, transform=axes.transAxes, va="center", fontsize=11)
 
 
@@ -370,9 +380,7 @@ class Sketch:
             facecolor=tint if fill else "none",
             boxstyle="round,pad=0,rounding_size=0.06")  # fmt: skip
         self.axes.add_patch(outline)
-        red, green, blue = matplotlib.colors.to_rgb(tint)
-        dark = fill and 0.3 * red + 0.6 * green + 0.1 * blue < 0.6
-        ink = "white" if dark else INK
+        ink = ink_on(tint) if fill else INK
         self.text(x + width / 2, y + height / 2, text or name, color=ink, size=size)
 
     def arrow(

@@ -74,8 +74,9 @@ def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4, cp: int = 1) 
                 rank = int(ranks[stage, copy, slice_])
                 part = f"part {slice_} of each matrix" if cp == 1 else f"part {slice_} of\nmatrices"
                 text = f"rank {rank}\nlayers {first} to {stop - 1}\n{part}"
+                ink = figures.ink_on(figures.shade(f"rank{rank}"), 0.5)
                 figures.block(axes, left + slice_, stage * 1.1, 0.96, 1, f"rank{rank}", text,
-                              size=9 if cp == 1 else 7.5, alpha=0.9)  # fmt: skip
+                              ink=ink, size=9 if cp == 1 else 7.5, alpha=0.9)  # fmt: skip
         words = f"replica {replica}: its own rows"
         if cp > 1:
             words = f"rows of replica {replica},\nshare {share} of the positions"

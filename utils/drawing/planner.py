@@ -1,6 +1,5 @@
 """Drawings of the planner: its errors, where memory and time go, the map of all strategies."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +34,7 @@ TINTS = {
 
 
 def errors(groups: dict, title: str = "", unit: str = "TFLOP/s a GPU") -> None:
-    """Published and predicted speed of every row, and the error: {group: rows of `published`}."""
+    """Published and predicted speed of every row, and the error: {source: rows of `published`}."""
     rows = [(name, row) for name, group in groups.items() for row in group]
     axes = figures.plt.subplots(figsize=(8.0, 1.1 + 0.27 * len(rows)))[1]
     for y, (_, row) in enumerate(rows):
@@ -50,11 +49,14 @@ def errors(groups: dict, title: str = "", unit: str = "TFLOP/s a GPU") -> None:
         axes.annotate(signed(row.error()), (max(published, predicted), y),
                       **(figures.RIGHT | {"xytext": (8, 0)}), fontsize=9)  # fmt: skip
     axes.set_yticks(range(len(rows)), [row.name for _, row in rows], fontsize=9)
-    axes.set(title=title, xlabel=unit, ylim=(len(rows) - 0.3, -1.6))
+    axes.set(title=title, xlabel=unit, ylim=(len(rows) - 0.5, -1.6))
     axes.margins(x=0.14)
-    for y, ((name, _), (after, _)) in enumerate(itertools.pairwise(rows)):
-        if name != after:
-            axes.axhline(y + 0.5, color=figures.GREY, linewidth=0.8, linestyle=":")
+    end = -0.5
+    for name, group in groups.items():
+        begin, end = end, end + len(group)
+        axes.axhline(end, color=figures.GREY, linewidth=0.8, linestyle=":")
+        axes.text(1.05, (begin + end) / 2, name, transform=axes.get_yaxis_transform(), fontsize=9,
+                  va="center")  # fmt: skip
     axes.legend(loc="upper right", ncols=2)
     figures.show()
 
@@ -89,10 +91,11 @@ def memory_of(plans: dict, title: str = "memory of a rank") -> None:
 def time_of(plans: dict, title: str = "a step", share: bool = True) -> None:
     """{name: plan}: seconds by kind; `share`: per cent of each plan's own step."""
     colors = TINTS | {"optimizer": "ink"}
+    kinds = [kind for kind in STEP_KINDS if any(one.seconds[kind] > 0 for one in plans.values())]
     parts = {}
     for name, one in plans.items():
         total = one.seconds["total"] / 100 if share else 1
-        parts[name] = {k: one.seconds[k] / total for k in STEP_KINDS if one.seconds[k] > 0}
+        parts[name] = {kind: one.seconds[kind] / total for kind in kinds}
     size = "strip" if len(parts) <= 2 else "tall" if len(parts) > 8 else "normal"
     axes = figures.figure(size)[1]
     unit = "%" if share else "s"
@@ -130,7 +133,7 @@ def strategy_map(
     across: str = "pp",
     **fixed: Any,
 ) -> None:
-    """The best MFU of every tp × pp, or across tp × cp; grey: fits nowhere."""
+    """The best MFU of every tp × pp, or across tp × cp; a dash: nothing is possible or fits."""
     found = best_of_each(model, machine, gpus, across, **fixed)
     rows, columns = sorted({tp for tp, _ in found}), sorted({other for _, other in found})
     rates = {key: one.mfu for key, one in found.items() if one}
@@ -150,6 +153,7 @@ def strategy_map(
     axes.annotate("tp leaves the node", (len(columns), node), color=figures.ORANGE, fontsize=9,
                   xytext=(6, -4), textcoords="offset points", va="top")  # fmt: skip
     axes.set(xlim=(-0.02, len(columns) + 1.4), title=title)
+    axes.set_xlabel(f"–: no plan is possible or fits   blank: more than {gpus:,} GPUs", loc="left")
     figures.show()
 
 
@@ -170,10 +174,15 @@ def micro_batch_curves(
             for m in batches
         ]
         series[f"tp {tp}, pp {pp}"] = [one.hfu for one in plans]
+    axes = figures.figure()[1]
     figures.curves(
         {name: (batches, [100 * share for share in shares]) for name, shares in series.items()},
         x="micro-batches of each pipeline", y="% of the peak", title=title, log="x", markers=True,
+        ax=axes,
     )  # fmt: skip
+    axes.set_xticks(batches, [str(m) for m in batches])
+    axes.minorticks_off()
+    figures.show()
     return series
 
 

@@ -98,7 +98,7 @@ def one_row(virtual: int, question: list[str], answer: list[str], end: str = "en
     sketch.show()
 
 
-def _short(text: str, most: int = 8) -> str:
+def _short(text: str, most: int = 9) -> str:
     """A token's text that can be seen: line ends as a sign, and blanks where they are easily lost:
     at the beginning, and several in a row."""
     seen = text.replace("\n", "↵").replace("$", r"\$")
@@ -145,6 +145,19 @@ def accuracies(rows: "dict[str, Accuracy]", chance: float | None = None, title: 
     figures._name_rows(axes, list(rows), title)
     axes.set(xlim=(0, 1.08), xlabel="accuracy; the black line is the 95 % interval")
     _chance(axes, chance, axes.axvline)
+    figures.show()
+
+
+def sizes(values: dict[str, float], title: str = "") -> None:
+    """{name: value}: dots on a logarithmic axis, where the length of a bar means nothing."""
+    _, axes = figures.figure("strip")
+    for row, (name, value) in enumerate(values.items()):
+        tint = GOLD if "prompt tuning" in name else figures.BLUE
+        axes.plot(value, row, "o", color=tint, markersize=9)
+        axes.annotate(figures.number(value), (value, row), **figures.RIGHT | {"xytext": (9, 0)})
+    axes.set_xscale("log")
+    figures._name_rows(axes, list(values), title)
+    axes.margins(y=0.3)
     figures.show()
 
 
@@ -196,9 +209,10 @@ def among_words(
     sets = {"words": (lengths, PALE), "virtual tokens": (virtual.norm(dim=1), GOLD)}
     most = 1.05 * max(float(values.max()) for values, _ in sets.values())
     for name, (values, tint) in sets.items():
-        left.hist(values.tolist(), bins=30, range=(0, most), density=True, label=name, color=tint,
-                  edgecolor=GREY if tint == PALE else tint)  # fmt: skip
-    left.set(xlabel="length of the embedding", title="how long", yticks=[])
+        share, edge = [100 / len(values)] * len(values), GREY if tint == PALE else tint
+        left.hist(values.tolist(), bins=30, range=(0, most), weights=share, label=name, color=tint,
+                  edgecolor=edge)  # fmt: skip
+    left.set(xlabel="length of the embedding", ylabel="% of each kind", title="how long")
     left.legend(fontsize=9)
     rows = {"before": before, "after tuning": virtual}
     rows = {name: tensor for name, tensor in rows.items() if tensor is not None}
