@@ -19,7 +19,8 @@ def run(
     """One step of this rank's stage of a pipeline. Every rank calls it with its own list and stage.
 
     actions        this rank's ("F", n) and ("B", n), carried out in this order
-    stage          a module: tensor in, tensor out; its gradients are added to `.grad`
+    stage          a module: tensor in, tensor out, perhaps not contiguous, as messages must be;
+                   its gradients are added to `.grad`
     micro_batches  (x, y) by number, the same on all ranks: x enters rank 0's stage, y is for `loss`
     loss           loss(out, y), on the last rank: what a micro-batch adds to the loss of the step
     boundary       boundary(x) -> (shape, dtype) of what each rank but the last sends to the next

@@ -225,7 +225,7 @@ def run(actions, stage, micro_batches, loss, boundary):
                 out = loss(out, micro_batches[n][1])
                 losses.append(out.item())
             else:
-                work = dist.isend(out.detach(), me + 1, tag=n)
+                work = dist.isend(out.detach().contiguous(), me + 1, tag=n)
             graphs[n] = (x, out, work)
         else:
             x, out, work = graphs.pop(n)
@@ -261,7 +261,7 @@ def run(actions, stage, micro_batches, loss, boundary):
             out = loss(out, y)
             losses.append(out.detach().clone())
         else:
-            kept[n, "sent"] = talk(dist.isend, out.detach(), rank + 1, n)
+            kept[n, "sent"] = talk(dist.isend, out.detach().contiguous(), rank + 1, n)
         kept[n] = x, out
 
     def backward(n):
@@ -269,7 +269,7 @@ def run(actions, stage, micro_batches, loss, boundary):
         if rank == last:
             out.backward()
         else:
-            gradient = torch.zeros_like(out)
+            gradient = torch.zeros(out.shape).to(out)
             for work in talk(dist.irecv, gradient, rank + 1, n) + kept.pop((n, "sent")):
                 work.wait()
             out.backward(gradient)
@@ -309,7 +309,7 @@ class Rank:
             self.send("B", mine.grad, self.rank - 1, n)
 
     def send(self, kind, tensor, to, n):
-        self.sends[kind, n] = dist.isend(tensor, dst=to, tag=7 * n)
+        self.sends[kind, n] = dist.isend(tensor.contiguous(), dst=to, tag=7 * n)
 
     def receive(self, x, source, n):
         shape, dtype = self.boundary(x)
@@ -342,7 +342,7 @@ def run(actions, stage, micro_batches, loss, boundary):
             result = stage(x)
             pending[n] = [x, result]
             if rank < last:
-                pending[n].append(dist.isend(result.detach(), rank + 1, tag=2 * n))
+                pending[n].append(dist.isend(result.detach().contiguous(), rank + 1, tag=2 * n))
             else:
                 pending[n][1] = loss(result, y)
                 total = pending[n][1].detach() + (0 if total is None else total)

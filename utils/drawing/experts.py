@@ -48,7 +48,7 @@ def exchange(table: Sequence[Sequence[int]]) -> None:
     before, after = sent(table)
     _, panels = figures.figure(columns=2)
     widest = max(len(row) for row in before + after)
-    titles = ("before: the number is where a row goes", "after: every row is there")
+    titles = ("before: the number is where a row goes", "after: the colour is where it came from")
     for axes, rows, title in zip(panels, (before, after), titles, strict=True):
         for rank, row in enumerate(rows):
             axes.text(-0.2, rank + 0.4, f"rank {rank}", ha="right", va="center", fontsize=10)
@@ -94,7 +94,7 @@ def _level(axes, height, name, color, style) -> None:
 def busiest(curves: dict[str, Sequence[float]], title: str = "") -> None:
     """The busiest expert's load over the mean load, step by step: {name: [ratio, …]}."""
     axes = figures.figure()[1]
-    figures.curves(curves, x="step", y="busiest expert / mean", title=title, ax=axes)
     axes.axhline(1.0, color=figures.GREY, linestyle="--")
-    axes.set_ylim(bottom=0.9)
+    axes.set_ylim(0.9, 1.05 * max(map(max, curves.values())))  # before names are put at the ends
+    figures.curves(curves, x="step", y="busiest expert / mean", title=title, ax=axes)
     figures.show()

@@ -44,9 +44,9 @@ def executor(trial: Trial) -> str:
                     _judged(f"{name}, rank {rank}", case, rank, found)
     return (
         "the loss and gradients of one rank, on 1 to 6 ranks, for GPipe, 1F1B and drawn lists,\n"
-        "in fp32, fp64 and bf16, with micro-batches of different sizes, and when messages come\n"
-        "late; one message each way for a micro-batch, and not a byte too many; activations are\n"
-        "let go after their B, and nothing is kept."
+        "in fp32, fp64 and bf16, with micro-batches of different sizes, outputs that are not\n"
+        "contiguous, and when messages come late; one message each way for a micro-batch, and not\n"
+        "a byte too many; activations are let go after their B, and nothing is kept."
     )
 
 
@@ -65,6 +65,7 @@ class Case:
     dtype: torch.dtype
     tokens: bool  # x are whole numbers, for an embedding
     seed: int
+    turned: bool = False  # outputs of stages are not contiguous
 
     def __str__(self):
         kind = str(self.dtype).removeprefix("torch.")
@@ -72,7 +73,11 @@ class Case:
             f"{len(rows)} micro-batch{'es' * (len(rows) > 1)} ({name})"
             for rows, name in zip(self.rows, self.names)
         )
-        return f"{counts} of {_short(self.rows[0])} rows, {kind}" + ", x tokens" * self.tokens
+        return (
+            f"{counts} of {_short(self.rows[0])} rows, {kind}"
+            + ", x tokens" * self.tokens
+            + (", outputs not contiguous" * self.turned)
+        )
 
     @property
     def size(self) -> int:
@@ -93,7 +98,8 @@ class Case:
         last = rank == self.size - 1
         into = self.width + (rank == 0 and not self.tokens)
         wide = 4 * self.width
-        layers = [nn.Linear(into, wide), nn.Tanh(), nn.Linear(wide, 3 if last else self.width)]
+        end = Turned if self.turned else nn.Linear
+        layers = [nn.Linear(into, wide), nn.Tanh(), end(wide, 3 if last else self.width)]
         if self.tokens and rank == 0:
             layers.insert(0, nn.Embedding(10, into))
         stage = nn.Sequential(*layers).to(self.dtype)
@@ -130,8 +136,14 @@ def _drawn(trial: Trial, group: Group, late: bool) -> list[Case]:
         return [case(("1f1b", some(4, 7)), ("drawn", some(3, 6)))]
     if size == 2:
         return [
-            case(("1f1b", some(5, 8)), ("drawn", some(4, 7)), dtype=dtypes[0], tokens=False),
-            case(("gpipe", 1), ("drawn", 17), dtype=dtypes[1], tokens=True),
+            case(
+                ("1f1b", some(5, 8)),
+                ("drawn", some(4, 7)),
+                dtype=dtypes[0],
+                tokens=False,
+                turned=True,
+            ),
+            case(("gpipe", 1), ("drawn", 32), dtype=dtypes[1], tokens=True),
             # messages above 50,000 numbers: what is on its way does not hide in a buffer
             case(("1f1b", 3), most=1, middle=(some(900, 1100),), width=64, dtype=torch.float32),
         ]
@@ -166,6 +178,13 @@ def _lists(draw: random.Random, name: str, ranks: int, micro_batches: int) -> tu
 
 
 # ---- on a rank
+
+
+class Turned(nn.Linear):
+    """A linear layer whose output lies in memory with its rows last."""
+
+    def forward(self, x):
+        return super().forward(x).transpose(0, -1).contiguous().transpose(0, -1)
 
 
 class Watched(nn.Module):

@@ -493,3 +493,43 @@ def copies_until_the_end():
             works.pop().wait()
         copies.clear()
         return total
+
+
+def receives_into_what_is_like_the_output():
+    """A gradient's place has the strides of the output.
+
+    kind: inputs
+    hint: contiguous
+    """
+
+    def run(actions, stage, micro_batches, loss, boundary):
+        rank, last = dist.get_rank(), dist.get_world_size() - 1
+        kept, sends, total = {}, [], 0.0
+        for kind, n in actions:
+            x, y = micro_batches[n]
+            if kind == "F":
+                if rank > 0:
+                    shape, dtype = boundary(x)
+                    x = torch.empty(shape, dtype=dtype)
+                    dist.recv(x, rank - 1, tag=n)
+                    x.requires_grad_()
+                out, sent = stage(x), None
+                if rank < last:
+                    sent = dist.isend(out.detach().contiguous(), rank + 1, tag=n)
+                else:
+                    out = loss(out, y)
+                    total += out.detach()
+                kept[n] = x, out, sent
+            else:
+                x, out, sent = kept.pop(n)
+                gradient = None
+                if rank < last:
+                    gradient = torch.empty_like(out)
+                    dist.recv(gradient, rank + 1, tag=n)
+                    sent.wait()
+                out.backward(gradient)
+                if rank > 0:
+                    sends.append(dist.isend(x.grad, rank - 1, tag=n))
+        for sent in sends:
+            sent.wait()
+        return total if rank == last else None
