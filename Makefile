@@ -17,10 +17,10 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab class hub check test course book slides progress refresh labs lock base-model export serve bench gpu lint clean
+.PHONY: help setup ready lab class hub check test test-kernels course book slides progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
-	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup:     ## make the environment in .venv (once, some minutes; TORCH=cpu TORCH=cuda TRITON=no)
 	$(SETUP)
@@ -42,6 +42,9 @@ check: ready ## can this machine run the workshop? (two minutes; run this first)
 
 test: ready ## run all tests, every notebook included (about 45 minutes)
 	$(RUN) pytest -n 3
+
+test-kernels: ready ## every notebook with the kernels of older processors, and on busy cores (two hours; NB=…)
+	$(RUN) tests.notebooks.other_kernels $(NB)
 
 course: ready ## run every notebook without a browser and show seconds and result
 	$(RUN) utils.workshop.course $(NB)

@@ -3,12 +3,16 @@
 Each rule is a function of a notebook and its path that yields complaints, one sentence each.
 """
 
+import ast
+import dis
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
 from urllib.parse import unquote
 
+from utils.course.progress import names_in
 from utils.workshop.notebooks import METADATA, SLIDE_TYPES, answers, read, where
 
 TAGS = {"nbval-ignore-output", "raises-exception", "hide-input"}
@@ -18,6 +22,8 @@ ABSOLUTE = re.compile(r"(?<![\w.:/~\-<*])/(?:home|root|Users|tmp|opt|usr|var|mnt
 LINK = re.compile(r"""(!?)\[([^\]\[]*)\]\(\s*<?([^)\s>]+)[^)]*\)""")
 HTML_LINK = re.compile(r"""<(?:a|img)\b[^>]*?\b(?:href|src)\s*=\s*["']([^"']+)["']""")
 HTML_IMAGE = re.compile(r"<img\b[^>]*>")
+LOADS = {"LOAD_NAME", "LOAD_GLOBAL"}
+REVEALED = re.compile(r"(?m)^(\S.*)\n  prediction .*\n  theory +(.*)\n  measurement +(.*)$")
 
 
 def code_cells(notebook):
@@ -170,6 +176,57 @@ def checks_pass(notebook, path) -> Iterator[str]:
                 yield f"{where(path, notebook, index)}: the check does not say {word}"
 
 
+def names(source: str) -> tuple[set[str], set[str]]:
+    """Names that a cell binds, and those that it takes from cells before it."""
+    bound, taken = set(), set()
+
+    def inside(code: CodeType) -> set[str]:
+        loaded = {op.argval for op in dis.get_instructions(code) if op.opname in LOADS}
+        return loaded.union(*(inside(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+    awaits = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for op in dis.get_instructions(compile(source, "cell", "exec", flags=awaits)):
+        if op.opname == "STORE_NAME":
+            bound.add(op.argval)
+        elif op.opname in LOADS:
+            taken |= {op.argval} - bound
+        elif isinstance(op.argval, CodeType):
+            taken |= inside(op.argval) - bound
+    return bound, taken
+
+
+def run_again(notebook, path) -> Iterator[str]:
+    """A cell can be run again: no later cell binds a name that it takes from an earlier one."""
+    cells = []
+    for index, cell in code_cells(notebook):
+        magic, lines = re.match(r"(%%\w*)?(?:.*\n)?", cell.source)[1], cell.source.splitlines()
+        code = ["" if line.startswith(("%", "!")) else line for line in lines]
+        cells.append((index, magic, *names("\n".join(code))))
+    for index, place, _, taken in cells:
+        there = [(i, bound) for i, where_, bound, _ in cells if where_ == place]
+        for word in sorted(taken):
+            before = [i for i, bound in there if i < index and word in bound]
+            after = [i for i, bound in there if i > index and word in bound]
+            if before and after:
+                again = notebook.cells[after[0]].id
+                yield f"{where(path, notebook, index)}: {word} is bound again in {again}"
+
+
+def open_predictions(notebook, path) -> Iterator[str]:
+    """What a reveal shows, a number of two digits or more with its unit, is not told above its
+    question."""
+    asked = {}
+    for index, cell in code_cells(notebook):
+        asked |= dict.fromkeys(names_in("predict", cell.source), index)
+        for name, *values in REVEALED.findall("".join(map(text_of, cell.outputs))):
+            above = notebook.cells[: asked.get(name, -1) + 1]
+            told = "\n".join(c.source + "".join(map(text_of, c.get("outputs", []))) for c in above)
+            for value in {" ".join(value.split()[:2]) for value in values}:
+                digits = re.sub(r"\D", "", value).strip("0")
+                if len(digits) > 1 and re.search(rf"(?<![\w.,]){re.escape(value)}(?![\w.,])", told):
+                    yield f"{where(path, notebook, index)}: {value} is told above its question"
+
+
 EVERYWHERE = [
     executed,
     errors,
@@ -181,6 +238,8 @@ EVERYWHERE = [
     alt_texts,
     links,
     checks_pass,
+    run_again,
+    open_predictions,
 ]
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
@@ -12,6 +13,7 @@ from tests.notebooks.rules import (
     anatomy,
     broken_links,
     jupyter_anchor,
+    markdown,
     slug,
     symbols,
 )
@@ -52,6 +54,13 @@ def test_links_of_pages(path):
     assert not complaints, "\n" + "\n".join(complaints)
 
 
+@pytest.mark.parametrize("page", [ROOT / "README.md", LESSONS[0]], ids=name)
+def test_the_table_of_lessons_is_complete(page):
+    text = markdown(read(page)) if page in LESSONS else page.read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| (\d\d) \| \[.+?\]\((?:notebooks/)?(\w+\.ipynb)\)", text)
+    assert rows == [(path.name[:2], path.name) for path in LESSONS]
+
+
 # --- the rules themselves: each must see its flaw, no other must ------------------------------
 
 FIGURE = new_output(
@@ -75,6 +84,15 @@ def lesson():
     return new_notebook(cells=cells, metadata=METADATA, nbformat_minor=5)
 
 
+def bind_again(notebook):
+    """x of the first cell, used by the second, is another one in the third."""
+    notebook.cells[2].source, notebook.cells[3].source = "x = 1", "f = lambda: x\nf()"
+    notebook.cells.insert(5, new_code_cell("x = 2", id="g", execution_count=3))
+
+
+ASKED = {"source": 'predict("a", None, "MB")  # no more than 2.5 MB\nreveal("a", 2.5)'}
+SHOWN = "a\n  prediction     –\n  theory        2.5 MB\n  measurement        –\n"
+REVEALED = new_output("stream", name="stdout", text=SHOWN)
 SAYS = new_output("stream", name="stdout", text="in /tmp/pytest/x")
 WRONG = new_output("stream", name="stdout", text="[x] 1")
 FLAWS = [
@@ -103,6 +121,8 @@ FLAWS = [
     ("links", lambda nb: nb.cells[1].update(source="[case](#summary)")),
     ("links", lambda nb: nb.cells[1].update(source='<a href="../gone">x</a>')),
     ("checks_pass", lambda nb: nb.cells[2].update(outputs=[WRONG])),
+    ("run_again", lambda nb: bind_again(nb)),
+    ("open_predictions", lambda nb: nb.cells[2].update(ASKED | {"outputs": [REVEALED]})),
     ("anatomy", lambda nb: nb.cells[0].update(source="# Sums\n\nCPU or GPU")),
     ("anatomy", lambda nb: nb.cells[0].update(source="# Sums\n\n5 minutes")),
     ("anatomy", lambda nb: nb.cells[5].update(source=ENDING.replace("## Summary", ""))),

@@ -59,7 +59,7 @@ class BucketedAllReduce:
         self.missing[index] -= 1
         if self.missing[index] == 0:
             bucket = self.buckets[index]
-            flat = torch.cat([p.grad.view(-1) for p in bucket])
+            flat = torch.cat([p.grad.flatten() for p in bucket])
             self.started.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
         ### END SOLUTION
 

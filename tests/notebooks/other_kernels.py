@@ -1,0 +1,86 @@
+"""Would the stored outputs hold on another machine? `make test-kernels [NB=…]`, about two hours.
+
+Every notebook, strict against what is stored, once for each row of SETTINGS: the instruction sets
+that torch, MKL and oneDNN may use are limited to those of older processors, kernels compute with
+one thread or two, and others use the cores. A processor cannot show what it lacks, and MKL obeys
+only COMPATIBLE where the processor is not Intel's. Where a Python 3.12 is installed, its language
+reference, 6 % longer than 3.11's, is the text that models learn (utils/data/corpus.py).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+
+from utils.paths import ROOT
+from utils.workshop.notebooks import asked_for, every_notebook, name
+
+SSE = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+AVX512 = {"ATEN_CPU_CAPABILITY": "avx512", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+ONE, TWO = {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2"}
+SETTINGS = (  # (what is shown, the environment, processes that compute beside it)
+    ("all that this processor has, two threads, busy", TWO, 3),
+    ("SSE, compatible MKL, one thread", SSE | {"MKL_CBWR": "COMPATIBLE"} | ONE, 0),
+    ("AVX2, two threads", AVX2 | {"MKL_CBWR": "AVX2"} | TWO, 0),
+    ("AVX-512 without bf16, one thread", AVX512 | {"MKL_ENABLE_INSTRUCTIONS": "AVX512"} | ONE, 0),
+)
+
+
+def text_of_3_12(folder: str) -> dict[str, str]:
+    """The environment in which `pydoc_data` is that of Python 3.12; {} without one."""
+    where = "import os, pydoc_data; print(os.path.dirname(pydoc_data.__file__))"
+    try:
+        found = subprocess.run(["python3.12", "-c", where], capture_output=True, text=True)
+    except FileNotFoundError:
+        return {}
+    if found.returncode:
+        return {}
+    shutil.copytree(found.stdout.strip(), os.path.join(folder, "pydoc_data"))
+    return {"PYTHONPATH": folder}
+
+
+@contextmanager
+def busy(processes: int):
+    """So many processes compute meanwhile, each a core's worth."""
+    command = [sys.executable, "-c", "while True: sum(range(10_000))"]
+    others = [subprocess.Popen(command) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def passes(words: str, paths: list[str], environment: dict[str, str], others: int = 0) -> bool:
+    """Run the notebooks in this environment; print what came of it."""
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider", *paths]
+    begin = time.monotonic()
+    with busy(others):
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+        )
+    count = (done.stdout.strip() or "no output").splitlines()[-1]
+    print(f"{words}: {count} ({time.monotonic() - begin:.0f} s)", flush=True)
+    if done.returncode:
+        print(done.stdout[-20_000:] + done.stderr[-2_000:], flush=True)
+    return done.returncode == 0
+
+
+def main() -> None:
+    paths = [name(path) for path in asked_for("Run notebooks on other kernels.", every_notebook())]
+    good = [passes(words, paths, *setting) for words, *setting in SETTINGS]
+    with tempfile.TemporaryDirectory() as folder:
+        if text := text_of_3_12(folder):
+            good.append(passes("the text of Python 3.12", paths, text))
+        else:
+            print("the text of Python 3.12: not tried, no python3.12 was found")
+    sys.exit(not all(good))
+
+
+if __name__ == "__main__":
+    main()
