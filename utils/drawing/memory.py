@@ -81,7 +81,8 @@ def recomputation(layers: int = 6) -> None:
                 color="gold" if recomputed else "activations", fill=not recomputed, size=9.5,
             )  # fmt: skip
     x = left + layers * step + 0.02
-    sketch.text(x + 0.1, 2.96, "input · inside of each layer", align="right", size=9)
+    sketch.text(left + 0.13, 2.9, "input", align="center", size=9)
+    sketch.text(left + 0.62, 2.9, "inside", align="center", size=9)
     for number, text in enumerate(("", "one layer\nat a time", "one segment\nat a time")):
         sketch.text(x, 2.45 - number * 0.92, text, color="gold", align="left", size=9)
     sketch.show()

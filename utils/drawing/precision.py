@@ -91,11 +91,11 @@ def histogram(
     top = axes.get_ylim()[1] * 1.18
     for left, right, word in (
         (-60, low, "becomes 0"),
-        (low, normal, "subnormal"),
+        (low, normal, "sub-\nnormal"),
         (normal, high, "all digits"),
         (high, 24, "∞"),
     ):
-        axes.text((left + right) / 2, top * 0.93, word, ha="center", fontsize=9)
+        axes.text((left + right) / 2, top * 0.98, word, ha="center", va="top", fontsize=9)
     axes.set(xlim=(-60, 24), ylim=(0, top), xlabel="size, as a power of 2",
              ylabel="% of the numbers", title=title)  # fmt: skip
     axes.legend(loc="center right" if min(middles) < low else "center left", fontsize=10)
