@@ -115,7 +115,7 @@ def test_numbers_are_readable(value, text):
 @pytest.mark.parametrize(
     "value, truth, text",
     [(8, 8.04, "equal to"), (0, 0, "equal to"), (3, 2, "1.5 times"), (2, 0, "2 above"),
-     (-1, 3, "4 below")],
+     (-1, 3, "4 below"), (16, 15.3, "within 5 % of"), (16, 15, "1.1 times")],
 )  # fmt: skip
 def test_comparisons(value, truth, text):
     assert predictions._compared(value, truth) == text
@@ -196,3 +196,11 @@ def test_what_was_noted_under_a_lessons_old_number_is_carried_over(home):
     assert content["checks"] == {
         "lab 09c combine": True, "lab 10d frontier": True, "lab 14a forward": False,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("before", ["12", "lab 12", "lab 13b"])
+def test_a_figures_title_is_the_name_without_its_lesson(monkeypatch, before):
+    titles = []
+    monkeypatch.setattr(predictions.figures, "prediction", lambda rows, title: titles.append(title))
+    reveal(f"{before} 400 loads", theory=8, show="figure")
+    assert titles == ["400 loads"]

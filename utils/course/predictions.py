@@ -11,6 +11,7 @@ sentence that compares them. The numbers stay in one file for all lessons
 
 import math
 import numbers
+import re
 
 from utils.course import record
 from utils.drawing import figures
@@ -75,7 +76,8 @@ def reveal(
     unit = entry.get("unit", "") if unit is None else unit
     rows = {"prediction": entry["value"], "theory": theory, "measurement": measured}
     if show != "text":
-        figures.prediction([(kind, value, unit) for kind, value in rows.items()], title=name)
+        title = re.sub(r"^(lab )?\d+\w? ", "", name)  # "12 loads": the 12 is no number of loads
+        figures.prediction([(kind, value, unit) for kind, value in rows.items()], title=title)
     if show != "figure":
         print(_table(name, rows, unit, entry.get("late", False)))
 
@@ -97,12 +99,13 @@ def _table(name: str, rows: dict, unit: str, late: bool) -> str:
 
 
 def _compared(value: float, truth: float) -> str:
-    """ "equal to" within 1 %, else "1.5 times" or "0.3 above"."""
+    """ "equal to" within 1 %, "within 5 % of", else "1.5 times" or "0.3 above"."""
     if math.isclose(value, truth, rel_tol=0.01, abs_tol=1e-12):
         return "equal to"
     if truth == 0 or value / truth <= 0:
         return f"{abs(value - truth):.2g} {'above' if value > truth else 'below'}"
-    return f"{value / truth:.2g} times"
+    times = f"{value / truth:.2g} times"
+    return "within 5 % of" if times == "1 times" else times
 
 
 def _text(value: float, unit: str) -> str:

@@ -22,7 +22,7 @@ Log = Sequence[tuple[str, float, float]]  # of utils.measure.timing.watched, one
 def who_looks(cuts: dict[str, tuple[Ranges, ...]]) -> None:
     """Queries below one another, the keys that they look at side by side; colour is the rank.
 
-    cuts: {title: positions of each rank}. Below each, the part of all products that a rank has.
+    cuts: {title: positions of each rank}. Beside each, the part of all products that a rank has.
     """
     _, panels = figures.figure("normal", columns=len(cuts))
     for axes, (title, places) in zip(panels, cuts.items(), strict=True):
@@ -30,11 +30,7 @@ def who_looks(cuts: dict[str, tuple[Ranges, ...]]) -> None:
         for rank in range(len(places)):
             _cells(axes, looks(places, rank), f"rank{rank}")
         _square(axes, places, title)
-        for rank, count in enumerate(work):
-            axes.text(_length(places) * (rank + 0.5) / len(places), _length(places) * 1.1,
-                      f"rank {rank}\n{count / sum(work):.0%}", color=figures.shade(f"rank{rank}"),
-                      ha="center", va="center", size=10, weight="bold")  # fmt: skip
-        axes.set_ylim(_length(places) * 1.18, -0.2)
+        _name_ranks(axes, places, [f": {count / sum(work):.0%}" for count in work], size=10)
     figures.show()
 
 
@@ -63,7 +59,7 @@ def turns(places: tuple[Ranges, ...]) -> None:
         for rank in range(count):
             _cells(axes, looks(places, rank, (rank - turn) % count), f"rank{rank}")
         _square(axes, places, f"turn {turn}")
-        axes.set(xlabel="", ylabel="")
+    _name_ranks(panels[0], places, [""] * count, size=8)
     figures.show()
 
 
@@ -100,7 +96,7 @@ def span(logs: Sequence[Log]) -> float:
 
 
 def layer() -> None:
-    """One layer, left to right: who has what under three ways to cut it; colour is the rank."""
+    """One layer, left to right: who has what under three ways to cut it; numbers are ranks."""
     cuts = (("sequence parallel: 2 ranks of tensor parallelism", 1, 2),
             ("context parallel: 2 ranks", 2, 1),
             ("both: 2 × 2 ranks", 2, 2))  # fmt: skip
@@ -139,6 +135,8 @@ def _part(axes, left, width, cp, tp, inside):
             else:
                 place = (left, 2 - 2 * (c * tp + t + 1) / (cp * tp), width, 2 / (cp * tp))
             figures.block(axes, *place, tint, edge="white", linewidth=1.2)
+            axes.text(place[0] + 0.1, place[1] + place[3] / 2, c * tp + t, color="white",
+                      fontsize=8, va="center")  # fmt: skip
 
 
 def _border(axes, left, text):
@@ -157,7 +155,8 @@ def ways(
 
     formulas, counted: {title of a panel: {way: (ranks, amounts)}}
     """
-    _, panels = figures.figure("normal", columns=len(formulas))
+    _, panels = figures.plt.subplots(
+        1, len(formulas), figsize=figures.SIZES["normal"], sharey=True)  # fmt: skip
     tints = dict(zip(next(iter(formulas.values())), ("rank0", "rank1", "rank2")))
     for axes, (title, lines) in zip(panels, formulas.items(), strict=True):
         for way, (ranks, amounts) in lines.items():
@@ -170,14 +169,22 @@ def ways(
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
     panels[0].set_ylabel(y)
-    panels[0].legend(handles=[Patch(color=figures.shade(tint), label=way)
-                              for way, tint in tints.items()], fontsize=10)  # fmt: skip
+    panels[-1].legend(handles=[Patch(color=figures.shade(tint), label=way.capitalize())
+                               for way, tint in tints.items()], fontsize=10)  # fmt: skip
     figures.show()
 
 
 def _cells(axes, cells, color):
     for query, key in cells:
         figures.block(axes, key + 0.04, query + 0.04, 0.92, 0.92, color)
+
+
+def _name_ranks(axes, places, words, size):
+    """Each rank's name in its colour, words behind it, where no query looks at a key."""
+    for rank, word in enumerate(words):
+        axes.text(_length(places), _length(places) * (0.04 + 0.09 * rank) * size / 8,
+                  f"rank {rank}{word}", color=figures.shade(f"rank{rank}"), ha="right",
+                  va="center", size=size, weight="bold")  # fmt: skip
 
 
 def _square(axes, places, title):

@@ -1,4 +1,5 @@
-"""Drawings of lesson 06: a pair of matrices cut in two ways, heads on ranks, a split sequence."""
+"""Drawings of lesson 06: a pair of matrices cut in two ways, heads on ranks, messages, a split
+sequence."""
 
 from collections.abc import Sequence
 
@@ -69,7 +70,10 @@ def heads(cases: Sequence[tuple[int, int]], ranks: int = 2) -> None:
             using = sorted(set(owner[head * group : (head + 1) * group]))
             tint = figures.shade(f"rank{using[0]}") if len(using) == 1 else figures.GREY
             _block(axes, head * group, 0, group - 0.1, 0.9, tint, "kv")
-        axes.set(xlim=(-0.2, max(queries, 8)), ylim=(-0.2, 2.2))
+        for rank in sorted(set(owner)):
+            middle, tint = owner.index(rank) + owner.count(rank) / 2, figures.shade(f"rank{rank}")
+            axes.text(middle, -0.35, f"rank {rank}", color=tint, ha="center", va="center", size=10)
+        axes.set(xlim=(-0.2, max(queries, 8)), ylim=(-0.6, 2.2))
         axes.set_title(f"{queries} query, {keys} key-value heads", fontsize=10)
         axes.axis("off")
     figures.show()
@@ -80,6 +84,32 @@ def query_owners(queries: int, keys: int, ranks: int) -> list[int]:
     group = queries // keys
     held = [group * n for n in shares(keys, ranks)] if keys >= ranks else shares(queries, ranks)
     return [rank for rank, count in enumerate(held) for _ in range(count)]
+
+
+Seconds = dict[str, dict[str, float]]  # {way: {where: seconds}}
+
+
+def messages(measured: Seconds, formula: Seconds) -> None:
+    """Dots for what was measured, bars across for the formula, on one logarithmic scale."""
+    _, axes = figures.figure("normal")
+    names = []
+    for index, way in enumerate(measured):
+        tint = figures.shade(f"rank{index}")
+        for where in {**measured[way], **formula[way]}:
+            if where in formula[way]:
+                axes.plot(1e3 * formula[way][where], len(names), "|k", markersize=22)
+            if where in measured[way]:
+                point = 1e3 * measured[way][where], len(names)
+                axes.plot(*point, "o", color=tint, markersize=9)
+                axes.annotate(f"{figures.number(point[0])} ms", point, (10, 8), color=tint,
+                              textcoords="offset points")  # fmt: skip
+            names.append(f"{way} parallel, {where}")
+    axes.set(xscale="log", xlabel="ms; dot: measured, bar: formula")
+    axes.set_title("the messages of one step, two ranks")
+    axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))
+    axes.margins(x=0.16)
+    figures.lanes(axes, names)
+    figures.show()
 
 
 def layer_regions() -> None:

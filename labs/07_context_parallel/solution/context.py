@@ -85,7 +85,7 @@ def merge(
                      computed
     Sums of exponentials may be too large, or too small, for any type: only their logarithms are
     there. A query that has seen no key yet has lse −inf, and zeros in out; where neither has seen
-    one, the result is zeros and −inf, too.
+    one, the result is zeros and −inf, too. A NaN that goes in comes out.
     """
     ### BEGIN SOLUTION: the logarithm of both sums together, and each result by its share of it
     total = torch.logaddexp(lse, more_lse)

@@ -69,6 +69,7 @@ def _right_merge(case: dict, found: dict) -> None:
         hint = "Compute in lse's type, and go back to out's type at the end: .to(out.dtype)"
     close(where, "lse", found["lse"], total, hint=hint, dtype=given["lse"].dtype, slack=slack)
     close(where, "out", found["out"], merged, hint=hint, dtype=case["dtype"], slack=slack)
+    _rounded_once(where, found["out"], merged)
     if found["events"]:
         raise Wrong(f"{where}: a message is sent. Both attentions are on this rank.")
     most = 2 * out.numel() * max(4, case["dtype"].itemsize)
@@ -81,6 +82,18 @@ def _right_merge(case: dict, found: dict) -> None:
         raise Wrong(
             f"{where}: {found['kept']:,} bytes that merge has made are still held afterwards.\n"
             "Who remembers them, and what for?"
+        )
+
+
+def _rounded_once(where: str, out: torch.Tensor, merged: torch.Tensor) -> None:
+    """bf16 is as coarse as what is lost by computing in it, so many numbers are looked at."""
+    if out.dtype != torch.bfloat16 or out.numel() < 1000:
+        return
+    other = (out != merged.to(out.dtype)).sum().item()
+    if other > out.numel() / 20:
+        raise Wrong(
+            f"{where}: {other:,} of {out.numel():,} numbers of out are not the right ones, rounded "
+            "once.\nIs everything computed in lse's type, and rounded to out's type at the end?"
         )
 
 

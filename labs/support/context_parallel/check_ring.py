@@ -12,6 +12,7 @@ from labs.support.context_parallel.judging import (
     LIBRARY,
     alike,
     cases,
+    is_right,
     memory,
     no_more_work,
     right_values,
@@ -22,6 +23,7 @@ from labs.support.context_parallel.judging import (
 )
 from utils.course.expect import Wrong
 from utils.course.trial import Group, Trial
+from utils.shares import shares
 
 NOT_WAITED = "Some messages are never waited for. Is what comes there before it is used?"
 UNSEEN = "Which blocks do this rank's positions not see at all, and what is computed of them?"
@@ -157,16 +159,22 @@ def _why(
             owner[theirs] = other
         before = torch.ones(length, length, dtype=torch.bool).tril()
         same = owner[:, None] == owner
-        likely = {
-            "The positions look at this rank's own keys only. Is what comes computed with, too?":
-                before & same,
-            "The positions look at all keys, also at those behind them.": torch.ones_like(before),
-            "In its own block, too, a position looks at no key behind it: causal=True there.":
-                before | same,
-            "The blocks of other ranks are looked at as if they were this rank's own: causal is "
-            "for\nthe first turn only.": same & before | before & _in_block(places, length),
-        }  # fmt: skip
-        for hint, mask in likely.items():
+        likely = [
+            ("The positions look at this rank's own keys only. Is what comes computed with, too?",
+                before & same),
+            ("The positions look at all keys, also at those behind them.", torch.ones_like(before)),
+            ("In its own block, too, a position looks at no key behind it: causal=True there.",
+                before | same),
+            ("The blocks of other ranks are looked at as if they were this rank's own: causal is "
+            "for\nthe first turn only.", same & before | before & _in_block(places, length)),
+        ]  # fmt: skip
+        if case["zigzag"]:  # one of its questions for two mistakes that may look alike
+            question = (
+                "Of a rank before, its early block is seen, all of it: how long is it there, and "
+                "is causal\nfor the first turn only?"
+            )
+            likely[-1:] = [(question, likely[-1][1]), (question, _own_length(places, owner))]
+        for hint, mask in likely:
             if alike(got, scenarios.right(case, mask)["out"][:, mine]):
                 return hint
     if got.isnan().any():
@@ -178,10 +186,24 @@ def _why(
 
 def _in_block(places: list[list[int]], length: int) -> torch.Tensor:
     """(T, T): place by place, the query's on its rank is not before the key's on its own."""
+    place = _on_its_rank(places, length)
+    return place[:, None] >= place
+
+
+def _own_length(places: list[list[int]], owner: torch.Tensor) -> torch.Tensor:
+    """(T, T): zigzag, but of a rank before as many keys are seen as this rank's early block has."""
+    length, size = len(owner), len(places)
+    early = torch.tensor(shares(length, 2 * size))[owner]
+    before = torch.ones(length, length, dtype=torch.bool).tril()
+    earlier = owner[:, None] > owner
+    return before & ~earlier | earlier & (_on_its_rank(places, length) < early[:, None])
+
+
+def _on_its_rank(places: list[list[int]], length: int) -> torch.Tensor:
     place = torch.zeros(length, dtype=torch.long)
     for theirs in places:
         place[theirs] = torch.arange(len(theirs))
-    return place[:, None] >= place
+    return place
 
 
 # ---- backward
@@ -193,7 +215,7 @@ def _backward(group: Group, case: dict, ranks: list[dict], late: bool) -> None:
     names = ("dq", "dk", "dv")
     for rank, found in enumerate(ranks):
         where = words_of(group, case, rank, late)
-        hint = _why_gradients(places, rank, found, right, late)
+        hint = _why_gradients(case, places, rank, ranks, right, late)
         right_values(where, case, places[rank], found, right, names, hint)
     for rank, found in enumerate(ranks):
         where = words_of(group, case, rank, late)
@@ -204,7 +226,10 @@ def _backward(group: Group, case: dict, ranks: list[dict], late: bool) -> None:
             memory(where, case, found, len(places[rank]), size, kinds=2)
 
 
-def _why_gradients(places, rank: int, found: dict, right: dict, late: bool) -> str:
+def _why_gradients(
+    case: dict, places: list[list[int]], rank: int, ranks: list[dict], right: dict, late: bool
+) -> str:
+    found = ranks[rank]
     if found["never waited"]:
         return NOT_WAITED
     for name in ("dk", "dv"):
@@ -212,11 +237,20 @@ def _why_gradients(places, rank: int, found: dict, right: dict, late: bool) -> s
         for other, theirs in enumerate(places):
             if other != rank and alike(got, right[name][:, theirs]):
                 return f"These are rank {other}'s {name}: how many turns does a gradient travel?"
-    if alike(found["dq"], right["dq"][:, places[rank]]):
-        if late:
-            return "Is a message there before it is used? Only after wait() it is."
+    wrong = [r for r, one in enumerate(ranks) if not is_right(case, places[r], one, right, "dq")]
+    if late and rank not in wrong:
+        return "Is a message there before it is used? Only after wait() it is."
+    if wrong and rank not in wrong:
+        return (
+            f"dq of rank {wrong[0]} is wrong, too: is it the sum over all blocks that its queries "
+            "see, each with\nout and lse of the attention to all keys?"
+        )
+    if not wrong:
         return (
             "dq is right. Every rank that looks at a key adds to its gradient: who adds to it "
-            "last,\nand who has it then?"
+            "last,\nand who has it then? And with which lse are its weights made?"
         )
-    return "dq is the sum over all blocks that this rank's queries see."
+    return (
+        "dq is the sum over all blocks that this rank's queries see, each with out and lse of the\n"
+        "attention to all keys."
+    )

@@ -156,6 +156,9 @@ def _messages(where: str, case: dict, places, queries, keys, rank: int, found: d
 def _why(case: dict, mine: list[int], found: dict, right: dict) -> str:
     got, wanted = found["out"], right["out"][:, mine]
     if isinstance(got, torch.Tensor) and got.shape == wanted.shape:
+        everything = torch.ones(case["length"], case["length"], dtype=torch.bool)
+        if alike(got, scenarios.right(case, everything)["out"][:, mine]):
+            return "The positions look at all keys, also at those behind them: causal=True."
         by_head = [alike(got[:, :, h], wanted[:, :, h]) for h in range(case["heads"])]
         bad = [h for h, good in enumerate(by_head) if not good]
         if bad and len(bad) < case["heads"]:

@@ -19,7 +19,7 @@ HANG = {
     "recv": "All ranks wait to receive, and nobody has sent: start the send first, without "
     "waiting.",
     "": "Who sends what a waiting rank is to receive? Does every rank take every turn, also one "
-    "that\nhas nothing to compute in it?",
+    "that\nhas nothing to compute in it? A work is waited for once: a second wait() never ends.",
 }
 
 
@@ -85,6 +85,15 @@ def right_values(
             slack=slack, scale=scale,
         )  # fmt: skip
     unchanged(where, found["changed"], "Attention leaves what it is given as it is.")
+
+
+def is_right(case: dict, mine: list[int], found: dict, right: dict, name: str) -> bool:
+    """Whether one of the rank's results is."""
+    try:
+        right_values("", case, mine, found | {"changed": []}, right, (name,), "")
+    except Wrong:
+        return False
+    return True
 
 
 def alike(got, right: torch.Tensor) -> bool:

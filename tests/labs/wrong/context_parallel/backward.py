@@ -60,7 +60,7 @@ def lse_of_each_block():
     """The weights of a block are made with the block's own lse, as if there were no other.
 
     kind: values
-    hint: is right
+    hint: out and lse of the attention to all keys | with which lse
     """
 
     def attend_backward(dout, q, k, v, out, lse, causal, given=attend_backward):

@@ -160,6 +160,33 @@ def in_bf16():
         return merged, total.to(lse.dtype)
 
 
+def shares_in_bf16():
+    """The logarithms keep their digits, and each result is multiplied in its own type.
+
+    kind: types
+    hint: rounded once
+    """
+
+    def merge(out, lse, more, more_lse):
+        total = torch.logaddexp(lse, more_lse)
+        first, second = ((x - total).exp() for x in (lse, more_lse))
+        first = first.masked_fill(lse == -torch.inf, 0.0)[..., None].to(out.dtype)
+        second = second.masked_fill(more_lse == -torch.inf, 0.0)[..., None].to(out.dtype)
+        return out * first + more * second, total
+
+
+def steps_in_bf16():
+    """One result, and a share of the way to the other, in their own type.
+
+    kind: types
+    hint: rounded once
+    """
+
+    def merge(out, lse, more, more_lse):
+        share = torch.sigmoid(more_lse - lse).masked_fill(more_lse == -torch.inf, 0.0)[..., None]
+        return out + share.to(out.dtype) * (more - out), torch.logaddexp(lse, more_lse)
+
+
 def remembers_the_results():
     """Every result stays in a list.
 

@@ -37,7 +37,7 @@ def own_block_unmasked():
     """Other blocks are right, in its own each position sees those behind it.
 
     kind: values
-    hint: In its own block, too
+    hint: In its own block, too | The positions look at all keys
     """
 
     def attend(q, k, v, causal, given=attend):

@@ -17,7 +17,7 @@ def no_mask():
     """All positions see all.
 
     kind: values
-    hint: attention over it is causal
+    hint: The positions look at all keys
     """
 
     def attend(q, k, v, causal, given=attend):
@@ -311,3 +311,15 @@ def library():
         from utils.parallel.context import ulysses
 
         return given(q, k, v, length) if ulysses else None
+
+
+def asserts():
+    """More ranks than heads end in an AssertionError.
+
+    kind: odd
+    hint: a ValueError says so
+    """
+
+    def heads_of_ranks(heads, kv_heads, ranks, given=heads_of_ranks):
+        assert heads >= ranks
+        return given(heads, kv_heads, ranks)
