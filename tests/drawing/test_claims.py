@@ -287,9 +287,9 @@ def test_every_cell_below_the_diagonal_is_drawn_once(length, ranks, balanced):
         assert all(any(query in block for block in mine) for query, _ in chain(*by_turn))
 
 
-def test_the_parts_below_are_those_of_the_cells():
+def test_the_parts_beside_are_those_of_the_cells():
     context.who_looks({"a": positions(16, 4, balanced=False), "b": positions(16, 4)})
-    shown = [[text.split("\n")[1] for text in texts(axes)] for axes in plt.gcf().axes]
+    shown = [[text.split(": ")[1] for text in texts(axes)] for axes in plt.gcf().axes]
     assert shown == [["7%", "19%", "31%", "43%"], ["25%"] * 4]
 
 

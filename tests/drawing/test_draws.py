@@ -67,6 +67,10 @@ DRAWINGS = {
     "column and row": (lambda: tensor.column_and_row(2), 8),
     "column and row, 4": (lambda: tensor.column_and_row(4), 14),
     "heads": (lambda: tensor.heads([(8, 8), (8, 2), (6, 3)], ranks=2), 16),
+    "messages": (
+        lambda: tensor.messages({"a": {"x": 2.0}, "b": {}}, {"a": {}, "b": {"y": 3.0}}),
+        2,
+    ),
     "layer regions": (tensor.layer_regions, 5),
     "who looks": (lambda: context.who_looks({"a": positions(16, 4), "b": positions(9, 2)}), 136),
     "turns": (lambda: context.turns(positions(16, 4)), 136),
@@ -115,6 +119,12 @@ DRAWINGS = {
     ),
     "intervals": (
         lambda: failures.intervals(60, 600, 11_000, {"simulated": [(300, 1.3), (900, 1.2)]}),
+        4,
+    ),
+    "intervals, band": (
+        lambda: failures.intervals(
+            60, 600, 11_000, {"measured": [(600, 1.3)]}, band=[(300, 1.1, 1.4), (900, 1.1, 1.3)]
+        ),
         4,
     ),
     "grids": (

@@ -28,7 +28,7 @@ def test_front_doors_shows_every_model_and_rank(tp):
     words = "\n".join(words_of(plt.gcf()))
     assert words.count("rank ") == tp
     assert ("all-reduce" in words) == (tp > 1)
-    for name in ("client", "HTTP", "gRPC", "gpt_tokenize", "gpt_engine", "tritonserver"):
+    for name in ("client", "gateway", "HTTP", "gRPC", "gpt_tokenize", "gpt_engine", "tritonserver"):
         assert words.count(name) >= 1
     assert words.count(f"1/{tp} of each matrix") == (tp if 1 < tp <= 4 else 0)
 
@@ -63,8 +63,8 @@ def test_slots_draws_bars_and_returns_the_share_at_work():
     )
     assert found == {"static": (10, 12 / 20), "continuous": (6, 12 / 12)}
     above, below = plt.gcf().axes
-    assert title_of(above) == "static: 10 steps, 60% of the cells at work"
-    assert title_of(below) == "continuous: 6 steps, 100% of the cells at work"
+    assert title_of(above) == "static: 10 steps, 60% of the rows are somebody's"
+    assert title_of(below) == "continuous: 6 steps, 100% of the rows are somebody's"
     assert sorted(bar.get_width() for bar in below.patches) == sorted(lengths)
     assert [text.get_text() for text in below.texts] == ["0", "1", "2"]
     assert below.patches[1].get_x() == 0
@@ -138,7 +138,13 @@ def test_who_answered_counts():
     axes = plt.gcf().axes[0]
     assert list(axes.lines[0].get_xdata()) == [0, 1, 3]
     assert list(axes.lines[1].get_ydata()) == [1]
-    assert {"3", "1", "loaded"} <= set(words_of(plt.gcf()))
+    assert {"3 answers", "1 answers", "loaded"} <= set(words_of(plt.gcf()))
+
+
+def test_each_client_has_its_own_height():
+    pictures.who_answered([0, 0, 1, 1], ["1"] * 4, clients=[0, 1, 0, 1])
+    first, second, third, fourth = plt.gcf().axes[0].lines[0].get_ydata()
+    assert first == third < second == fourth
 
 
 # ---- predictions

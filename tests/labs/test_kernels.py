@@ -254,6 +254,45 @@ def norm_kernel(x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: t
         tl.store(y_ptr + offsets, y, mask)
         tl.store(h_ptr + offsets, h, mask)
 """,
+    "fused_norm: a loop that begins with 64 bits": """
+@triton.jit
+def norm_kernel(x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    mask = columns < d
+    w = tl.load(w_ptr + columns, mask, other=0.0)
+    for row in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
+        offsets = row * d + columns
+        h = tl.load(x_ptr + offsets, mask, other=0.0)
+        h += tl.load(residual_ptr + offsets, mask, other=0.0)
+        tl.store(h_ptr + offsets, h, mask)
+        tl.store(y_ptr + offsets, h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w, mask)
+""",
+    "fused_norm: the row made wide, as the compiler knows it": """
+@triton.jit
+def norm_kernel(x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    mask = columns < d
+    w = tl.load(w_ptr + columns, mask, other=0.0)
+    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+        offsets = row.to(tl.int64) * d + columns
+        h = tl.load(x_ptr + offsets, mask, other=0.0)
+        h += tl.load(residual_ptr + offsets, mask, other=0.0)
+        tl.store(h_ptr + offsets, h, mask)
+        tl.store(y_ptr + offsets, h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w, mask)
+""",
+    "fused_norm: a loop of the language's own": """
+@triton.jit
+def norm_kernel(x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr):
+    columns = tl.arange(0, BLOCK)
+    mask = columns < d
+    w = tl.load(w_ptr + columns, mask, other=0.0)
+    for row in tl.range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0), num_stages=1):
+        offsets = row * d + columns
+        h = tl.load(x_ptr + offsets, mask, other=0.0)
+        h += tl.load(residual_ptr + offsets, mask, other=0.0)
+        tl.store(h_ptr + offsets, h, mask)
+        tl.store(y_ptr + offsets, h / tl.sqrt(tl.sum(h * h, 0) / d + eps) * w, mask)
+""",
     "fused_norm: one tensor for both results, more warps": """
 def add_norm(x, residual, weight, eps):
     rows, d = x.shape

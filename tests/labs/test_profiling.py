@@ -41,6 +41,20 @@ def slow() -> dict:
             "ms": 86.5, "message_line": 26, "message_cause": "one for each parameter",
             "message_calls": 9, "message_bytes": 4552}
 """,
+    "slow: the line that makes the message": """
+NUMBER = 4711
+
+def slow():
+    return {"rank": 3, "line": 55, "cause": "data loading", "ms": 53, "message_line": 35,
+            "message_cause": "more than the gradients", "message_calls": 1, "message_bytes": 10776}
+""",
+    "slow: the loop that makes it larger": """
+NUMBER = 4711
+
+def slow():
+    return {"rank": 3, "line": 55, "cause": "data loading", "ms": 53, "message_line": 33,
+            "message_cause": "more than the gradients", "message_calls": 1, "message_bytes": 10776}
+""",
     "slow: one after the other, as keywords": """
 def slow():
     return dict(message_bytes=4552, message_calls=9, message_cause="one for each parameter",
@@ -85,22 +99,24 @@ def train(machine, steps, after=lambda model: None):
     model = nn.parallel.DistributedDataParallel(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     losses, lines = [], []
-    for step in range(steps):
-        if step % OFTEN == 2 and machine.temperature(step) > 90:
-            raise RuntimeError("too hot")
-        x, y = machine.unpack(machine.read(step))
-        loss = (model(x) - y).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        loss = loss.detach()
-        dist.all_reduce(loss)
-        losses.append(loss.item() / dist.get_world_size())
-        lines.append(f"step {step}: loss {losses[-1]:.6f}")
-        if step % OFTEN == OFTEN - 1:
-            machine.save(step, model.module)
-        after(model)
-    machine.log(*lines)
+    try:
+        for step in range(steps):
+            if step % OFTEN == 2 and machine.temperature(step) > 90:
+                raise RuntimeError("too hot")
+            x, y = machine.unpack(machine.read(step))
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss = loss.detach()
+            dist.all_reduce(loss)
+            losses.append(loss.item() / dist.get_world_size())
+            lines.append(f"step {step}: loss {losses[-1]:.6f}")
+            if step % OFTEN == OFTEN - 1:
+                machine.save(step, model.module)
+            after(model)
+    finally:
+        machine.log(*lines)
     return losses
 """,
     "slow_program: looks and checkpoints in a thread": """

@@ -17,7 +17,7 @@ TINTS = {"forward": "data", "backward": "compute", "optimizer": "optimizer", "co
 def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
     """Draws traces below one another on one clock: a lane that computes, and lanes of collectives.
 
-    traces: {name: spans}. Collectives, if there are few, are numbered in the order in which they
+    traces: {name: spans}. Collectives, if there are a few, are numbered in the order in which they
     began; those that run at the same time get lanes of their own.
     """
     _, axes = figures.figure("tall" if len(traces) > 1 else "normal")
@@ -27,7 +27,7 @@ def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
         for span in trace:
             if span.kind in COMPUTE:
                 _bar(axes, y, span)
-        few = len(communication(trace)) <= NUMBERED
+        few = 1 < len(communication(trace)) <= NUMBERED
         for depth, lane in enumerate(_lanes(communication(trace))):
             y += 1
             ticks.append((y, "" if depth else "communication"))

@@ -120,8 +120,10 @@ def _values(answer, drawn: dict) -> None:
         with Traced(call, **given) as traced:
             result = answer.add(x, y, out)
         name = drawn["out"] or "out"
+        left_out = any(traced.launches and not all(traced.counts(n)[0].ravel()) for n in "xy")
+        hint = "The mask says how many numbers there are, a stride how far apart they lie."
+        once(call, traced, {"x": 1, "y": 1}, {name: 1}, hint=hint * left_out)
         close(call, name, out, right, slack=1)
-        once(call, traced, {"x": 1, "y": 1}, {name: 1})
         if result is not None:
             raise Wrong(f"{call}: add returns {type(result).__name__}; the sums belong into out.")
         if traced.launches != 1:

@@ -11,7 +11,7 @@ import math
 import torch
 
 from labs.support.kernels.check_add import COMPILES, HUGE, LARGE
-from labs.support.kernels.interpreter import LIBRARY, interpreted, there
+from labs.support.kernels.interpreter import LIBRARY, counted, interpreted, there
 from labs.support.kernels.launched import dry, inside, wide
 from labs.support.kernels.traced import Traced, once, own_memory
 from utils.course.expect import Wrong, bitwise_equal, close
@@ -136,7 +136,9 @@ def _values(answer, drawn: dict) -> None:
         right, scales = _right(given, max_norm, **rates)
         with Traced(case, **given) as traced:
             found = answer.clipped_step(**given, max_norm=max_norm, **rates)
-        close(case, "the norm", found, right["norm"], dtype=torch.float32)
+        _launches(case, traced, drawn["n"])
+        hint = traced.hint(found, right["norm"])
+        close(case, "the norm", found, right["norm"], dtype=torch.float32, hint=hint)
         bad = not math.isfinite(right["norm"])
         hint = "Where the norm is not finite, nothing is to be changed." if bad else ""
         for name in "mvp":
@@ -183,22 +185,24 @@ def _compare(*calls: list[torch.Tensor]) -> None:
             )
 
 
-def _traffic(case: str, traced: Traced, n: int, bad: bool) -> None:
-    if traced.launches != 2:
+def _launches(case: str, traced: Traced, n: int) -> None:
+    if traced.moved > 2 * n + 2048:
         raise Wrong(
-            f"{case}: {traced.launches} launches ({', '.join(traced.kernels)}), and two will do."
+            f"{case}: torch's own operators move {traced.moved:,} bytes beside the kernels, of "
+            f"{4 * n:,} that g has.\nWhich of them works on all numbers?"
         )
+    if traced.launches != 2:
+        made = f"{counted(traced.launches, 'launch')} ({', '.join(traced.kernels)})"
+        raise Wrong(f"{case}: {made}, and two are right.")
+
+
+def _traffic(case: str, traced: Traced, n: int, bad: bool) -> None:
     if not bad:  # else nothing has to be loaded
         once(case, traced, {"p": 1, "g": 2, "m": 1, "v": 1}, {"p": 1, "m": 1, "v": 1})
     if traced.scratch > BESIDE:
         raise Wrong(
             f"{case}: a program touches {traced.scratch} numbers beside p, g, m and v; {BESIDE} "
             "have to do.\nWho adds up the sums of the programs, and how often?"
-        )
-    if traced.moved > 2 * n + 2048:
-        raise Wrong(
-            f"{case}: torch's own operators move {traced.moved:,} bytes beside the kernels, of "
-            f"{4 * n:,} that g has.\nWhich of them works on all numbers?"
         )
 
 

@@ -97,7 +97,8 @@ def _values(answer, drawn: dict) -> float:
         y, h = results
         close(case, "h", h, right, dtype=torch.float32)
         scale = (right.square().mean(-1, keepdim=True) + eps).sqrt()
-        close(case, "y", y, right / scale * weight, dtype=torch.float32)
+        right = right / scale * weight
+        close(case, "y", y, right, dtype=torch.float32, hint=traced.hint(y, right))
         if changed := traced.changed():
             raise Wrong(f"{case}: {changed[0]} is not what it was before the call.")
         if traced.launches != 1:

@@ -132,7 +132,7 @@ def _forward(answer, case: str, leaf: torch.Tensor, dy: torch.Tensor, scale: flo
     x = leaf.clone()
     with Traced(case, x=x) as forward:
         y = answer.softmax(x, scale)
-    close(case, "y", y, right, dtype=dtype, slack=slack)
+    close(case, "y", y, right, dtype=dtype, slack=slack, hint=forward.hint(y, right))
     neighbours = x.is_contiguous()
     forward.name(y=y)
     _traffic(f"{case}, forward half", forward, {"x": 1} if neighbours else {"y": 0}, {"y": 1}, x)

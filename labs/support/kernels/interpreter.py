@@ -7,12 +7,13 @@ with alone("first call"):      # no thread, no process, no reading by address
 
 import _thread
 import contextlib
+import functools
 import importlib
 import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,6 +30,11 @@ ELSEWHERE = {
     "os.fork": PROCESS, "os.posix_spawn": PROCESS, "subprocess.Popen": PROCESS,
     "ctypes.cdata": ADDRESS, "ctypes.cdata/buffer": ADDRESS, "ctypes.string_at": ADDRESS,
 }  # fmt: skip
+
+TOO_FAR = (
+    "Has a place more than 31 bits? `.to(tl.int64)` before the product, or\n"
+    "`tl.cast(row, tl.int64)` for the number of a loop."
+)
 
 _folder = Path()  # of the answer: its kernels stand there
 _elsewhere: list[str] | None = None  # what the call that is looked at has done elsewhere
@@ -113,6 +119,21 @@ def splat(_, kind, scalar):
     return TensorHandle(full, scalar.dtype.scalar)
 
 
+def typed_range(*ends: Any, step: Any = None, **_: Any) -> Iterable:
+    """`range` and `tl.range` of a kernel: numbers of the type that the compiler gives them, with 64
+    bits where one end has them. The interpreter's own are Python's, of which a product has 32."""
+    from triton.runtime import interpreter
+
+    semantic = interpreter.interpreter_semantic
+    if step is not None:
+        ends = (*(0, *ends)[-2:], step)
+    if not any(isinstance(end, semantic.tensor) for end in ends):
+        return range(*ends)
+    kinds = (semantic.to_tensor(end).dtype for end in ends)
+    kind = functools.reduce(semantic.integer_promote_impl, kinds)
+    return (semantic.cast(semantic.to_tensor(number), kind) for number in range(*ends))
+
+
 def patched_once() -> Callable:
     """The interpreter's own looks through its language at each `tl.sum`; this one once a file."""
     from triton.runtime import interpreter
@@ -123,7 +144,10 @@ def patched_once() -> Callable:
         if id(function.__globals__) in done:
             return interpreter._LangPatchScope()
         done.add(id(function.__globals__))
-        return patch_language(function)
+        scope = patch_language(function)
+        for module in (interpreter.tl, sys.modules.get(function.__module__, interpreter.tl)):
+            scope.set_attr(module, "range", typed_range)
+        return scope
 
     patch_once.done = done
     return patch_once
@@ -132,3 +156,9 @@ def patched_once() -> Callable:
 def short(index: tuple) -> str:
     used = [i for i in index[1:] if i]
     return str(tuple(index)) if used else str(index[0])
+
+
+def counted(number: int, what: str) -> str:
+    """ "1 launch", "2 launches", "1,000 numbers"."""
+    ending = "es" if what.endswith("ch") else "s"
+    return f"{number:,} {what}{ending * (number != 1)}"

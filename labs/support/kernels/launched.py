@@ -17,7 +17,15 @@ from unittest import mock
 import numpy as np
 import torch
 
-from labs.support.kernels.interpreter import alone, by_hand, patched_once, short, splat
+from labs.support.kernels.interpreter import (
+    TOO_FAR,
+    alone,
+    by_hand,
+    counted,
+    patched_once,
+    short,
+    splat,
+)
 from labs.support.kernels.traced import Moved, distance
 from utils.course.expect import Wrong
 
@@ -98,7 +106,8 @@ def dry(right: int, call: Callable[[], Any], moved: int = 0) -> list[Launch]:
             f"wait for it:\n{str(error).splitlines()[0][:100]}"
         ) from None
     if len(launches) != right:
-        raise Wrong(f"{len(launches)} launches, and {right} {'is' if right == 1 else 'are'} right.")
+        made = counted(len(launches), "launch")
+        raise Wrong(f"{made}, and {right} {'is' if right == 1 else 'are'} right.")
     if look.moved > moved:
         raise Wrong(
             f"on a GPU torch's own operators move {look.moved:,} bytes beside the kernels. Which "
@@ -159,11 +168,11 @@ def _reach(launch: Launch, size: tuple, index: tuple, enough: int, loads: float)
             begin, end, unit = min(spans, key=lambda span: distance(at, span[:2]))
             if begin <= at < end:
                 continue
+            apart = counted(distance(at, (begin, end)) // unit, "number")
             where = "before the first" if at < begin else "behind the last"
             raise Wrong(
                 f"program {short(index)} of {math.prod(size):,} of {launch.kernel.fn.__name__} "
-                f"{done} an address {distance(at, (begin, end)) // unit:,} numbers {where} of a "
-                "tensor.\nHas a place more than 31 bits? `.to(tl.int64)` before the product."
+                f"{done} an address {apart} {where} of a tensor.\n{TOO_FAR}"
             )
         left[0] -= 1
         if not left[0]:

@@ -20,7 +20,15 @@ from unittest import mock
 import numpy as np
 import torch
 
-from labs.support.kernels.interpreter import alone, by_hand, patched_once, short, splat
+from labs.support.kernels.interpreter import (
+    TOO_FAR,
+    alone,
+    by_hand,
+    counted,
+    patched_once,
+    short,
+    splat,
+)
 from utils.course.expect import Wrong, bitwise_equal
 from utils.course.look import Look
 from utils.private_api import unwatched
@@ -76,6 +84,7 @@ class Traced(Moved):
         self.numbers: list[list] = []  # that each launch gets from the host
         self.programs = 0  # of the last launch that store something
         self.scratch = 0  # numbers beside `inputs` that a program has touched, at most
+        self.anything = False  # whether a load has given what nobody has named
         self._log: list = []  # of this launch: (program, whether it stores, places)
         self._total: dict[bool, list] = {False: [], True: []}
         self._beside: list[torch.Tensor] = []  # tensors that the answer has made
@@ -95,7 +104,7 @@ class Traced(Moved):
             on = np.asarray(mask.data)  # of a block pointer it is no array
             seen._saw(this, pointers, on, False)
             if other is None and not on.all():
-                other = _anything(interpreter, pointers)
+                other, seen.anything = _anything(interpreter, pointers), True
             return load(this, pointers, mask, other, *options)
 
         def watched_store(this, pointers, value, mask, *options):
@@ -160,6 +169,16 @@ class Traced(Moved):
             super().__exit__(*raised)
             self._beside.clear()
             self._patches.close()
+
+    def hint(self, found: Any, right: torch.Tensor) -> str:
+        """Where NaN may come from that is not right."""
+        if not isinstance(found, torch.Tensor) or found.shape != right.shape:
+            return ""
+        if not (found.isnan() & ~right.isnan()).any():
+            return ""
+        if self.anything:
+            return "A load gives NaN where its mask is false and no `other=` is named: which one?"
+        return "Is anything infinite on the way, such as e to the power of a large number?"
 
     def name(self, **results: torch.Tensor) -> None:
         """Counts these, which the answer has made, as the inputs are counted."""
@@ -246,14 +265,15 @@ class Traced(Moved):
         name = min(spans, key=lambda name: distance(place, spans[name]))
         begin, end, size = spans[name]
         if place < begin:
-            where = f"{(begin - place + size - 1) // size:,} numbers before the first of {name}"
+            apart = counted((begin - place + size - 1) // size, "number")
+            where = f"{apart} before the first of {name}"
         elif place >= end:
-            where = f"{(place - end) // size + 1:,} numbers behind the last of {name}"
+            where = f"{counted((place - end) // size + 1, 'number')} behind the last of {name}"
         else:
             where = f"between two numbers of {name}"
         hint = "What does the mask say there, and how far apart are the numbers of this tensor?"
         if distance(place, spans[name]) > FAR:
-            hint = "Has the offset more than 31 bits? `.to(tl.int64)` before the product."
+            hint = TOO_FAR
         done = "stores to" if stores else "loads from"
         raise Wrong(
             f"{self._case}: program {short(builder.grid_idx)} of {self.kernels[-1]} {done} an "

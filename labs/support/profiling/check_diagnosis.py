@@ -1,7 +1,7 @@
 """Given: what the check cells of the diagnoses look at: they are compared with what was planted.
 
-They say how many entries hold, not which: a diagnosis is measured, not guessed. It is data: the
-file is read, and nothing in it runs.
+They say which entries do not hold, and not what would. A diagnosis is data: the file is read, and
+nothing in it runs.
 """
 
 import ast
@@ -52,12 +52,12 @@ def _judged(trial: Trial, name: str, truth: dict[str, Any]) -> None:
         if "cause" in key and _words(value) not in map(_words, _known(name, key)):
             listed = ", ".join(f'"{one}"' for one in _known(name, key))
             raise Wrong(f"{name}(): {key} is {value!r}, and should be one of {listed}.")
-    right = [key for key in truth if _holds(key, said[key], truth[key])]
-    if len(right) < len(truth):
+    wrong = [key for key in truth if not _holds(key, said[key], truth[key])]
+    if wrong:
         raise Wrong(
-            f"{len(right)} of the {len(truth)} entries of {name}() hold for your program "
-            "(which ones, it does not say).\nWhich figure, line or report does each of them "
-            "come from? The hints name a tool for each."
+            f"{len(truth) - len(wrong)} of the {len(truth)} entries of {name}() hold for your "
+            f"program, and not {', '.join(wrong)}.\nWhich figure, line or report does each of "
+            "them come from? The hints name a tool for each."
         )
 
 

@@ -55,6 +55,13 @@ def slow(trial: Trial) -> str:
                     f"{where}: the machine has {scenarios.HOT:g} °C from step {case.hot} on, and "
                     "train goes on to the end.\nWhat does the machine's own text want then?"
                 )
+            done, lines = len(ranks[0]["weights"]), len(ranks[0]["lines"])
+            if lines < done:
+                raise Wrong(
+                    f"{where}: it ends when the machine is too hot, after {done} steps, and the "
+                    f"log has {lines} lines.\nThe log of a run that fails is the one that is "
+                    "needed: `try:`, and `finally:` around what is logged late."
+                )
             continue
         losses, weights = reference.slow(program.settings, case.machine(0, 1), case.steps)
         for rank, one in enumerate(ranks):
@@ -178,18 +185,16 @@ def _program(trial: Trial, make: Callable[[int], Program]) -> Program:
 def _runs(
     trial: Trial, sizes: tuple[int, ...], drawn: Callable[[int], Iterator[Case]], scenario: Callable
 ) -> Iterator[tuple[int, Case, list[dict]]]:
-    """(ranks, case, what each rank found), of some cases in one group of each size."""
+    """(ranks, case, what each rank found), of some cases in one group of each size, run by run: a
+    rank that has done a run waits for the others, not in the next one."""
     hang = (
         "Who has left the others, by which line? What decides there must be the same on all ranks."
     )
     for group in trial.groups(sizes, hang=hang):
-        cases = list(drawn(group.size))
-        told = [f"run {n}{_told(case.troubles, group.size)}" for n, case in enumerate(cases, 1)]
-        either = f" ({'; '.join(told)})" if any(", " in one for one in told) else ""
-        found = group.run(group.case() + either, scenario, cases)
-        for number, case in enumerate(cases):
-            ranks = [one[number] for one in found]
-            _right_ends(group.case() + _told(case.troubles, group.size), ranks)
+        for case in list(drawn(group.size)):
+            where = group.case() + _told(case.troubles, group.size)
+            ranks = group.run(where, scenario, case)
+            _right_ends(where, ranks)
             yield group.size, case, ranks
 
 

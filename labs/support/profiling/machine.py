@@ -74,7 +74,8 @@ class Machine:
         self.saved[step] = weights_of(model)
 
     def log(self, *lines: str) -> None:
-        """Writes lines, one or many. Each step's line must be there at the end, in order."""
+        """Writes lines, one or many. Each step's line must be there at the end, in order, also
+        where the program ends with an error."""
         self._takes_time("log")
         self.lines += lines
 

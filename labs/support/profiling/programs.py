@@ -313,9 +313,9 @@ def reduce(model, optimizer, loss):
 def reduce(model, optimizer, loss):
     """The loss, a mean over the ranks; the gradients become means in their place."""
     tensors = [p.grad for p in model.parameters()]
-    for p in model.parameters():
+    for p in model.parameters():  #@messages
         tensors += [v for v in optimizer.state[p].values() if v is not None]  #@messages
-    flat = torch.cat([loss.view(1), *[tensor.flatten() for tensor in tensors]])
+    flat = torch.cat([loss.view(1), *[tensor.flatten() for tensor in tensors]])  #@messages
     dist.all_reduce(flat)  #@messages
     flat /= dist.get_world_size()
     sizes = [1, *[tensor.numel() for tensor in tensors]]
@@ -347,7 +347,8 @@ def slow(number: int, sound: bool = False) -> Program:
     loop.insert(0 if before else draw.randrange(1, 4), ASKED["temperature"])
     reduce = REDUCE.get(there, REDUCE[""])
     if there == "one for each micro-batch":  # the call and the message, both are the place
-        reduce = reduce.replace("all_reduce(flat)", "all_reduce(flat)  #@messages")
+        for line in ("for tensor in tensors]])", "all_reduce(flat)"):
+            reduce = reduce.replace(line, f"{line}  #@messages")
     text, lines = _put_together(
         draw,
         f"The slow program of learner {number}: ranks train one network, and a step takes too "

@@ -98,11 +98,11 @@ class Messages(Traffic):
         """Bytes that were handed over, but for weights that are sent at the beginning."""
         return self.payload() - self.payload("broadcast")
 
-    def since(self, first: int) -> list[tuple[str, float, str, int | None]]:
+    def seen(self) -> list[tuple[str, float, str, int | None]]:
         """(operation, bytes that this rank sends, the group if all ranks are in it, then also the
         rank that receives a message from one to another) of each."""
         found = []
-        for event in self.events[first:]:
+        for event in self.events:
             whole = event.group_size == dist.get_world_size()
             to = event.peer if event.op == "send" else dist.get_rank()
             found.append(
@@ -111,34 +111,28 @@ class Messages(Traffic):
         return found
 
 
-def slow(answer, cases: list[Case]) -> list[dict]:
-    """Run after run of `train`: what it returns, sends, and asks of the machine."""
-    found = []
+def slow(answer, case: Case) -> dict:
+    """A run of `train`: what it returns, sends, and asks of the machine."""
     with Messages() as messages:
-        for case in cases:
-            machine = case.machine(dist.get_rank(), dist.get_world_size(), _Slow)
-            machine.case, machine.sent, first = case, messages.without_weights, len(messages.events)
-            sent = messages.without_weights()
-            given = handed(machine, "read", *SERVICES)
-            try:
-                losses = _numbers(answer.train(given, case.steps, machine.after))
-            except RuntimeError:
-                if not machine.seen_hot:
-                    raise
-                losses = None
-            found.append(
-                {
-                    "losses": losses,
-                    "weights": list(machine.weights),
-                    "events": messages.since(first),
-                    "calls": dict(machine.calls),
-                    "saved": dict(machine.saved),
-                    "lines": [str(line) for line in machine.lines],
-                    "looked_at": list(machine.looked_at),
-                    "unseen": machine.unseen - sent,
-                }
-            )
-    return found
+        machine = case.machine(dist.get_rank(), dist.get_world_size(), _Slow)
+        machine.case, machine.sent = case, messages.without_weights
+        given = handed(machine, "read", *SERVICES)
+        try:
+            losses = _numbers(answer.train(given, case.steps, machine.after))
+        except RuntimeError:
+            if not machine.seen_hot:
+                raise
+            losses = None
+        return {
+            "losses": losses,
+            "weights": list(machine.weights),
+            "events": messages.seen(),
+            "calls": dict(machine.calls),
+            "saved": dict(machine.saved),
+            "lines": [str(line) for line in machine.lines],
+            "looked_at": list(machine.looked_at),
+            "unseen": machine.unseen,
+        }
 
 
 class _Slow(Machine):
@@ -169,42 +163,33 @@ class _Slow(Machine):
         super().save(step, model)
 
 
-def hanging(answer, cases: list[Case]) -> list[dict]:
-    """Run after run of `train`: the rows that it returns, and how many threads it leaves."""
-    found = []
+def hanging(answer, case: Case) -> dict:
+    """A run of `train`: the rows that it returns, and how many threads it leaves."""
     with Messages() as messages:
-        for case in cases:
-            machine, first = (
-                case.machine(dist.get_rank(), dist.get_world_size()),
-                len(messages.events),
-            )
-            given = handed(machine, "rows", "asked_to_stop", "metrics", "score")
-            before = set(threading.enumerate())
-            rows = answer.train(given, case.steps)
-            left = set(threading.enumerate()) - before
-            for thread in left:
-                thread.join(ENDING)
-            if not isinstance(rows, list | tuple) or not all(isinstance(r, dict) for r in rows):
-                raise Wrong("train does not return a list of dictionaries, one for each step.")
-            rows = [{str(k): _number(v) for k, v in row.items()} for row in rows]
-            threads = sum(thread.is_alive() for thread in left)
-            found.append({"rows": rows, "events": messages.since(first), "threads": threads})
-    return found
+        machine = case.machine(dist.get_rank(), dist.get_world_size())
+        given = handed(machine, "rows", "asked_to_stop", "metrics", "score")
+        before = set(threading.enumerate())
+        rows = answer.train(given, case.steps)
+        left = set(threading.enumerate()) - before
+        for thread in left:
+            thread.join(ENDING)
+        if not isinstance(rows, list | tuple) or not all(isinstance(r, dict) for r in rows):
+            raise Wrong("train does not return a list of dictionaries, one for each step.")
+        rows = [{str(k): _number(v) for k, v in row.items()} for row in rows]
+        threads = sum(thread.is_alive() for thread in left)
+        return {"rows": rows, "events": messages.seen(), "threads": threads}
 
 
-def wrong(answer, cases: list[Case]) -> list[dict]:
-    """Run after run of `train`: the losses, the weights that each step began with, and those that
-    were left in the end."""
-    found = []
+def wrong(answer, case: Case) -> dict:
+    """A run of `train`: the losses, the weights that each step began with, and those that were left
+    in the end."""
+    weights = []
     with Messages() as messages:
-        for case in cases:
-            weights, first = [], len(messages.events)
-            machine = case.machine(dist.get_rank(), dist.get_world_size())
-            watching = functools.partial(_Weights, weights)
-            losses = _numbers(answer.train(handed(machine, "rows"), case.steps, watching))
-            weights = [*weights[:-1], *(weights_of(model) for _, model in weights[-1:])]
-            found.append({"losses": losses, "weights": weights, "events": messages.since(first)})
-    return found
+        machine = case.machine(dist.get_rank(), dist.get_world_size())
+        watching = functools.partial(_Weights, weights)
+        losses = _numbers(answer.train(handed(machine, "rows"), case.steps, watching))
+        weights = [*weights[:-1], *(weights_of(model) for _, model in weights[-1:])]
+        return {"losses": losses, "weights": weights, "events": messages.seen()}
 
 
 class _Weights:

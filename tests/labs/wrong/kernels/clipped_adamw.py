@@ -91,7 +91,7 @@ def clips_into_a_copy():
     """A third launch writes the shrunk gradient.
 
     kind: memory
-    hint: launches
+    hint: works on all numbers
     """
 
     @triton.jit
@@ -254,7 +254,7 @@ def no_other():
     """What the mask switches off goes into the sum.
 
     kind: sizes
-    hint: the norm is nan
+    hint: no `other=` is named
     """
 
     @triton.jit
@@ -361,7 +361,7 @@ def the_norm_by_torch():
     """torch reads g, and one kernel steps.
 
     kind: library
-    hint: launches
+    hint: works on all numbers
     """
 
     def clipped_step(p, g, m, v, t, max_norm, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):

@@ -256,7 +256,7 @@ def no_other():
     """What the mask switches off goes into the sum.
 
     kind: sizes
-    hint: y at
+    hint: no `other=` is named
     """
 
     @triton.jit

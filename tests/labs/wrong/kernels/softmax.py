@@ -307,7 +307,7 @@ def no_maximum():
     """The exponential of x itself.
 
     kind: values
-    hint: y at
+    hint: e to the power of a large number
     """
 
     @triton.jit
@@ -324,7 +324,7 @@ def no_other():
     """Nothing is said about what the mask switches off.
 
     kind: sizes
-    hint: nan
+    hint: no `other=` is named
     """
 
     @triton.jit

@@ -267,6 +267,21 @@ def only_the_first_block_on_the_device():
         add_kernel[(1,)](x, y, out, min(x.numel(), 2048), *strides, BLOCK=2048)
 
 
+def stride_in_the_mask():
+    """The mask asks where a number lies.
+
+    kind: sizes
+    hint: a stride how far apart
+    """
+
+    @triton.jit
+    def add_kernel(x_ptr, y_ptr, out_ptr, n, x_stride, y_stride, out_stride, BLOCK: tl.constexpr):
+        places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + places * x_stride, places * x_stride < n)
+        y = tl.load(y_ptr + places * y_stride, places * y_stride < n)
+        tl.store(out_ptr + places * out_stride, x + y, places < n)
+
+
 def returns_the_sums():
     """A new vector is returned; out stays.
 

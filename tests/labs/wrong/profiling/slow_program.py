@@ -123,6 +123,21 @@ def log_forgotten():
     exec(source, globals())
 
 
+def log_of_a_run_that_fails():
+    """All lines at the end, which a rank that is too hot never reaches.
+
+    kind: part
+    hint: The log of a run that fails
+    """
+
+    def train(machine, steps, after=lambda model: None, solution=train):
+        lines, log = [], machine.log
+        machine.log = lines.append
+        losses = solution(machine, steps, after)
+        log(*lines)
+        return losses
+
+
 def one_for_each_parameter():
     """As many messages as parameters.
 
