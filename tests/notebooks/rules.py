@@ -221,6 +221,7 @@ def open_predictions(notebook, path) -> Iterator[str]:
         for name, *values in REVEALED.findall("".join(map(text_of, cell.outputs))):
             above = notebook.cells[: asked.get(name, -1) + 1]
             told = "\n".join(c.source + "".join(map(text_of, c.get("outputs", []))) for c in above)
+            told = re.sub(r"(?m)^The theory is .* times the measurement.$", "", told)
             for value in {" ".join(value.split()[:2]) for value in values}:
                 digits = re.sub(r"\D", "", value).strip("0")
                 if len(digits) > 1 and re.search(rf"(?<![\w.,]){re.escape(value)}(?![\w.,])", told):

@@ -208,7 +208,7 @@ def test_summary_of_known_requests():
     assert found["latency_p99"] == pytest.approx(np.quantile([2, 4, 8], 0.99))
     assert found["first_mean"] == pytest.approx(0.25)
     assert found["time_per_token"] == pytest.approx((1.5 + 3.75) / (3 + 5))
-    assert found["in_flight"] == 2
+    assert found["in_flight"] == pytest.approx((0 * 1 + 2 * 1 + 4 * 8) / 10)  # over time
     # λ = 4 ended in 10 s; W = the mean of 2, 4, 8 and 1 s
     assert found["little"] == pytest.approx(4 / 10 * 15 / 4)
     assert "5 requests of 2 clients in 10.0 s, 2 failed" in str(load)

@@ -10,28 +10,32 @@ from utils.compression.quantize import Quantized
 from utils.drawing import figures
 
 
-def grids(numbers: torch.Tensor, ways: dict[str, Quantized], title: str = "") -> None:
+def grids(
+    numbers: torch.Tensor,
+    ways: dict[str, Quantized],
+    title: str = "",
+    group: torch.Tensor | None = None,
+) -> None:
     """Where some numbers lie (above), and the places that each way of rounding has for them.
 
     numbers (K,);   ways {name: the same numbers as a Quantized of one row}
+    group   those of the numbers that the last way has, in its colour
     """
     _, axes = figures.figure()
-    low, high = numbers.min().item(), numbers.max().item()
-    low = min(low, -0.4 * high)  # the empty side, too
-    room = 0.15 * (high - low)
     axes.plot(numbers, torch.zeros_like(numbers), "|", color=figures.INK, markersize=16)
+    if group is not None:
+        tint = figures.CYCLE[len(ways) - 1]
+        axes.plot(group, torch.zeros_like(group), "|", color=tint, markersize=16, markeredgewidth=2)
     for row, q in enumerate(ways.values(), start=1):
         zero = 0.0 if q.zero_point is None else q.zero_point[0, 0]
         whole = torch.arange(q.scheme.lowest, q.scheme.highest + 1)
         places = (whole - zero) * q.scale[0, 0]
         tint = figures.CYCLE[row - 1]
-        inside = (places > low - room) & (places < high + room)
-        axes.plot(places[inside], torch.full((int(inside.sum()),), row), "|", color=tint,
-                  markersize=9)  # fmt: skip
+        axes.plot(places, torch.full_like(places, row), "|", color=tint, markersize=9)
         used = q.dequantize()[0].unique()
         axes.plot(used, torch.full_like(used, row), "o", color=tint, markersize=5)
     figures.lanes(axes, ["the numbers", *ways])
-    axes.set(xlabel="value", title=title, xlim=(low - room, high + room))
+    axes.set(xlabel="value", title=title)
     figures.show()
 
 
@@ -59,7 +63,7 @@ def costs(found: dict[str, Cost], title: str = "", colors: Sequence[str] = ()) -
     figures.lanes(axes, found)
     axes.axvline(0, color=figures.GREY, linewidth=1)
     axes.set_xscale("symlog", linthresh=0.01)
-    axes.set(xlabel="bits per byte more", title=title)
+    axes.set(xlabel="bits per byte more (linear to 0.01, then logarithmic)", title=title)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.margins(x=0.15)
     figures.show()

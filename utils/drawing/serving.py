@@ -30,12 +30,14 @@ PARTS = {  # kinds of a decode step: (name in the legend, colour)
 
 
 def front_doors(tp: int = 2) -> None:
-    """Where a request goes: client, Triton's front ends, its models, the ranks, and back."""
+    """Where a request goes: client, gateway, Triton's front ends, its models, ranks, and back."""
     sketch = Sketch(9.6, 3.7)
     sketch.box("server", " ", x=1.75, y=0.3, width=5.15, height=3.0, color="muted", fill=False)
     sketch.text(4.3, 3.48, "tritonserver", weight="bold")
     sketch.text(8.3, 3.48, "processes of the engine", weight="bold")
     sketch.box("client", "client", x=0.1, y=1.4, width=1.05, height=0.8, color="ink")
+    sketch.box("gateway", "gateway", x=0.1, y=2.75, width=1.05, height=0.55, color="ink",
+               fill=False, size=9.5)  # fmt: skip
     sketch.box("http", "HTTP\ngenerate", x=1.95, y=2.2, width=1.1, height=0.7, size=9.5)
     sketch.box("grpc", "gRPC\nstream", x=1.95, y=0.7, width=1.1, height=0.7, size=9.5)
     sketch.box("gpt", "gpt\ntext → text", x=3.55, y=2.15, width=1.2, height=0.8, color="rank2",
@@ -58,8 +60,9 @@ def front_doors(tp: int = 2) -> None:
         sketch.axes.annotate("", (9.23, 0.45), (9.23, 3.15), arrowprops=look)
         sketch.axes.text(9.42, 1.8, "all-reduce", rotation=90, color=GOLD, va="center",
                          ha="center", fontsize=9.5)  # fmt: skip
-    for door in ("http", "grpc"):
+    for door in ("http", "grpc", "gateway"):
         sketch.arrow("client", door, both=True)
+    sketch.arrow("gateway", "http", both=True)
     sketch.arrow("http", "gpt", both=True)
     sketch.arrow("grpc", "gpt", both=True)
     sketch.arrow("gpt", "words", "", both=True)
@@ -103,7 +106,7 @@ def static(lengths: Sequence[int], slots: int) -> list[list]:
 def slots(panels: dict[str, list[list]], title: str = "") -> dict:
     """Slots by steps, one panel for each {name: table}; a colour and a number for each request.
 
-    Returns {name: (steps, the part of all cells in which a token was made)}.
+    Returns {name: (steps, the share of their rows that are a request's)}.
     """
     rows = sum(len(table) for table in panels.values())
     height = 0.9 + 0.5 * len(panels) + 0.26 * rows
@@ -120,7 +123,7 @@ def slots(panels: dict[str, list[list]], title: str = "") -> dict:
         axes.axvline(steps, color=INK, linewidth=1.2, linestyle="--")
         figures.lanes(axes, range(len(table)))
         axes.set(xlim=(0, most * 1.02), ylim=(len(table) - 0.4, -0.6), ylabel="slot")
-        axes.set_title(f"{name}: {steps} steps, {found[name][1]:.0%} of the cells at work",
+        axes.set_title(f"{name}: {steps} steps, {found[name][1]:.0%} of the rows are somebody's",
                        fontsize=11)  # fmt: skip
         axes.grid(visible=False)
     places[-1, 0].set_xlabel("step")
@@ -255,16 +258,21 @@ def who_answered(
     names: Sequence[str],
     marks: dict[str, float] | None = None,
     title: str = "",
+    clients: Sequence[int] | None = None,
 ) -> dict:
     """A dot for each answer over time, in the row and the colour of who gave it (a version, or a
-    status). Returns {name: answers}."""
+    status), with the number of answers at its end. clients: who asked; each has a height of its
+    own within the row. Returns {name: answers}."""
     rows = list(dict.fromkeys(names))
-    _, axes = figures.plt.subplots(figsize=(8.0, 1.3 + 0.35 * len(rows)))
+    most = max(clients, default=0) if clients else 0
+    _, axes = figures.plt.subplots(figsize=(8.0, 1.3 + (0.7 if most else 0.35) * len(rows)))
     for row, name in enumerate(rows):
-        own = [time for time, other in zip(times, names, strict=True) if other == name]
+        own = [number for number, other in enumerate(names) if other == name]
+        heights = [row + (0.7 * clients[n] / most - 0.35 if most else 0) for n in own]
         tint = figures.CYCLE[row % len(figures.CYCLE)]
-        axes.plot(own, [row] * len(own), "o", color=tint, alpha=0.6, markersize=7)
-        axes.annotate(str(len(own)), (1.01, row), xycoords=("axes fraction", "data"),
+        look = {"color": tint, "alpha": 0.6, "markersize": 5 if most else 7}
+        axes.plot([times[number] for number in own], heights, "o", **look)
+        axes.annotate(f"{len(own)} answers", (1.01, row), xycoords=("axes fraction", "data"),
                       va="center", color=tint)  # fmt: skip
     for text, when in (marks or {}).items():
         axes.axvline(when, color=GOLD, linewidth=1.6, linestyle="--")

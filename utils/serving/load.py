@@ -63,7 +63,8 @@ class Load:
         until the first piece) are of requests that went well; throughput counts their tokens;
         `time_per_token` is the mean between two tokens after the first.
 
-        `in_flight` is the mean of the counter, `little` is λ·W of all requests, failed ones too.
+        `in_flight` is the mean of the counter over time, `little` is λ·W of all requests, failed
+        ones too.
         """
         rows, seconds = self.requests, max(self.seconds, 1e-9)
         good = rows[rows["error"].isna()]
@@ -72,7 +73,7 @@ class Load:
         between = (more["end"] - more["first"]).sum() / max((more["tokens"] - 1).sum(), 1)
         ended = rows["end"].dropna()
         stay = ended - rows.loc[ended.index, "start"]
-        counts = self.in_flight["count"]
+        counts, gaps = self.in_flight["count"], np.diff(self.in_flight["seconds"], append=seconds)
         found = {
             "clients": self.clients,
             "requests": len(rows),
@@ -86,7 +87,7 @@ class Load:
             for percent in (50, 95, 99):
                 found[f"{name}_p{percent}"] = values.quantile(percent / 100)
         found["time_per_token"] = between if len(more) else float("nan")
-        found["in_flight"] = counts.mean() if len(counts) else float("nan")
+        found["in_flight"] = (counts * gaps).sum() / gaps.sum() if len(counts) else float("nan")
         found["little"] = len(stay) / seconds * stay.mean() if len(stay) else float("nan")
         return {name: v if isinstance(v, int) else float(v) for name, v in found.items()}
 
