@@ -29,6 +29,7 @@ NAME = re.compile(r"checkpoint-([0-9]+)-[a-z0-9_]+")
 def save(folder, state, step):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    os.sync()
     beside = Path(tempfile.mkdtemp(prefix=".partial-checkpoint-", dir=folder))
     tensors = {n: v for n, v in state.items() if isinstance(v, torch.Tensor)}
     places = {name: str(number) for number, name in enumerate(tensors)}
@@ -52,6 +53,7 @@ def save(folder, state, step):
     for path in [*checkpoints(folder), *folder.glob(".partial-checkpoint-*")]:
         if path not in found[:2]:
             shutil.rmtree(path)
+            sync(folder)
 
 
 def load(folder):
@@ -80,6 +82,7 @@ SLOTS = "slot a", "slot b"
 def save(folder, state, step):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    os.sync()
     here = [(read(folder / name), name) for name in SLOTS]
     before = [(found[0], name) for found, name in here if found and found[0] < step]
     keep = max(before)[1] if before else None
@@ -152,6 +155,7 @@ def save(folder, state, step):
     for path in checkpoints(Path(folder)):
         if path not in old[:1] and path.name != name:
             path.unlink()
+            os.sync()
     Path(beside).unlink(missing_ok=True)
 
 
@@ -166,6 +170,7 @@ def load(folder):
 def save(folder, state, step):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    os.sync()
     data = folder / f"step-{step}.checkpoint.part"
     own = {n: v.detach().clone() if isinstance(v, torch.Tensor) else v for n, v in state.items()}
     torch.save((step, own), data)
@@ -213,6 +218,7 @@ NAME = re.compile(r"g([0-9]+)\\.json")
 def save(folder, state, step):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    os.sync()
     for path in checkpoints(folder):
         if step_of(path) >= step and not whole(path):
             path.unlink()
@@ -237,6 +243,7 @@ def save(folder, state, step):
     for path in checkpoints(folder):
         if path not in left:
             path.unlink()
+            sync(folder)
     stay = {json.loads(path.read_text()[64:])["data"] for path in left if whole(path)}
     for path in folder.glob("data-*-*-*"):
         if path.name not in stay:

@@ -80,10 +80,40 @@ def best_plan(memory, disk, restart, between, light):
             break
     return [best[1], float(best[2])]
 """,
+    "plan: as the last hint says it": """
+def _stretch(interval, every, memory, disk, restart, between, light):
+    a, t = np.eye(2 * every), np.zeros(2 * every)
+    for i in range(every):
+        last = i == every - 1
+        for row, length in ((i, interval + (disk if last else memory)), (every + i, restart)):
+            through = math.exp(-length / between)
+            t[row] = between * (1 - through)
+            if row >= every:
+                a[row, i] -= through
+            elif not last:
+                a[row, i + 1] -= through
+            a[row, every + i] -= (1 - through) * light
+            a[row, every] -= (1 - through) * (1 - light)
+    return np.linalg.solve(a, t)[0] / (every * interval)
+
+
+def best_plan(memory, disk, restart, between, light):
+    best = math.inf, None
+    for every in range(1, 65):
+        around = best_interval((memory * (every - 1) + disk) / every, between)
+        for interval in around * np.geomspace(0.3, 3, 20):
+            try:
+                takes = _stretch(interval, every, memory, disk, restart, between, light)
+            except np.linalg.LinAlgError:
+                continue
+            if takes >= 1:
+                best = min(best, (takes, (interval, every)))
+    return best[1]
+""",
 }
 
 
-EACH = {"interval": (18, 7, 2), "plan": (10, 4, 1)}
+EACH = {"interval": (18, 7, 2), "plan": (12, 4, 2)}
 
 
 class TestLab(LabTests):

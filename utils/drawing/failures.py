@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from matplotlib.ticker import LogLocator, NullLocator
+
 from utils.drawing import figures
 from utils.planner.failures import KINDS, daly, stretch, young
 
@@ -18,12 +20,14 @@ def lives(runs: dict[str, Iterable[tuple[str, float]]], *, unit: str, title: str
         for kind, length in spans:
             named = kind in axes.get_legend_handles_labels()[1]
             label = None if named else kind
-            axes.barh(lane, length, 0.5, now, color=figures.shade(TINTS[kind]), label=label)
+            tint, edge = figures.shade(TINTS[kind]), 0.4 * (kind == "saving")  # less than a pixel
+            axes.barh(lane, length, 0.5, now, color=tint, label=label, snap=False, ec=tint, lw=edge)
             now += length
             if kind == "lost":
                 axes.plot(now, lane - 0.37, "x", color=figures.INK, markersize=7, mew=2)
     figures.lanes(axes, runs)
     axes.set(xlabel=unit, title=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=4, fontsize=10)
     figures.show()
 
@@ -36,20 +40,30 @@ def intervals(
     *,
     unit: tuple[str, float] = ("s", 1.0),
     title: str = "",
+    band: Sequence[tuple[float, float, float]] = (),
 ) -> None:
     """How much longer a run takes, in %, by the time between two checkpoints.
 
     points: {what they are: [(interval in seconds, stretch)]}, drawn over the formula's curve;
-    unit: of the axis, and its seconds.
+    unit: of the axis, and its seconds; band: (interval, lowest, highest stretch) of nine in ten
+    simulated runs, and the curve is theirs: failures strike while a run computes, and only then.
     """
     _, axes = figures.figure("normal")
     name, seconds = unit
     best = daly(save, between)
     xs = [best * 2 ** (power / 8) for power in range(-32, 33)]
-    ys = [100 * (stretch(x, save, restart, between) - 1) for x in xs]
+    if band:
+        xs = [x for x, _, _ in band]
+        ys = [100 * ((save + (between + restart) * math.expm1(x / between)) / x - 1) for x in xs]
+    else:
+        ys = [100 * (stretch(x, save, restart, between) - 1) for x in xs]
     least = min(ys)
     shown = [(x / seconds, y) for x, y in zip(xs, ys) if math.isfinite(y) and y < 12 * least]
     axes.plot(*zip(*shown), color=figures.shade("theory"), label="formula", zorder=1)
+    if band:
+        at = [[x / seconds, 100 * (low - 1), 100 * (high - 1)] for x, low, high in band]
+        tint = figures.shade("theory")
+        axes.fill_between(*zip(*at), color=tint, alpha=0.2, lw=0, label="nine of ten simulated")
     for index, (label, pairs) in enumerate(points.items()):
         at = [(x / seconds, 100 * (y - 1)) for x, y in pairs]
         axes.plot(*zip(*at), "os"[index % 2], color=figures.CYCLE[index], label=label)
@@ -63,6 +77,8 @@ def intervals(
         axes.text(*place, f" {label} ", color=figures.GOLD, ha=side, transform=high, fontsize=10)
     axes.set(xscale="log", xlabel=f"{name} of computing between two checkpoints", title=title)
     axes.set_ylabel("% longer than without faults")
+    axes.xaxis.set_major_locator(LogLocator(2))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))
     axes.legend(loc="upper left", bbox_to_anchor=(0.08, 1), fontsize=10)
     figures.show()

@@ -318,20 +318,21 @@ def _cuts(answer: Any, place: str, seed: int) -> None:
     """On a rank."""
     warnings.simplefilter("ignore")
     file, place = Path(answer.__file__), Path(place)
-    apart(_cut, file, place, seed)
-    apart(_read, file, place / "run")
-    apart(_full, file, place / "run", all_states(seed, 5))
+    folder = place / "runs" / "new" / "run"
+    apart(_cut, file, place, folder, seed)
+    apart(_read, file, folder)
+    apart(_full, file, folder, all_states(seed, 6))
 
 
-def _cut(file: Path, place: Path, seed: int) -> None:
-    """In a fork: saves, and then what each cut would have left."""
-    folder, states = place / "run", all_states(seed, 4)
-    folder.mkdir()
-    _foreign(folder)
-    cuts = Cuts(folder)
+def _cut(file: Path, place: Path, folder: Path, seed: int) -> None:
+    """In a fork: saves into a folder that `save` makes, the last time of a run that has gone back,
+    and then what each cut would have left."""
+    runs, states = place / "runs", all_states(seed, 9)
+    runs.mkdir()
+    cuts = Cuts(runs)
     answer = load_answer(file)
-    for step in range(1, 5):
-        cuts.begun = step
+    for step, before in ((1, 0), (2, 1), (3, 2), (9, 3), (5, 3)):
+        cuts.begun, cuts.returned = step, before
         answer.save(folder, copied(states[step]), step)
         cuts.returned = step
         cuts.note("after it")
@@ -339,7 +340,7 @@ def _cut(file: Path, place: Path, seed: int) -> None:
     for cut in cuts.end():
         for names, fill in (("all", FILLS[0]), ("all", FILLS[1]), ("certain", FILLS[0])):
             cut.left(left, cuts.root, names, fill)
-            _after_cut(answer, left, states, cut, names)
+            _after_cut(answer, left / folder.relative_to(runs), states, cut, names)
             shutil.rmtree(left)
 
 
@@ -357,22 +358,22 @@ def _read(file: Path, folder: Path) -> None:
 
 
 def _full(file: Path, folder: Path, states: dict) -> None:
-    """In a fork: the disk has no more room, after 4 saves."""
+    """In a fork: the disk has no more room; the newest step is 5."""
     answer = load_answer(file)
     most = max(map(len, _files(folder).values()))
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for room in (0, 1, most // 2):
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # Python ignores the signal
         try:
-            answer.save(folder, copied(states[5]), 5)
+            answer.save(folder, copied(states[6]), 6)
             raised = False
         except Exception:
             raised = True
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         step, _ = loaded(answer, folder, states)
-        if step != 4:
-            raise Wrong(f"on a full disk save of step 5 fails: load gives {step}, 4 is whole.")
+        if step != 5:
+            raise Wrong(f"on a full disk save of step 6 fails: load gives {step}, 5 is whole.")
         if not raised:
             raise Wrong("on a full disk save returns as if it had saved: let the error be seen.")
 
@@ -386,11 +387,12 @@ def _after_cut(answer: Any, left: Path, states: dict, cut: Any, names: str) -> N
         step, _ = loaded(answer, left, states)
     except Wrong as error:
         raise Wrong(f"{case}: {error}") from None
-    if not cut.returned <= step <= cut.begun:
+    if step < cut.returned or (cut.when == "after it" and step != cut.begun):
         lost = "names" if names == "certain" else "contents of files"
         raise Wrong(
             f"{case}: load gives {f'step {step}' if step else 'None'}, and save had returned for "
             f"step {cut.returned}.\nWhich {lost} had not been synced by then?"
+            + ("" if step else " A folder that save makes is a name in another one.")
         )
 
 
@@ -401,7 +403,7 @@ def _kills(answer: Any, place: str, seed: int) -> None:
     """On a rank: lives, one after the other."""
     warnings.simplefilter("ignore")
     draw, file = random.Random(seed), Path(answer.__file__)
-    states = all_states(seed, lives.SAVES * (KILLS + 2))
+    states = all_states(seed, lives.SAVES * lives.EVERY * (KILLS + 2))
     calm, folder = Path(place) / "calm", Path(place) / "run"
     calm.mkdir()
     calls, size, seconds = apart(lives.calls_of_a_save, file, calm, states)

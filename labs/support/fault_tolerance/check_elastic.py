@@ -252,7 +252,12 @@ def _judged(group: Group, case: Case) -> int:
     settings = dataclasses.replace(case.settings, port=server.port)
     recoveries = len(case.lost("dies")) + len(case.lost("stops")) + 1
     seconds = SECONDS + recoveries * (2 * settings.limit + settings.patience)
-    ranks = group.run(str(case), disturbed.train, settings, case.fates, group.pids, seconds=seconds)
+    given = settings, case.fates, group.pids
+    try:
+        ranks = group.run(str(case), disturbed.train, *given, seconds=seconds)
+    except Wrong as wrong:
+        question = "a wait longer than crew.limit or crew.patience,\nor an endless loop?"
+        raise type(wrong)(str(wrong).replace("an endless loop?", question)) from None
     _right_ends(case, ranks)
     left = {rank: one for rank, one in enumerate(ranks) if not isinstance(one, Dead)}
     stayed = {rank: one for rank, one in left.items() if one["stayed"]}

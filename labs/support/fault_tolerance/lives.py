@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from utils.course.expect import Wrong, bitwise_equal, described
 from utils.course.trial import load_answer
 
 SECONDS = 10  # until a life is ended
-SAVES = 4  # of a life, at most
+SAVES, EVERY = 4, 3  # of a life, at most; steps between two of them, at most
 BEGUN, RETURNED, ARMED = range(3)  # places on the board
 
 
@@ -184,12 +184,13 @@ def _explained(error: BaseException) -> str:
 class Kill:
     """How a life ends, in one of its saves. how: "call": before call number `at` that changes the
     folder; "byte": when a file is about to become longer than `at` bytes; "time": `at` seconds
-    after the save began, or in a later one."""
+    after the save began, or in a later one. every: steps between two saves of this life."""
 
     how: str
     at: float
     save: int
     words: str = ""
+    every: int = 1
 
     def __str__(self):
         if self.how == "call":
@@ -251,8 +252,9 @@ def live(file: Path, folder: Path, states: dict[int, dict], board: Board, kill: 
     board[RETURNED] = step  # the newest there is, and the least there may be from now on
     state = state or copied(states[0])
     for number in range(1, 3 if kill is None else SAVES + 1):
-        train(state)
-        step += 1
+        for _ in range(kill.every if kill else 1):
+            train(state)
+            step += 1
         board[BEGUN] = step
         if kill and number == kill.save:
             board[ARMED] = 1
@@ -300,7 +302,7 @@ def drawn_kills(draw: random.Random, calls: list[str], size: int, seconds: float
     times = [2 * seconds * draw.random() for _ in range(15)]
     groups += [[Kill("time", at, draw.randrange(1, 3))] for at in times]
     draw.shuffle(groups)
-    return [kill for group in groups for kill in group]
+    return [replace(kill, every=draw.randint(1, EVERY)) for group in groups for kill in group]
 
 
 def die() -> None:

@@ -151,6 +151,39 @@ def each_kind_alone():
         return short, min(64, max(1, round(long / short)))
 
 
+def light_ones_in_a_restart_go_back():
+    """Takes each failure in a restart back to the disk.
+
+    kind: part
+    hint: what does one in the restart there
+    """
+
+    def _stretch(interval, every, memory, disk, restart, between, light):
+        up, heavy = math.exp(-restart / between), 1 - light
+        u, a, b = between * (1 - up), 0.0, 0.0  # back[i] = u + up · running[i] + (1 − up) · back[0]
+        for number in reversed(range(every)):
+            whole = math.exp(-(interval + (disk if number == every - 1 else memory)) / between)
+            t, fails = between * (1 - whole), 1 - whole
+            rest = 1 - fails * light * up
+            a = (t + whole * a + fails * light * u) / rest
+            b = (whole * b + fails * heavy + fails * light * (1 - up)) / rest
+        c = up * (1 - b)
+        return (a + b * (u + up * a) / c) / (every * interval) if c > 1e-12 else math.inf
+
+
+def both_are_paid():
+    """What goes to the disk goes to the memory, too.
+
+    kind: part
+    hint: What would a cheap one | longer than needed
+    """
+
+    one_of_them = _stretch
+
+    def _stretch(interval, every, memory, disk, restart, between, light):
+        return one_of_them(interval, every, memory, memory + disk, restart, between, light)
+
+
 def asks_the_check():
     """The check's own expected time.
 
