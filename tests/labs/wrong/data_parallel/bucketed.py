@@ -87,7 +87,7 @@ def one_bucket_late():
     """A bucket starts only when the next one is complete.
 
     kind: work
-    hint: buckets were on their way
+    hint: buckets were on their way | before the backward pass has ended
     """
 
     Right = BucketedAllReduce
