@@ -1,22 +1,29 @@
 """Answers to a lab's exercises, right and wrong, and what its checks say of them.
 
-The wrong answers of an exercise stand in tests/labs/wrong/NAME/EXERCISE.py, a function for each
-mistake. The answer is the solution followed by the function's body; the function's docstring names
-the words that the hint must contain. These files are read, never imported.
+They stand in tests/labs/NN_NAME.diff, as differences from the worked answer:
+
+    @@ EXERCISE: MISTAKE @@ KIND @@ words that the hint must contain
+    What is wrong with it.
+     a line of the worked answer
+    -the next one, which goes
+    +what comes in its place
+    ...
+    +lines without an old one beside them are added at the end
+
+What "..." divides are places; the old lines of each occur once in the worked answer. The kind of a
+right answer, written otherwise, is "right"; it has no hint. An entry ends with an empty line.
 
 Each answer is judged by a process that is a fork of the ranks' forkserver, in a folder that holds
 the solution's files and the answer in place of one of them. (No pytest here: those processes import
 this file.)
 """
 
-import ast
 import importlib
 import io
 import os
 import re
 import sys
 import tempfile
-import textwrap
 import zlib
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stdout
@@ -42,18 +49,26 @@ KINDS = (
     "values", "sizes", "types", "communication", "memory", "work", "inputs", "luck", "library",
     "constants", "step", "odd", "part", "end",
 )  # fmt: skip
+RIGHT = "right"
 
 
 @dataclass(frozen=True)
-class WrongAnswer:
-    """source: the whole file; kind: one of KINDS, or ""; hint: words that the check must
-    print, or several such, " | " between them, where cases or timing decide which."""
+class Answer:
+    """kind: one of KINDS, "" or RIGHT; hint: words that the check must print, or several such,
+    " | " between them, where cases or timing decide which; source: the whole file."""
 
     exercise: str
-    mistake: str
-    source: str
+    name: str
     kind: str
     hint: str
+    source: str
+
+    @property
+    def right(self) -> bool:
+        return self.kind == RIGHT
+
+    def __str__(self) -> str:
+        return f"{self.exercise}: {self.name}"
 
 
 @dataclass(frozen=True)
@@ -79,30 +94,40 @@ class Lab:
         """The solution's file of an exercise."""
         return (self.solution / self.exercises[exercise][2]).read_text()
 
-    def wrong(self) -> list[WrongAnswer]:
-        """The wrong answers of all exercises."""
-        paths = sorted((Path(__file__).parent / "wrong" / self.name).glob("*.py"))
-        return [
-            answer
-            for path in paths
-            if path.stem in self.exercises  # a lab may be tested in two parts
-            for answer in wrong_answers(path, self.source(path.stem))
-        ]
+    def answers(self) -> list[Answer]:
+        """The answers to its exercises, right and wrong."""
+        text = (Path(__file__).parent / f"{self.folder}.diff").read_text()
+        found = []
+        for entry in re.split(r"^@@ ", text, flags=re.M)[1:]:
+            header, *lines = entry.rstrip().split("\n")
+            title, kind, hint = (*header.split(" @@ "), "")[:3]
+            exercise, name = title.split(": ", 1)
+            if exercise in self.exercises:  # a lab may be tested in several parts
+                source = edited(self.source(exercise), lines, f"{self.folder}.diff, {title}")
+                found.append(Answer(exercise, name, kind, hint, source))
+        return found
+
+    def answer(self, exercise: str, name: str) -> Answer:
+        """One of them."""
+        return next(one for one in self.answers() if (one.exercise, one.name) == (exercise, name))
 
 
-def wrong_answers(path: Path, solution: str) -> list[WrongAnswer]:
-    """The answers that the functions in a file of tests/labs/wrong/ describe."""
-    text = path.read_text()
-    answers = []
-    for function in ast.parse(text).body[1:]:
-        said = dict(re.findall(r"^(kind|hint): (.+)$", ast.get_docstring(function), re.M))
-        lines = text.splitlines()[function.body[0].end_lineno : function.end_lineno]
-        body = textwrap.dedent("\n".join(lines))
-        source = f"{solution}\n{body}\n"
-        answers.append(
-            WrongAnswer(path.stem, function.name, source, said.get("kind", ""), said["hint"])
+def edited(source: str, lines: list[str], where: str) -> str:
+    """source as an entry's lines say; ValueError if old lines do not occur once in it."""
+    while lines[0][:1] not in (" ", "+", "-"):  # what is wrong with it
+        lines = lines[1:]
+    for place in "\n".join(lines).split("\n...\n"):
+        place = [line or " " for line in place.split("\n")]
+        old, new = (
+            "".join(f"\n{line[1:]}" for line in place if line[0] in (" ", mark)) for mark in "-+"
         )
-    return answers
+        if not old:
+            source += f"\n\n{new[1:]}\n"
+        elif f"{source}\n".count(f"{old}\n") == 1:
+            source = f"{source}\n".replace(f"{old}\n", f"{new}\n")[:-1]
+        else:
+            raise ValueError(f"{where}: these lines do not occur once in the worked answer:{old}")
+    return source
 
 
 @dataclass(frozen=True)

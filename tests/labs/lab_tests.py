@@ -4,7 +4,7 @@ typical wrong answer is rejected for what is wrong with it, and other right answ
     LAB = Lab("01_data_parallel", {"ring": ("check_messages", "ring", "ring.py")})
 
     class TestLab(LabTests):
-        lab, others, least = LAB, OTHERS, 40
+        lab = LAB
 
 All answers that the tests of a module will ask for are begun together: many of them are wrong in a
 way that has to wait for a time limit.
@@ -14,19 +14,17 @@ import re
 
 import pytest
 
-from tests.labs.answers import KINDS, WrongAnswer, judges_of
+from tests.labs.answers import KINDS, RIGHT, judges_of
 from utils.paths import ROOT
 from utils.workshop import labs
 
 
 class LabTests:
-    """lab: the Lab; others: {"EXERCISE: what is different": source}, right answers that are written
-    otherwise; least: how many wrong answers there must be; untouched: the exercises whose check can
-    be asked of the untouched copy, default all. each: (wrong answers, their kinds, right ones) that
-    each exercise must have; a dictionary where exercises differ. symptoms: words that the check of
-    any wrong answer may print, where failing ranks decide by chance which case ends first."""
+    """lab: the Lab; untouched: the exercises whose check can be asked of the untouched copy, all
+    by default; symptoms: words that the check of any wrong answer may print, where failing ranks
+    decide by chance which case ends first."""
 
-    lab, others, least, untouched, each, symptoms = None, {}, 0, None, (1, 0, 0), ()
+    lab, untouched, symptoms = None, None, ()
 
     def task(self, exercise, tasks):
         """The task that an untouched exercise shows, out of all in its file."""
@@ -40,18 +38,15 @@ class LabTests:
 
     def pytest_generate_tests(self, metafunc):
         """The parameters of the tests below, which differ from lab to lab."""
+        answers = self.lab.answers()
         values = {
             "exercise": list(self.lab.exercises),
             "not_started": list(self.untouched or self.lab.exercises),
-            "wrong": self.lab.wrong(),
-            "other": list(self.others),
+            "wrong": [answer for answer in answers if not answer.right],
+            "other": [answer for answer in answers if answer.right],
         }
         for name in set(values) & set(metafunc.fixturenames):
-            metafunc.parametrize(name, values[name], ids=name_of)
-
-    def other_answer(self, name):
-        exercise = name.split(":")[0]
-        return exercise, self.lab.source(exercise) + "\n\n" + self.others[name]
+            metafunc.parametrize(name, values[name], ids=str)
 
     def test_the_solution_passes(self, judged, exercise):
         found = judged(exercise)
@@ -76,28 +71,19 @@ class LabTests:
         assert any(hint in said for hint in hints), found.out
         assert found.checks == {wrong.exercise: False}
 
-    def test_each_exercise_has_answers_of_many_kinds(self):
-        answers = self.lab.wrong()
-        assert len(answers) >= self.least
-        assert {answer.kind for answer in answers} <= {"", *KINDS}
+    def test_each_exercise_has_right_and_wrong_answers_of_known_kinds(self):
+        answers = self.lab.answers()
+        assert {answer.kind for answer in answers} <= {"", RIGHT, *KINDS}
         for exercise in self.lab.exercises:
-            each = self.each[exercise] if isinstance(self.each, dict) else self.each
-            many, kinds, right = each
-            wrong = [answer for answer in answers if answer.exercise == exercise]
-            assert len(wrong) >= many, exercise
-            assert len({answer.kind for answer in wrong} - {""}) >= kinds, exercise
-            assert sum(name.startswith(f"{exercise}:") for name in self.others) >= right, exercise
+            assert {answer.right for answer in answers if answer.exercise == exercise} == {
+                True,
+                False,
+            }
 
     def test_another_right_answer_passes(self, judged, other, request):
-        judged.begin(self.other_answer(name) for name in selected(request, "other"))
-        exercise, source = self.other_answer(other)
-        found = judged(exercise, source)
-        assert found.out.startswith(f"[ok] {exercise}: "), found.out
-
-
-def name_of(value) -> str:
-    """Of a test: its parameter, in words."""
-    return f"{value.exercise}-{value.mistake}" if isinstance(value, WrongAnswer) else value
+        judged.begin((one.exercise, one.source) for one in selected(request, "other"))
+        found = judged(other.exercise, other.source)
+        assert found.out.startswith(f"[ok] {other.exercise}: "), found.out
 
 
 def selected(request, name: str) -> list:
