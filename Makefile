@@ -93,7 +93,7 @@ gpu: ready ## all that needs an NVIDIA GPU, in at most 25 minutes; writes docs/r
 	$(RUN) tests.gpu
 
 lint: ready ## ruff over code and notebooks, the order of the rooms, the notebooks' hygiene
-	$(RUN) ruff check && $(RUN) ruff format --check
+	$(RUN) ruff check
 	.venv/bin/lint-imports --no-cache
 	$(RUN) pytest -q tests/notebooks/test_static.py
 

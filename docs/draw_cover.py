@@ -46,11 +46,11 @@ def draw(axes):
     axes.add_patch(Ellipse((0, 0), 2, 0.30, facecolor="#3B4250", edgecolor="none"))
     for seam in SEAMS:
         line = axes.plot(*zip(*seam, strict=True), color=COLORS["gold"], linewidth=4.5,
-                         solid_joinstyle="round")[0]  # fmt: skip
+                         solid_joinstyle="round")[0]
         line.set_clip_path(clip)
         axes.plot(*zip(*seam[:-2], strict=True), color="#F2D98B", linewidth=1.2)
     axes.add_patch(Polygon([(-0.34, -0.86), (0.34, -0.86), (0.28, -0.97), (-0.28, -0.97)],
-                           color="#3B4250"))  # fmt: skip
+                           color="#3B4250"))
     axes.set(xlim=(-1.15, 4.2), ylim=(-1.05, 0.25))
     axes.set_aspect("equal")
     axes.axis("off")

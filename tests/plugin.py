@@ -45,7 +45,7 @@ COMPUTING = (  # and no time matters to them: they can have the cores when nobod
     "tests/serving/engine/test_quantized.py", "tests/serving/export/",
     "tests/training/test_matrix.py", "tests/training/test_mixes.py",
     "tests/training/test_resume.py",
-)  # fmt: skip
+)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -106,7 +106,7 @@ def main() -> int:
         found = load.run(
             learners.send, CONNECTIONS, seconds=options.seconds, rate=options.rate,
             limit=options.seconds + 60, count=len,
-        )  # fmt: skip
+        )
         timer.cancel()
         stop.set()
         shown = sum(len(row["checks"]) for row in board.learners().values())

@@ -125,7 +125,7 @@ def main():
     chosen = parser.parse_args()
     rows = {}
     print(f"{chosen.heads} heads of {chosen.head_size}, {chosen.kv_heads} of keys and values, "
-          f"{chosen.dtype}; {chosen.ranks} ranks; {chosen.rounds} rounds")  # fmt: skip
+          f"{chosen.dtype}; {chosen.ranks} ranks; {chosen.rounds} rounds")
     print(HEAD)
     with Ranks(chosen.ranks, timeout=300) as pool:
         for length in map(int, chosen.lengths.split(",")):

@@ -150,7 +150,7 @@ def table(sizes):
     base = TrainConfig(
         layers=sizes.layers, hidden=sizes.hidden, heads=sizes.heads, vocab=sizes.vocab,
         batch=sizes.batch or 16, seq=sizes.seq, optimizer="adamw", steps=1,
-    )  # fmt: skip
+    )
     rows = {}
     with Ranks(sizes.ranks, timeout=300) as pool:
         print(f"{pool!r}; {describe(base)}; {sizes.rounds} rounds")
@@ -221,7 +221,7 @@ def large_config(batch):
     return TrainConfig(
         layers=24, hidden=2048, heads=16, vocab=32768, batch=batch, seq=2048, optimizer="adamw",
         steps=1,
-    )  # fmt: skip
+    )
 
 
 def large_row(config, ranks, rounds, peak, device="cuda"):

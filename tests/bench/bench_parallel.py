@@ -36,7 +36,7 @@ MIXES = {
     "dp 2, pp 2, tp 2, shard 2": {
         "dp": 2, "pp": 2, "tp": 2, "shard": "2", "micro_batches": 4,
     },
-}  # fmt: skip
+}
 
 
 # ---- the measurement, on every rank
@@ -67,7 +67,7 @@ def main():
     base = TrainConfig(
         **{name: getattr(chosen, name) for name in sizes}, dp=1, optimizer="adamw", clip=0.0,
         steps=1,
-    )  # fmt: skip
+    )
     rows = {}
     print(f"{describe(base)}; {chosen.rounds} rounds")
     print(HEAD)

@@ -95,7 +95,7 @@ def run_json(source, *args):
         result = subprocess.run(
             [sys.executable, str(path), *map(str, args), folder],
             capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        )
     if result.returncode:
         raise SystemExit(f"a benchmark's program failed:\n{result.stderr[-2000:]}")
     return json.loads(result.stdout.splitlines()[-1])

@@ -271,7 +271,7 @@ def main():
     parser.add_argument(
         "--compile", action=argparse.BooleanOptionalAction, default=gpu or None,
         help="only compiled, or only not; default: both on a CPU, compiled on a GPU",
-    )  # fmt: skip
+    )
     parser.add_argument("--peak", type=float, help="the device's bf16 FLOP/s, for MFU")
     parser.add_argument("--nanogpt", type=Path, help="a clone of github.com/karpathy/nanoGPT")
     parser.add_argument("--litgpt", type=Path, help="a folder in which litgpt is installed")

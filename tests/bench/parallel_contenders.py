@@ -105,7 +105,7 @@ def with_torch(model, config, device, mesh):
     optimizer = torch.optim.AdamW(
         [{"params": group} for group in groups.values()],
         lr=config.peak_lr(), betas=(0.9, 0.95), weight_decay=0.0, fused=True,
-    )  # fmt: skip
+    )
     tokens = config.batch * config.seq
 
     def loss_of(logits, y):

@@ -70,7 +70,7 @@ class Learner:
              "--class", address],
             cwd=ROOT, env=environment(self.home, IPYTHONDIR=str(self.home), **names),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        )
         self.process.stdin.write(f"yes\n{alias}\n")
         self.process.stdin.close()
         self.notebook = ROOT / "scratch" / f"class-{os.getpid()}-{place}.ipynb"

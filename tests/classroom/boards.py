@@ -41,7 +41,7 @@ class RunningBoard:
         self.process = subprocess.Popen(
             command("--port", self.port, "--file", self.file, *self.words),
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        )
         self.said = []
         for line in self.process.stdout:
             self.said.append(line.strip())
@@ -127,7 +127,7 @@ def message(*reports, alias="gentle otter", learner=None, outbox="0" * 32):
     return {
         "learner": learner or secrets.token_hex(16), "alias": alias, "outbox": outbox,
         "now": time.time(), "reports": list(reports),
-    }  # fmt: skip
+    }
 
 
 def until(condition, seconds=30.0):

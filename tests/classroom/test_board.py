@@ -43,7 +43,7 @@ def others(file, *words):
     done = subprocess.run(
         command("--file", file, *words), cwd=ROOT, capture_output=True, text=True,
         timeout=patience(60),
-    )  # fmt: skip
+    )
     return done.returncode, done.stderr
 
 

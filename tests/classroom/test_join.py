@@ -91,7 +91,7 @@ def test_a_class_that_moves_is_the_same_class(board):
     ["", "board", "127.0.0.1:8765/join/a", "http://x:99999/join/a", "ftp://x/join/a",
      "http://x/board/a", "http://me@x/join/a", "http:///join/a", "http://[x/join/a",
      "http://x/join/a b"],
-)  # fmt: skip
+)
 def test_what_is_no_address_is_one_sentence(text):
     with pytest.raises(JoinError, match="is not the address of a class: copy what"):
         read_address(text)
@@ -116,7 +116,7 @@ def test_make_lab_with_a_wrong_address_is_one_sentence(board, home, cut, said):
     done = subprocess.run(
         [sys.executable, "-m", "utils.workshop.lab", *words], cwd=ROOT, env=environment(home),
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience(60),
-    )  # fmt: skip
+    )
     assert done.returncode == 1 and done.stdout == ""
     assert said in done.stderr and done.stderr.count("\n") == 1 and not home.exists()
 

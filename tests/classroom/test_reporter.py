@@ -66,7 +66,7 @@ class Beside:
         self.process = subprocess.Popen(
             words, cwd=ROOT, env=environment(home), stdin=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
 
     def __enter__(self):
         return self
@@ -221,7 +221,7 @@ def test_it_ends_with_its_lab_even_where_that_is_killed(board, home, tmp_path):
     parent = subprocess.Popen(
         [sys.executable, "-c", lab], cwd=ROOT, env=environment(home), stdout=subprocess.PIPE,
         text=True,
-    )  # fmt: skip
+    )
     pid = int(parent.stdout.readline())
     parent.send_signal(signal.SIGKILL)
     parent.wait()

@@ -75,7 +75,7 @@ def test_a_ledger_becomes_reports_and_no_path_leaves():
             },
             help={"question": "Why?", "at": 7.0},
         )
-    )  # fmt: skip
+    )
     home = "~" if len(str(Path.home())) > 1 else ""
     assert found == {
         ("check", "lab 01a"): {
@@ -91,7 +91,7 @@ def test_a_ledger_becomes_reports_and_no_path_leaves():
             "value": 1.0, "unit": "", "late": True, "theory": None, "measured": None,
         },
         ("help", ""): {"question": "Why?", "at": 7.0},
-    }  # fmt: skip
+    }
 
 
 def test_what_is_no_report_is_left_out_of_a_ledger():

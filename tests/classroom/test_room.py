@@ -67,7 +67,7 @@ LISTS = {
     "a joker of the other sign": [-1e300, *map(float, range(10, 40))],
     "extremes": [-1e300, 1e300], "tiny": [1e-300, 2e-300, 1e300], "negative": [-1.0, -1000.0],
     "nearly the same": [1.0, math.nextafter(1.0, 2)],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("values", LISTS.values(), ids=LISTS)

@@ -37,7 +37,7 @@ def test_a_prediction_is_noted_and_revealed(home, capsys):
     assert entry == {
         "value": 12.0, "late": False, "unit": "MB",
         "revealed": True, "theory": 8.0, "measured": 8.04,
-    }  # fmt: skip
+    }
 
 
 def test_the_lesson_goes_on_without_a_prediction(capsys):
@@ -107,7 +107,7 @@ def test_numbers_of_all_libraries(value):
     "value, text",
     [(133120, "133,120"), (0.03125, "0.03125"), (1234.5, "1,234"), (0, "0"), (-2.5, "-2.5"),
      (1e20, "1e+20"), (1.23456e-7, "1.235e-07")],
-)  # fmt: skip
+)
 def test_numbers_are_readable(value, text):
     assert predictions._text(value, "") == text
 
@@ -116,7 +116,7 @@ def test_numbers_are_readable(value, text):
     "value, truth, text",
     [(8, 8.04, "equal to"), (0, 0, "equal to"), (3, 2, "1.5 times"), (2, 0, "2 above"),
      (-1, 3, "4 below"), (16, 15.3, "within 5 % of"), (16, 15, "1.1 times")],
-)  # fmt: skip
+)
 def test_comparisons(value, truth, text):
     assert predictions._compared(value, truth) == text
 
@@ -195,7 +195,7 @@ def test_what_was_noted_under_a_lessons_old_number_is_carried_over(home):
     assert content["predictions"]["08 bubble"]["value"] == 1.0
     assert content["checks"] == {
         "lab 09c combine": True, "lab 10d frontier": True, "lab 14a forward": False,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("before", ["12", "lab 12", "lab 13b"])

@@ -148,7 +148,7 @@ def seen(answer) -> dict:
     return {
         "largest": largest, "changed": changed, "halves": halves, "events": events,
         "kept": look.kept(gradients),
-    }  # fmt: skip
+    }
 
 
 LINEAR = "def function(x, weight):\n    dist.all_reduce(torch.ones(7))\n    return x @ weight.T\n"
@@ -404,7 +404,7 @@ SEARCH = "utils/planner/search.py"
          "t = threading.Thread(target=divisors, args=(6,)); t.start(); t.join()", "divisors"),
         ("from utils.planner import Strategy, search\nStrategy(dp=2)", None),
     ],
-)  # fmt: skip
+)
 def test_what_is_to_be_done_by_hand_runs_no_library(source, named):
     def run():
         with not_called(SEARCH):

@@ -118,7 +118,7 @@ def test_the_ring_sums_every_chunk_and_hands_it_round():
     assert list(panels) == [
         "own values", *[f"reduce-scatter, {k}" for k in (1, 2, 3)],
         *[f"all-gather, {k}" for k in (1, 2, 3)],
-    ]  # fmt: skip
+    ]
     finished = torch.tensor(panels["reduce-scatter, 3"]).view(4, 4) == 4
     assert finished.sum(0).tolist() == finished.sum(1).tolist() == [1] * 4  # one for each rank
     assert set(panels["all-gather, 3"]) == {4}
@@ -243,11 +243,11 @@ def test_when_units_are_whole():
     alone = sharded.unit_schedule(4, stage=3)
     assert [whole_at(alone, moment) for moment in range(8)] == [
         {0}, {1}, {2}, {3}, {3}, {2}, {1}, {0}
-    ]  # fmt: skip
+    ]
     ahead = sharded.unit_schedule(4, stage=3, ahead=1)
     assert [whole_at(ahead, moment) for moment in range(8)] == [
         {0, 1}, {1, 2}, {2, 3}, {3}, {3, 2}, {2, 1}, {1, 0}, {0}
-    ]  # fmt: skip
+    ]
 
 
 def test_the_bytes_in_the_titles():

@@ -81,7 +81,7 @@ def test_ranks_keep_their_colour_and_eight_ranks_differ():
 
 @pytest.mark.parametrize("value, text", [
     (0, "0"), (3.14159, "3.14"), (999, "999"), (12_345, "12.3k"), (874_240, "874k"), (1e9, "1G"),
-    (1.2e-7, "1.2e-07"), (0.25, "0.25"), (1234, "1234")])  # fmt: skip
+    (1.2e-7, "1.2e-07"), (0.25, "0.25"), (1234, "1234")])
 def test_numbers_are_short(value, text):
     assert figures.number(value) == text
 

@@ -55,7 +55,7 @@ def test_more_micro_batches_are_better():
     series = pictures.micro_batch_curves(
         MODELS["gpt3-175b"], MACHINES["frontier"], [(8, 8, 1), (4, 16, 1)], [8, 32, 128],
         recompute="full",
-    )  # fmt: skip
+    )
     assert all(shares == sorted(shares) for shares in series.values())
 
 
@@ -69,7 +69,7 @@ def test_the_sliders_change_the_plan_and_name_what_does_not_go():
     widgets = pytest.importorskip("ipywidgets")
     start = {"model": "gpt3-13b", "machine": "dgx-a100", "gpus": 128, "tp": 8, "cp": 1,
              "pp": 2, "context": "ring", "interleave": 1, "micro_batch": 1, "recompute": "full",
-             "zero": 1, "sequence_parallel": False}  # fmt: skip
+             "zero": 1, "sequence_parallel": False}
     panel = widget._panel(widgets, start)
     left, right = panel.children
     *sliders, button = left.children

@@ -76,7 +76,7 @@ def test_slots_draws_bars_and_returns_the_share_at_work():
 
 def point(tokens, latency):
     return {"tokens_per_second": tokens, "requests_per_second": tokens / 10,
-            "latency_p50": latency, "latency_p95": 2 * latency}  # fmt: skip
+            "latency_p50": latency, "latency_p95": 2 * latency}
 
 
 def test_throughput_latency_takes_summaries_in_the_order_of_clients():
@@ -153,7 +153,7 @@ def test_each_client_has_its_own_height():
 def test_decode_step_stacks_what_the_table_has():
     model = MODELS["llama2-13b"]
     tables = {name: over(model, MACHINES[name], batches=(1, 16)) for name in
-              ("dgx-a100", "dgx-h100")}  # fmt: skip
+              ("dgx-a100", "dgx-h100")}
     pictures.decode_step(tables, batch=16, title="13B")
     axes = plt.gcf().axes
     assert [title_of(one) for one in axes] == list(tables)

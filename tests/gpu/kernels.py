@@ -49,7 +49,7 @@ STEPS = {  # name: (what makes the step, type of the weights, bytes that a param
     "torch, a loop": (torchs(foreach=False), torch.float32, 28),
     "torch, compiled": (compiled, torch.float32, 28),
     "apex FusedAdam": (apexs, torch.float32, 28),
-}  # fmt: skip
+}
 
 
 def shapes(rehearse: bool) -> list[torch.Size]:

@@ -98,7 +98,7 @@ class RunningHub:
             sys.executable, "-m", "utils.hub", "--port", str(self.port),
             "--folder", str(self.folder), "--course", str(self.course),
             "--config", str(config), *self.words,
-        ]  # fmt: skip
+        ]
         if CAN_LIMIT:
             for folder in (self.place, self.folder):
                 os.chown(folder, USER, USER)

@@ -33,7 +33,7 @@ def inside(home, *words, more=(), memory=None, **options):
     return subprocess.run(
         [*wall, *words], capture_output=True, text=True, timeout=patience(60), env=environment,
         **options,
-    )  # fmt: skip
+    )
 
 
 # --- walls ----------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_only_the_home_stays(home):
     assert not Path("/tmp/y").exists() and not Path("/dev/shm/z").exists()
     assert inside(home, "ls", "/tmp", "/dev/shm", "/home").stdout.split() == [
         "/dev/shm:", "/home:", "learner", "/tmp:",
-    ]  # fmt: skip
+    ]
 
 
 def test_nothing_else_of_the_machine_is_seen(home, tmp_path):
@@ -157,7 +157,7 @@ def test_processes_are_counted(group):
     done = subprocess.run(
         ["timeout", "60", sys.executable, "-c", many], preexec_fn=group.enter, capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert "Resource temporarily unavailable" in done.stderr
     for pid in (group.folders["pids"] / "cgroup.procs").read_text().split():
         with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -252,7 +252,7 @@ def start(home, course):
     environment = {
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(seat.HOME),
         "GIT_CONFIG_SYSTEM": str(seat.GITCONFIG),
-    }  # fmt: skip
+    }
     words = [*seat.sandbox(home, [], [(course, course)]), *seat.begin(course, "main"), "true"]
     subprocess.run(words, check=True, env=environment, timeout=patience(60))
     return home / seat.COPY.name

@@ -424,7 +424,7 @@ def test_a_missing_package_and_a_switch_that_comes_too_late_are_named():
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS],
         cwd=ROOT, capture_output=True, text=True, timeout=patience(200),
-    )  # fmt: skip
+    )
     missing, late = done.stdout.splitlines()
     assert "on Linux `make setup TRITON=yes` installs it" in missing
     assert "changed after Triton had been imported" in late

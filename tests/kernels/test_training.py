@@ -19,7 +19,7 @@ from utils.training.train import main, train
 RUN = TrainConfig(
     layers=1, hidden=24, heads=2, kv_heads=1, batch=3, seq=16, steps=4, sample=0, weight_decay=0.1,
     optimizer="adamw", device="cpu",
-)  # fmt: skip
+)
 
 
 def curve(device, config):
@@ -73,7 +73,7 @@ def test_ranks_step_the_shards_that_they_have(tmp_path):
     subprocess.run(
         [sys.executable, "-m", *launch, *flags], cwd=ROOT, check=True, timeout=patience(200),
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     theirs, _ = curve("cpu", RUN)
     assert [(row["loss"], row["grad_norm"]) for row in rows] == [

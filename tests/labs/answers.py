@@ -48,7 +48,7 @@ SECONDS = patience(120)  # for one answer, waiting for its turn not included
 KINDS = (
     "values", "sizes", "types", "communication", "memory", "work", "inputs", "luck", "library",
     "constants", "step", "odd", "part", "end",
-)  # fmt: skip
+)
 RIGHT = "right"
 
 

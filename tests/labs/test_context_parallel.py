@@ -11,7 +11,7 @@ from tests.labs.lab_tests import LabTests
 EXERCISES = {
     "merge": "check_merge", "ring": "check_ring", "backward": "check_ring",
     "zigzag": "check_ring", "ulysses": "check_ulysses",
-}  # fmt: skip
+}
 LAB = Lab(
     "07_context_parallel",
     {name: (module, name, "context.py") for name, module in EXERCISES.items()},
@@ -36,7 +36,7 @@ def test_the_reference_is_torch_s():
     case = {
         "length": 7, "batch": 2, "heads": 6, "kv_heads": 2, "width": 4, "dtype": torch.float32,
         "seed": 3, "scale": 1.0, "zigzag": False, "sliced": False,
-    }  # fmt: skip
+    }
     right, made = scenarios.right(case), scenarios.whole(case)
     q, k, v = (made[name].double().transpose(1, 2).requires_grad_() for name in "qkv")
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

@@ -48,7 +48,7 @@ class TestLab(LabTests):
     each = {  # noqa: RUF012
         "config": many, "model": many, "client": (12, 8, 4), "rank": many, "batch": many,
         "goal": (13, 4, 2),
-    }  # fmt: skip
+    }
 
 
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────

@@ -110,7 +110,7 @@ def test_the_first_wrong_number_is_found(handed_out, number):
     rank = found.rank
     if right["cause"] == "clipped alone":
         own = [[e.norm for e in some if (e.step, e.phase, e.name) == (found.entry.step,
-                "backward", "")] for some in ranks]  # fmt: skip
+                "backward", "")] for some in ranks]
         rank = own.index(max(own))
     assert right["rank"] in (None, rank)
 

@@ -22,7 +22,7 @@ def test_a_problem_is_printed_with_its_fix_and_the_answer_is_no(capsys):
     checks = (lambda: Finding("ok", "fine"), lambda: Finding("fix", "broken", "mend it"))
     assert check_environment(checks) is False
     assert capsys.readouterr().out.splitlines() == [
-        "[ok]   fine", "[fix]  broken → mend it", "1 to fix before you go on."]  # fmt: skip
+        "[ok]   fine", "[fix]  broken → mend it", "1 to fix before you go on."]
 
 
 def test_a_note_alone_does_not_stop_anyone(capsys):
@@ -95,7 +95,7 @@ def test_a_closed_loopback_is_named(monkeypatch):
     monkeypatch.setattr(environment.socket, "create_connection", refuse)
     assert check("network") == Finding(
         "fix", "a connection to 127.0.0.1 failed (Connection refused)",
-        "allow loopback connections in the firewall or sandbox")  # fmt: skip
+        "allow loopback connections in the firewall or sandbox")
 
 
 def test_a_name_without_an_address_is_only_a_note(monkeypatch):

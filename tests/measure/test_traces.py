@@ -252,7 +252,7 @@ def op(name, start, end, tid=1, cat="cpu_op", **args):
     return {
         "ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid,
         "ts": 1e3 * start, "dur": 1e3 * (end - start), "args": args,
-    }  # fmt: skip
+    }
 
 
 def written(path, events, **top):
@@ -337,7 +337,7 @@ def test_on_a_gpu_kernels_count(tmp_path):
     made = report(file)
     assert ms(made.ranks[0]) == {
         "data": 3, "compute": 10, "communication": 7, "bubble": 3, "host": 17
-    }  # fmt: skip
+    }
     assert made.collectives()["all_reduce"] == {"calls": 1, "bytes": 2000, "ms": 10}
     assert made.collectives()["recv"]["bytes"] is None
     found = {one.kind: one.text for one in made.findings}
@@ -489,7 +489,7 @@ def test_other_bad_input_is_one_sentence(tmp_path):
         traces.read(tmp_path / "t.json.gz")
     for name in "ab":
         written(tmp_path / f"{name}.json", step_marks(0, 1) + [op("aten::mm", 0, 1)],
-                distributedInfo={"rank": 2})  # fmt: skip
+                distributedInfo={"rank": 2})
     with pytest.raises(TraceError, match=r"a.json and b.json are both of rank 2"):
         traces.read([tmp_path / "a.json", tmp_path / "b.json"])
     with (
@@ -510,7 +510,7 @@ def test_the_command(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "utils.measure.report", *map(str, words)],
         cwd=ROOT, capture_output=True, text=True, timeout=patience(120),
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "rank 1 comes late to the collectives: the others wait 20 ms" in done.stdout
     made = json.loads(out.read_text())

@@ -100,6 +100,6 @@ def test_fate():
     x = torch.tensor([0.0, 1e-9, 1e-6, 1.0, 1e5])  # 0 is not counted
     assert fate(x, FORMATS["fp16"]) == {
         "zero": 0.25, "subnormal": 0.25, "kept": 0.25, "overflow": 0.25
-    }  # fmt: skip
+    }
     assert fate(x, FORMATS["bf16"])["kept"] == 1.0
     assert fate(torch.zeros(3), FORMATS["fp16"])["zero"] == 0

@@ -14,7 +14,7 @@ from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.training.optimizer import Optimizers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="there is no CUDA device"))]  # fmt: skip
+    not torch.cuda.is_available(), reason="there is no CUDA device"))]
 
 
 def small_gpt(device="cpu"):

@@ -40,7 +40,7 @@ def made(tmp_path_factory):
     small = {
         "text": str(text), "layers": 1, "hidden": 16, "heads": 2, "seq": 32, "batch": 2,
         "compile": False, "device": "cpu",
-    }  # fmt: skip
+    }
     runs = str(home / "runs")
     train("tiny", home / "out", runs, ranks=1, steps=1, **small)
     return home
@@ -50,7 +50,7 @@ def test_train_writes_a_folder_that_opens_everywhere(made):
     folder = made / "out" / "tiny"
     assert sorted(file.name for file in folder.iterdir()) == [
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-    ]  # fmt: skip
+    ]
     assert GPT.from_pretrained(folder).lm_head.weight.dtype == torch.bfloat16
     model, tokenizer = load("tiny", made / "out")
     assert model.lm_head.weight.dtype == torch.float32 and not model.training

@@ -130,7 +130,7 @@ def test_known_sizes():
     llama2 = {"vocab_size": 32000, "hidden_size": 4096, "layers": 32, "heads": 32}
     assert GPTConfig(**llama2, intermediate_size=11008).parameter_count() == 6_738_415_616
     llama32 = GPTConfig(vocab_size=128256, hidden_size=2048, layers=16, heads=32, kv_heads=8,
-                        head_dim=64, intermediate_size=8192, tie_embeddings=True)  # fmt: skip
+                        head_dim=64, intermediate_size=8192, tie_embeddings=True)
     assert llama32.parameter_count() == 1_235_814_400
 
 

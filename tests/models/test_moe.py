@@ -161,7 +161,7 @@ def test_a_config_that_leaves_things_out_means_mixtrals_defaults():
 
     hf = {"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096,
           "num_hidden_layers": 32, "num_attention_heads": 32,
-          "intermediate_size": 14336}  # fmt: skip
+          "intermediate_size": 14336}
     ours, theirs = GPTConfig.from_hf(hf), MixtralConfig()
     assert (ours.experts, ours.experts_per_token) == (8, 2)
     assert ours.rope_theta == theirs.rope_parameters["rope_theta"] == 1e6
@@ -210,7 +210,7 @@ def test_formulas_count_what_is_there(changes):
 
 def test_known_sizes():
     mixtral = GPTConfig(vocab_size=32000, hidden_size=4096, layers=32, heads=32, kv_heads=8,
-                        intermediate_size=14336, experts=8, experts_per_token=2)  # fmt: skip
+                        intermediate_size=14336, experts=8, experts_per_token=2)
     assert mixtral.parameter_count() == 46_702_792_704
     assert mixtral.active_parameter_count() == 12_879_925_248
     dense = GPTConfig(hidden_size=64)

@@ -111,7 +111,7 @@ def by_kernel(monkeypatch, name):
              lambda q, k, v, p, causal: forward(q, k, v, causal)),
             ("_scaled_dot_product_flash_attention_for_cpu_backward",
              lambda dout, q, k, v, out, lse, p, causal: backward(dout, q, k, v, out, lse, causal)),
-        ):  # fmt: skip
+        ):
             monkeypatch.setattr(block.Kernel, each, function, raising=False)
 
 
@@ -208,7 +208,7 @@ SHAPES = [(24, 6, 6), (25, 6, 2), (17, 6, 1), (7, 12, 4)]
 @on(SIZES, "shape, way, dtype", [
     (shape, way, dtype) for shape in SHAPES for way in WAYS
     for dtype in (torch.float64, torch.float32, torch.bfloat16)[: 3 if shape[0] == 25 else 1]
-])  # fmt: skip
+])
 def test_attention_of_n_ranks_is_that_of_one(pool, shape, way, dtype):
     expected = attention_alone(dtype, *shape)
     results = pool.run(attention, way, dtype, *shape)
@@ -328,7 +328,7 @@ def assert_same_step(results, expected, length):
 @on((2, 3), "name, way", [
     (name, way) for name in CONFIGS for way in WAYS
     if way == "ring" or name in ("one key-value head", "experts", "tied")
-])  # fmt: skip
+])
 def test_a_model_on_n_ranks_is_that_of_one(pool, name, way):
     config = CONFIGS[name]
     assert_same_step(pool.run(model_step, config, way, 11), model_alone(config, 11), 11)

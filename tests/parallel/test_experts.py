@@ -114,7 +114,7 @@ CASES = {
         "ep": 4, "rows": 6, "sizes": {"experts": 7, "count": 1}, "away_from": (0, 1, 2, 3, 5, 6)},
     "capacity": {"ep": 4, "rows": 6, "sizes": {}, "capacity": 0.7},
     "balance loss": {"ep": 2, "rows": 7, "sizes": {"experts": 5}, "balance": 0.3},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -69,7 +69,7 @@ def sums(dp, pp, tp, ep, cp):
         (2, 2, 2, 1, 1), (2, 2, 2, 2, 1), (4, 1, 2, 2, 1), (8, 1, 1, 4, 1), (1, 8, 1, 1, 1),
         (1, 1, 8, 1, 1), (1, 1, 1, 1, 8), (2, 1, 2, 2, 2), (4, 1, 1, 2, 2), (2, 2, 1, 1, 2),
     ],
-)  # fmt: skip
+)
 def test_each_axis_is_a_group_of_its_own(ranks, dp, pp, tp, ep, cp):
     expected = meshes.grid(dp, pp, tp, ep, cp)
     for rank, found in enumerate(ranks.run(sums, dp, pp, tp, ep, cp)):

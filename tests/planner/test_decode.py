@@ -163,10 +163,10 @@ def test_operators_of_a_layer_are_counted(one_thread):
         config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 32,
                   "num_hidden_layers": layers,
                   "num_attention_heads": 2, "intermediate_size": 48, "rms_norm_eps": 1e-5,
-                  "max_position_embeddings": 32, "tie_word_embeddings": True}  # fmt: skip
+                  "max_position_embeddings": 32, "tie_word_embeddings": True}
         model = GPTConfig.from_hf(config)
         weights = {name: torch.randn(shape) for name, shape in
-                   rank_shapes(model, 0, 1).items()}  # fmt: skip
+                   rank_shapes(model, 0, 1).items()}
         decoder = ServedDecoder(model, weights, 0, 1, max_num_seqs=4, max_model_len=32)
         decoder.prefill(0, 0, [1, 2, 3])
         for slots in ([0], [0, 1, 2, 3]):

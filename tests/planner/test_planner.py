@@ -183,7 +183,7 @@ def test_small_products_are_slower_for_each_flop():
 
 def test_messages_go_over_the_slowest_network_that_they_cross():
     machine = Machine("two", 1e12, 1, 1, 1e9, 1e9, (Level(8, 100e9, 0), Level(ANY, 10e9, 0)),
-                      1e9, 1e9, 1e9)  # fmt: skip
+                      1e9, 1e9, 1e9)
     used = network.LINK
 
     def seconds(function, n, stride):
@@ -201,7 +201,7 @@ def test_messages_go_over_the_slowest_network_that_they_cross():
 
 def test_a_ring_waits_longer_where_it_leaves_the_node():
     machine = Machine("two", 1e12, 1, 1, 1e9, 1e9, (Level(8, 1e9, 1e-6), Level(ANY, 1e9, 9e-6)),
-                      1e9, 1e9, 1e9)  # fmt: skip
+                      1e9, 1e9, 1e9)
 
     def waits(n, stride):
         return network.pace(machine, np.array([n]), np.array([stride]))[1].item()
@@ -245,12 +245,12 @@ def test_each_flag_hides_its_own_messages(flag):
         assert on.seconds[other] == off.seconds[other]
     assert on.seconds["total"] < off.seconds["total"]
     assert {other: on.hidden[other] - off.hidden[other] for other in on.hidden if other != kind} \
-        == {other: 0 for other in on.hidden if other != kind}  # fmt: skip
+        == {other: 0 for other in on.hidden if other != kind}
 
 
 def test_without_flags_a_machine_does_what_megatron_did_in_its_time():
     strategy = Strategy(tp=8, pp=8, dp=2, interleave=3, global_batch=32, zero=1,
-                        sequence_parallel=True)  # fmt: skip
+                        sequence_parallel=True)
     for name, usual, attention in (("dgx-a100", False, "scores"), ("dgx-h100", True, "fused")):
         model, machine = MODELS["gpt3-175b"], MACHINES[name]
         said = replace(strategy, attention=attention, **dict.fromkeys(OVERLAPS, usual))
@@ -265,7 +265,7 @@ def test_without_flags_a_machine_does_what_megatron_did_in_its_time():
 def test_no_message_hides_longer_than_the_computation_lasts():
     """On a network that is a thousand times slower the rest of every message shows."""
     slow = replace(H100, levels=tuple(
-        replace(level, bandwidth=level.bandwidth / 1000) for level in H100.levels))  # fmt: skip
+        replace(level, bandwidth=level.bandwidth / 1000) for level in H100.levels))
     for strategy in (
         Strategy(tp=8, pp=4, dp=2, interleave=2, global_batch=16, zero=1, sequence_parallel=True),
         Strategy(dp=64, zero=3, global_batch=64),
@@ -288,7 +288,7 @@ def test_eight_bits_speed_up_the_products_of_layers_alone():
     model = MODELS["gpt3-175b"]
     strategy = Strategy(tp=8, pp=8, global_batch=32, attention="fused")
     wide, narrow = (plan(model, replace(strategy, precision=precision), H100)
-                    for precision in ("bf16", "fp8"))  # fmt: skip
+                    for precision in ("bf16", "fp8"))
     ratio = H100.fp8_peak * H100.fp8_sustained / H100.peak / H100.sustained
     assert 1.4 < wide.seconds["compute"] / narrow.seconds["compute"] < ratio
     assert narrow.memory == wide.memory
@@ -466,7 +466,7 @@ def test_the_command_prints_one_object(capsys):
     assert found["parameters"] == MODELS["gpt3-175b"].parameters
     assert set(found["memory_bytes"]) == {
         "weights", "gradients", "optimizer", "activations", "buffers", "total"
-    }  # fmt: skip
+    }
     assert found["fits"] is True
     for name in ("tflops_per_gpu", "hardware_tflops_per_gpu", "mfu"):
         assert math.isfinite(found[name]) and found[name] > 0

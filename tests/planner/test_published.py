@@ -47,7 +47,7 @@ def named(rows):
 
 def test_the_split_is_by_name_and_by_nothing_else():
     for rows, fitted, unseen in ((DENSE, FITTED, HELD_OUT),
-                                 (SHARDED, SHARDED_FITTED, SHARDED_HELD_OUT)):  # fmt: skip
+                                 (SHARDED, SHARDED_FITTED, SHARDED_HELD_OUT)):
         assert sorted(map(id, (*fitted, *unseen))) == sorted(map(id, rows))
         assert set(halves(reversed(rows))[0]) == set(fitted)
         for source, group in by_source(rows).items():
@@ -108,7 +108,7 @@ def test_runs_of_megatron_fit_their_devices():
     """But for Llama's, whose authors free what is kept twice, and NeMo's largest."""
     for row in DENSE:
         assert row.plan().fits or row.source == LLAMA or (row.source, row.name[:13]) == (
-            NEMO, "nemotron-340b"), row.name  # fmt: skip
+            NEMO, "nemotron-340b"), row.name
 
 
 def test_what_the_authors_let_overlap_is_what_makes_their_large_runs_fast():
@@ -169,7 +169,7 @@ def test_frontiers_share_of_the_peak(name):
     found = search(
         MODELS[name], MACHINES["frontier"], FRONTIER_GPUS[name], top=1, recompute="full", zero=1,
         attention="fused", micro_batch=1, interleave=1, sequence_parallel=False,
-    )  # fmt: skip
+    )
     assert 100 * found[0].hfu == pytest.approx(FRONTIER_PERCENT[name], rel=0.20)
 
 
@@ -186,7 +186,7 @@ def test_frontiers_lessons():
     # the same number of devices and the same batch; the more tp, the shorter the pipeline
     def alone(tp):
         strategy = Strategy(64 // tp, 1, tp, global_batch=1024, recompute="full", zero=1,
-                            attention="fused")  # fmt: skip
+                            attention="fused")
         return plan(model, strategy, machine).hfu
 
     assert alone(2) > alone(4) > alone(8) > 1.3 * alone(16) > 1.3 * 1.3 * alone(32)

@@ -106,7 +106,7 @@ def test_written_and_read(tmp_path, base):
     assert prompt_facts(file) == {
         "format": "pt", "task": "colors", "steps": "3", "base_name": "first-base",
         "base_fingerprint": fingerprint(model), "length": "5", "hidden_size": "16",
-    }  # fmt: skip
+    }
     assert [path.name for path in tmp_path.iterdir() if path != base] == ["task.safetensors"]
     with safe_open(str(file), framework="pt") as data:
         assert list(data.keys()) == ["prompt_embeddings"]

@@ -72,7 +72,7 @@ def test_shared_reading_equals_reading_alone():
     model, rng = small(), random.Random(0)
     stem = tuple(rng.randrange(256) for _ in range(40))
     wanted = [(stem[:n], tuple(rng.randrange(256) for _ in range(m)))
-              for n in (1, 7, 8, 40) for m in (1, 2, 5)]  # fmt: skip
+              for n in (1, 7, 8, 40) for m in (1, 2, 5)]
     wanted += [(stem[:7], stem[7:9]), (stem[:7], stem[7:12]), wanted[0]]
     for pair, reading in zip(wanted, read(model, wanted)):
         log_probability, likeliest = alone(model, *pair)

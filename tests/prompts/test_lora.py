@@ -75,7 +75,7 @@ def test_lora_begins_as_the_model_it_was_given(model):
 @pytest.mark.parametrize("config", [
     PeerConfig("full", lr=1e-2, steps=60, batch=4),
     PeerConfig("lora", lr=3e-2, steps=60, batch=4, rank=4),
-])  # fmt: skip
+])
 def test_both_learn_and_generalize(model, config):
     yes = [Example(example.input, " yes") for example in EXAMPLES]
     assert not any(matches(model, TOKENIZER, yes))
@@ -101,7 +101,7 @@ def test_schedule_and_order_are_those_of_prompt_tuning(model):
     ({"rank": -1}, "--rank -1 is too small: it takes 1 or more"),
     ({"lr": 0.0}, "--lr 0.0 must be above 0"),
     ({"cooldown": 2.0}, "--cooldown 2.0 is not a part of the run"),
-])  # fmt: skip
+])
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         PeerConfig(**options)

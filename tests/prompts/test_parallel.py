@@ -163,7 +163,7 @@ def test_what_pipeline_ranks_say(pools):
         # one way the hidden states, the other their gradients; then the loss
         assert said == {
             ("send", "pp"): hidden, ("recv", "pp"): hidden, ("broadcast", "pp"): [8]
-        }, stage  # fmt: skip
+        }, stage
 
 
 def test_data_parallel_ranks_exchange_the_prompt_alone(pools):

@@ -29,7 +29,7 @@ from utils.prompts.tuning import first_prompt
 CONFIG = GPTConfig(
     vocab_size=256, hidden_size=24, layers=3, heads=6, kv_heads=3, max_positions=64,
     tie_embeddings=True,
-)  # fmt: skip
+)
 COLORS = {"rose": "red", "sea": "blue", "fire": "red", "sky": "blue", "ice": "blue"}
 EXAMPLES = [Example(f"{name} is ", color) for name, color in COLORS.items()]
 

@@ -108,7 +108,7 @@ def test_output_is_labelled_and_folded(pool, capsys):
     "ranks, size, text",
     [([0, 1, 2, 3], 4, "all ranks"), ([0], 1, "rank 0"), ([1], 4, "rank 1"),
      ([0, 1], 4, "ranks 0, 1"), ([0, 1, 2, 5], 8, "ranks 0–2, 5")],
-)  # fmt: skip
+)
 def test_labels(ranks, size, text):
     assert diagnosis.label(ranks, size) == text
 

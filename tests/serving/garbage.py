@@ -214,14 +214,14 @@ def unknown_path(server, random):
             "/v2/models/" + "x" * 3000 + "/infer", "/v2/%ff%fe", "/v2/repository/models//load",
             f"/{random.randrange(10**9)}", "/v2/models/gpt/generate/again",
         ]
-    )  # fmt: skip
+    )
     method = random.choice(["POST", "PUT", "DELETE", "PATCH", "BREW", "POST", "TRACE"])
     return post(server, path, random.choice([b"", b"{}", b"[", b'{"a": 1}']), method=method)
 
 
 KINDS = (
     generate_json, generate_text, infer_binary, grpc_infer, grpc_bytes, half_sent, unknown_path,
-)  # fmt: skip
+)
 
 
 def post(server, path, body, headers=(), method="POST"):

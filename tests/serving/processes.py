@@ -109,7 +109,7 @@ class started(subprocess.Popen):
         super().__init__(
             list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             cwd=ROOT, start_new_session=True,
-        )  # fmt: skip
+        )
 
     def __exit__(self, *exception):
         self.kill()

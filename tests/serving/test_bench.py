@@ -84,9 +84,9 @@ def test_perf_analyzer_measures_the_served_model(server):
         {"text_input": [text], "max_tokens": [4], "stream": [True],
          "exclude_input_in_output": [True]}
         for text in ("def f(", "class ")
-    ]  # fmt: skip
+    ]
     loads = profile(server.grpc, "gpt", inputs, (1, 2), requests=6,
-                    count=lambda text: len(tokenizer.encode(text)))  # fmt: skip
+                    count=lambda text: len(tokenizer.encode(text)))
     if isinstance(loads, str):
         pytest.skip(loads)
     assert sorted(loads) == [1, 2]
@@ -120,7 +120,7 @@ def test_perf_analyzer_of_its_export():
                 ],
             }
         ]
-    }  # fmt: skip
+    }
     load = loads_of(report, count=lambda text: len(text.split()))[2]
     rows = load.requests
     assert rows["start"].tolist() == [0, 1, 1.75]
@@ -181,7 +181,7 @@ def test_bench_runs_all_contenders(repo, capsys):
             assert figures["tokens_per_second"]["median"] > 0
             assert ("first_p50" in figures) == (name in STREAMED)
     speed = {name: rows["2"]["tokens_per_second"]["median"] for name, rows in
-             found["results"].items()}  # fmt: skip
+             found["results"].items()}
     for pair, rows in found["ratios"].items():
         a, b = pair.split(" / ")
         assert rows["2"]["median"] == pytest.approx(speed[a] / speed[b])
@@ -217,7 +217,7 @@ def test_ratios_are_taken_inside_a_round():
     )
     assert found["results"]["engine"]["1"]["tokens_per_second"] == {
         "q1": 100, "median": 100, "q3": 100,
-    }  # fmt: skip
+    }
     assert [goal["verdict"] for goal in found["goals"]] == ["met", "not met", "met"]
     assert [goal["wanted"] for goal in found["goals"]] == [0.9, 5.0, 1.0]
     assert found["goals"][1]["median"] == pytest.approx(95 / 25)

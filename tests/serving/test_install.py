@@ -34,7 +34,7 @@ def test_the_container_command_has_what_a_model_over_several_gpus_needs(tmp_path
     assert words[words.index("--gpus") + 1] == "all"
     assert words[words.index("-v") + 1] == f"{folder}:/models"
     for word in ("--shm-size=2g", "memlock=-1", install.IMAGE, "--load-model=*",
-                 "--model-control-mode=explicit", "--model-repository=/models"):  # fmt: skip
+                 "--model-control-mode=explicit", "--model-repository=/models"):
         assert word in words
     # Docker reads the value as CSV: a list of devices must keep its double quotes
     some = shlex.split(container_command(folder, gpus="device=0,1"))

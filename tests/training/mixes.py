@@ -48,13 +48,13 @@ PLAIN = TrainConfig(
     text=corpus.__file__,  # short, so that the held-out part is one batch
     layers=2, hidden=24, heads=6, steps=2, held_out_every=99, device="cpu", sample=0, warmup=0.0,
     weight_decay=0.1, balance=0.1,
-)  # fmt: skip
+)
 
 # what changes where things are and when they are computed, and must not change the result
 PLACES = (
     "dp", "pp", "cp", "context", "tp", "ep", "sequence_parallel", "schedule", "chunks",
     "micro_batches", "accumulate", "recompute", "offload", "shard", "engine",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def feasible(fixed):
     free = {
         "dp": (1, 2, 4), "pp": (1, 2, 3), "cp": (1, 2), "tp": (1, 2), "experts": AXES["experts"],
         "shard": ("none", "3"), "schedule": ("1f1b", "interleaved"),
-    }  # fmt: skip
+    }
     free = {name: values for name, values in free.items() if name not in fixed}
     return any(
         mix({**usual, **dict(zip(free, values)), **fixed})

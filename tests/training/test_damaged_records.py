@@ -19,7 +19,7 @@ from utils.training.train import train
 WRONG = ["x", "", None, True, [], [1], {}, {"a": 1}, -1, 1.5, 1e308, 2**70]
 RECORD = (
     "step", "skipped", "seconds", "optimizer", "rng", "config", "scaler", "text", "row", "format"
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def go_on(run, metrics, met, worlds, steps=3):
 def meetings(run, node=0):
     """[number of ranks] of each time that the nodes have met, as its agent says."""
     found = (re.search(r"^Rendezvous complete .* global_world_sizes=(\d+)$", line)
-             for line in run.story(node))  # fmt: skip
+             for line in run.story(node))
     return [int(match[1]) for match in found if match]
 
 

@@ -15,7 +15,7 @@ from utils.training.train import TrainConfig, train
 LONG = TrainConfig(
     layers=2, hidden=32, heads=4, kv_heads=2, batch=1, seq=4096, steps=2, held_out_every=99,
     optimizer="adamw", device="cpu", sample=0, warmup=0.0, precision="fp64", dp=1,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ODD = TrainConfig(
     layers=2, hidden=24, heads=4, kv_heads=2, vocab=259, batch=7, seq=33, steps=6, held_out_every=4,
     precision="fp64", device="cpu", sample=0,
-)  # fmt: skip
+)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc only: what it does is there")
@@ -430,7 +430,7 @@ def test_metrics_replace_nothing_that_they_did_not_write(tmp_path, kind):
     target = tmp_path / "target"
     texts = {
         "notes": "mine\n", "one line": "mine", "a line of another kind": '{"step": 1}\nmine\n'
-    }  # fmt: skip
+    }
     if kind in texts:
         target.write_text(texts[kind])
     elif kind == "fifo":
@@ -476,7 +476,7 @@ def test_a_compiled_run_learns_the_same_with_experts(monkeypatch):
     config = TrainConfig(
         text=corpus.__file__, layers=1, hidden=16, heads=2, experts=3, batch=4, seq=16, steps=2,
         optimizer="adamw", device="cpu", sample=0,
-    )  # fmt: skip
+    )
     plain, compiled = (train(c)[1] for c in (config, replace(config, compile=True)))
     for name in ("loss", "val_loss"):
         ours, theirs = ([row[name] for row in rows if name in row] for rows in (compiled, plain))

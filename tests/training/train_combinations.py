@@ -40,7 +40,7 @@ AXES = {
 PLAIN = TrainConfig(
     layers=2, hidden=24, heads=4, kv_heads=2, seq=17, steps=3, held_out_every=99, device="cpu",
     sample=0, warmup=0.0,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,10 @@ class Options:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine")
     port: int = option(8765, "port to listen on", least=1, most=65535)
     socket: str | None = option(None, "a Unix socket to listen on, too, for the seats of a hub on "
-                                "this machine", metavar="FILE")  # fmt: skip
+                                "this machine", metavar="FILE")
     url: str | None = option(None, "how learners reach the reverse proxy in front of this board")
     file: str | None = option(None, "what has been reported (default: board.sqlite beside the "
-                              "ledger)", metavar="FILE")  # fmt: skip
+                              "ledger)", metavar="FILE")
     title: str = option("The class", "what the page is called")
     minutes: float | None = option(None, "until the end", least=0, most=1440)
 
@@ -144,7 +144,7 @@ def serve(options: Options) -> None:
             server_header=False, date_header=False, timeout_graceful_shutdown=GRACE,
             proxy_headers=options.url is not None,  # else anybody could say who they are
             forwarded_allow_ips="127.0.0.1,::1", h11_max_incomplete_event_size=16 * 1024,
-        )  # fmt: skip
+        )
         say(options, store)
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
         Server(config, board).run(sockets=[own, *others])

@@ -158,7 +158,7 @@ class Board:
         answer.set_cookie(
             self.cookie, self.instructor, max_age=30 * 24 * 3600, httponly=True, samesite="strict",
             secure=self.secure,
-        )  # fmt: skip
+        )
         return answer
 
     def check_instructor(self, request: Request) -> None:
@@ -203,7 +203,7 @@ class Board:
             "now": time.time(), "ends": self.ends, "warning": self.warning,
             "predictions": {name: count for name, count in self.room.counts.items() if count},
             "learners": [self.room.row(number) for number in sorted(learners)],
-        }  # fmt: skip
+        }
 
     async def histogram(self, request: Request) -> Response:
         self.check_instructor(request)
@@ -256,7 +256,7 @@ class Board:
             raise HTTPException(
                 429, "too many wrong tokens from here: wait a minute",
                 {"Retry-After": str(int(wait) + 1)},
-            )  # fmt: skip
+            )
         if not hmac.compare_digest((token or "").encode("utf-8", "replace"), right.encode()):
             self.guard.note(address)
             raise HTTPException(401, "this token is not known here")

@@ -85,7 +85,7 @@ class Reporter:
         return {
             "learner": self.member.learner, "alias": self.member.alias, "outbox": self.outbox.id,
             "now": time.time(), "reports": batch,
-        }  # fmt: skip
+        }
 
     def _refused(self, batch: list[dict], reason: str) -> bool:
         """Sends them one by one and puts aside what the board refuses: the rest must pass.

@@ -85,11 +85,11 @@ FIELDS = {
         "theory": _maybe(_number), "measured": _maybe(_number),
     },
     "help": {"question": _maybe(text(QUESTION)), "at": _maybe(_number)},
-}  # fmt: skip
+}
 MESSAGE = {
     "learner": _hexadecimal, "alias": text(ALIAS, 1), "outbox": _hexadecimal, "now": _number,
     "reports": lambda value: value,
-}  # fmt: skip
+}
 
 
 def _judge(what: str, value: Any, fields: dict[str, Callable]) -> dict:
@@ -149,14 +149,14 @@ def of_ledger(content: dict) -> dict[tuple[str, str], dict]:
         found["check", name] = {
             "done": done, "tries": tries.get("count", 1), "at": tries.get("at"),
             "symptom": _without_paths(tries.get("symptom", "")),
-        }  # fmt: skip
+        }
     for name, entry in content["predictions"].items():
         if entry.get("value") is not None:
             found["prediction", name] = {
                 "value": entry["value"], "unit": entry.get("unit", ""),
                 "late": not record.counts(entry),
                 "theory": entry.get("theory"), "measured": entry.get("measured"),
-            }  # fmt: skip
+            }
     hand = content["help"]
     if hand:
         found["help", ""] = {"question": hand.get("question"), "at": hand.get("at")}

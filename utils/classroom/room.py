@@ -91,7 +91,7 @@ class Room:
                 for name, said in learner.checks.items()
             },
             "help": learner.help and [learner.help["question"], learner.help["at"]],
-        }  # fmt: skip
+        }
 
     def course(self) -> list[dict[str, Any]]:
         """The parts for the page."""
@@ -118,7 +118,7 @@ class Room:
             "name": name, "count": len(values), "late": len(said) - len(values),
             "unit": max(set(units), key=units.count) if units else "",
             "median": statistics.median(values) if values else None,
-        }  # fmt: skip
+        }
         marks = []
         for kind in ("theory", "measured"):
             found = sorted(one[kind] for one in said if one[kind] is not None) if reveal else []
@@ -135,7 +135,7 @@ def summary(values: list[float]) -> dict[str, float] | None:
     return {
         "count": len(values), "median": statistics.median(values),
         "low": values[round(0.05 * last)], "high": values[round(0.95 * last)],
-    }  # fmt: skip
+    }
 
 
 def bins(values: list[float], marks: list[float]) -> dict[str, Any]:
@@ -167,4 +167,4 @@ def bins(values: list[float], marks: list[float]) -> dict[str, Any]:
         "log": log, "edges": [back(edge) for edge in edges],
         "bins": [after - before for before, after in pairwise(begins)],
         "below": begins[0], "above": len(at) - begins[-1],
-    }  # fmt: skip
+    }

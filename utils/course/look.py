@@ -36,7 +36,7 @@ LETS_GO = 1.0  # seconds in which a backend lets go of a message that has arrive
 # operator -> the places of its two factors among the arguments
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1)} | {
     "addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2), "addbmm": (1, 2), "linear": (0, 1),
-}  # fmt: skip
+}
 
 
 def looks(seconds: float = LETS_GO) -> Iterator[int]:

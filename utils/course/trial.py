@@ -157,7 +157,7 @@ class Group:
         seed = trial._draw.getrandbits(31)
         setup = (
             str(trial.path), trial._library, str(self._folder), self._seconds, seed, anew, late
-        )  # fmt: skip
+        )
         try:
             results = self._ranks.run(_perform, setup, scenario, args)
         except RankError as error:

@@ -52,7 +52,7 @@ CHARACTER_TABLE = re.compile(r"^decoding_(table|map) *=|getcodec\(", re.MULTILIN
 WRITTEN_IN_C = (  # modules that are the same on every platform
     "_collections", "_functools", "_operator", "_random", "_struct", "array", "atexit", "binascii",
     "builtins", "cmath", "gc", "itertools", "marshal", "math", "unicodedata", "zlib",
-)  # fmt: skip
+)
 
 
 # ---- 1. the documents

@@ -32,10 +32,10 @@ def _step(axes, micro_batches: int, size: float) -> None:
     times, heights = teeth(micro_batches, size)
     end = times[-1] + STEP
     axes.fill_between([0, end], STATE, color=figures.shade("optimizer"), alpha=0.35, linewidth=0,
-                      label="parameters, gradients, optimizer")  # fmt: skip
+                      label="parameters, gradients, optimizer")
     axes.fill_between(times, STATE, [STATE + height for height in heights],
                       color=figures.shade("activations"), linewidth=0,
-                      label="activations")  # fmt: skip
+                      label="activations")
     for row in range(micro_batches):
         start = times[2 * row]
         middle = start + FORWARD * size
@@ -51,4 +51,4 @@ def _bar(axes, start: float, end: float, text: str, color: str) -> None:
     axes.barh(-0.75, end - start, 0.8, left=start, color=figures.shade(color), edgecolor="white")
     word = text if end - start > 2.5 else text[0].upper()
     axes.text((start + end) / 2, -0.75, word, ha="center", va="center", fontsize=9,
-              color="white" if color != "data" else figures.INK)  # fmt: skip
+              color="white" if color != "data" else figures.INK)

@@ -79,7 +79,7 @@ def frontier(
         axes.plot(xs, ys, "o-", color=figures.CYCLE[index], label=model)
         for name, (size, bits) in variants.items():
             axes.annotate(name, (size, bits), fontsize=9, xytext=(5, 5),
-                          textcoords="offset points")  # fmt: skip
+                          textcoords="offset points")
     axes.set(xscale="log", xlabel=x, ylabel="bits per byte", title=title)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))

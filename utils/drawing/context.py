@@ -80,7 +80,7 @@ def clocks(panels: dict[str, Sequence[Log]], *, unit: str = "s") -> None:
                 if stop - begin > end / 100:
                     figures.block(place, begin - start, rank, stop - begin, 0.86, f"rank{rank}",
                                   (rank - turn) % len(logs), size=8, edge="white",
-                                  linewidth=0.6)  # fmt: skip
+                                  linewidth=0.6)
         figures.lanes(place, [f"rank {rank}" for rank in range(len(logs))], middle=0.43)
         place.set(xlim=(0, end * 1.02), ylim=(len(logs), -0.15))
         place.grid(visible=False)
@@ -99,7 +99,7 @@ def layer() -> None:
     """One layer, left to right: who has what under three ways to cut it; numbers are ranks."""
     cuts = (("sequence parallel: 2 ranks of tensor parallelism", 1, 2),
             ("context parallel: 2 ranks", 2, 1),
-            ("both: 2 × 2 ranks", 2, 2))  # fmt: skip
+            ("both: 2 × 2 ranks", 2, 2))
     parts = (("norm", 1.0), ("attention", 1.9), ("add, norm", 1.2), ("MLP", 1.9), ("add", 0.9))
     _, panels = figures.plt.subplots(len(cuts), 1, figsize=figures.SIZES["tall"])
     for axes, (title, cp, tp) in zip(panels, cuts, strict=True):
@@ -111,9 +111,9 @@ def layer() -> None:
                 for t in range(tp):
                     middle = left + width * (t + 0.5) / tp
                     axes.annotate("", (middle, 0.5), (middle, 1.5), arrowprops={
-                        "arrowstyle": "<|-|>", "color": "white", "linewidth": 2})  # fmt: skip
+                        "arrowstyle": "<|-|>", "color": "white", "linewidth": 2})
                 axes.text(left + width / 2, 2.16, "keys, values", ha="center", fontsize=9,
-                          color=figures.GOLD)  # fmt: skip
+                          color=figures.GOLD)
             left += width
             if number < len(parts) - 1:
                 if tp > 1:
@@ -136,13 +136,13 @@ def _part(axes, left, width, cp, tp, inside):
                 place = (left, 2 - 2 * (c * tp + t + 1) / (cp * tp), width, 2 / (cp * tp))
             figures.block(axes, *place, tint, edge="white", linewidth=1.2)
             axes.text(place[0] + 0.1, place[1] + place[3] / 2, c * tp + t, color="white",
-                      fontsize=8, va="center")  # fmt: skip
+                      fontsize=8, va="center")
 
 
 def _border(axes, left, text):
     axes.text(left + 0.375, 2.16, text, ha="center", fontsize=9, color=figures.GOLD)
     axes.annotate("", (left + 0.68, 1.0), (left + 0.07, 1.0),
-                  arrowprops={"arrowstyle": "-|>", "color": figures.GOLD})  # fmt: skip
+                  arrowprops={"arrowstyle": "-|>", "color": figures.GOLD})
 
 
 def ways(
@@ -156,7 +156,7 @@ def ways(
     formulas, counted: {title of a panel: {way: (ranks, amounts)}}
     """
     _, panels = figures.plt.subplots(
-        1, len(formulas), figsize=figures.SIZES["normal"], sharey=True)  # fmt: skip
+        1, len(formulas), figsize=figures.SIZES["normal"], sharey=True)
     tints = dict(zip(next(iter(formulas.values())), ("rank0", "rank1", "rank2")))
     for axes, (title, lines) in zip(panels, formulas.items(), strict=True):
         for way, (ranks, amounts) in lines.items():
@@ -170,7 +170,7 @@ def ways(
         axes.set_ylim(bottom=0)
     panels[0].set_ylabel(y)
     panels[-1].legend(handles=[Patch(color=figures.shade(tint), label=way.capitalize())
-                               for way, tint in tints.items()], fontsize=10)  # fmt: skip
+                               for way, tint in tints.items()], fontsize=10)
     figures.show()
 
 
@@ -184,7 +184,7 @@ def _name_ranks(axes, places, words, size):
     for rank, word in enumerate(words):
         axes.text(_length(places), _length(places) * (0.04 + 0.09 * rank) * size / 8,
                   f"rank {rank}{word}", color=figures.shade(f"rank{rank}"), ha="right",
-                  va="center", size=size, weight="bold")  # fmt: skip
+                  va="center", size=size, weight="bold")
 
 
 def _square(axes, places, title):

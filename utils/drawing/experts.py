@@ -75,7 +75,7 @@ def loads(
     over = [place for place in places if counts[place] > kept[place]]
     axes.bar(over, [counts[place] - kept[place] for place in over], 0.7,
              [kept[place] for place in over],
-             color=figures.PALE, edgecolor=figures.ORANGE, hatch="///")  # fmt: skip
+             color=figures.PALE, edgecolor=figures.ORANGE, hatch="///")
     _level(axes, mean, "mean", figures.GREY, "--")
     if capacity is not None and abs(capacity - mean) > 0.05 * max(counts):
         _level(axes, capacity, "capacity", figures.ORANGE, "-")

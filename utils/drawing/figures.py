@@ -29,7 +29,6 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, AMBER, GOLD, INK = "#56B4E9", "#E69F00", "#A87900", "#23272E"
 GREY, PALE = "#8A8F98", "#E9EBEE"
 
-# fmt: off
 COLORS = {
     "rank0": BLUE, "rank1": ORANGE, "rank2": GREEN, "rank3": PINK,
     "rank4": SKY, "rank5": AMBER, "rank6": INK, "rank7": GREY,
@@ -38,7 +37,6 @@ COLORS = {
     "parameters": BLUE, "gradients": ORANGE, "optimizer": GREEN, "activations": PINK, "data": SKY,
     "gold": GOLD, "ink": INK, "muted": GREY, "pale": PALE,
 }
-# fmt: on
 CYCLE = [BLUE, ORANGE, GREEN, PINK, SKY, AMBER, INK, GREY]
 RIGHT = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}  # a label beside a point
 SIZES = {"strip": (8.0, 1.9), "normal": (8.0, 3.6), "tall": (8.0, 5.0)}  # inches
@@ -46,7 +44,6 @@ SIZES = {"strip": (8.0, 1.9), "normal": (8.0, 3.6), "tall": (8.0, 5.0)}  # inche
 
 def use() -> None:
     """Sets the look for every matplotlib figure of this process. Importing this module calls it."""
-    # fmt: off
     plt.rcParams.update({
         "figure.figsize": SIZES["normal"], "figure.dpi": 110, "figure.constrained_layout.use": True,
         "figure.facecolor": "white", "savefig.facecolor": "white", "font.size": 11,
@@ -58,7 +55,6 @@ def use() -> None:
         "lines.linewidth": 2.0, "lines.markersize": 6,
         "axes.prop_cycle": matplotlib.cycler(color=CYCLE),
     })
-    # fmt: on
 
 
 def shade(name: str, index: int = 0) -> str:
@@ -239,7 +235,7 @@ def stack(
             tint = shade((colors or {}).get(part, part), parts.index(part))
             named = part in axes.get_legend_handles_labels()[1]
             axes.barh(row, value, 0.62, left, color=tint, edgecolor="white",
-                      label=None if named else part)  # fmt: skip
+                      label=None if named else part)
             left += value
         axes.annotate(f"{number(left)} {unit}".rstrip(), (left, row), **RIGHT)
     _name_rows(axes, groups, title)
@@ -378,7 +374,7 @@ class Sketch:
         outline = FancyBboxPatch(
             (x + 0.04, y + 0.04), width - 0.08, height - 0.08, linewidth=1.5, edgecolor=tint,
             facecolor=tint if fill else "none",
-            boxstyle="round,pad=0,rounding_size=0.06")  # fmt: skip
+            boxstyle="round,pad=0,rounding_size=0.06")
         self.axes.add_patch(outline)
         ink = ink_on(tint) if fill else INK
         self.text(x + width / 2, y + height / 2, text or name, color=ink, size=size)
@@ -396,7 +392,7 @@ class Sketch:
         """From one box's edge to another's (both are names), the text beside the middle."""
         (x0, y0), (x1, y1) = self._edge(start, end), self._edge(end, start)
         look = {"arrowstyle": "<|-|>" if both else "-|>", "color": shade(color), "linewidth": 1.5,
-                "shrinkA": 1, "shrinkB": 1, "connectionstyle": f"arc3,rad={bend}"}  # fmt: skip
+                "shrinkA": 1, "shrinkB": 1, "connectionstyle": f"arc3,rad={bend}"}
         self.axes.annotate("", (x1, y1), (x0, y0), arrowprops=look)
         level = abs(y1 - y0) < abs(x1 - x0)
         middle = ((x0 + x1) / 2 + (0 if level else 0.08), (y0 + y1) / 2 + (0.13 if level else 0))

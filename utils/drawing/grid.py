@@ -28,7 +28,7 @@ def who_talks(dp: int = 2, pp: int = 2, tp: int = 2, cp: int = 1, per_node: int 
                 far = here[1] - there[1] > 1.3  # others stand between: go round them
                 bend = 0.0 if not far else (0.35 if group[0] // 2 % 2 == 0 else -0.35)
                 look = {"arrowstyle": "-", "color": tint, "linewidth": 3, "zorder": 1,
-                        "connectionstyle": f"arc3,rad={bend}"}  # fmt: skip
+                        "connectionstyle": f"arc3,rad={bend}"}
                 axes.annotate("", there, here, arrowprops=look)
             for rank, (x, y) in zip(group, places, strict=True):
                 axes.plot(x, y, "o", color=tint, markersize=22, zorder=2)
@@ -47,7 +47,7 @@ def _nodes(axes, ranks, per_node):
             FancyBboxPatch(
                 (-0.55, y - height + 0.45), 2.1, height + 0.1, facecolor=figures.PALE,
                 edgecolor="none", boxstyle="round,pad=0,rounding_size=0.15", zorder=0)
-        )  # fmt: skip
+        )
         axes.text(1.68, y - height / 2 + 0.5, f"node {node}", rotation=90, va="center", fontsize=9)
     axes.set(xlim=(-0.8, 2.0), ylim=(y - height + 0.2, 0.8))
     axes.axis("off")
@@ -76,7 +76,7 @@ def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4, cp: int = 1) 
                 text = f"rank {rank}\nlayers {first} to {stop - 1}\n{part}"
                 ink = figures.ink_on(figures.shade(f"rank{rank}"), 0.5)
                 figures.block(axes, left + slice_, stage * 1.1, 0.96, 1, f"rank{rank}", text,
-                              ink=ink, size=9 if cp == 1 else 7.5, alpha=0.9)  # fmt: skip
+                              ink=ink, size=9 if cp == 1 else 7.5, alpha=0.9)
         words = f"replica {replica}: its own rows"
         if cp > 1:
             words = f"rows of replica {replica},\nshare {share} of the positions"
@@ -92,7 +92,7 @@ def network(times: dict, *, title: str = "") -> None:
     series = {mix: (list(row), list(row.values())) for mix, row in times.items()}
     axes = figures.figure()[1]
     figures.curves(series, x="Gbit/s between the nodes", y="ms a step", log="xy", markers=True,
-                   title=title, ax=axes)  # fmt: skip
+                   title=title, ax=axes)
     axes.invert_xaxis()
     speeds = sorted({speed for row in times.values() for speed in row})
     axes.set_xticks(speeds, [figures.number(speed) for speed in speeds])

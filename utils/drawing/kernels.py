@@ -42,7 +42,7 @@ def roofline(
     axes.text(ridge, peak * 1.35, f"the peak: {flops}", color=figures.BLUE)
     middle = (left * ridge) ** 0.5
     axes.text(middle, middle * bandwidth * 1.8, f"the memory:\n{rate}",
-              color=figures.ORANGE, ha="right")  # fmt: skip
+              color=figures.ORANGE, ha="right")
     axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))  # 100G, 1T, 1P
     if ax is None:

@@ -40,7 +40,7 @@ def timeline(
     axes.set(xlim=(0, len(rows) - 1), ylim=(0, height), ylabel=letter, title=title)
     axes.set_xlabel("changes of memory, in order")
     axes.legend(*map(reversed, axes.get_legend_handles_labels()),
-                loc="center left", bbox_to_anchor=(1.0, 0.5))  # fmt: skip
+                loc="center left", bbox_to_anchor=(1.0, 0.5))
     if ax is None:
         figures.show()
         print(
@@ -63,7 +63,7 @@ def recomputation(layers: int = 6) -> None:
     """What is kept when the forward pass ends: all, the layers' inputs, or those of segments."""
     sketch = figures.Sketch(8.4, 3.1)
     rows = (("keep all", 1, False), ("every layer\nrecomputed", 1, True),
-            (f"segments of\n{layers // 2} layers", layers // 2, True))  # fmt: skip
+            (f"segments of\n{layers // 2} layers", layers // 2, True))
     left, step = 1.35, 1.0
     for number, (text, size, recomputed) in enumerate(rows):
         y = 2.15 - number * 0.92
@@ -75,11 +75,11 @@ def recomputation(layers: int = 6) -> None:
                 f"{number} in {layer}", " ", x=x, y=y, width=0.26, height=0.6,
                 color="activations" if starts or not recomputed else "muted",
                 fill=starts or not recomputed,
-            )  # fmt: skip
+            )
             sketch.box(
                 f"{number} {layer}", f"layer {layer}", x=x + 0.26, y=y, width=0.72, height=0.6,
                 color="gold" if recomputed else "activations", fill=not recomputed, size=9.5,
-            )  # fmt: skip
+            )
     x = left + layers * step + 0.02
     sketch.text(left + 0.13, 2.9, "input", align="center", size=9)
     sketch.text(left + 0.62, 2.9, "inside", align="center", size=9)

@@ -97,7 +97,7 @@ def stages(layers: Sequence[Sequence[int]], ranks: int | None = None) -> None:
         sketch.box(
             f"stage {number}", "\n".join(names), x=x, y=0.95, width=width - gap, height=0.9,
             color=color, size=size,
-        )  # fmt: skip
+        )
         middle = x + (width - gap) / 2
         sketch.text(middle, 2.05, f"stage {number}", weight="bold")
         sketch.text(middle, 0.72, f"rank {number % ranks}", color=color)
@@ -108,9 +108,9 @@ def stages(layers: Sequence[Sequence[int]], ranks: int | None = None) -> None:
                 look = {"arrowstyle": "-|>", "color": tint, "linewidth": 1.6}
                 sketch.axes.annotate("", (ends[1], y), (ends[0], y), arrowprops=look)
     sketch.text(0.1, 0.35, "→ hidden states (B, T, C) in the forward pass", color=figures.BLUE,
-                align="left")  # fmt: skip
+                align="left")
     sketch.text(0.1, 0.12, "← their gradients, as large, in the backward pass",
-                color=figures.ORANGE, align="left")  # fmt: skip
+                color=figures.ORANGE, align="left")
     sketch.show()
 
 
@@ -140,7 +140,7 @@ def timeline(
                 axes, begin, rank, stop - begin, 0.86, TINTS[kind], number if fits else "",
                 size=7.5, edge="white", linewidth=0.6,
                 alpha=1 - 0.5 * chunk / max(1, chunks - 1),
-            )  # fmt: skip
+            )
     figures.lanes(axes, [f"rank {rank}" for rank in range(len(rows))], middle=0.43)
     axes.set(xlim=(0, end * 1.01), ylim=(len(rows), -0.15), xlabel=unit)
     axes.grid(visible=False)
@@ -179,7 +179,7 @@ def ideal_and_real(
     for rank, row in enumerate(real):
         moments, amounts = kept(row)
         places[2].step([*moments, end], [*amounts, amounts[-1]], where="post", lw=1.4,
-                       color=RANKS[rank % len(RANKS)], label=f"rank {rank}")  # fmt: skip
+                       color=RANKS[rank % len(RANKS)], label=f"rank {rank}")
     top = 1.5 * max(max(kept(row)[1]) for row in real)  # room for the names
     places[2].set(xlabel=unit, ylabel="micro-batches", ylim=(0, top))
     places[2].set_title("activations kept, in micro-batches (real clocks)")

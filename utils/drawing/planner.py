@@ -45,9 +45,9 @@ def errors(groups: dict, title: str = "", unit: str = "TFLOP/s a GPU") -> None:
         axes.plot([published, predicted], [y, y], color=figures.GREY, linewidth=1.5, zorder=1)
         axes.plot(published, y, "o", color=figures.BLUE, label="published" if y == 0 else None)
         axes.plot(predicted, y, "D", color=figures.GOLD, markersize=5,
-                  label="predicted" if y == 0 else None)  # fmt: skip
+                  label="predicted" if y == 0 else None)
         axes.annotate(signed(row.error()), (max(published, predicted), y),
-                      **(figures.RIGHT | {"xytext": (8, 0)}), fontsize=9)  # fmt: skip
+                      **(figures.RIGHT | {"xytext": (8, 0)}), fontsize=9)
     axes.set_yticks(range(len(rows)), [row.name for _, row in rows], fontsize=9)
     axes.set(title=title, xlabel=unit, ylim=(len(rows) - 0.5, -1.6))
     axes.margins(x=0.14)
@@ -56,7 +56,7 @@ def errors(groups: dict, title: str = "", unit: str = "TFLOP/s a GPU") -> None:
         begin, end = end, end + len(group)
         axes.axhline(end, color=figures.GREY, linewidth=0.8, linestyle=":")
         axes.text(1.05, (begin + end) / 2, name, transform=axes.get_yaxis_transform(), fontsize=9,
-                  va="center")  # fmt: skip
+                  va="center")
     axes.legend(loc="upper right", ncols=2)
     figures.show()
 
@@ -84,7 +84,7 @@ def memory_of(plans: dict, title: str = "memory of a rank") -> None:
         for text in axes.texts:  # the totals, readable where the line crosses them
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
         axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.16), ncols=6, fontsize=9,
-                    handlelength=1.3, columnspacing=1.2)  # fmt: skip
+                    handlelength=1.3, columnspacing=1.2)
     figures.show()
 
 
@@ -151,7 +151,7 @@ def strategy_map(
     node = sum(1 for tp in rows if tp <= machine.node)
     axes.axhline(node - 0.04, color=figures.ORANGE, linewidth=1.2, linestyle="--")
     axes.annotate("tp leaves the node", (len(columns), node), color=figures.ORANGE, fontsize=9,
-                  xytext=(6, -4), textcoords="offset points", va="top")  # fmt: skip
+                  xytext=(6, -4), textcoords="offset points", va="top")
     axes.set(xlim=(-0.02, len(columns) + 1.4), title=title)
     axes.set_xlabel(f"–: no plan is possible or fits   blank: more than {gpus:,} GPUs", loc="left")
     figures.show()
@@ -179,7 +179,7 @@ def micro_batch_curves(
         {name: (batches, [100 * share for share in shares]) for name, shares in series.items()},
         x="micro-batches of each pipeline", y="% of the peak", title=title, log="x", markers=True,
         ax=axes,
-    )  # fmt: skip
+    )
     axes.set_xticks(batches, [str(m) for m in batches])
     axes.minorticks_off()
     figures.show()
@@ -196,7 +196,7 @@ def card(one: Plan, ax: Any = None) -> None:
     for axes, (parts, unit, colors) in zip(pair, rows, strict=True):
         figures.stack({"": parts}, unit=unit, colors=colors, ax=axes)
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.28), ncols=8, fontsize=9,
-                    handlelength=1, columnspacing=1)  # fmt: skip
+                    handlelength=1, columnspacing=1)
     pair[0].axvline(limit, color=figures.INK, linewidth=1, linestyle="--")
     fits = "fits" if one.fits else "does not fit"
     pair[0].set_title(f"{fits}: {one.memory['total'] / 1e9:.1f} of {limit:.0f} GB", fontsize=11)

@@ -36,7 +36,7 @@ def explorer(
     """
     start = {"model": model, "machine": machine, "gpus": gpus, "tp": 8, "cp": 1, "pp": 8,
              "context": "ring", "interleave": 1, "micro_batch": 1, "recompute": "full", "zero": 1,
-             "sequence_parallel": False}  # fmt: skip
+             "sequence_parallel": False}
     if live is None:
         live = "JPY_SESSION_NAME" in os.environ
     widgets = _ipywidgets() if live else None
@@ -97,11 +97,11 @@ def _ipywidgets():
 def _panel(widgets, start):
     """The sliders, the button and the picture, joined."""
     known = {"model": [*MODELS], "machine": [*MACHINES], "recompute": [*RECOMPUTE],
-             "context": [*CONTEXT]}  # fmt: skip
+             "context": [*CONTEXT]}
     ranges = {"gpus": sorted({*GPUS, start["gpus"]}), "tp": SIZES[:6], "cp": SIZES[:6],
               "pp": SIZES,
               "interleave": (1, 2, 3, 4, 6, 8), "micro_batch": SIZES[:5],
-              "zero": (0, 1, 2, 3)}  # fmt: skip
+              "zero": (0, 1, 2, 3)}
     controls = {}
     for name, value in start.items():
         text = {"description": name.replace("_", " "), "style": {"description_width": "110px"}}
@@ -128,7 +128,7 @@ def _panel(widgets, start):
     def best(*_):
         fixed = {name: ranges[name] for name in ("tp", "cp", "pp", "interleave", "micro_batch")}
         found = search(MODELS[controls["model"].value], MACHINES[controls["machine"].value],
-                       controls["gpus"].value, top=1, zero=(0, 1, 3), **fixed)  # fmt: skip
+                       controls["gpus"].value, top=1, zero=(0, 1, 3), **fixed)
         if not found:
             words.value = "<b>No strategy fits.</b>"
             return

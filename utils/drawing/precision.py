@@ -53,16 +53,16 @@ def ranges(forms: dict[str, Format] = FORMATS) -> None:
         low, normal = math.log2(form.smallest), math.log2(form.smallest_normal)
         high = math.log2(form.largest)
         axes.barh(row, normal - low, left=low, height=0.55, color=POOR,
-                  label="subnormal: ever fewer digits" if row == 0 else None)  # fmt: skip
+                  label="subnormal: ever fewer digits" if row == 0 else None)
         axes.barh(row, high - normal, left=normal, height=0.55, color=figures.BLUE,
-                  label="all digits" if row == 0 else None)  # fmt: skip
+                  label="all digits" if row == 0 else None)
         digits = f"{(form.mantissa + 1) * math.log10(2):.1f} digits"
         axes.annotate(digits, (high, row), **figures.RIGHT, fontsize=10)
     axes.set_yticks(range(len(forms)), list(forms))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set(xlim=(-155, 165), xlabel="size of the number, as a power of 2",
-             title="range comes from the exponent, digits from the mantissa")  # fmt: skip
+             title="range comes from the exponent, digits from the mantissa")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=10)
     figures.show()
 
@@ -83,7 +83,7 @@ def histogram(
         heights, _ = np.histogram(powers, edges)
         middles.append(np.median(powers) if len(powers) else 0.0)
         axes.stairs(100 * heights / max(1, len(powers)), edges, lw=2, label=name,
-                    color=figures.shade(name, index))  # fmt: skip
+                    color=figures.shade(name, index))
     low, normal = math.log2(form.smallest) - 1, math.log2(form.smallest_normal)
     high = math.log2(form.largest)
     for left, right, tint in ((-62, low, LOST), (low, normal, POOR), (high, 30, LOST)):
@@ -97,7 +97,7 @@ def histogram(
     ):
         axes.text((left + right) / 2, top * 0.98, word, ha="center", va="top", fontsize=9)
     axes.set(xlim=(-60, 24), ylim=(0, top), xlabel="size, as a power of 2",
-             ylabel="% of the numbers", title=title)  # fmt: skip
+             ylabel="% of the numbers", title=title)
     axes.legend(loc="center right" if min(middles) < low else "center left", fontsize=10)
     if ax is None:
         figures.show()
@@ -113,7 +113,7 @@ def staircase(
     axes.step(steps, powers, where="mid", color=figures.BLUE)
     lost = [step for step in steps if skipped[step]]
     axes.plot(lost, [powers[step] for step in lost], "x", color=LOST, markersize=10, mew=2.5,
-              label="overflow: the step is skipped")  # fmt: skip
+              label="overflow: the step is skipped")
     axes.set(xlabel="step", ylabel="loss scale, as a power of 2", title=title)
     axes.set_ylim(min(powers) - 0.5, max(powers) + 1.2)  # room for the legend
     axes.legend(loc="upper right", fontsize=10)

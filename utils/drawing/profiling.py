@@ -69,7 +69,7 @@ def busy(
         arrow = {"arrowstyle": "->", "color": figures.INK, "relpos": (corner, 0)}
         place = moment, -0.4 * (len(notes) - number)
         axes.annotate(text, (moment, kinds.index(kind) + 0.4), place, fontsize=10, ha=side,
-                      arrowprops=arrow)  # fmt: skip
+                      arrowprops=arrow)
     axes.set(xlim=(0, ms), ylim=(len(kinds) - 0.1, -0.4 * len(notes) - 0.3), title=title)
     axes.set_xlabel("ms since the step began; a lane's height: share of the moment")
     figures.show()

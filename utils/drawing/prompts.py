@@ -38,14 +38,14 @@ def _layer(sketch, left, y, kind, layer, virtual, words):
     if kind == "prefix tuning":  # keys and values before those of the text, in every layer
         for index in range(virtual):
             sketch.box(f"{name} {index}", "k v", x=left + 0.42 * index, y=y, width=0.42,
-                       height=0.48, color="gold", size=8)  # fmt: skip
+                       height=0.48, color="gold", size=8)
         shift = 0.42 * virtual
         sketch.box(name, f"layer {layer}", x=left + shift, y=y, width=wide - shift, height=0.48)
     elif kind == "LoRA":  # a pair of thin matrices beside the frozen ones
         sketch.box(name, f"layer {layer}", x=left, y=y, width=wide - 0.62, height=0.48)
         for index, text in enumerate("AB"):
             sketch.box(f"{name} {text}", text, x=left + wide - 0.6 + 0.3 * index, y=y,
-                       width=0.3, height=0.48, color="gold", size=8.5)  # fmt: skip
+                       width=0.3, height=0.48, color="gold", size=8.5)
     else:
         sketch.box(name, f"layer {layer}", x=left, y=y, width=wide, height=0.48)
 
@@ -57,13 +57,13 @@ def _bottom(sketch, left, kind, virtual, words):
     count = words if first else virtual + words
     for index in range(own):
         sketch.box(f"{kind} p{index}", " ", x=left + 0.42 * index, y=0.78, width=0.42,
-                   height=0.42, color="gold")  # fmt: skip
+                   height=0.42, color="gold")
     for index in range(count):
         sketch.box(f"{kind} x{index}", " ", x=left + 0.42 * (first + index), y=0.78, width=0.42,
-                   height=0.42, color="data")  # fmt: skip
+                   height=0.42, color="data")
     if kind == "P-tuning":  # a small network makes the virtual tokens, and is left out later
         sketch.box("network", "MLP, LSTM", x=left, y=0.36, width=0.42 * virtual, height=0.36,
-                   color="gold", fill=False, size=7.5)  # fmt: skip
+                   color="gold", fill=False, size=7.5)
 
 
 def one_row(virtual: int, question: list[str], answer: list[str], end: str = "end") -> None:
@@ -84,10 +84,10 @@ def one_row(virtual: int, question: list[str], answer: list[str], end: str = "en
         x = left + cell * index
         small = 9 if cell > 0.6 else 7.5
         sketch.box(f"input {index}", _short(name), x=x, y=1.52, width=cell, height=0.46,
-                   color=kind, size=small)  # fmt: skip
+                   color=kind, size=small)
         sketch.text(x + cell / 2, 1.3, str(index), color="muted", size=9)
         sketch.box(f"target {index}", _short(target), x=x, y=0.52, width=cell, height=0.46,
-                   color="pale" if target == "–" else "rank1", size=small)  # fmt: skip
+                   color="pale" if target == "–" else "rank1", size=small)
     cut = left + cell * virtual
     figures.plt.plot([cut, cut], [0.35, 2.15], color=GOLD, linestyle="--", linewidth=1.4)
     sketch.text(left + cell * virtual / 2, 2.25, "virtual tokens", color="gold")
@@ -167,7 +167,7 @@ def _chance(axes, chance, line):
         line(chance, color=GREY, linestyle="--", linewidth=1.4)
         if line == axes.axhline:
             axes.text(0.01, chance, "guessing", color=GREY, fontsize=9, va="bottom",
-                      transform=axes.get_yaxis_transform())  # fmt: skip
+                      transform=axes.get_yaxis_transform())
         else:
             axes.text(chance + 0.01, -0.42, "guessing", color=GREY, fontsize=9)
 
@@ -211,7 +211,7 @@ def among_words(
     for name, (values, tint) in sets.items():
         share, edge = [100 / len(values)] * len(values), GREY if tint == PALE else tint
         left.hist(values.tolist(), bins=30, range=(0, most), weights=share, label=name, color=tint,
-                  edgecolor=edge)  # fmt: skip
+                  edgecolor=edge)
     left.set(xlabel="length of the embedding", ylabel="% of each kind", title="how long")
     left.legend(fontsize=9)
     rows = {"before": before, "after tuning": virtual}
@@ -222,7 +222,7 @@ def among_words(
         right.scatter(nearest, [index] * len(nearest), color=tint, alpha=0.7, s=60)
     right.set_yticks(range(len(rows)), list(rows))
     right.set(xlim=(-0.05, 1.05), ylim=(-0.6, len(rows) - 0.4), title="how like a word",
-              xlabel="cosine with the nearest word")  # fmt: skip
+              xlabel="cosine with the nearest word")
     figures.show()
 
 
@@ -247,10 +247,10 @@ def batch_of_tasks(rows: Sequence[tuple[str, str, str]], virtual: int = 4) -> No
         sketch.text(1.25, y + 0.2, task, align="right", size=9.5)
         for place in range(virtual):
             sketch.box(f"v{index} {place}", " ", x=1.35 + 0.28 * place, y=y, width=0.28,
-                       height=0.4, color=tint)  # fmt: skip
+                       height=0.4, color=tint)
         start = 1.35 + 0.28 * virtual
         sketch.box(f"text {index}", _short(text, 34), x=start, y=y, width=5.75 - start, height=0.4,
-                   color="data", size=9)  # fmt: skip
+                   color="data", size=9)
         _level(sketch, 5.75, 6.15, y)
         _level(sketch, 7.45, 7.75, y)
         sketch.text(7.8, y + 0.2, _short(answer, 16), align="left", size=9.5)
@@ -259,7 +259,7 @@ def batch_of_tasks(rows: Sequence[tuple[str, str, str]], virtual: int = 4) -> No
 
 def _level(sketch, begin, end, y):
     sketch.axes.annotate("", (end, y + 0.2), (begin, y + 0.2),
-                         arrowprops={"arrowstyle": "-|>", "color": GREY})  # fmt: skip
+                         arrowprops={"arrowstyle": "-|>", "color": GREY})
 
 
 def prompt_on_ranks(stages: int = 2, tp: int = 2) -> None:

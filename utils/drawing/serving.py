@@ -37,29 +37,29 @@ def front_doors(tp: int = 2) -> None:
     sketch.text(8.3, 3.48, "processes of the engine", weight="bold")
     sketch.box("client", "client", x=0.1, y=1.4, width=1.05, height=0.8, color="ink")
     sketch.box("gateway", "gateway", x=0.1, y=2.75, width=1.05, height=0.55, color="ink",
-               fill=False, size=9.5)  # fmt: skip
+               fill=False, size=9.5)
     sketch.box("http", "HTTP\ngenerate", x=1.95, y=2.2, width=1.1, height=0.7, size=9.5)
     sketch.box("grpc", "gRPC\nstream", x=1.95, y=0.7, width=1.1, height=0.7, size=9.5)
     sketch.box("gpt", "gpt\ntext → text", x=3.55, y=2.15, width=1.2, height=0.8, color="rank2",
-               size=9.5)  # fmt: skip
+               size=9.5)
     sketch.box("words", "gpt_tokenize", x=5.25, y=2.3, width=1.45, height=0.5, color="data",
-               size=9.5)  # fmt: skip
+               size=9.5)
     sketch.box("engine", "gpt_engine\nleader:\nqueue, slots", x=5.25, y=0.6, width=1.45,
-               height=0.9, color="gold", size=9.5)  # fmt: skip
+               height=0.9, color="gold", size=9.5)
     room = 2.7 / tp
     height = min(0.65, room - 0.12)
     for rank in range(tp):
         y = 3.15 - (rank + 0.5) * room
         text = f"rank {rank}" + (f"\n1/{tp} of each matrix" if 1 < tp <= 4 else "")
         sketch.box(f"rank {rank}", text, x=7.5, y=y - height / 2, width=1.6, height=height,
-                   color=f"rank{rank}", size=9)  # fmt: skip
+                   color=f"rank{rank}", size=9)
         look = {"arrowstyle": "<|-|>", "color": INK, "linewidth": 1.5}
         sketch.axes.annotate("", (7.5, y), (6.68, 1.05), arrowprops=look)
     if tp > 1:
         look = {"arrowstyle": "<|-|>", "color": GOLD, "linewidth": 2.5}
         sketch.axes.annotate("", (9.23, 0.45), (9.23, 3.15), arrowprops=look)
         sketch.axes.text(9.42, 1.8, "all-reduce", rotation=90, color=GOLD, va="center",
-                         ha="center", fontsize=9.5)  # fmt: skip
+                         ha="center", fontsize=9.5)
     for door in ("http", "grpc", "gateway"):
         sketch.arrow("client", door, both=True)
     sketch.arrow("gateway", "http", both=True)
@@ -124,7 +124,7 @@ def slots(panels: dict[str, list[list]], title: str = "") -> dict:
         figures.lanes(axes, range(len(table)))
         axes.set(xlim=(0, most * 1.02), ylim=(len(table) - 0.4, -0.6), ylabel="slot")
         axes.set_title(f"{name}: {steps} steps, {found[name][1]:.0%} of the rows are somebody's",
-                       fontsize=11)  # fmt: skip
+                       fontsize=11)
         axes.grid(visible=False)
     places[-1, 0].set_xlabel("step")
     if title:
@@ -142,7 +142,7 @@ def _slot(axes, row, cells, most):
         axes.barh(row, length, 0.86, start, color=tint, edgecolor="white", linewidth=1.2)
         if number is not None and length >= most / 60:
             axes.text(start + length / 2, row, str(number), color="white", ha="center",
-                      va="center", fontsize=9, weight="bold")  # fmt: skip
+                      va="center", fontsize=9, weight="bold")
         start += length
 
 
@@ -167,7 +167,7 @@ def throughput_latency(curves: dict[str, dict], title: str = "", tokens: bool = 
         axes.plot(xs, middle, "o-", color=tint)
         for (many, _), x, y in zip(points, xs, middle):
             axes.annotate(str(many), (x, y), xytext=(0, -13), textcoords="offset points",
-                          ha="center", fontsize=9, color=tint)  # fmt: skip
+                          ha="center", fontsize=9, color=tint)
         ends.append((name, xs[-1], middle[-1], tint))
     axes.set(xlabel="tokens/s" if tokens else "requests/s", ylabel="latency in s", title=title)
     axes.set_ylim(bottom=0)
@@ -175,7 +175,7 @@ def throughput_latency(curves: dict[str, dict], title: str = "", tokens: bool = 
     if len(ends) > 1:
         figures._label_ends(axes, ends)
     axes.text(0.01, 0.97, "dashed: 95th percentile; numbers: clients", fontsize=9, color=GREY,
-              transform=axes.transAxes, va="top")  # fmt: skip
+              transform=axes.transAxes, va="top")
     figures.show()
 
 
@@ -214,7 +214,7 @@ def over_time(
     labels = columns if isinstance(columns, dict) else {name: _plain(name) for name in columns}
     seconds = np.asarray(frame.get("seconds", frame.index), dtype=float)
     _, places = figures.plt.subplots(len(labels), 1, sharex=True, squeeze=False,
-                                     figsize=(8.0, 0.9 + 1.05 * len(labels)))  # fmt: skip
+                                     figsize=(8.0, 0.9 + 1.05 * len(labels)))
     for index, (axes, (name, label)) in enumerate(zip(places[:, 0], labels.items())):
         values, tint = np.asarray(frame[name], dtype=float), figures.CYCLE[index % 4]
         if name.endswith("_total"):
@@ -230,7 +230,7 @@ def over_time(
     top.set_title(title, pad=10 if not marks else 22)
     for text, when in (marks or {}).items():
         top.annotate(text, (when, 1.0), xycoords=("data", "axes fraction"), xytext=(2, 3),
-                     textcoords="offset points", color=GOLD, fontsize=9)  # fmt: skip
+                     textcoords="offset points", color=GOLD, fontsize=9)
     places[-1, 0].set_xlabel("s")
     top.figure.align_ylabels()
     figures.show()
@@ -273,11 +273,11 @@ def who_answered(
         look = {"color": tint, "alpha": 0.6, "markersize": 5 if most else 7}
         axes.plot([times[number] for number in own], heights, "o", **look)
         axes.annotate(f"{len(own)} answers", (1.01, row), xycoords=("axes fraction", "data"),
-                      va="center", color=tint)  # fmt: skip
+                      va="center", color=tint)
     for text, when in (marks or {}).items():
         axes.axvline(when, color=GOLD, linewidth=1.6, linestyle="--")
         axes.annotate(text, (when, -0.62), xytext=(3, 0), textcoords="offset points", color=GOLD,
-                      fontsize=9, va="top")  # fmt: skip
+                      fontsize=9, va="top")
     figures.lanes(axes, rows)
     axes.set(xlabel="s", ylim=(len(rows) - 0.4, -0.7), title=title)
     figures.show()
@@ -311,7 +311,7 @@ def decode_step(
         handles, texts = axes.get_legend_handles_labels()
         axes.get_legend().remove()
     axes.figure.legend(handles, texts, loc="outside lower center", ncols=5, fontsize=9,
-                       handlelength=1, columnspacing=1.2)  # fmt: skip
+                       handlelength=1, columnspacing=1.2)
     if title:
         axes.figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
     figures.show()

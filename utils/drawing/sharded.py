@@ -141,5 +141,5 @@ def decision() -> None:
             sketch.box(name, step, x=x, y=y, width=width, height=0.7, size=9)
             sketch.arrow(f"{text} {row - 1}" if row else text, name)
     sketch.text(0.1, 0.2, "In each column the cheapest first; numbers in brackets are lessons.",
-                align="left", size=9, color="muted")  # fmt: skip
+                align="left", size=9, color="muted")
     sketch.show()

@@ -17,7 +17,7 @@ def column_and_row(ranks: int = 2) -> None:
         shift = rank * (width + gap)
         _block(axes, 2.3 + shift, 1.55, width, 0.9, tint, f"A{_low(rank)}")
         _block(axes, 2.3 + ranks * (width + gap) + 0.75 + shift, 1.2, width, 1.6, tint,
-               f"h{_low(rank)}")  # fmt: skip
+               f"h{_low(rank)}")
     top = 1.2 + 0.8 + ranks * width / 2
     left = 2.3 + 2 * ranks * (width + gap) + 1.4
     for rank in range(ranks):
@@ -102,7 +102,7 @@ def messages(measured: Seconds, formula: Seconds) -> None:
                 point = 1e3 * measured[way][where], len(names)
                 axes.plot(*point, "o", color=tint, markersize=9)
                 axes.annotate(f"{figures.number(point[0])} ms", point, (10, 8), color=tint,
-                              textcoords="offset points")  # fmt: skip
+                              textcoords="offset points")
             names.append(f"{way} parallel, {where}")
     axes.set(xscale="log", xlabel="ms; dot: measured, bar: formula")
     axes.set_title("the messages of one step, two ranks")
@@ -117,7 +117,7 @@ def layer_regions() -> None:
     rows = (("tensor parallel", False), ("with sequence parallel", True))
     _, panels = figures.plt.subplots(2, 1, figsize=figures.SIZES["normal"])
     parts = (("norm", 1.0, False), ("attention", 1.7, True), ("add, norm", 1.2, False),
-             ("MLP", 1.7, True), ("add", 0.9, False))  # fmt: skip
+             ("MLP", 1.7, True), ("add", 0.9, False))
     for axes, (title, split) in zip(panels, rows, strict=True):
         left = 0.0
         for name, width, shared in parts:
@@ -130,7 +130,7 @@ def layer_regions() -> None:
             text = borders[index % 2]
             axes.text(left + 0.375, 2.25, text, ha="center", fontsize=9, color=figures.GOLD)
             axes.annotate("", (left + 0.68, 1.0), (left + 0.07, 1.0),
-                          arrowprops={"arrowstyle": "-|>", "color": figures.GOLD})  # fmt: skip
+                          arrowprops={"arrowstyle": "-|>", "color": figures.GOLD})
             left += 0.75
         axes.set(xlim=(-0.1, left + 1.0), ylim=(-0.6, 2.7))
         axes.set_title(title, fontsize=11)

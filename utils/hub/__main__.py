@@ -45,7 +45,7 @@ class Options:
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine")
     port: int = option(8001, "port to listen on", least=1024, most=65535)
     folder: str = option(str(ROOT / ".kintsugi" / "hub"), "names, passwords and learners' homes",
-                         metavar="FOLDER")  # fmt: skip
+                         metavar="FOLDER")
     course: str = option(str(ROOT), "the git repository that seats copy", metavar="FOLDER")
     memory: float = option(4.0, "GiB of memory of a seat", above=0)
     cores: float = option(2.0, "cores of a seat", above=0)
@@ -54,7 +54,7 @@ class Options:
     idle: float = option(60.0, "minutes after which an unused seat ends; 0: never", least=0)
     admin: str | None = option(None, "name that may see and stop all seats")
     board: str | None = option(None, "where make class has its --socket, board.sock: labs can join",
-                               metavar="FOLDER")  # fmt: skip
+                               metavar="FOLDER")
     config: str | None = option(None, "settings of JupyterHub in a file of yours", metavar="FILE")
 
     def __post_init__(self):

@@ -197,7 +197,7 @@ class Seat(LocalProcessSpawner):
         return env | {
             "USER": self.name_of_seat, "LOGNAME": self.name_of_seat,
             "HOME": str(HOME), "SHELL": "/bin/bash",
-        }  # fmt: skip
+        }
 
     def get_args(self) -> list[str]:
         """The options of JupyterLab."""

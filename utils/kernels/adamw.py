@@ -60,7 +60,7 @@ def rule(p, g, m, v, decay, rest1, beta2, rest2, step_size, root, eps):
 def adamw_one(
     p_ptr, g_ptr, m_ptr, v_ptr, n, decay, rest1, beta2, rest2, step_size, root, eps,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """One tensor of n fp32 numbers, in place. Grid: ⌈n / BLOCK⌉ programs."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
@@ -108,7 +108,7 @@ def pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 def adamw_many(
     table, hyper, tensor_of, seed,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Many tensors, in place: program i works on a block of the tensor `tensor_of[i]`.
 
     table       (tensors, FIELDS) int64: how many numbers, its first program, step, addresses of
@@ -144,7 +144,7 @@ def adamw_many(
     p, m, v = rule(
         p, g, m, v, tl.load(h), tl.load(h + 1), tl.load(h + 2), tl.load(h + 3), tl.load(h + 4),
         tl.load(h + 5), tl.load(h + 6),
-    )  # fmt: skip
+    )
 
     tl.store(m_ptr, m, mask)
     tl.store(v_ptr, v, mask)

@@ -36,7 +36,7 @@ TYPES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.bool: "i1",
-}  # fmt: skip
+}
 SECONDS = 300  # that a compilation may take; usual are 1 to 3
 
 
@@ -211,7 +211,7 @@ def _in_a_child(request):
     done = subprocess.run(
         [sys.executable, "-P", script], input=request, env=environment, capture_output=True,
         text=True, timeout=SECONDS,
-    )  # fmt: skip
+    )
     try:
         return json.loads(done.stdout)
     except ValueError:  # the compiler itself has died

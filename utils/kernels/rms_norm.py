@@ -89,7 +89,7 @@ class _RMSNorm(torch.autograd.Function):
             backward_kernel[(programs,)](
                 rows, weight, dy.reshape(-1, d).contiguous(), inverse, dx, parts, len(rows), d,
                 **_sizes(d),
-            )  # fmt: skip
+            )
         return dx.view(dy.shape), parts.sum(0).to(weight.dtype), None
 
 

@@ -61,12 +61,10 @@ TOGETHER = (
     "all_to_all",
     "barrier",
 )  # none ends alone
-# fmt: off
 BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "long int": 8,
     "short": 2, "char": 1, "signed char": 1, "byte": 1, "unsigned char": 1, "bool": 1,
 }
-# fmt: on
 LIBRARIES = {"torch", "transformers", "accelerate", "deepspeed", "lightning", "numpy", "functorch"}
 
 

@@ -202,7 +202,7 @@ def over(
                 "tokens_per_second": step.tokens_per_second,
                 "per_device": step.tokens_per_second / tp,
                 "memory": step.memory, "fits": step.fits,
-            })  # fmt: skip
+            })
     return pd.DataFrame(rows)
 
 
@@ -222,7 +222,7 @@ def where_it_pays(
             lines.append(f"batch {batch}: fits on none of tp {', '.join(map(str, tps))}")
             continue
         fast, thrifty = (rows.loc[rows[name].idxmax()] for name in ("tokens_per_second",
-                                                                    "per_device"))  # fmt: skip
+                                                                    "per_device"))
         least = rows.iloc[0]
         lines.append(
             f"batch {batch}: soonest with tp {fast['tp']:.0f}, {fast['step'] * 1e3:.3g} ms a step "
@@ -241,7 +241,7 @@ def published() -> pd.DataFrame:
             step = decode_step(MODELS[name], MACHINES["dgx-a100"], 1, 105, tp)
             rows.append({"model": name, "tp": tp, "measured": rate,
                          "predicted": step.tokens_per_second,
-                         "error": step.tokens_per_second / rate - 1})  # fmt: skip
+                         "error": step.tokens_per_second / rate - 1})
     return pd.DataFrame(rows)
 
 

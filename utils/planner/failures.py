@@ -63,12 +63,12 @@ LLAMA_3_CAUSES = {  # Table 5: cause -> (component, interruptions)
 LLAMA_3 = Published(
     16_384, 54, sum(count for _, count in LLAMA_3_CAUSES.values()),
     "Grattafiori et al. 2024, arXiv:2407.21783, Table 5",
-)  # fmt: skip
+)
 OPT = Published(
     992, 60, 35 + 70,
     "Zhang et al. 2022, arXiv:2205.01068, section 2.5: in two months 35 restarts by hand, and an "
     "estimate of more than 70 automatic ones",
-)  # fmt: skip
+)
 
 
 def young(save: float, between: float) -> float:

@@ -119,7 +119,7 @@ MACHINES = {
             source="one core of a laptop as a rank, joined by gloo; `measured` puts in your own",
         ),
     )
-}  # fmt: skip
+}
 
 
 def measured(ranks: "Ranks | None" = None, cores: float = 1) -> Machine:

@@ -151,7 +151,7 @@ _NEMO = (
     ("nemotron-22b", Model(40, 6144, 48, 256000, 4096), 64, 256, 2, 2, 4, 10, 4256, True, True),
     ("nemotron-340b", Model(96, 18432, 96, 256000, 4096, 8), 128, 32, 1, 8, 8, 12, 322,
      False, False),
-)  # fmt: skip
+)
 _MPT = {  # scripts/train/yamls/pretrain; one matrix for embedding and head
     "7b": Model(32, 4096, 32, 50368),
     "13b": Model(40, 5120, 40, 50368),
@@ -229,13 +229,13 @@ def _dense():
         model = Model(layers, hidden, heads, 131072, 4096, tie_embeddings=False)
         interleave, micro = (layers // pp, 1) if pp > 1 else (1, batch // 48)
         strategy = Strategy(48, pp, tp, 1, interleave, micro, batch, "none", 1, tp > 1,
-                            attention="fused")  # fmt: skip
+                            attention="fused")
         label = f"{model.parameters / 1e9:.1f} billion"
         yield Row(CORE, label, model, strategy, "dgx-h100", "tflops", tflops)
     for name, model, gpus, batch, micro, tp, pp, interleave, tokens, *overlaps in _NEMO:
         strategy = Strategy(gpus // (tp * pp), pp, tp, 1, interleave, micro, batch, "none", 1,
                             tp > 1, attention="fused", precision="fp8",
-                            overlap_tp=overlaps[0], overlap_pp=overlaps[1])  # fmt: skip
+                            overlap_tp=overlaps[0], overlap_pp=overlaps[1])
         yield Row(NEMO, f"{name}, {gpus} GPUs", model, strategy, "dgx-h100", "tokens", tokens)
     for gpus, tflops in ((8192, 430), (16384, 400)):  # the paper names no overlap of tp's messages
         strategy = Strategy(gpus // 128, 16, 8, 1, 8, 1, 2048, "none", 1, True, overlap_tp=False)
@@ -258,7 +258,7 @@ def _sharded():
     yield Row(OPT, "opt-175b", model, strategy, "dgx-a100", "hardware_tflops", 147)
     for machine, name, gpus, micro, steps, recompute, tokens in _FOUNDRY:
         strategy = Strategy(gpus, 1, 1, 1, 1, micro, gpus * micro * steps, recompute,
-                            attention="fused", **_STREAMED)  # fmt: skip
+                            attention="fused", **_STREAMED)
         label = f"mpt-{name}, {gpus} x {machine}"
         yield Row(FOUNDRY, label, _MPT[name], strategy, machine, "tokens", tokens)
 
@@ -284,7 +284,7 @@ def _long():
         yield Row(NEMO_LONG, label, model, strategy, "dgx-h100", "tflops", tflops)
     model = replace(MODELS["llama3-405b"], seq=131072)
     strategy = Strategy(8, 16, 8, 1, 8, 1, 128, "none", 1, True, overlap_tp=False, cp=16,
-                        context="gather")  # fmt: skip
+                        context="gather")
     label = "llama3-405b, 128k tokens, cp 16"
     yield Row(LLAMA_LONG, label, model, strategy, "dgx-h100", "tflops", 380)
 
@@ -294,7 +294,7 @@ def _long_other_software():
     for name, tp, pp, dp, cp, seq, micro_batches, tokens in _TITAN_LONG:
         model = replace(MODELS[name], seq=seq)
         strategy = Strategy(dp, pp, tp, 1, 1, 1, dp * micro_batches, "full", 3 if pp == 1 else 1,
-                            tp > 1, precision="fp8", cp=cp)  # fmt: skip
+                            tp > 1, precision="fp8", cp=cp)
         label = f"{name}, {seq // 1024}k tokens, cp {cp}"
         yield Row(TITAN_LONG, label, model, strategy, "dgx-h100", "tokens", tokens)
 
@@ -303,7 +303,7 @@ def by_source(rows: Iterable[Row]) -> dict:
     """{source: its rows}, in order."""
     rows = tuple(rows)
     return {source: [row for row in rows if row.source == source]
-            for source in dict.fromkeys(row.source for row in rows)}  # fmt: skip
+            for source in dict.fromkeys(row.source for row in rows)}
 
 
 def halves(rows: Iterable[Row]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
@@ -342,13 +342,13 @@ def errors() -> str:
             for row in group:
                 star = "*" if row in unseen else " "
                 lines.append(f"{star} {row.name:<34}{row.published:>10,.5g}"
-                             f"{row.predicted():>10,.5g}{row.error():>+8.1%}")  # fmt: skip
+                             f"{row.predicted():>10,.5g}{row.error():>+8.1%}")
         lines.append("")
         for half, part in (("fitted", seen), ("not seen *", unseen)):
             if part:
                 middle, worst = summary(part)
                 lines.append(f"{title}, {half}: {len(part)} runs, "
-                             f"median {middle:.1%}, largest {worst:.1%}")  # fmt: skip
+                             f"median {middle:.1%}, largest {worst:.1%}")
     return "\n".join(lines)
 
 

@@ -80,7 +80,7 @@ def candidates(
         **{name: (value,) for name, value in defaults(model, machine).items()},
     }
     choices |= {name: value if isinstance(value, tuple) else (value,)
-                for name, value in fixed.items()}  # fmt: skip
+                for name, value in fixed.items()}
     Strategy(**{name: values[0] for name, values in choices.items()})  # names a value not known
     c = Columns(**_grid(choices, model, gpus, global_batch or model.batch))
     return c.take(valid(c, model, machine))

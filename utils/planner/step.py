@@ -59,7 +59,7 @@ def step(
     one = kernels.layer(machine, model, c, value)
     messages = layer_messages(model, c, machine, value, one)
     again = np.select([c.recompute == "full", c.recompute == "selective"],
-                      [one["forward"], one["selective"]], 0.0)  # fmt: skip
+                      [one["forward"], one["selective"]], 0.0)
     parts = (c.cp > 1) & (c.context != "ulysses") & (c.recompute == "selective") & model.gated
     again = again + np.where(parts, one["attention"], 0.0)  # attention in parts is not kept
     full = c.recompute == "full"
@@ -212,7 +212,7 @@ def _data_parallel(model, c, machine, value, forward, backward):
         often = once + pieces * model.layers * (n - 1) * network.pace(machine, n, stride)[1]
         all_reduce = network.all_reduce(machine, size, n, stride)
         gradients += np.select([c.zero == 3, c.zero == 2, c.zero == 1],
-                               [m * often, m * once, once], all_reduce)  # fmt: skip
+                               [m * often, m * once, once], all_reduce)
         weights += np.select([c.zero == 3, c.zero > 0], [2 * m * often, once], 0.0)
     # what is there to hide behind: the last backward pass and the first forward pass; where each
     # micro-batch sends, all of them

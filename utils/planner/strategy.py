@@ -112,7 +112,7 @@ class Strategy:
         parts = [f"tp {self.tp}", f"pp {self.pp}", f"dp {self.dp}"]
         parts[1:1] = [f"cp {self.cp}, {self.context}"] if self.cp > 1 else []
         parts += [f"{name} {value}" for name, value in (("ep", self.ep), ("v", self.interleave))
-                  if value > 1]  # fmt: skip
+                  if value > 1]
         parts += [f"micro-batch {self.micro_batch}", f"recompute {self.recompute}"]
         parts += [f"zero {self.zero}"] if self.zero else []
         parts += ["sequence parallel"] if self.sequence_parallel else []
@@ -179,7 +179,7 @@ def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.nda
         ((c.offload == "parameters") & (c.pp > 1),
          "offload parameters streams the weights for every micro-batch and does not go with "
          "pp {pp}"),
-    ]  # fmt: skip
+    ]
 
 
 def valid(c: "Columns", model: Model, machine: Machine) -> np.ndarray:
@@ -236,7 +236,7 @@ class Columns:
             field.name: np.array([_or(getattr(strategy, field.name), open_to.get(field.name))
                                   for strategy in strategies])
             for field in fields(Strategy)
-        })  # fmt: skip
+        })
 
     def tokens(self, model: Model) -> np.ndarray:
         """Of a micro-batch on the rank of cp that has most of them."""
@@ -250,7 +250,7 @@ class Columns:
         """The same with fp64 in place of int64: exact up to 2⁵³, and nothing wraps beyond."""
         columns = {f.name: getattr(self, f.name) for f in fields(Strategy)}
         return Columns(**{name: column.astype(float) if column.dtype.kind == "i" else column
-                          for name, column in columns.items()})  # fmt: skip
+                          for name, column in columns.items()})
 
     def strategies(self) -> list[Strategy]:
         """All of them as a `Strategy` each."""

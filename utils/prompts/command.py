@@ -92,7 +92,7 @@ def run(config: CommandConfig) -> None:
             prompt, history = tune(
                 model, tokenizer, learned, config,
                 on_step=lambda row: progress(row) or asked.is_set(),
-            )  # fmt: skip
+            )
             facts = {entry.name: getattr(config, entry.name) for entry in fields(PromptConfig)}
             facts |= {"steps": len(history), "loss": history[-1]["loss"], "examples": len(learned)}
             del facts["length"]  # which the file tells of itself

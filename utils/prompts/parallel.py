@@ -91,7 +91,7 @@ class PromptedRanks:
                 self.parts, mesh.pp, schedule, self._loss_of_pipeline,
                 forward_context=lambda: autocast(precision, self.device),
                 boundary=lambda x: ((*x.shape, prompt.shape[1]), weights.dtype),
-            )  # fmt: skip
+            )
 
     def backward(self, rows: Sequence[Row]) -> float:
         """Forward and backward passes of a step's rows, of which this rank takes its share.

@@ -101,7 +101,7 @@ class Nodes:
         """
         pids = self._world.open_pids()
         order = [pids[number % self.count if spread else number // per_node]
-                 for number in range(self.count * per_node)]  # fmt: skip
+                 for number in range(self.count * per_node)]
         namespaces = self._world.namespaces(("net", "uts"))
         places = [Place(pid, namespaces, CABLE) for pid in order]
         pool = Ranks(len(places), places=places, **options)

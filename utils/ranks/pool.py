@@ -151,7 +151,7 @@ class Ranks:
             setup = worker.Setup(
                 rank, self.size, self._devices[rank], self.backend,
                 self._folder, self.timeout, self.seed, self._places[rank],
-            )  # fmt: skip
+            )
             process = context.Process(
                 target=worker.main, args=(setup, theirs), name=f"rank {rank}", daemon=True
             )
@@ -245,7 +245,7 @@ class Ranks:
         text = diagnosis.failure(
             on, first, stacks, replies, size=self.size, limit=limit, ended=self._stopped,
             grouped=not self._deaths,
-        )  # fmt: skip
+        )
         error = RankError(text, failures(first))
         self._rejoin()
         return error

@@ -335,7 +335,7 @@ def run(command: Command) -> None:
         folder, kept = _export(
             command.model, command.out, command.tp, command.prompts, command.version, options,
             command.machine, command.dtype or "auto",
-        )  # fmt: skip
+        )
         if kept is None:
             print(f"{folder} holds this already: nothing was written")
             return

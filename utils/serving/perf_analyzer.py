@@ -100,7 +100,7 @@ def _fetch(folder):
     with work as name:
         ask = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", name,
                "--disable-pip-version-check", "--platform", "manylinux1_x86_64",
-               "--only-binary", ":all:", WHEEL]  # fmt: skip
+               "--only-binary", ":all:", WHEEL]
         try:
             done = subprocess.run(ask, capture_output=True, text=True, timeout=FETCH_SECONDS)
         except subprocess.TimeoutExpired:
@@ -180,7 +180,7 @@ def profile(
                     *(["--streaming"] if streaming else []), "--input-data", data,
                     "--concurrency-range", str(many), "--max-threads", str(many),
                     "--request-count", str(requests or 4 * many),
-                    "--profile-export-file", export]  # fmt: skip
+                    "--profile-export-file", export]
             _run([str(word) for word in call], environment, seconds)
             loads[many] = loads_of(json.loads(export.read_text()), output, count)[many]
             export.unlink()
@@ -192,7 +192,7 @@ def _run(call, environment, seconds):
     process = subprocess.Popen(
         call, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         words, _ = process.communicate(timeout=seconds)
     except BaseException as problem:
@@ -229,7 +229,7 @@ def loads_of(
                 "end": moments[-1] if moments else np.nan,
                 "tokens": float(sum(count(piece) for piece in pieces)),
                 "error": None if moments else "no response",
-            })  # fmt: skip
+            })
         frame = pd.DataFrame(rows)
         frame.index.name = "request"
         seconds = float(frame["end"].max())

@@ -230,7 +230,7 @@ class TorchEngine:
                     self.losses += backward(
                         self.model, x, y, global_tokens, self.ranks.averages_over, self._forward(),
                         self.scaler, self.loss_of,
-                    )  # fmt: skip
+                    )
         complete_gradients(self.ranks.stages, self.mesh)
         self.ranks.reduce()
         return self.losses if self.counts else 0.0

@@ -181,7 +181,7 @@ def _train(run):
         timeout=wait, quorum_timeout=wait, connect_timeout=wait, hostname=HOST,
         store_addr=HOST, store_port=store.port, lighthouse_addr=run.address,
         replica_id=f"replica{rank}",
-    )  # fmt: skip
+    )
     optimizer = torchft.Optimizer(manager, adamw)
     attempts = []
     while manager.current_step() < run.steps:

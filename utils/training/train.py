@@ -256,7 +256,7 @@ def train(
             x, y = corpus.batch(
                 train_tokens, step, config.batch, config.seq, config.seed,
                 mesh.dp.index, mesh.dp.size,
-            )  # fmt: skip
+            )
             return micro_batches(
                 x.to(device), y.to(device), config.accumulation_steps()
             )  # (B_local, T) each

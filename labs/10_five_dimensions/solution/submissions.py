@@ -26,7 +26,7 @@ def cluster() -> Strategy:
     return Strategy(
         dp=32, pp=8, tp=4, interleave=6, micro_batch=1, recompute="selective", zero=1,
         sequence_parallel=True,
-    )  # fmt: skip
+    )
     ### END SOLUTION
 
 

@@ -35,7 +35,7 @@ def squares_kernel(g_ptr, parts_ptr, n, BLOCK: tl.constexpr):
 def step_kernel(
     p_ptr, g_ptr, m_ptr, v_ptr, factor_ptr, n, decay, beta1, beta2, step_size, root, eps,
     BLOCK: tl.constexpr,
-):  # fmt: skip
+):
     """Program i: AdamW for block i. A factor below 0 says that nothing is to be changed."""
     factor = tl.load(factor_ptr)
     if factor >= 0:
@@ -97,6 +97,6 @@ def clipped_step(
     step_kernel[grid](
         p, g, m, v, factor, n, 1 - lr * weight_decay, *betas, lr / (1 - betas[0] ** t),
         math.sqrt(1 - betas[1] ** t), eps, BLOCK=block,
-    )  # fmt: skip
+    )
     return norm
     ### END SOLUTION

@@ -21,7 +21,7 @@ SMS = 132
 @triton.jit
 def norm_kernel(
     x_ptr, residual_ptr, w_ptr, y_ptr, h_ptr, rows, d, eps, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     """Program i: rows i, i + programs, …, with one copy of the weight."""
     columns = tl.arange(0, BLOCK)
     mask = columns < d

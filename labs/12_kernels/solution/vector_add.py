@@ -19,7 +19,7 @@ from utils.kernels.language import tl, triton
 @triton.jit
 def add_kernel(
     x_ptr, y_ptr, out_ptr, n, x_stride, y_stride, out_stride, BLOCK: tl.constexpr
-):  # fmt: skip
+):
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = places < n
     x = tl.load(x_ptr + places * x_stride, mask)

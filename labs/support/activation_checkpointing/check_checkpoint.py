@@ -90,7 +90,7 @@ def _drawn(trial: Trial) -> list[list[Case]]:
     large = case(
         draw.randrange(1800, 2400), draw.randrange(65, 80), dtype=single, inputs=3,
         layers=draw.randrange(17, 21), dropout=dropout(),
-    )  # fmt: skip
+    )
     return [
         [plain, replace(plain, dropout=dropout())],
         [large, case(0, size(), inputs=3)],
@@ -185,7 +185,7 @@ def forward(wrap, case: Case) -> list:
         "kept": kept, "x": x.nbytes,
         "forward runs": [layer.runs for layer in chain.layers], "state": torch.get_rng_state(),
         "forward products": work(look), "mask": mask.requires_grad or mask.grad is not None,
-    }  # fmt: skip
+    }
     return [case, chain, x, other, y, look, found]
 
 
@@ -215,7 +215,7 @@ def backward(run: list) -> dict:
         "runs": [layer.runs for layer in chain.layers], "products": work(back),
         "peak": back.peak - sum(p.nbytes for p in chain.parameters()),
         "moved": not torch.equal(before, torch.get_rng_state()),
-    }  # fmt: skip
+    }
     del y, gradient
     results = list(gradients.values())
     found["left"] = look.kept(results) + back.kept(results)

@@ -162,7 +162,7 @@ def peaks(answer, plans: list) -> list:
         given = own, set(recomputed)
         theirs = answer.peak_bytes(*given)
         changed = [name for name, now, before in zip(
-            ("layers", "recomputed"), given, (layers, recomputed)) if now != before]  # fmt: skip
+            ("layers", "recomputed"), given, (layers, recomputed)) if now != before]
         found.append((theirs, changed))
     return found
 
@@ -267,7 +267,7 @@ def _advice(theirs, layers, recomputed) -> str:
 
 def _short(things) -> str:
     shown = [str(thing) if isinstance(thing, int) else str(tuple(vars(thing).values()))
-             for thing in list(things)[:8]]  # fmt: skip
+             for thing in list(things)[:8]]
     return f"[{', '.join(shown)}{', …' * (len(things) > 8)}]"
 
 

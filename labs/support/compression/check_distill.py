@@ -50,7 +50,7 @@ def _cases(trial: Trial) -> list[dict]:
     for dtype, large in (
         (torch.float64, 1.0), (torch.float32, 2.0), (torch.bfloat16, 2.0), (torch.float32, 1e4),
         (torch.float64, 3.0),
-    ):  # fmt: skip
+    ):
         shape = draw.randrange(1, 5), draw.randrange(2, 9), draw.randrange(5, 40)
         temperature = draw.choice((1.0, 2.0, draw.uniform(0.5, 6)))
         share = draw.choice((0.0, 1.0, 0.5, draw.random()))
@@ -61,7 +61,7 @@ def _cases(trial: Trial) -> list[dict]:
             f"share {share:.2f}",
             "shape": shape, "dtype": dtype, "large": large, "temperature": temperature,
             "share": share, "seed": trial.new_seed(),
-        })  # fmt: skip
+        })
     return cases
 
 
@@ -126,7 +126,7 @@ def _symptom(loss, student, teacher, targets, temperature: float, share: float) 
             share * tau**2 * soft / student.shape[-1] + (1 - share) * hard,
         "KL is a mean over tokens, not over rows.":
             share * tau**2 * soft * student.shape[1] + (1 - share) * hard,
-    }  # fmt: skip
+    }
     for words, value in found.items():
         if torch.isclose(loss.detach().double(), value.detach(), rtol=1e-3, atol=0):
             return words

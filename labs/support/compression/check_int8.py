@@ -17,7 +17,7 @@ from utils.course.trial import Trial, fractions
 LIBRARY = (
     "utils.compression", "torchao", "torch.ao", "torch.nn.quantized", "torch.quantization",
     "quantize_per_tensor", "quantize_per_channel", "quantize_dynamic",
-)  # fmt: skip
+)
 HIGHEST = 127
 MIDDLE = 1e-4  # of a step: so near the middle of two whole numbers, both are right
 A_FEW = 64  # bytes
@@ -59,7 +59,7 @@ def _batches(trial: Trial) -> list[dict]:
             ("nothing but zeros", 100.0, torch.float32, 2, 1.0),
             ("percentile 60, and three in four are 0", 60, torch.float32, 3, 0.75),
         ))
-    ]  # fmt: skip
+    ]
 
 
 def _layers(trial: Trial) -> list[dict]:
@@ -80,7 +80,7 @@ def _layers(trial: Trial) -> list[dict]:
         ("fp64", (2, 1, 3, 1), draw.randrange(2, 5), draw.randrange(1, 4)),
     ]
     types = {"bf16": (torch.bfloat16,) * 2, "W in bf16, x in fp32": (torch.bfloat16, torch.float32),
-             "fp64": (torch.float64,) * 2}  # fmt: skip
+             "fp64": (torch.float64,) * 2}
     return [
         {
             "what": f"{what}: x {(*rows, K)}, W {(N, K)}", "rows": rows, "K": K, "N": N,
@@ -89,7 +89,7 @@ def _layers(trial: Trial) -> list[dict]:
             "size": draw.uniform(0.05, 20.0), "beyond": draw.uniform(1.5, 6.0),
         }
         for what, rows, K, N in cases
-    ]  # fmt: skip
+    ]
 
 
 # ---- the scale

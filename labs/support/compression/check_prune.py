@@ -46,7 +46,7 @@ def _cases(trial: Trial) -> list[dict]:
     sizes = [  # hidden, H, K, D, kept
         (32, 4, 4, None, 2), (64, 8, 8, 6, 4), (48, 8, 4, 4, 2), (32, 8, 4, None, 1),
         (40, 4, 2, 14, 1), (24, 4, 4, None, 4),
-    ]  # fmt: skip
+    ]
     types = [torch.float64, torch.float32, torch.float32, torch.bfloat16, torch.float64]
     cases = []
     for number, (hidden, H, K, D, kept) in enumerate(sizes):
@@ -55,7 +55,7 @@ def _cases(trial: Trial) -> list[dict]:
             heads=H, kv_heads=K, head_dim=D, intermediate_size=draw.randrange(9, 40),
             max_positions=64, attention_bias=number in (1, 2), tie_embeddings=number % 2 == 0,
             rope_theta=draw.choice((100.0, 10_000.0)),
-        )  # fmt: skip
+        )
         keep = [draw.sample(range(K), kept) for _ in range(config.layers)]
         keep[0] = sorted(keep[0], reverse=True)
         dtype = types[number % len(types)]
@@ -63,7 +63,7 @@ def _cases(trial: Trial) -> list[dict]:
             "what": f"shrink, H {H}, K {K}, D {config.head_size}, {dtype}, keep {keep}",
             "config": config, "dtype": dtype, "keep": keep, "seed": trial.new_seed(),
             "train": draw.random() < 0.5,
-        })  # fmt: skip
+        })
     return cases
 
 

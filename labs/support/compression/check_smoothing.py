@@ -63,13 +63,13 @@ def _cases(trial: Trial) -> list[dict]:
             vocab_size=8, hidden_size=draw.choice((24, 40, 48)), layers=1, heads=4,
             kv_heads=(4, 2, 4, 1)[number_], intermediate_size=draw.randrange(20, 60),
             attention_bias=number_ in (0, 1), mlp_bias=number_ in (0, 3),
-        )  # fmt: skip
+        )
         cases.append({
             "what": f"a block of {config.hidden_size} channels, {dtype}, alpha {alpha}",
             "config": config, "dtype": dtype, "alpha": alpha, "seed": trial.new_seed(),
             "shapes": [(draw.randrange(1, 4), draw.randrange(2, 9)) for _ in range(4)],
             "large": draw.randrange(3), "dead": draw.sample(range(20), 6),
-        })  # fmt: skip
+        })
     return cases
 
 
@@ -88,7 +88,7 @@ def _channels(trial: Trial) -> list[dict]:
             largest[place] = times * draw.uniform(0.3, 0.55)
         size = draw.choice((1e-3, 1.0, 50.0))
         cases.append({"largest": torch.tensor(largest) * size, "times": times,
-                      "right": sorted(places[:3])})  # fmt: skip
+                      "right": sorted(places[:3])})
     return cases
 
 
@@ -114,7 +114,7 @@ def _block(case: dict) -> Block:
             outlier = draw.sample([c for c in range(C) if c not in case["dead"]], 3)
             blocks.plant(block, outlier, [draw.uniform(50, 2000) for _ in outlier], norm)
             first, second, third = case["dead"][:3] if norm == "input_layernorm" else (
-                case["dead"][3:])  # fmt: skip
+                case["dead"][3:])
             weight = block.get_submodule(norm).weight
             weight[first] = weight[third] = 0.0
             for reader in READERS[norm]:

@@ -132,7 +132,7 @@ def without_heads(model: GPT, keep: list[list[int]]) -> GPT:
 LANGUAGE = GPTConfig(
     vocab_size=64, hidden_size=32, layers=2, heads=4, intermediate_size=128, max_positions=32,
     tie_embeddings=False,
-)  # fmt: skip
+)
 
 
 @torch.no_grad()

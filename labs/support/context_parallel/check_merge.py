@@ -38,7 +38,7 @@ def _cases(trial: Trial, dtype: torch.dtype) -> list[dict]:
         {"nothing": ("some", "some"), "around": (far, 0.0)},
         {"nothing": draw.sample(["all", "some"], 2), "transposed": True},
         {"nothing": ("all", "all")}, {"nan": draw.randrange(2)},
-    ]  # fmt: skip
+    ]
     cases = []
     for kind in kinds:
         shape = tuple(draw.randrange(1, most) for most in (4, 9, 5, 9))
@@ -60,7 +60,7 @@ def _right_merge(case: dict, found: dict) -> None:
     out, lse, more, more_lse = (x.double() for x in given.values())
     total = torch.logaddexp(lse, more_lse)
     shares = [torch.where(x == -torch.inf, 0.0, (x - total).exp())[..., None]
-              for x in (lse, more_lse)]  # fmt: skip
+              for x in (lse, more_lse)]
     merged = out * shares[0] + more * shares[1]
     far = max(abs(number) for number in case["around"])
     slack = SLACK + 8 * far * (case["dtype"] != torch.bfloat16)  # lse has fp32's digits there

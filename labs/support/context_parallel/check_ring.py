@@ -167,7 +167,7 @@ def _why(
                 before | same),
             ("The blocks of other ranks are looked at as if they were this rank's own: causal is "
             "for\nthe first turn only.", same & before | before & _in_block(places, length)),
-        ]  # fmt: skip
+        ]
         if case["zigzag"]:  # one of its questions for two mistakes that may look alike
             question = (
                 "Of a rank before, its early block is seen, all of it: how long is it there, and "

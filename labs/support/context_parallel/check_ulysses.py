@@ -115,7 +115,7 @@ def _no_more(group: Group, case: dict, rank: int, found: dict, late: bool) -> No
     rows = value * case["width"] * case["length"] * (3 * len(queries[rank]))
     sent = value * case["width"] * len(places[rank]) * sum(
         len(q) + 2 * len(k) for q, k in zip(queries, keys)
-    )  # fmt: skip
+    )
     if found["largest"] > max(scores, rows, sent):
         raise Wrong(
             f"{where}: a tensor of {found['largest']:,} bytes is made; the scores of its "

@@ -12,7 +12,7 @@ LIBRARY = (
     "utils.parallel", "torch.distributed.tensor", "dist.tensor", "torch.distributed.nn", "dist.nn",
     "deepspeed", "context_parallel", "_functional_collectives",
     "torch.distributed._functional_collectives",
-)  # fmt: skip
+)
 HANG = {
     "send": "dist.send comes back only when the other rank has begun to receive. When all ranks "
     "send\nfirst, nobody receives: start both messages (isend, irecv), then wait.",
@@ -48,7 +48,7 @@ def cases(trial: Trial, size: int, zigzag: bool = False, least: int = 1) -> list
             "heads": kv_heads * group, "width": draw.randrange(2, 6) if i == 0 else 16 + each,
             "dtype": dtype, "seed": trial.new_seed(), "zigzag": zigzag,
             "scale": 400.0 if i == 0 else 1.0, "sliced": draw.random() < 0.5,
-        })  # fmt: skip
+        })
     return found
 
 
@@ -75,7 +75,7 @@ def run_all(group: Group, scenario, *args, some: list[dict]) -> list[tuple[dict,
 def right_values(
     where: str, case: dict, mine: list[int], found: dict, right: dict, names: Sequence[str],
     hint: str,
-) -> None:  # fmt: skip
+) -> None:
     """The rank's part of what is right of the whole sequence."""
     slack = SLACK + 8 * right["largest"]
     for name in names:
@@ -83,7 +83,7 @@ def right_values(
         close(
             where, name, found[name], right[name][:, mine], hint=hint, dtype=case["dtype"],
             slack=slack, scale=scale,
-        )  # fmt: skip
+        )
     unchanged(where, found["changed"], "Attention leaves what it is given as it is.")
 
 

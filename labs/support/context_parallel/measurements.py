@@ -41,7 +41,7 @@ def measured(size: int, file: str, heads: Heads) -> dict | None:
     case = {
         "length": LENGTH, "batch": 1, "heads": heads.query, "kv_heads": heads.key_value,
         "width": WIDTH, "dtype": torch.float32, "seed": 7, "scale": 1.0, "sliced": False,
-    }  # fmt: skip
+    }
     try:
         ranks = Trial(file).on_ranks(size, _all_ways, case)
     except (RankError, Wrong, SyntaxError, NotImplementedError):

@@ -38,7 +38,7 @@ def whole(case: dict) -> dict[str, torch.Tensor]:
     """q, k, v and dout of the whole sequence, in the case's type."""
     made = {}
     for i, (name, heads) in enumerate((("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"),
-                                       ("dout", "heads"))):  # fmt: skip
+                                       ("dout", "heads"))):
         shape = case["batch"], case["length"], case[heads], case["width"]
         made[name] = fractions(case["seed"] + i, *shape)
         if name in "qk":
@@ -149,7 +149,7 @@ def _seen(look: AttentionLook, notes: list) -> dict:
         "events": look.events, "largest": look.largest, "changed": look.changed(),
         "never waited": never_waited(notes), "notes": notes, "works": look.works,
         "held": look.held,
-    }  # fmt: skip
+    }
 
 
 # ---- 3. what a rank does
@@ -166,7 +166,7 @@ def merges(answer, cases: list[dict]) -> list[dict]:
         found.append({
             "out": _copy(out), "lse": _copy(lse), "changed": look.changed(),
             "largest": look.largest, "events": look.events,
-        })  # fmt: skip
+        })
         del result, out, lse, given
         found[-1]["kept"] = kept = kept or look.kept()
     return found

@@ -147,7 +147,7 @@ def _learning(models: list[torch.nn.Sequential]) -> dict[str, torch.nn.Parameter
     return {
         whose + name: p for whose, model in named
         for name, p in model.named_parameters() if p.requires_grad
-    }  # fmt: skip
+    }
 
 
 def _train(answer, networks: list[Network], rows: list[int], odd: int, seed: int) -> list[dict]:
@@ -193,7 +193,7 @@ def _train(answer, networks: list[Network], rows: list[int], odd: int, seed: int
             "events": look.events[before:],
             "at_last": at_last[-1] - before,
             "in_backward": after_backward - before,
-        })  # fmt: skip
+        })
         for parameter in learning.values():
             parameter.grad = None
         steps[-1]["kept"] = look.kept(allowed=SMALL)
@@ -267,7 +267,7 @@ def _right_steps(case: str, ranks: list[list[dict]], networks: list[Network], gr
                     raise Wrong(f"{where}: {name} has no gradient after wait().")
                 hint = _why(got, right, row["own"][name], group.size, first=number == 0)
                 close(where, f"the gradient of {name}", got, right, hint=hint, slack=300,
-                      scale=terms[name])  # fmt: skip
+                      scale=terms[name])
             _right_reduces(where, row, networks)
             unchanged(where, row["changed"], "Only gradients travel.")
     for rank, steps in enumerate(ranks):

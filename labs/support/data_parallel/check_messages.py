@@ -163,7 +163,7 @@ def _exchange(answer, lengths: list[int], dtype: torch.dtype, seed: int) -> dict
         "incoming": around[EDGE:-EDGE], "message": message, "changed": look.changed(),
         "beside": bool(around[:EDGE].any() or around[-EDGE:].any()), "notes": notes,
         "sent": [(e.op, e.payload) for e in look.events],
-    }  # fmt: skip
+    }
 
 
 def _sum(answer, name: str, shape: tuple, dtype: torch.dtype, odd: str, seed: int) -> dict:
@@ -188,7 +188,7 @@ def _sum(answer, name: str, shape: tuple, dtype: torch.dtype, odd: str, seed: in
         "tensor": found[EDGE : EDGE + mine.numel()].view(shape), "mine": mine, "notes": notes,
         "messages": [(e.op, e.peer, e.payload) for e in look.events],
         "copied": copied, "beside": beside, "look": look,
-    }  # fmt: skip
+    }
 
 
 def _several_sums(answer, name: str, shape: tuple, dtypes: list, seed: int) -> list[dict]:
@@ -260,7 +260,7 @@ def _sums(trial: Trial, group: Group, name: str):
         (n * draw.randrange(2, 9),), (draw.randrange(n), draw.randrange(1, 5)), (),
         (n * draw.randrange(1, 40) + 1,), (draw.randrange(2, 9), draw.randrange(2, 9)), (0,),
         (draw.randrange(1, 3), draw.randrange(2, 5), draw.randrange(200, 300)),
-    ]  # fmt: skip
+    ]
     if n in (2, 3):
         shapes.append((n, LARGE + draw.randrange(1, 999)))
     if n > max(SIZES):  # for the formulas of ranks, not for shapes
@@ -331,7 +331,7 @@ def _why(rank: int, seen: list[dict], right: torch.Tensor) -> str:
     have = [
         r for r, other in enumerate(seen)
         if torch.allclose(other["tensor"].double(), right, equal_nan=True)
-    ]  # fmt: skip
+    ]
     if have and rank not in have:
         return f"Ranks {have} have the sum: who sends it to rank {rank}?"
     if got.equal(mine):

@@ -50,7 +50,7 @@ def mpirun(ranks: int, *command: str, folder: Path) -> subprocess.CompletedProce
         [program, "-n", str(ranks), sys.executable, *command],
         cwd=folder, env=environment, text=True, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         out, err = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
@@ -141,7 +141,7 @@ def _shards(draw, size: int) -> list[tuple[int, int]]:
         *((draw.randrange(2000), size) for _ in range(4)),
         (0, size), (1, size), (1797, size), (draw.randrange(10**5, 10**6), draw.randrange(2, 8)),
         *[(2**24 + draw.randrange(1, 1000, 2), 2)] * (size == 1),  # no fp32 number
-    ]  # fmt: skip
+    ]
 
 
 def _layouts(draw, size: int) -> list[tuple[list[int], bool]]:
@@ -199,7 +199,7 @@ def _right_shards(shards: dict[tuple[int, int], list]) -> None:
         for length, (first, last, _) in zip(lengths, cuts):
             if length and first != place:
                 what = "some rows belong to several ranks" if first < place else (
-                    f"{first - place} rows belong to no rank")  # fmt: skip
+                    f"{first - place} rows belong to no rank")
                 raise Wrong(f"{case}: {what}.")
             place = last if length else place
         if place != rows:
@@ -380,7 +380,7 @@ def _read(notes: Path, done: subprocess.CompletedProcess, path: Path, world: int
             (waits if collective else loops).append(place + f", in {collective}" * bool(collective))
     if waits:
         raise Wrong("the ranks wait for each other:\n" + "\n".join(dict.fromkeys(waits))
-                    + "\nEvery rank must call the same collectives in the same order.")  # fmt: skip
+                    + "\nEvery rank must call the same collectives in the same order.")
     if loops:
         raise Wrong(f"no end: an endless loop?\n{loops[0]}")
     ended = re.search(r"rank (\d+)|Process name: \[.*,\s*(\d+)\]", done.stderr)

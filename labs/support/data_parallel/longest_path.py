@@ -30,7 +30,7 @@ def _advance(rank: int, todo: deque, clock: list[int], arrivals: dict) -> bool:
             arrivals.setdefault((rank, other), deque()).append(clock[rank])
         else:
             here = [queue for (sender, to), queue in arrivals.items()
-                    if queue and to == rank and other in (None, sender)]  # fmt: skip
+                    if queue and to == rank and other in (None, sender)]
             if not here:
                 break
             clock[rank] = max(clock[rank] + 1, min(here, key=lambda queue: queue[0]).popleft())

@@ -224,7 +224,7 @@ def observe(answer, comm, case: Case, images: tuple, watch: Watch) -> dict:
         trained = _train(answer, Counted(own, watch), case.training, images)
     comm.Barrier()
     return {"shards": shards, "broadcasts": broadcasts, "gradients": gradients, "kept": kept,
-            "train": trained}  # fmt: skip
+            "train": trained}
 
 
 def _train(answer, counted: Counted, training: Training, images: tuple) -> dict:
@@ -244,7 +244,7 @@ def _train(answer, counted: Counted, training: Training, images: tuple) -> dict:
         finally:
             digits.loss_and_gradient = original
     return {"curve": curve, "passes": sum(passes), "calls": counted.calls,
-            "unfinished": counted.unfinished()}  # fmt: skip
+            "unfinished": counted.unfinished()}
 
 
 def load(path: Path):

@@ -19,7 +19,7 @@ TOKENS = 12
 SECONDS = 8.0  # until a text counts as an endless loop
 BLANK = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-           "float16", "bfloat16", "float32", "float64")  # fmt: skip
+           "float16", "bfloat16", "float32", "float64")
 DTYPES = (*NUMBERS, "bool", "string")
 DEVICES = ("model", "cpu", "gpu")
 KEYS = ("tp", "slots", "seconds", "stop", "path", "a key", "device", "k/v")
@@ -157,7 +157,7 @@ def drawn(draw: random.Random, name: str = "", device: str = "") -> Model:
                 optional=optional and draw.random() < 0.4,
             )
             for number in names
-        ]  # fmt: skip
+        ]
 
     max_batch = draw.choice([0, 1, draw.randrange(2, 500)])
     values = [draw.randrange(10**6), draw.uniform(0, 1), f"{draw.randrange(99)} words", ""]
@@ -235,7 +235,7 @@ def _right_batches(case: str, known, model: Model) -> None:
         why = "" if model.max_batch else (
             "\nWith more than 0 the server adds a dimension in front of all shapes, and the model "
             "must take batches."
-        )  # fmt: skip
+        )
         raise Wrong(
             f"{case}: max_batch_size is {known.max_batch_size}, not {model.max_batch}.{why}"
         )

@@ -91,7 +91,7 @@ def _right_layers(trial: Trial, group: Group, late: bool) -> None:
             if any(event.asynchronous for event in one["events"]):
                 hint += WAITS
             close(f"{where}, rank {r}", "x after the layer", one["y"], right, hint=hint,
-                  dtype=case.dtype, scale=finite)  # fmt: skip
+                  dtype=case.dtype, scale=finite)
         same_bits(where, "x after the layer", [one["y"] for one in found])
         for r, one in enumerate(found):
             unchanged(f"{where}, rank {r}", one["changed"])
@@ -382,7 +382,7 @@ def _right_logits(case: str, served: Served, ranks: list[dict]) -> None:
             if "error" in call:
                 raise Wrong(f"{where}: rank {r} raises ValueError: {call['error']}, others do not.")
             close(f"{where}, rank {r}", "the logit (row, word)", call["logits"],
-                  right, slack=1024, scale=1.0)  # fmt: skip
+                  right, slack=1024, scale=1.0)
             if not bitwise_equal(call["logits"], first["logits"]):
                 raise Wrong(
                     f"{where}: rank {r} and rank 0 do not hold the same bits of the logits."

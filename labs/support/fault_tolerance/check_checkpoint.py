@@ -35,11 +35,11 @@ RUNS = ("pickle.find_class", "exec")  # audit events
 LIBRARY = (
     "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal",
     "torch.distributed.checkpoint", "utils.training", "utils.models", "labs.support",
-)  # fmt: skip
+)
 FOREIGN = {
     "notes.txt": b"a learning rate of 3e-4\n", "model.safetensors": b"weights of yesterday",
     "best/weights.pt": b"weights of last week", "notes.tmp": b"not finished", ".hidden": b"",
-}  # fmt: skip
+}
 
 
 def checkpoint(trial: Trial) -> str:
@@ -53,7 +53,7 @@ def checkpoint(trial: Trial) -> str:
     ):
         for name, scenario in (
             ("values", _values), ("damages", _damages), ("cuts", _cuts), ("kills", _kills),
-        ):  # fmt: skip
+        ):
             (Path(place) / name).mkdir()
             group.run("saved and loaded", scenario, f"{place}/{name}", seed, seconds=SECONDS)
     return (
@@ -148,13 +148,13 @@ def _state(seed: int, step: int) -> dict:
         "expanded": large[:4, :1].expand(4, 6),
         "parameter": torch.nn.Parameter(torch.randn(3, generator=numbers)),
         "special": torch.tensor([float("nan"), float("inf"), -0.0, 1e-45]),
-    }  # fmt: skip
+    }
     state |= {
         "step": draw.randrange(1000), "state": 0.1 + draw.random(), "": 7, "a/b": -3,
         "../up": 2**70, "__metadata__": torch.arange(3), "sha256": True, "größe\n": False,
         "x" * 300: float("nan"), "lr": -0.0, "one": 1.0, "zero": 0, "loss": float("inf"),
         "format": torch.ones(2),
-    }  # fmt: skip
+    }
     names = list(state)
     draw.shuffle(names)
     return {name: state[name] for name in names}

@@ -33,7 +33,7 @@ LIBRARY = (
     "torchft", "torch.distributed.elastic", "DistributedDataParallel", "torch.nn.parallel",
     "utils.parallel", "utils.training", "utils.ranks", "labs.support.fault_tolerance.fates",
     "labs.support.fault_tolerance.disturbed", "labs.support.fault_tolerance.check_elastic",
-)  # fmt: skip
+)
 FORMULA = (
     "Is g the gradient of the mean over all rows of the batch, v = momentum·v + g, and\n"
     "weights -= lr·v?"

@@ -121,7 +121,7 @@ def _lost_hint(given, found):
                            + restart / between),
         "how much longer the run takes. The share is of the whole time.": failures.stretch(**given)
         - 1,
-    }  # fmt: skip
+    }
     for text, guess in guesses.items():
         if math.isclose(value, guess, rel_tol=1e-6):
             return f"It is {text}"

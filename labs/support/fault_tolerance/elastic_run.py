@@ -70,7 +70,7 @@ def draw(undisturbed: Run, run: Run) -> None:
                 for name, one in zip(names, (undisturbed, run))
             },
             x=x, y="loss", title=title, dashed=names[1:],  ax=axes,
-        )  # fmt: skip
+        )
     figures.show()
 
 

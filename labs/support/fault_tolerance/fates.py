@@ -31,13 +31,13 @@ COLLECTIVES = (
     "gather", "scatter", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
     "alltoall", "alltoall_base", "all_to_all_single", "send", "recv", "recv_anysource", "barrier",
     "monitored_barrier",
-)  # fmt: skip
+)
 STORE = ("set", "get", "multi_set", "multi_get", "queue_push", "queue_pop", "add", "append",
-         "compare_set", "wait", "check", "delete_key", "num_keys", "barrier")  # fmt: skip
+         "compare_set", "wait", "check", "delete_key", "num_keys", "barrier")
 # those whose first argument is written to
 RESULTS = ("allreduce", "allreduce_coalesced", "broadcast", "allgather", "_allgather_base",
            "all_gather_single", "alltoall", "alltoall_base", "all_to_all_single",
-           "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single")  # fmt: skip
+           "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single")
 NEW_GROUPS = 12  # who makes more than these makes them again and again
 IN_A_RECOVERY = ("meeting", "handing over")
 WORDS = {

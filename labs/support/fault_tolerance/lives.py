@@ -85,7 +85,7 @@ def new_state(seed: int) -> dict:
     return {
         "weights": weights, "velocity": torch.zeros_like(weights, dtype=torch.float64),
         "random": numbers.get_state(), "tokens": 0, "loss": float("inf"),
-    }  # fmt: skip
+    }
 
 
 def train(state: dict) -> None:

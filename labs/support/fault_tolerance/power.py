@@ -118,7 +118,7 @@ class Cuts:
         self.cuts.append(
             Cut(when, self.begun, self.returned, self._now(), dict(self._certain),
                 dict(self._contents))
-        )  # fmt: skip
+        )
 
     def end(self) -> list[Cut]:
         """All cuts; from now on nothing is watched."""

@@ -59,7 +59,7 @@ def by_hand(trial: Trial) -> str:
         _same(got, _state(*case), "state_bytes", STATE, case, _state_hint(*case))
     for got, case in zip(found[1], kept):
         _same(got, _activation(*case), "activation_bytes", ACTIVATIONS, case,
-              _activation_hint(got, *case))  # fmt: skip
+              _activation_hint(got, *case))
     return (
         f"{len(states)} states and {len(kept)} sets of activations are right.\n"
         f"GPT-3 on 8 · 8 · 16 GPUs with zero 1: {_state(175e9, 8, 8, 16, 1) / 1e9:.1f} GB of state."
@@ -163,7 +163,7 @@ def _activation_hint(got, layers, hidden, seq, pp, micro_batch, micro_batches):
                                    "rounded-up number"),
         (layers * under_way, f"all {layers} layers are counted, and the first of {pp} stages has "
                              f"{here}"),
-    ):  # fmt: skip
+    ):
         if abs(got - one * counted) <= 1:
             return cause
     return (

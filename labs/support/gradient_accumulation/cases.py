@@ -59,7 +59,7 @@ def draw_case(trial: Trial, size: int, dtype: torch.dtype, equally_many: bool) -
         rows.append([
             [[draw.randrange(length + 1) for _ in range(draw.randrange(22, 25))]
              for _ in range(counts[(step + s) % len(counts)])] for s in shift
-        ])  # fmt: skip
+        ])
         rows[-1][(odd + 1) % size][0].append(length)  # some tokens must count
     if size > 1:
         rows[0][odd] = rows[0][odd] if equally_many else []
@@ -69,7 +69,7 @@ def draw_case(trial: Trial, size: int, dtype: torch.dtype, equally_many: bool) -
     return Case(
         dtype, draw.randrange(9, 14), draw.randrange(4, 8), length,
         trial.new_seed() // 2, rows, draw.uniform(0.2, 0.8), odd,
-    )  # fmt: skip
+    )
 
 
 def some(trial: Trial, size: int, *dtypes: torch.dtype) -> list[tuple[torch.dtype, bool]]:

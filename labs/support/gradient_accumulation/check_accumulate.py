@@ -235,7 +235,7 @@ def _right_loss(where: str, loss: float, right: float, dtype: torch.dtype) -> No
         torch.tensor(right, dtype=torch.float64),
         hint="Is there a float32 tensor on the way? The gradients are float64." if near
         else "It should be the mean loss over the tokens of all ranks.",
-    )  # fmt: skip
+    )
 
 
 def _right_memory(where: str, row: dict, drawn) -> None:
@@ -315,7 +315,7 @@ def _draw_gradients(trial: Trial, size: int, dtype: torch.dtype, large: bool) ->
     losses = [[count * draw.uniform(1, 4) for count in counts] for counts in tokens]
     return Gradients(
         dtype, shapes, trial.new_seed(), missing, tokens, losses, draw.randrange(size)
-    )  # fmt: skip
+    )
 
 
 def _reduce(answer, drawn: Gradients) -> list[dict]:

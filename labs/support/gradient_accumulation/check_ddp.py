@@ -105,7 +105,7 @@ def _train(answer, drawn, norms: list[float], momentum: float) -> list[dict]:
             "events": [(event.op, event.payload) for event in look.events],
             "weights": flat(model.parameters()), "twin": flat(twin.parameters()),
             "left": bool(_gradients(model).any()), "memory": memory[0],
-        }  # fmt: skip
+        }
         rows.append(row)
         del loss, look, share, given
     hook.remove()
@@ -177,7 +177,7 @@ def _right_training(case: str, ranks: list[list[dict]], drawn, norms: list[float
             _one_model(case, after, rows[0]["grad"], row["grad"])
         for where, row in zip(wheres, rows):
             _right_gradient(where, row, every, drawn.dtype, norms[step - 1] if step else math.inf,
-                            len(rows))  # fmt: skip
+                            len(rows))
             if step:
                 _right_step(where, row, every, drawn.dtype)
             elif not math.isclose(row["total"], sum(p.loss for p in row["parts"]), rel_tol=1e-5):
@@ -301,7 +301,7 @@ def _right_step(where: str, row: dict, every: list[Part], dtype: torch.dtype) ->
         torch.tensor(right, dtype=torch.float64),
         hint="Is there a float32 tensor on the way?" if near
         else "It should be the mean loss over the tokens of all ranks.",
-    )  # fmt: skip
+    )
     memory, right = row["memory"], row["right memory"]
     if memory.above(right, 8 * row["grad"].nbytes + 2048):
         raise Wrong(

@@ -153,7 +153,7 @@ def _norms(answer, calls: list[Call], odd: int, seed: int) -> list[dict]:
             "right_small": everyone.square().sum(1).mean(),
             "own_small": own.double().square().sum(),
             "events": [(event.op, event.payload) for event in look.events],
-        })  # fmt: skip
+        })
         del found, look, mine, around
     results[-1]["kept"] = whole.kept()
     return results
@@ -227,7 +227,7 @@ def _draw_history(draw, number: int) -> tuple[list[list[tuple[float, float]]], i
             (sign + noise / small_rows + draw.gauss(0, 0.8),
              sign + noise / big_rows + draw.gauss(0, 0.8))
             for _ in range(steps)
-        ]  # fmt: skip
+        ]
         if sign * _averages(history, small_rows, big_rows)[0] > 0.3:
             both.append([(size * small, size * big) for small, big in history])
     return both, small_rows, big_rows

@@ -57,7 +57,7 @@ def _cases(trial: Trial) -> list[dict]:
         {"n": block, "strides": tuple(draw.sample(range(1, 9), 3))},
         {"n": draw.randrange(200, 900), "strides": (1, 2, 1)},
         {"n": 3, "strides": (2**30 + draw.randrange(9), 1, 2), "type": TYPES[-1]},
-    ]  # fmt: skip
+    ]
     return [
         {"out": "", "type": kind, **case, "seed": trial.new_seed()}
         for case, kind in zip(cases, [*types, ""])

@@ -55,13 +55,13 @@ def _cases(trial: Trial) -> list[dict]:
         {"n": draw.randrange(1025, 2000), "clip": 0.5, "bad": math.nan},
         {"n": draw.randrange(20, 1000), "clip": 0.5, "bad": -math.inf},
         {"n": draw.randrange(20, 1000), "clip": 0.5, "zero": True},
-    ]  # fmt: skip
+    ]
     rates = [
         {"t": draw.choice((1, 2, draw.randrange(3, 30), 1000)), "lr": draw.uniform(0.01, 0.1),
          "betas": (draw.uniform(0.5, 0.95), draw.uniform(0.8, 0.999)),
          "eps": draw.choice((1e-8, 1e-3, 1e-2)), "weight_decay": draw.uniform(0.05, 0.9)}
         for _ in cases
-    ]  # fmt: skip
+    ]
     rates[0] |= {"t": draw.randrange(2, 9), "eps": 1e-2}
     late = draw.randrange(30_000, 100_000)
     rates[1] |= {"t": late, "betas": (0.9, 1 - 1 / late)}  # each t has another β2^t
@@ -75,7 +75,7 @@ def _cases(trial: Trial) -> list[dict]:
             "seed": trial.new_seed(),
         }
         for case, rate in zip(cases, rates)
-    ]  # fmt: skip
+    ]
 
 
 def _named(drawn: dict) -> str:
@@ -128,7 +128,7 @@ def _values(answer, drawn: dict) -> None:
         ("first call", drawn, 0, 0, rates), ("the same call, g elsewhere", drawn, 0, 4, rates),
         ("third call", drawn | {"bad": None, "zero": False}, 9, 0, rates),
         ("the same t, other rates", drawn, 5, 0, other),
-    ]  # fmt: skip
+    ]
     norm = _tensors(drawn, drawn["seed"], 0)["g"].double().norm().item()
     max_norm = drawn["clip"] * (norm if 0 < norm < math.inf else drawn["size"])
     for case, draw, more, offset, rates in calls[: 2 if drawn["n"] > MANY else 4]:
@@ -143,7 +143,7 @@ def _values(answer, drawn: dict) -> None:
         hint = "Where the norm is not finite, nothing is to be changed." if bad else ""
         for name in "mvp":
             close(case, name, given[name], right[name], hint=hint, slack=0 if bad else 16,
-                  scale=scales[name])  # fmt: skip
+                  scale=scales[name])
         if "g" in traced.changed():
             raise Wrong(f"{case}: g is not what it was before the call.")
         _traffic(case, traced, drawn["n"], bad)

@@ -66,13 +66,13 @@ def _cases(trial: Trial) -> list[dict]:
         (draw.randrange(2, 9), draw.randrange(65, 500)), (draw.randrange(SMS + 1, SMS + 20), 1),
         (1, draw.randrange(2**13 + 1, 2**14)), (draw.randrange(2, 9), 2 ** draw.randrange(3, 9)),
         (draw.randrange(MANY + 5, 600), draw.randrange(5, 40)), (MANY, draw.randrange(65, 99)),
-    ]  # fmt: skip
+    ]
     cases = [
         {"rows": rows, "d": d, "calls": 1 if rows > SMS else 2, "nan": False,
          "eps": draw.choice((1e-5, 1e-2, 0.3)), "large": draw.choice((0.1, 1.0, 30.0)),
          "seed": trial.new_seed()}
         for rows, d in sizes
-    ]  # fmt: skip
+    ]
     cases[0] |= {"eps": draw.uniform(0.2, 0.4), "large": 0.3, "calls": 4}
     cases[-2] |= {"nan": True}
     return cases
@@ -153,4 +153,4 @@ def _code(answer, rows: int, d: int) -> dict:
     return {
         "registers": code.registers, "warps": code.threads // 32, "programs an SM": held.programs,
         "occupancy": held.share, "loads": code.loads, "stores": code.stores,
-    }  # fmt: skip
+    }

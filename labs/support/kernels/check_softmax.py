@@ -66,11 +66,11 @@ def _cases(trial: Trial) -> list[dict]:
         {"shape": (2, draw.randrange(5000, 7000)), "type": "float16", "gradient": "small",
          "scale": draw.uniform(8000, 9000), "size": 2**-13},
         {"shape": (2, draw.randrange(2**13 + 1, 2**14))},
-    ]  # fmt: skip
+    ]
     usual = {
         "type": "float32", "size": 3.0, "shift": 0.0, "last": 0.0, "masked": False, "gradient": "",
         "x": "", "calls": 2,
-    }  # fmt: skip
+    }
     return [
         {**usual, "scale": draw.uniform(0.3, 1.5), **case, "seed": trial.new_seed()}
         for case in cases

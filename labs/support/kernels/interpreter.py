@@ -29,7 +29,7 @@ PROCESS, ADDRESS = "a process is started", "the host asks for a number by its ad
 ELSEWHERE = {
     "os.fork": PROCESS, "os.posix_spawn": PROCESS, "subprocess.Popen": PROCESS,
     "ctypes.cdata": ADDRESS, "ctypes.cdata/buffer": ADDRESS, "ctypes.string_at": ADDRESS,
-}  # fmt: skip
+}
 
 TOO_FAR = (
     "Has a place more than 31 bits? `.to(tl.int64)` before the product, or\n"

@@ -201,7 +201,7 @@ def _reach(launch: Launch, size: tuple, index: tuple, enough: int, loads: float)
             (interpreter, "_patch_lang", patched_once()),
             (interpreter.GridExecutor, "_init_args_hst", lambda _, *given: given),
             (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
-        ):  # fmt: skip
+        ):
             stack.enter_context(patch(owner, name, new))
         stack.enter_context(np.errstate(all="ignore"))
         try:

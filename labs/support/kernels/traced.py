@@ -39,7 +39,7 @@ FREE = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "detach",
     "alias", "t", "transpose", "permute", "expand", "slice", "select", "as_strided", "unsqueeze",
     "squeeze", "split", "split_with_sizes", "unbind", "_unsafe_view", "_reshape_alias", "set_",
-}  # fmt: skip
+}
 # operators whose result the host has to know
 ASKING = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "unique"}
 
@@ -241,7 +241,7 @@ class Traced(Moved):
         tensors = [*self._named.values(), *self._beside]
         self._unit = min(tensor.element_size() for tensor in tensors)
         self._inputs_at = np.unique(np.concatenate([_places(t, self._unit).ravel()
-                                                    for t in self._named.values()]))  # fmt: skip
+                                                    for t in self._named.values()]))
         beside = [_places(t, self._unit).ravel() for t in self._beside]
         self._known = np.unique(np.concatenate([self._inputs_at, *beside]))
         self._log.clear()

@@ -21,7 +21,7 @@ MICRO = (3, 1, 10, 2, 4)  # micro-batches of the steps
 LARGE = 160  # rows and columns: two such parameters have more than 50,000 numbers
 OPTIMIZERS = (
     ("SGD", {"momentum": 0.9}), ("SGD", {}), ("AdamW", {"weight_decay": 0.1}), ("AdamW", {}),
-)  # fmt: skip
+)
 
 
 def master_weights(trial: Trial) -> str:
@@ -52,7 +52,7 @@ def _draw(trial: Trial, size: int, gaps: bool, large: bool) -> dict:
         "empty": draw.randrange(1, len(micro) - 1), "optimizer": name,
         "options": options | {"lr": draw.uniform(0.005, 0.03)},
         "missing": draw.randrange(len(shapes)), "gaps": gaps,
-    }  # fmt: skip
+    }
 
 
 def _gradients(drawn: dict, step: int, micro: int, rank: int) -> list[torch.Tensor | None]:
@@ -141,7 +141,7 @@ def _train(answer, drawn: dict) -> list[dict]:
             "twins": [twin.clone() for twin in twins],
             "parameters": [p.detach().clone() for p in model],
             "left": [n for n, master in enumerate(masters) if master.grad is not None],
-        }  # fmt: skip
+        }
         rows.append(row)
         del look, collecting
     state = [list(optimizer.optimizer.state.values()), list(beside.optimizer.state.values())]
@@ -172,7 +172,7 @@ def _right_copies(masters, start: list, model: list) -> None:
 def _right_types(where: str, masters: list, model: list) -> None:
     for tensors, dtype, what in (
         (masters, torch.float32, "masters"), (model, torch.bfloat16, "model's parameters"),
-    ):  # fmt: skip
+    ):
         wrong = {str(t.dtype).split(".")[1] for t in tensors if t.dtype != dtype}
         if wrong:
             right = str(dtype).split(".")[1]
@@ -227,7 +227,7 @@ def _right_sums(where: str, seen: list, parts: list, shapes: list) -> list[torch
         elif column and torch.equal(seen[number], _in_bf16(column)):
             hint = "It was added up in bf16: turn each part into fp32 before you add it."
         close(where, f".grad of master {number}", seen[number], total, dtype=torch.float32,
-              hint=hint)  # fmt: skip
+              hint=hint)
     return right
 
 
@@ -276,7 +276,7 @@ def _right_mean(where: str, number: int, mean, right: torch.Tensor, size: int) -
 def _right_parameters(where: str, row: dict) -> None:
     for number, (mine, master) in enumerate(zip(row["parameters"], row["masters"])):
         close(where, f"parameter {number}", mine, master.bfloat16().double(), slack=0,
-              hint="It should be its master, rounded to the nearest bf16 number.")  # fmt: skip
+              hint="It should be its master, rounded to the nearest bf16 number.")
     if row["left"]:
         raise Wrong(
             f"{where}: after step() masters still have a .grad: 4 bytes a parameter, and the next "

@@ -196,7 +196,7 @@ def _draw_steps(trial: Trial, size: int, shares: bool) -> dict:
         "options": {"init_scale": 2.0 ** draw.randrange(8, 12), "growth_interval": 2,
                     "growth_factor": draw.choice((2.0, 4.0)), "backoff_factor": 0.25},
         "lr": draw.uniform(0.05, 0.2), "clip": None if shares else draw.uniform(0.3, 0.6),
-    }  # fmt: skip
+    }
 
 
 def _steps(answer, drawn: dict) -> list[dict]:
@@ -241,7 +241,7 @@ def _steps(answer, drawn: dict) -> list[dict]:
             "made": bool(made), "grads": seen.pop() if seen else None, "scale": scale, "clip": clip,
             "events": [(event.op, event.payload) for event in look.events],
             "moved": any(not torch.equal(a, b.detach()) for a, b in zip(before, model)),
-        })  # fmt: skip
+        })
         optimizer.zero_grad()
         for parameter in model:
             parameter.grad = None

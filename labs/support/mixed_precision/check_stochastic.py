@@ -125,7 +125,7 @@ def _round(answer, values: list[float], seeds: list[int]) -> dict:
         "others": not _bits(first).equal(_bits(rounded(small, seeds[2]))),
         "ups": ups,
         "goes on": not _bits(twice[0]).equal(_bits(twice[1])),
-    }  # fmt: skip
+    }
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
@@ -180,7 +180,7 @@ def _right_rounding(seen: dict, values: list[float]) -> None:
             )
     for i in range(len(PARTS), len(values)):
         close("what bf16 can hold must stay as it is", f"a result for {values[i]:g}", got[:, i],
-              exact[i].expand(TIMES), slack=0)  # fmt: skip
+              exact[i].expand(TIMES), slack=0)
     half = ways[2] - parts[2]  # the most random one
     away = half.roll(TIMES // 2)
     others = {"below it": half.roll(1), "beside it": ways[3] - parts[3], "half the rows away": away}
@@ -214,7 +214,7 @@ def _draw_steps(trial: Trial, missing: bool) -> dict:
         "numbers": [first + apart for apart in draw.sample(APART, len(APART))],
         "lr": draw.uniform(0.1, 0.9),
         "seed": trial.new_seed(), "missing": missing,
-    }  # fmt: skip
+    }
 
 
 def _start(drawn: dict) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:

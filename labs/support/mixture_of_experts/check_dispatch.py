@@ -26,7 +26,7 @@ LIBRARY = (
     "dist.nn", "_functional_collectives", "all_to_all_single_autograd",
     # modules, trapped on the ranks, too
     "torch.distributed.nn", "torch.distributed._functional_collectives", "utils.parallel",
-)  # fmt: skip
+)
 HANG = "Do all ranks call the same all-to-alls, also a rank that has nothing to send?"
 ASKED = "without gradients"
 WAITS = "\nSome calls are asynchronous: is each waited for before its result is read?"
@@ -312,7 +312,7 @@ def _alone(layer: Case) -> dict:
             }
             for r in ranks
         ],
-    }  # fmt: skip
+    }
 
 
 HINTS = {
@@ -325,10 +325,10 @@ HINTS = {
 def _right_outputs(case: str, layer: Case, rank: int, found: dict, right: dict) -> None:
     hint = _symptom(found["y"], right["y"][rank], right["plain"][rank], layer.choices)
     close(case, "the layer's output", found["y"], right["y"][rank], hint=hint + _waits(found),
-          dtype=layer.dtype, scale=1)  # fmt: skip
+          dtype=layer.dtype, scale=1)
     unchanged(case, found["changed"])
     close(f"{case}, {ASKED}", "the layer's output", found["asked"], right["y"][rank],
-          hint=_waits(found).strip(), dtype=layer.dtype, scale=1)  # fmt: skip
+          hint=_waits(found).strip(), dtype=layer.dtype, scale=1)
 
 
 def _right_gradients(case: str, layer: Case, rank: int, found: dict, right: dict) -> None:
@@ -341,7 +341,7 @@ def _right_gradients(case: str, layer: Case, rank: int, found: dict, right: dict
             close(
                 case, f"the gradient of {what}", got, wanted, hint=hint + _waits(found),
                 scale=4 * (sum(layer.tokens) * layer.choices) ** 0.5,
-            )  # fmt: skip
+            )
     out, came = _bytes(layer, rank)
     _exchanges(f"{case}, combine", layer.size, found["forward"], [came])
     _exchanges(f"{case}, combine {ASKED}", layer.size, found["asking"], [came])

@@ -202,7 +202,7 @@ def send_out(answer, cases: list[Case]) -> list[dict]:
         _expect_shape(
             "dispatch", rows, (sum(numbers(way.receive)), case.width), "one row for each choice of "
             "an expert of this rank."
-        )  # fmt: skip
+        )
         if not rows.requires_grad:
             raise Wrong(
                 "dispatch: the rows carry no gradient.\nRows must travel through AllToAll.apply."
@@ -212,7 +212,7 @@ def send_out(answer, cases: list[Case]) -> list[dict]:
             **{name: numbers(getattr(way, name)) for name in ("order", "by_expert", "loads")},
             "forward": look.events[:],
             "spare": look.spare(rows),
-        })  # fmt: skip
+        })
         with torch.no_grad(), look:
             asked, _ = answer.dispatch(tokens.detach(), chosen, case.experts)
         results[-1] |= {
@@ -263,7 +263,7 @@ def _right_way(case: Case, way: Any, rank: int) -> None:
     """The numbers of rows, which the way back relies on."""
     counts = torch.stack([
         case.chosen_of(r).flatten().bincount(minlength=case.experts) for r in range(case.size)
-    ])  # (N, E)  # fmt: skip
+    ])  # (N, E)
     here = counts[:, list(case.own(rank))]
     send = counts[rank].view(case.size, -1).sum(dim=1)
     for name, right, also, hint in (
@@ -271,7 +271,7 @@ def _right_way(case: Case, way: Any, rank: int) -> None:
          "These are this rank's own tokens only: tell() must bring the others' counts."),
         ("send", send, None, ""),
         ("receive", here.sum(dim=1), send, "These are the rows that this rank sends."),
-    ):  # fmt: skip
+    ):
         got = numbers(getattr(way, name))
         if got == right.tolist():
             continue

@@ -23,7 +23,7 @@ from utils.parallel.schedules import Action, needs, schedule
 LIBRARY = (
     "utils.parallel", "utils.training", "torch.distributed.pipelining", "deepspeed",
     "labs.support.pipeline_parallel",
-)  # fmt: skip
+)
 HANG = (
     "Who waits for whom? A send that waits (dist.send comes back when the other rank receives)\n"
     "blocks the rank; a receive without a number takes whatever was sent first."
@@ -127,9 +127,9 @@ def _drawn(trial: Trial, group: Group, late: bool) -> list[Case]:
         given = {
             "middle": draw.choice([(), (draw.randrange(1, 4),)]), "width": draw.randrange(2, 7),
             "tokens": draw.random() < 0.5,
-        } | more  # fmt: skip
+        } | more
         return Case(tuple(lists), tuple(name for name, _ in steps), tuple(rows),
-                    dtype=dtype or draw.choice(dtypes), seed=trial.new_seed(), **given)  # fmt: skip
+                    dtype=dtype or draw.choice(dtypes), seed=trial.new_seed(), **given)
 
     some = draw.randrange
     if late:
@@ -296,7 +296,7 @@ def step(answer, case: Case, number: int, actions: tuple, watched: Watched, late
         "history": isinstance(total, torch.Tensor) and total.requires_grad,
         "gradients": {name: None if g is None else g.clone() for name, g in gradients.items()},
         "kept": 0 if late else look.kept(total, list(gradients.values())),
-    }  # fmt: skip
+    }
     found["total"] = total.detach().clone() if isinstance(total, torch.Tensor) else total
     return found
 
@@ -344,7 +344,7 @@ def _right_sum(name: str, case: Case, ranks: list[list[dict]]) -> None:
                         "\nIs each message the one of its micro-batch, and whole when it is used?"
                     )
                 close(where, f"the gradient of {parameter}", got, wanted, hint=hint,
-                      scale=wanted.abs().max().item() * 4 + 1)  # fmt: skip
+                      scale=wanted.abs().max().item() * 4 + 1)
         total, where = ranks[-1][step]["total"], f"{name}, step {step}, the last rank"
         if not isinstance(total, torch.Tensor):
             total = torch.tensor(a_number(where, "what run returns", total), dtype=torch.float64)
@@ -378,13 +378,13 @@ def _judged(name: str, case: Case, rank: int, steps: list[dict]) -> None:
 def _messages(where: str, case: Case, step: int, rank: int, events: list) -> None:
     itemsize = case.dtype.itemsize
     one = [rows * torch.Size(case.middle).numel() * case.width * itemsize
-           for rows in case.rows[step]]  # fmt: skip
+           for rows in case.rows[step]]
     neighbours = {other for other in (rank - 1, rank + 1) if 0 <= other < case.size}
     for other in sorted(neighbours | {-1 if e.peer is None else e.peer for e in events}):
         own = [event for event in events if event.peer == (None if other < 0 else other)]
         whom = "" if other < 0 else f", to and from rank {other}"
         communication(where + whom, own, {"send": one, "recv": one} if other in neighbours else {},
-                      "One message each way for a micro-batch.")  # fmt: skip
+                      "One message each way for a micro-batch.")
 
 
 def _listed(actions) -> str:

@@ -15,7 +15,7 @@ from utils.course.trial import Trial, fractions
 LIBRARY = (
     "utils.parallel", "utils.training", "torch.distributed.pipelining", "deepspeed",
     "labs.support.pipeline_parallel",
-)  # fmt: skip
+)
 
 
 def halves(trial: Trial) -> str:
@@ -109,7 +109,7 @@ def _drawn(trial: Trial) -> list[list[Case]]:
             Case((empty.shapes[0], (0, empty.widths[0])), empty.widths, True, double, empty.seed),
             case(2, leaf=False, bias=True), case(2, bias=True, fresh=True),
         ],
-    ]  # fmt: skip
+    ]
 
 
 # ---- in a process of its own
@@ -122,7 +122,7 @@ def steps(answer, cases: list[Case]) -> list[dict]:
 def step(answer, case: Case) -> dict:
     """B of all micro-batches, then their W's, the last one first."""
     layers = [[None if p is None else torch.nn.Parameter(p) for p in pair]
-              for pair in case.weights()]  # fmt: skip
+              for pair in case.weights()]
     parameters = [p for pair in layers for p in pair if p is not None]
     for n, p in enumerate(parameters):
         p.grad = case.drawn(60 + n, *p.shape) if case.before else None
@@ -130,7 +130,7 @@ def step(answer, case: Case) -> dict:
     waiting = [[] for _ in case.shapes]
     inputs = case.inputs()
     look = Look(x=[x for x, _ in inputs], gradient=[g for _, g in inputs],
-                weights=[p.data for p in parameters])  # fmt: skip
+                weights=[p.data for p in parameters])
     runs, outputs, found = [], [], {"x": [], "B": [], "W": []}
     with look:
         for (x, gradient), later in zip(inputs, waiting):
@@ -192,7 +192,7 @@ def step(answer, case: Case) -> dict:
 
 def _judged(name: str, case: Case, found: dict) -> None:
     layers = [[None if p is None else p.double().requires_grad_() for p in pair]
-              for pair in case.weights()]  # fmt: skip
+              for pair in case.weights()]
     leaves, total = [], 0.0
     for x, gradient in case.inputs():
         y = x.double().requires_grad_()
@@ -206,10 +206,10 @@ def _judged(name: str, case: Case, found: dict) -> None:
     for number, (got, leaf) in enumerate(zip(found["x"], leaves)):
         if case.leaf:
             close(name, f"the gradient of x of micro-batch {number}", got, leaf.grad, scale=scale,
-                  dtype=case.dtype)  # fmt: skip
+                  dtype=case.dtype)
     rows = sum(x.numel() // x.shape[-1] for x, _ in case.inputs())
     names = [f"the {kind}" for pair in layers for kind, p in zip(("weight", "bias"), pair)
-             if p is not None]  # fmt: skip
+             if p is not None]
     for number, (what, got, p) in enumerate(zip(names, found["gradients"], parameters)):
         if got is None:
             raise Wrong(f"{name}: after W there is no gradient of {what}.")
@@ -219,7 +219,7 @@ def _judged(name: str, case: Case, found: dict) -> None:
             dtype=case.dtype, scale=scale * (1 + rows) ** 0.5,
             hint="Is it the sum of both" + ", and of what was there before?" * case.before
             + "?" * (not case.before),
-        )  # fmt: skip
+        )
     if found["graph"]:
         raise Wrong(
             f"{name}: the weight's gradient has a history: it keeps a graph from step to step.\n"

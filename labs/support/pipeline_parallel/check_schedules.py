@@ -16,7 +16,7 @@ from utils.parallel.schedules import Action, check, counts, in_flight, schedule,
 LIBRARY = (
     "utils.parallel", "utils.training", "torch.distributed.pipelining", "deepspeed",
     "labs.support.pipeline_parallel",
-)  # fmt: skip
+)
 FORWARD, BACKWARD, WEIGHT = 1.0, 2.0, 1.0  # WEIGHT is the part of BACKWARD that a W takes
 
 
@@ -98,7 +98,7 @@ def _drawn(draw: random.Random) -> list[tuple[int, int]]:
         (1, draw.randrange(1, 9)), (draw.randrange(2, 8), 1), (1, 1), (2, 1), (2, 2),
         (draw.randrange(6, 10), draw.randrange(10, 30)), (LARGEST[0], draw.randrange(17, 40)),
         (draw.randrange(10, 17), draw.randrange(2, 10)), (draw.randrange(2, 5), LARGEST[1]),
-    ]  # fmt: skip
+    ]
     return sizes + [(draw.randrange(2, 10), draw.randrange(1, 20)) for _ in range(8)]
 
 

@@ -15,7 +15,7 @@ from utils.course.trial import Trial
 ROOM_MS, ROOM = 8.0, 0.25  # what ms may be off, at least, and as a share: a busy machine
 ROOM_BYTES = 0.01  # a report shows three digits
 LIBRARY = ("labs.support.profiling.programs", "labs.support.profiling.check_diagnosis",
-           "labs.support.profiling.reference")  # fmt: skip
+           "labs.support.profiling.reference")
 
 
 def slow(trial: Trial) -> str:

@@ -33,7 +33,7 @@ def slow(trial: Trial) -> str:
     """Judges slow.py."""
     program = _program(trial, programs.slow)
     service = next(s for s, cause in programs.LATE.items()
-                   if cause == program.truth["late"]["cause"])  # fmt: skip
+                   if cause == program.truth["late"]["cause"])
 
     def drawn(size):
         def case(steps, **more):
@@ -238,11 +238,11 @@ def _told(troubles: Troubles, size: int) -> str:
     """What happens in a case, in words."""
     found = [f"rows that do not count in steps {sorted(troubles.silent)}"] * bool(troubles.silent)
     far = [f"{step} ({', '.join(f'row {row} of rank {row % size}' for row in rows)})"
-           for step, rows in sorted(troubles.outliers.items())]  # fmt: skip
+           for step, rows in sorted(troubles.outliers.items())]
     found += [f"rows far off in steps {', '.join(far)}"] * bool(far)
     found += [f"step {s}: metrics turned on rank {r}" for s, r in troubles.turned.items()]
     found += [f"rank{'s' * (len(r) > 1)} {' and '.join(map(str, r))} asked to stop in step {s}"
-              for s, r in troubles.stops.items()]  # fmt: skip
+              for s, r in troubles.stops.items()]
     return "".join(f", {one}" for one in found)
 
 

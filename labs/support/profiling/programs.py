@@ -85,7 +85,7 @@ class Settings:
     def names(self) -> list[str]:
         """Of the parameters."""
         return [f"{2 * n}.{kind}" for n in range(len(self.widths) - 1) for kind in
-                ("weight", "bias")]  # fmt: skip
+                ("weight", "bias")]
 
 
 # ---- 1. a learner's number, and her folder
@@ -174,7 +174,7 @@ def _settings(draw: random.Random) -> Settings:
     widths = (
         draw.randrange(4, 8), draw.randrange(10, 17), draw.randrange(17, 23),
         draw.randrange(9, 16), draw.randrange(2, 4),
-    )  # fmt: skip
+    )
     return Settings(
         widths, draw.randrange(10_000), draw.randrange(5, 15) / 100, draw.choice((2, 3))
     )
@@ -186,7 +186,7 @@ def _put_together(
     """The text of a program, without its tags, and the lines of each tag."""
     head = f'"""{about}"""\n\n{IMPORTS}{more.pop("imports")}\n'
     constants = [f"WIDTHS = {settings.widths}", f"LR = {settings.lr}", f"SEED = {settings.seed}",
-                 *more.pop("constants")]  # fmt: skip
+                 *more.pop("constants")]
     draw.shuffle(constants)
     draw.shuffle(functions)
     text = head + "\n" + "\n".join(constants) + "\n"
@@ -514,7 +514,7 @@ def hanging(number: int, sound: bool = False) -> Program:
     functions = [
         NETWORK.format(about="The same on every rank.", own_seed=""),
         REDUCE_IN_GROUP, WORST, SCORE, WHOLE_ERROR, LARGEST,
-    ]  # fmt: skip
+    ]
     train = HANGING.format(
         skip=_indented(part("skips a collective"), 8),
         norm=_indented(norm, 8) if alone else "#-",
@@ -531,7 +531,7 @@ def hanging(number: int, sound: bool = False) -> Program:
         settings, functions, train,
         imports="",
         constants=[f"LARGE = {LARGE}", f"OFTEN = {often}"],
-    )  # fmt: skip
+    )
     troubles = {
         "skips a collective": Troubles(silent={step: tuple(range(rank, ROWS, RANKS))}),
         "decides alone": Troubles(outliers={step: {draw.randrange(rank, ROWS, RANKS): OUTLIER}}),
@@ -675,7 +675,7 @@ def wrong(number: int, sound: bool = False) -> Program:
         settings, functions, train,
         imports="\n\nfrom labs.support.profiling.machine import unwatched",
         constants=[f"LARGE = {LARGE}", f"SPIKE = {SPIKE}", f"LAST = {last}"],
-    )  # fmt: skip
+    )
     row = draw.randrange(rank, ROWS, RANKS)
     troubles = {
         "clipped alone": Troubles(outliers={step: {row: OUTLIER}}),

@@ -110,7 +110,7 @@ def _profile(train: Callable, machine: Machine, steps: int) -> list[str]:
     for (file, line, name), (_, calls, _, seconds, _) in pstats.Stats(profile).stats.items():
         if file in own and name[0] not in "_<":
             rows.append((seconds, f"{calls:>7}{1e3 * seconds:>10.1f}  {name} "
-                         f"({Path(file).name}:{line})"))  # fmt: skip
+                         f"({Path(file).name}:{line})"))
     return [text for _, text in sorted(rows, reverse=True)]
 
 

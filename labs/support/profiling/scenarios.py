@@ -21,7 +21,7 @@ from utils.measure.traffic import Event, Traffic, Watching
 
 HOT = 90.25  # °C
 MEETING = ("set", "get", "multi_set", "multi_get", "queue_push", "queue_pop", "add", "append",
-           "compare_set", "wait", "check", "barrier")  # of a store  # fmt: skip
+           "compare_set", "wait", "check", "barrier")  # of a store
 ENDING = 2.0  # seconds that a thread may go on when train has returned
 
 

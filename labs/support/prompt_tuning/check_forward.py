@@ -82,7 +82,7 @@ def _cases(trial: Trial) -> list[tuple[Case, tuple[int, int]]]:
     alike = {
         "config": draw_config(trial), "lengths": draw_lengths(trial, 3), "spread": True,
         "prompts": (draw.randrange(2, 8),),
-    }  # fmt: skip
+    }
     long = {
         "prompts": (draw.randrange(9, 20),),
         "lengths": ((draw.randrange(150, 200), 90), (3, 1)),
@@ -116,7 +116,7 @@ def _losses(trial: Trial) -> list[tuple]:
         (f"logits of {shape} in {dtype}, {sum(counting)} tokens that count",
          shape, dtype, trial.new_seed(), counting)
         for shape, dtype, counting in cases
-    ]  # fmt: skip
+    ]
 
 
 # ---- rows
@@ -172,14 +172,14 @@ def _right_logits(case: Case, sizes: tuple[int, int], found: dict) -> None:
     right = walk(model, x, torch.arange(sizes[1]))
     close(f"decode, {case}, x {(*sizes, x.shape[2])}", "a logit", found["decoded"], right,
           hint=_symptom_of_decode(found["decoded"], model, x), dtype=case.dtype,
-          slack=near(case.dtype))  # fmt: skip
+          slack=near(case.dtype))
     spelled = Spelled(model, prompt)
     whole, T = spelled.all_logits(tokens), case.T
     whole = torch.stack(whole)
     words = f"forward, {case}"
     close(words, "a logit", found["logits"], whole[:, len(prompt) :],
           hint=_what_is_wrong(found["logits"], whole, model, prompt, tokens), dtype=case.dtype,
-          slack=near(case.dtype))  # fmt: skip
+          slack=near(case.dtype))
     if found["gradient"] is None:
         raise Wrong(
             f"{words}: the logits are right, and the prompt gets no gradient.\n"
@@ -188,7 +188,7 @@ def _right_logits(case: Case, sizes: tuple[int, int], found: dict) -> None:
     right_loss(whole[:, len(prompt) :], targets).backward()
     hint = "The logits are right: is the prompt itself what stands before every row?"
     close(words, "the prompt's gradient", found["gradient"], spelled.gradients()[0], hint=hint,
-          dtype=case.dtype, slack=near(case.dtype))  # fmt: skip
+          dtype=case.dtype, slack=near(case.dtype))
     if found["kept"]:
         raise Wrong(
             f"{words}: when the logits are gone, {found['kept']:,} bytes that it made are still "
@@ -265,13 +265,13 @@ def _right_loss(case: tuple, found: dict) -> None:
             "Sums of many numbers are not made below fp32, and those of fp64 stay there."
         )
     close(words, "answer_loss", loss, right, hint=_symptom_of_loss(loss, given, targets),
-          slack=NEAR[torch.float64] / torch.finfo(loss.dtype).eps)  # fmt: skip
+          slack=NEAR[torch.float64] / torch.finfo(loss.dtype).eps)
     if found["gradient"] is None:
         raise Wrong(f"{words}: answer_loss is right, and no gradient comes back to the logits.")
     logits = given.double().requires_grad_()
     right_loss(logits, targets).backward()
     close(words, "the gradient of the logits", found["gradient"], logits.grad, dtype=dtype,
-          slack=0.1 * near(dtype))  # fmt: skip
+          slack=0.1 * near(dtype))
 
 
 def _symptom_of_loss(loss, logits, targets) -> str:

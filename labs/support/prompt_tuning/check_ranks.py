@@ -51,7 +51,7 @@ def _runs(trial: Trial, size: int) -> list[tuple[list[tuple], bool]]:
         4: [(2, 2)],
         5: [trial.draw.choice([(5, 1), (1, 5)])],
         6: [trial.draw.choice([(3, 2), (2, 3)])],
-    }.get(size, [(size, 1), (1, size)][: size])  # fmt: skip
+    }.get(size, [(size, 1), (1, size)][: size])
     if size not in (2, 3):
         dtype = trial.draw.choice(TYPES[:2])
         return [([(mesh, [_case(trial, mesh, dtype)]) for mesh in meshes], False)]
@@ -102,7 +102,7 @@ def _judge(group: Group, jobs: list[tuple], late: bool) -> None:
             same_bits(
                 f"{case}, {some[0]}", "prompt.grad", [result["gradient"] for result in by_rank],
                 "Every rank makes the same step with it.",
-            )  # fmt: skip
+            )
 
 
 def _alone(cases: list[Case]) -> dict:
@@ -124,7 +124,7 @@ def _right(result: dict, right: dict, by_rank: list, sizes: tuple, cases: list, 
     if gradient is None:
         raise Wrong(f"{where}: prompt.grad is None after backward.")
     close(where, "prompt.grad", gradient, right["gradient"], dtype=dtype, slack=near(dtype),
-          hint=_why(result, right, dp, tp))  # fmt: skip
+          hint=_why(result, right, dp, tp))
     # in bf16 the model's own rounding is larger than what a wrong number of tokens would do
     firsts = by_rank[::tp]
     wanted = sum(one["own"]["loss"] for one in firsts) / right["count"]

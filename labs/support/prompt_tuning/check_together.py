@@ -55,7 +55,7 @@ def _cases(trial: Trial) -> list[Case]:
         (torch.float32, (long, short), [draw.randrange(2)]),
         (draw.choice(TYPES[:2]), tuple(draw.randrange(1, 9) for _ in range(12)),
          [draw.randrange(12) for _ in range(20)]),
-    ]  # fmt: skip
+    ]
     cases = []
     for index, (dtype, prompts, task) in enumerate(some):
         lengths = draw_lengths(trial, len(task)) if index < 7 else ((1, 0),) * len(task)
@@ -78,7 +78,7 @@ def _right(case: Case, found: dict) -> None:
                 f"{where}: row {number}, of task {case.task[number]}, is not what it is alone",
                 "a logit", row, right[number], dtype=case.dtype, slack=near(case.dtype),
                 hint=_whose_row(row, number, model, prompts, case.task, tokens, spelled),
-            )  # fmt: skip
+            )
     made, enough = found["products"]
     if made > enough or found["work"][0] > found["work"][1]:
         raise Wrong(
@@ -95,7 +95,7 @@ def _right(case: Case, found: dict) -> None:
         if mine is None:
             raise Wrong(f"{where}: the logits are right, and {what} is not there.\n{hint}")
         close(where, what, mine, gradient, hint=f"The logits are right. {hint}", dtype=case.dtype,
-              slack=near(case.dtype), scale=1e-3)  # fmt: skip
+              slack=near(case.dtype), scale=1e-3)
     if found["kept"]:
         raise Wrong(
             f"{where}: when the logits are gone, {found['kept']:,} bytes that it made are still "

@@ -35,7 +35,7 @@ def tuning(trial: Trial) -> str:
         for case, steps in zip(cases, group.run("begin and step", scenarios.train, cases)[0]):
             _right_steps(*case, steps)
         few = [(case, words, steps[:number]) for number, (case, words, _, steps)
-               in enumerate(cases, start=1)]  # fmt: skip
+               in enumerate(cases, start=1)]
         group.run("tune", scenarios.tune, few)
         name, seed = trial.draw.choice(tasks.NAMES), trial.draw.randrange(1000)
         words = [trial.draw.randrange(pretrained.LETTERS) for _ in range(tasks.LENGTHS[name])]

@@ -75,7 +75,7 @@ def _state(model: GPT, freezes: bool) -> dict:
             name: (id(parameter), freezes or parameter.requires_grad)
             for name, parameter in parameters.items()
         },
-    }  # fmt: skip
+    }
 
 
 def a_tensor(case: str, value: Any, shape: tuple, hint: str) -> torch.Tensor:
@@ -337,7 +337,7 @@ def learn(answer, weights: dict, name: str, words: list[int], seed: int) -> dict
     shape = len(words), model.config.hidden_size
     a_tensor("tune: the result", prompt, shape, "The prompt is (P, C).")
     return {"prompt": prompt.detach().clone(), "drawn": batches.drawn, "begun": len(begun),
-            "passes": sum(passes)}  # fmt: skip
+            "passes": sum(passes)}
 
 
 # ---- c
@@ -389,7 +389,7 @@ def backward(answer, jobs: list[tuple[tuple[int, int], list[list[Case]]]]) -> li
         found.append([
             _backward(answer, model, some[mesh.dp.index], mesh)
             for model, some in zip(models, cases)
-        ])  # fmt: skip
+        ])
         mesh.close()
     return found
 
@@ -413,7 +413,7 @@ def _backward(answer, model: GPT, case: Case, mesh) -> dict:
         "where": where, "loss": loss, "gradient": prompt.grad, "kept": kept, "own": own,
         "tp": _on(events, mesh.tp), "dp": _on(events, mesh.dp), "all": len(events),
         "count": int((targets != IGNORED).sum()),
-    }  # fmt: skip
+    }
 
 
 def _ranks(mesh) -> str:

@@ -29,7 +29,7 @@ LIBRARY = (
     # modules, trapped on the ranks, too
     "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor",
     "torch.nn.parallel", "utils.parallel",
-)  # fmt: skip
+)
 HANG = "Do all ranks call the same collectives for the same units, whatever their rows are?"
 WAITS = "Some calls are asynchronous: is each waited for before its result is read?"
 

@@ -48,7 +48,7 @@ class Unit:
     def gradients(self) -> torch.Tensor:
         """This rank's whole gradients as a new flat tensor (N · length,), padded with zeros."""
         flat = torch.zeros(self.length * dist.get_world_size(), dtype=self.flat.dtype,
-                           device=self.flat.device)  # fmt: skip
+                           device=self.flat.device)
         for view, parameter in zip(self.views(flat), self.parameters):
             if parameter.grad is not None:
                 view.copy_(parameter.grad)

@@ -71,7 +71,7 @@ def _pair_case(trial: Trial, size: int, name: str, i: int) -> dict:
     return {
         "function": name, "more": (), "dtype": TYPES[(i + size) % 3],
         "x": numbers(trial, [shape] * size, i, odd), "dy": numbers(trial, [shape] * size, i, odd),
-    }  # fmt: skip
+    }
 
 
 def _right_pair(group: Group, case: dict, ranks: list[dict], late: bool) -> None:
@@ -95,7 +95,7 @@ def _right_pair(group: Group, case: dict, ranks: list[dict], late: bool) -> None
                    if name == "Enter" else
                    "Every rank holds the same sum y and the same loss of it: y grows by what x "
                    "grows by.")
-            )  # fmt: skip
+            )
         no_messages(f"{where}: {name}.{of_nothing}", found[of_nothing]["events"], size)
         what = f"what {name}.{of_sum} returns"
         hint = sum_hint(found[there], total, summed, rank)
@@ -176,7 +176,7 @@ def _cut_linears(trial: Trial, group: Group) -> None:
         shape[1 - dim] = sum(lengths)
         dtype = trial.draw.choice(TYPES)
         cases.append({"function": name, "shape": shape, "lengths": lengths, "dtype": dtype,
-                      "dim": dim, "seed": trial.new_seed()})  # fmt: skip
+                      "dim": dim, "seed": trial.new_seed()})
     ranks = group.run(group.case("single layers"), scenarios.cut_linears, cases)
     for rank, found in enumerate(ranks):
         for case, one in zip(cases, found):
@@ -236,9 +236,9 @@ def _layer_case(
         {"shape": shape, "seed": trial.new_seed(), "last": i > 0, "transposed": i != 1,
          "start": draw.randrange(50)}
         for i, shape in enumerate(shapes)
-    ]  # fmt: skip
+    ]
     return {"layer": layer, "config": config, "dtype": dtype, "seed": trial.new_seed(),
-            "steps": steps}  # fmt: skip
+            "steps": steps}
 
 
 def layers(

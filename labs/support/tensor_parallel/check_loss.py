@@ -55,7 +55,7 @@ def _loss_case(trial: Trial, size: int, kind: str, i: int) -> dict:
         shape = (draw.randrange(9, 12), draw.randrange(1900, 2100)) if kind == "long" else (1, 1)
     ends = [sum(sizes[:r]) for r in range(size)] + [sum(sizes[: r + 1]) - 1 for r in range(size)]
     targets = [draw.choice(ends) if draw.random() < 0.4 else draw.randrange(words)
-               for _ in range(shape[0] * shape[1])]  # fmt: skip
+               for _ in range(shape[0] * shape[1])]
     masked = set()
     if kind == "masked":  # some words, and all of one rank's; no target is one of them
         masked = {word for word in range(1, words) if draw.random() < 0.2}
@@ -80,7 +80,7 @@ def _loss_case(trial: Trial, size: int, kind: str, i: int) -> dict:
         "nan": draw.randrange(1, words) if kind == "a NaN" else 0, "dtype": dtype,
         "weighed": kind in ("plain", "bf16"), "factor": draw.uniform(0.3, 3.0),
         "seed": trial.new_seed(),
-    }  # fmt: skip
+    }
 
 
 def _right_losses(group: Group, case: dict, ranks: list[dict], late: bool) -> None:
@@ -91,7 +91,7 @@ def _right_losses(group: Group, case: dict, ranks: list[dict], late: bool) -> No
     words = {"plain": "no token is ignored", "large": "logits of some thousands",
              "smoothed": "smoothing and z", "masked": "masked words", "bf16": "smoothing and z",
              "nothing counts": "no token counts", "a NaN": "a NaN among the logits",
-             "long": "many tokens", "wide": "many words"}  # fmt: skip
+             "long": "many tokens", "wide": "many words"}
     here = (
         f"{tokens} tokens, {', '.join(map(str, case['sizes']))} words in {name_of(case['dtype'])}, "
         f"{words[case['kind']]}{', results coming late' * late}"
@@ -218,7 +218,7 @@ def losses(answer, cases: list[dict]) -> list[dict]:
             with Look(logits=same, targets=targets) as asking, torch.no_grad():
                 asked = answer.vocabulary_loss(same, targets, tuple(case["sizes"]), **case["terms"])
             one = {"loss": loss.detach().clone(), "forward": seen(look), "saved": 0, "allowed": 0,
-                   "asked": asked.clone(), "asking": seen(asking)}  # fmt: skip
+                   "asked": asked.clone(), "asking": seen(asking)}
             if case["weighed"]:
                 one["allowed"] = buffer_bytes(own) + 64 * targets.numel() + 256
                 one["saved"] = look.kept(loss, allowed=one["allowed"])

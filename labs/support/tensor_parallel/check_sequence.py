@@ -63,7 +63,7 @@ def _sequence_case(trial: Trial, size: int, name: str, i: int) -> dict:
         "function": name, "more": (t,) if name == "EnterSequence" else (), "length": t,
         "dtype": TYPES[(i + size) % 3],
         "x": numbers(trial, x, i, odd), "dy": numbers(trial, dy, i, odd),
-    }  # fmt: skip
+    }
 
 
 def _right_sequence(group: Group, case: dict, ranks: list[dict], late: bool) -> None:
@@ -92,7 +92,7 @@ def _right_sequence(group: Group, case: dict, ranks: list[dict], late: bool) -> 
                 unchanged(f"{where}, {ASKED}", found["asking"]["changed"])
                 close(f"{where}, {ASKED}", what, found["asked"], right, hint=hint, slack=slack)
             right = {"all_gather": _gathered(b, t, size)} if whole else {
-                "reduce_scatter": _scattered(b, t, size)}  # fmt: skip
+                "reduce_scatter": _scattered(b, t, size)}
             _in_pieces(f"{where}: {name}.{half}", found[half]["events"], right, nbytes, size)
             if half == "forward":
                 what = f"{where}, {ASKED}: {name}.forward"

@@ -65,7 +65,7 @@ def functions(answer, cases: list[dict]) -> list[dict]:
                 "y": y.detach().clone(), "dx": dx.clone(), "asked": asked, "held": held,
                 "forward": seen(forward), "backward": seen(backward), "asking": seen(asking),
                 "spare": forward.spare(y) + backward.spare(dx),
-            })  # fmt: skip
+            })
         del x, same, dy, y, dx, asked, forward, backward, asking
         running.clear()
     kept = always.kept(found)
@@ -169,7 +169,7 @@ def parts(answer, cases: list[dict]) -> list[dict]:
             "parts": {name: p.detach().clone() for name, p in mine.items()},
             "stored": {name: p.untyped_storage().nbytes() for name, p in mine.items()},
             "changed": changed, "beside": held + look.kept(list(mine.values())),
-        })  # fmt: skip
+        })
     return found
 
 
@@ -200,7 +200,7 @@ def _steps(answer, case: dict) -> list[dict]:
                 again = layer(x.detach(), *more)
             gradients = [parameter.grad for parameter in mine.values()]
             one = {"y": y.detach().clone(), "again": again, "dx": x.grad, "saved": saved,
-                   "spare": forward.spare(y) + backward.spare(x.grad, gradients)}  # fmt: skip
+                   "spare": forward.spare(y) + backward.spare(x.grad, gradients)}
             with Look() as after:
                 if sequence and step["last"]:
                     answer.sum_partial_gradients(layer)
@@ -209,7 +209,7 @@ def _steps(answer, case: dict) -> list[dict]:
                               for n, p in mine.items()},
                 "forward": seen(forward), "backward": seen(backward), "after": seen(after),
                 "asking": seen(asking),
-            })  # fmt: skip
+            })
             del x, dy, y, again, more, one, forward, backward, after, asking, gradients
             if step["last"]:
                 _update(layer.parameters())
@@ -262,7 +262,7 @@ def right_steps(case: dict) -> list[dict]:
         found.append({
             "y": y.detach(), "dx": x.grad, "gradients": gradients, "largest": max(sizes),
             "biases": {n: p.detach().clone() for n, p in layer.named_parameters() if "bias" in n},
-        })  # fmt: skip
+        })
         if step["last"]:
             _update(layer.parameters())
     return found
@@ -282,7 +282,7 @@ def cut_linears(answer, cases: list[dict]) -> list[dict]:
         found.append({
             "weight": layer.weight.detach().clone(), "bias": layer.bias.detach().clone(),
             "stored": layer.weight.untyped_storage().nbytes(), "changed": not same,
-        })  # fmt: skip
+        })
     return found
 
 

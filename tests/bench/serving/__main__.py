@@ -261,7 +261,7 @@ def summary(loads: dict[tuple[str, int], list[Load]], counts: list[int]) -> dict
         for pair, which, wanted in GOALS
         if pair in ratios
         for ratio in (ratios[pair][str(counts[which])],)
-    ]  # fmt: skip
+    ]
     return {"results": results, "ratios": ratios, "goals": goals}
 
 

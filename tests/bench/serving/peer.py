@@ -115,7 +115,7 @@ def with_transformers(folder: str, threads: int) -> tuple[int, Callable]:
             found = model.generate(
                 tokens, attention_mask=torch.ones_like(tokens), do_sample=False,
                 max_new_tokens=max_tokens, pad_token_id=0, logits_processor=[clock],
-            )  # fmt: skip
+            )
         return found[:, tokens.shape[1] :].tolist(), clock.first - begin
 
     return torch.get_num_threads(), generate
@@ -146,7 +146,7 @@ def with_ctranslate2(folder: str, threads: int, compute_type: str) -> tuple[int,
             [[tokenizer.id_to_token(token) for token in prompt] for prompt in prompts],
             min_length=max_tokens, max_length=max_tokens, sampling_topk=1, end_token=[],
             include_prompt_in_result=False,
-        )  # fmt: skip
+        )
         return [one.sequences_ids[0] for one in found], None
 
     return threads, generate

@@ -26,7 +26,7 @@ def test_options_come_from_texts():
     assert config == EngineConfig(
         max_num_seqs=3, device="cpu", step_seconds=7.5, enable_prefix_caching=False,
         enforce_eager=True,
-    )  # fmt: skip
+    )
     assert EngineConfig(**asdict(config)) == config
 
 
@@ -77,7 +77,7 @@ def decoder_of(version, config, rank=0):
     return ServedDecoder(
         version.model, version.weights(rank), rank, version.tp, config.max_num_seqs,
         config.length(version.model), None, "cpu", *dtypes,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_narrow_types_give_about_the_same_logits(tmp_path, dtype):
     tokens, found = [5, 9, 2, 30, 7], {}
     for name, options in {
         "right": {}, "weights": {"dtype": dtype}, "cache": {"kv_cache_dtype": dtype}
-    }.items():  # fmt: skip
+    }.items():
         decoder = decoder_of(version, EngineConfig(max_num_seqs=2, **options))
         decoder.prefill(1, 0, tokens)
         found[name] = decoder.decode([1], [4]).float()

@@ -233,7 +233,7 @@ def not_json(folder):
      missing("rank-0-of-2.safetensors"), missing("tokenizer.json"), changed("config.json"),
      changed("tokenizer.json"), not_json, manifest_with(format=3), manifest_with(tp=3),
      manifest_with(files={}), manifest_with(tp="two")],
-)  # fmt: skip
+)
 def test_damaged_versions_are_refused_by_file_name(copy, damage):
     before, threads = children(), threading.active_count()
     file, why = damage(copy)
@@ -278,7 +278,7 @@ def test_a_version_folder_is_served_by_its_own_code_alone(version, tmp_path):
     answer = subprocess.run(
         [sys.executable, "-I", str(script), str(version)],
         cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
-    )  # fmt: skip
+    )
     assert answer.returncode == 0, answer.stderr
     with Engine(version) as engine:
         expected = engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens

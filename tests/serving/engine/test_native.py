@@ -137,7 +137,7 @@ def decoder(version, library, kv="auto", slots=5):
     return ServedDecoder(
         version.model, version.weights(0), 0, 1, slots, config.length(version.model), None, "cpu",
         *(getattr(torch, name) for name in names), library,
-    )  # fmt: skip
+    )
 
 
 def steps(decoder):
@@ -186,7 +186,7 @@ def test_a_slot_that_is_full_writes_nowhere_else(tmp_path, library):
     one = ServedDecoder(
         version.model, version.weights(0), 0, 1, 2, 1, None, "cpu",
         *(getattr(torch, name) for name in names), library,
-    )  # fmt: skip
+    )
     one.prefill(1, 0, [5])
     kept = [layer.numbers[:, 1].clone() for layer in one.cache.layers]
     one.prefill(0, 0, [0])

@@ -99,7 +99,7 @@ def test_a_conversation_goes_on_where_it_is():
     (command,) = enter(scheduler, request([1, 2, 3, 9, 9, 9, 4]))  # though slot 0 was left before
     assert command == {
         "slot": 1, "start": 5, "tokens": [9, 4], "sampling": [0.0, 0, 1.0, None],
-    }  # fmt: skip
+    }
     (command,) = enter(scheduler, request([5, 5, 5, 6]))
     assert (command["slot"], command["start"]) == (0, 3) and "source" not in command
 
@@ -312,7 +312,7 @@ def test_answers_with_equal_beginnings_are_those_without(config, tp, tmp_path):
                     SamplingParams(8, logprobs=3), SamplingParams(8, temperature=1.0, seed=5)
                 )
                 for tokens, prompt in cases
-            ]  # fmt: skip
+            ]
             answers[caching] = [stream.result() for stream in streams]
             stats[caching] = engine.stats()
     for (tokens, prompt), found in zip(cases, answers[True]):

@@ -27,7 +27,7 @@ def steps_on_rank(folder, tp):
     decoder = ServedDecoder(
         version.model, version.weights(rank), rank, tp, max_num_seqs=4, max_model_len=96,
         prompts=version.prompt_tensors(),
-    )  # fmt: skip
+    )
     steps = [
         lambda: decoder.prefill(1, 0, [5, 6, 7]),  # slot 2 stays free: a row that nobody reads
         lambda: decoder.decode([1], [8]),

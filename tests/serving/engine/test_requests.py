@@ -192,7 +192,7 @@ def test_histograms_count_requests_and_tokens(engine):
     assert new == {
         "request_queue_time": 4, "time_to_first_token": 4, "inter_token_latency": 4 * 8,
         "e2e_request_latency": 4,
-    }  # fmt: skip
+    }
     seconds = {name: took[name].sum - before[name].sum for name in took}
     assert 0 < seconds["request_queue_time"] < seconds["time_to_first_token"]
     assert seconds["time_to_first_token"] < seconds["e2e_request_latency"] < 4 * lasted
@@ -207,7 +207,7 @@ def test_histograms_count_requests_and_tokens(engine):
     [{"max_num_seqs": 0}, {"queue": -1}, {"device": "tpu"}, {"threads": 0},
      {"max_model_len": 1.5}, {"prefill_chunk": 0}, {"step_seconds": 0},
      {"start_seconds": float("inf")}],
-)  # fmt: skip
+)
 def test_options_that_make_no_sense_are_refused(option):
     with pytest.raises(ValueError, match=next(iter(option))):
         Engine("nowhere", **option)

@@ -74,7 +74,7 @@ def test_requests_join_and_leave_between_steps():
     assert names(step) == (["c"], ["b"]) and c.slot == 0
     assert step.command()["prefill"][0] == {
         "slot": 0, "start": 0, "tokens": [ord("c")] * 3, "sampling": [0.0, 0, 1.0, None],
-    }  # fmt: skip
+    }
     assert step.expected() == [c, b]
     assert scheduler.advance(step, [0, 9]) == [(c, 0), (b, 9)]  # 0 ends a text
     assert (c.finish, b.finish) == ("stop", "length")

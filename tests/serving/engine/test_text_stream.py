@@ -146,7 +146,7 @@ def test_what_is_told_of_a_token():
     half = {"token": "\ufffd", "id": 0xE2, "logprob": -1.0, "bytes": [0xE2]}
     assert told == {
         "token": "A", "id": 65, "logprob": -0.5, "bytes": [65], "top_logprobs": [half],
-    }  # fmt: skip
+    }
 
 
 def test_half_a_character_waits_for_its_other_half():

@@ -32,7 +32,7 @@ MALFORMED = [
     f"01-{TRACE}-{SPAN}-01", f"ff-{TRACE}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01",
     f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE}-{SPAN}-0g", f"00-{TRACE[:-1]}x-{SPAN}-01",
     f"00_{TRACE}_{SPAN}_01", f"00-{TRACE}-{SPAN}", None, 5, [GOOD], GOOD.encode(),
-]  # fmt: skip
+]
 NEW = 6
 
 
@@ -76,7 +76,7 @@ def test_a_span_is_one_line(tmp_path, monkeypatch):
         "traceId": TRACE, "spanId": mine.span_id, "parentSpanId": SPAN, "name": "gpt",
         "startTimeUnixNano": 10**18 + 1, "endTimeUnixNano": 10**18 + 2,
         "attributes": {"finish": "stop", "error": "two\nlines"},
-    }  # fmt: skip
+    }
 
 
 def test_many_write_to_one_file(tmp_path, monkeypatch):

@@ -200,7 +200,7 @@ def test_what_fits_a_device_in_fewer_bits():
     llama70 = GPTConfig(
         vocab_size=128_256, hidden_size=8192, layers=80, heads=64, kv_heads=8,
         intermediate_size=28_672,
-    )  # fmt: skip
+    )
     config, memory = EngineConfig(), 0.9 * MACHINES["dgx-h100"].memory
     held = {
         dtype: sum(config.rank_bytes(llama70, 2, "bfloat16", False, dtype))

@@ -233,7 +233,7 @@ def test_what_is_not_offered(gateway):
     for method, path in (
         ("GET", "/"), ("GET", "/v2/systemsharedmemory/status"), ("POST", "/v2/logging"),
         ("POST", "/v2/models/gpt/trace/setting"), ("GET", "/v2/models/gpt/../../metrics"),
-    ):  # fmt: skip
+    ):
         assert error_of(gateway, path, method=method)[0] == 404, path
     assert error_of(gateway, GENERATE, method="GET")[0] == 405
     assert error_of(gateway, "/v2/models/nobody/generate", text())[0] == 404
@@ -290,11 +290,11 @@ def test_more_requests_than_the_gateway_takes_and_longer_ones(server):
             until(lambda: kintsugi(server)["requests_running"] == 1)
             assert error_of(gateway, body=text()) == (
                 429, "UNAVAILABLE: 1 requests are here already, try again later",
-            )  # fmt: skip
+            )
             status, _, body = first.result(PATIENCE)
             assert (status, json.loads(body)) == (
                 504, {"error": f"DEADLINE_EXCEEDED: no answer after {limit} s"},
-            )  # fmt: skip
+            )
         until(lambda: at_rest(server))
         assert ask(gateway, body=text())[0] == 200
 
@@ -490,7 +490,7 @@ def test_the_server_stops_while_clients_ask_on(tmp_path):
     with (
         serving(repo, exit_seconds=60) as server, Gateway(server) as gateway,
         ThreadPoolExecutor(4) as pool,
-    ):  # fmt: skip
+    ):
         clients = [pool.submit(asks_on, gateway, answered, stopped) for _ in range(4)]
         try:
             for _ in range(20):

@@ -181,7 +181,7 @@ def test_a_chat_is_the_completion_of_its_template(api, folder):
     assert said.choices[0].message.content == right.choices[0].text
     assert said.usage == right.usage
     parts = [{"role": "system", "content": "Be brief."},
-             {"role": "user", "content": [{"type": "text", "text": "def é"}]}]  # fmt: skip
+             {"role": "user", "content": [{"type": "text", "text": "def é"}]}]
     assert chat(api, parts, max_tokens=8, temperature=0).choices[0] == said.choices[0]
     events = list(chat(api, max_tokens=8, temperature=0, stream=True))
     assert {event.object for event in events} == {"chat.completion.chunk"}

@@ -251,6 +251,6 @@ def test_the_command_says_why_it_does_not_serve(tmp_path):
     done = subprocess.run(
         [*map(str, COMMAND), "--repo", str(repo)], cwd=ROOT, capture_output=True, text=True,
         timeout=PATIENCE,
-    )  # fmt: skip
+    )
     assert done.returncode == 1
     assert done.stderr.startswith("hopeless version 1: ValueError: rank-1-of-2.safetensors is cut")

@@ -87,7 +87,7 @@ def test_a_stream_is_the_same_text_in_pieces(server, reference, excluded):
     status, answer = post(
         server, endpoint="generate_stream", text_input=text, max_tokens=NEW, stream=True,
         exclude_input_in_output=excluded,
-    )  # fmt: skip
+    )
     events = [json.loads(line[5:]) for line in answer.splitlines() if line.startswith("data:")]
     assert status == 200
     assert len(events) > 1

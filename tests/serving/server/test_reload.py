@@ -97,7 +97,7 @@ def damage(file, how):
     ("name", "how"),
     [(SHARD, "missing"), (SHARD, "empty"), (SHARD, "one bit"), ("manifest.json", "cut short"),
      ("tokenizer.json", "missing")],
-)  # fmt: skip
+)
 def test_damaged_version_is_refused_by_the_files_name(server, client, first, second, name, how):
     """By the leader or by a rank; every other damage meets the engine in engine/test_faults.py."""
     damage(second / name, how)
@@ -170,7 +170,7 @@ def test_no_file_that_is_shipped_can_read_a_pickle():
 def unpickling(code):
     """Names in Python code that read pickles: modules, functions, arguments."""
     modules = ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal",
-               "multiprocessing", "torch.multiprocessing")  # fmt: skip
+               "multiprocessing", "torch.multiprocessing")
     calls = re.compile(r"torch\.load|torch\.jit\.load|\w+_object(_list)?|allow_pickle|read_pickle")
     found = []
     for node in ast.walk(ast.parse(code)):

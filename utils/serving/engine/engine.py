@@ -53,7 +53,7 @@ class Engine:
         self._scheduler = Scheduler(
             config.max_num_seqs, config.queue, config.prefill_chunk, self.model.end_tokens,
             config.enable_prefix_caching,
-        )  # fmt: skip
+        )
         self._streams = {}  # Request -> (Stream, TextStream)
         self._traced = {}  # Request -> Phases, of those that are traced
         self._stats = Stats()

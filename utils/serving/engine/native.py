@@ -118,7 +118,7 @@ def _compile(file, deadline):
                 [compiler, *given[1:], *FLAGS, str(SOURCE), "-o", str(file)],
                 stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                 timeout=max(1.0, deadline - time.monotonic()),
-            )  # fmt: skip
+            )
         except subprocess.TimeoutExpired:
             raise NotCompiled(f"{compiler} takes too long") from None
         if done.returncode:
@@ -216,7 +216,7 @@ class NativeLinear:
         self.library.product(
             ctypes.addressof(self.matrix), x.data_ptr(), x.numel() // self.inputs,
             _address(scale), y.data_ptr(), self.threads,
-        )  # fmt: skip
+        )
         if self.summed:
             dist.all_reduce(y)
         return y
@@ -241,7 +241,7 @@ class _Model(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("threads", "C", "H", "K", "D", "M", "P")),
         ("eps", c_double), ("turns", c_void_p), ("layers", c_void_p),
-    ]  # fmt: skip
+    ]
 
 
 class _Pass(ctypes.Structure):
@@ -273,7 +273,7 @@ class Step:
         self.model = _Model(
             torch.get_num_threads(), C, H, K, D, M, P, config.norm_eps,
             self.turns.data_ptr(), ctypes.addressof(layers),
-        )  # fmt: skip
+        )
         self.layers = layers  # they live as long as the model that points to them
         widths = C, C, max((H + 2 * K) * D, 2 * M), max(H * D, M)
         self.y, *self.room = (torch.empty(slots, width) for width in widths)
@@ -319,4 +319,4 @@ def _layer(block, kept):
         block.input_layernorm.weight.data_ptr(), block.post_attention_layernorm.weight.data_ptr(),
         attention.qkv_proj.matrix, attention.o_proj.matrix, mlp.gate_up_proj.matrix,
         mlp.down_proj.matrix, kept.key_rows.data_ptr(), kept.value_rows.data_ptr(),
-    )  # fmt: skip
+    )

@@ -121,7 +121,7 @@ class RankGroup:
                 "folder": str(version.folder.resolve()), "config": asdict(config),
                 "threads": self.threads, "meeting": f"{self._meeting}/file",
                 "seconds": max(self.start_seconds, 2 * self.step_seconds),
-            }  # fmt: skip
+            }
             for rank in range(self.size):
                 self._tell(rank, setup | {"rank": rank})
         except BaseException:

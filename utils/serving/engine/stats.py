@@ -19,7 +19,7 @@ BOUNDS = (  # of a histogram, in seconds
 )
 HISTOGRAMS = (
     "request_queue_time", "time_to_first_token", "inter_token_latency", "e2e_request_latency",
-)  # fmt: skip
+)
 
 
 class Histogram:

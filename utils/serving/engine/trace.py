@@ -76,7 +76,7 @@ def write(
         "traceId": context.trace_id, "spanId": context.span_id,
         "parentSpanId": context.parent_id, "name": name,
         "startTimeUnixNano": begin_ns, "endTimeUnixNano": end_ns, "attributes": attributes,
-    }  # fmt: skip
+    }
     try:
         # a pipe without a reader is an error then, and no wait
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK

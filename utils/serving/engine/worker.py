@@ -144,7 +144,7 @@ class Worker:
             version.model, version.weights(self.rank), self.rank, tp, config.max_num_seqs,
             config.length(version.model), version.prompt_tensors(), device,
             *(getattr(torch, name) for name in names), compiled,
-        )  # fmt: skip
+        )
         self.samplers = [None] * config.max_num_seqs
         self.logprobs = [None] * config.max_num_seqs  # how many each slot wants to be told
         # the first pass of a process is slow, and NCCL meets in its first collective

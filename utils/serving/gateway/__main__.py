@@ -45,14 +45,14 @@ async def serve(given: argparse.Namespace) -> None:
         body_bytes=given.body_bytes, requests=given.requests, seconds=given.seconds,
         repository=given.repository, control_key=os.environ.get("KINTSUGI_CONTROL_KEY") or None,
         open_control=is_loopback(given.host), api_key=os.environ.get("KINTSUGI_API_KEY") or None,
-    )  # fmt: skip
+    )
     async with Triton(given.triton, given.metrics, os.environ.get("KINTSUGI_TRITON_KEY")) as triton:
         stubs = Stubs(triton, given.pid, given.load_seconds)
         await stubs.begin()
         runner = web.AppRunner(
             Front(triton, stubs, options).application(), access_log=None, handler_cancellation=True,
             shutdown_timeout=given.exit_seconds, lingering_time=1.0,
-        )  # fmt: skip
+        )
         await runner.setup()
         site = web.TCPSite(runner, given.host, given.port, ssl_context=tls(given))
         await site.start()

@@ -71,18 +71,18 @@ class Front:
         self.answered = Counter(
             "kintsugi_gateway_requests", "Answers, by route and HTTP status.",
             ("route", "status"), registry=self.registry,
-        )  # fmt: skip
+        )
         self.took = Histogram(
             "kintsugi_gateway_seconds", "Seconds from a request to the end of its answer.",
             ("route",), registry=self.registry, buckets=BOUNDS,
-        )  # fmt: skip
+        )
         Gauge(
             "kintsugi_gateway_requests_running", "Requests under way.", registry=self.registry
         ).set_function(lambda: self.under_way)
         Gauge(
             "kintsugi_gateway_model_loads", "Models that were loaded again after their process "
             "had died.", registry=self.registry,
-        ).set_function(lambda: stubs.loads)  # fmt: skip
+        ).set_function(lambda: stubs.loads)
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self.observed], client_max_size=self.options.body_bytes)
@@ -100,7 +100,7 @@ class Front:
                 ("generate", self.generate), ("generate_stream", self.generate),
                 ("infer", self.infer),
             )
-        ]  # fmt: skip
+        ]
         told = [
             web.get(path, self.passed)
             for of in versions
@@ -118,7 +118,7 @@ class Front:
             web.post("/v1/completions", self.completions),
             web.post("/v1/chat/completions", self.completions),
             web.get("/metrics", self.metrics),
-        ]  # fmt: skip
+        ]
 
     # --- around every request -------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Front:
                     response = web.StreamResponse(
                         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache",
                                  trace.HEADER: request["context"].header()}
-                    )  # fmt: skip
+                    )
                     await response.prepare(request)
                 await response.write(piece)
         except Refusal as refusal:

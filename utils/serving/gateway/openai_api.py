@@ -61,7 +61,7 @@ class Sampling(BaseModel):
             "temperature": 1.0 if self.temperature is None else self.temperature,
             "top_p": self.top_p, "top_k": self.top_k, "seed": seed, "stop": stop or None,
             "prompt_name": self.prompt_name, "exclude_input_in_output": True, "stream": self.stream,
-        }  # fmt: skip
+        }
         return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -83,7 +83,7 @@ class Gateway:
             "triton": self.server.http, "metrics": self.server.metrics, "pid": self.server.pid,
             "repository": self.server.repo, "log": self.server.log, "host": self.host,
             "port": self.port, **self._options,
-        }  # fmt: skip
+        }
         words += [
             f"--{name.replace('_', '-')}={value}"
             for name, value in options.items()

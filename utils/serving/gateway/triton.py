@@ -51,7 +51,7 @@ class Triton:
         return aiohttp.ClientSession(
             f"http://{self.address}", connector=aiohttp.TCPConnector(limit=0, **options),
             timeout=aiohttp.ClientTimeout(None),
-        )  # fmt: skip
+        )
 
     @asynccontextmanager
     async def ask(

@@ -66,7 +66,7 @@ def triton(options: argparse.Namespace) -> TritonServer:
     return TritonServer(
         options.repo, options.models, options.log, options.start_seconds, options.exit_seconds,
         grpc=options.grpc, metrics=options.metrics, control_key=secrets.token_urlsafe(32),
-    )  # fmt: skip
+    )
 
 
 def gateway(options: argparse.Namespace, server: TritonServer) -> Gateway:
@@ -77,7 +77,7 @@ def gateway(options: argparse.Namespace, server: TritonServer) -> Gateway:
         api_key=os.environ.get("KINTSUGI_API_KEY"),
         body_bytes=options.body_bytes, requests=options.requests, seconds=options.seconds,
         load_seconds=options.load_seconds, tls_cert=options.tls_cert, tls_key=options.tls_key,
-    )  # fmt: skip
+    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

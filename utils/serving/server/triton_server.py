@@ -244,7 +244,7 @@ class TritonServer:
             "--metrics-interval-ms=500",
             "--http-header-forward-pattern=traceparent",  # to the models, as a request's parameter
             "--grpc-header-forward-pattern=traceparent",
-        ]  # fmt: skip
+        ]
         if self.control_key:
             limited = f"model-repository:{CONTROL}={self.control_key}"
             words += [f"--http-restricted-api={limited}", f"--grpc-restricted-protocol={limited}"]
@@ -263,7 +263,7 @@ class TritonServer:
         words = supervised(
             command, grace=self.exit_seconds + KILL, folder=self._folder, pid_to=told,
             while_ending=(drain.__file__, self.http.rpartition(":")[2]),
-        )  # fmt: skip
+        )
         with open(heard, "rb") as said:
             self.log.write_bytes(b"")
             with self.log.open("ab") as log, open(told, "wb"):  # the gateway writes there, too
