@@ -28,7 +28,7 @@ def four():
 def activations(config):
     """Bytes of activations on this rank at the peak of a step's passes; keys and values, which wait
     for the backward pass too, are "communication" where they were sent."""
-    peaks, passes = [], step.TorchEngine.backward
+    peaks, passes = [], step.TrainStep.backward
 
     def measured(engine, micro_batches, tokens):
         with Memory(engine.model, engine.optimizer) as memory:
@@ -36,11 +36,11 @@ def activations(config):
         peaks.append(memory.peak["activations"] + memory.peak["communication"])
         return result
 
-    step.TorchEngine.backward = measured
+    step.TrainStep.backward = measured
     try:
         train(replace(config, steps=1))
     finally:
-        step.TorchEngine.backward = passes
+        step.TrainStep.backward = passes
     return peaks[0]
 
 

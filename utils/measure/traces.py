@@ -44,7 +44,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 
@@ -155,8 +155,8 @@ def read(paths: str | Path | Iterable[str | Path]) -> list[Trace]:
     """The traces of files and folders, by rank.
 
     A rank is what the trace says, else what the file's name says (rank3, rank-3), else the order.
-    Raises TraceError, which names the file. Files are read piece by piece: one of 200 MB takes
-    less than 100 MB of memory.
+    Raises TraceError, which names the file. A file's text is in memory as a whole,
+    its events one by one.
     """
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)
     traces = []
@@ -239,82 +239,22 @@ def _read_file(path):
     return trace
 
 
-CHUNK = 1 << 20  # characters that are read at once
-LONGEST = 1 << 24  # characters of an event, or of what stands beside the events
-
-
 def _parse(file: TextIO, event: Callable[[dict], None]) -> dict | None:
-    """Reads a trace event by event, so that it is never in memory as a whole.
+    """Calls `event` for each of a trace's events, which are not kept, and returns what stands
+    beside them; None where there are none. Raises ValueError for what is not JSON."""
 
-    Calls `event` for each of its traceEvents and returns what stands beside them; None where there
-    are none. Raises ValueError for what is not JSON.
-    """
-    text, at, done = "", 0, False
-    decoder = json.JSONDecoder(strict=False)
-    space = re.compile(r"[\s,]*")
+    def taken(found: dict) -> dict | None:
+        if "ph" not in found:  # part of an event, or what stands beside them
+            return found
+        event(found)
+        return None
 
-    def more():
-        nonlocal text, at, done
-        new = file.read(CHUNK)
-        done = not new
-        text, at = text[at:] + new, 0
-
-    def peek() -> str:
-        nonlocal at
-        while True:
-            at = space.match(text, at).end()
-            if at < len(text) or done:
-                return text[at : at + 1]
-            more()
-
-    def value() -> Any:
-        nonlocal at
-        peek()
-        while True:
-            try:
-                found, end = decoder.raw_decode(text, at)
-                if end < len(text) or done:  # else a number might go on
-                    at = end
-                    return found
-            except ValueError as error:
-                if done:
-                    raise ValueError("it ends in the middle") from None
-                if len(text) - at > LONGEST:
-                    raise ValueError(error.args[0].split(":")[0]) from None
-            more()
-
-    def events():
-        nonlocal at
-        at += 1
-        while (sign := peek()) != "]":
-            if not sign:
-                raise ValueError("it ends in the middle")
-            found = value()
-            if isinstance(found, dict):
-                event(found)
-        at += 1
-
-    first = peek()
-    if first == "[":  # Chrome's other form: the events alone
-        events()
+    top = json.load(file, object_hook=taken, strict=False)
+    if isinstance(top, list):  # Chrome's other form: the events alone
         return {}
-    if first != "{":
-        raise ValueError("it does not begin with {")
-    at += 1
-    top, seen = {}, False
-    while (sign := peek()) != "}":
-        if not sign:
-            raise ValueError("it ends in the middle")
-        key = value()
-        if peek() != ":":
-            raise ValueError(f"no colon after {key!r:.40}")
-        at += 1
-        if key == "traceEvents" and peek() == "[":
-            events()
-            seen = True
-        else:
-            top[key] = value()
-    return top if seen else None
+    if not isinstance(top, dict):
+        raise ValueError(f"it holds {top!s:.40}")
+    return top if isinstance(top.pop("traceEvents", None), list) else None
 
 
 class _Rows:

@@ -1,4 +1,4 @@
-"""A training step on DeepSpeed: the methods of `step.TorchEngine`, ZeRO 0 to 3 underneath.
+"""A training step on DeepSpeed: the methods of `step.TrainStep`, ZeRO 0 to 3 underneath.
 
 DeepSpeed takes the model, the optimizer and a dictionary, and then decides itself when gradients
 are reduced and parameters gathered. The curve is the same as PyTorch's, and so are the checkpoints.

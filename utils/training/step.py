@@ -6,7 +6,7 @@
     grad_norm = engine.step(clip)                         the optimizer; None: it was skipped
     engine.loss_sum(x, y)                                 a forward pass, to measure
 
-`TorchEngine` is PyTorch alone; `utils/training/deepspeed.py` has the same methods on DeepSpeed. All
+`TrainStep` is PyTorch alone; `utils/training/deepspeed.py` has the same methods on DeepSpeed. All
 methods that communicate (those above, `weights`, `optimizer_state`, `finished`) must be called by
 every rank, equally often. Ranks that work on the same tokens know the same loss: `counts` is true
 on one of them, whose sums are to be added up.
@@ -84,7 +84,7 @@ def make_engine(
     device: torch.device,
     mesh: Mesh,
     weights: Callable[[Put], None] | None = None,
-) -> "DeepSpeedEngine | TorchEngine":
+) -> "DeepSpeedEngine | TrainStep":
     """The engine that `config` asks for, over a whole model on the CPU, or on the meta device if
     `weights` hands out what to fill it with (see `utils.parallel.parallelize.fill_weights`)."""
     offloaded = config.offloads()
@@ -117,7 +117,7 @@ def make_engine(
         precision=config.precision,
         offload="parameters" in offloaded,
     )
-    return TorchEngine(
+    return TrainStep(
         ranks,
         mesh,
         device,
@@ -139,7 +139,7 @@ def make_engine(
     )
 
 
-class TorchEngine:
+class TrainStep:
     """Every rank's part of a step in plain PyTorch.
 
     ranks              what `parallelize` has made of the model here: its stages, and the way in

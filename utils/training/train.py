@@ -49,7 +49,7 @@ from utils.training.config import TrainConfig, check_ranks, parse
 from utils.training.deepspeed import DeepSpeedEngine
 from utils.training.optimizer import update_rule
 from utils.training.run_folder import RunFolder, check_new, holds_checkpoint, run_of
-from utils.training.step import TorchEngine, make_engine
+from utils.training.step import TrainStep, make_engine
 
 # ---- 1. small parts
 
@@ -74,7 +74,7 @@ def micro_batches(
 
 @torch.no_grad()
 def evaluate(
-    engine: DeepSpeedEngine | TorchEngine,
+    engine: DeepSpeedEngine | TrainStep,
     tokens: torch.Tensor,
     seq: int,
     mesh: Mesh,
