@@ -17,7 +17,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab class hub check test test-kernels course book slides progress refresh labs lock base-model export serve bench gpu lint clean
+.PHONY: help setup ready lab class hub check test test-all test-kernels course book slides progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -40,8 +40,11 @@ hub: ready ## seats on this machine for a class without machines (HOST=address H
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
 
-test: ready ## run all tests, every notebook included (about 45 minutes)
+test: ready ## run the tests: every notebook, every proof, a part of the rest (half an hour)
 	$(RUN) pytest -n 3
+
+test-all: ready ## run all tests (about 45 minutes)
+	$(RUN) pytest -n 3 -m ""
 
 test-kernels: ready ## every notebook with the kernels of older processors, and on busy cores (two hours; NB=…)
 	$(RUN) tests.notebooks.other_kernels $(NB)

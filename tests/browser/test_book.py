@@ -21,7 +21,7 @@ DOCS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "models/b
 FORMULA = re.compile(r"(?<![\\$`])\$[^$`\n]+\$")
 ARTIFACTS = ROOT / "tests" / "artifacts"
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,8 @@ from utils.paths import ROOT
 from utils.workshop import lab
 from utils.workshop.notebooks import METADATA
 
+pytestmark = pytest.mark.thorough
+
 if not find_chromium() and not os.environ.get("CI"):
     pytest.skip(
         "no Chromium was found: apt-get install chromium, or CHROMIUM=/path",

@@ -18,6 +18,8 @@ from tests.patience import patience
 from utils.hub.seat import COPY
 from utils.paths import ROOT
 
+pytestmark = pytest.mark.thorough
+
 if not find_chromium() and not os.environ.get("CI"):
     pytest.skip("no Chromium: apt-get install chromium, or CHROMIUM=/path", allow_module_level=True)
 

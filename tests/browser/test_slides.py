@@ -39,7 +39,7 @@ LOOKED_AT = """() => Reveal.getSlides().map(slide => {
     };
 })"""
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from tests.patience import patience
 from utils.hub.__main__ import Options, alone, check_machine, settings
 from utils.hub.seat import SeatError
 
+pytestmark = pytest.mark.thorough
+
 
 def visit(hub, name):
     """A learner who sits in JupyterLab."""

@@ -35,6 +35,8 @@ from traitlets.config import Config
 from tests.notebooks import rules as notebook_rules
 from utils.paths import ROOT
 
+pytestmark = pytest.mark.thorough
+
 DOCS = ROOT / "docs" / "class"
 VALUES = yaml.safe_load((DOCS / "values.yaml").read_text())
 SEAT = VALUES["singleuser"]

@@ -17,6 +17,8 @@ from utils.hub import seat
 from utils.hub.limits import OWN, PERIOD, TREES, Limits, LimitsError
 from utils.paths import ROOT
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def home(tmp_path):

@@ -25,6 +25,8 @@ from tests.hub.visitor import Visitor
 from utils.paths import ROOT
 from utils.ranks.supervise import Child, end, supervised
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = ROOT / "docs" / "class" / "jupyterhub_slurm.py"
 USER, PASSWORD = getpass.getuser(), "of-a-test"
 DAEMONS = ("slurmctld", "slurmd", "sbatch")

@@ -150,8 +150,8 @@ class Judges:
             if (exercise, source) not in self.begun:
                 self.begun[exercise, source] = self.pool.submit(judge, self.lab, exercise, source)
 
-    def __call__(self, exercise: str, source: str | None = None) -> Judged:
-        """What the check says of an answer; source None for the solution itself."""
+    def __call__(self, exercise: str, source: str) -> Judged:
+        """What the check says of an answer."""
         self.begin([(exercise, source)])
         return self.begun[exercise, source].result(SECONDS * (1 + len(self.begun) // AT_ONCE))
 
@@ -173,19 +173,17 @@ def prepare(limits: dict) -> None:
         setattr(importlib.import_module(module), name, seconds)
 
 
-def judge(lab: Lab, exercise: str, source: str | None) -> Judged:
+def judge(lab: Lab, exercise: str, source: str) -> Judged:
     """In such a process: what the check says of an answer."""
     module, function, file = lab.exercises[exercise]
     module = importlib.import_module(f"labs.support.{lab.name}.{module}")
     path = list(sys.path)
     with tempfile.TemporaryDirectory() as place, redirect_stdout(io.StringIO()) as printed:
         os.environ["KINTSUGI_HOME"] = f"{place}/home"
-        answer = lab.solution / file
-        if source is not None:
-            for given in lab.solution.glob("*.py"):
-                (Path(place) / given.name).write_text(given.read_text())
-            answer = Path(place) / file
-            answer.write_text(source)
+        for given in lab.solution.glob("*.py"):
+            (Path(place) / given.name).write_text(given.read_text())
+        answer = Path(place) / file
+        answer.write_text(source)
         check(exercise, getattr(module, function), answer, seed=zlib.crc32(answer.read_bytes()))
         sys.path[:] = path  # without the answer's folder
         return Judged(printed.getvalue(), record.read()["checks"])

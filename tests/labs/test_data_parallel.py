@@ -22,11 +22,6 @@ LAB = Lab(
 class TestLab(LabTests):
     lab = LAB
 
-    def task(self, exercise, tasks):
-        if exercise == "crossover":
-            return "write down both times, set them equal and solve for n"
-        return tasks[0]
-
 
 def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):
     from labs.support.data_parallel.check_messages import ring

@@ -22,9 +22,6 @@ LAB = Lab(
 class TestLab(LabTests):
     lab = LAB
 
-    def task(self, exercise, tasks):
-        return tasks[{"interval": 0, "plan": 3}[exercise]]
-
 
 def simulated(interval, every, memory, disk, restart, between, light, rounds):
     """Time over computing, failure by failure."""

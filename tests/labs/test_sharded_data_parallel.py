@@ -14,7 +14,6 @@ LAB = Lab(
 
 class TestLab(LabTests):
     lab = LAB
-    untouched = ("zero1",)
 
 
 def test_the_formula_is_what_is_measured():

@@ -18,7 +18,6 @@ LAB = Lab(
 
 class TestLab(LabTests):
     lab = LAB
-    untouched = ("pair",)
 
 
 def test_the_lesson_of_the_last_cells():
