@@ -2,7 +2,7 @@
 other right answer passes. (That the worked answer passes, and that a learner's copy is not started,
 the lab's own notebooks show.)
 
-    LAB = Lab("01_data_parallel", {"ring": ("check_messages", "ring", "ring.py")})
+    LAB = Lab("01_data_parallel", {"ring": ("contracts", "ring", "ring.py")})
 
     class TestLab(LabTests):
         lab = LAB

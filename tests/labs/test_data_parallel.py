@@ -10,11 +10,11 @@ LAB = Lab(
     "01_data_parallel",
     {
         "data_parallel": ("check_mpi", "data_parallel", "data_parallel.py"),
-        "ring": ("check_messages", "ring", "ring.py"),
+        "ring": ("contracts", "ring", "ring.py"),
         "bucketed": ("check_buckets", "bucketed", "bucketed.py"),
-        "tree_all_reduce": ("check_messages", "tree", "tree_all_reduce.py"),
-        "crossover": ("check_messages", "crossover", "tree_all_reduce.py"),
-        "asynchronous_ring": ("check_messages", "asynchronous_ring", "asynchronous_ring.py"),
+        "tree_all_reduce": ("contracts", "tree", "tree_all_reduce.py"),
+        "crossover": ("contracts", "crossover", "tree_all_reduce.py"),
+        "asynchronous_ring": ("contracts", "asynchronous_ring", "asynchronous_ring.py"),
     },
 )
 
@@ -24,7 +24,7 @@ class TestLab(LabTests):
 
 
 def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):
-    from labs.support.data_parallel.check_messages import ring
+    from labs.support.data_parallel.contracts import ring
 
     monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
     for given in LAB.solution.glob("*.py"):

@@ -6,6 +6,7 @@ trial         what it hands to the lab's own check: drawn cases, ranks that run 
               expect, look, noted, late and trap are the rest of that kit: right or Wrong, what a
               rank did, what it waited for, a network on which results come late, a library that
               it must not use
+contract      a check as data, and the runner that looks at all that it promises
 progress      every lesson and lab, told (`make progress`); record: the one file behind all of it
 hand          ask_for_help, helped: to the instructor, where the lab has joined a class
 

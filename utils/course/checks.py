@@ -1,6 +1,6 @@
 """What a lab's check cell calls: it tells how far your answer is, and never raises.
 
-    check("01b ring all-reduce", check_messages.ring, "ring.py")
+    check("01b ring all-reduce", contracts.ring, "ring.py")
 
     [ ] 01b ring all-reduce: not started. Your task: …
     [x] 01b ring all-reduce: … what is wrong, and where to look

@@ -1,0 +1,283 @@
+"""A check as data: what a function must do on N ranks, and one runner that looks at all of it.
+
+    RING = Contract(
+        "ring_all_reduce",
+        inputs=lambda case, rank, n, call: (case.numbers(rank, n, call),),
+        right=lambda case, given, rank: sum(x.double() for (x,) in given),
+        in_place=0, same_bits=True, messages=ring_messages,
+        symptoms=[(lambda seen: seen.result.equal(seen.own[0]), "It is as it was.")],
+        says="the sums of 1 to 6 ranks …",
+    )
+    check("lab 01b ring all-reduce", RING.judge, "ring.py")
+
+Looked at in each case: the values (against float64, NaN where the reference has it), numbers beside
+an argument in place, inputs that stay as they were, messages that nobody waits for, what is kept
+from call to call, and what the contract says of bits and messages; some cases run on a network on
+which what is sent comes late.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from utils.course.expect import SLACK, Wrong, close, same_bits, unchanged
+from utils.course.look import Look
+from utils.course.noted import Note, never_waited, noted
+from utils.course.trial import SIZES, Group, Trial, fractions
+from utils.measure.traffic import Event, tensors_in
+from utils.ranks.pool import PRELOADED
+
+PRELOADED.append(__name__)
+EDGE = 3  # numbers beside a tensor in place, on either side
+LARGE = 50_000  # numbers: more than any message of the small cases has
+BOTH = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A tensor of its own for each rank, called with `calls` times, in both types in turn.
+
+    odd: what the last rank has, "zeros" or "one number NaN" or ""
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    seed: int
+    odd: str = ""
+    late: bool = False
+    calls: int = 1
+
+    def numbers(self, rank: int, size: int, call: int = 0) -> torch.Tensor:
+        """What `rank` of `size` hands over in a call."""
+        dtype = BOTH[(BOTH.index(self.dtype) + call) % 2]
+        x = fractions(self.seed + 100 * call + rank, *self.shape, dtype=dtype)
+        if rank == size - 1 and self.odd == "zeros":
+            x.zero_()
+        elif rank == size - 1 and self.odd and x.numel():
+            x.view(-1)[x.numel() // 2] = torch.nan
+        return x
+
+    def __str__(self) -> str:
+        if self.calls > 1:
+            return f"tensors of shape {self.shape}, in turn float32 and float64"
+        odd = f", {self.odd} on the last rank" if self.odd else ""
+        return f"a tensor of shape {self.shape}, {self.dtype}{odd}"
+
+
+def tensors(trial: Trial, n: int) -> list[Case]:
+    """Lengths that n divides and does not, none, one, many; both types; odd ranks; several calls.
+    For more than max(SIZES) ranks one case: there, formulas of n are looked at."""
+    draw, some = trial.draw, [trial.draw.choice(BOTH) for _ in range(7)]
+    shapes = [
+        (n * draw.randrange(2, 9),), (draw.randrange(n), draw.randrange(1, 5)), (),
+        (n * draw.randrange(1, 40) + 1,), (draw.randrange(2, 9), draw.randrange(2, 9)), (0,),
+        (draw.randrange(1, 3), draw.randrange(2, 5), draw.randrange(200, 300)),
+    ]
+    odd = {4: "one number NaN", 6: "zeros"}
+    cases = [
+        Case(shape, dtype, trial.new_seed(), odd.get(number, ""), late=number == 3)
+        for number, (shape, dtype) in enumerate(zip(shapes, some))
+    ]
+    if n > max(SIZES):
+        return cases[3:4]
+    if n in (2, 3):
+        large = (n, LARGE + draw.randrange(1, 999))
+        cases.append(Case(large, draw.choice(BOTH), trial.new_seed(), late=n == 3))
+        again = (draw.randrange(300, 400),)
+        cases.append(Case(again, draw.choice(BOTH), trial.new_seed(), calls=4))
+    return cases
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the function on one rank, and what it did."""
+
+    given: tuple
+    result: torch.Tensor
+    beside: bool  # whether numbers beside the argument in place were changed
+    changed: list[str]  # inputs that are not what they were
+    notes: list[Note]
+    events: list[Event]
+    kept: int  # bytes that this call and those before it have made, and somebody holds
+
+    @property
+    def sends(self) -> list[Event]:
+        """Its messages to others: `.peer`, `.payload` in bytes."""
+        return [event for event in self.events if event.op == "send"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The same call on all ranks, as `rank` sees it."""
+
+    rank: int
+    right: torch.Tensor
+    calls: list[Call]  # by rank
+
+    @property
+    def size(self) -> int:
+        return len(self.calls)
+
+    @property
+    def own(self) -> tuple:
+        """The rank's own arguments."""
+        return self.calls[self.rank].given
+
+    @property
+    def result(self) -> torch.Tensor:
+        return self.calls[self.rank].result
+
+
+Words = str | Callable[[Seen], str]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What `function` of an answer promises.
+
+    inputs     (case, rank, n, call) -> its arguments
+    right      (case, [arguments of each rank], rank) -> the result, in float64
+    cases      (trial, n) -> what is drawn for n ranks: str, `.late`, `.calls`
+    in_place   number of the argument that becomes the result; None: it is what is returned
+    result     what the sentences call it
+    same_bits  all ranks have the same bits
+    messages   (where, case, [a Call of each rank]) -> raises Wrong
+    symptoms   [(test(seen), words)]: what a wrong result looks like; the first that holds is told
+    slack      roundings, as in `close`; 0: equal
+    hang       what to ask when ranks wait for one another, as in `Trial.ranks`
+    library    what may not be used, as in `Trial.by_hand`
+    first      contracts of functions that this one calls: they are looked at before
+    says       what was looked at, of an answer that is right
+    """
+
+    function: str
+    inputs: Callable[..., tuple]
+    right: Callable[..., torch.Tensor]
+    cases: Callable[[Trial, int], Iterable[Any]] = tensors
+    sizes: Sequence[int] = SIZES
+    in_place: int | None = None
+    result: str = "the result"
+    same_bits: bool = False
+    messages: Callable[[str, Any, list[Call]], None] | None = None
+    symptoms: Sequence[tuple[Callable[[Seen], Any], Words]] = ()
+    slack: float = SLACK
+    hang: str | dict[str, str] = ""
+    library: Sequence[str] = ()
+    first: Sequence["Contract"] = ()
+    says: str = ""
+
+    def judge(self, trial: Trial) -> str:
+        """For `check`: what was looked at; raises Wrong."""
+        if self.library:
+            trial.by_hand(self.library)
+        for group in trial.groups(self.sizes, self.hang):
+            for contract in (*self.first, self):
+                if group.size in contract.sizes:
+                    contract.kept_by(trial, group)
+        return self.says
+
+    def kept_by(self, trial: Trial, group: Group) -> None:
+        """Looks at all cases on these ranks; raises Wrong."""
+        for case in self.cases(trial, group.size):
+            where = group.case(f"{case}{', on a slow network' * case.late}")
+            job = self.function, self.inputs, self.in_place
+            seen = group.run(where, observed, job, case, late=case.late)
+            for number, calls in enumerate(zip(*seen), start=1):
+                again = f", call {number}" if case.calls > 1 else ""
+                self._right(where + again, case, list(calls))
+            for rank, calls in enumerate(seen):
+                held = [call.kept for call in calls]
+                if len(held) > 3 and held[1] < held[2] < held[3]:
+                    raise Wrong(
+                        f"{where}, rank {rank}: after each call more bytes are kept, "
+                        f"{', '.join(f'{count:,}' for count in held)}.\nWhat is put into a list, "
+                        "and never taken out?"
+                    )
+
+    def _right(self, where: str, case: Any, calls: list[Call]) -> None:
+        given = [call.given for call in calls]
+        terms = sum(largest(arguments) for arguments in given)
+        for rank, call in enumerate(calls):
+            here, right = f"{where}, rank {rank}", self.right(case, given, rank)
+            told = self._told(Seen(rank, right, calls))
+            close(here, self.result, call.result, right, hint=told, slack=self.slack, scale=terms)
+            if call.beside:
+                raise Wrong(
+                    f"{here}: numbers beside the tensor, in the same memory, are changed."
+                )
+            unchanged(here, call.changed)
+            for name in never_waited(call.notes):
+                raise Wrong(
+                    f"{here}: nobody waits for an {name}. When may its tensor be used again?"
+                )
+        if self.messages:
+            self.messages(where, case, calls)
+        if self.same_bits:
+            same_bits(where, self.result, [call.result for call in calls])
+
+    def _told(self, seen: Seen) -> str:
+        """The symptom of a wrong result."""
+        if not isinstance(seen.result, torch.Tensor) or seen.result.shape != seen.right.shape:
+            return ""
+        words = next((words for test, words in self.symptoms if test(seen)), "")
+        return words if isinstance(words, str) else words(seen)
+
+
+def largest(arguments: Any) -> float:
+    """The largest finite number in tensors, by size."""
+    found = [x.detach().double().abs() for x in tensors_in(arguments) if x.is_floating_point()]
+    return max((x[x.isfinite()].max().item() for x in found if x.isfinite().any()), default=0.0)
+
+
+def wider(call: Call) -> str:
+    """A question, where numbers travel that are wider than those of the result."""
+    sent = {note.dtype for note in call.notes if note.name == "isend"}
+    wide = [str(dtype) for dtype in sent if dtype.itemsize > call.result.dtype.itemsize]
+    names = " and ".join(wide)
+    return f"\n{names} numbers travel for a tensor of {call.result.dtype}: why?" if wide else ""
+
+
+# ---- on a rank
+
+
+def observed(answer: Any, job: tuple, case: Any) -> list[Call]:
+    """Each call of the function, and what it did."""
+    name, inputs, in_place = job
+    rank, size, calls, looks = dist.get_rank(), dist.get_world_size(), [], []
+    for number in range(case.calls):
+        given = inputs(case, rank, size, number)
+        arguments = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
+        edge = around = None
+        if in_place is not None:  # it lies in the middle of a larger tensor
+            mine = given[in_place]
+            edge = fractions(number, EDGE, dtype=mine.dtype)
+            around = torch.cat([edge, mine.reshape(-1), edge])
+            arguments[in_place] = around[EDGE : EDGE + mine.numel()].view(mine.shape)
+        others = {name_of(answer, name, i): x for i, x in enumerate(arguments) if i != in_place}
+        with Look(**others) as look, noted() as notes:
+            result = getattr(answer, name)(*arguments)
+        if in_place is not None:
+            found = around.clone()
+            beside = not all(part.equal(edge) for part in (found[:EDGE], found[-EDGE:]))
+            result = found[EDGE : EDGE + mine.numel()].view(mine.shape)
+        else:
+            beside, found = False, None
+        changed = look.changed()
+        del around, arguments, others, found
+        calls.append([given, result, beside, changed, notes, look.events])
+        looks.append(look)
+        del given, result, notes, look
+    held, done = 0, []
+    for call, look in zip(calls, looks):
+        held += look.kept(call[1]) if case.calls > 1 else 0
+        done.append(Call(*call, held))
+    return done
+
+
+def name_of(answer: Any, function: str, number: int) -> str:
+    """How the answer calls an argument."""
+    code = getattr(answer, function).__code__
+    return code.co_varnames[number] if number < code.co_argcount else f"argument {number}"
