@@ -40,13 +40,13 @@ hub: ready ## seats on this machine for a class without machines (HOST=address H
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
 
-test: ready ## run the tests: every notebook, every proof, a part of the rest (half an hour)
+test: ready ## run the tests: every notebook, every proof, a quarter of the labs' wrong answers
 	$(RUN) pytest -n 3
 
 test-all: ready ## run all tests (about 45 minutes)
 	$(RUN) pytest -n 3 -m ""
 
-test-kernels: ready ## every notebook with the kernels of older processors, and on busy cores (two hours; NB=…)
+test-kernels: ready ## every notebook with the kernels of older processors, and on busy cores (an hour and a half; NB=…)
 	$(RUN) tests.notebooks.other_kernels $(NB)
 
 course: ready ## run every notebook without a browser and show seconds and result

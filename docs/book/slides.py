@@ -295,7 +295,6 @@ def code(source: str) -> str:
         elif number not in gone:
             kept.append(line)
     text = re.sub(r"\n{2,}", "\n\n", "\n".join(kept)).strip("\n")
-    text = text.replace("", "")
     if len(text.splitlines()) > MOST_LINES + 4 or not text.strip():
         return ""
     return f"{magic}\n{text}" if magic else text

@@ -1,4 +1,4 @@
-"""Would the stored outputs hold on another machine? `make test-kernels [NB=…]`, about two hours.
+"""Would the stored outputs hold on another machine? `make test-kernels [NB=…]`, an hour and a half.
 
 Every notebook, strict against what is stored, once for each row of SETTINGS: the instruction sets
 that torch, MKL and oneDNN may use are limited to those of older processors, kernels compute with
