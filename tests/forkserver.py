@@ -12,7 +12,7 @@ from pathlib import Path
 from utils.imports import collector_at_rest
 
 # What many ranks would else import anew.
-MODULES = ("utils.course.look", "utils.course.noted", "utils.training.train")
+MODULES = ("utils.course.observe", "utils.course.messages", "utils.training.train")
 MADV_COLLAPSE = 25
 SIZE = 1 << 21  # bytes
 

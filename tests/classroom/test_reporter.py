@@ -27,7 +27,7 @@ from utils.classroom import reports
 from utils.classroom.join import Membership, outbox_file, read_address
 from utils.classroom.outbox import Outbox
 from utils.classroom.reporter import Reporter
-from utils.course import ask_for_help, helped, record
+from utils.course import ask_for_help, helped, ledger
 from utils.course.predictions import predict, reveal
 from utils.paths import ROOT
 
@@ -35,7 +35,7 @@ from utils.paths import ROOT
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv(record.CLASS, "owl")
+    monkeypatch.setenv(ledger.CLASS, "owl")
     (tmp_path / "home").mkdir()
     return tmp_path / "home"
 
@@ -47,7 +47,7 @@ def board(tmp_path):
 
 
 def note(name, passed, symptom=""):
-    record.change(lambda content: record.note_check(content, name, passed, symptom))
+    ledger.change(lambda content: ledger.note_check(content, name, passed, symptom))
 
 
 def joined(address, home, alias="owl", learner="a" * 32):

@@ -6,10 +6,10 @@ import pytest
 import torch.distributed as dist
 
 from tests.patience import patience
-from utils.course import record, trial
+from utils.course import ledger, runner
+from utils.course.assertions import NotHere, Wrong
 from utils.course.checks import check
-from utils.course.expect import NotHere, Wrong
-from utils.course.trial import Trial
+from utils.course.runner import Trial
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def judge(trial) -> str:
 
 
 def remembered() -> dict:
-    return record.read()["checks"]
+    return ledger.read()["checks"]
 
 
 def test_the_three_marks(file, capsys):
@@ -73,7 +73,7 @@ BROKEN = {
 @pytest.mark.parametrize("source", BROKEN)
 def test_whatever_the_file_does_the_check_only_prints(source, file, capsys, monkeypatch):
     if "while True" in source:  # only here: it must be longer than HANG, on a busy machine too
-        monkeypatch.setattr(trial, "TOO_LONG", 6.0)
+        monkeypatch.setattr(runner, "TOO_LONG", 6.0)
     file.write_text(source + "\n")
     check("01x number", judge, file, seed=7)
     out = capsys.readouterr().out
@@ -167,7 +167,7 @@ def test_sends_really_block(file):
 
 def test_tries_and_the_last_symptom_are_remembered(file):
     def tried():
-        entry = record.read()["tries"]["01x number"]
+        entry = ledger.read()["tries"]["01x number"]
         return entry["count"], entry["symptom"], entry["at"]
 
     begin = time.time()
@@ -183,7 +183,7 @@ def test_tries_and_the_last_symptom_are_remembered(file):
 
 
 def test_in_a_class_a_wrong_answer_says_how_to_ask(file, capsys, monkeypatch):
-    monkeypatch.setenv(record.CLASS, "owl")
+    monkeypatch.setenv(ledger.CLASS, "owl")
     check("01x number", lambda _: "right.", file.with_name("none.py"))
     assert capsys.readouterr().out.endswith(
         "    Stuck? from utils.course import ask_for_help; ask_for_help()\n"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from utils.course.assertions import Wrong
 from utils.course.contract import Contract, tensors
-from utils.course.expect import Wrong
-from utils.course.trial import Trial
+from utils.course.runner import Trial
 
 TOTAL = Contract(
     "total",

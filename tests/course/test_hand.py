@@ -4,34 +4,34 @@ import time
 
 import pytest
 
-from utils.course import ask_for_help, helped, record
+from utils.course import ask_for_help, helped, ledger
 
 
 def test_a_question_is_kept_until_it_is_taken_back(monkeypatch, capsys):
-    monkeypatch.setenv(record.CLASS, "owl")
+    monkeypatch.setenv(ledger.CLASS, "owl")
     ask_for_help("my ring\nhangs")
     assert capsys.readouterr().out == (
         "The instructor sees that owl asks for help. Take it back with helped().\n"
     )
-    asked = record.read()["help"]
+    asked = ledger.read()["help"]
     assert asked["question"] == "my ring hangs" and abs(asked["at"] - time.time()) < 60
     helped()
     assert capsys.readouterr().out == "You ask for no help any more.\n"
-    assert record.read()["help"]["question"] is None
+    assert ledger.read()["help"]["question"] is None
 
 
 def test_a_long_question_is_cut(monkeypatch):
-    monkeypatch.setenv(record.CLASS, "owl")
+    monkeypatch.setenv(ledger.CLASS, "owl")
     ask_for_help("x" * 500)
-    question = record.read()["help"]["question"]
+    question = ledger.read()["help"]["question"]
     assert len(question) == 200 and question.endswith("x…")
 
 
 def test_without_a_class_nobody_sees_it(monkeypatch, capsys):
-    monkeypatch.delenv(record.CLASS, raising=False)
+    monkeypatch.delenv(ledger.CLASS, raising=False)
     ask_for_help()
     assert "This lab reports to no class" in capsys.readouterr().out
-    assert record.read()["help"] == {}
+    assert ledger.read()["help"] == {}
 
 
 def test_only_a_text_is_a_question():
@@ -40,7 +40,7 @@ def test_only_a_text_is_a_question():
 
 
 def test_a_folder_that_cannot_be_used_is_said(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(record.CLASS, "owl")
+    monkeypatch.setenv(ledger.CLASS, "owl")
     (tmp_path / "flat").write_text("")
     monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path / "flat"))
     ask_for_help()

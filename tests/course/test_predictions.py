@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.course import predictions, record
+from utils.course import ledger, predictions
 from utils.course.predictions import predict, reveal
 from utils.paths import ROOT
 
@@ -64,7 +64,7 @@ def test_none_does_not_wipe_out_a_prediction_and_a_reveal_fixes_it(capsys):
     capsys.readouterr()
     predict("01 a", 7)
     assert "6 stays, since the measurement was revealed already" in capsys.readouterr().out
-    assert record.read()["predictions"]["01 a"]["value"] == 6
+    assert ledger.read()["predictions"]["01 a"]["value"] == 6
 
 
 def test_a_number_after_the_reveal_is_kept_but_does_not_count(capsys):
@@ -76,7 +76,7 @@ def test_a_number_after_the_reveal_is_kept_but_does_not_count(capsys):
         predict("01 a", number, "MB")
         expected = f"01 a: {number} MB comes after the reveal, so it does not count.\n"
         assert capsys.readouterr().out == expected
-    assert not record.counts(record.read()["predictions"]["01 a"])
+    assert not ledger.counts(ledger.read()["predictions"]["01 a"])
     reveal("01 a", measured=7, show="text")
     out = capsys.readouterr().out
     assert "Your number, which came after the reveal, is 2 times the measurement." in out
@@ -100,7 +100,7 @@ def test_bad_names_and_bad_show():
 @pytest.mark.parametrize("value", [3, 3.0, np.float32(3), np.int64(3), torch.tensor(3.0)])
 def test_numbers_of_all_libraries(value):
     predict("01 a", value)
-    assert record.read()["predictions"]["01 a"]["value"] == 3.0
+    assert ledger.read()["predictions"]["01 a"]["value"] == 3.0
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_notebooks_that_write_at_once_lose_nothing(home):
     for writer in writers:
         writer.join(200)  # each of them imports torch first
     assert [writer.exitcode for writer in writers] == [0] * 4
-    noted = record.read()["predictions"]
+    noted = ledger.read()["predictions"]
     assert {name: entry["value"] for name, entry in noted.items()} == {
         f"{writer} {number}": number for writer in range(4) for number in range(20)
     }
@@ -149,7 +149,7 @@ def test_a_failed_write_leaves_the_old_file(home, monkeypatch):
     predict("01 a", 1)
     before = (home / "ledger.json").read_bytes()
     with pytest.raises(TypeError):
-        record.change(lambda content: content.update(bad=object()))
+        ledger.change(lambda content: content.update(bad=object()))
     assert (home / "ledger.json").read_bytes() == before
     assert not list(home.glob("*.tmp"))
 
@@ -163,7 +163,7 @@ def test_an_unreadable_file_is_kept_aside(home, capsys, content):
         aside = home / f"ledger-unreadable-{number}.json"
         assert f"It is kept as {aside}, and a new one begins." in capsys.readouterr().out
         assert aside.read_bytes() == content
-    assert record.read()["predictions"]["01 a"]["value"] == 2
+    assert ledger.read()["predictions"]["01 a"]["value"] == 2
 
 
 def test_a_folder_that_cannot_be_used_does_not_stop_the_lesson(tmp_path, monkeypatch, capsys):
@@ -178,7 +178,7 @@ def test_a_folder_that_cannot_be_used_does_not_stop_the_lesson(tmp_path, monkeyp
 
 def test_without_the_variable_the_ledger_lies_in_the_repository(monkeypatch):
     monkeypatch.delenv("KINTSUGI_HOME")
-    assert record.home() == ROOT / ".kintsugi"
+    assert ledger.home() == ROOT / ".kintsugi"
 
 
 def test_what_was_noted_under_a_lessons_old_number_is_carried_over(home):
@@ -190,7 +190,7 @@ def test_what_was_noted_under_a_lessons_old_number_is_carried_over(home):
     (home / "ledger.json").write_text(json.dumps(old))
     predict("16 steps", 2)
     predict("08 bubble", None)
-    content = record.read()
+    content = ledger.read()
     assert set(content["predictions"]) == {"08 bubble", "09 busiest", "01 payload", "16 steps"}
     assert content["predictions"]["08 bubble"]["value"] == 1.0
     assert content["checks"] == {

@@ -7,7 +7,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from utils.course import progress, record
+from utils.course import ledger, progress
 from utils.course.predictions import predict, reveal
 from utils.paths import ROOT
 
@@ -53,7 +53,7 @@ def test_the_report_follows_what_is_done(course, capsys):
     ]
     predict("00 one", 1)
     reveal("00 one", measured=2, show="text")
-    record.change(lambda content: content["checks"].update({"lab 01a ring": True, "gone": True}))
+    ledger.change(lambda content: content["checks"].update({"lab 01a ring": True, "gone": True}))
     capsys.readouterr()
     progress.report(course)
     out = capsys.readouterr().out
@@ -75,11 +75,11 @@ def test_a_number_after_its_reveal_is_no_prediction(course, capsys):
 def test_what_comes_next(course, capsys):
     for name in ("00 one", "00 two", "lab 01 three"):
         predict(name, 1)
-    record.change(lambda content: content["checks"].update({"lab 01a ring": False}))
+    ledger.change(lambda content: content["checks"].update({"lab 01a ring": False}))
     progress.report(course)
     assert "Next: the check “lab 01a ring” in lab 01 data parallel." in capsys.readouterr().out
     both = {"lab 01a ring": True, "lab 01c more": True}
-    record.change(lambda content: content["checks"].update(both))
+    ledger.change(lambda content: content["checks"].update(both))
     progress.report(course)
     assert capsys.readouterr().out.endswith("Everything is done.\n")
 

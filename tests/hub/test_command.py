@@ -125,9 +125,9 @@ ask_for_help("which ring?")
 """
 LEAVE = """
 import time
-from utils.course import ask_for_help, record
+from utils.course import ask_for_help, ledger
 !pkill -HUP -f utils.workshop.lab  # its terminal is closed
-while record.alias(): time.sleep(0.1)
+while ledger.alias(): time.sleep(0.1)
 ask_for_help("again")
 """
 

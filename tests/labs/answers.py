@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.patience import patience
-from utils.course import record
+from utils.course import ledger
 from utils.course.checks import check
 from utils.paths import ROOT
 from utils.private_api import share_the_parents_forkserver
@@ -186,4 +186,4 @@ def judge(lab: Lab, exercise: str, source: str) -> Judged:
         answer.write_text(source)
         check(exercise, getattr(module, function), answer, seed=zlib.crc32(answer.read_bytes()))
         sys.path[:] = path  # without the answer's folder
-        return Judged(printed.getvalue(), record.read()["checks"])
+        return Judged(printed.getvalue(), ledger.read()["checks"])

@@ -4,7 +4,7 @@ import random
 
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
-from utils.course.trial import load_answer
+from utils.course.runner import load_answer
 
 LAB = Lab(
     "04_activation_checkpointing",

@@ -15,7 +15,7 @@ EXERCISES = {
 LAB = Lab(
     "07_context_parallel",
     {name: (module, name, "context.py") for name, module in EXERCISES.items()},
-    {"utils.course.trial.HANG": 12.0},  # next to none hangs; a busy machine must not look so
+    {"utils.course.runner.HANG": 12.0},  # next to none hangs; a busy machine must not look so
 )
 
 
@@ -45,7 +45,7 @@ def test_the_reference_is_torch_s():
 @pytest.mark.parametrize("zigzag", [False, True])
 def test_cases_are_as_uneven_as_they_say(zigzag):
     from labs.support.context_parallel import judging, scenarios
-    from utils.course.trial import Trial
+    from utils.course.runner import Trial
 
     for size, seed in itertools.product((1, 2, 3, 4, 5, 6), range(6)):
         parts = size * (1 + zigzag)

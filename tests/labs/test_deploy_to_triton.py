@@ -14,7 +14,7 @@ from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
 from tests.patience import patience
 from tests.serving.processes import until
-from utils.course.trial import Trial
+from utils.course.runner import Trial
 from utils.paths import ROOT
 from utils.serving.server import ServerError, server_available
 from utils.workshop import labs

@@ -11,7 +11,7 @@ from labs.support.fault_tolerance.lives import train as train_a_step
 from labs.support.fault_tolerance.power import Cuts
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
-from utils.course.expect import Wrong
+from utils.course.assertions import Wrong
 
 LAB = Lab("13_fault_tolerance", {"checkpoint": ("check_checkpoint", "checkpoint", "checkpoint.py")})
 

@@ -16,7 +16,7 @@ from tests.patience import patience
 LAB = Lab(
     "13_fault_tolerance",
     {"elastic": ("check_elastic", "elastic", "elastic.py")},
-    {"utils.course.trial.HANG": 10.0},  # two answers are judged at once
+    {"utils.course.runner.HANG": 10.0},  # two answers are judged at once
 )
 
 

@@ -13,7 +13,7 @@ LAB = Lab(
         "noise": ("check_noise", "norms", "noise.py"),
         "estimate": ("check_noise", "estimate", "noise.py"),
     },
-    {"utils.course.trial.HANG": 10.0},  # two answers are judged at once
+    {"utils.course.runner.HANG": 10.0},  # two answers are judged at once
 )
 
 

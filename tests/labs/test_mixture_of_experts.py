@@ -6,7 +6,7 @@ import torch
 
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
-from utils.course.trial import Trial
+from utils.course.runner import Trial
 
 LAB = Lab(
     "09_mixture_of_experts",
@@ -15,7 +15,7 @@ LAB = Lab(
         "dispatch": ("check_dispatch", "dispatching", "dispatch.py"),
         "combine": ("check_dispatch", "combining", "dispatch.py"),
     },
-    {"utils.course.trial.HANG": 6.0},
+    {"utils.course.runner.HANG": 6.0},
 )
 
 

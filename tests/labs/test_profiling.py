@@ -9,7 +9,7 @@ from labs.support.profiling import check_programs, programs, reference, runs
 from labs.support.profiling.machine import Machine
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
-from utils.course.trial import Trial
+from utils.course.runner import Trial
 from utils.measure.divergence import first_between, first_difference
 from utils.measure.findings import report
 
@@ -20,7 +20,7 @@ LAB = Lab(
         **{f"{name}_program": ("check_programs", name, f"{name}.py") for name in programs.NAMES},
     },
     # two answers are judged at once; what loops does nothing else
-    {"utils.course.trial.HANG": 8.0, "utils.course.trial.TOO_LONG": 12.0},
+    {"utils.course.runner.HANG": 8.0, "utils.course.runner.TOO_LONG": 12.0},
 )
 
 

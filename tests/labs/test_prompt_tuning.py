@@ -6,8 +6,8 @@ import torch
 
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
-from utils.course.expect import close
-from utils.course.trial import Trial
+from utils.course.assertions import close
+from utils.course.runner import Trial
 from utils.paths import ROOT
 from utils.workshop import labs
 
@@ -19,7 +19,7 @@ LAB = Lab(
         "together": ("check_together", "together", "prompting.py"),
         "ranks": ("check_ranks", "ranks", "prompting.py"),
     },
-    {"utils.course.trial.HANG": 20.0},  # none of the answers hangs; a busy machine must not look so
+    {"utils.course.runner.HANG": 20.0},  # none hangs; a busy machine must not look so
 )
 
 

@@ -12,7 +12,7 @@ EXERCISES = dict.fromkeys(("pair", "mlp", "attention"), "check_layers") | {
 LAB = Lab(
     "06_tensor_parallel",
     {name: (module, name, "megatron.py") for name, module in EXERCISES.items()},
-    {"utils.course.trial.HANG": 12.0},  # next to none hangs; a busy machine must not look so
+    {"utils.course.runner.HANG": 12.0},  # next to none hangs; a busy machine must not look so
 )
 
 

@@ -25,7 +25,7 @@ from utils.classroom.board import Board
 from utils.classroom.room import Room
 from utils.classroom.store import Store, StoreError
 from utils.cli import check_options, exit_status, option, parse_flags
-from utils.course import record
+from utils.course import ledger
 from utils.course.progress import parts
 
 WAITING = 2048  # connections that are taken at once
@@ -128,7 +128,7 @@ def say(options: Options, store: Store) -> None:
 
 def serve(options: Options) -> None:
     """Shows the board until SIGINT or SIGTERM. Raises ValueError and StoreError."""
-    file = Path(options.file).expanduser() if options.file else record.home() / "board.sqlite"
+    file = Path(options.file).expanduser() if options.file else ledger.home() / "board.sqlite"
     with (
         contextlib.closing(Store(file)) as store,
         listening(options.host, options.port) as own,

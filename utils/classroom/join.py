@@ -21,7 +21,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from utils.classroom import reports
-from utils.course import record
+from utils.course import ledger
 
 # In a seat of a hub, which has no network: the way to the board of the same machine (make hub).
 WAY = Path("/run/board/board.sock")
@@ -129,7 +129,7 @@ class Membership:
 def memberships() -> dict[str, dict]:
     """{key of a class: a membership's fields} of all classes that this ledger has joined."""
     try:
-        found = json.loads((record.home() / "class.json").read_text(encoding="utf-8"))
+        found = json.loads((ledger.home() / "class.json").read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     except (OSError, ValueError):
         return {}
@@ -185,7 +185,7 @@ def _agreed(address: Address, ask: Callable[[str], str]) -> Membership | None:
 
 
 def _keep(content: dict) -> None:
-    path = record.home() / "class.json"
+    path = ledger.home() / "class.json"
     beside = path.with_suffix(".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,4 +200,4 @@ def _keep(content: dict) -> None:
 
 def outbox_file(key: str) -> Path:
     """Where the outbox of the class `key` lies."""
-    return record.home() / f"class-{key}.sqlite"
+    return ledger.home() / f"class-{key}.sqlite"

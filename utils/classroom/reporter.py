@@ -22,7 +22,7 @@ from pathlib import Path
 from utils.classroom import reports
 from utils.classroom.join import Away, Membership, memberships, outbox_file, read_address
 from utils.classroom.outbox import Outbox
-from utils.course import record
+from utils.course import ledger
 
 LOOK = 1.0  # seconds between two looks at the ledger
 FIRST, LONGEST = 1.0, 60.0  # seconds that it waits after a failure, and after many
@@ -43,13 +43,13 @@ class Reporter:
     def look(self) -> None:
         """Queues what is new in the ledger."""
         try:
-            now = _signature(record.home() / "ledger.json")
+            now = _signature(ledger.home() / "ledger.json")
             if self.outbox is None:
                 self.outbox = Outbox(outbox_file(self.address.key))
-            if now != self.seen and (content := record.peek()) is not None:
+            if now != self.seen and (content := ledger.peek()) is not None:
                 self.outbox.note(reports.of_ledger(content))
                 self.seen = now
-        except (sqlite3.Error, OSError, record.RecordError) as error:
+        except (sqlite3.Error, OSError, ledger.LedgerError) as error:
             self._say(f"the outbox cannot be written ({error}); trying again")
 
     def send(self) -> bool:
@@ -122,7 +122,7 @@ def _signature(path: Path) -> tuple:
 @contextlib.contextmanager
 def alone(key: str, stop: threading.Event) -> Iterator[None]:
     """Waits until no other reporter of this ledger serves the class; two labs share the outbox."""
-    record.home().mkdir(parents=True, exist_ok=True)
+    ledger.home().mkdir(parents=True, exist_ok=True)
     with open(outbox_file(key).with_suffix(".lock"), "w") as file:
         while not stop.is_set():
             try:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from utils.course import record
+from utils.course import ledger
 from utils.course.hand import LONGEST as QUESTION
 from utils.paths import ROOT
 
@@ -154,7 +154,7 @@ def of_ledger(content: dict) -> dict[tuple[str, str], dict]:
         if entry.get("value") is not None:
             found["prediction", name] = {
                 "value": entry["value"], "unit": entry.get("unit", ""),
-                "late": not record.counts(entry),
+                "late": not ledger.counts(entry),
                 "theory": entry.get("theory"), "measured": entry.get("measured"),
             }
     hand = content["help"]

@@ -6,7 +6,7 @@
     [x] 01b ring all-reduce: … what is wrong, and where to look
     [ok] 01b ring all-reduce: … what was looked at
 
-A judge is a function of a `Trial` (`utils/course/trial.py`): it lets real ranks run the answer on
+A judge is a function of a `Trial` (`utils/course/runner.py`): it lets real ranks run the answer on
 cases drawn from a seed, and raises `Wrong` with the symptom or returns what it has looked at
 (`NotHere`: it cannot be run on this machine). The seed is printed: `check(…, seed=…)` draws the
 same cases again. Right and wrong are remembered for the progress report
@@ -20,9 +20,9 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.course import record
-from utils.course.expect import NotHere, Wrong
-from utils.course.trial import Trial, compile_answer
+from utils.course import ledger
+from utils.course.assertions import NotHere, Wrong
+from utils.course.runner import Trial, compile_answer
 
 SEED = "KINTSUGI_SEED"  # environment variable: the seed where a call names none
 
@@ -63,9 +63,9 @@ def check(
         passed, text = True, seen + f"\nThe cases were drawn from seed {seed}." * trial.drawn
     _say("[ok]" if passed else "[x]", name, text)
     symptom = text.strip().partition("\n")[0]
-    with contextlib.suppress(record.RecordError):  # a check must not fail for a read-only folder
-        record.change(lambda content: record.note_check(content, name, passed, symptom))
-    if not passed and record.alias():
+    with contextlib.suppress(ledger.LedgerError):  # a check must not fail for a read-only folder
+        ledger.change(lambda content: ledger.note_check(content, name, passed, symptom))
+    if not passed and ledger.alias():
         print("    Stuck? from utils.course import ask_for_help; ask_for_help()")
 
 

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import SLACK, Wrong, close, same_bits, unchanged
-from utils.course.look import Look
-from utils.course.noted import Note, never_waited, noted
-from utils.course.trial import SIZES, Group, Trial, fractions
+from utils.course.assertions import SLACK, Wrong, close, same_bits, unchanged
+from utils.course.messages import Note, never_waited, noted
+from utils.course.observe import Look
+from utils.course.runner import SIZES, Group, Trial, fractions
 from utils.measure.traffic import Event, tensors_in
 from utils.ranks.pool import PRELOADED
 
@@ -87,7 +87,7 @@ def tensors(trial: Trial, n: int) -> list[Case]:
         large = (n, LARGE + draw.randrange(1, 999))
         cases.append(Case(large, draw.choice(BOTH), trial.new_seed(), late=n == 3))
         again = (draw.randrange(300, 400),)
-        cases.append(Case(again, draw.choice(BOTH), trial.new_seed(), calls=4))
+        cases.append(Case(again, BOTH[0], trial.new_seed(), calls=4))
     return cases
 
 
@@ -148,7 +148,7 @@ class Contract:
     symptoms   [(test(seen), words)]: what a wrong result looks like; the first that holds is told
     slack      roundings, as in `close`; 0: equal
     hang       what to ask when ranks wait for one another, as in `Trial.ranks`
-    library    what may not be used, as in `Trial.by_hand`
+    library    what may not be used, as in `Trial.forbid`
     first      contracts of functions that this one calls: they are looked at before
     says       what was looked at, of an answer that is right
     """
@@ -172,7 +172,7 @@ class Contract:
     def judge(self, trial: Trial) -> str:
         """For `check`: what was looked at; raises Wrong."""
         if self.library:
-            trial.by_hand(self.library)
+            trial.forbid(self.library)
         for group in trial.groups(self.sizes, self.hang):
             for contract in (*self.first, self):
                 if group.size in contract.sizes:

@@ -5,13 +5,13 @@
     ask_for_help("my ring hangs in its last step")
     helped()                                            # takes it back
 
-It is a line in the ledger (`utils/course/record.py`); only a lab that has joined a class
+It is a line in the ledger (`utils/course/ledger.py`); only a lab that has joined a class
 (`make lab CLASS=…`) reports it.
 """
 
 import time
 
-from utils.course import record
+from utils.course import ledger
 
 LONGEST = 200  # characters of a question
 
@@ -25,7 +25,7 @@ def ask_for_help(question: str = "") -> None:
         raise TypeError(f"the question {question!r} is not a text: ask_for_help('my ring hangs')")
     question = " ".join(question.split())
     cut = question if len(question) <= LONGEST else question[: LONGEST - 1] + "…"
-    alias = record.alias()
+    alias = ledger.alias()
     if not alias:
         print("This lab reports to no class (make lab CLASS=… joins one), so nobody sees this.")
     elif _note({"at": time.time(), "question": cut}):
@@ -40,8 +40,8 @@ def helped() -> None:
 
 def _note(entry: dict) -> bool:
     try:
-        record.change(lambda content: content.update(help=entry))
-    except record.RecordError as error:
+        ledger.change(lambda content: content.update(help=entry))
+    except ledger.LedgerError as error:
         print(f"Not noted: {error}.")
         return False
     return True

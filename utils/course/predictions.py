@@ -6,14 +6,14 @@
 
 `reveal` shows prediction, theory and measurement in a small table and figure, followed by one
 sentence that compares them. The numbers stay in one file for all lessons
-(`utils/course/record.py`), so names are unique in the course: begin them with the lesson's number.
+(`utils/course/ledger.py`), so names are unique in the course: begin them with the lesson's number.
 """
 
 import math
 import numbers
 import re
 
-from utils.course import record
+from utils.course import ledger
 from utils.drawing import figures
 
 SHOW = ("all", "text", "figure")
@@ -32,7 +32,7 @@ def predict(name: str, value: float | None = None, unit: str = "") -> None:
     def note(content: dict) -> None:
         entry = content["predictions"].setdefault(name, {"value": None, "revealed": False})
         entry["unit"] = unit
-        if number is not None and not (entry["revealed"] and record.counts(entry)):
+        if number is not None and not (entry["revealed"] and ledger.counts(entry)):
             entry.update(value=number, late=entry["revealed"])
 
     _keep(note)
@@ -42,7 +42,7 @@ def predict(name: str, value: float | None = None, unit: str = "") -> None:
         print(f"{name}: write your number{f' ({unit})' if unit else ''} in place of None.")
     elif number is not None and kept != number:
         print(f"{name}: {_text(kept, unit)} stays, since the measurement was revealed already.")
-    elif record.counts(entry):
+    elif ledger.counts(entry):
         print(f"{name}: {_text(kept, unit)} is noted.")
     else:
         print(f"{name}: {_text(kept, unit)} comes after the reveal, so it does not count.")
@@ -135,12 +135,12 @@ _unwritten: dict[str, dict] = {}
 
 def _keep(note) -> None:
     try:
-        record.change(note)
-    except record.RecordError as error:
+        ledger.change(note)
+    except ledger.LedgerError as error:
         print(f"Not kept after this notebook: {error}.")
         content = {"predictions": _unwritten}
         note(content)
 
 
 def _entry(name: str) -> dict:
-    return _unwritten.get(name) or record.read()["predictions"][name]
+    return _unwritten.get(name) or ledger.read()["predictions"][name]

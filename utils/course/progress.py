@@ -2,7 +2,7 @@
 
 The lessons and labs are those that lie in the repository; what belongs to each is read from its
 notebook (`predict("…` and `check("…`), what you have done from the ledger
-(`utils/course/record.py`).
+(`utils/course/ledger.py`).
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.course import record
+from utils.course import ledger
 from utils.paths import ROOT
 
 
@@ -53,12 +53,12 @@ def names_in(function: str, code: str) -> tuple[str, ...]:
 
 def report(root: Path = ROOT) -> None:
     """Prints one line for each lesson and lab, and what comes next."""
-    found, content = parts(root), record.read()
+    found, content = parts(root), ledger.read()
     if not found:
         print(f"There are no lessons in {root}.")
         return
     predictions, checks = content["predictions"], content["checks"]
-    made = {name for name, entry in predictions.items() if record.counts(entry)}
+    made = {name for name, entry in predictions.items() if ledger.counts(entry)}
     revealed = {name for name, entry in predictions.items() if entry.get("revealed")}
     passed = {name for name, result in checks.items() if result}
     width = max(len(part.title) for part in found)

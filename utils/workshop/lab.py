@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from utils.classroom.join import JoinError, Membership, join, read_address
-from utils.course import record
+from utils.course import ledger
 from utils.paths import ROOT
 from utils.ranks.supervise import Child, end, supervised
 
@@ -115,7 +115,7 @@ def start_reporter(member: Membership) -> list[Child]:
     """
     words = [sys.executable, "-m", "utils.classroom.reporter", read_address(member.address).key]
     try:
-        with (record.home() / "reporter.log").open("w") as log:
+        with (ledger.home() / "reporter.log").open("w") as log:
             return [Child(words, output=log, env={**os.environ, "PYTHONPATH": str(ROOT)})]
     except OSError as error:
         print(f"Nothing is reported to the class ({error.strerror}); the lab works without.")
@@ -138,7 +138,7 @@ def serve(port: int, browser: bool, member: Membership | None = None) -> None:
     token = secrets.token_hex(16)
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
-    known = {} if member is None else {record.CLASS: member.alias}
+    known = {} if member is None else {ledger.CLASS: member.alias}
     server = start(command(port), environment(token, {**os.environ, **known}))
     reporter: list[Child] = []
     try:
@@ -165,8 +165,8 @@ def report(member: Membership) -> None:
     """Reports of this member of a class until Ctrl-C, or until its terminal is closed."""
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
-    with (record.home() / "alias").open("w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # `record.alias` looks for it
+    with (ledger.home() / "alias").open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # `ledger.alias` looks for it
         file.write(member.alias)
         file.flush()
         reporter = start_reporter(member)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from utils.course.expect import Wrong, close, unchanged
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, close, unchanged
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions
 
 LIBRARY = (
     "torch.utils.checkpoint",
@@ -26,7 +26,7 @@ STATE = 5100  # bytes: the state of the random numbers and a little more
 
 def checkpointing(trial: Trial) -> str:
     """Judges `checkpoint` in the file."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:  # one process: nothing here depends on ranks
         for number, cases in enumerate(_drawn(trial)):
             whole = " beside ".join(map(str, cases))

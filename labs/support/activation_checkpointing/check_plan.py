@@ -19,8 +19,8 @@ from labs.support.activation_checkpointing.network import (
     real_flops,
     real_peak,
 )
-from utils.course.expect import Wrong, a_number, described, unchanged
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, a_number, described, unchanged
+from utils.course.runner import Trial
 
 LIBRARY = ("utils.measure", "labs.support.activation_checkpointing.check_plan")
 SLACK = 64  # bytes: the loss and the like
@@ -30,7 +30,7 @@ MOST = 12  # layers, for `choose`
 
 def peak(trial: Trial) -> str:
     """Judges `peak_bytes` in the file."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     draw, layers, x = trial.draw, network(), batch()
     costs = measure_layers(layers, x)
     plans = [(costs, some(draw, len(costs))) for _ in range(4)]
@@ -66,7 +66,7 @@ def peak(trial: Trial) -> str:
 
 def choice(trial: Trial) -> str:
     """Judges `choose` in the file."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     draw, layers, x = trial.draw, network(), batch()
     costs = measure_layers(layers, x)
     whole, everything = real_peak(layers, x, set()), sum(layer.flops for layer in costs)

@@ -14,7 +14,7 @@ from labs.support.activation_checkpointing.network import (
     network,
     real_peak,
 )
-from utils.course.trial import load_answer
+from utils.course.runner import load_answer
 from utils.data import corpus
 from utils.drawing import figures
 from utils.drawing import memory as pictures_memory

@@ -15,9 +15,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from labs.support.compression import drawn
 from labs.support.compression.seen import during, left_alone, no_hooks
-from utils.course.expect import Wrong, close, described, not_called, unchanged
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, close, described, not_called, unchanged
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions
 from utils.models.gpt import GPT, Block, cross_entropy
 
 LIBRARY = ("utils.compression", "transformers", "kl_div_distill", "torchtune")
@@ -29,7 +29,7 @@ SECONDS = 60.0
 
 def distillation(trial: Trial) -> str:
     """Judges `distillation_loss` and `distill`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         group.run("distillation_loss", _losses, _cases(trial))
         seeds = [trial.new_seed() for _ in range(2)]

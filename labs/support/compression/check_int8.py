@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from labs.support.compression.seen import TypedLook, during, held
-from utils.course.expect import Wrong, bitwise_equal, close, described, number, unchanged
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, bitwise_equal, close, described, number, unchanged
+from utils.course.runner import Trial, fractions
 
 LIBRARY = (
     "utils.compression", "torchao", "torch.ao", "torch.nn.quantized", "torch.quantization",
@@ -25,7 +25,7 @@ A_FEW = 64  # bytes
 
 def int8_linear(trial: Trial) -> str:
     """Judges `calibrate` and `Int8Linear`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         group.run("calibrate", _scales, _batches(trial))
         group.run("Int8Linear", _all_layers, _layers(trial))

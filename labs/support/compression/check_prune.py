@@ -14,8 +14,8 @@ import torch
 
 from labs.support.compression import drawn
 from labs.support.compression.seen import during, left_alone, own_memory
-from utils.course.expect import Wrong, close, described, not_called
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, close, described, not_called
+from utils.course.runner import Trial
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 
@@ -28,7 +28,7 @@ BATCHES = (4, 2)  # of calibration text, and held out
 
 def prune_heads(trial: Trial) -> str:
     """Judges `shrink`, `importance` and `prune`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         group.run("shrink", _all_shrunk, _cases(trial))
         seeds = [trial.new_seed() for _ in range(2)]

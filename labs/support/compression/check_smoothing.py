@@ -14,9 +14,9 @@ import torch
 from labs.support.compression import blocks, drawn
 from labs.support.compression.blocks import READERS
 from labs.support.compression.seen import during, left_alone
-from utils.course.expect import Wrong, bitwise_equal, close, described, not_called, number
-from utils.course.look import Look
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, bitwise_equal, close, described, not_called, number
+from utils.course.observe import Look
+from utils.course.runner import Trial
 from utils.models.config import GPTConfig
 from utils.models.gpt import Block
 
@@ -35,7 +35,7 @@ TIMES = 8.0
 
 def smoothing(trial: Trial) -> str:
     """Judges `observe`, `outliers` and `smooth`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         cases = _cases(trial)
         group.run("observe", _all_observed, cases)

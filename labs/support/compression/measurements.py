@@ -15,8 +15,8 @@ from torch import nn
 from labs.support.compression import blocks, drawn
 from labs.support.compression.blocks import READERS
 from labs.support.compression.seen import whole_products
-from utils.course.expect import Wrong
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Trial
 from utils.data import corpus
 from utils.models import shipped
 from utils.models.gpt import GPT, cross_entropy

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from utils.course.expect import Wrong, bitwise_equal
-from utils.course.look import PRODUCTS, Look, Product
+from utils.course.assertions import Wrong, bitwise_equal
+from utils.course.observe import PRODUCTS, Look, Product
 from utils.measure.traffic import tensors_in
 from utils.serving.engine.linear import exact
 

@@ -7,15 +7,15 @@ import torch
 
 from labs.support.context_parallel.judging import LIBRARY, name_of
 from labs.support.context_parallel.scenarios import merges, parts_of
-from utils.course.expect import SLACK, Wrong, close, unchanged
-from utils.course.trial import Trial
+from utils.course.assertions import SLACK, Wrong, close, unchanged
+from utils.course.runner import Trial
 
 FAR = {torch.float64: 2000.0, torch.float32: 300.0, torch.bfloat16: 300.0}  # exp is inf, or 0
 
 
 def merge(trial: Trial) -> str:
     """Judges `merge`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     dtypes = [*trial.draw.sample([torch.float64, torch.float32], 2), torch.bfloat16]
     cases = [case for dtype in dtypes for case in _cases(trial, dtype)]
     words = "several attentions, merged one after the other"

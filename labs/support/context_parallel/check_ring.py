@@ -21,8 +21,8 @@ from labs.support.context_parallel.judging import (
     under_way,
     words_of,
 )
-from utils.course.expect import Wrong
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Group, Trial
 from utils.shares import shares
 
 NOT_WAITED = "Some messages are never waited for. Is what comes there before it is used?"
@@ -31,7 +31,7 @@ UNSEEN = "Which blocks do this rank's positions not see at all, and what is comp
 
 def ring(trial: Trial) -> str:
     """Judges `ring_attention`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         some = cases(trial, group.size)
         for case, ranks, late in run_all(group, scenarios.attentions, "ring_attention", some=some):
@@ -46,7 +46,7 @@ def ring(trial: Trial) -> str:
 
 def backward(trial: Trial) -> str:
     """Judges `ring_attention_backward`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         some = cases(trial, group.size)
         for case, ranks, late in run_all(group, scenarios.backwards, some=some):
@@ -61,7 +61,7 @@ def backward(trial: Trial) -> str:
 
 def zigzag(trial: Trial) -> str:
     """Judges `zigzag_positions` and `zigzag_attention`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     _positions(trial)
     for group in trial.groups(hang=HANG):
         some = cases(trial, group.size, zigzag=True)

@@ -19,8 +19,8 @@ from labs.support.context_parallel.judging import (
     run_all,
     words_of,
 )
-from utils.course.expect import Wrong
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Group, Trial
 from utils.shares import shares
 
 HANG = "Do all ranks call the same all-to-alls, each with the lengths that the others expect?"
@@ -29,7 +29,7 @@ CALLS = 4  # q, k, v, and the results
 
 def ulysses(trial: Trial) -> str:
     """Judges `heads_of_ranks` and `ulysses_attention`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     _heads(trial)
     for group in trial.groups(hang=HANG):
         size = group.size

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from labs.support.context_parallel import scenarios
-from utils.course.expect import SLACK, Wrong, close, unchanged
-from utils.course.trial import Group, Trial
+from utils.course.assertions import SLACK, Wrong, close, unchanged
+from utils.course.runner import Group, Trial
 
 LIBRARY = (
     "utils.parallel", "torch.distributed.tensor", "dist.tensor", "torch.distributed.nn", "dist.nn",

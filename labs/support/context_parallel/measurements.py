@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 from labs.support.context_parallel.scenarios import AttentionLook, own, places_of, right
-from utils.course import record
+from utils.course import ledger
+from utils.course.assertions import Wrong
 from utils.course.checks import SEED
-from utils.course.expect import Wrong
-from utils.course.noted import noted
-from utils.course.trial import Trial
+from utils.course.messages import noted
+from utils.course.runner import Trial
 from utils.ranks import RankError
 
 LENGTH, WIDTH = 96, 16  # positions of the sequence, numbers of a head
@@ -31,7 +31,7 @@ def drawn_heads(seed: int | None = None) -> Heads:
     """A model's heads, drawn; None: by the seed of the checks where one is set, else the same for
     all calls of a learner, whose prediction is kept."""
     seed = seed if seed is not None else os.environ.get(SEED)
-    return Heads(*random.Random(str(record.home()) if seed is None else int(seed)).choice(MODELS))
+    return Heads(*random.Random(str(ledger.home()) if seed is None else int(seed)).choice(MODELS))
 
 
 def measured(size: int, file: str, heads: Heads) -> dict | None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from utils.course.look import PRODUCTS, Look, looks
-from utils.course.noted import never_waited, noted
-from utils.course.trial import fractions
+from utils.course.messages import never_waited, noted
+from utils.course.observe import PRODUCTS, Look, looks
+from utils.course.runner import fractions
 from utils.measure.traffic import tensors_in
 from utils.shares import shares
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import Wrong, close, communication, unchanged
-from utils.course.look import Look
-from utils.course.trial import Group, Trial, fractions
+from utils.course.assertions import Wrong, close, communication, unchanged
+from utils.course.observe import Look
+from utils.course.runner import Group, Trial, fractions
 
 STEPS = 3
 SMALL = 64  # bytes that may stay after a step: a number or two, no gradients

@@ -27,8 +27,8 @@ from labs.support.data_parallel.mpi_rank import (
     broadcast_input,
     gradient_input,
 )
-from utils.course.expect import Wrong, close
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, close
+from utils.course.runner import Trial
 
 LIMIT = 60.0  # seconds until mpirun is ended, whatever its ranks do
 SIZES = ((2, 3, 1), (4, 2), (5, 1), (6,))  # groups of ranks, side by side

@@ -8,9 +8,9 @@ import torch
 
 from labs.support.data_parallel.longest_path import longest_path
 from labs.support.data_parallel.timeline import timeline
+from utils.course.assertions import Wrong, described
 from utils.course.contract import BOTH, LARGE, Call, Case, Contract, Seen, observed, wider
-from utils.course.expect import Wrong, described
-from utils.course.trial import SIZES, Trial, fractions
+from utils.course.runner import SIZES, Trial, fractions
 from utils.ranks import RankError
 
 BLOCKED = {  # questions, by what all ranks wait in

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.course.trial import load_answer
+from utils.course.runner import load_answer
 from utils.ranks import RankError, Ranks
 
 RUNNERS = {  # name -> file of the current folder, and the function in it

@@ -1,9 +1,9 @@
 """Given: how many messages follow one another when a rank can send and receive at once, found from
-what each rank has started and waited for (`utils.course.noted`)."""
+what each rank has started and waited for (`utils.course.messages`)."""
 
 from collections import defaultdict
 
-from utils.course.noted import Note
+from utils.course.messages import Note
 
 
 def timeline(ranks: list[list[Note]]) -> int:

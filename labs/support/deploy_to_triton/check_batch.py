@@ -12,8 +12,8 @@ from pathlib import Path
 
 from labs.support.deploy_to_triton import lab_server
 from labs.support.deploy_to_triton.scenarios import Table, Visit, join_and_leave, simulate
-from utils.course.expect import Wrong
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Trial
 from utils.serving.server import ServerError, server_available
 
 SLOTS = 3
@@ -23,7 +23,7 @@ LIBRARY = ("utils", "utils.serving", "leader", "vllm")
 
 def batch(trial: Trial) -> str:
     """Judges `leave`, `join` and `step`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:
         seeds = [trial.new_seed() for _ in range(40)]
         group.run("in one process", join_and_leave, seeds, seconds=SECONDS)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from labs.support.deploy_to_triton import lab_server
-from utils.course.expect import Wrong, described
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, described
+from utils.course.runner import Trial
 from utils.serving.server import ServerError, server_available
 
 TOKENS = 12
@@ -82,7 +82,7 @@ def the_labs(tp: int, slots: int = 4) -> Model:
 
 def config(trial: Trial) -> str:
     """Judges `config`."""
-    trial.by_hand(("utils", "utils.serving"))
+    trial.forbid(("utils", "utils.serving"))
     models = _models(trial)
     for model, text in zip(models, texts(trial, models)):
         _right(str(model), _parsed(str(model), text), model)

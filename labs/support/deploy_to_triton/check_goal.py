@@ -17,8 +17,8 @@ import numpy as np
 from safetensors import safe_open
 
 from labs.support.deploy_to_triton import lab_server
-from utils.course.expect import Wrong
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Trial
 from utils.serving import load
 from utils.serving.client import Client
 from utils.serving.export import export

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from labs.support.deploy_to_triton import lab_server
-from utils.course.expect import NotHere, Wrong, described
-from utils.course.trial import Trial
+from utils.course.assertions import NotHere, Wrong, described
+from utils.course.runner import Trial
 from utils.serving.server import ServerError
 
 SECONDS = 10.0  # in which a call of the model must come to its end
@@ -319,7 +319,7 @@ def _right_code(case: str, rng: np.random.Generator) -> None:
 def client(trial: Trial) -> str:
     """Judges `ask`."""
     lab_server.not_started(trial.path)
-    trial.by_hand(("utils.serving",))
+    trial.forbid(("utils.serving",))
     rng = np.random.default_rng(trial.new_seed())
     version = lab_server.put([], PLAYS, {"model.py": (lab_server.GIVEN / "played.py").read_text()})
     server = lab_server.server()  # a new one, perhaps: the model before could not be unloaded

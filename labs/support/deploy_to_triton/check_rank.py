@@ -22,7 +22,7 @@ from labs.support.deploy_to_triton.scenarios import (
     put_together,
     short,
 )
-from utils.course.expect import (
+from utils.course.assertions import (
     Wrong,
     bitwise_equal,
     close,
@@ -31,7 +31,7 @@ from utils.course.expect import (
     same_bits,
     unchanged,
 )
-from utils.course.trial import Group, Trial
+from utils.course.runner import Group, Trial
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.serving.server import ServerError, server_available
@@ -51,7 +51,7 @@ ONE_LINE = (
 
 def rank(trial: Trial) -> str:
     """Judges `layer` and `loop`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         for late in (True, False) if group.size in (2, 3) else (False,):
             _right_layers(trial, group, late)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from utils.course.expect import NotHere, Wrong
+from utils.course.assertions import NotHere, Wrong
 from utils.paths import ROOT
 from utils.ranks.supervise import OVER, Child, end, supervised
 from utils.serving.server import ServerError, TritonServer, server_available

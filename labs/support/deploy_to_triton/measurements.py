@@ -12,8 +12,8 @@ from labs.support.deploy_to_triton import (
     lab_server,
 )
 from labs.support.deploy_to_triton.check_batch import COMPANY
-from utils.course.expect import NotHere, Wrong
-from utils.course.trial import Trial
+from utils.course.assertions import NotHere, Wrong
+from utils.course.runner import Trial
 from utils.serving import load
 from utils.serving.client import Client
 from utils.serving.server import ServerError

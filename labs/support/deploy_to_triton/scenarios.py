@@ -25,9 +25,9 @@ import torch
 import torch.distributed as dist
 
 from labs.support.deploy_to_triton.triton_model.leader import END, Request
-from utils.course.expect import Wrong, described
-from utils.course.look import Look
-from utils.course.trial import fractions
+from utils.course.assertions import Wrong, described
+from utils.course.observe import Look
+from utils.course.runner import fractions
 
 
 def collect_for(*held: weakref.ref) -> None:

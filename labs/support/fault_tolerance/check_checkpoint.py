@@ -21,8 +21,8 @@ import torch
 from labs.support.fault_tolerance import lives
 from labs.support.fault_tolerance.lives import all_states, apart, copied, difference, loaded
 from labs.support.fault_tolerance.power import FILLS, Cuts
-from utils.course.expect import Wrong, described
-from utils.course.trial import Trial, load_answer
+from utils.course.assertions import Wrong, described
+from utils.course.runner import Trial, load_answer
 from utils.ranks.pool import PRELOADED
 
 PRELOADED += ["labs.support.fault_tolerance.lives", "safetensors.torch"]
@@ -44,7 +44,7 @@ FOREIGN = {
 
 def checkpoint(trial: Trial) -> str:
     """Judges `save` and `load` in the file."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     seed = trial.new_seed()
     memory = MEMORY if os.access(MEMORY, os.W_OK) else None
     with (

@@ -18,8 +18,8 @@ import torch
 from labs.support.fault_tolerance import disturbed
 from labs.support.fault_tolerance.crew import Settings, alone, store_server
 from labs.support.fault_tolerance.fates import Fate
-from utils.course.expect import Wrong, a_number, bitwise_equal, close, described
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong, a_number, bitwise_equal, close, described
+from utils.course.runner import Group, Trial
 from utils.ranks.pool import Dead, RankError
 
 LIMIT, PATIENCE = 0.7, 2.0  # seconds, of a crew
@@ -98,7 +98,7 @@ class Case:
 
 def elastic(trial: Trial) -> str:
     """Judges `train` in the file."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     draw = Draw(trial.draw)
     taken = _judged_together(trial, draw.first_round())
     _judged_together(trial, draw.second_round(taken))

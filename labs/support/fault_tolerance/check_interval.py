@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from utils.course.expect import Wrong, a_number, described
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong, a_number, described
+from utils.course.runner import Group, Trial
 from utils.planner import failures
 
 LIBRARY = ("utils.planner", "labs.support.fault_tolerance.check_interval")
@@ -20,7 +20,7 @@ SECONDS = 30.0  # for one call
 
 def interval(trial: Trial) -> str:
     """Judges `between_failures`, `lost_share` and `best_interval`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:
         _judge_between(trial, group)
         _judge_lost(trial, group)
@@ -34,7 +34,7 @@ def interval(trial: Trial) -> str:
 
 def plan(trial: Trial) -> str:
     """Judges `best_plan`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:
         for number in range(6):
             _judge_plan(trial, group, number)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from labs.support.fault_tolerance.crew import Crew, Settings, weights_of
 from labs.support.fault_tolerance.fates import Fate, Fates
-from utils.course.expect import Wrong
+from utils.course.assertions import Wrong
 from utils.private_api import set_default_timeout
 
 NEVER = datetime.timedelta(hours=1)  # a group without a time limit: longer than any check

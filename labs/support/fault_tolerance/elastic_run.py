@@ -6,8 +6,8 @@ from pathlib import Path
 from labs.support.fault_tolerance import disturbed
 from labs.support.fault_tolerance.crew import Settings, alone, store_server
 from labs.support.fault_tolerance.fates import Fate
-from utils.course.expect import Wrong
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Trial
 from utils.drawing import figures
 from utils.ranks.pool import Dead
 

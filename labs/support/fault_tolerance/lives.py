@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 from labs.support.fault_tolerance.power import Watch
-from utils.course.expect import Wrong, bitwise_equal, described
-from utils.course.trial import load_answer
+from utils.course.assertions import Wrong, bitwise_equal, described
+from utils.course.runner import load_answer
 
 SECONDS = 10  # until a life is ended
 SAVES, EVERY = 4, 3  # of a life, at most; steps between two of them, at most

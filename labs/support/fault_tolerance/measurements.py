@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from labs.support.fault_tolerance import check_interval
-from utils.course.trial import load_answer
+from utils.course.runner import load_answer
 from utils.drawing import figures
 from utils.planner import failures
 

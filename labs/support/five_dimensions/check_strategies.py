@@ -15,8 +15,8 @@ import numpy as np
 
 from labs.support.five_dimensions.cases import CASES, Case, best
 from utils.choices import RECOMPUTE
-from utils.course.expect import Wrong, a_number, described, not_called
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, a_number, described, not_called
+from utils.course.runner import Trial
 from utils.planner import MACHINES, Model, Plan, Strategy, plan
 from utils.planner.plan import USABLE, evaluate
 from utils.planner.search import candidates

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from labs.support.gradient_accumulation import tiny_model
-from utils.course.look import Look
-from utils.course.trial import Trial
+from utils.course.observe import Look
+from utils.course.runner import Trial
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from labs.support.gradient_accumulation.cases import (
 )
 from labs.support.gradient_accumulation.cases import parts as parts_of
 from labs.support.gradient_accumulation.tiny_model import loss_sum
-from utils.course.expect import Wrong, a_number, close, described, same_bits, unchanged
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, a_number, close, described, same_bits, unchanged
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions
 
 HANG = "Do all ranks call the all-reduce, each once?"
 CALLS = 4  # of reduce_once alone

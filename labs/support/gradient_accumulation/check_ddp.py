@@ -24,9 +24,9 @@ from labs.support.gradient_accumulation.cases import (
     some,
 )
 from labs.support.gradient_accumulation.cases import parts as parts_of
-from utils.course.expect import Wrong, a_number, close, described, same_bits, unchanged
-from utils.course.look import Look
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, a_number, close, described, same_bits, unchanged
+from utils.course.observe import Look
+from utils.course.runner import Trial
 
 HANG = "Does every rank make the same calls, also for an empty micro-batch?"
 SMALL = 16  # bytes: what a count or a loss may need

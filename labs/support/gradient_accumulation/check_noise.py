@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import Wrong, a_number, close, described, same_bits, told_apart
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions, load_answer
+from utils.course.assertions import Wrong, a_number, close, described, same_bits, told_apart
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions, load_answer
 from utils.data import corpus
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.ranks import RankError, Ranks

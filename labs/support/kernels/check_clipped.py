@@ -14,8 +14,8 @@ from labs.support.kernels.check_add import COMPILES, HUGE, LARGE
 from labs.support.kernels.interpreter import LIBRARY, counted, interpreted, there
 from labs.support.kernels.launched import dry, inside, wide
 from labs.support.kernels.traced import Traced, once, own_memory
-from utils.course.expect import Wrong, bitwise_equal, close
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, bitwise_equal, close
+from utils.course.runner import Trial, fractions
 
 BESIDE = 8  # numbers that a program may touch besides p, g, m and v
 MANY = 2**15
@@ -25,7 +25,7 @@ TRIES = 12  # gradients whose norm is asked for twice
 def clipped_adamw(trial: Trial) -> str:
     """Judges `clipped_step` in the file."""
     there()
-    trial.by_hand((*LIBRARY, "torch.optim", "clip_grad_norm_", "AdamW"))
+    trial.forbid((*LIBRARY, "torch.optim", "clip_grad_norm_", "AdamW"))
     with trial.ranks(1) as group:
         for drawn in _cases(trial):
             group.run(_named(drawn), _values, drawn)

@@ -13,8 +13,8 @@ from labs.support.kernels.check_softmax import CALLS, LONG, NO_SPILL, ROWS, shap
 from labs.support.kernels.interpreter import LIBRARY, interpreted, there
 from labs.support.kernels.launched import dry, inside, own, wide
 from labs.support.kernels.traced import Traced, own_memory
-from utils.course.expect import Wrong, close
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, close
+from utils.course.runner import Trial, fractions
 
 GOAL = 18.0  # bytes a number
 SMS = 132  # of an H100
@@ -26,7 +26,7 @@ LEAST = 16 + 4 * SMS / MANY  # bytes a number: each program needs the weight onc
 def fused_norm(trial: Trial) -> str:
     """Judges `add_norm` in the file, by its bytes."""
     there()
-    trial.by_hand((*LIBRARY, "rms_norm"))
+    trial.forbid((*LIBRARY, "rms_norm"))
     with trial.ranks(1) as group:
         for drawn in _cases(trial):
             rows = drawn["rows"]

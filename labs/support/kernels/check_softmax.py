@@ -13,8 +13,8 @@ from labs.support.kernels.check_add import COMPILES
 from labs.support.kernels.interpreter import LIBRARY, interpreted, there
 from labs.support.kernels.launched import dry, inside, own, wide
 from labs.support.kernels.traced import Traced, once, own_memory
-from utils.course.expect import Wrong, close
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, close
+from utils.course.runner import Trial, fractions
 
 CALLS = tuple(f"{which} call" for which in ("first", "second", "third", "fourth"))
 A_ROW = 8  # numbers that may be kept, or touched, for each row
@@ -26,7 +26,7 @@ NO_SPILL = 2**13  # numbers of a row up to which nothing may spill
 def softmax(trial: Trial) -> str:
     """Judges `softmax` in the file."""
     there()
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:
         for drawn in _cases(trial):
             group.run(_named(drawn), _values, drawn)

@@ -20,8 +20,8 @@ from unittest import mock
 
 import numpy as np
 
-from utils.course.expect import NotHere, Wrong
-from utils.course.trial import load_answer
+from utils.course.assertions import NotHere, Wrong
+from utils.course.runner import load_answer
 
 LIBRARY = ("utils.kernels.adamw", "utils.kernels.rms_norm", "torch.compile", "torch.nn")
 # what Python tells of (`sys.audit`): a call goes to another process, or to a raw address
@@ -66,7 +66,7 @@ def interpreted(answer: types.ModuleType) -> types.ModuleType:
     return load_answer(Path(answer.__file__))
 
 
-def by_hand(kernel: Any) -> None:
+def forbid(kernel: Any) -> None:
     """Raises Wrong unless the kernel stands in the answer's folder."""
     file = Path(kernel.fn.__code__.co_filename)
     if file.parent != _folder:

@@ -20,14 +20,14 @@ import torch
 from labs.support.kernels.interpreter import (
     TOO_FAR,
     alone,
-    by_hand,
     counted,
+    forbid,
     patched_once,
     short,
     splat,
 )
 from labs.support.kernels.traced import Moved, distance
-from utils.course.expect import Wrong
+from utils.course.assertions import Wrong
 
 GRID = (2**31 - 1, 65_535, 65_535)  # programs that CUDA launches along each dimension, at most
 LOADS, STORES = "loads from", "stores to"
@@ -83,7 +83,7 @@ def dry(right: int, call: Callable[[], Any], moved: int = 0) -> list[Launch]:
     launches = []
 
     def run(self, *arguments, grid, warmup=False, **named):
-        by_hand(self)
+        forbid(self)
         launches.append(Launch(self, grid, arguments, named))
 
     patches = (

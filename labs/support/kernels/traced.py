@@ -23,14 +23,14 @@ import torch
 from labs.support.kernels.interpreter import (
     TOO_FAR,
     alone,
-    by_hand,
     counted,
+    forbid,
     patched_once,
     short,
     splat,
 )
-from utils.course.expect import Wrong, bitwise_equal
-from utils.course.look import Look
+from utils.course.assertions import Wrong, bitwise_equal
+from utils.course.observe import Look
 from utils.private_api import unwatched
 
 FAR = 2**30  # bytes
@@ -118,7 +118,7 @@ class Traced(Moved):
             )
 
         def watched_run(this, *arguments, grid, warmup=False, **named):
-            by_hand(this)
+            forbid(this)
             with unwatched():
                 patch_once.done.clear()
                 seen._begin(this, (*arguments, *named.values()))

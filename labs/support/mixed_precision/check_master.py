@@ -12,9 +12,9 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import Wrong, bitwise_equal, close, described, same_bits
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, bitwise_equal, close, described, same_bits
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions
 
 HANG = "Does every rank call the same collectives?"
 MICRO = (3, 1, 10, 2, 4)  # micro-batches of the steps

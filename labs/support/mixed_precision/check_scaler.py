@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.course.expect import Wrong, a_number, bitwise_equal, by_hand, close, described
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, a_number, bitwise_equal, close, described, forbid
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions
 
 HANG = "Does every rank call the all-reduce, also the ranks that see nothing wrong?"
 OPTIONS = {"init_scale": 2.0**22, "growth_interval": 3}  # far too large, so that steps are skipped
@@ -30,7 +30,7 @@ FP16_STEPS = 8
 
 def scaler(trial: Trial) -> str:
     """Judges the LossScaler in the file."""
-    by_hand(trial.path, ("GradScaler",))
+    forbid(trial.path, ("GradScaler",))
     for group in trial.groups(hang=HANG):
         rules = [_draw_rules(trial.draw, long) for long in (False, False, True)]
         case = group.case()

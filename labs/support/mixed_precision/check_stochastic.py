@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import Wrong, close, described, same_bits
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, close, described, same_bits
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions
 from utils.memory.number_formats import FORMATS, spacing
 
 BF16 = FORMATS["bf16"]

@@ -18,13 +18,13 @@ from labs.support.mixture_of_experts.scenarios import (
     send_out,
     there_and_back,
 )
-from utils.course.expect import Wrong, bitwise_equal, close, unchanged
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, bitwise_equal, close, unchanged
+from utils.course.runner import Trial
 
 LIBRARY = (
     "utils", "deepspeed", "megablocks", "tutel", "fairscale", "transformers", "distributed.nn",
     "dist.nn", "_functional_collectives", "all_to_all_single_autograd",
-    # modules, trapped on the ranks, too
+    # modules
     "torch.distributed.nn", "torch.distributed._functional_collectives", "utils.parallel",
 )
 HANG = "Do all ranks call the same all-to-alls, also a rank that has nothing to send?"
@@ -75,7 +75,7 @@ def _on_all_sizes(
     trial: Trial, scenario: Callable, draw: Callable
 ) -> Iterator[tuple[str, Any, list[dict]]]:
     """(the case in words, the case, what each rank found) of drawn cases, two in turn at a time."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         # a network on which messages come late differs only for who does not wait: it comes first
         for late in (True, False) if group.size in (2, 3) else (False,):

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.course.trial import load_answer
+from utils.course.runner import load_answer
 from utils.ranks import Ranks
 
 EXPERTS, CHOICES, WIDTH, TOKENS, STEPS = 8, 2, 8, 60, 25

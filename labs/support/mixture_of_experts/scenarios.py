@@ -7,9 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import Wrong
-from utils.course.look import Look
-from utils.course.trial import fractions
+from utils.course.assertions import Wrong
+from utils.course.observe import Look
+from utils.course.runner import fractions
 
 # ---- exercise a
 

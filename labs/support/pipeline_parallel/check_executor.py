@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils.course.expect import Wrong, a_number, close, communication, described, unchanged
-from utils.course.look import Look, looks
-from utils.course.noted import never_waited, noted
-from utils.course.trial import Group, Trial, fractions
+from utils.course.assertions import Wrong, a_number, close, communication, described, unchanged
+from utils.course.messages import never_waited, noted
+from utils.course.observe import Look, looks
+from utils.course.runner import Group, Trial, fractions
 from utils.measure.traffic import Watching
 from utils.parallel.schedules import Action, needs, schedule
 
@@ -32,7 +32,7 @@ HANG = (
 
 def executor(trial: Trial) -> str:
     """Judges `run` in the file."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         # a network on which messages come late differs only for who does not wait: it comes first
         for late in (True, False) if group.size in (2, 3) else (False,):

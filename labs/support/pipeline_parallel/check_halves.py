@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from utils.course.expect import Wrong, close, unchanged
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions
+from utils.course.assertions import Wrong, close, unchanged
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions
 
 LIBRARY = (
     "utils.parallel", "utils.training", "torch.distributed.pipelining", "deepspeed",
@@ -20,7 +20,7 @@ LIBRARY = (
 
 def halves(trial: Trial) -> str:
     """Judges `LaterLinear`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     with trial.ranks(1) as group:  # nothing here depends on ranks
         for cases in _drawn(trial):
             whole = " beside ".join(map(str, cases))

@@ -9,8 +9,8 @@ import random
 
 import torch.distributed as dist
 
-from utils.course.expect import Wrong, described
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, described
+from utils.course.runner import Trial
 from utils.parallel.schedules import Action, check, counts, in_flight, schedule, simulate
 
 LIBRARY = (
@@ -104,7 +104,7 @@ def _drawn(draw: random.Random) -> list[tuple[int, int]]:
 
 def _lists(trial: Trial) -> list:
     """[((ranks, micro-batches), lists)] as two processes make them, each in an order of its own."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     sizes = _drawn(trial.draw)
     orders = [trial.draw.sample(range(len(sizes)), len(sizes)) for _ in range(2)]
     with trial.ranks(2) as group:

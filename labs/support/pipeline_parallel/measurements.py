@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from labs.support.pipeline_parallel.check_schedules import actions
-from utils.course.expect import Wrong
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Trial
 from utils.drawing import pipeline as pictures
 from utils.measure.memory import Memory
 from utils.models.gpt import GPT, GPTConfig, cross_entropy

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from labs.support.profiling import programs
-from utils.course.expect import Wrong
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Trial
 
 ROOM_MS, ROOM = 8.0, 0.25  # what ms may be off, at least, and as a share: a busy machine
 ROOM_BYTES = 0.01  # a report shows three digits

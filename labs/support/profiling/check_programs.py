@@ -16,8 +16,8 @@ from labs.support.profiling.check_diagnosis import LIBRARY
 from labs.support.profiling.machine import EPOCH, OFTEN, ROWS, Troubles
 from labs.support.profiling.programs import HUGE, OUTLIER, SPIKE, Program, Settings
 from labs.support.profiling.scenarios import Case
-from utils.course.expect import Wrong, same_bits
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, same_bits
+from utils.course.runner import Trial
 
 SIZES = (2, 3)  # ranks: one of them, besides MANY and 1; there, runs are long, too
 MANY = 6  # ranks, who share the rows evenly
@@ -178,7 +178,7 @@ def wrong(trial: Trial) -> str:
 
 
 def _program(trial: Trial, make: Callable[[int], Program]) -> Program:
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     return make(programs.number_in(trial.path.parent))
 
 

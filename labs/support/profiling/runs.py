@@ -17,7 +17,7 @@ import torch.distributed as dist
 from labs.support.profiling import programs
 from labs.support.profiling.machine import Machine
 from labs.support.profiling.programs import RANKS, STEPS, Program
-from utils.course.trial import load_answer
+from utils.course.runner import load_answer
 from utils.measure.divergence import Entry, Watch
 from utils.measure.profile import tracing
 from utils.ranks import RankError, Ranks

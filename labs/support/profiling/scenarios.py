@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from labs.support.profiling.machine import SERVICES, Machine, Troubles, weights_of
-from utils.course.expect import Wrong
+from utils.course.assertions import Wrong
 from utils.measure.traffic import Event, Traffic, Watching
 
 HOT = 90.25  # °C

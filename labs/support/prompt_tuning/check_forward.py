@@ -22,15 +22,15 @@ from labs.support.prompt_tuning.reference import (
     right_loss,
     walk,
 )
-from utils.course.expect import Wrong, by_hand, close, number
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, close, forbid, number
+from utils.course.runner import Trial
 
 LIBRARY = ("utils.prompts", "peft", "transformers")
 
 
 def forward(trial: Trial) -> str:
     """Judges `batch`, `decode`, `forward` and `answer_loss`."""
-    by_hand(trial.path, LIBRARY)
+    forbid(trial.path, LIBRARY)
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         given = _pairs(trial)
         for (pairs, end), found in zip(given, group.run("batch", scenarios.rows, given)[0]):

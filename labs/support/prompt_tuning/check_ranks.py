@@ -21,8 +21,8 @@ from labs.support.prompt_tuning.reference import (
     near,
     right_loss,
 )
-from utils.course.expect import Wrong, by_hand, close, same_bits
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong, close, forbid, same_bits
+from utils.course.runner import Group, Trial
 
 HANG = "Does every rank call the same collectives, each on the axis's own group?"
 MOST = 3  # messages over dp: the number of tokens, the gradient, the loss
@@ -32,7 +32,7 @@ LOSS = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 1.5e-3}
 
 def ranks(trial: Trial) -> str:
     """Judges `backward`."""
-    by_hand(trial.path, LIBRARY)
+    forbid(trial.path, LIBRARY)
     for group in trial.groups(hang=HANG):
         for jobs, late in _runs(trial, group.size):
             _judge(group, jobs, late)

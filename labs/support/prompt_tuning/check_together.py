@@ -20,13 +20,13 @@ from labs.support.prompt_tuning.reference import (
     right_loss,
     walk,
 )
-from utils.course.expect import Wrong, by_hand, close
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, close, forbid
+from utils.course.runner import Trial
 
 
 def together(trial: Trial) -> str:
     """Judges `together`."""
-    by_hand(trial.path, LIBRARY)
+    forbid(trial.path, LIBRARY)
     cases = _cases(trial)
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         for some in (cases[:3], cases[3:]):

@@ -17,8 +17,8 @@ from labs.support.prompt_tuning.reference import (
     draw_lengths,
     right_loss,
 )
-from utils.course.expect import Wrong, by_hand
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong, forbid
+from utils.course.runner import Trial
 
 BAR = 0.8  # part of the held-out questions
 TOO_LONG = 60.0  # seconds for 60 steps; on a free core they take one
@@ -29,7 +29,7 @@ LOSS = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 def tuning(trial: Trial) -> str:
     """Judges `begin`, `step` and `tune`."""
-    by_hand(trial.path, LIBRARY)
+    forbid(trial.path, LIBRARY)
     cases = [_case(trial, dtype) for dtype in TYPES]
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         for case, steps in zip(cases, group.run("begin and step", scenarios.train, cases)[0]):

@@ -3,8 +3,8 @@
 import torch
 
 from labs.support.prompt_tuning import pretrained, tasks
-from utils.course.expect import Wrong
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong
+from utils.course.runner import Trial
 from utils.models.gpt import GPT
 
 SECONDS = 60.0  # until an answer counts as an endless loop

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from utils.course.trial import Trial, fractions
+from utils.course.runner import Trial, fractions
 from utils.models.gpt import GPT, GPTConfig, cross_entropy, rotary_tables
 
 IGNORED = -100

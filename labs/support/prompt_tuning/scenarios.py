@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from labs.support.prompt_tuning import pretrained, tasks
 from labs.support.prompt_tuning.reference import IGNORED, Case, right_loss, walk
-from utils.course.expect import Wrong, a_number, described, not_called, unchanged
-from utils.course.look import Look
-from utils.course.trial import fractions
+from utils.course.assertions import Wrong, a_number, described, not_called, unchanged
+from utils.course.observe import Look
+from utils.course.runner import fractions
 from utils.measure.traffic import Traffic
 from utils.models.gpt import GPT
 from utils.parallel.mesh import make_mesh

@@ -10,8 +10,8 @@ from fractions import Fraction
 import torch
 
 from labs.support.sharded_data_parallel.scenarios import Plan, train, weigh
-from utils.course.expect import Wrong, close, same_bits
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong, close, same_bits
+from utils.course.runner import Group, Trial
 
 SENT = {
     "Zero1": "a step sends 2 times the parameters · (N−1)/N at most, in 2 messages a unit",
@@ -26,7 +26,7 @@ KEPT = {
 LIBRARY = (
     "utils", "fsdp", "fully_shard", "FullyShardedDataParallel", "ZeroRedundancyOptimizer",
     "DistributedDataParallel", "deepspeed", "DTensor", "distribute_tensor", "accelerate",
-    # modules, trapped on the ranks, too
+    # modules
     "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor",
     "torch.nn.parallel", "utils.parallel",
 )
@@ -50,7 +50,7 @@ def zero3(trial: Trial) -> str:
 
 
 def _judge(trial: Trial, stage: str) -> str:
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         small = group.size in (2, 3)  # the more ranks, the more a message costs
         dtype = torch.float32 if small else trial.draw.choice([torch.float32, torch.float64])

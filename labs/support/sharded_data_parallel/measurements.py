@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from utils.course.trial import load_answer
+from utils.course.runner import load_answer
 from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.models.gpt import GPT, GPTConfig, cross_entropy

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import Wrong
-from utils.course.look import LETS_GO, looks
-from utils.course.trial import fractions
+from utils.course.assertions import Wrong
+from utils.course.observe import LETS_GO, looks
+from utils.course.runner import fractions
 from utils.measure.memory import Memory
 from utils.measure.traffic import Traffic
 

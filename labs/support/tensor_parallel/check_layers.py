@@ -29,8 +29,8 @@ from labs.support.tensor_parallel.judging import (
     words_of,
 )
 from labs.support.tensor_parallel.scenarios import cuts, part_of
-from utils.course.expect import Wrong, bitwise_equal, close, same_bits, unchanged
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong, bitwise_equal, close, same_bits, unchanged
+from utils.course.runner import Group, Trial
 from utils.models.gpt import GPTConfig
 from utils.shares import shares
 
@@ -39,7 +39,7 @@ from utils.shares import shares
 
 def pair(trial: Trial) -> str:
     """Judges `Enter` and `Leave`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         cases = [_pair_case(trial, group.size, name, i) for i in range(3) for name in _PAIR]
         for some, late in runs(group, cases):
@@ -131,7 +131,7 @@ def _no_copy(where: str, largest: int) -> None:
 
 def mlp(trial: Trial) -> str:
     """Judges `column`, `row` and `ParallelMLP`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         _cut_linears(trial, group)
         layers(trial, group, mlp_cases(trial, "ParallelMLP", group))
@@ -144,7 +144,7 @@ def mlp(trial: Trial) -> str:
 
 def attention(trial: Trial) -> str:
     """Judges `head_sizes` and `ParallelAttention`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         _head_sizes(trial, group)
         types, wide = _types(trial, group), group.size == 2

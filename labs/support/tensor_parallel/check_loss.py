@@ -20,14 +20,14 @@ from labs.support.tensor_parallel.judging import (
     runs,
 )
 from labs.support.tensor_parallel.scenarios import seen
-from utils.course.expect import Wrong, close, number, same_bits, unchanged
-from utils.course.look import Look
-from utils.course.trial import Group, Trial, fractions
+from utils.course.assertions import Wrong, close, number, same_bits, unchanged
+from utils.course.observe import Look
+from utils.course.runner import Group, Trial, fractions
 
 
 def loss(trial: Trial) -> str:
     """Judges `vocabulary_loss`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         kinds = _LOSSES if group.size < 4 else trial.draw.sample(_LOSSES, 4)
         kinds += ("long", "wide") if group.size == 2 else ()

@@ -24,14 +24,14 @@ from labs.support.tensor_parallel.judging import (
     words_of,
 )
 from labs.support.tensor_parallel.scenarios import part_of
-from utils.course.expect import Wrong, close, unchanged
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong, close, unchanged
+from utils.course.runner import Group, Trial
 from utils.shares import shares
 
 
 def sequence(trial: Trial) -> str:
     """Judges `EnterSequence`, `LeaveSequence`, `SequenceMLP` and `sum_partial_gradients`."""
-    trial.by_hand(LIBRARY)
+    trial.forbid(LIBRARY)
     for group in trial.groups(hang=HANG):
         cases = [_sequence_case(trial, group.size, name, i) for i in range(3) for name in _SEQUENCE]
         for some, late in runs(group, cases):

@@ -6,8 +6,8 @@ layer in float64.
 
 import torch
 
-from utils.course.expect import Wrong, communication
-from utils.course.trial import Group, Trial
+from utils.course.assertions import Wrong, communication
+from utils.course.runner import Group, Trial
 
 HANG = "Does every rank call the same collectives, in the same order?"
 ASKED = "without gradients"

@@ -3,9 +3,9 @@
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import Wrong
-from utils.course.look import Look
-from utils.course.trial import Trial
+from utils.course.assertions import Wrong
+from utils.course.observe import Look
+from utils.course.runner import Trial
 from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.models.gpt import GPT, GPTConfig, cross_entropy

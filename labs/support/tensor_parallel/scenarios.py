@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from utils.course.look import Look
-from utils.course.trial import fractions
+from utils.course.observe import Look
+from utils.course.runner import fractions
 from utils.measure.traffic import tensors_in
 from utils.models.gpt import MLP, Attention, GPTConfig, RMSNorm, rotary_tables
 from utils.shares import shares

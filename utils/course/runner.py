@@ -12,9 +12,7 @@ A *scenario* is a function that runs on every rank: `scenario(answer, *args)`, `
 made from the learner's file. The code of an answer runs nowhere else: it may end its process,
 block, or swallow every exception, and the check still ends.
 
-Ranks differ as they do on a cluster: each has random numbers, hashes of texts and a history of its
-own, and before each run one of them, drawn anew, loads the file again, so that nothing kept between
-calls is the same on all. The result of a run is a list by rank.
+Ranks have random numbers of their own, as on a cluster. The result of a run is a list by rank.
 """
 
 import contextlib
@@ -37,9 +35,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import NotHere, Wrong, by_hand
-from utils.course.late import late as late_network
-from utils.course.trap import trap
+from utils.course.assertions import NotHere, Wrong, forbid
+from utils.course.slow_network import late as late_network
 from utils.ranks import RankError, Ranks
 from utils.ranks.diagnosis import consequence, timed_out
 from utils.ranks.pool import PRELOADED, Dead
@@ -51,7 +48,8 @@ SIZES = (2, 3, 1, 4, 5, 6)  # ranks; most mistakes show with two or three
 HANG = 5.0  # seconds until a collective counts as hanging
 TOO_LONG = 15.0  # seconds until an answer that does not communicate counts as an endless loop
 JUDGES = (  # in a rank's stack
-    r" (trial|look|late|noted|expect|traffic|scenarios|disturbed|fates|check_\w+)\.py:\d+: "
+    r" (runner|observe|slow_network|messages|assertions|properties|contracts?|traffic|scenarios"
+    r"|disturbed|fates|check_\w+)\.py:\d+: "
 )
 SWALLOWED = 2.0  # seconds after that until its process is ended, whatever it has caught
 
@@ -64,7 +62,7 @@ class Trial:
 
     def __init__(self, path: str | Path, seed: int = 0):
         self.path, self.seed, self.drawn = Path(path).resolve(), seed, False
-        self._draw, self._library = random.Random(seed), ()
+        self._draw = random.Random(seed)
 
     @property
     def draw(self) -> random.Random:
@@ -80,14 +78,9 @@ class Trial:
         """Random numbers from a normal distribution; next to none is a whole number."""
         return fractions(self.new_seed(), *shape, dtype=dtype)
 
-    def by_hand(self, library: Iterable[str]) -> None:
-        """The answer must not use these: `expect.by_hand` reads the file, and modules in full
-        names (`torch.distributed.nn`, `utils.parallel`, a check of `labs.support`) are trapped on
-        the ranks (`trap.py`)."""
-        by_hand(self.path, library)
-        self._library = tuple(
-            name for name in library if name.startswith(("torch.", "utils.", "labs."))
-        )
+    def forbid(self, library: Iterable[str]) -> None:
+        """The file must not name these, as in `assertions.forbid`."""
+        forbid(self.path, library)
 
     @contextlib.contextmanager
     def ranks(
@@ -145,19 +138,16 @@ class Group:
     ) -> list:
         """The results of `scenario(answer, *args)` by rank.
 
-        late: asynchronous results come late (`utils/course/late.py`). seconds: until an answer
-        that does not communicate is ended, None: TOO_LONG. Raises Wrong with the case, the place
+        late: on a slow network (`utils/course/slow_network.py`). seconds: until an answer that does
+        not communicate is ended, None: TOO_LONG. Raises Wrong with the case, the place
         in the answer and what happened there when it fails, hangs or does not end;
         NotImplementedError where a stub says that it is one.
         """
         trial = self._trial
         cloudpickle.register_pickle_by_value(sys.modules[scenario.__module__])
-        anew = trial._draw.randrange(self.size)  # no case: these do not count as drawn
         self._seconds = seconds or TOO_LONG
-        seed = trial._draw.getrandbits(31)
-        setup = (
-            str(trial.path), trial._library, str(self._folder), self._seconds, seed, anew, late
-        )
+        seed = trial._draw.getrandbits(31)  # no case: it does not count as drawn
+        setup = str(trial.path), str(self._folder), self._seconds, seed, late
         try:
             results = self._ranks.run(_perform, setup, scenario, args)
         except RankError as error:
@@ -262,7 +252,6 @@ def load_answer(path: Path) -> types.ModuleType:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(f"answer_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    module.hash = _hash  # as a global name, it hides the built-in one
     sys.modules[spec.name] = module
     exec(compile_answer(path), module.__dict__)
     return module
@@ -289,40 +278,22 @@ class TimeLimit(BaseException):
 
 
 _loaded: types.ModuleType | None = None  # the answer on this rank
-_salt = 0  # of its hashes
-_history: list = []  # what this rank has and others have not
-
-
-def _hash(value: Any) -> int:
-    """Python's `hash`, salted as in a process that was not forked: what it gives for a text, also
-    inside of a tuple, differs from process to process."""
-    found = hash(value)
-    return hash((found, _salt)) if _has_text(value) else found
-
-
-def _has_text(value: Any) -> bool:
-    return isinstance(value, str | bytes) or (
-        isinstance(value, tuple) and any(map(_has_text, value))
-    )
 
 
 def _perform(setup: tuple, scenario: Callable, args: tuple) -> Any:
     """One run on this rank."""
-    global _loaded, _salt
-    path, library, folder, seconds, seed, anew, late = setup
+    global _loaded
+    path, folder, seconds, seed, late = setup
     rank = dist.get_rank()
     own = random.Random(1000 * seed + rank)
-    _salt = _salt or own.getrandbits(31)
-    _history.append([object() for _ in range(own.randrange(1000))])
     torch.manual_seed(own.getrandbits(31))
     random.seed(own.getrandbits(31))
     np.random.seed(own.getrandbits(31))
-    trap(library, Path(path).parent)
     with open(f"{folder}/rank{rank}.words", "w") as words, _time_limit(seconds, words):
         if late:
             with late_network():
                 return scenario(load_answer(Path(path)), *args)
-        if _loaded is None or rank == anew:
+        if _loaded is None:
             _loaded = load_answer(Path(path))
         return scenario(_loaded, *args)
 

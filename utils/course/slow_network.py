@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import Wrong, bitwise_equal
+from utils.course.assertions import Wrong, bitwise_equal
 
 PATIENCE = 3.0  # seconds; below HANG, so that who asks for ever gets an answer in time
 # function of torch.distributed -> the argument that its result is written to

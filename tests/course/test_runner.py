@@ -1,5 +1,6 @@
 """The kit of the checks on real ranks: what it draws, sees and makes late."""
 
+import random
 from fractions import Fraction
 
 import numpy as np
@@ -7,18 +8,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.course.expect import (
+from utils.course.assertions import (
     Wrong,
     a_number,
-    by_hand,
     close,
     communication,
+    forbid,
     not_called,
     same_bits,
     unchanged,
 )
-from utils.course.look import Look
-from utils.course.trial import Trial, fractions
+from utils.course.observe import Look
+from utils.course.runner import Trial, fractions
 from utils.planner.search import divisors
 
 
@@ -54,28 +55,12 @@ def test_fractions_are_no_whole_numbers_and_the_same_for_the_same_seed():
 
 
 def luck(answer) -> tuple:
-    return torch.rand(1).item(), answer.counted(), len({id(object()) for _ in range(3)})
+    return torch.rand(1).item(), np.random.rand(), random.random()
 
 
-def test_ranks_have_random_numbers_and_histories_of_their_own(answer):
-    trial = answer("calls = []\ndef counted():\n    calls.append(1)\n    return len(calls)\n")
-    with trial.ranks(3) as group:
-        runs = [group.run(group.case(), luck) for _ in range(4)]
-    for run in runs:
-        assert len({drawn for drawn, *_ in run}) == 3
-    assert any(len({calls for _, calls, _ in run}) > 1 for run in runs)  # one is loaded afresh
-
-
-def hashed(answer) -> tuple:
-    return answer.of("a"), answer.of(("a", 1)), answer.of(5), answer.of((5, 1))
-
-
-def test_hashes_of_texts_differ_between_ranks_and_stay_the_same_on_each(answer):
-    with answer("def of(value):\n    return hash(value)\n").ranks(3) as group:
-        runs = [group.run(group.case(), hashed) for _ in range(3)]
-    assert runs[0] == runs[1] == runs[2]
-    assert len({text for text, *_ in runs[0]}) == len({pair for _, pair, *_ in runs[0]}) == 3
-    assert {run[2:] for run in runs[0]} == {(hash(5), hash((5, 1)))}
+def test_ranks_have_random_numbers_of_their_own(answer):
+    for drawn in zip(*answer("").on_ranks(3, luck)):
+        assert len(set(drawn)) == 3
 
 
 # ---- failures
@@ -123,7 +108,7 @@ HANGS = {
 
 @pytest.mark.parametrize("line", HANGS)
 def test_what_is_asked_about_a_hang_fits_the_calls_that_hang(answer, line, monkeypatch):
-    monkeypatch.setattr("utils.course.trial.HANG", 2.0)
+    monkeypatch.setattr("utils.course.runner.HANG", 2.0)
     trial = answer(f"def function():\n    if True:\n{line}\n")
     hang = {"recv": "all receive", "": "all else"}
     with trial.ranks(2, hang) as group, pytest.raises(Wrong) as wrong:
@@ -335,39 +320,6 @@ def test_bits_messages_and_inputs():
         unchanged("here", ["x"])
 
 
-LIBRARY = ("torch.distributed.nn", "torch.optim", "utils.prompts")  # some are imported already
-DISGUISED = {
-    "importlib.import_module('.'.join(['torch', 'distributed', 'nn', 'functional'])).x": "nn",
-    "getattr(torch, 'op' 'tim').SGD": "optim",
-    "list(getattr(torch, 'op' 'tim').__dict__)": "optim",
-    "exec('from torch.op' + 'tim import SGD')": "optim",
-    "importlib.import_module('utils.pro' + 'mpts')": "prompts",
-    "__import__('pkgutil').resolve_name('torch.op' 'tim:SGD')": "optim",
-    "exec(compile('from torch.op' + 'tim import SGD', 'a_name', 'exec'))": "optim",
-}
-
-
-@pytest.mark.parametrize("source", DISGUISED)
-def test_a_name_that_is_put_together_is_trapped_on_the_rank(answer, source):
-    trial = answer(f"import importlib\ndef function():\n    {source}\n")
-    trial.by_hand(LIBRARY)
-    with pytest.raises(Wrong, match=f"answer.py line 5 uses .*{DISGUISED[source]}.*: that is the"):
-        trial.alone("in one process", call)
-
-
-def test_torch_itself_uses_what_is_trapped(answer):
-    trial = answer("def function():\n    return torch.nn.Linear(2, 3).weight.grad\n")
-    trial.by_hand(LIBRARY)
-    assert trial.alone("in one process", with_an_optimizer) == 3
-
-
-def with_an_optimizer(answer) -> int:
-    assert answer.function() is None
-    parameter = torch.nn.Parameter(torch.ones(3))
-    torch.optim.SGD([parameter], lr=0.1).step()
-    return len(parameter)
-
-
 @pytest.mark.parametrize(
     "source, line",
     [
@@ -385,10 +337,10 @@ def test_what_is_to_be_done_by_hand_names_no_library(tmp_path, source, line):
     path = tmp_path / "answer.py"
     path.write_text(source + "\n")
     if line is None:
-        by_hand(path, ["fsdp", "optim.zero"])
+        forbid(path, ["fsdp", "optim.zero"])
         return
     with pytest.raises(Wrong, match=f"answer.py line {line} uses .*: that is the library"):
-        by_hand(path, ["fsdp", "optim.zero"])
+        forbid(path, ["fsdp", "optim.zero"])
 
 
 SEARCH = "utils/planner/search.py"

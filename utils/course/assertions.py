@@ -139,6 +139,24 @@ def unchanged(case: str, changed: Iterable[str], hint: str = "") -> None:
         )
 
 
+def nothing_kept(case: str, held: int, hint: str = "") -> None:
+    """No bytes of what the answer has made are held. held: as `Look.kept` has found."""
+    if held:
+        raise Wrong(
+            f"{case}: when all is over, {held:,} bytes that it made are still held.\n"
+            + (hint or "Who remembers them, and what for?")
+        )
+
+
+def own_size(case: str, spare: int, allowed: int = 0) -> None:
+    """Results are not parts of larger tensors. spare: as `Look.spare` has found."""
+    if spare > allowed:
+        raise Wrong(
+            f"{case}: a result or a gradient is a part of a larger tensor, of which {spare:,} "
+            "bytes stay\nin memory with it. Who needs the rest?"
+        )
+
+
 def number(value: torch.Tensor | float) -> str:
     """A number in six digits."""
     return f"{float(value):.6g}"
@@ -153,9 +171,8 @@ def told_apart(*values: torch.Tensor | float) -> list[str]:
     return [f"{value:.17g}" if isinstance(value, float) else str(value) for value in whole]
 
 
-def by_hand(path: Path, library: Iterable[str]) -> None:
-    """The file at `path` does not use what the exercise is to build by hand. (`Trial.by_hand`
-    traps it on the ranks, too.)
+def forbid(path: Path, library: Iterable[str]) -> None:
+    """The file at `path` does not use what the exercise is to build by hand.
 
     library: names of modules, classes and functions, also dotted ones, of which any part of a name
     in the file may be one. Seen are imports, names, attributes and strings that are no docstrings;
@@ -174,7 +191,7 @@ def by_hand(path: Path, library: Iterable[str]) -> None:
 def not_called(*places: str) -> Iterator[None]:
     """Inside, no function runs that stands in these files or folders, whatever it is called by.
 
-    places: below the repository, such as "utils/planner/". Where `by_hand` reads the text, this one
+    places: below the repository, such as "utils/planner/". Where `forbid` reads the text, this one
     sees what runs, on this thread and on those that it starts.
     """
     inside, seen, imports = tuple(str(ROOT / place) for place in places), [], []

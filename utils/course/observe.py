@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from utils.course.expect import bitwise_equal
+from utils.course.assertions import bitwise_equal
 from utils.measure.traffic import Traffic, tensors_in
 from utils.private_api import running_backward, unwatched
 from utils.ranks.pool import PRELOADED

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from utils.course.noted import never_waited, noted
+from utils.course.messages import never_waited, noted
 from utils.ranks import Ranks
 
 

@@ -34,7 +34,7 @@ NUMBERING = 2
 RENUMBERED = {"07": "08", "08": "09", "09": "10", "12": "14", "14": "16"}
 
 
-class RecordError(RuntimeError):
+class LedgerError(RuntimeError):
     """The ledger's folder cannot be used. The message names it and the fix."""
 
 
@@ -75,7 +75,7 @@ def peek() -> dict | None:
     except (ValueError, AttributeError):
         return None
     except OSError as error:
-        raise RecordError(_unusable(error)) from None
+        raise LedgerError(_unusable(error)) from None
 
 
 def counts(entry: dict) -> bool:
@@ -105,7 +105,7 @@ def change(edit: Callable[[dict], None]) -> None:
             content["numbering"] = NUMBERING
             _replace(home() / "ledger.json", content)
     except OSError as error:
-        raise RecordError(_unusable(error)) from None
+        raise LedgerError(_unusable(error)) from None
 
 
 def _whole(content: dict) -> dict:
