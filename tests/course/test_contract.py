@@ -42,7 +42,7 @@ WRONG = {  # what must be said: what stands in place of the last lines
     "after each call more bytes are kept": "x += received; KEPT.append(received)",
     "do not hold the same bits": "x += received; "
     "x *= 1 + dist.get_rank() * torch.finfo(x.dtype).eps",
-    "in turn": "KEPT.append(x.dtype); x += received.to(next(iter(KEPT)))"
+    "in turn": "KEPT.append(x.dtype); x += received.to(min(KEPT, key=str))"
     " if x.shape[:1] > (299,) else received",
 }
 
