@@ -90,13 +90,13 @@ class Learner:
     def write(self, guess):
         """The lab's own check and a lesson's own prediction, as cells."""
         cells = [
-            "from labs.support.five_dimensions import check_strategies\n"
+            "from labs.support.five_dimensions import contracts\n"
             "from utils.course import ask_for_help, helped\n"
             "from utils.course.checks import check\n"
             "from utils.course.predictions import predict, reveal",
             f'predict("{GUESS}", {guess}, "GB")\n'
             f'reveal("{GUESS}", theory=80.5, measured={guess / 100 + 80}, show="text")',
-            f'check("{CHECK}", check_strategies.by_hand, "{self.answer}")',
+            f'check("{CHECK}", contracts.by_hand, "{self.answer}")',
         ]
         cells += ['ask_for_help("Which <i>axis</i>?")'] if guess > 100 else []
         self.notebook.parent.mkdir(exist_ok=True)

@@ -22,12 +22,36 @@ class Case(NamedTuple):
     gpus: int
     global_batch: int
 
+    def __str__(self) -> str:
+        return (
+            f"{self.model.layers} layers of {self.model.hidden_size} on {self.gpus} x "
+            f"{self.machine.name} of {self.machine.memory / 1e9:.0f} GB, {self.global_batch} "
+            "sequences"
+        )
+
 
 CASES = {
     "one_node": Case(MODELS["llama2-13b"], MACHINES["dgx-a100"], 8, 256),
     "cluster": Case(MODELS["gpt3-175b"], MACHINES["dgx-a100"], 1024, 1536),
     "frontier": Case(MODELS["1t"], MACHINES["frontier"], 3072, 3072),
 }
+
+
+def unseen(sizes: tuple, machine: str, gpus: int, global_batch: int) -> Case:
+    """sizes: layers, hidden size, heads, vocabulary, sequence, whether the MLP is gated."""
+    layers, hidden, heads, vocabulary, seq, gated = sizes
+    model = Model(layers, hidden, heads, vocab_size=vocabulary, seq=seq, gated=gated, name="unseen")
+    return Case(model, MACHINES[machine], gpus, global_batch)
+
+
+UNSEEN = [  # each needs sizes that a narrower search leaves out
+    unseen((7, 768, 12, 50_257, 1024, False), "dgx-a100", 1, 8),
+    unseen((43, 12_288, 96, 50_257, 1024, False), "dgx-a100", 24, 144),
+    unseen((87, 4480, 35, 50_257, 2048, True), "dgx-v100", 48, 48),
+    unseen((41, 1024, 8, 32_000, 1024, True), "frontier", 48, 384),
+    unseen((62, 5120, 40, 51_200, 1024, False), "dgx-h100", 35, 70),
+    unseen((105, 6400, 50, 50_257, 2048, False), "frontier", 560, 2240),
+]
 
 
 class Outcome(NamedTuple):
@@ -54,8 +78,8 @@ def outcomes(model: Model, machine: Machine, strategies: list[Strategy]) -> list
 
 
 def best(case: Case) -> Plan:
-    """The fastest that fits, of all that the course's search tries."""
-    return search(case.model, case.machine, case.gpus, case.global_batch, top=1, cp=1)[0]
+    """The fastest that fits, of all sizes that the exercises name."""
+    return search(*case, top=1, micro_batch=(1, 2, 4, 8, 16), cp=1)[0]
 
 
 def compare(name: str, strategy: Strategy) -> None:
