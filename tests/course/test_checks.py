@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.patience import patience
-from utils.course import ledger, runner
+from utils.course import ledger
 from utils.course.assertions import NotHere, Wrong
 from utils.course.checks import check
 from utils.course.runner import Trial
@@ -62,7 +62,7 @@ BROKEN = {
     "def other(): pass": "has no attribute 'number'",
     "def number():\n    while True: pass": "no end after 6 s in answer.py line 2 (`while True",
     "import time\ndef number():\n    while True:\n        try: time.sleep(9)\n"
-    "        except BaseException: pass": "no end after 6 s in answer.py line 4",
+    "        except BaseException: pass": "no end after 6 s in answer.py line ",
     "def number():\n    raise SystemExit": "the code leaves the program in answer.py line 2",
     "import os\ndef number():\n    os._exit(3)": " ended with code 3.",
     "import os\ndef number():\n    os.abort()": "was killed by SIGABRT in answer.py line 3",
@@ -71,9 +71,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("source", BROKEN)
-def test_whatever_the_file_does_the_check_only_prints(source, file, capsys, monkeypatch):
-    if "while True" in source:  # only here: it must be longer than HANG, on a busy machine too
-        monkeypatch.setattr(runner, "TOO_LONG", 6.0)
+def test_whatever_the_file_does_the_check_only_prints(source, file, capsys):
     file.write_text(source + "\n")
     check("01x number", judge, file, seed=7)
     out = capsys.readouterr().out
@@ -107,7 +105,7 @@ def test_a_hang_ends_and_says_where_each_rank_is(file, capsys):
     check("01x number", judge, file, seed=7)
     assert time.monotonic() - start < patience(60)
     out = capsys.readouterr().out
-    assert out.startswith("[x] 01x number: with 2 ranks: A collective did not complete within 5 s")
+    assert out.startswith("[x] 01x number: with 2 ranks: A collective did not complete, and never")
     assert "answer.py:6: dist.recv(torch.zeros(1), 1)" in out
     assert out.endswith("    Advice for a hang.\n" + AGAIN)
 

@@ -429,3 +429,34 @@ def test_the_magics_argument():
     for line in ("4", "-1", "a", "0;1"):
         with pytest.raises(RankError, match="give ranks from 0 to 3"):
             parse_ranks(line, 4)
+
+
+# ---- deadlocks, without a time limit
+
+
+WAIT = {
+    "in a call": lambda: dist.recv(torch.ones(1), 1 - dist.get_rank()),
+    "for a handle": lambda: dist.irecv(torch.ones(1), 1 - dist.get_rank()).wait(),
+    "for one that is done": lambda: dist.barrier() if dist.get_rank() else None,
+}
+
+
+@pytest.mark.parametrize("where", WAIT)
+def test_a_deadlock_ends_long_before_the_time_limit(where):
+    limit = patience(100)
+    with Ranks(2, timeout=limit, end_deadlocks=True) as ranks:
+        begun = time.monotonic()
+        with pytest.raises(RankError, match="did not complete, and never will"):
+            ranks.run(WAIT[where])
+        assert time.monotonic() - begun < limit / 2
+
+
+def late(seconds):
+    time.sleep(seconds if dist.get_rank() else 0.0)
+    dist.barrier()
+    return True
+
+
+def test_who_sleeps_for_a_moment_is_no_deadlock():
+    with Ranks(2, end_deadlocks=True) as ranks:
+        assert ranks.run(late, 3.0) == [True, True]

@@ -45,13 +45,14 @@ from utils.ranks.worker import Failure
 PRELOADED.append(__name__)  # else every rank of a check would import it, a fifth of its work
 
 SIZES = (2, 3, 1, 4, 5, 6)  # ranks; most mistakes show with two or three
-HANG = 5.0  # seconds until a collective counts as hanging
-TOO_LONG = 15.0  # seconds until an answer that does not communicate counts as an endless loop
+HANG = 30.0  # seconds until a collective counts as hanging where no deadlock is seen (macOS)
+TOO_LONG = 6.0  # seconds of processor time until an answer counts as an endless loop
+ASLEEP = 8  # as many times that by the clock, for one that sleeps
 JUDGES = (  # in a rank's stack
     r" (runner|observe|slow_network|messages|assertions|properties|contracts?|traffic|scenarios"
     r"|disturbed|fates|check_\w+)\.py:\d+: "
 )
-SWALLOWED = 2.0  # seconds after that until its process is ended, whatever it has caught
+SWALLOWED = 1.0  # seconds after that until its process is ended, whatever it has caught
 
 
 class Trial:
@@ -91,7 +92,9 @@ class Trial:
         result of a rank that is killed is `utils.ranks.pool.Dead`, and the others go on."""
         with (
             tempfile.TemporaryDirectory(prefix="trial-") as folder,
-            Ranks(size, device="cpu", timeout=HANG, may_die=may_die) as ranks,
+            Ranks(
+                size, device="cpu", timeout=HANG, may_die=may_die, end_deadlocks=not may_die
+            ) as ranks,
         ):
             yield Group(self, ranks, Path(folder), hang)
 
@@ -300,22 +303,30 @@ def _perform(setup: tuple, scenario: Callable, args: tuple) -> Any:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float, words: IO[str]) -> Iterator[None]:
-    """Raises TimeLimit after so many seconds, and ends the process if that is swallowed.
+    """Raises TimeLimit after so many seconds of processor time, and ends the process if that is
+    swallowed.
 
     words: gets the stack of a process that ends here, or is ended by a signal such as SIGABRT.
     """
 
     def stop(signum, frame):
+        if stopped:
+            words.write("Timeout (swallowed)\n")
+            words.flush()
+            faulthandler.dump_traceback(words, all_threads=False)
+            os._exit(1)
+        stopped.append(True)
         raise TimeLimit(f"no end after {seconds:.0f} s")
 
+    stopped = []
     faulthandler.enable(words)
-    faulthandler.dump_traceback_later(seconds + SWALLOWED, exit=True, file=words)
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    faulthandler.dump_traceback_later(ASLEEP * seconds, exit=True, file=words)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds, SWALLOWED)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
         faulthandler.cancel_dump_traceback_later()
         faulthandler.disable()

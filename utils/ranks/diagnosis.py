@@ -147,13 +147,15 @@ def failure(
     limit: float | None,
     ended: str | None,
     grouped: bool = True,
+    locked: bool = False,
 ) -> str:
     """The whole text of a RankError: what each rank did, equal ranks folded, and what holds now.
 
     on: the ranks that were asked, of `size`; first: replies when the failure was noticed; stacks:
     {rank: frames} of those that still ran; final: replies after the others were let go; limit:
     seconds, where a collective ran into its time limit, else None; ended: why the ranks had to be
-    ended, or None; grouped: whether those that are left have a process group again.
+    ended, or None; grouped: whether those that are left have a process group again; locked: whether
+    they waited for one another, and no time limit was needed to know it.
     """
     blocks, waited = [], []
     for rank in on:
@@ -162,7 +164,9 @@ def failure(
         lines = [where(frame) for frame in own(stack)]
         in_backward = any(in_torch(frame, "autograd") for frame in stack)
         waits_in = collective(stack)
-        if timed_out(reply) or consequence(reply):  # DDP starts collectives inside autograd's C++
+        asleep = locked and rank not in first
+        if asleep or timed_out(reply) or consequence(reply):
+            # DDP starts collectives inside autograd's C++
             waits_in = waits_in or ("backward, in a collective" if in_backward else "a collective")
         is_victim = rank not in first or consequence(reply) or timed_out(reply)
         if is_victim and waits_in:
@@ -179,7 +183,8 @@ def failure(
     idle = [rank for rank in range(size) if rank not in on]
     if limit is not None:
         blocks += [(rank, "does not run this cell") for rank in idle]
-        head = f"A collective did not complete within {limit:g} s. Where each rank was:"
+        how = ", and never will" if locked else f" within {limit:g} s"
+        head = f"A collective did not complete{how}. Where each rank was:"
     else:
         culprits = [r for r in on if isinstance(first.get(r), Failure) and r not in waited]
         head = f"{label(culprits, size).capitalize()} failed:"

@@ -29,6 +29,7 @@ import cloudpickle
 import torch
 
 from utils.ranks import diagnosis, magic, worker
+from utils.ranks.deadlock import LOOK, LOOKS, SURE, Deadlock
 from utils.ranks.diagnosis import RankError, RankFiles
 from utils.ranks.supervise import end
 
@@ -54,6 +55,8 @@ class Ranks:
     and numpy, the same on every rank. places: for each rank the node that it lives on
     (`utils.ranks.nodes`, which calls this); then gloo. may_die: a rank whose process ends gives
     `Dead`, in this call and in later ones, and the others go on; else all end with it.
+    end_deadlocks: ranks that wait for one another, none of them for a time limit of its own, are
+    ended at once.
 
     Cells find `rank`, `world_size`, `device`, `dist` and `torch`; their variables stay.
     Raises RankError when a rank fails, ValueError for arguments that make no sense.
@@ -68,12 +71,14 @@ class Ranks:
         seed: int = 0,
         places: Sequence[worker.Place] | None = None,
         may_die: bool = False,
+        end_deadlocks: bool = False,
     ):
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 256:
             raise ValueError(f"size {size!r} is not a number of ranks: give 1 to 256")
         if not 0 < timeout < float("inf"):
             raise ValueError(f"timeout {timeout!r} is not a time limit: give seconds above 0")
         self.size, self.timeout, self.seed, self.may_die = size, timeout, seed, may_die
+        self.end_deadlocks = end_deadlocks
         self.backend, self._devices = choose_devices(size, "cpu" if places else device)
         self._places = places or [None] * size
         self._cells = 0
@@ -178,8 +183,9 @@ class Ranks:
         waiting_for = set(on) - set(replies)
         try:
             self._send(sorted(waiting_for), payload)
-            self._collect(waiting_for, replies, until=None, stop_at_failure=True)
-            if failures(replies):
+            deadlock = Deadlock() if self.end_deadlocks else None
+            self._collect(waiting_for, replies, None, stop_at_failure=True, deadlock=deadlock)
+            if waiting_for or failures(replies):
                 raise self._failure(on, waiting_for, replies)
         except KeyboardInterrupt:
             self._interrupt(waiting_for, replies)
@@ -200,12 +206,14 @@ class Ranks:
                 if not self.may_die:
                     raise
 
-    def _collect(self, waiting_for, replies, until, stop_at_failure=False):
-        """Moves ranks from `waiting_for` to `replies`, until a moment (None: no limit)."""
+    def _collect(self, waiting_for, replies, until, stop_at_failure=False, deadlock=None):
+        """Moves ranks from `waiting_for` to `replies`, until a moment (None: no limit), or until
+        all that are left wait for one another (deadlock: a Deadlock that looks)."""
         while waiting_for:
             pipes = {self._pipes[rank]: rank for rank in waiting_for}
             ends = {self._processes[rank].sentinel: rank for rank in self.alive}
             limit = None if until is None else max(0.0, until - time.monotonic())
+            limit = LOOK if deadlock else limit
             ready = connection.wait([*pipes, *ends], limit)
             for pipe in ready:
                 if pipe in pipes:
@@ -224,27 +232,45 @@ class Ranks:
                 if rank in waiting_for:
                     replies[rank] = self._deaths[rank]
                     waiting_for.discard(rank)
-            if not ready:
+            if not ready and not (deadlock and not self._wait_for_ever(waiting_for, deadlock)):
                 return
             if stop_at_failure and failures(replies):
                 return
 
+    def _wait_for_ever(self, ranks, deadlock):
+        """Whether these ranks sleep, each of them in a collective."""
+        looks = deadlock.look([self._processes[rank].pid for rank in ranks])
+        if looks == 0 or looks % LOOKS:
+            return False
+        if looks >= SURE and self.size > 1:
+            return True
+        stacks = diagnosis.stacks(self._files, ranks, self._signal)
+        deadlock.disturbed()
+        return all(diagnosis.collective(stacks.get(rank, ())) for rank in ranks)
+
     def _failure(self, on, waiting_for, replies):
         """One rank failed: lets the others end, makes the group anew, returns the RankError."""
-        self._collect(waiting_for, replies, time.monotonic() + GRACE)
+        locked = not failures(replies)
+        if not locked:
+            self._collect(waiting_for, replies, time.monotonic() + GRACE)
         until = time.monotonic() + PATIENCE  # where all have lost a rank that is slow to say why
-        while waiting_for and all(map(diagnosis.consequence, failures(replies).values())):
+        while waiting_for and not locked and all(
+            map(diagnosis.consequence, failures(replies).values())
+        ):
             if time.monotonic() > until:
                 break
             self._collect(waiting_for, replies, until, stop_at_failure=True)
         stacks = diagnosis.stacks(self._files, waiting_for, self._signal)
         first = dict(replies)
-        hung = any(diagnosis.timed_out(reply) for reply in first.values())
-        self._release(waiting_for, replies, self.timeout, interrupt=hung)
+        hung = locked or any(diagnosis.timed_out(reply) for reply in first.values())
+        if locked:
+            self._stop("they waited for one another")
+        else:
+            self._release(waiting_for, replies, self.timeout, interrupt=hung)
         limit = self.timeout if hung else None
         text = diagnosis.failure(
             on, first, stacks, replies, size=self.size, limit=limit, ended=self._stopped,
-            grouped=not self._deaths,
+            grouped=not self._deaths, locked=locked,
         )
         error = RankError(text, failures(first))
         self._rejoin()

@@ -33,7 +33,6 @@ import contextlib
 import ctypes
 import io
 import os
-import runpy
 import select
 import shutil
 import signal
@@ -209,22 +208,18 @@ def supervised(
     *,
     grace: float = GRACE,
     folder: str | Path | None = None,
-    while_ending: tuple[str, str] | None = None,
     pid_to: int | None = None,
     daemons: bool = False,
 ) -> list[str]:
     """The words that run a command under a supervisor.
 
-    grace         seconds from SIGTERM to SIGKILL
-    folder        a temporary one, which the supervisor removes if the parent dies and cannot
-    while_ending  a Python file and a word: its function `look(pid, word)` is called again and
-                  again between SIGTERM and the end
-    pid_to        a file descriptor of the child (`fds`) that the program's pid is written to
-    daemons       what the program leaves running when it ends by itself may stay
+    grace    seconds from SIGTERM to SIGKILL
+    folder   a temporary one, which the supervisor removes if the parent dies and cannot
+    pid_to   a file descriptor of the child (`fds`) that the program's pid is written to
+    daemons  what the program leaves running when it ends by itself may stay
     """
     words = [sys.executable, "-I", "-S", os.path.abspath(__file__), f"--grace={grace}"]
     words += [] if folder is None else [f"--folder={folder}"]
-    words += [] if while_ending is None else ["--while-ending", *while_ending]
     words += [] if pid_to is None else [f"--pid-to={pid_to}"]
     words += ["--daemons"] if daemons else []
     return [*words, "--", *command]
@@ -257,7 +252,6 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="supervise.py", description="Runs COMMAND; see the file.")
     parser.add_argument("--grace", type=float, default=GRACE)
     parser.add_argument("--folder")
-    parser.add_argument("--while-ending", nargs=2)
     parser.add_argument("--pid-to", type=int)
     parser.add_argument("--daemons", action="store_true")
     options = parser.parse_args(words[: words.index("--")])
@@ -280,13 +274,11 @@ def main(words: list[str]) -> int:
         status = _reap(program)
     by_itself = status is not None
     if not by_itself:
-        look = _function(options.while_ending)
         before = [] if HAS_PRCTL else _descendants(program)
         os.kill(program, signal.SIGTERM)
         until = time.monotonic() + (0 if said == AT_ONCE else options.grace)
         while status is None:
             time.sleep(LOOK)
-            look(program)
             status = _reap(program)
             if status is None and time.monotonic() > until:
                 before += [] if HAS_PRCTL else _descendants(program)
@@ -304,15 +296,6 @@ def _begin() -> None:
     if HAS_PRCTL:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _function(while_ending):
-    """`look` of the file that is named, as a function of the pid alone."""
-    if while_ending is None:
-        return lambda pid: None
-    file, word = while_ending
-    look = runpy.run_path(file)["look"]
-    return lambda pid: look(pid, word)
 
 
 def _read_input() -> bytes | None:

@@ -8,8 +8,7 @@ engine/        what every exported version ships: continuous batching over ranks
 export         a checkpoint -> a version of the repository, and back (checkpoint: what is served;
                shard: who gets what; repository: one rename; vllm: for Triton's vLLM backend)
 model_config   config.pbtxt, read and changed
-server/        a tritonserver from start to end, and the command (install: where it is;
-               drain: how it ends)
+server/        a tritonserver from start to end, and the command (install: where it is)
 gateway/       what stands in front of it: limits, keys, OpenAI's API, processes that are watched
 client         who asks it: text and tokens, whole or as they come
 metrics        what it says of itself

@@ -38,12 +38,6 @@ FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize")
 TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 VERSION = re.compile(r"[1-9]\d*")
-# what may lie in the folder of a version that is not filled: of an export that was stopped, or of
-# the time when this workshop's repository had the code of its first version in git
-LEFT = re.compile(
-    r"model\.py|serving|utils|\.gitkeep|__pycache__|prompts"
-    r"|rank-\d+-of-\d+(-\d+-of-\d+)?\.safetensors|[a-z_]+\.json"
-)
 
 
 class ExportError(ValueError):
@@ -170,10 +164,10 @@ class Repository:
         """A new, empty folder for the version of about `size` bytes, beside the repository."""
         there = self.folder_of(version)
         for entry in sorted(there.iterdir()) if there.is_dir() else ():
-            if not LEFT.fullmatch(entry.name):
-                raise ExportError(
-                    f"{there} holds {entry.name}, which is not ours and would be lost: move it away"
-                )
+            raise ExportError(
+                f"{there} holds {entry.name} and no {self.last}, so it is no version of ours, and "
+                "would be lost: move it away"
+            )
         free = shutil.disk_usage(self.out).free
         if free < size:
             raise ExportError(
@@ -225,8 +219,6 @@ class Repository:
         folder = self.beside / self.engine / str(self.version)
         if not folder.exists():
             return  # it came with the whole model
-        if target.exists():  # with what LEFT names only: it goes with the hidden folder
-            target.rename(self.beside / "left")
         folder.rename(target)
 
 

@@ -34,7 +34,6 @@ def test_options_come_from_texts():
     ("name", "text", "words"),
     [
         ("max_num_seq", "3", "'max_num_seq' is not known: is it max_num_seqs?"),
-        ("slots", "3", "'slots' is not known: is it max_num_seqs?"),
         ("xyz", "3", "'xyz' is not known: there are max_num_seqs, max_model_len"),
         ("max_num_seqs", "many", "max_num_seqs 'many' is not a whole number of at least 1"),
         ("max_num_seqs", "0", "max_num_seqs 0 is not a whole number of at least 1"),

@@ -152,7 +152,7 @@ def test_places_that_are_not_for_us(tmp_path, model):
     foreign = tmp_path / "foreign" / "gpt_engine" / "1"
     foreign.mkdir(parents=True)
     (foreign / "notes.txt").write_text("mine")
-    with pytest.raises(ExportError, match=r"holds notes.txt, which is not ours and would be lost"):
+    with pytest.raises(ExportError, match=r"holds notes.txt and no manifest.json, so it is no "):
         export(model, tmp_path / "foreign", 1)
     assert (foreign / "notes.txt").read_text() == "mine"
     for version in (0, -1, "1", 1.5):

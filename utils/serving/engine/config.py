@@ -13,7 +13,6 @@ from utils.models.config import GPTConfig
 from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 
 DEVICES = ("auto", "cpu", "cuda")
-RENAMED = {"slots": "max_num_seqs"}  # parameters of earlier versions
 WHOLE = ("max_num_seqs", "max_model_len", "prefill_chunk", "queue", "threads")
 SWITCHES = ("enable_prefix_caching", "enforce_eager")
 SWITCH = {"true": True, "false": False}  # as texts
@@ -91,7 +90,7 @@ class EngineConfig:
         known, given = {field.name: field.default for field in fields(cls)}, {}
         for name, text in parameters.items():
             if name not in known:
-                near = RENAMED.get(name) or "".join(difflib.get_close_matches(name, known, 1))
+                near = "".join(difflib.get_close_matches(name, known, 1))
                 fix = f"is it {near}?" if near else f"there are {', '.join(known)}"
                 raise ValueError(f"{place}: parameter {name!r} is not known: {fix}")
             kind = float if name in SECONDS else int if name in WHOLE else str

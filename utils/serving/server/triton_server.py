@@ -33,7 +33,6 @@ from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from utils.ranks.supervise import AT_ONCE, Child, end, supervised
-from utils.serving import drain
 from utils.serving.install import CONTROL, SETTLE, ServerError, find_server, models_of
 
 HOST = "127.0.0.1"
@@ -261,8 +260,7 @@ class TritonServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         heard, told = os.pipe()
         words = supervised(
-            command, grace=self.exit_seconds + KILL, folder=self._folder, pid_to=told,
-            while_ending=(drain.__file__, self.http.rpartition(":")[2]),
+            command, grace=self.exit_seconds + KILL, folder=self._folder, pid_to=told
         )
         with open(heard, "rb") as said:
             self.log.write_bytes(b"")
