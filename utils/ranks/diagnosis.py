@@ -165,7 +165,9 @@ def failure(
         in_backward = any(in_torch(frame, "autograd") for frame in stack)
         waits_in = collective(stack)
         asleep = locked and rank not in first
-        if asleep or timed_out(reply) or consequence(reply):
+        if asleep:
+            waits_in = waits_in or "a call"
+        elif timed_out(reply) or consequence(reply):
             # DDP starts collectives inside autograd's C++
             waits_in = waits_in or ("backward, in a collective" if in_backward else "a collective")
         is_victim = rank not in first or consequence(reply) or timed_out(reply)
@@ -183,8 +185,9 @@ def failure(
     idle = [rank for rank in range(size) if rank not in on]
     if limit is not None:
         blocks += [(rank, "does not run this cell") for rank in idle]
-        how = ", and never will" if locked else f" within {limit:g} s"
-        head = f"A collective did not complete{how}. Where each rank was:"
+        head = f"A collective did not complete within {limit:g} s. Where each rank was:"
+        if locked:
+            head = "A call did not complete, and never will. Where each rank was:"
     else:
         culprits = [r for r in on if isinstance(first.get(r), Failure) and r not in waited]
         head = f"{label(culprits, size).capitalize()} failed:"
