@@ -112,20 +112,20 @@ class RunningBoard:
         return self.ask("POST", "/report", message, token=self.token)[:2]
 
 
-def check(number, name=CHECK, **more):
+def check(name=CHECK, **more):
     """A report of a check."""
     fields = {"done": False, "tries": 1, "symptom": "rank 0 says 41.", "at": time.time()} | more
-    return {"number": number, "kind": "check", "name": name, **fields}
+    return {"kind": "check", "name": name, **fields}
 
 
-def prediction(number, value, name=GUESS, **more):
+def prediction(value, name=GUESS, **more):
     fields = {"value": value, "unit": "MB", "late": False, "theory": None, "measured": None} | more
-    return {"number": number, "kind": "prediction", "name": name, **fields}
+    return {"kind": "prediction", "name": name, **fields}
 
 
-def message(*reports, alias="gentle otter", learner=None, outbox="0" * 32):
+def message(*reports, alias="gentle otter", learner=None):
     return {
-        "learner": learner or secrets.token_hex(16), "alias": alias, "outbox": outbox,
+        "learner": learner or secrets.token_hex(16), "alias": alias,
         "now": time.time(), "reports": list(reports),
     }
 

@@ -1,9 +1,8 @@
-"""What a lab reports: all of it, once, later if it must be, and never at the lab's cost."""
+"""What a lab reports: all of it, later if it must be, and never at the lab's cost."""
 
 import http.server
 import json
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -18,14 +17,11 @@ from tests.classroom.boards import (
     RunningBoard,
     check,
     environment,
-    fill_up,
     until,
 )
 from tests.patience import patience
-from utils.classroom import reporter as reporter_module
 from utils.classroom import reports
-from utils.classroom.join import Membership, outbox_file, read_address
-from utils.classroom.outbox import Outbox
+from utils.classroom.join import Membership, read_address
 from utils.classroom.reporter import Reporter
 from utils.course import ask_for_help, helped, ledger
 from utils.course.predictions import predict, reveal
@@ -80,47 +76,6 @@ class Beside:
         return self.process.communicate(timeout=patience(20))[1]
 
 
-def waiting(address):
-    """How many reports the board does not have."""
-    with sqlite3.connect(outbox_file(read_address(address).key)) as file:
-        return file.execute("select count(*) from queue").fetchone()[0]
-
-
-# --- the outbox -------------------------------------------------------------------------------
-
-
-def states(**checks):
-    return {
-        ("check", name): {"done": done, "tries": 1, "symptom": "", "at": None}
-        for name, done in checks.items()
-    }
-
-
-def test_differences_become_reports_in_order(tmp_path):
-    outbox = Outbox(tmp_path / "outbox")
-    assert outbox.note(states(a=False, b=True)) == 2
-    assert outbox.note(states(a=False, b=True)) == 0
-    assert outbox.note(states(a=True, b=True)) == 1
-    found = [(one["number"], one["name"], one["done"]) for one in outbox.first(50)]
-    assert found == [(1, "a", False), (2, "b", True), (3, "a", True)]
-    outbox.drop(2)
-    outbox.close()
-    again = Outbox(tmp_path / "outbox")
-    assert again.id == outbox.id
-    assert [one["number"] for one in again.first(50)] == [3]
-    again.drop(3)
-    assert again.note(states(a=False, b=True)) == 1
-    assert [one["number"] for one in again.first(50)] == [4]  # never a number that was
-
-
-def test_an_outbox_that_is_none_is_kept_aside(tmp_path):
-    path = tmp_path / "outbox.sqlite"
-    path.write_bytes(b"no database at all, " * 500)
-    outbox = Outbox(path)
-    assert outbox.note(states(a=True)) == 1
-    assert (tmp_path / "outbox.unreadable").read_bytes().startswith(b"no database")
-
-
 # --- with a board -----------------------------------------------------------------------------
 
 
@@ -143,71 +98,23 @@ def test_checks_predictions_and_questions_report_themselves(board, home):
         until(lambda: board.learners()["owl"]["help"] is None)
         assert "the board has all" in beside.end()
         assert beside.process.returncode == 0
-    assert waiting(board.join) == 0
 
 
-def test_a_board_that_is_away_gets_it_all_later_and_once(board, home):
+def test_a_board_that_is_away_gets_it_all_later(board, home):
     joined(board.join, home)
     board.kill()
     with Beside(board.join, home) as beside:
-        for tries in range(3):
-            note(CHECK, False, f"symptom {tries}")
-            until(lambda tries=tries: outbox_has(board.join, tries + 1))
+        note(CHECK, False, "symptom")
+        note(OTHER, True)
         board.start()
         until(lambda: board.learners().get("owl", {}).get("checks"))
-        until(lambda: waiting(board.join) == 0)
+        assert board.learners()["owl"]["checks"].keys() == {CHECK, OTHER}
         board.kill()
         note(CHECK, True)
-        said = beside.end()  # the last look queues it
-    assert "the board is away" in said and waiting(board.join) == 1
+        assert "the board is away" in beside.end()
     board.start()
     with Beside(board.join, home):  # the lab's next start
         until(lambda: board.learners()["owl"]["checks"][CHECK][0])
-    with sqlite3.connect(board.file) as file:  # three symptoms, done
-        assert file.execute("select reports from learners").fetchall() == [(4,)]
-
-
-def outbox_has(address, count):
-    try:
-        return waiting(address) >= count
-    except sqlite3.Error:
-        return False
-
-
-def test_an_answer_that_is_lost_does_not_count_twice(board, home, monkeypatch):
-    """The board has taken it, and its answer did not come."""
-    note(CHECK, False, "symptom")
-    reporter = Reporter(joined(board.join, home))
-    reporter.look()
-    ask = type(reporter.address).ask
-
-    def loses(self, *words):
-        ask(self, *words)
-        raise reporter_module.Away("timed out")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(type(reporter.address), "ask", loses)
-        assert reporter.send() is False
-    assert waiting(board.join) == 1
-    reporter.until = 0.0
-    reporter.send()
-    assert waiting(board.join) == 0
-    with sqlite3.connect(board.file) as file:
-        assert file.execute("select reports from learners").fetchall() == [(1,)]
-
-
-def test_two_labs_on_one_ledger_report_once(board, home):
-    joined(board.join, home)
-    with Beside(board.join, home) as first, Beside(board.join, home) as second:
-        note(CHECK, True)
-        until(lambda: board.learners().get("owl", {}).get("checks"))
-        until(lambda: waiting(board.join) == 0)
-        first.end()
-        note(OTHER, True)  # the second takes over
-        until(lambda: OTHER in board.learners()["owl"]["checks"])
-        second.end()
-    with sqlite3.connect(board.file) as file:
-        assert file.execute("select reports from learners").fetchall() == [(2,)]
 
 
 def test_it_ends_with_its_lab_even_where_that_is_killed(board, home, tmp_path):
@@ -287,22 +194,24 @@ WAITS = {
 def test_who_is_refused_waits_and_sends_again(odd, home, answer):
     note(CHECK, True)
     reporter = Reporter(joined(odd.address, home))
-    reporter.look()
     odd.answers.append(answer[:3])
     begin = time.monotonic()
-    assert reporter.send() is False
+    reporter.send()
     assert begin + answer[3] <= reporter.until <= time.monotonic() + answer[4]
     reporter.until += 1000
-    assert reporter.send() is False and len(odd.got) == 1  # not before it is time
-    reporter.until = 0.0
     reporter.send()
-    assert odd.got[0]["reports"] == odd.got[1]["reports"] and waiting(odd.address) == 0
+    assert len(odd.got) == 1  # not before it is time
+    reporter.until = 0.0
+    note(OTHER, True)
+    reporter.send()
+    assert [len(one["reports"]) for one in odd.got] == [1, 2]
+    reporter.send()
+    assert len(odd.got) == 2  # the board has it
 
 
 def test_pauses_grow_and_end_with_the_trouble(odd, home):
     note(CHECK, True)
     reporter = Reporter(joined(odd.address, home))
-    reporter.look()
     odd.answers += [(500, {}, b"")] * 9
     pauses = []
     for _ in range(9):
@@ -315,76 +224,13 @@ def test_pauses_grow_and_end_with_the_trouble(odd, home):
     assert reporter.pause == 1
 
 
-def test_one_report_that_is_refused_does_not_hold_up_the_rest(odd, home):
-    note(CHECK, True)
-    note(OTHER, True)
-    reporter = Reporter(joined(odd.address, home))
-    reporter.look()
-    bad = (400, {}, b'{"error": "a report (check) is not an object of \xe2\x80\xa6"}')
-    odd.answers += [bad, bad]  # both together, then the first alone
-    reporter.send()
-    assert [len(one["reports"]) for one in odd.got] == [2, 1, 1]
-    assert waiting(odd.address) == 0
-    with sqlite3.connect(outbox_file(read_address(odd.address).key)) as file:
-        ((reason,),) = file.execute("select reason from refused").fetchall()
-    assert reason.startswith("a report (check) is not")
-
-
-def test_more_than_one_message_goes_at_once(odd, home):
-    for place in range(2 * reports.AT_ONCE):
-        note(f"lab {place}", True)
-    reporter = Reporter(joined(odd.address, home))
-    reporter.look()
-    while reporter.send():
-        pass
-    assert [len(one["reports"]) for one in odd.got] == [50, 50]
-
-
-def test_a_learners_full_disk_holds_reports_up(odd, disk, monkeypatch, capsys):
-    """The ledger has it; the outbox follows when there is room."""
-    monkeypatch.setenv("KINTSUGI_HOME", str(disk))
-    note(CHECK, True)
-    fill_up(disk / "fill")
-    reporter = Reporter(joined(odd.address, disk.parent))
-    reporter.look()
-    assert reporter.send() is False and not odd.got
-    assert "the outbox cannot be written" in capsys.readouterr().err
-    (disk / "fill").unlink()
-    reporter.look()
-    reporter.send()
-    assert [one["name"] for one in odd.got[0]["reports"]] == [CHECK]
-    reporter.outbox.close()  # else the disk is busy
-
-
-def test_an_outbox_that_fails_in_the_middle_loses_nothing(odd, home, monkeypatch, capsys):
-    """The board has it, and that cannot be written."""
-    reporter = Reporter(joined(odd.address, home))
-    note(OTHER, True)
-    reporter.look()
-    note(CHECK, True)
-    with monkeypatch.context() as patched:
-        error = sqlite3.OperationalError("database or disk is full")
-        patched.setattr(Outbox, "note", lambda *_: (_ for _ in ()).throw(error))
-        patched.setattr(Outbox, "drop", lambda *_: (_ for _ in ()).throw(error))
-        reporter.look()
-        reporter.send()
-    assert "the outbox cannot be written (database or disk is full)" in capsys.readouterr().err
-    reporter.until = 0.0
-    reporter.look()
-    reporter.send()
-    assert waiting(odd.address) == 0
-    assert {one["name"] for message in odd.got for one in message["reports"]} == {OTHER, CHECK}
-
-
 def test_a_ledger_that_cannot_be_read_is_left_alone(odd, home):
     (home / "ledger.json").write_text("{broken")
     reporter = Reporter(joined(odd.address, home))
-    reporter.look()
     reporter.send()
     assert odd.got[0]["reports"] == [] and (home / "ledger.json").read_text() == "{broken"
     (home / "ledger.json").unlink()
     note(CHECK, True)
-    reporter.look()
     reporter.send()
     assert [one["name"] for one in odd.got[1]["reports"]] == [CHECK]
 
@@ -398,11 +244,10 @@ def test_a_slow_board_is_given_up(home, monkeypatch):
         note(CHECK, True)
         address = f"http://127.0.0.1:{silent.getsockname()[1]}/join/abc"
         reporter = Reporter(joined(address, home))
-        reporter.look()
         begin = time.monotonic()
-        assert reporter.send() is False
-        assert time.monotonic() - begin < patience(5) and waiting(address) == 1
+        reporter.send()
+        assert time.monotonic() - begin < patience(5) and reporter.sent is None
 
 
 def test_the_fixture_of_a_report_is_one():
-    assert reports.report(check(1))
+    assert reports.report(check())

@@ -28,7 +28,7 @@ def test_ten_thousand_predictions():
     room, draw = Room(PARTS), random.Random(0)
     values = [draw.lognormvariate(3, 1) for _ in range(10_000)]
     for learner, value in enumerate(values):
-        room.take(taken(learner, prediction(1, value, measured=20 + value / 1000, theory=20.0)))
+        room.take(taken(learner, prediction(value, measured=20 + value / 1000, theory=20.0)))
     begin = time.process_time()
     shown = room.histogram(GUESS, reveal=True)
     assert time.process_time() - begin < 1.0
@@ -44,7 +44,7 @@ def test_ten_thousand_predictions():
 
 def test_theory_and_measurement_are_kept_back_until_they_are_asked_for():
     room = Room(PARTS)
-    room.take(taken(1, prediction(1, 5.0, theory=1e6, measured=2e6)))
+    room.take(taken(1, prediction(5.0, theory=1e6, measured=2e6)))
     shown = room.histogram(GUESS, reveal=False)
     assert shown["theory"] is shown["measured"] is None and shown["edges"][-1] < 100
     shown = room.histogram(GUESS, reveal=True)
@@ -54,8 +54,8 @@ def test_theory_and_measurement_are_kept_back_until_they_are_asked_for():
 
 def test_a_number_counts_once_and_a_late_one_not():
     room = Room(PARTS)
-    room.take(taken(1, prediction(1, 5.0), prediction(2, 6.0)))
-    room.take(taken(2, prediction(1, 7.0, late=True)))
+    room.take(taken(1, prediction(5.0), prediction(6.0)))
+    room.take(taken(2, prediction(7.0, late=True)))
     shown = room.histogram(GUESS, reveal=False)
     assert (shown["count"], shown["late"], shown["median"]) == (1, 1, 6.0)
     assert room.counts[GUESS] == 1
@@ -88,14 +88,14 @@ def test_one_joker_does_not_press_the_others_together():
 
 def test_what_the_course_does_not_have_is_not_shown():
     room = Room(PARTS)
-    room.take(taken(1, check(1, name="lab 99 of before"), check(2)))
+    room.take(taken(1, check(name="lab 99 of before"), check()))
     assert list(room.row(1)["checks"]) == [0]
-    assert not room.knows(check(1, name="lab 99 of before"))
+    assert not room.knows(check(name="lab 99 of before"))
 
 
 def test_a_question_comes_and_goes():
     room = Room(PARTS)
-    ask = {"number": 1, "kind": "help", "name": "", "question": "", "at": 5.0}
+    ask = {"kind": "help", "name": "", "question": "", "at": 5.0}
     room.take(taken(1, ask))
     assert room.row(1)["help"] == ["", 5.0]
     room.take(taken(1, {**ask, "question": None}))

@@ -2,8 +2,7 @@
 
 reports     what a report is, for both sides: nothing else leaves a lab, nothing else is taken
 join        the learner's consent and alias; `make lab CLASS=…` asks once
-outbox      what has changed in the ledger, kept on disk until the board has it
-reporter    the process beside JupyterLab that fills the outbox and sends it
+reporter    the process beside JupyterLab that sends what the ledger says
 store       what the board has, in SQLite
 address     by which address others reach what listens here
 room        the same in memory, as the page shows it; histograms of predictions

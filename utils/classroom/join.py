@@ -196,8 +196,3 @@ def _keep(content: dict) -> None:
         raise JoinError(
             f"{path} cannot be written ({error.strerror}): set KINTSUGI_HOME to another folder."
         ) from None
-
-
-def outbox_file(key: str) -> Path:
-    """Where the outbox of the class `key` lies."""
-    return ledger.home() / f"class-{key}.sqlite"

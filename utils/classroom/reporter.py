@@ -2,26 +2,22 @@
 
     python -m utils.classroom.reporter KEY      # of a class in class.json; `make lab CLASS=…`
 
-It looks at the ledger every LOOK seconds, queues what is new in an outbox on disk, and sends it in
-order. A board that is away, slow, full or that refuses costs the lab nothing: the reporter waits,
-ever longer up to a minute, and goes on. It ends when its standard input does, that is with whoever
-started it, in whatever way that ends; what is left is sent the next time. Standard error gets a
-line whenever something changes.
+It looks at the ledger every LOOK seconds, and when that has changed it sends all of it: a ledger
+is small, and lies on the learner's disk. A board that is away, slow, full or that refuses costs the
+lab nothing: the reporter waits, ever longer up to a minute, and sends what the ledger says then. It
+ends when its standard input does, that is with whoever started it, in whatever way that ends.
+Standard error gets a line whenever something changes.
 """
 
 import contextlib
-import fcntl
 import random
-import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from utils.classroom import reports
-from utils.classroom.join import Away, Membership, memberships, outbox_file, read_address
-from utils.classroom.outbox import Outbox
+from utils.classroom.join import Away, Membership, memberships, read_address
 from utils.course import ledger
 
 LOOK = 1.0  # seconds between two looks at the ledger
@@ -30,78 +26,45 @@ STRANGER = 300.0  # seconds, where the board does not know the token: it counts 
 
 
 class Reporter:
-    """Reports as `member`; the two steps, `look` and `send`, neither wait nor raise."""
+    """Reports as `member`; `send` neither waits nor raises."""
 
     def __init__(self, member: Membership) -> None:
         self.member, self.address = member, read_address(member.address)
-        self.outbox: Outbox | None = None
-        self.seen: tuple | None = None  # of the ledger, when it was noted last
+        self.sent: tuple | None = None  # of the ledger that the board has
         self.pause, self.until = FIRST, 0.0
-        self.greeted = False  # the board shows who has joined and has nothing to report yet
         self.said = ""
 
-    def look(self) -> None:
-        """Queues what is new in the ledger."""
+    def send(self) -> None:
+        """Sends what the ledger says if the board does not have it, and if it is time."""
+        if time.monotonic() < self.until:
+            return
         try:
             now = _signature(ledger.home() / "ledger.json")
-            if self.outbox is None:
-                self.outbox = Outbox(outbox_file(self.address.key))
-            if now != self.seen and (content := ledger.peek()) is not None:
-                self.outbox.note(reports.of_ledger(content))
-                self.seen = now
-        except (sqlite3.Error, OSError, ledger.LedgerError) as error:
-            self._say(f"the outbox cannot be written ({error}); trying again")
-
-    def send(self) -> bool:
-        """Sends the oldest reports if there are any and it is time; whether more can go at once."""
-        if self.outbox is None or time.monotonic() < self.until:
-            return False
-        try:
-            batch = self.outbox.first(reports.AT_ONCE)
-            if not batch and self.greeted:
-                return False
-            status, content, after = self.address.ask("POST", "/report", self._message(batch))
+            if now == self.sent:
+                return
+            content = ledger.peek()
+            told = [] if content is None else reports.of_ledger(content)
+            status, content, after = self.address.ask("POST", "/report", self._message(told))
             if status == 200:
-                self.greeted, self.pause = True, FIRST
-                if batch:
-                    self.outbox.drop(batch[-1]["number"])
-                self._say("the board has all" if len(batch) < reports.AT_ONCE else "sending")
-                return len(batch) == reports.AT_ONCE
+                self.sent, self.pause = now, FIRST
+                self._say("the board has all")
+                return
             reason = f"the board says {status}: {str(content.get('error', ''))[:200]}"
-            if status in (400, 413) and batch:
-                return self._refused(batch, reason)
             wait = STRANGER if status == 401 else float(after) if after.isdigit() else 0.0
         except Away as error:
             reason, wait = f"the board is away ({error})", 0.0
-        except sqlite3.Error as error:
-            reason, wait = f"the outbox cannot be written ({error})", 0.0
-        self._say(f"{reason}; reports wait")
+        except (OSError, ledger.LedgerError) as error:
+            reason, wait = f"the ledger cannot be read ({error})", 0.0
+        self._say(f"{reason}; trying again")
         wait = max(min(wait, STRANGER), self.pause * random.uniform(1, 1.5))
         self.until = time.monotonic() + wait
         self.pause = min(2 * self.pause, LONGEST)
-        return False
 
-    def _message(self, batch: list[dict]) -> dict:
+    def _message(self, told: list[dict]) -> dict:
         return {
-            "learner": self.member.learner, "alias": self.member.alias, "outbox": self.outbox.id,
-            "now": time.time(), "reports": batch,
+            "learner": self.member.learner, "alias": self.member.alias, "now": time.time(),
+            "reports": told,
         }
-
-    def _refused(self, batch: list[dict], reason: str) -> bool:
-        """Sends them one by one and puts aside what the board refuses: the rest must pass.
-
-        Whether it got through all of them.
-        """
-        for one in batch:
-            status, content, _ = self.address.ask("POST", "/report", self._message([one]))
-            if status == 200:
-                self.outbox.drop(one["number"])
-            elif status in (400, 413):
-                self.outbox.put_aside(str(content.get("error", reason))[:200])
-                self._say(f"{reason}; put aside: {one['name']}")
-            else:
-                return False
-        return True
 
     def _say(self, text: str) -> None:
         if text != self.said:
@@ -119,30 +82,12 @@ def _signature(path: Path) -> tuple:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-@contextlib.contextmanager
-def alone(key: str, stop: threading.Event) -> Iterator[None]:
-    """Waits until no other reporter of this ledger serves the class; two labs share the outbox."""
-    ledger.home().mkdir(parents=True, exist_ok=True)
-    with open(outbox_file(key).with_suffix(".lock"), "w") as file:
-        while not stop.is_set():
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                stop.wait(LOOK)
-            except OSError:  # some network file systems have no locks
-                break
-        yield
-
-
 def watch(member: Membership, stop: threading.Event) -> None:
     """Reports until `stop`, then once more what is new."""
     reporter = Reporter(member)
     while not stop.is_set():
-        reporter.look()
-        if not reporter.send():
-            stop.wait(LOOK)
-    reporter.look()
+        reporter.send()
+        stop.wait(LOOK)
     reporter.until = 0.0
     reporter.send()
 
@@ -162,8 +107,7 @@ def main(words: list[str]) -> int:
         stop.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    with alone(key, stop):
-        watch(Membership(**found), stop)
+    watch(Membership(**found), stop)
     return 0
 
 

@@ -2,17 +2,16 @@
 
 A message is one learner's, in JSON, at most BODY bytes:
 
-    {"learner": 32 hex digits, "alias": "gentle otter", "outbox": 32 hex digits, "now": seconds,
-     "reports": [{"number": 7, "kind": "check", "name": "lab 01b ring all-reduce", …}, …]}
+    {"learner": 32 hex digits, "alias": "gentle otter", "now": seconds,
+     "reports": [{"kind": "check", "name": "lab 01b ring all-reduce", …}, …]}
 
     kind          the other fields
     check         done, tries, symptom (first line, without paths of the learner), at
     prediction    value, unit, late (after the reveal), theory, measured
     help          question (None: none any more), at; its name is ""
 
-Outbox and number together are a report's id. Numbers of an outbox grow, and reports come in order:
-who has number 7 has all before it, so a report that comes again is known by its number.
-Times are seconds since 1970 by the learner's clock; `now` tells the board how far that is off.
+A message tells all that a ledger holds, so none depends on another. Times
+are seconds since 1970 by the learner's clock; `now` tells the board how far that is off.
 """
 
 import json
@@ -26,8 +25,8 @@ from utils.course import ledger
 from utils.course.hand import LONGEST as QUESTION
 from utils.paths import ROOT
 
-BODY = 128 * 1024  # bytes of a message
-AT_ONCE = 50  # reports in a message
+BODY = 1024 * 1024  # bytes of a message
+MOST = 400  # reports in a message: the course has about 200
 ALIAS, NAME, SYMPTOM, UNIT = 40, 200, 300, 40  # characters
 BIGGEST = 2**53  # whole numbers up to here are the same in a browser
 
@@ -77,7 +76,7 @@ def _maybe(judge: Callable) -> Callable[[Any], Any]:
     return lambda value: None if value is None else judge(value)
 
 
-COMMON = {"number": _whole, "kind": text(20), "name": text(NAME)}
+COMMON = {"kind": text(20), "name": text(NAME)}
 FIELDS = {
     "check": {"done": _flag, "tries": _whole, "symptom": text(SYMPTOM), "at": _maybe(_number)},
     "prediction": {
@@ -87,7 +86,7 @@ FIELDS = {
     "help": {"question": _maybe(text(QUESTION)), "at": _maybe(_number)},
 }
 MESSAGE = {
-    "learner": _hexadecimal, "alias": text(ALIAS, 1), "outbox": _hexadecimal, "now": _number,
+    "learner": _hexadecimal, "alias": text(ALIAS, 1), "now": _number,
     "reports": lambda value: value,
 }
 
@@ -126,46 +125,46 @@ def message(body: bytes) -> dict:
     except (ValueError, RecursionError):  # no UTF-8, no JSON, or [[[[…
         raise Refused("the body is not JSON") from None
     found = _judge("the message", content, MESSAGE)
-    if not isinstance(found["reports"], list) or len(found["reports"]) > AT_ONCE:
-        raise Refused(f"reports is not a list of at most {AT_ONCE}")
+    if not isinstance(found["reports"], list) or len(found["reports"]) > MOST:
+        raise Refused(f"reports is not a list of at most {MOST}")
     found["reports"] = [report(one) for one in found["reports"]]
-    numbers = [one["number"] for one in found["reports"]]
-    if numbers != sorted(set(numbers)):
-        raise Refused("the reports' numbers do not grow")
     return found
 
 
 # ---- in the lab
 
 
-def of_ledger(content: dict) -> dict[tuple[str, str], dict]:
-    """{(kind, name): the fields of a report} of all that a ledger tells, and that may be told.
+def of_ledger(content: dict) -> list[dict]:
+    """The reports of all that a ledger tells and that may be told, at most MOST.
 
     An entry of another form (edited by hand) is left out.
     """
-    found: dict[tuple[str, str], dict] = {}
+    found: list[dict] = []
     for name, done in content["checks"].items():
         tries = content["tries"].get(name, {})
-        found["check", name] = {
-            "done": done, "tries": tries.get("count", 1), "at": tries.get("at"),
+        found.append({
+            "kind": "check", "name": name, "done": done,
+            "tries": tries.get("count", 1), "at": tries.get("at"),
             "symptom": _without_paths(tries.get("symptom", "")),
-        }
+        })
     for name, entry in content["predictions"].items():
         if entry.get("value") is not None:
-            found["prediction", name] = {
-                "value": entry["value"], "unit": entry.get("unit", ""),
-                "late": not ledger.counts(entry),
+            found.append({
+                "kind": "prediction", "name": name, "value": entry["value"],
+                "unit": entry.get("unit", ""), "late": not ledger.counts(entry),
                 "theory": entry.get("theory"), "measured": entry.get("measured"),
-            }
+            })
     hand = content["help"]
     if hand:
-        found["help", ""] = {"question": hand.get("question"), "at": hand.get("at")}
-    return {key: fields for key, fields in found.items() if _is_report(key, fields)}
+        found.append(
+            {"kind": "help", "name": "", "question": hand.get("question"), "at": hand.get("at")}
+        )
+    return list(filter(_is_report, found))[-MOST:]
 
 
-def _is_report(key: tuple[str, str], fields: dict) -> bool:
+def _is_report(one: dict) -> bool:
     try:
-        report({"number": 0, "kind": key[0], "name": key[1], **fields})
+        report(one)
     except Refused:
         return False
     return True

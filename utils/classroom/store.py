@@ -4,8 +4,7 @@
     store.take(reports.message(body))       # StoreError, Full
     store.everything()
 
-One thread at a time uses it. A report counts once: the number of the last one is kept with its
-learner, and is written together with what the report says, or not at all.
+One thread at a time uses it. A message is kept as a whole or not at all.
 """
 
 import contextlib
@@ -24,12 +23,12 @@ LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none looks like another on a proj
 
 SCHEMA = """
 create table if not exists settings (name text primary key, value text);
-create table if not exists learners (
-    id integer primary key, learner text unique not null, alias text not null,
-    outbox text not null, last integer not null, reports integer not null, seen real not null
+create table if not exists people (
+    id integer primary key, learner text unique not null, alias text not null, seen real not null
 );
-create table if not exists states (
-    learner integer, kind text, name text, body text, primary key (learner, kind, name)
+create table if not exists said (
+    learner integer, kind text, name text, body text, at real, helped integer,
+    primary key (learner, kind, name)
 ) without rowid;
 """
 
@@ -112,49 +111,47 @@ class Store:
 
     def _take(self, message: dict, now: float) -> Taken:
         ask = self.file.execute
-        row = ask(
-            "select id, outbox, last, reports from learners where learner = ?",
-            (message["learner"],),
-        ).fetchone()
+        row = ask("select id from people where learner = ?", (message["learner"],)).fetchone()
         if row is None:
-            if ask("select count(*) from learners").fetchone()[0] >= LEARNERS:
+            if ask("select count(*) from people").fetchone()[0] >= LEARNERS:
                 raise Refused(f"this board has {LEARNERS:,} learners and takes no more")
             row = ask(
-                "insert into learners (learner, alias, outbox, last, reports, seen) "
-                "values (?, '', '', 0, 0, 0) returning id, outbox, last, reports",
+                "insert into people (learner, alias, seen) values (?, '', 0) returning id",
                 (message["learner"],),
             ).fetchone()
-        number, outbox, last, total = row
-        last = last if outbox == message["outbox"] else 0
-        fresh = [dict(report) for report in message["reports"] if report["number"] > last]
-        for report in fresh:
-            last = report.pop("number")
-            if report.get("at") is not None:  # by our clock; nothing has happened later than now
-                report["at"] = min(max(report["at"] + now - message["now"], 0.0), now)
+        (number,) = row
+        rows = ask("select kind, name, body from said where learner = ?", (number,))
+        known = {(kind, name): body for kind, name, body in rows}
+        fresh = []
+        for report in message["reports"]:
+            body, at = json.dumps(report), report.get("at")
+            if known.get((report["kind"], report["name"])) == body:
+                continue
+            if at is not None:  # by our clock; nothing has happened later than now
+                at = min(max(at + now - message["now"], 0.0), now)
             ask(
-                "insert or replace into states values (?, ?, ?, ?)",
-                (number, report["kind"], report["name"], json.dumps(report)),
+                "insert or replace into said values (?, ?, ?, ?, ?, 0)",
+                (number, report["kind"], report["name"], body, at),
             )
-        total += len(fresh)
-        ask(
-            "update learners set alias = ?, outbox = ?, last = ?, reports = ?, seen = ? "
-            "where id = ?",
-            (message["alias"], message["outbox"], last, total, now, number),
-        )
+            fresh.append(_by_our_clock(report, at))
+        ask("update people set alias = ?, seen = ? where id = ?", (message["alias"], now, number))
         return Taken(number, message["alias"], now, fresh)
 
     def helped(self, learner: int) -> None:
         """Takes back what a learner asks, for the instructor has been there."""
         with self._errors(), self._changes():
-            self.file.execute("delete from states where learner = ? and kind = 'help'", (learner,))
+            self.file.execute(
+                "update said set helped = 1 where learner = ? and kind = 'help'", (learner,)
+            )
 
     def everything(self) -> Iterator[Taken]:
         """All learners with what was said last of each thing."""
         with self._errors():
             said: dict[int, list] = {}
-            for learner, body in self.file.execute("select learner, body from states"):
-                said.setdefault(learner, []).append(json.loads(body))
-            learners = "select id, alias, seen from learners order by id"
+            rows = self.file.execute("select learner, body, at from said where not helped")
+            for learner, body, at in rows:
+                said.setdefault(learner, []).append(_by_our_clock(json.loads(body), at))
+            learners = "select id, alias, seen from people order by id"
             for row in self.file.execute(learners):
                 yield Taken(*row, said.get(row[0], []))
 
@@ -181,3 +178,7 @@ class Store:
             raise StoreError(
                 f"{self.path} cannot be used ({error}): name another file, or mend this one"
             ) from None
+
+
+def _by_our_clock(report: dict, at: float | None) -> dict:
+    return report | ({"at": at} if "at" in report else {})
