@@ -11,9 +11,9 @@ from utils.course.runner import Trial
 LAB = Lab(
     "09_mixture_of_experts",
     {
-        "all_to_all": ("check_dispatch", "all_to_all", "dispatch.py"),
-        "dispatch": ("check_dispatch", "dispatching", "dispatch.py"),
-        "combine": ("check_dispatch", "combining", "dispatch.py"),
+        "all_to_all": ("contracts", "all_to_all", "dispatch.py"),
+        "dispatch": ("contracts", "dispatching", "dispatch.py"),
+        "combine": ("contracts", "combining", "dispatch.py"),
     },
     {"utils.course.runner.HANG": 6.0},
 )
@@ -23,20 +23,11 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
-
-
 def test_cases_are_as_uneven_as_they_say():
-    from labs.support.mixture_of_experts.check_dispatch import _layers, _tables
-    from labs.support.mixture_of_experts.scenarios import EXAMPLE
+    from labs.support.mixture_of_experts.contracts import EXAMPLE, layers
 
     for size, seed in itertools.product((1, 2, 3, 6), range(5)):
-        trial = Trial("dispatch.py", seed)
-        odd, idle, equal = _tables(trial, size)
-        assert size == 1 or all(sum(odd.send(r)) % size for r in range(size))
-        assert len({count for row in equal.counts for count in row}) == 1
-        assert any(not sum(idle.send(r)) or not sum(idle.receive(r)) for r in range(size))
-        for case in (*_layers(trial, size), EXAMPLE):
+        for case in (*layers(Trial("dispatch.py", seed), size), EXAMPLE):
             assert case.size == 1 or 0 in case.tokens or min(case.tokens) > 255
             chosen = torch.cat([case.chosen_of(rank) for rank in range(case.size)])
             assert all(len(set(row)) == case.choices for row in chosen.tolist())
