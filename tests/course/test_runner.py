@@ -11,11 +11,13 @@ import torch.distributed as dist
 from utils.course.assertions import (
     Wrong,
     a_number,
+    alike,
     close,
     communication,
     forbid,
     not_called,
     same_bits,
+    told,
     unchanged,
 )
 from utils.course.observe import Look
@@ -107,8 +109,7 @@ HANGS = {
 
 
 @pytest.mark.parametrize("line", HANGS)
-def test_what_is_asked_about_a_hang_fits_the_calls_that_hang(answer, line, monkeypatch):
-    monkeypatch.setattr("utils.course.runner.HANG", 2.0)
+def test_what_is_asked_about_a_hang_fits_the_calls_that_hang(answer, line):
     trial = answer(f"def function():\n    if True:\n{line}\n")
     hang = {"recv": "all receive", "": "all else"}
     with trial.ranks(2, hang) as group, pytest.raises(Wrong) as wrong:
@@ -296,6 +297,18 @@ def test_a_float32_on_the_way_is_asked_for():
         close("here", "y", right.float().double(), right, hint="another")
     with pytest.raises(Wrong, match=r"differ\)\.\nanother"):
         close("here", "y", right * 1.5, right, hint="another")
+
+
+def test_the_first_symptom_that_fits_is_told():
+    right = torch.tensor([1.0, 200.0], dtype=torch.float64)
+    symptoms = [
+        (lambda got: alike(got, right / 2), "half"), (lambda got: alike(got, 2 * right), "twice"),
+        (lambda got: got.dim() == 1, lambda got: f"{len(got)} numbers"),
+    ]
+    cases = {"half": right.float() / 2, "twice": 2 * right.bfloat16(), "2 numbers": right * 1.5,
+             "3 numbers": torch.ones(3), "": right[None] / 2}
+    assert [told(symptoms, got) for got in cases.values()] == list(cases)
+    assert not alike(right * torch.nan, right) and not alike(None, right)
 
 
 def test_every_kind_of_number_is_a_number():

@@ -9,7 +9,7 @@ import ast
 import contextlib
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from utils.paths import ROOT
 
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 SLACK = 64  # roundings that a result may be away from the reference
+# for `forbid`: libraries of parallel layers
+PARALLEL = ("utils.parallel", "distributed.tensor", "dist.tensor", "DTensor")
 
 
 class Wrong(Exception):
@@ -155,6 +157,23 @@ def own_size(case: str, spare: int, allowed: int = 0) -> None:
             f"{case}: a result or a gradient is a part of a larger tensor, of which {spare:,} "
             "bytes stay\nin memory with it. Who needs the rest?"
         )
+
+
+def alike(got: Any, right: torch.Tensor, slack: float = 8) -> bool:
+    """Whether `got` are these numbers, at most `slack` roundings of the largest away, and NaN where
+    these are: for symptoms."""
+    if not isinstance(got, torch.Tensor) or got.shape != right.shape or not got.numel():
+        return False
+    scale = right.double().abs().nan_to_num(0.0, posinf=0.0).max().item()
+    away = slack * torch.finfo(got.dtype).eps * scale
+    return torch.allclose(got.double(), right.double(), rtol=0.0, atol=away, equal_nan=True)
+
+
+def told(symptoms: Iterable[tuple[Callable, Any]], seen: Any) -> str:
+    """The words of the first symptom (test, words) whose test holds; words: a string, or a function
+    of what is seen."""
+    words = next((words for test, words in symptoms if test(seen)), "")
+    return words if isinstance(words, str) else words(seen)
 
 
 def number(value: torch.Tensor | float) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.course.assertions import SLACK, Wrong, close, same_bits, unchanged
+from utils.course.assertions import SLACK, Wrong, close, same_bits, told, unchanged
 from utils.course.messages import Note, never_waited, noted
 from utils.course.observe import Look
 from utils.course.runner import SIZES, Group, Trial, fractions
@@ -222,8 +222,7 @@ class Contract:
         """The symptom of a wrong result."""
         if not isinstance(seen.result, torch.Tensor) or seen.result.shape != seen.right.shape:
             return ""
-        words = next((words for test, words in self.symptoms if test(seen)), "")
-        return words if isinstance(words, str) else words(seen)
+        return told(self.symptoms, seen)
 
 
 def largest(arguments: Any) -> float:
