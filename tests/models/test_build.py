@@ -178,6 +178,7 @@ def test_shipped_models_predict_as_well_as_stated(name, measured):
     assert ours == pytest.approx(stated, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_shipped_variants_are_as_stated(measured):
     if library_text.fingerprint()["sha256"] != measured["text"]["sha256"]:
         pytest.skip("measured on another Python's library")

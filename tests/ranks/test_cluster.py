@@ -251,6 +251,7 @@ def nodes():
         yield nodes
 
 
+@pytest.mark.thorough
 @needs_nodes
 def test_the_line_trains_on_two_nodes(nodes, capsys):
     table = nodes.launch("utils.train", ranks_per_node=1, args=TRAIN)
@@ -260,6 +261,7 @@ def test_the_line_trains_on_two_nodes(nodes, capsys):
     assert shlex.split(shown.partition("$ ")[2])[2:] == printed(*TRAIN)
 
 
+@pytest.mark.thorough
 @needs_nodes
 def test_variables_in_place_of_options_start_the_same_ranks(nodes, tmp_path):
     script = tmp_path / "rank.py"
@@ -272,6 +274,7 @@ def test_variables_in_place_of_options_start_the_same_ranks(nodes, tmp_path):
         assert f"started node{node} {node} 2 0 node0" in output
 
 
+@pytest.mark.thorough
 @needs_nodes
 def test_deepspeeds_launcher_starts_its_ranks_from_the_host_file(nodes, tmp_path, stand_ins):
     hostfile = tmp_path / "hostfile"

@@ -137,6 +137,7 @@ def test_an_exception_in_the_notebook_leaves_the_ranks_in_order(kernel):
     assert [int(pid) for pid in text.split()] == pids[:2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["restart", "shutdown", "SIGKILL"])
 def test_no_process_outlives_its_kernel(kernel, how, tmp_path):
     """A killed one while a rank is busy and the other idle."""

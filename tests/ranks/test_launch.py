@@ -84,6 +84,7 @@ def test_the_failing_ranks_traceback_comes_first(script, capsys):
     assert "Traceback" not in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_killed_rank_is_named(script):
     with pytest.raises(LaunchError, match="Rank 1 was killed by signal 9"):
         launch(script, ranks=2, args=["kill", "sleep"])
@@ -96,6 +97,7 @@ def test_a_time_limit_ends_the_run(script):
     assert time.monotonic() - start < 100  # the script sleeps for 300
 
 
+@pytest.mark.thorough
 def test_an_interrupt_ends_the_run(script):
     def interrupt_when_it_runs():
         while len(running(script)) < 4:  # supervisor, torchrun, two ranks
@@ -107,6 +109,7 @@ def test_an_interrupt_ends_the_run(script):
         launch(script, ranks=2, args=["sleep"])
 
 
+@pytest.mark.thorough
 def test_a_killed_notebook_takes_the_run_with_it(script):
     source = f"from utils.ranks.launch import launch\nlaunch({script!r}, args=['sleep'])"
     kernel = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
@@ -127,6 +130,7 @@ def test_a_wrong_target_is_named(target):
         launch(target)
 
 
+@pytest.mark.thorough
 def test_a_missing_module_is_named():
     with pytest.raises(LaunchError, match=r"utils\.no_such_module"):
         launch("utils.no_such_module", ranks=1)

@@ -243,6 +243,8 @@ with socket.create_server(("", 7000)) as server:
 """
 CONNECT = """
 import socket, time
+
+pytestmark = pytest.mark.thorough
 with socket.create_connection(("node0", 7000), timeout=60):
     time.sleep(600)
 """

@@ -37,7 +37,8 @@ from utils.serving.load import Load, run
 from utils.serving.perf_analyzer import Absent, command, loads_of, profile
 from utils.serving.server import server_available
 
-pytestmark = pytest.mark.timeout(600)  # transformers on two threads, on a machine that others use
+# transformers on two threads, on a machine that others use
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 STREAMED = {*(n for n in CONTENDERS if n.endswith("stream")), "sequential", "static"}
 
 

@@ -28,6 +28,8 @@ from utils.serving.install import CONTROL, IMAGE
 from utils.serving.metrics import metrics
 from utils.serving.server import container_command
 
+pytestmark = pytest.mark.thorough
+
 DOCS = ROOT / "docs" / "serving"
 PAGE = (ROOT / "docs" / "serving.md").read_text()
 

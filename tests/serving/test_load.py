@@ -12,6 +12,8 @@ import pytest
 from tests.patience import patience
 from utils.serving.load import Load, arrivals, run, sweep, table, tokens_of
 
+pytestmark = pytest.mark.thorough
+
 LONG = 60.0  # seconds that no wait here comes near
 
 

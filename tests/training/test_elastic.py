@@ -23,7 +23,7 @@ from utils.training.config import TrainConfig
 from utils.training.train import train
 
 REASON = Nodes.available()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.thorough]
 
 EVERY = 5  # steps between two checkpoints
 MODEL = {"layers": 2, "hidden": 32, "heads": 2, "batch": 16, "seq": 64, "sample": 0}

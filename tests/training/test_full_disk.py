@@ -14,6 +14,8 @@ from utils.training.join import main as join_command
 from utils.training.run_folder import newest
 from utils.training.train import main
 
+pytestmark = pytest.mark.thorough
+
 DISK = 3 * 2**20
 
 

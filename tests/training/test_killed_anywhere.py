@@ -21,6 +21,8 @@ from utils.training.config import resumed
 from utils.training.run_folder import RunFolder, checkpoints, newest
 from utils.training.train import train
 
+pytestmark = pytest.mark.thorough
+
 RUN = replace(PLAIN, steps=2)
 CALLS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink"}
 

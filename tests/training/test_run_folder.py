@@ -115,6 +115,7 @@ def test_a_second_run_into_the_same_folder_is_refused(tmp_path):
     train(replace(RUN, steps=1, out=out))
 
 
+@pytest.mark.thorough
 def test_readers_never_disturb_who_writes(tmp_path):
     """`recover` puts the old folder back, between the two renames of whoever replaces it."""
     folder, over = tmp_path / "model", threading.Event()
@@ -150,13 +151,15 @@ def test_what_a_stranger_has_beside_it_stays(tmp_path, word):
 # ---- kills, and a full disk
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["whole", "sharded"])
-def test_a_hundred_kills_lose_nothing(tmp_path, form):
-    command = [sys.executable, "-m", "tests.training.killed_saves", tmp_path / "run", form, "100"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=patience(300))
+@pytest.mark.timeout(900)
+def test_kills_lose_nothing(tmp_path, form):
+    command = [sys.executable, "-m", "tests.training.killed_saves", tmp_path / "run", form, "50"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=patience(600))
     assert ended.returncode == 0, ended.stderr
     counts = json.loads(ended.stdout)
-    assert counts["saves"] > 30 and counts["in_a_save"] > 10, counts
+    assert counts["saves"] > 15 and counts["in_a_save"] > 5, counts
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -13,6 +13,8 @@ import pytest
 from tests.patience import patience
 from tests.training.test_train import command, small_flags, wait_for
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("stopped, shared", [(0, 1), (1, 1), (0, 0)])
 def test_a_rank_that_stands_still_is_named(tmp_path, stopped, shared):

@@ -13,6 +13,8 @@ from utils.paths import ROOT
 from utils.workshop import book, notebooks
 from utils.workshop.pip import SetupError
 
+pytestmark = pytest.mark.thorough
+
 BOOK = ROOT / "docs" / "book"
 
 

@@ -18,7 +18,7 @@ from utils.serving.engine.ranks import RankGroup
 from utils.serving.engine.request import SamplingParams, Unavailable
 from utils.serving.engine.version import LoadError, Version
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 LONG = SamplingParams(max_tokens=50_000)
 

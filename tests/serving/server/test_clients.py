@@ -22,7 +22,7 @@ from tests.serving.world import (
 from utils.serving import metrics
 from utils.serving.client import ServeError, tensors
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 LONG = 400  # tokens: longer than it takes to cancel
 

@@ -32,6 +32,7 @@ from utils.serving.server import TritonServer, server_available
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(server_available() is not None, reason=str(server_available())),
+    pytest.mark.thorough,
 ]
 
 

@@ -26,7 +26,7 @@ from tests.serving.world import configure, kintsugi, pids, ranks, repo_of, servi
 from utils.serving.client import Client, ServeError
 from utils.serving.gateway import Gateway
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
 SAMPLES = [("def ", 1), ("import ", 2), ("The first", 3)]  # text, seed
 TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let

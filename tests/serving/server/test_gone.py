@@ -21,7 +21,7 @@ from tests.serving.processes import PATIENCE, until
 from tests.serving.world import SLOTS, kintsugi, ranks
 from utils.serving.client import Client, ServeError
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
 TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
 LONG = 480

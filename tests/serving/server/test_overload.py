@@ -22,7 +22,7 @@ from tests.serving.processes import PATIENCE, until
 from tests.serving.world import QUEUE, SLOTS, kintsugi, post, ranks
 from utils.serving.client import ServeError
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
 DOORS = (generate, stream, astream)
 TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let

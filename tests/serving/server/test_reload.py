@@ -18,7 +18,7 @@ from utils.serving.client import ServeError
 from utils.serving.repository import SOURCE, shipped
 from utils.serving.server import ServerError
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 DOORS = [generate, stream, tokens]
 SHARD = "rank-0-of-1.safetensors"

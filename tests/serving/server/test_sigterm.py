@@ -24,7 +24,7 @@ from tests.serving.processes import PATIENCE, until
 from tests.serving.world import configure, ranks, repo_of, serving
 from utils.serving.client import Client, ServeError
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 DOORS = [generate, stream, astream, tokens]
 
