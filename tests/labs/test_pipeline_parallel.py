@@ -6,10 +6,10 @@ from tests.labs.lab_tests import LabTests
 LAB = Lab(
     "08_pipeline_parallel",
     {
-        "memory": ("check_schedules", "less_memory", "less_memory.py"),
-        "halves": ("check_halves", "halves", "halves.py"),
-        "bubble": ("check_schedules", "less_bubble", "less_bubble.py"),
-        "executor": ("check_executor", "executor", "executor.py"),
+        "memory": ("contracts", "less_memory", "less_memory.py"),
+        "halves": ("contracts", "halves", "halves.py"),
+        "bubble": ("contracts", "less_bubble", "less_bubble.py"),
+        "executor": ("contracts", "executor", "executor.py"),
     },
 )
 

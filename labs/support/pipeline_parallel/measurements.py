@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from labs.support.pipeline_parallel.check_schedules import actions
+from labs.support.pipeline_parallel.contracts import actions
 from utils.course.assertions import Wrong
 from utils.course.runner import Trial
 from utils.drawing import pipeline as pictures
