@@ -2,12 +2,13 @@
 
 import os
 import random
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from labs.support.context_parallel.scenarios import AttentionLook, own, places_of, right
+from labs.support.context_parallel.contracts import AttentionLook, Case
 from utils.course import ledger
 from utils.course.assertions import Wrong
 from utils.course.checks import SEED
@@ -38,10 +39,7 @@ def measured(size: int, file: str, heads: Heads) -> dict | None:
     """{function: {"sent": bytes that all ranks send, "work": share of each rank in the products,
     "right": whether the results are one rank's}} of those in WAYS that are written; None if one
     of them does not run."""
-    case = {
-        "length": LENGTH, "batch": 1, "heads": heads.query, "kv_heads": heads.key_value,
-        "width": WIDTH, "dtype": torch.float32, "seed": 7, "scale": 1.0, "sliced": False,
-    }
+    case = Case(size, LENGTH, 1, heads.query, heads.key_value, WIDTH, torch.float32, seed=7)
     try:
         ranks = Trial(file).on_ranks(size, _all_ways, case)
     except (RankError, Wrong, SyntaxError, NotImplementedError):
@@ -57,20 +55,19 @@ def measured(size: int, file: str, heads: Heads) -> dict | None:
     return found
 
 
-def _all_ways(answer, case: dict) -> dict:
-    rank, size, found = dist.get_rank(), dist.get_world_size(), {}
+def _all_ways(answer, case: Case) -> dict:
+    rank, found = dist.get_rank(), {}
     for name in WAYS:
-        case = case | {"zigzag": name == "zigzag_attention"}
-        mine = own(case, rank, size)
+        case = replace(case, zigzag=name == "zigzag_attention")
         if not hasattr(answer, name):
             continue
-        with noted() as notes, AttentionLook(notes, near=1 << 40) as look:
+        with noted() as notes, AttentionLook(notes) as look:
             try:
-                result = getattr(answer, name)(mine["q"], mine["k"], mine["v"], LENGTH)
+                result = getattr(answer, name)(*case.own(rank).values(), LENGTH)
             except NotImplementedError:
                 continue
         out = result if isinstance(result, torch.Tensor) else result[0]
-        wanted = right(case)["out"][:, places_of(case, size)[rank]]
+        wanted = case.right()["out"][:, case.places[rank]]
         found[name] = {
             "sent": sum(event.sent for event in look.events),
             "work": sum(work.multiplications for work in look.works),
