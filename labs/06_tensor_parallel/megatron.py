@@ -30,8 +30,8 @@ def part(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor
 # ---- a · the conjugate pair
 
 
-class Enter(torch.autograd.Function):
-    """f: into the layers that the ranks share. `Enter.apply(x)`.
+class CopyToRegion(torch.autograd.Function):
+    """f: into the region, the layers that the ranks share.
 
     forward: x, not a copy of it. backward: one all-reduce, of a tensor of dy's shape and type; dy
     itself stays as it is, others may hold it too.
@@ -46,8 +46,8 @@ class Enter(torch.autograd.Function):
         raise NotImplementedError("x was used by all ranks, so what is its gradient?")
 
 
-class Leave(torch.autograd.Function):
-    """g: out of the layers that the ranks share. `Leave.apply(x)`.
+class ReduceFromRegion(torch.autograd.Function):
+    """g: out of the region.
 
     forward: one all-reduce, of a tensor of x's shape and type; x itself stays as it is. backward:
     nothing is sent and nothing copied.
@@ -60,6 +60,16 @@ class Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("y = x + what the others add: what is the gradient of x?")
+
+
+def copy_to_region(x: torch.Tensor) -> torch.Tensor:
+    """Given: f."""
+    return CopyToRegion.apply(x)
+
+
+def reduce_from_region(x: torch.Tensor) -> torch.Tensor:
+    """Given: g."""
+    return ReduceFromRegion.apply(x)
 
 
 # ---- b · column, row, MLP
@@ -220,8 +230,8 @@ def filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
     return F.pad(x, (0, 0, 0, length - x.shape[1])).contiguous()
 
 
-class EnterSequence(torch.autograd.Function):
-    """f where the sequence is split: (B, T_local, C) -> (B, T, C). `EnterSequence.apply(x, T)`."""
+class GatherToRegion(torch.autograd.Function):
+    """f where the sequence is split: (B, T_local, C) -> (B, T, C)."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, length: int) -> torch.Tensor:
@@ -232,8 +242,8 @@ class EnterSequence(torch.autograd.Function):
         raise NotImplementedError("all ranks used x: what is its gradient? (None: for the length)")
 
 
-class LeaveSequence(torch.autograd.Function):
-    """g where the sequence is split: of the sum, this rank's positions. `LeaveSequence.apply(x)`.
+class ReduceScatterFromRegion(torch.autograd.Function):
+    """g where the sequence is split: of the sum, this rank's positions.
 
     (B, T, C) -> (B, T_local, C)
     """
@@ -245,6 +255,16 @@ class LeaveSequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError("x has all positions: who has the gradients of the others?")
+
+
+def gather_to_region(x: torch.Tensor, length: int) -> torch.Tensor:
+    """Given: f where the sequence is split; length: T."""
+    return GatherToRegion.apply(x, length)
+
+
+def reduce_scatter_from_region(x: torch.Tensor) -> torch.Tensor:
+    """Given: g where the sequence is split."""
+    return ReduceScatterFromRegion.apply(x)
 
 
 class SequenceMLP(nn.Module):

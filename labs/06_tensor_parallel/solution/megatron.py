@@ -30,8 +30,8 @@ def part(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor
 # ---- a · the conjugate pair
 
 
-class Enter(torch.autograd.Function):
-    """f: into the layers that the ranks share. `Enter.apply(x)`.
+class CopyToRegion(torch.autograd.Function):
+    """f: into the region, the layers that the ranks share.
 
     forward: x, not a copy of it. backward: one all-reduce, of a tensor of dy's shape and type; dy
     itself stays as it is, others may hold it too.
@@ -52,8 +52,8 @@ class Enter(torch.autograd.Function):
         ### END SOLUTION
 
 
-class Leave(torch.autograd.Function):
-    """g: out of the layers that the ranks share. `Leave.apply(x)`.
+class ReduceFromRegion(torch.autograd.Function):
+    """g: out of the region.
 
     forward: one all-reduce, of a tensor of x's shape and type; x itself stays as it is. backward:
     nothing is sent and nothing copied.
@@ -72,6 +72,16 @@ class Leave(torch.autograd.Function):
         ### BEGIN SOLUTION: y = x + what the others add: what is the gradient of x?
         return dy
         ### END SOLUTION
+
+
+def copy_to_region(x: torch.Tensor) -> torch.Tensor:
+    """Given: f."""
+    return CopyToRegion.apply(x)
+
+
+def reduce_from_region(x: torch.Tensor) -> torch.Tensor:
+    """Given: g."""
+    return ReduceFromRegion.apply(x)
 
 
 # ---- b · column, row, MLP
@@ -125,9 +135,9 @@ class ParallelMLP(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C) -> (B, T, C), the same on every rank."""
         ### BEGIN SOLUTION: f, gate and up, the product with down's weight, g, and then the bias
-        x = Enter.apply(x)
+        x = copy_to_region(x)
         hidden = F.silu(self.gate_proj(x)) * self.up_proj(x)  # (B, T, M_local)
-        y = Leave.apply(F.linear(hidden, self.down_proj.weight))
+        y = reduce_from_region(F.linear(hidden, self.down_proj.weight))
         return y + self.down_proj.bias
         ### END SOLUTION
 
@@ -169,9 +179,9 @@ class ParallelAttention(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """(B, T, C) -> (B, T, C), the same on every rank."""
         ### BEGIN SOLUTION: f once, q, k, v, attend, the product with o's weight, g, the bias
-        x = Enter.apply(x)
+        x = copy_to_region(x)
         y = self.attend(self.q_proj(x), self.k_proj(x), self.v_proj(x), cos, sin)
-        return Leave.apply(F.linear(y, self.o_proj.weight)) + self.o_proj.bias
+        return reduce_from_region(F.linear(y, self.o_proj.weight)) + self.o_proj.bias
         ### END SOLUTION
 
     def attend(self, q, k, v, cos, sin) -> torch.Tensor:
@@ -223,7 +233,7 @@ def vocabulary_loss(
     linear = (1 - smoothing) * (own.to(logits.dtype) - largest).where(mine, 0.0)
     if smoothing:
         linear = linear + smoothing / sum(sizes) * logits.sum(dim=-1)
-    total, linear = Leave.apply(torch.stack((logits.exp().sum(dim=-1), linear)))
+    total, linear = reduce_from_region(torch.stack((logits.exp().sum(dim=-1), linear)))
     losses = total.log() - linear + z * (largest + total.log()).square()
     counts = targets != IGNORED
     return losses.where(counts, 0.0).sum() / counts.sum().clamp(min=1)
@@ -264,8 +274,8 @@ def filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
     return F.pad(x, (0, 0, 0, length - x.shape[1])).contiguous()
 
 
-class EnterSequence(torch.autograd.Function):
-    """f where the sequence is split: (B, T_local, C) -> (B, T, C). `EnterSequence.apply(x, T)`."""
+class GatherToRegion(torch.autograd.Function):
+    """f where the sequence is split: (B, T_local, C) -> (B, T, C)."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, length: int) -> torch.Tensor:
@@ -280,8 +290,8 @@ class EnterSequence(torch.autograd.Function):
         ### END SOLUTION
 
 
-class LeaveSequence(torch.autograd.Function):
-    """g where the sequence is split: of the sum, this rank's positions. `LeaveSequence.apply(x)`.
+class ReduceScatterFromRegion(torch.autograd.Function):
+    """g where the sequence is split: of the sum, this rank's positions.
 
     (B, T, C) -> (B, T_local, C)
     """
@@ -298,6 +308,16 @@ class LeaveSequence(torch.autograd.Function):
         ### BEGIN SOLUTION: x has all positions: who has the gradients of the others?
         return all_positions(dy, ctx.length)
         ### END SOLUTION
+
+
+def gather_to_region(x: torch.Tensor, length: int) -> torch.Tensor:
+    """Given: f where the sequence is split; length: T."""
+    return GatherToRegion.apply(x, length)
+
+
+def reduce_scatter_from_region(x: torch.Tensor) -> torch.Tensor:
+    """Given: g where the sequence is split."""
+    return ReduceScatterFromRegion.apply(x)
 
 
 class SequenceMLP(nn.Module):
@@ -319,9 +339,9 @@ class SequenceMLP(nn.Module):
     def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:
         """(B, T_local, C) -> (B, T_local, C), this rank's positions; length: T."""
         ### BEGIN SOLUTION: what happens to a rank's own positions, and what to all?
-        y = EnterSequence.apply(self.norm(x), length)
+        y = gather_to_region(self.norm(x), length)
         hidden = F.silu(self.gate_proj(y)) * self.up_proj(y)  # (B, T, M_local)
-        y = LeaveSequence.apply(F.linear(hidden, self.down_proj.weight))
+        y = reduce_scatter_from_region(F.linear(hidden, self.down_proj.weight))
         return x + y + self.down_proj.bias
         ### END SOLUTION
 
