@@ -72,6 +72,7 @@ def page(browser):
         yield page
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", OTHERS)
 def test_a_lesson_opens_as_it_is_stored(browser, page, path):
     stored = read(ROOT / path)

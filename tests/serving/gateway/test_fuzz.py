@@ -26,7 +26,7 @@ from tests.serving.processes import PATIENCE, until
 from utils.serving.client import Client
 from utils.serving.gateway import Gateway
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
 MANY = 10_000
 LARGEST = 64 << 20  # bytes

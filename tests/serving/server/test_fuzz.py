@@ -15,7 +15,7 @@ from tests.serving.probe import Asked, astream, at_rest, generate, processes, st
 from tests.serving.processes import PATIENCE, until
 from utils.serving.client import Client
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
 SEED = 14
 MANY = 2100
