@@ -50,7 +50,7 @@ TOO_LONG = 6.0  # seconds of processor time until an answer counts as an endless
 ASLEEP = 8  # as many times that by the clock, for one that sleeps
 JUDGES = (  # in a rank's stack
     r" (runner|observe|slow_network|messages|assertions|properties|contracts?|traffic|scenarios"
-    r"|disturbed|fates|check_\w+)\.py:\d+: "
+    r"|fault_injection|elastic_training|check_\w+)\.py:\d+: "
 )
 SWALLOWED = 1.0  # seconds after that until its process is ended, whatever it has caught
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from labs.support.fault_tolerance import disturbed
-from labs.support.fault_tolerance.crew import Settings, alone, store_server
-from labs.support.fault_tolerance.fates import Fate
+from labs.support.fault_tolerance import fault_injection
+from labs.support.fault_tolerance.fault_injection import Fault
+from labs.support.fault_tolerance.worker_group import Settings, alone, store_server
 from utils.course.assertions import Wrong
 from utils.course.runner import Trial
 from utils.drawing import figures
@@ -15,8 +15,8 @@ from utils.ranks.pool import Dead
 @dataclass(frozen=True)
 class Run:
     """losses: of each step; seconds: when it was made, since the first one began; still: seconds
-    from each failure to the step after it, as one rank that is left saw them; ended: how each rank
-    has ended, by rank."""
+    from each failed step to its next attempt, as one rank that is left saw them; ended: how each
+    rank has ended, by rank."""
 
     losses: list[float]
     seconds: list[float]
@@ -36,11 +36,11 @@ def run(
     has computed its gradients. None, and a sentence, where `train` does not get to the end."""
     server = store_server()
     settings = Settings(size, steps, port=server.port)
-    fates = {rank: (Fate("dies", "before", step),) for rank, step in (killed or {}).items()}
+    faults = {rank: (Fault("dies", "sending", step),) for rank, step in (killed or {}).items()}
     with Trial(file).ranks(size, may_die=True) as group:
         try:
             ranks = group.run(
-                f"{size} ranks", disturbed.train, settings, fates, group.pids, seconds=60.0
+                f"{size} ranks", fault_injection.train, settings, faults, group.pids, seconds=60.0
             )
         except (NotImplementedError, Wrong) as error:
             print(f"Come back when the check says [ok]. {error}")
@@ -75,15 +75,12 @@ def draw(undisturbed: Run, run: Run) -> None:
 
 
 def _stood_still(notes: list[tuple]) -> list[float]:
-    """Seconds from each failure to the next time that losses were asked for."""
-    found, since = [], None
-    for when, what, *_ in notes:
-        if what == "failed" and since is None:
-            since = when
-        elif what == "losses" and since is not None:
-            found.append(when - since)
-            since = None
-    return found
+    """Seconds from the first attempt at a step that has failed to the last one."""
+    tries: dict[int, list[float]] = {}
+    for when, what, step, *_ in notes:
+        if what == "losses":
+            tries.setdefault(step, []).append(when)
+    return [whens[-1] - whens[0] for whens in tries.values() if len(whens) > 1]
 
 
 def _ended(one: object, step: int | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from labs.support.fault_tolerance import check_interval
+from labs.support.fault_tolerance import checkpointing
 from utils.course.runner import load_answer
 from utils.drawing import figures
 from utils.planner import failures
@@ -38,7 +38,7 @@ def two_kinds(file: str | Path) -> TwoKinds | None:
         except NotImplementedError as error:
             print(f"Come back when the check says [ok]. {error}")
             return None
-        takes.append(check_interval.stretch_of(interval, every, *given))
+        takes.append(checkpointing.stretch_of(interval, every, *given))
         lines.append(
             f"{name}: every {interval / MINUTE:.1f} min, 1 in {every} to the disk: "
             f"{takes[-1] - 1:.1%} longer than without faults"

@@ -77,6 +77,7 @@ class Crew:
     def store(self) -> dist.Store:
         """A connection to a store that no rank holds: it is there as long as the run. What waits
         for a key in it gives up after `limit` seconds, with a RuntimeError."""
+        self._told("store")
         store = dist.TCPStore(HOST, self._settings.port, is_master=False, timeout=CONNECT)
         store.set_timeout(datetime.timedelta(seconds=self.limit))
         return store
