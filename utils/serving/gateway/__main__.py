@@ -14,16 +14,19 @@ import json
 import logging
 import os
 import signal
-import ssl
+import socket
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from aiohttp import web
+import uvicorn
 
 from utils.serving.gateway.app import Front, Options
 from utils.serving.gateway.process import add_options
 from utils.serving.gateway.stubs import Stubs
 from utils.serving.gateway.triton import Triton
+
+KEPT = 75  # seconds that an idle client may stay
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,20 +52,32 @@ async def serve(given: argparse.Namespace) -> None:
     async with Triton(given.triton, given.metrics, os.environ.get("KINTSUGI_TRITON_KEY")) as triton:
         stubs = Stubs(triton, given.pid, given.load_seconds)
         await stubs.begin()
-        runner = web.AppRunner(
-            Front(triton, stubs, options).application(), access_log=None, handler_cancellation=True,
-            shutdown_timeout=given.exit_seconds, lingering_time=1.0,
+        config = uvicorn.Config(
+            Front(triton, stubs, options).application(), lifespan="off", ws="none",
+            access_log=False, log_config=None, server_header=False, proxy_headers=False,
+            timeout_keep_alive=KEPT, timeout_graceful_shutdown=given.exit_seconds,
+            ssl_certfile=given.tls_cert, ssl_keyfile=given.tls_key,
         )
-        await runner.setup()
-        site = web.TCPSite(runner, given.host, given.port, ssl_context=tls(given))
-        await site.start()
-        print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
-        ends = [asyncio.create_task(stubs.run()), asyncio.create_task(until_told())]
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        ends[0].cancel()
-        await runner.cleanup()
+        config.load()
+        family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
+        with socket.create_server((given.host, given.port), family=family, backlog=1024) as own:
+            server = Server(config)
+            serving = asyncio.create_task(server.serve([own]))
+            print(json.dumps({"port": own.getsockname()[1]}), flush=True)
+            ends = [asyncio.create_task(stubs.run()), asyncio.create_task(until_told())]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            ends[0].cancel()
+            server.should_exit = True
+            await serving
         if not ends[1].done():
             raise ChildProcessError("the server has ended")
+
+
+class Server(uvicorn.Server):
+    """One that leaves signals to `until_told`."""
+
+    def capture_signals(self) -> AbstractContextManager:
+        return nullcontext()
 
 
 async def until_told() -> None:
@@ -73,14 +88,6 @@ async def until_told() -> None:
         loop.add_signal_handler(number, told.set)
     await told.wait()
     loop.remove_reader(sys.stdin.fileno())
-
-
-def tls(given: argparse.Namespace) -> ssl.SSLContext | None:
-    if given.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(given.tls_cert, given.tls_key)
-    return context
 
 
 def is_loopback(host: str) -> bool:

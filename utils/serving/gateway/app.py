@@ -1,4 +1,5 @@
-"""The gateway's routes: what comes in is checked, passed on to Triton, and its errors are told.
+"""The gateway's routes: what comes in is checked, passed on to Triton, and its errors are told. An
+ASGI application on Starlette.
 
     /v2/…                      Triton's own protocol: health, models, generate, infer
     /v2/repository/…           model control, with a key
@@ -14,18 +15,25 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from utils.serving.engine import trace
 from utils.serving.engine.trace import Context
 from utils.serving.gateway import checks, openai_api
-from utils.serving.gateway.refusal import Refusal
+from utils.serving.gateway.refusal import Refusal, json_response
 from utils.serving.gateway.stubs import Stubs
 from utils.serving.gateway.triton import Triton
 
@@ -84,17 +92,25 @@ class Front:
             "had died.", registry=self.registry,
         ).set_function(lambda: stubs.loads)
 
-    def application(self) -> web.Application:
-        app = web.Application(middlewares=[self.observed], client_max_size=self.options.body_bytes)
-        app.add_routes(self.routes())
-        return app
+    def application(self) -> ASGIApp:
+        handlers = {
+            Refusal: self.refused, HTTPException: self.unknown, ClientDisconnect: self.left,
+            Exception: self.failed,
+        }
+        return self.observed(Starlette(routes=self.routes(), exception_handlers=handlers))
 
-    def routes(self) -> list[web.RouteDef]:
-        # as they stand, not encoded: ".." or "/" in a name would lead to other paths of Triton
-        model = r"/v2/models/{model:[\w-][\w.-]*}"
-        versions = (model, model + r"/versions/{version:\d+}")
+    def routes(self) -> list[Route]:
+        model = "/v2/models/{model:triton}"
+        versions = (model, model + "/versions/{version:int}")
+
+        def get(path: str, handler: Callable) -> Route:
+            return Route(path, self._open(path, handler), methods=["GET"])
+
+        def post(path: str, handler: Callable) -> Route:
+            return Route(path, self._open(path, handler), methods=["POST"])
+
         asked = [
-            web.post(f"{of}/{name}", handler)
+            post(f"{of}/{name}", handler)
             for of in versions
             for name, handler in (
                 ("generate", self.generate), ("generate_stream", self.generate),
@@ -102,69 +118,91 @@ class Front:
             )
         ]
         told = [
-            web.get(path, self.passed)
+            get(path, self.passed)
             for of in versions
             for path in (of, f"{of}/config", f"{of}/stats")
         ]
         return [
-            *asked, *told, *(web.get(f"{of}/ready", self.model_ready) for of in versions),
-            web.get("/v2", self.passed), web.get("/v2/models/stats", self.passed),
-            web.get("/v2/health/live", self.passed), web.get("/v2/health/ready", self.ready),
-            web.post("/v2/repository/index", self.index),
-            web.post(
-                r"/v2/repository/models/{model:[\w-][\w.-]*}/{action:load|unload}", self.control
+            get("/v2/models/stats", self.passed), *asked, *told,
+            *(get(f"{of}/ready", self.model_ready) for of in versions),
+            get("/v2", self.passed),
+            get("/v2/health/live", self.passed), get("/v2/health/ready", self.ready),
+            post("/v2/repository/index", self.index),
+            *(
+                post(f"/v2/repository/models/{{model:triton}}/{action}", self.control)
+                for action in ("load", "unload")
             ),
-            web.get("/v1/models", self.models), web.get("/v1/models/{model}", self.models),
-            web.post("/v1/completions", self.completions),
-            web.post("/v1/chat/completions", self.completions),
-            web.get("/metrics", self.metrics),
+            get("/v1/models", self.models), get("/v1/models/{model}", self.models),
+            post("/v1/completions", self.completions),
+            post("/v1/chat/completions", self.completions),
+            get("/metrics", self.metrics),
         ]
 
     # --- around every request -------------------------------------------------------------------
 
-    @web.middleware
-    async def observed(self, request: web.Request, handler: Callable) -> web.StreamResponse:
+    def observed(self, app: ASGIApp) -> ASGIApp:
         """What comes is counted, timed and traced."""
-        begin, resource = time.time_ns(), request.match_info.route.resource
-        route = resource.canonical if resource else "unknown"
-        caller = trace.parse(request.headers.get(trace.HEADER))
-        request["context"] = context = (
-            caller.child() if caller else Context(secrets.token_hex(16), secrets.token_hex(8), True)
-        )
-        status = 499  # the client has left, unless there is an answer
-        try:
-            response = await self._answer(request, handler, route)
-            status = response.status
-            if not response.prepared:
-                response.headers[trace.HEADER] = context.header()
-            return response
-        finally:
-            end = time.time_ns()
-            self.took.labels(route).observe((end - begin) / 1e9)
-            self.answered.labels(route, status).inc()
-            trace.write("gateway", context, begin, end, route=route, status=status)
 
-    async def _answer(self, request, handler, route) -> web.StreamResponse:
-        """The handler's; what it raises becomes an answer."""
-        try:
+        async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                return
+            begin, given = time.time_ns(), dict(scope["headers"]).get(trace.HEADER.encode(), b"")
+            caller = trace.parse(given.decode("latin-1"))
+            context = caller.child() if caller else Context(
+                secrets.token_hex(16), secrets.token_hex(8), True
+            )
+            scope["state"] = {"context": context, "route": "unknown"}
+            status, told = 499, 499  # the client has left, unless the answer comes to its end
+
+            async def sending(message: Message) -> None:
+                nonlocal status, told
+                if message["type"] == "http.response.start":
+                    told = message["status"]
+                    header = trace.HEADER.encode(), context.header().encode()
+                    message["headers"] = [*message["headers"], header]
+                elif not message.get("more_body"):
+                    status = told
+                await send(message)
+
+            try:
+                await app(scope, receive, sending)
+            finally:
+                end, route = time.time_ns(), scope["state"]["route"]
+                self.took.labels(route).observe((end - begin) / 1e9)
+                self.answered.labels(route, status).inc()
+                trace.write("gateway", context, begin, end, route=route, status=status)
+
+        return wrapped
+
+    def _open(self, path: str, handler: Callable) -> Callable:
+        """The handler of a route, which is noted, and whose key is asked for."""
+        route = path.replace(":triton", "").replace(":int", "")
+
+        async def handle(request: Request) -> Response:
+            request.state.route = route
             self._check_key(request, route)
             return await handler(request)
-        except Refusal as error:
-            refusal = error
-        except web.HTTPException as error:  # of aiohttp: no such path, method, too large a body
-            kind = "NOT_FOUND" if error.status == 404 else "INVALID_ARG"
-            refusal = Refusal(f"{kind}: {self._said(error)}", error.status)
-        except ConnectionResetError:  # the client has left
-            raise
-        except Exception as error:
-            log.exception("%s %s", request.method, request.path)
-            refusal = Refusal(f"INTERNAL: {error!r}")
-        return refusal.response(openai=request.path.startswith("/v1/"))
 
-    def _said(self, error):
-        if error.status == 413:
-            return f"the body is larger than {self.options.body_bytes} bytes"
-        return f"{error.reason}: the gateway has no such path or method"
+        return handle
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
+        return error.response(openai=request.url.path.startswith("/v1/"))
+
+    async def unknown(self, request: Request, error: Exception) -> Response:
+        """No such path, or method."""
+        assert isinstance(error, HTTPException)
+        kind = "NOT_FOUND" if error.status_code == 404 else "INVALID_ARG"
+        why = f"{kind}: {error.detail}: the gateway has no such path or method"
+        return await self.refused(request, Refusal(why, error.status_code))
+
+    async def failed(self, request: Request, error: Exception) -> Response:
+        log.error("%s %s", request.method, request.url.path, exc_info=error)
+        return await self.refused(request, Refusal(f"INTERNAL: {error!r}"))
+
+    async def left(self, request: Request, error: Exception) -> Response:
+        """Nobody is there to read it."""
+        return Response(status_code=499)
 
     def _check_key(self, request, route):
         """Model control has a key of its own; probes and Prometheus have none."""
@@ -173,15 +211,22 @@ class Front:
             check_bearer(request, key)
 
     async def _body(self, request) -> bytes:
-        """The body, if it is no larger than allowed and comes in time."""
-        if (request.content_length or 0) > self.options.body_bytes:
-            raise web.HTTPRequestEntityTooLarge(self.options.body_bytes, request.content_length)
+        """The body, if it is no larger than allowed and comes in time. One that is too large is
+        read to its end: a client that still sends would not see the answer."""
+        found, size, most = bytearray(), 0, self.options.body_bytes
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                return await request.read()
+                async for piece in request.stream():
+                    size += len(piece)
+                    if size <= most:
+                        found += piece
         except TimeoutError:
-            why = f"INVALID_ARG: the body did not come within {BODY_SECONDS:g} s"
-            raise Refusal(why, 408) from None
+            if size <= most:
+                why = f"INVALID_ARG: the body did not come within {BODY_SECONDS:g} s"
+                raise Refusal(why, 408) from None
+        if size > most:
+            raise Refusal(f"INVALID_ARG: the body is larger than {most} bytes", 413)
+        return bytes(found)
 
     @asynccontextmanager
     async def _call(self, model):
@@ -198,15 +243,15 @@ class Front:
 
     # --- Triton's protocol ----------------------------------------------------------------------
 
-    async def generate(self, request: web.Request) -> web.StreamResponse:
+    async def generate(self, request: Request) -> Response:
         """generate and generate_stream."""
-        model, body = request.match_info["model"], checks.object_of(await self._body(request))
-        stream = request.path.endswith("_stream")
+        model, body = request.path_params["model"], checks.object_of(await self._body(request))
+        stream = request.url.path.endswith("_stream")
         checks.check_generate(body, await self._config(model), stream)
         return await self._forward(request, model, traced(body, request), stream)
 
-    async def infer(self, request: web.Request) -> web.StreamResponse:
-        model, body = request.match_info["model"], await self._body(request)
+    async def infer(self, request: Request) -> Response:
+        model, body = request.path_params["model"], await self._body(request)
         header = request.headers.get(BINARY, str(len(body)))
         if not header.isdecimal() or int(header) > len(body):
             raise Refusal(f"INVALID_ARG: {BINARY} {header:.40} is not within the body")
@@ -218,12 +263,16 @@ class Front:
 
     async def _forward(self, request, model, body, stream):
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        headers[trace.HEADER] = request["context"].header()
-        call = ("POST", request.path, body, headers)
-        if not stream:
+        headers[trace.HEADER] = request.state.context.header()
+        call = ("POST", request.url.path, body, headers)
+
+        async def whole():
             async with self._call(model), self.triton.ask(*call) as answer:
                 kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
-                return web.Response(body=await answer.read(), headers=kept)
+                return Response(await answer.read(), headers=kept)
+
+        if not stream:
+            return await unless_left(request, whole())
 
         async def pieces():
             async with self._call(model), self.triton.ask(*call) as answer:
@@ -235,45 +284,42 @@ class Front:
     async def _streamed(self, request, pieces: AsyncIterator[bytes], openai: bool = False):
         """Server-sent events. What goes wrong before the first is an answer of its own; later it
         is the last event."""
-        response = None
-        try:
-            async for piece in pieces:
-                if response is None:
-                    response = web.StreamResponse(
-                        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache",
-                                 trace.HEADER: request["context"].header()}
-                    )
-                    await response.prepare(request)
-                await response.write(piece)
-        except Refusal as refusal:
-            if response is None:
-                raise
-            await response.write(event(refusal.body(openai)))
-        finally:
-            await pieces.aclose()
-        await response.write_eof()
-        return response
+        first = await unless_left(request, anext(pieces, b""))
 
-    async def passed(self, request: web.Request) -> web.Response:
+        async def all_of_them():
+            yield first
+            try:
+                while piece := await unless_left(request, anext(pieces, b"")):
+                    yield piece
+            except Refusal as refusal:
+                yield event(refusal.body(openai))
+            finally:
+                await pieces.aclose()
+
+        return Streamed(
+            all_of_them(), headers={"Cache-Control": "no-cache"}, media_type="text/event-stream"
+        )
+
+    async def passed(self, request: Request) -> Response:
         """What asks no model."""
-        body = await self.triton.whole("GET", request.path)
-        return web.Response(body=body, content_type="application/json")
+        body = await self.triton.whole("GET", request.url.path)
+        return Response(body, media_type="application/json")
 
-    async def ready(self, request: web.Request) -> web.Response:
+    async def ready(self, request: Request) -> Response:
         """Whether everything that should be served is."""
         if why := await self.stubs.why_not_ready():
             raise Refusal(f"UNAVAILABLE: {why}")
-        return web.Response()
+        return Response()
 
-    async def model_ready(self, request: web.Request) -> web.Response:
-        model = request.match_info["model"]
+    async def model_ready(self, request: Request) -> Response:
+        model = request.path_params["model"]
         if why := self.stubs.down.get(model):
             raise Refusal(f"UNAVAILABLE: {why}")
         try:
-            await self.triton.whole("GET", request.path)
+            await self.triton.whole("GET", request.url.path)
         except Refusal:
             raise Refusal(f"UNAVAILABLE: {model} is not ready") from None
-        return web.Response()
+        return Response()
 
     async def _config(self, model):
         now = time.monotonic()
@@ -301,49 +347,49 @@ class Front:
             return
         check_bearer(request, self.options.control_key)
 
-    async def index(self, request: web.Request) -> web.Response:
+    async def index(self, request: Request) -> Response:
         self._check_control(request)
         body = await self._body(request) or b"{}"
-        call = ("POST", request.path, body, self.triton.control_headers)
-        return web.Response(body=await self.triton.whole(*call), content_type="application/json")
+        call = ("POST", request.url.path, body, self.triton.control_headers)
+        return Response(await self.triton.whole(*call), media_type="application/json")
 
-    async def control(self, request: web.Request) -> web.Response:
+    async def control(self, request: Request) -> Response:
         """Loads or unloads a model."""
         self._check_control(request)
         body = await self._body(request) or b"{}"
         parameters = checks.object_of(body).get("parameters", {})
         if not isinstance(parameters, dict) or any(name.startswith("file:") for name in parameters):
             raise Refusal("INVALID_ARG: files of a model do not pass the gateway")
-        model, action = request.match_info["model"], request.match_info["action"]
+        model, action = request.path_params["model"], request.url.path.rpartition("/")[2]
         await getattr(self.stubs, action)(model, body)
         self.configs.pop(model, None)
-        return web.Response()
+        return Response()
 
     # --- OpenAI's API ---------------------------------------------------------------------------
 
-    async def models(self, request: web.Request) -> web.Response:
+    async def models(self, request: Request) -> Response:
         """One model is there, if it is."""
-        name = request.match_info.get("model", MODEL)
+        name = request.path_params.get("model", MODEL)
         self._check_model(name)
         served = any(
             state == "READY" and model == MODEL
             for (model, _), state in (await self.triton.states()).items()
         )
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "kintsugi"}
-        if "model" in request.match_info:
+        if "model" in request.path_params:
             if not served:
                 raise Refusal(f"NOT_FOUND: {MODEL} is not served now")
-            return web.json_response(model)
-        return web.json_response({"object": "list", "data": [model] if served else []})
+            return json_response(model)
+        return json_response({"object": "list", "data": [model] if served else []})
 
     def _check_model(self, name):
         if name != MODEL:
             raise Refusal(f"NOT_FOUND: there is no model {name!r:.80}: ask for {MODEL}")
 
-    async def completions(self, request: web.Request) -> web.StreamResponse:
+    async def completions(self, request: Request) -> Response:
         """Completions and chat completions."""
         body = checks.object_of(await self._body(request))
-        chat = request.path.startswith("/v1/chat/")
+        chat = request.url.path.startswith("/v1/chat/")
         kind = openai_api.ChatCompletions if chat else openai_api.Completions
         wanted = openai_api.parsed(kind, body)
         self._check_model(wanted.model)
@@ -359,10 +405,7 @@ class Front:
         reply = openai_api.Reply(wanted)
         if wanted.stream:
             return await self._streamed(request, self._events(reply, streams), openai=True)
-        answers = [openai_api.Answer() for _ in streams]
-        async for number, answer in openai_api.merged(streams):
-            answers[number].add(answer)
-        return web.json_response(reply.whole(answers))
+        return json_response(reply.whole(await unless_left(request, whole_answers(streams))))
 
     async def _answers(self, request, body) -> AsyncIterator[dict]:
         """What `gpt` says to one request, response for response."""
@@ -391,27 +434,76 @@ class Front:
 
     # --- metrics --------------------------------------------------------------------------------
 
-    async def metrics(self, request: web.Request) -> web.Response:
+    async def metrics(self, request: Request) -> Response:
         """Triton's and the models' metrics, and those of the gateway."""
         text = generate_latest(self.registry)
         try:
             text = await self.triton.metrics() + text
         except Refusal as refusal:
             log.warning("%s", refusal.message)
-        return web.Response(body=text, content_type="text/plain")
+        return Response(text, media_type="text/plain")
 
 
-def check_bearer(request: web.Request, key: str) -> None:
+class Name(Convertor[str]):
+    """A model's name as it stands in a path: ".." or "/" would lead to other paths of Triton."""
+
+    regex = r"[\w-][\w.-]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("triton", Name())
+
+
+class Streamed(StreamingResponse):
+    """A stream that looks by itself whether its client is there (`unless_left`)."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
+
+
+async def unless_left(request: Request, work: Awaitable[Any]) -> Any:
+    """What `work` gives. Cancels it and raises ClientDisconnect when the client leaves before."""
+
+    async def leaving():
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(leaving())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not tasks[0].done():
+            raise ClientDisconnect
+        return tasks[0].result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def whole_answers(streams: list[AsyncIterator[dict]]) -> list[openai_api.Answer]:
+    """Each stream to its end."""
+    answers = [openai_api.Answer() for _ in streams]
+    async for number, answer in openai_api.merged(streams):
+        answers[number].add(answer)
+    return answers
+
+
+def check_bearer(request: Request, key: str) -> None:
     """Refuses who does not have the key."""
     given = request.headers.get("Authorization", "").removeprefix("Bearer ")
     if not hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()):
         raise Refusal("UNAUTHENTICATED: give the key as `Authorization: Bearer KEY`")
 
 
-def traced(body: dict, request: web.Request) -> bytes:
+def traced(body: dict, request: Request) -> bytes:
     """The body of a generate with its trace: Triton hands no header of those on to a model, but
     every field that is no input (https://github.com/triton-inference-server/server/issues/8790)."""
-    return json.dumps(body | {trace.HEADER: request["context"].header()}).encode()
+    return json.dumps(body | {trace.HEADER: request.state.context.header()}).encode()
 
 
 def event(body: dict) -> bytes:

@@ -7,9 +7,10 @@ The message begins with Triton's name of the error; the status is the one that H
 where Triton answers every error of a streaming model with 400.
 """
 
+import json
 import re
 
-from aiohttp import web
+from starlette.responses import Response
 
 from utils.serving.client import NAME
 
@@ -43,7 +44,14 @@ class Refusal(Exception):
         kind = OPENAI.get(self.status, kind)
         return {"error": {"message": self.message, "type": kind, "param": None, "code": None}}
 
-    def response(self, openai: bool = False) -> web.Response:
+    def response(self, openai: bool = False) -> Response:
         seconds = RETRY_SECONDS.get(self.status)
         headers = {} if seconds is None else {"Retry-After": str(seconds)}
-        return web.json_response(self.body(openai), status=self.status, headers=headers)
+        return json_response(self.body(openai), self.status, headers)
+
+
+def json_response(
+    body: dict, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """An answer in JSON."""
+    return Response(json.dumps(body), status, headers, "application/json")
