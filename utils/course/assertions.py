@@ -164,6 +164,8 @@ def alike(got: Any, right: torch.Tensor, slack: float = 8) -> bool:
     these are: for symptoms."""
     if not isinstance(got, torch.Tensor) or got.shape != right.shape or not got.numel():
         return False
+    if not got.is_floating_point():
+        return torch.equal(got.double(), right.double())
     scale = right.double().abs().nan_to_num(0.0, posinf=0.0).max().item()
     away = slack * torch.finfo(got.dtype).eps * scale
     return torch.allclose(got.double(), right.double(), rtol=0.0, atol=away, equal_nan=True)
