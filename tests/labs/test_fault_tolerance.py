@@ -23,10 +23,7 @@ LAB = Lab(
         "interval": ("checkpointing", "interval", "interval.py"),
         "plan": ("checkpointing", "plan", "interval.py"),
     },
-    limits={
-        "utils.course.runner.HANG": 10.0,  # two answers are judged at once
-        "labs.support.fault_tolerance.checkpointing.PLAN_SECONDS": 6.0,
-    },
+    limits={"labs.support.fault_tolerance.checkpointing.PLAN_SECONDS": 6.0},
 )
 
 # Ranks that are killed, late or cut off: on a busy machine another case is the first that is wrong.

@@ -1,6 +1,6 @@
 """Lab 13b: ranks that go on when some of them are killed, and learn what one rank learns.
 
-    train(crew, model, steps)     # on every rank; `crew` is labs/support/fault_tolerance/worker_group.py
+    train(crew, model, steps)   # on every rank; crew: labs/support/fault_tolerance/worker_group.py
 
 Only `train` is judged, by its contract; the other three functions are one way to cut it in pieces.
 A rank that is killed says nothing. The others see a collective that fails, or takes longer than

@@ -39,7 +39,7 @@ PRELOADED += ["labs.support.fault_tolerance.killed_runs", "safetensors.torch"]
 
 # ---- a: checkpoints
 
-SECONDS = 60.0  # until a part of the check is ended
+SECONDS = 10.0  # of processor time, until a part of the check is ended
 MEMORY = "/dev/shm"  # a disk that needs no time, where there is one
 SERIALIZERS = (
     "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal",
@@ -441,7 +441,7 @@ def listed(given: Any) -> str:
 # ---- d: two kinds of checkpoints
 
 MOST = 64  # checkpoints, the last of which goes to the disk
-PLAN_SECONDS = 30.0  # for one call
+PLAN_SECONDS = 30.0  # of processor time, for one call
 PLANS = [  # from, to: light; disk / between; memory / disk; restart / between
     ((0, 0), (3e-3, 0.3), (3e-3, 0.3), (0, 0)),
     ((0.97, 0.97), (3e-3, 0.3), (3e-3, 0.3), (1e-3, 0.3)),

@@ -40,7 +40,7 @@ def run(
     with Trial(file).ranks(size, may_die=True) as group:
         try:
             ranks = group.run(
-                f"{size} ranks", fault_injection.train, settings, faults, group.pids, seconds=60.0
+                f"{size} ranks", fault_injection.train, settings, faults, group.pids, seconds=8.0
             )
         except (NotImplementedError, Wrong) as error:
             print(f"Come back when the check says [ok]. {error}")

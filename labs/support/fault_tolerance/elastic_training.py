@@ -20,12 +20,13 @@ from labs.support.fault_tolerance import fault_injection
 from labs.support.fault_tolerance.fault_injection import Fault
 from labs.support.fault_tolerance.worker_group import Settings, alone, store_server
 from utils.course.assertions import Wrong, a_number, close, described, same_bits
-from utils.course.runner import Group, Trial
+from utils.course.runner import ASLEEP, Group, Trial
 from utils.ranks.pool import Dead
 
 LIMIT, PATIENCE = 0.7, 2.0  # seconds, of a crew
 AGAIN = 4.0  # times as long where a rank that lives was left out: this machine may be busy
-SECONDS = 12.0  # until a run is ended, in addition to what its recoveries may wait for
+SECONDS = 12.0  # by the clock, until a run is ended, without what its recoveries may wait for
+BUSY = 3.0  # seconds of processor time at least
 SLACK = 4096  # roundings: a step adds some to those before
 SMALL = 128  # bytes of the numbers that go with the gradients of a step
 LIBRARY = (
@@ -187,7 +188,9 @@ def judged(group: Group, case: Case) -> None:
     seconds = SECONDS + (case.number + 1) * (2 * settings.limit + settings.patience)
     given = settings, case.faults, group.pids
     try:
-        ranks = group.run(str(case), fault_injection.train, *given, seconds=seconds)
+        ranks = group.run(
+            str(case), fault_injection.train, *given, seconds=max(BUSY, seconds / ASLEEP)
+        )
     except Wrong as wrong:
         question = "a wait longer than crew.limit or crew.patience,\nor an endless loop?"
         raise type(wrong)(str(wrong).replace("an endless loop?", question)) from None

@@ -23,7 +23,7 @@ from utils.planner.strategy import defaults
 
 NEAR = 0.95  # of the fastest strategy's speed
 SEARCHED = 0.98  # of it, for a search
-TOO_LONG = 60.0  # seconds for a search; on a free core it takes at most one
+TOO_LONG = 30.0  # seconds of processor time for a search; it takes at most one
 
 MEMORY_ADVICE = {
     "weights": "split the model further: tp, pp, or zero 3",
