@@ -4,12 +4,11 @@
     programs.slow(17).text                     # the program of learner 17
     programs.slow(17).truth                    # what is planted in it
 
-A program is put together from parts. Each has a sound form and a broken one that looks like it;
-which is broken, at which rank and step, and where the parts stand is drawn from the number.
+Each is a sound program in which a fault has replaced a few lines; which fault, at which rank and
+step, and where the parts stand is drawn from the number. "#@tag" marks lines, and is taken out.
 (Whoever reads on knows how the riddles are made. The answers to yours are not here.)
 """
 
-import ast
 import math
 import random
 import re
@@ -22,49 +21,11 @@ from labs.support.profiling.machine import ROWS, SERVICES, Troubles
 
 RANKS = 4  # that the programs are run on
 STEPS = 8
-LATE = {
-    "unpack": "data loading",
-    "save": "checkpoints",
-    "log": "logging",
-    "temperature": "health checks",
-}
-MESSAGES = (
-    "one for each parameter",
-    "one for each micro-batch",
-    "more than the gradients",
-    "the loss of each micro-batch",
-    "barriers",
-)
-HANGS = (
-    "skips a collective",
-    "decides alone",
-    "leaves the loop",
-    "another order",
-    "calls it alone",
-)
-WRONGS = (
-    "weights not sent",
-    "gradient not reduced",
-    "sum not divided",
-    "clipped alone",
-    "step left out alone",
-)
 NAMES = ("slow", "hanging", "wrong")
-
-
-@dataclass(frozen=True)
-class Program:
-    """text: of the file; lines: {tag: its lines}; truth: what is wrong; settings: what was drawn.
-
-    troubles: of the machine that it is broken on; ms: {rank: {service: ms}}.
-    """
-
-    text: str
-    lines: dict[str, list[int]]
-    truth: dict[str, Any]
-    settings: "Settings"
-    troubles: Troubles
-    ms: dict[int, dict[str, float]]
+LARGE = 4.0  # a gradient's norm, far above the usual one
+OUTLIER = 300.0  # a target far above the usual ones: its gradient is large
+SPIKE = 1e6  # a loss that is no loss
+HUGE = 1e5  # a target that makes one
 
 
 @dataclass(frozen=True)
@@ -88,6 +49,21 @@ class Settings:
                 ("weight", "bias")]
 
 
+@dataclass(frozen=True)
+class Program:
+    """text: of the file; sound: the same without its fault; truth: what is wrong.
+
+    troubles: of the machine that it is broken on; ms: {rank: {service: ms}}.
+    """
+
+    text: str
+    sound: str
+    truth: dict[str, Any]
+    settings: Settings
+    troubles: Troubles
+    ms: dict[int, dict[str, float]]
+
+
 # ---- 1. a learner's number, and her folder
 
 
@@ -97,24 +73,17 @@ def number_in(folder: str | Path) -> int:
     Raises NotImplementedError with the task where it is not written yet, ValueError where it is no
     whole number from 1 to 999999.
     """
-    path = Path(folder) / "diagnosis.py"
-    text = path.read_text(encoding="utf-8")
-    found = [
-        node.value
-        for node in ast.parse(text).body
-        if isinstance(node, ast.Assign | ast.AnnAssign)
-        and node.value
-        and [ast.unparse(t) for t in getattr(node, "targets", None) or [node.target]] == ["NUMBER"]
-    ]
-    value = found[-1].value if found and isinstance(found[-1], ast.Constant) else found
-    if value is None:
-        raise NotImplementedError(text.splitlines()[found[-1].lineno - 2].removeprefix("# "))
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 999_999:
+    text = (Path(folder) / "diagnosis.py").read_text(encoding="utf-8")
+    found = re.findall(r"^(?:# (.*)\n)?NUMBER\b[^=\n]*=\s*([^#\n]*)", text, re.MULTILINE)
+    task, value = found[-1] if found else ("", "")
+    if value.strip() == "None":
+        raise NotImplementedError(task)
+    if not value.strip().isdecimal() or not 1 <= int(value) <= 999_999:
         raise ValueError(
             "diagnosis.py: write NUMBER = 17, or another whole number from 1 to 999999, as a line "
             "of its own"
         )
-    return value
+    return int(value)
 
 
 def hand_out(folder: str | Path = ".") -> None:
@@ -123,17 +92,16 @@ def hand_out(folder: str | Path = ".") -> None:
     folder = Path(folder)
     try:
         number = number_in(folder)
-    except (NotImplementedError, ValueError, OSError, SyntaxError) as error:
+    except (NotImplementedError, ValueError, OSError) as error:
         print(f"Nothing is handed out yet: {error}.")
         return
     (folder / "broken").mkdir(exist_ok=True)
     print(f"You are learner {number}.")
     for name in NAMES:
-        text = FAULTY[name](number).text
-        _write(folder / "broken" / f"{name}.py", text)
-        own = folder / f"{name}.py"
+        text, own = FAULTY[name](number).text, folder / f"{name}.py"
+        (folder / "broken" / f"{name}.py").write_text(text, encoding="utf-8")
         if not_begun(own):
-            _write(own, text)
+            own.write_text(text, encoding="utf-8")
             print(f"broken/{name}.py is handed out, and {name}.py is your copy, to be mended.")
         else:
             print(f"broken/{name}.py is handed out; {name}.py is yours and stays as it is.")
@@ -145,29 +113,29 @@ def not_begun(path: Path) -> bool:
     return not path.exists() or bool(stub.search(path.read_text(encoding="utf-8")))
 
 
-def _write(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+# ---- 2. what all programs share
 
+HEAD = '''\
+"""The {name} program of learner {number}: {about}
+"""
 
-# ---- 2. parts that all programs share
-
-IMPORTS = """\
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from torch import nn"""
+from torch import nn
+{imports}
+'''
 NETWORK = '''
 def network():
-    """{about}"""
-    torch.manual_seed(SEED{own_seed})
+    """The same on every rank."""
+    torch.manual_seed(SEED)
     layers = []
     for inputs, outputs in pairwise(WIDTHS):
         layers += [nn.Linear(inputs, outputs, dtype=torch.float64), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 '''
+Edits = list[tuple[str, str]]  # (lines that occur once, what stands in their place)
 
 
 def _settings(draw: random.Random) -> Settings:
@@ -181,44 +149,44 @@ def _settings(draw: random.Random) -> Settings:
 
 
 def _put_together(
-    draw: random.Random, about: str, settings: Settings, functions: list[str], train: str, **more
-) -> tuple[str, dict[str, list[int]]]:
-    """The text of a program, without its tags, and the lines of each tag."""
-    head = f'"""{about}"""\n\n{IMPORTS}{more.pop("imports")}\n'
-    constants = [f"WIDTHS = {settings.widths}", f"LR = {settings.lr}", f"SEED = {settings.seed}",
-                 *more.pop("constants")]
+    draw: random.Random, head: str, settings: Settings, constants: dict[str, Any], body: str,
+    fault: Edits,
+) -> tuple[str, str, dict[str, list[int]]]:
+    """The text of a program, the sound one, and {tag: lines} of the first. body: its functions,
+    of which the last one is `train`."""
+    constants = {
+        "WIDTHS": settings.widths, "LR": settings.lr, "SEED": settings.seed, **constants
+    }
+    constants = [f"{name} = {value}" for name, value in constants.items()]
+    *functions, train = body.strip("\n").split("\n\n\n")
     draw.shuffle(constants)
     draw.shuffle(functions)
-    text = head + "\n" + "\n".join(constants) + "\n"
-    for function in [*functions, train]:
-        text += "\n\n" + function.strip("\n") + "\n"
-    lines, plain = {}, []
+    parts = [head + "\n" + "\n".join(constants), *functions, train]
+    sound = text = "\n\n\n".join(parts) + "\n"
+    for old, new in fault:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    lines = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        line, *tags = re.split(r"\s+#@", line)
-        for tag in tags:
+        for tag in re.findall(r"#@(\w+)", line):
             lines.setdefault(tag, []).append(number)
-        plain.append(line)
-    return "\n".join(plain) + "\n", lines
-
-
-def _indented(text: str, spaces: int) -> str:
-    return "\n".join(" " * spaces + line if line else line for line in text.strip("\n").split("\n"))
+    return *(re.sub(r" +#@\w+", "", one) for one in (text, sound)), lines
 
 
 # ---- 3. slow
 
+LATE = {
+    "unpack": "data loading",
+    "save": "checkpoints",
+    "log": "logging",
+    "temperature": "health checks",
+}
+SLOW_ABOUT = """ranks train one network, and a step takes too long.
+
+train(machine, steps) runs on every rank. The loss is the mean over the rows of all ranks, and all
+end with the same weights. What the machine's services need is said in
+labs/support/profiling/machine.py."""
 SLOW = '''
-def train(machine, steps, after=lambda model: None):
-    """The loss of each step. `after(model)` is called at the end of each, on every rank."""
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-    losses = []
-    for step, (x, y) in enumerate(DataLoader(Rows(machine, steps), batch_size=None)):
-{loop}
-        after(model)
-    return losses
-'''
-ROWS_CLASS = '''
 class Rows(Dataset):
     """This rank's rows, an item for each step."""
 
@@ -231,63 +199,9 @@ class Rows(Dataset):
     def __getitem__(self, step):
         packed = self.machine.read(step)
         return self.machine.unpack(packed)  #@unpack
-'''
-LEARN = {
-    "": """
-loss = torch.zeros((), dtype=torch.float64)
-for rows, targets in zip(x.chunk(MICRO_BATCHES), y.chunk(MICRO_BATCHES)):
-    part = (model(rows) - targets).square().sum() / y.numel()
-    part.backward()
-    loss += part.detach()
-loss = reduce(model, optimizer, loss)
-optimizer.step()
-optimizer.zero_grad()
-losses.append(loss.item())
-""",
-    "one for each micro-batch": """
-loss = torch.zeros((), dtype=torch.float64)
-total = [torch.zeros_like(p) for p in model.parameters()]
-for rows, targets in zip(x.chunk(MICRO_BATCHES), y.chunk(MICRO_BATCHES)):
-    part = (model(rows) - targets).square().sum() / y.numel()
-    part.backward()
-    loss += reduce(model, optimizer, part.detach())  #@messages
-    for so_far, p in zip(total, model.parameters()):
-        so_far += p.grad
-        p.grad = None
-for so_far, p in zip(total, model.parameters()):
-    p.grad = so_far
-optimizer.step()
-optimizer.zero_grad()
-losses.append(loss.item())
-""",
-    "the loss of each micro-batch": """
-loss = torch.zeros((), dtype=torch.float64)
-for rows, targets in zip(x.chunk(MICRO_BATCHES), y.chunk(MICRO_BATCHES)):
-    part = (model(rows) - targets).square().sum() / y.numel()
-    part.backward()
-    part = part.detach()
-    dist.all_reduce(part)  #@messages
-    loss += part / dist.get_world_size()
-reduce(model, optimizer, loss)
-optimizer.step()
-optimizer.zero_grad()
-losses.append(loss.item())
-""",
-    "barriers": """
-loss = torch.zeros((), dtype=torch.float64)
-for rows, targets in zip(x.chunk(MICRO_BATCHES), y.chunk(MICRO_BATCHES)):
-    part = (model(rows) - targets).square().sum() / y.numel()
-    part.backward()
-    loss += part.detach()
-    dist.barrier()  #@messages
-loss = reduce(model, optimizer, loss)
-optimizer.step()
-optimizer.zero_grad()
-losses.append(loss.item())
-""",
-}
-REDUCE = {
-    "": '''
+
+''' + NETWORK + '''
+
 def reduce(model, optimizer, loss):
     """The loss, a mean over the ranks; the gradients become means in their place."""
     tensors = [p.grad for p in model.parameters()]
@@ -298,93 +212,165 @@ def reduce(model, optimizer, loss):
     for tensor, part in zip(tensors, flat.split(sizes)[1:]):
         tensor.copy_(part.view_as(tensor))
     return flat[0]
-''',
-    "one for each parameter": '''
-def reduce(model, optimizer, loss):
-    """The loss, a mean over the ranks; the gradients become means in their place."""
-    tensors = [p.grad for p in model.parameters()]
+
+
+def train(machine, steps, after=lambda model: None):
+    """The loss of each step. `after(model)` is called at the end of each, on every rank."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    losses = []
+    for step, (x, y) in enumerate(DataLoader(Rows(machine, steps), batch_size=None)):
+<services>
+        after(model)
+    return losses
+'''
+LEARN = """
+        loss = torch.zeros((), dtype=torch.float64)
+        for rows, targets in zip(x.chunk(MICRO_BATCHES), y.chunk(MICRO_BATCHES)):
+            part = (model(rows) - targets).square().sum() / y.numel()
+            part.backward()
+            loss += part.detach()
+        loss = reduce(model, optimizer, loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+"""
+ASKED = {  # before and after the step's own work
+    "temperature": """
+        if machine.temperature(step) > 90:  #@temperature
+            raise RuntimeError(f"rank {dist.get_rank()} is too hot")
+""",
+    "log": '        machine.log(f"step {step}: loss {losses[-1]:.6f}")  #@log',
+    "save": "        machine.save(step, model)  #@save",
+}
+ADD = "            loss += part.detach()\n"
+FLAT = "    flat = torch.cat([loss.view(1), *[tensor.flatten() for tensor in tensors]])"
+REDUCE = "    dist.all_reduce(flat)"
+MESSAGES: dict[str, Edits] = {
+    "one for each parameter": [
+        (SLOW[SLOW.index(FLAT) : SLOW.index("    return flat[0]")], """\
     loss = loss.clone()
     for tensor in [loss, *tensors]:  #@messages
         dist.all_reduce(tensor)  #@messages
         tensor /= dist.get_world_size()
-    return loss
-''',
-    "more than the gradients": '''
-def reduce(model, optimizer, loss):
-    """The loss, a mean over the ranks; the gradients become means in their place."""
-    tensors = [p.grad for p in model.parameters()]
+"""),
+        ("    return flat[0]", "    return loss"),
+    ],
+    "one for each micro-batch": [
+        (FLAT, f"{FLAT}  #@messages"),  # the call and the message, both are the place
+        (REDUCE, f"{REDUCE}  #@messages"),
+        ("        for rows, targets", """\
+        total = [torch.zeros_like(p) for p in model.parameters()]
+        for rows, targets"""),
+        (ADD, """\
+            loss += reduce(model, optimizer, part.detach())  #@messages
+            for so_far, p in zip(total, model.parameters()):
+                so_far += p.grad
+                p.grad = None
+"""),
+        ("        loss = reduce(model, optimizer, loss)\n", """\
+        for so_far, p in zip(total, model.parameters()):
+            p.grad = so_far
+"""),
+    ],
+    "more than the gradients": [
+        (FLAT, f"""\
     for p in model.parameters():  #@messages
         tensors += [v for v in optimizer.state[p].values() if v is not None]  #@messages
-    flat = torch.cat([loss.view(1), *[tensor.flatten() for tensor in tensors]])  #@messages
-    dist.all_reduce(flat)  #@messages
-    flat /= dist.get_world_size()
-    sizes = [1, *[tensor.numel() for tensor in tensors]]
-    for tensor, part in zip(tensors, flat.split(sizes)[1:]):
-        tensor.copy_(part.view_as(tensor))
-    return flat[0]
-''',
-}
-ASKED = {  # before and after the step's own work
-    "temperature": "if machine.temperature(step) > 90:  #@temperature\n"
-    '    raise RuntimeError(f"rank {dist.get_rank()} is too hot")',
-    "log": 'machine.log(f"step {step}: loss {losses[-1]:.6f}")  #@log',
-    "save": "machine.save(step, model)  #@save",
+{FLAT}  #@messages"""),
+        (REDUCE, f"{REDUCE}  #@messages"),
+    ],
+    "the loss of each micro-batch": [
+        (ADD, """\
+            part = part.detach()
+            dist.all_reduce(part)  #@messages
+            loss += part / dist.get_world_size()
+"""),
+        ("        loss = reduce(", "        reduce("),
+    ],
+    "barriers": [(ADD, f"{ADD}            dist.barrier()  #@messages\n")],
 }
 
 
-def slow(number: int, sound: bool = False) -> Program:
-    """The slow program of a learner. sound: with nothing wrong in its messages."""
+def slow(number: int) -> Program:
+    """The slow program of a learner."""
     draw = random.Random(f"slow {number}")
     settings = _settings(draw)
     service, rank = draw.choice(SERVICES), draw.randrange(RANKS)
     ms = round(math.exp(draw.uniform(math.log(25), math.log(140))))
-    cause = draw.choice(MESSAGES)
-    there = "" if sound else cause
+    cause = draw.choice(list(MESSAGES))
     after = ["log", "save"]
     draw.shuffle(after)
-    before = draw.random() < 0.5
-    loop = [LEARN.get(there, LEARN[""]), *[ASKED[name] for name in after]]
-    loop.insert(0 if before else draw.randrange(1, 4), ASKED["temperature"])
-    reduce = REDUCE.get(there, REDUCE[""])
-    if there == "one for each micro-batch":  # the call and the message, both are the place
-        for line in ("for tensor in tensors]])", "all_reduce(flat)"):
-            reduce = reduce.replace(line, f"{line}  #@messages")
-    text, lines = _put_together(
+    loop = [LEARN, *[ASKED[name] for name in after]]
+    loop.insert(0 if draw.random() < 0.5 else draw.randrange(1, 4), ASKED["temperature"])
+    text, sound, lines = _put_together(
         draw,
-        f"The slow program of learner {number}: ranks train one network, and a step takes too "
-        "long.\n\ntrain(machine, steps) runs on every rank. The loss is the mean over the rows of "
-        "all ranks, and all\nend with the same weights. What the machine's services need is said in"
-        "\nlabs/support/profiling/machine.py.\n",
-        settings,
-        [ROWS_CLASS, NETWORK.format(about="The same on every rank.", own_seed=""), reduce],
-        SLOW.format(loop="\n".join(_indented(part, 8) for part in loop)),
-        imports="\nfrom torch.utils.data import DataLoader, Dataset",
-        constants=[f"MICRO_BATCHES = {settings.micro_batches}"],
+        HEAD.format(name="slow", number=number, about=SLOW_ABOUT,
+                    imports="from torch.utils.data import DataLoader, Dataset"),
+        settings, {"MICRO_BATCHES": settings.micro_batches},
+        SLOW.replace("<services>", "\n".join(part.strip("\n") for part in loop)), MESSAGES[cause],
     )
     gradients, micro = 8 * sum(settings.sizes), settings.micro_batches
-    sends = {  # calls and bytes a step
+    calls, size = {  # a step
         "one for each parameter": (1 + len(settings.sizes), 8 + gradients),
         "one for each micro-batch": (micro, micro * (8 + gradients)),
         "more than the gradients": (1, 8 + 2 * gradients),
         "the loss of each micro-batch": (1 + micro, 8 * micro + 8 + gradients),
         "barriers": (1 + micro, 8 + gradients),
-    }
+    }[cause]
     truth = {
         "late": {"rank": rank, "line": lines[service], "cause": LATE[service], "ms": ms},
-        "messages": {
-            "line": lines.get("messages"),
-            "cause": cause,
-            "calls": sends[cause][0],
-            "bytes": sends[cause][1],
-        },
+        "messages": {"line": lines["messages"], "cause": cause, "calls": calls, "bytes": size},
     }
     times = {r: {service: float(ms)} if r == rank else {} for r in range(RANKS)}
-    return Program(text, lines, truth, settings, Troubles(), times)
+    return Program(text, sound, truth, settings, Troubles(), times)
 
 
 # ---- 4. hanging
 
-HANGING = '''
+HANGING_ABOUT = """ranks train one network, until they stand still.
+
+train(machine, steps) runs on every rank. The loss is the mean over the rows of all ranks that
+count; a step in which no row of any rank counts is left out; when one rank is asked to stop, all
+stop after that step. Every rank returns the same."""
+HANGING = NETWORK + '''
+
+def reduce(model, loss, group):
+    """The loss of all ranks; the gradients become sums in their place."""
+    grads = [p.grad for p in model.parameters()]
+    flat = torch.cat([loss.view(1), *[grad.flatten() for grad in grads]])
+    dist.all_reduce(flat, group=group)  #@reduce
+    for grad, part in zip(grads, flat[1:].split([grad.numel() for grad in grads])):
+        grad.copy_(part.view_as(grad))
+    return flat[0]
+
+
+def worst(errors, group):
+    """The largest error of a row, of all ranks."""
+    value = errors.detach().max().view(1)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
+    return value.item()
+
+
+def score(machine, model, group):
+    """The mean of what the ranks find on rows that nobody learns."""
+    value = machine.score(model)
+    dist.all_reduce(value, group=group)
+    return value.item() / dist.get_world_size()
+
+
+def whole_error(value, first, second):
+    """The sum over the ranks."""
+    dist.all_reduce(value, group=first)  #@error
+    return value.item()
+
+
+def largest(value, first, second):
+    """The largest of all ranks."""
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=second)
+    return value.item()
+
+
 def train(machine, steps):
     """A dictionary for each step that was done."""
     rank = dist.get_rank()
@@ -397,140 +383,69 @@ def train(machine, steps):
         number = counts.sum().view(1)
         all_numbers = number.clone()
         dist.all_reduce(all_numbers, group=first)  #@numbers
-{skip}
+        if not all_numbers:
+            continue
         errors = (model(x) - y).square().mean(dim=1) * counts
         (errors.sum() / all_numbers).backward()
-{norm}
         loss = reduce(model, errors.detach().sum() / all_numbers, second)
-        row = {{"step": step, "loss": loss.item()}}
-{large}
+        row = {"step": step, "loss": loss.item()}
+        norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
+        if norm > LARGE:
+            row["worst"] = worst(errors, third)
         optimizer.step()
         optimizer.zero_grad()
-{middle}
+        for name, value in sorted(machine.metrics(step, errors.detach()).items()):
+            row[name] = (whole_error if name == "error" else largest)(value, first, second)
+        if step % OFTEN == OFTEN - 1:
+            row["score"] = score(machine, model, fourth)
         done.append(row)
-{stop}
+        stop = torch.tensor([float(machine.asked_to_stop(step))])
+        dist.all_reduce(stop, op=dist.ReduceOp.MAX, group=second)  #@stopping
+        if stop:
+            break
     return done
 '''
-HANG_PARTS = {  # (sound, broken)
-    "skips a collective": (
-        "if not all_numbers:\n    continue",
-        "if not number:  #@skip\n    continue  #@skip",
-    ),
-    "decides alone": (
-        """
-norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
-if norm > LARGE:
-    row["worst"] = worst(errors, third)
-""",
-        """
-if norm > LARGE:  #@decide
-    row["worst"] = worst(errors, third)  #@decide
-""",
-    ),
-    "leaves the loop": (
-        """
-stop = torch.tensor([float(machine.asked_to_stop(step))])
-dist.all_reduce(stop, op=dist.ReduceOp.MAX, group=second)  #@stopping
-if stop:
-    break
-""",
-        "if machine.asked_to_stop(step):  #@stop\n    break  #@stop",
-    ),
-    "another order": (
-        """
-for name, value in sorted(machine.metrics(step, errors.detach()).items()):
-    row[name] = (whole_error if name == "error" else largest)(value, first, second)
-""",
-        """
-for name, value in machine.metrics(step, errors.detach()).items():  #@order
-    row[name] = (whole_error if name == "error" else largest)(value, first, second)  #@order
-""",
-    ),
-    "calls it alone": (
-        """
-if step % OFTEN == OFTEN - 1:
-    row["score"] = score(machine, model, fourth)
-""",
-        """
-if step % OFTEN == OFTEN - 1:
-    if rank == machine.leader:  #@alone
-        row["score"] = score(machine, model, fourth)  #@alone
-""",
-    ),
+NORM = "        norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()\n"
+LOSS = "        loss = reduce(model, errors"
+WORST = '            row["worst"] = worst(errors, third)'
+ROW = '            row[name] = (whole_error if name == "error" else largest)(value, first, second)'
+STOP = HANGING[HANGING.index("        stop = torch") : HANGING.index("    return done")]
+HANGS: dict[str, tuple[str, Edits]] = {  # tag of the line in which the others wait, and the fault
+    "skips a collective": ("reduce", [
+        ("        if not all_numbers:\n            continue",
+         "        if not number:  #@fault\n            continue  #@fault"),
+    ]),
+    "decides alone": ("error", [
+        (NORM, ""), (LOSS, NORM + LOSS),
+        ("        if norm > LARGE:", "        if norm > LARGE:  #@fault"),
+        (WORST, f"{WORST}  #@fault"),
+    ]),
+    "leaves the loop": ("numbers", [
+        (STOP, "        if machine.asked_to_stop(step):  #@fault\n            break  #@fault\n"),
+    ]),
+    "another order": ("error", [
+        ("in sorted(machine.metrics(step, errors.detach()).items()):",
+         "in machine.metrics(step, errors.detach()).items():  #@fault"),
+        (ROW, f"{ROW}  #@fault"),
+    ]),
+    "calls it alone": ("stopping", [
+        ('            row["score"] = score(machine, model, fourth)', """\
+            if rank == machine.leader:  #@fault
+                row["score"] = score(machine, model, fourth)  #@fault"""),
+    ]),
 }
-REDUCE_IN_GROUP = '''
-def reduce(model, loss, group):
-    """The loss of all ranks; the gradients become sums in their place."""
-    grads = [p.grad for p in model.parameters()]
-    flat = torch.cat([loss.view(1), *[grad.flatten() for grad in grads]])
-    dist.all_reduce(flat, group=group)  #@reduce
-    for grad, part in zip(grads, flat[1:].split([grad.numel() for grad in grads])):
-        grad.copy_(part.view_as(grad))
-    return flat[0]
-'''
-WORST = '''
-def worst(errors, group):
-    """The largest error of a row, of all ranks."""
-    value = errors.detach().max().view(1)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)  #@worst
-    return value.item()
-'''
-SCORE = '''
-def score(machine, model, group):
-    """The mean of what the ranks find on rows that nobody learns."""
-    value = machine.score(model)
-    dist.all_reduce(value, group=group)  #@score
-    return value.item() / dist.get_world_size()
-'''
-WHOLE_ERROR = '''
-def whole_error(value, first, second):
-    """The sum over the ranks."""
-    dist.all_reduce(value, group=first)  #@error
-    return value.item()
-'''
-LARGEST = '''
-def largest(value, first, second):
-    """The largest of all ranks."""
-    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=second)  #@largest
-    return value.item()
-'''
-LARGE = 4.0  # a gradient's norm, far above the usual one
-OUTLIER = 300.0  # a target far above the usual ones: its gradient is large
 
 
-def hanging(number: int, sound: bool = False) -> Program:
-    """The hanging program of a learner. sound: with nothing wrong in it."""
+def hanging(number: int) -> Program:
+    """The hanging program of a learner."""
     draw = random.Random(f"hanging {number}")
     settings = _settings(draw)
-    cause, rank, step = draw.choice(HANGS), draw.randrange(RANKS), draw.randrange(2, 6)
+    cause, rank, step = draw.choice(list(HANGS)), draw.randrange(RANKS), draw.randrange(2, 6)
     often = draw.randrange(2, 5)
-
-    def part(name):
-        return HANG_PARTS[name][name == cause and not sound]
-
-    alone = cause == "decides alone" and not sound
-    norm = "norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()"
-    middle = [part("another order"), part("calls it alone")]
-    functions = [
-        NETWORK.format(about="The same on every rank.", own_seed=""),
-        REDUCE_IN_GROUP, WORST, SCORE, WHOLE_ERROR, LARGEST,
-    ]
-    train = HANGING.format(
-        skip=_indented(part("skips a collective"), 8),
-        norm=_indented(norm, 8) if alone else "#-",
-        large=_indented(part("decides alone"), 8),
-        middle="\n".join(_indented(one, 8) for one in middle),
-        stop=_indented(part("leaves the loop"), 8),
-    ).replace("#-\n", "")
-    text, lines = _put_together(
-        draw,
-        f"The hanging program of learner {number}: ranks train one network, until they stand "
-        "still.\n\ntrain(machine, steps) runs on every rank. The loss is the mean over the rows of "
-        "all ranks that\ncount; a step in which no row of any rank counts is left out; when one "
-        "rank is asked to stop, all\nstop after that step. Every rank returns the same.\n",
-        settings, functions, train,
-        imports="",
-        constants=[f"LARGE = {LARGE}", f"OFTEN = {often}"],
+    waits, fault = HANGS[cause]
+    text, sound, lines = _put_together(
+        draw, HEAD.format(name="hanging", number=number, about=HANGING_ABOUT, imports="")[:-1],
+        settings, {"LARGE": LARGE, "OFTEN": often}, HANGING, fault,
     )
     troubles = {
         "skips a collective": Troubles(silent={step: tuple(range(rank, ROWS, RANKS))}),
@@ -539,27 +454,52 @@ def hanging(number: int, sound: bool = False) -> Program:
         "another order": Troubles(turned={step: rank}),
         "calls it alone": Troubles(leader=rank),
     }[cause]
-    tag, waits = {
-        "skips a collective": ("skip", "reduce"),
-        "decides alone": ("decide", "error"),
-        "leaves the loop": ("stop", "numbers"),
-        "another order": ("order", "error"),
-        "calls it alone": ("alone", "stopping"),
-    }[cause]
-    truth = {
-        "hanging": {
-            "rank": rank,
-            "line": lines.get(tag),
-            "waits": lines.get(waits),
-            "cause": cause,
-        }
-    }
-    return Program(text, lines, truth, settings, troubles, {})
+    truth = {"rank": rank, "line": lines["fault"], "waits": lines[waits], "cause": cause}
+    return Program(text, sound, {"hanging": truth}, settings, troubles, {})
 
 
 # ---- 5. wrong
 
-WRONG = '''
+WRONG_ABOUT = """on several ranks it learns something else than on one.
+
+train(machine, steps) runs on every rank. The loss is the mean over the rows of all ranks. The
+gradient of all rows is clipped to the norm LARGE; a step whose loss is SPIKE or more is left out.
+All ranks end with the same weights."""
+WRONG = NETWORK.replace("SEED", "SEED + dist.get_rank()").replace(
+    "The same on every rank.", "Every rank begins with weights of its own."
+) + '''
+
+def send(model):
+    """All ranks begin with the weights of rank 0."""
+    parameters = list(model.parameters())
+    for first, end in <sent>:  #@sent
+        for p in parameters[first:end]:  #@sent
+            dist.broadcast(p.data, 0)  #@sent
+
+
+def reduce(model, loss):
+    """The loss, a mean over the ranks; the gradients become means in their place."""
+    parameters = list(model.parameters())
+    for first, end in <reduced>:  #@reduced
+        mean([p.grad for p in parameters[first:end]])  #@reduced
+    tail = torch.cat([loss.view(1), *[p.grad.flatten() for p in parameters[LAST:]]])  #@divide
+    dist.all_reduce(tail)  #@divide
+    tail /= dist.get_world_size()
+    sizes = [p.numel() for p in parameters[LAST:]]  #@divide
+    for p, part in zip(parameters[LAST:], tail[1:].split(sizes)):  #@divide
+        p.grad.copy_(part.view_as(p))  #@divide
+    return tail[0]
+
+
+def mean(tensors):
+    """These tensors become means over the ranks, in one message."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(part.view_as(tensor))
+
+
 def train(machine, steps, watching=unwatched):
     """The loss of each step. `watching(model)` may be a `utils.measure.divergence.Watch`."""
     model = network()
@@ -572,70 +512,25 @@ def train(machine, steps, watching=unwatched):
             loss = (model(x) - y).square().mean()
             loss.backward()
             own = loss.detach().clone()
-{clip}
+            loss = reduce(model, own)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), LARGE)
             watch.step()
-{leave}
+            if loss < SPIKE:
+                optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
     return losses
 '''
-CLIPS = {  # (sound, broken)
-    False: """
-loss = reduce(model, own)
-torch.nn.utils.clip_grad_norm_(model.parameters(), LARGE)
-""",
-    True: """
-torch.nn.utils.clip_grad_norm_(model.parameters(), LARGE)  #@clip
-loss = reduce(model, own)
-""",
-}
-LEAVES = {
-    False: """
-if loss < SPIKE:
-    optimizer.step()
-""",
-    True: """
-if own < SPIKE:  #@leave
-    optimizer.step()  #@leave
-""",
-}
-SEND = '''
-def send(model):
-    """All ranks begin with the weights of rank 0."""
-    parameters = list(model.parameters())
-    for first, end in {table}:{tag}
-        for p in parameters[first:end]:{tag}
-            dist.broadcast(p.data, 0){tag}
-'''
-REDUCE_BUCKETS = '''
-def reduce(model, loss):
-    """The loss, a mean over the ranks; the gradients become means in their place."""
-    parameters = list(model.parameters())
-    for first, end in {table}:{tag}
-        mean([p.grad for p in parameters[first:end]]){tag}
-    tail = torch.cat([loss.view(1), *[p.grad.flatten() for p in parameters[LAST:]]]){divided}
-    dist.all_reduce(tail){divided}
-{divide}
-    sizes = [p.numel() for p in parameters[LAST:]]{divided}
-    for p, part in zip(parameters[LAST:], tail[1:].split(sizes)):{divided}
-        p.grad.copy_(part.view_as(p)){divided}
-    return tail[0]{over}
-'''
-MEAN = '''
-def mean(tensors):
-    """These tensors become means over the ranks, in one message."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-        tensor.copy_(part.view_as(tensor))
-'''
-SPIKE = 1e6  # a loss that is no loss
-HUGE = 1e5  # a target that makes one
+CLIP = "            torch.nn.utils.clip_grad_norm_(model.parameters(), LARGE)"
+REDUCED = "            loss = reduce(model, own)\n"
+WRONGS = (
+    "weights not sent", "gradient not reduced", "sum not divided", "clipped alone",
+    "step left out alone",
+)
 
 
-def wrong(number: int, sound: bool = False) -> Program:
-    """The wrong program of a learner. sound: with nothing wrong in it."""
+def wrong(number: int) -> Program:
+    """The wrong program of a learner."""
     draw = random.Random(f"wrong {number}")
     settings = _settings(draw)
     cause, rank, step = draw.choice(WRONGS), draw.randrange(RANKS), draw.randrange(2, 6)
@@ -643,54 +538,40 @@ def wrong(number: int, sound: bool = False) -> Program:
     last = len(names) - draw.randrange(1, 4)  # from here on: the tail, in a message of its own
     unsent = draw.randrange(1, len(names) - 1)
     unreduced = draw.randrange(1, last - 1)
-    cuts = [_cuts(draw, len(names)), _cuts(draw, last)]
-    broken = "" if sound else cause
-    sent = _table(cuts[0], unsent if broken == "weights not sent" else None)
-    reduced = _table(cuts[1], unreduced if broken == "gradient not reduced" else None)
-    undivided = broken == "sum not divided"
-    functions = [
-        NETWORK.format(
-            about="Every rank begins with weights of its own.", own_seed=" + dist.get_rank()"
-        ),
-        SEND.format(table=sent, tag="  #@sent"),
-        REDUCE_BUCKETS.format(
-            table=reduced,
-            tag="  #@reduced",
-            divided="  #@divide" if undivided else "",
-            divide="#-" if undivided else "    tail /= dist.get_world_size()",
-            over=" / dist.get_world_size()  #@divide" if undivided else "",
-        ).replace("#-\n", ""),
-        MEAN,
-    ]
-    train = WRONG.format(
-        clip=_indented(CLIPS[broken == "clipped alone"], 12),
-        leave=_indented(LEAVES[broken == "step left out alone"], 12),
-    )
-    text, lines = _put_together(
-        draw,
-        f"The wrong program of learner {number}: on several ranks it learns something else than on "
-        "one.\n\ntrain(machine, steps) runs on every rank. The loss is the mean over the rows of "
-        "all ranks. The\ngradient of all rows is clipped to the norm LARGE; a step whose loss is "
-        "SPIKE or more is left out.\nAll ranks end with the same weights.\n",
-        settings, functions, train,
-        imports="\n\nfrom labs.support.profiling.machine import unwatched",
-        constants=[f"LARGE = {LARGE}", f"SPIKE = {SPIKE}", f"LAST = {last}"],
+    sent, reduced = _cuts(draw, len(names)), _cuts(draw, last)
+    tag, first_rank, first_step, first_names, fault = {  # where the first wrong number is
+        "weights not sent": ("sent", None, 0, [names[unsent]], [
+            (f"in {_table(sent)}:  #@sent", f"in {_table(sent, unsent)}:  #@sent"),
+        ]),
+        "gradient not reduced": ("reduced", None, 0, [names[unreduced]], [
+            (f"in {_table(reduced)}:  #@reduced", f"in {_table(reduced, unreduced)}:  #@reduced"),
+        ]),
+        "sum not divided": ("divide", None, 0, names[last:], [
+            ("    tail /= dist.get_world_size()\n", ""),
+            ("    return tail[0]", "    return tail[0] / dist.get_world_size()  #@divide"),
+        ]),
+        "clipped alone": ("clip", rank, step, [None], [
+            (REDUCED, ""), (CLIP, f"{CLIP}  #@clip\n{REDUCED.rstrip()}"),
+        ]),
+        "step left out alone": ("leave", rank, step + 1, [None], [
+            ("            if loss < SPIKE:\n                optimizer.step()",
+             "            if own < SPIKE:  #@leave\n                optimizer.step()  #@leave"),
+        ]),
+    }[cause]
+    body = WRONG.replace("<sent>", str(_table(sent))).replace("<reduced>", str(_table(reduced)))
+    text, sound, lines = _put_together(
+        draw, HEAD.format(name="wrong", number=number, about=WRONG_ABOUT,
+                          imports="\nfrom labs.support.profiling.machine import unwatched"),
+        settings, {"LARGE": LARGE, "SPIKE": SPIKE, "LAST": last}, body, fault,
     )
     row = draw.randrange(rank, ROWS, RANKS)
     troubles = {
         "clipped alone": Troubles(outliers={step: {row: OUTLIER}}),
         "step left out alone": Troubles(outliers={step: {row: HUGE}}),
     }.get(cause, Troubles())
-    truth = {
-        "weights not sent": (None, 0, [names[unsent]], "sent"),
-        "gradient not reduced": (None, 0, [names[unreduced]], "reduced"),
-        "sum not divided": (None, 0, names[last:], "divide"),
-        "clipped alone": (rank, step, [None], "clip"),
-        "step left out alone": (rank, step + 1, [None], "leave"),
-    }[cause]
-    about = dict(zip(("rank", "step", "name"), truth))
-    truth = {"wrong": about | {"line": lines.get(truth[-1]), "cause": cause}}
-    return Program(text, lines, truth, settings, troubles, {})
+    truth = {"rank": first_rank, "step": first_step, "name": first_names, "line": lines[tag],
+             "cause": cause}
+    return Program(text, sound, {"wrong": truth}, settings, troubles, {})
 
 
 def _cuts(draw: random.Random, end: int) -> list[int]:
@@ -698,7 +579,7 @@ def _cuts(draw: random.Random, end: int) -> list[int]:
     return [0, *sorted(draw.sample(range(1, end), min(2, end - 1))), end]
 
 
-def _table(cuts: list[int], missing: int | None) -> tuple:
+def _table(cuts: list[int], missing: int | None = None) -> tuple:
     """((0, 3), (3, 8)) for the cuts 0, 3, 8; without the parameter `missing`."""
     found = []
     for first, end in pairwise(cuts):

@@ -71,11 +71,10 @@ def _on_ranks(file, function: Callable, *args, ranks=RANKS, timeout=30.0) -> lis
     path = Path(file).resolve()
     try:
         number = programs.number_in(_own_folder(path))
+        if programs.not_begun(path):
+            raise NotImplementedError(f"programs.hand_out() writes {file}")
     except NotImplementedError as error:
         print(f"Nothing is handed out yet: {error}.")
-        return None
-    if programs.not_begun(path):
-        print(f"{file} is not handed out yet: programs.hand_out() does it.")
         return None
     program = programs.FAULTY[path.stem](number)
     with Ranks(ranks, device="cpu", timeout=timeout) as group:
