@@ -151,7 +151,6 @@ class Layer:
     dtype: torch.dtype
     seed: int
     strided: bool = False  # nothing lies one number after the other, and weights have a gradient
-    leaf: bool = True  # x wants a gradient
 
     def __str__(self):
         return (
@@ -159,7 +158,6 @@ class Layer:
             f"{' and '.join(map(str, self.shapes))} {self.dtype}, {self.out} outputs"
             + ", a bias" * self.bias
             + ", not contiguous, gradients already there" * self.strided
-            + ", x wants no gradient" * (not self.leaf)
         )
 
     def drawn(self, number: int, *shape: int) -> torch.Tensor:
@@ -182,14 +180,13 @@ def halves(trial: Trial) -> str:
 
 def _layers(trial: Trial) -> Iterator[Layer]:
     draw, single, double = trial.draw, torch.float32, torch.float64
-    for dimensions, bias, dtype, more in [
-        (2, True, double, {}), (2, False, single, {}), (3, True, single, {}),
-        (2, True, torch.bfloat16, {}), (3, True, double, {"strided": True}),
-        (4, False, single, {"strided": True}), (2, True, double, {"leaf": False}),
+    for dimensions, bias, dtype, strided in [
+        (2, True, double, False), (2, False, single, False), (3, True, single, False),
+        (2, True, torch.bfloat16, False), (3, True, double, True), (4, False, single, True),
     ]:
         into, out = draw.sample(range(2, 12), 2)
         shapes = [(*(draw.randrange(2, 9) for _ in range(dimensions - 1)), into) for _ in range(2)]
-        yield Layer(shapes, out, bias, dtype, trial.new_seed(), **more)
+        yield Layer(shapes, out, bias, dtype, trial.new_seed(), strided)
     yield Layer([(5, 1), (0, 1)], 1, True, double, trial.new_seed())
 
 
@@ -202,7 +199,7 @@ def in_halves(answer, case: Layer) -> None:
     before = {name: case.drawn(3, *w.shape) * case.strided for name, w in p.items()}
     for name, w in p.items():
         w.grad = before[name].clone() if case.strided else None
-    xs = [case.drawn(n, *shape).requires_grad_(case.leaf) for n, shape in enumerate(case.shapes, 4)]
+    xs = [case.drawn(n, *shape).requires_grad_() for n, shape in enumerate(case.shapes, 4)]
     dys = [case.drawn(n, *shape[:-1], case.out) for n, shape in enumerate(case.shapes, 6)]
     waiting, ys = [[], []], []  # somebody may hold ys, or the loss, for long
     with Look(x=xs, weights=[w.data for w in p.values()]) as look:
@@ -216,7 +213,7 @@ def in_halves(answer, case: Layer) -> None:
                         f"{where}: after B the {name} has a gradient already, or another one than "
                         "before: B should leave it for later."
                     )
-            if case.leaf and x.grad is None:
+            if x.grad is None:
                 raise Wrong(
                     f"{where}: after B there is no gradient of x, for which the rank before waits."
                 )
@@ -238,9 +235,8 @@ def in_halves(answer, case: Layer) -> None:
     if not all(map(torch.equal, gradients, dys)):
         unchanged(where, ["the gradient of y"])
     for n, (x, dy) in enumerate(zip(xs, dys)):
-        if case.leaf:
-            close(where, f"the gradient of x of micro-batch {n}", x.grad,
-                  dy.double() @ p["weight"].double(), dtype=case.dtype, scale=40.0)
+        close(where, f"the gradient of x of micro-batch {n}", x.grad,
+              dy.double() @ p["weight"].double(), dtype=case.dtype, scale=40.0)
     flat = [[t.detach().double().flatten(0, -2) for t in pair] for pair in zip(xs, dys)]
     right = {"weight": sum(dy.T @ x for x, dy in flat), "bias": sum(dy.sum(0) for _, dy in flat)}
     for name, w in p.items():
@@ -338,10 +334,6 @@ class Step:
                 for more in (50, 5000)
             )
         return stage
-
-    @property
-    def bytes_of_a_row(self) -> int:
-        return torch.Size(self.middle).numel() * self.width * self.dtype.itemsize
 
     def boundary(self, x: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
         """For the executor; x of a micro-batch."""
@@ -446,7 +438,8 @@ def one_step(answer, case: Step) -> None:
                     "the others return None.")
     for call in never_waited(notes):
         raise Wrong(f"{where}: nobody waits for an {call}. When may its tensor be let go?")
-    messages = [rows * case.bytes_of_a_row for rows in case.rows] * ((rank > 0) + (rank < last))
+    messages = [torch.Size(case.boundary(x)[0]).numel() * case.dtype.itemsize for x, _ in given]
+    messages *= (rank > 0) + (rank < last)
     communication(where, look.events, {"send": messages, "recv": messages},
                   "One message each way for a micro-batch.")
     changed = look.changed() + ["the list of actions or of micro-batches"] * (
