@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -211,24 +211,18 @@ def ring_cases(trial: Trial, size: int, zigzag: bool = False) -> list[Case]:
 
 
 def ulysses_cases(trial: Trial, size: int) -> list[Case]:
-    """The same, with heads for all ranks: the second has few key-value heads, and query heads that
-    N does not divide."""
-    found = [replace(case, kv_heads=size, heads=2 * size) for case in ring_cases(trial, size)]
+    """The same, with heads for all ranks: two key-value heads each, and in the second few of them,
+    and query heads that N does not divide. On 3 and 5 ranks one with too few heads."""
+    heads = {"kv_heads": 2 * size, "heads": 4 * size}
+    found = [replace(case, **heads) for case in ring_cases(trial, size)]
     kv_heads = trial.draw.randrange(1, max(2, size - 1))
     group = -(-size // kv_heads) + trial.draw.randrange(1, 3)
     group += size > 1 and kv_heads * group % size == 0
     found[1] = replace(found[1], kv_heads=kv_heads, heads=kv_heads * group)
-    return found
+    return found + [replace(found[0], kv_heads=1, heads=size - 1)] * (size in (3, 5))
 
 
 # ---- what is seen of an answer
-
-
-class Work(NamedTuple):
-    """A product: how many multiplications, and how many messages had been noted before it."""
-
-    multiplications: int
-    place: int
 
 
 class AttentionLook(Look):
@@ -242,7 +236,7 @@ class AttentionLook(Look):
     def __init__(self, notes: list, near: float = math.inf, **inputs: Any):
         super().__init__(**inputs)
         self._notes, self._near, self._received = notes, near, []
-        self.works: list[Work] = []
+        self.works: list[tuple[int, int]] = []  # multiplications, messages noted before them
         self.held = 0  # bytes received, or on their way here, at most at a time
 
     def saw(self, func: Callable, given: Any, outputs: bool) -> None:
@@ -259,9 +253,13 @@ class AttentionLook(Look):
         elif any(word in name for word in FUSED):
             q, k = given[0][1:3] if "backward" in name else given[0][:2]
             count = (5 if "backward" in name else 2) * math.prod(q.shape) * k.shape[-2]
-            self.works.append(Work(count, len(self._notes)))
+            self.works.append((count, len(self._notes)))
         elif name in PRODUCTS and func.namespace == "aten":
-            self.works.append(Work(self.products[-1].multiplications, len(self._notes)))
+            self.works.append((self.products[-1].multiplications, len(self._notes)))
+
+    @property
+    def multiplications(self) -> int:
+        return sum(count for count, _ in self.works)
 
     def _held_now(self) -> int:
         alive = {id(storage): storage for one in self._received if (storage := one()) is not None}
@@ -280,10 +278,6 @@ class Seen:
     look: AttentionLook
     notes: list[Note]
     kept: int
-
-    @property
-    def multiplications(self) -> int:
-        return sum(work.multiplications for work in self.look.works)
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's positions."""
@@ -365,12 +359,9 @@ def ulysses_messages(seen: Seen) -> None:
 
 def no_more_work(seen: Seen, products: int, hint: str) -> None:
     """products: of vectors of a head; one number more is for those who sum by a product."""
-    width = seen.case.width
-    if seen.multiplications > products * (width + 1):
-        raise Wrong(
-            f"it multiplies {seen.multiplications:,} times, and {products * width:,} will do.\n"
-            f"{hint}"
-        )
+    width, done = seen.case.width, seen.look.multiplications
+    if done > products * (width + 1):
+        raise Wrong(f"it multiplies {done:,} times, and {products * width:,} will do.\n{hint}")
 
 
 def under_way(seen: Seen) -> None:
@@ -381,9 +372,9 @@ def under_way(seen: Seen) -> None:
         calls = [
             (place, waited[place]) for place, note in enumerate(notes) if note.name == name
         ]
-        for i, work in enumerate(seen.look.works):
-            running = any(begin < work.place <= end for begin, end in calls)
-            later = any(begin >= work.place for begin, _ in calls)
+        for i, (_, now) in enumerate(seen.look.works):
+            running = any(begin < now <= end for begin, end in calls)
+            later = any(begin >= now for begin, _ in calls)
             if not running and (later or (i == 0 and calls)):
                 raise Wrong(
                     f"it computes while nothing is under way {what}, and it has messages that "
@@ -396,21 +387,12 @@ def ring_costs(seen: Seen, gradients: bool = False) -> None:
     others (and of their gradients) are in memory."""
     under_way(seen)
     case, mine = seen.case, seen.case.places[seen.rank]
-    all_heads, longest = case.batch * case.heads, max(map(len, case.places))
     others = {*range(case.length)} - {*mine}
     pairs = len(mine) ** 2 + sum(key < query for key in others for query in mine)
     no_more_work(
-        seen, (5 if gradients else 2) * all_heads * pairs,
+        seen, (5 if gradients else 2) * case.batch * case.heads * pairs,
         "Which blocks do this rank's positions not see at all, and what is computed of them?",
     )
-    scores = all_heads * len(mine) * longest * 8  # bytes: sums may be kept in fp64
-    rows = all_heads * longest * (case.width + 1) * 8
-    if seen.look.largest > max(scores, rows, 2 * max(case.blocks)):
-        raise Wrong(
-            f"a tensor of {seen.look.largest:,} bytes is made; the scores of this rank's queries "
-            f"and one\nblock have {scores:,} in fp64, and one block's keys and values "
-            f"{max(case.blocks):,}. What is larger?"
-        )
     if seen.look.held > most_held(case, gradients):
         raise Wrong(
             f"{seen.look.held:,} bytes that came from others are in memory at a time, and a block "
@@ -512,18 +494,14 @@ class Attention:
             trial.alone(self.first.__name__, self.first, trial.new_seed())
         for group in trial.groups(hang=HANG):
             for case in self.cases(trial, group.size):
-                where = group.case(str(case))
-                done = group.run(where, attends, self, case, late=case.late)
-                if case.zigzag and case.length % (2 * case.size) == 0 and len(set(done)) > 1:
-                    raise Wrong(
-                        f"{where}: the ranks multiply {', '.join(map(str, done))} times.\nAll "
-                        "blocks are equal, so the ranks can have equal work."
-                    )
+                group.run(group.case(str(case)), attends, self, case, late=case.late)
         return self.says
 
 
-def attends(answer: Any, contract: Attention, case: Case) -> int:
-    """On a rank: a call of the function, and how often it multiplies. Raises Wrong."""
+def attends(answer: Any, contract: Attention, case: Case) -> None:
+    """On a rank: a call of the function; raises Wrong."""
+    if contract.function == "ulysses_attention" and case.heads < case.size:
+        return refuses(answer, case)
     rank, near = dist.get_rank(), most_held(case, "dout" in contract.given)
     inputs = case.own(rank, contract.given)
     with noted() as notes, AttentionLook(notes, near, **inputs) as look:
@@ -542,7 +520,15 @@ def attends(answer: Any, contract: Attention, case: Case) -> int:
     if not case.late:
         contract.costs(seen)
         nothing_kept(contract.function, seen.kept)
-    return seen.multiplications
+
+
+def refuses(answer: Any, case: Case) -> None:
+    """On a rank: Ulysses with too few heads raises a ValueError, before anything is sent."""
+    with Look() as look, contextlib.suppress(ValueError):
+        answer.ulysses_attention(*case.own(dist.get_rank()).values(), case.length)
+        raise Wrong("there are fewer heads than ranks; a ValueError says so.")
+    if look.events:
+        raise Wrong("something is sent before the ValueError is raised.")
 
 
 HANG = {
@@ -555,8 +541,7 @@ ring = Attention(
     "ring_attention",
     "out and lse equal one rank's on 1 to 6 ranks, in fp32 and fp64, for lengths that N does\n"
     "not divide and grouped heads, also when messages come late; N − 1 blocks a rank at most,\n"
-    "under way while it computes; nothing unseen is multiplied; two blocks of others in\n"
-    "memory, never all keys nor the scores of the whole sequence.",
+    "under way while it computes; nothing unseen is multiplied; two blocks of others in memory.",
 ).judge
 backward = Attention(
     "ring_attention_backward",
@@ -574,8 +559,8 @@ backward = Attention(
 zigzag = Attention(
     "zigzag_attention",
     "an early and a late block for each rank; out and lse equal one rank's on 1 to 6 ranks,\n"
-    "in fp32 and fp64, for any length, also when messages come late; all ranks multiply\n"
-    "equally much where blocks are equal, and nowhere more than they need; messages and\n"
+    "in fp32 and fp64, for any length, also when messages come late; no rank multiplies more\n"
+    "than its positions need, which is the same for all where blocks are equal; messages and\n"
     "memory as in the ring.",
     cases=functools.partial(ring_cases, zigzag=True), first=zigzag_positions,
 ).judge
@@ -584,7 +569,7 @@ ulysses = Attention(
     "out equals one rank's on 1 to 6 ranks, in fp32 and fp64, for lengths and heads that N\n"
     "does not divide, and for fewer key-value heads than ranks; all-to-alls only, to each\n"
     "rank no byte more than its heads need; each rank computes its heads; more ranks than\n"
-    "heads are refused.",
+    "heads are refused before anything is sent.",
     "What arrives from rank r are r's positions of this rank's heads: in the order of the ranks\n"
     "they make the whole sequence. Which key-value head does each query head look at?",
     results=("out",), cases=ulysses_cases, first=heads_of_ranks,
