@@ -8,10 +8,10 @@ from utils.workshop import labs
 LAB = Lab(
     "02_gradient_accumulation",
     {
-        "accumulate": ("check_accumulate", "accumulation", "accumulate.py"),
-        "ddp": ("check_ddp", "ddp", "ddp_step.py"),
-        "noise": ("check_noise", "norms", "noise.py"),
-        "estimate": ("check_noise", "estimate", "noise.py"),
+        "accumulate": ("contracts", "accumulation", "accumulate.py"),
+        "ddp": ("contracts", "ddp", "ddp_step.py"),
+        "noise": ("contracts", "norms", "noise.py"),
+        "estimate": ("contracts", "estimate", "noise.py"),
     },
     {"utils.course.runner.HANG": 10.0},  # two answers are judged at once
 )
@@ -36,9 +36,9 @@ def test_micro_batches_are_as_long_as_asked():
 
 
 def test_the_measurement_says_when_there_is_nothing_to_measure(tmp_path, capsys):
-    from labs.support.gradient_accumulation import check_noise
+    from labs.support.gradient_accumulation import measurement
 
     for given in LAB.solution.glob("*.py"):
         (tmp_path / given.name).write_text(labs.generated(given, ROOT))
-    assert check_noise.measure(tmp_path / "noise.py", steps=3, size=1) is None
+    assert measurement.measure(tmp_path / "noise.py", steps=3, size=1) is None
     assert "is not written" in capsys.readouterr().out
