@@ -6,9 +6,9 @@ from tests.labs.lab_tests import LabTests
 LAB = Lab(
     "03_mixed_precision",
     {
-        "loss_scaler": ("check_scaler", "scaler", "loss_scaler.py"),
-        "master_weights": ("check_master", "master_weights", "master_weights.py"),
-        "stochastic": ("check_stochastic", "stochastic", "stochastic.py"),
+        "loss_scaler": ("contracts", "scaler", "loss_scaler.py"),
+        "master_weights": ("contracts", "master_weights", "master_weights.py"),
+        "stochastic": ("contracts", "stochastic", "stochastic.py"),
     },
 )
 
@@ -17,17 +17,14 @@ class TestLab(LabTests):
     lab = LAB
 
 
-# ── the pieces ────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_figures_of_the_lab_come_from_the_answer():
-    from labs.support.mixed_precision import check_scaler, check_stochastic
+    from labs.support.mixed_precision.measurements import fp16_run, walk
 
-    scales, skipped = check_scaler.fp16_run(LAB.solution / "loss_scaler.py", steps=12)
+    scales, skipped = fp16_run(LAB.solution / "loss_scaler.py", steps=12)
     assert len(scales) == len(skipped) == 12 and skipped[0] and not all(skipped)
     for step in range(11):
         assert scales[step + 1] == scales[step] * (0.5 if skipped[step] else 1) or (
             not skipped[step] and scales[step + 1] == 2 * scales[step]
         )
-    means = check_stochastic.walk(LAB.solution / "stochastic.py", steps=100)
+    means = walk(LAB.solution / "stochastic.py", steps=100)
     assert means[0] == 1.0 and abs(means[-1] - 1.1) < 0.02
