@@ -1,8 +1,7 @@
 """Given: a server that stays, and models that come and go in it.
 
     version = lab_server.put(lab_server.LEADER, config)                  # a model folder, loaded
-    with lab_server.Stream(input_ids=[312, 7], max_tokens=8) as answer:
-        answer.all()                                                     # the tokens, one by one
+    lab_server.Stream(input_ids=[312, 7], max_tokens=[8]).tokens()       # a list
     lab_server.close()                                                   # at the end
 
 The checks of this lab share one server, under explicit model control. It ends with its process.
@@ -12,41 +11,52 @@ import ast
 import functools
 import json
 import os
-import queue
 import shutil
-import sys
 import tempfile
 import time
-import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import grpc
 import numpy as np
+import psutil
+import torch
+from tokenizers import Tokenizer
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
 from utils.course.assertions import NotHere, Wrong
+from utils.models.gpt import GPT
 from utils.paths import ROOT
-from utils.ranks.supervise import OVER, Child, end, supervised
 from utils.serving.server import ServerError, TritonServer, server_available
 
 GIVEN = Path(__file__).resolve().parent / "triton_model"
 CHECKPOINT = ROOT / "models" / "small"
 NAME = "lab"
-START = 60.0  # seconds until torch must have been imported
-SECONDS = 30.0  # until the next token must have come
+SECONDS = 40.0  # until a stream must have ended
 LOAD = 90.0  # seconds until a model must be there, longer than its ranks may take (ranks.py)
 UNLOAD = 20.0  # seconds until a model must have gone
 LEADER = ["model.py", "leader.py", "model_shard.py"]  # what every model of this lab has
-RANKS = [*LEADER, "ranks.py"]  # and one with a rank.py
+RANKS = [*LEADER, "ranks.py", "start_rank.py"]  # and one with a rank.py
 PROMPTS = ("The list of", "class Queue:\n    def __init__(self", "import os\n\ndef main():\n")
-_here = {"server": None, "folder": None, "loaded": None, "sent": 0, "forkserver": None}
+SETTINGS = """backend: "python"
+input { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] }
+input { name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
+input { name: "arrival" data_type: TYPE_INT32 dims: [ 2 ] optional: true }
+output { name: "output_ids" data_type: TYPE_INT32 dims: [ -1 ] }
+model_transaction_policy { decoupled: true }
+instance_group { kind: KIND_MODEL count: 1 }
+"""
+_here = {"server": None, "channel": None, "folder": None}
 
 
 # ---- the server and its model
 
 
 def server() -> TritonServer:
-    """The server of this process. Raises NotHere where there is none for this machine."""
+    """The server of this process. Raises NotHere where this machine has none."""
     if _here["server"] is not None and not _here["server"].alive():
         stop()
     if _here["server"] is None:
@@ -74,78 +84,53 @@ def repository() -> Path:
     return lab.parent
 
 
-def forkserver() -> Path:
-    """The socket of the process whose forks are the ranks of all models; see start_rank.py."""
-    address = folder() / "forkserver"
-    if _here["forkserver"] is None:
-        command = [sys.executable, str(GIVEN / "start_rank.py"), str(address)]
-        with (folder() / "forkserver.log").open("wb") as log:
-            _here["forkserver"] = Child(supervised(command), output=log)
-        if not wait_for(address.exists, START):
-            end([_here["forkserver"]], OVER)
-            _here["forkserver"] = None
-            said = (folder() / "forkserver.log").read_text(errors="replace").strip()
-            raise ServerError(f"the ranks' process is not ready after {START:g} s: {said[-300:]}")
-    return address
-
-
 def close() -> None:
     """Ends the server; the next check starts another."""
-    if _here["server"] is not None:
-        _here["server"].close()
-    if _here["forkserver"] is not None:
-        end([_here["forkserver"]], OVER)
+    stop(at_once=False)
     if _here["folder"] is not None:
         shutil.rmtree(_here["folder"], ignore_errors=True)
-    _here.update(server=None, folder=None, loaded=None, forkserver=None)
+    _here.update(folder=None)
 
 
-def stop() -> None:
-    """Ends a server whose model is gone or hangs: it might wait for it. The next use starts one."""
+def stop(at_once: bool = True) -> None:
+    """Ends the server. at_once: its model is gone or hangs, and it might wait for it."""
+    if _here["channel"] is not None:
+        _here["channel"].close()
     if _here["server"] is not None:
-        kill([_here["server"].pid])
+        if at_once:
+            kill([_here["server"].pid])
         _here["server"].close()
-    _here.update(server=None, loaded=None)
+    _here.update(server=None, channel=None)
 
 
-def put(files, config: str, texts=None, **others: Path) -> Path:
+def put(
+    files: list[str], config: str, texts: dict[str, str] | None = None, **others: Path | None
+) -> Path:
     """Loads a model made of the given files of triton_model/, of texts ({name: text}) and of other
-    files (rank=the answer's path). Returns its version folder.
-
-    Where only scheduler.py is another one, the model stays loaded: it reads that file itself.
-    Raises ServerError with the server's reason.
+    files (rank=the answer's path). Returns its version folder. Raises ServerError with the reason.
     """
-    server()
+    take()
     version = repository() / NAME / "1"
-    kind = (tuple(files), config) if set(others) == {"scheduler"} else None
-    if kind and kind == _here["loaded"]:
-        clear()
-    else:
-        take()
-        shutil.rmtree(version.parent)
-        version.mkdir(parents=True)
-        for name in ("config.json", "model.safetensors"):
-            (version / name).symlink_to(CHECKPOINT / name)
-        (version / "utils").symlink_to(ROOT / "utils")  # an export copies what it needs of it
-        for name in files:
-            shutil.copy(GIVEN / name, version)
-        if files is RANKS:
-            (version / "forkserver").symlink_to(forkserver())
-        for name, text in (texts or {}).items():
-            (version / name).write_text(text)
-        (version.parent / "config.pbtxt").write_text(config)
+    shutil.rmtree(version.parent)
+    version.mkdir(parents=True)
+    for name in ("config.json", "model.safetensors"):
+        (version / name).symlink_to(CHECKPOINT / name)
+    (version / "utils").symlink_to(ROOT / "utils")  # an export copies what it needs of it
+    for name in files:
+        shutil.copy(GIVEN / name, version)
+    for name, text in (texts or {}).items():
+        (version / name).write_text(text)
     for name, path in others.items():
-        shutil.copy(path, version / f"{name}.tmp")
-        (version / f"{name}.tmp").replace(version / f"{name}.py")
-    if not kind or kind != _here["loaded"]:
-        load(NAME)
-        _here.update(loaded=kind, sent=0)
+        if path:
+            shutil.copy(path, version / f"{name}.py")
+    (version.parent / "config.pbtxt").write_text(config)
+    load(NAME)
     return version
 
 
 def load(name: str) -> None:
     """Loads a model. Raises ServerError with the server's reason; where the load does not come to
-    an end, Triton would wait for ever: the server is ended, and the next use starts another."""
+    an end, Triton would wait forever: the server is ended, and the next use starts another."""
     triton = server()
     try:
         triton.load(name, seconds=LOAD)
@@ -164,77 +149,26 @@ def load(name: str) -> None:
 def take(name: str = NAME) -> None:
     """Unloads a model, if it is loaded. A server in which that takes too long is ended: an unload
     waits until every request has ended, and a wrong answer may never end one."""
-    triton = server()
-    if name == NAME:
-        if _here["loaded"]:
-            clear()
-        _here["loaded"] = None
-    busy = ("READY", "UNLOADING", "LOADING")
+    triton, busy = server(), ("READY", "UNLOADING", "LOADING")
     if not triton.states(name, *busy):
         return
-    try:
+    gone = False
+    with suppress(ServerError):
         triton.unload(name, seconds=UNLOAD)
         gone = wait_for(lambda: not triton.states(name, *busy), UNLOAD)
-    except ServerError:
-        gone = False
     if not gone:
         stop()
         server()
 
 
-def kill_leader(version: Path) -> None:
-    """Kills the process of the model, as a fault would."""
-    kill([int(pid) for pid in (version / "stubs").read_text().split()])
+def settings(**parameters: Any) -> str:
+    """The config.pbtxt of the lab's model with these parameters: tp, slots, seconds."""
+    return SETTINGS + "\n".join(map(parameter, parameters, parameters.values()))
 
 
-def wait_for_all() -> None:
-    """Waits until the model has got all requests that were sent to it."""
-    come = repository() / NAME / "1" / "come"
-    if not wait_for(lambda: come.exists() and come.stat().st_size >= _here["sent"], SECONDS):
-        raise Silence("requests that were sent have not come to the model.")
-
-
-def clear() -> None:
-    """Waits until all that was sent to the model has come there, and ends it."""
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        sent = _here["sent"] + 1
-        try:
-            with Stream(input_ids=[1], arrival=[0, 0, 0]) as answer:
-                answer.all()
-        except Failed as error:
-            if f"cleared after {sent} requests" in str(error):
-                return
-        time.sleep(0.05)
-    stop()
-    raise Wrong("the model of the check before has not come to an end. Run this check again.")
-
-
-def told(path: str = "") -> dict:
-    """What the server says of the model: "" its metadata, "/config" its configuration."""
-    url = f"http://{server().http}/v2/models/{NAME}{path}"
-    with urllib.request.urlopen(url, timeout=30) as answer:
-        return json.load(answer)
-
-
-def settings(tp: int, slots: int = 4, seconds: float = 20.0) -> str:
-    """A config.pbtxt, made from what it has to say."""
-    lines = ['backend: "python"', "max_batch_size: 0"]
-    for kind, tensors in CONTRACT.items():
-        for name, (dims, optional) in tensors.items():
-            rest = " optional: true" if optional else ""
-            lines.append(f'{kind} {{ name: "{name}" data_type: TYPE_INT32 dims: {dims}{rest} }}')
-    lines.append("model_transaction_policy { decoupled: true }")
-    lines.append("instance_group { kind: KIND_MODEL count: 1 }")
-    for key, value in {"tp": tp, "slots": slots, "seconds": seconds}.items():
-        lines.append(f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}')
-    return "\n".join(lines)
-
-
-CONTRACT = {  # {tensor: (dims, optional)}
-    "input": {"input_ids": ([-1], False), "max_tokens": ([1], True), "arrival": ([3], True)},
-    "output": {"output_ids": ([-1], False)},
-}
+def parameter(key: str, value: Any) -> str:
+    """A line of config.pbtxt."""
+    return f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
 
 
 # ---- requests
@@ -244,127 +178,91 @@ class Failed(Exception):
     """The server answered a request with an error."""
 
 
-class Silence(Wrong):
-    """Nothing comes any more."""
+class Event(NamedTuple):
+    """A response: its tensors by name, or an error's words; last: with the final flag."""
+
+    tensors: dict[str, np.ndarray]
+    error: str
+    last: bool
 
 
 class Stream:
-    """A request on a gRPC stream of its own. Iterating gives the tokens, as they come.
+    """A request on a gRPC stream of its own: an error on a shared one does not say whose it is.
 
-    Raises Failed with the server's words, Wrong where nothing comes for SECONDS.
+    inputs: arrays, or lists of int32. status: how the stream has ended, as gRPC calls it.
     """
 
-    def __init__(self, **inputs):
-        import tritonclient.grpc as grpc
-
-        self.responses, self.tokens, self.counts, self.ended = queue.Queue(), [], [], False
-        self.client = grpc.InferenceServerClient(server().grpc)
-        self.client.start_stream(lambda result, error: self.responses.put((result, error)))
-        tensors = []
+    def __init__(self, model: str = NAME, seconds: float = 0.0, headers: tuple = (), **inputs: Any):
+        request = service_pb2.ModelInferRequest(model_name=model)
         for name, values in inputs.items():
-            tensor = grpc.InferInput(name, [len(values)], "INT32")
-            tensor.set_data_from_numpy(np.array(values, np.int32))
-            tensors.append(tensor)
-        _here["sent"] += 1
-        self.client.async_stream_infer(NAME, tensors, enable_empty_final_response=True)
+            array = values if isinstance(values, np.ndarray) else np.array(values, np.int32)
+            kind = array.dtype.name.upper()
+            request.inputs.add(name=name, datatype=kind, shape=array.shape)
+            request.raw_input_contents.append(array.tobytes())
+        request.parameters["triton_enable_empty_final_response"].bool_param = True
+        address = server().grpc
+        if _here["channel"] is None:
+            _here["channel"] = grpc.insecure_channel(address)
+        infer = service_pb2_grpc.GRPCInferenceServiceStub(_here["channel"]).ModelStreamInfer
+        self.seconds, self.status = seconds or SECONDS, "OK"
+        self.call = infer(iter([request]), timeout=self.seconds, metadata=headers)
 
-    def __iter__(self):
-        while True:
-            try:
-                result, error = self.responses.get(timeout=SECONDS)
-            except queue.Empty:
-                raise Silence(
-                    f"a request has {len(self.tokens)} tokens, and for {SECONDS:.0f} s nothing has "
-                    "come: neither a token nor the end."
-                ) from None
-            if error is not None:
-                self.ended = True
-                raise Failed(error.message() or str(error))
-            ids = result.as_numpy("output_ids")
-            if ids is not None and ids.size:
-                self.counts.append(ids.size)
-                self.tokens += ids.tolist()
-                yield from ids.tolist()
-            if result.get_response().parameters["triton_final_response"].bool_param:
-                self.ended = True
-                return
+    def events(self) -> Iterator[Event]:
+        """What comes, until the stream ends."""
+        try:
+            for event in self.call:
+                response = event.infer_response
+                result, names = InferResult(response), [one.name for one in response.outputs]
+                last = response.parameters["triton_final_response"].bool_param
+                yield Event({name: result.as_numpy(name) for name in names},
+                            event.error_message, last)
+        except grpc.RpcError as error:
+            self.status = error.code().name
 
-    def all(self) -> list[int]:
-        for _ in self:
-            pass
-        return self.tokens
+    def __iter__(self) -> Iterator[int]:
+        """The tokens of the lab's model, as they come. Raises Failed, and Wrong at a silence."""
+        for event in self.events():
+            if event.error:
+                raise Failed(event.error)
+            yield from event.tensors.get("output_ids", np.array([], np.int32)).tolist()
+        if self.status != "OK":
+            raise Wrong(f"a request has not come to its end within {self.seconds:g} s.")
 
-    def cancel(self):
-        """The client has gone: its stream is broken off."""
-        self.client.stop_stream(cancel_requests=True)
-
-    def close(self):
-        """Ends it, also if it has not come to its end."""
-        self.client.stop_stream(cancel_requests=not self.ended)
-        self.client.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.close()
+    def tokens(self) -> list[int]:
+        return list(self)
 
 
 # ---- what the answers are compared with
 
 
 @functools.cache
-def model():
-    import torch
-
-    from utils.models.gpt import GPT
-
-    torch.set_num_threads(1)  # it is so small that a second thread would only be waited for
-    return GPT.from_pretrained(CHECKPOINT, dtype=torch.float32)
-
-
-@functools.cache
 def prompt(number: int) -> tuple[int, ...]:
     """Tokens of one of PROMPTS."""
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
     return tuple(tokenizer.encode(PROMPTS[number % len(PROMPTS)]).ids)
 
 
 @functools.cache
-def right(number: int, count: int) -> tuple[int, ...]:
-    """The tokens that the whole model says after a prompt: GPT.generate, greedily."""
-    import torch
+def model() -> GPT:
+    """The whole model, fp32."""
+    torch.set_num_threads(1)  # it is so small that a second thread would only be waited for
+    return GPT.from_pretrained(CHECKPOINT, dtype=torch.float32)
 
-    if count < 48:
-        return right(number, 48)[:count]
+
+@functools.cache
+def right(number: int, count: int = 48) -> tuple[int, ...]:
+    """The tokens that the whole model says after a prompt: GPT.generate, greedily."""
     tokens = prompt(number)
     made = model().generate(torch.tensor([tokens]), count, temperature=0)
     return tuple(made[0, len(tokens) :].tolist())
 
 
-def diary(version: Path, rank: int = 0) -> list[dict]:
-    """What the shard of a rank has written down: its steps."""
-    path = version / f"diary-{rank}"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+def lines_of(path: Path) -> list[dict]:
+    """A file of lines of JSON, such as the steps that a shard has written down ("diary-0")."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def alive(pids) -> list[int]:
-    """Those of the processes that are still there (and not only waiting to be buried)."""
-    found = []
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if state not in "ZX":
-            found.append(pid)
-    return found
-
-
-def wait_for(condition, seconds: float) -> bool:
+def wait_for(condition: Callable[[], Any], seconds: float) -> bool:
     """Whether `condition()` becomes true within so many seconds."""
     until = time.monotonic() + seconds
     while not condition():
@@ -374,19 +272,26 @@ def wait_for(condition, seconds: float) -> bool:
     return True
 
 
+def alive(pids: Iterable[int]) -> list[int]:
+    """Those of the processes that are still there (and not only waiting to be buried)."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found += [pid] * (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return found
+
+
+def kill(pids: Iterable[int]) -> None:
+    """What an answer left behind."""
+    for pid in alive(pids):
+        os.kill(pid, 9)
+
+
 def not_started(path: Path) -> None:
     """Raises NotImplementedError with the first task of the file that is still to be done, so that
     no server has to start for it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef) and isinstance(node.body[-1], ast.Raise):
-            exception = node.body[-1].exc
-            if isinstance(exception, ast.Call) and ast.unparse(exception.func) == (
-                "NotImplementedError"
-            ):
-                raise NotImplementedError(ast.literal_eval(exception.args[0]))
-
-
-def kill(pids) -> None:
-    """What an answer left behind."""
-    for pid in alive(pids):
-        os.kill(pid, 9)
+            call = node.body[-1].exc
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "NotImplementedError":
+                raise NotImplementedError(ast.literal_eval(call.args[0]))

@@ -21,10 +21,10 @@ class Request:
     over        nothing more is to be computed for it: it is complete, failed or cancelled
     """
 
-    def __init__(self, tokens, max_tokens, answer, arrival=(1, 0, 0)):
+    def __init__(self, tokens, max_tokens, answer, arrival=(1, 0)):
         """answer: send(token), end(error), cancelled(). arrival: see Leader.arrive."""
         self.tokens, self.max_tokens, self.answer = tokens, max_tokens, answer
-        self.company, self.after, self.hold = arrival
+        self.company, self.after = arrival
         self.out, self.error, self.cancelled, self.complete = [], None, False, False
 
     @property
@@ -71,7 +71,7 @@ class Leader:
         self.model, self.step, self.slots, self.positions = model, step, slots, positions
         self.changed, self.closed = threading.Condition(), False
         self.come, self.open = [], []  # not yet looked at; all whose answer has not ended
-        self.waiting, self.running, self.steps, self.count = deque(), {}, 0, 0
+        self.waiting, self.running, self.steps = deque(), {}, 0
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
@@ -86,7 +86,6 @@ class Leader:
             )
         with self.changed:
             self.come.append(request)
-            self.count += 1
             self.changed.notify()
 
     def close(self):
@@ -114,30 +113,21 @@ class Leader:
     def arrive(self):
         """Who has come joins the queue. Returns whether there is something to do.
 
-        An arrival (company, after, hold) makes a run repeatable on a slow machine too, because its
-        clock counts steps: the first step waits until `company` requests have come, this one joins
-        the queue when `after` steps are made, and after `hold` tokens of it nothing goes on until
-        it has been cancelled (0: never; -1: from the beginning). Company 0 clears the table: all
-        who are there get an error, this one too.
+        An arrival (company, after) makes a run repeatable on a slow machine too, because its clock
+        counts steps: the first step waits until `company` requests have come, and this one joins
+        the queue when `after` steps are made.
         """
         with self.changed:
             self.open += self.come
             self.come = []
         for request in self.open:
             request.cancelled = request.cancelled or request.answer.cancelled()
-        if any(request.company == 0 for request in self.open):
-            raise RuntimeError(f"cleared after {self.count} requests")
-        if self.is_held():
-            return False
         if self.steps == 0 and self.open and len(self.open) < self.open[0].company:
             return False
         for request in [r for r in self.open if r.after is not None and r.after <= self.steps]:
             request.after = None
             self.waiting.append(request)
         return bool(self.open)
-
-    def is_held(self):
-        return any(r.hold and len(r.out) >= r.hold and not r.over for r in self.open)
 
     def finish(self):
         """Ends the answers of those who are over, hold no slot and do not wait for one."""

@@ -1,10 +1,7 @@
-"""Given: the model that the clients of exercise b ask. What it does stands in its numbers, (B, n).
+"""Given: the model that the clients of exercise b ask. What it does is told by its numbers, (B, n).
 
-A column whose first number is 0 or more is sent as a total. -1: an error, and the end; -2: nothing
-more comes until the request is cancelled, which is noted in `cancelled`; -3: a pause; -4: a
-response without a total; -5: the final flag goes with the last total; -6: nothing more comes until
-another request says so, too, or after `LIMIT` seconds an error. `asked` gets a line for each of
-them.
+A column whose first number is 0 or more is sent as a total; for others see MARKS. `asked` gets a
+line for each request, `cancelled` is written when one was.
 """
 
 import threading
@@ -14,9 +11,13 @@ from pathlib import Path
 import triton_python_backend_utils as pb
 
 FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-PAUSE, LIMIT = 0.7, 3.0
+PAUSE, LIMIT = 1.0, 8.0
 FOLDER = Path(__file__).resolve().parent
 TWO = threading.Barrier(2)
+# an error, and the end; nothing more until the request is cancelled; a pause; a response without a
+# total; the final flag goes with the last total; nothing more until another request says so, too,
+# or after LIMIT seconds an error
+MARKS = ERROR, SILENT, SLOW, EMPTY, LAST, BOTH = -1, -2, -3, -4, -5, -6
 
 
 class TritonPythonModel:
@@ -30,37 +31,33 @@ class TritonPythonModel:
 def play(request):
     sender = request.get_response_sender()
     numbers = pb.get_input_tensor_by_name(request, "numbers").as_numpy()
-    columns = list(numbers.T.copy())
+    with_last, columns = (numbers == LAST).any(), list(numbers.T.copy())
     for column in columns:  # (B,)
-        if column[0] == -1:
-            error = pb.TritonError(f"column of {abs(numbers).sum()}", pb.TritonError.INTERNAL)
-            sender.send(pb.InferenceResponse(error=error), FINAL)
-            return
-        if column[0] == -2:
+        mark = column[0]
+        if mark == ERROR:
+            return fail(sender, f"column of {abs(numbers).sum()}")
+        if mark == SILENT:
             while not request.is_cancelled():
                 time.sleep(0.05)
             (FOLDER / "cancelled").write_text("yes")
             break
-        if column[0] == -3:
+        if mark == SLOW:
             time.sleep(PAUSE)
-            continue
-        if column[0] == -4:
+        elif mark == EMPTY:
             sender.send(pb.InferenceResponse([]))
-            continue
-        if column[0] == -5:
-            continue
-        if column[0] == -6:
+        elif mark == BOTH:
             try:
                 TWO.wait(LIMIT)
             except threading.BrokenBarrierError:
                 TWO.reset()
-                text = f"the answer was to begin with another one's, and in {LIMIT:g} s none came"
-                error = pb.TritonError(text, pb.TritonError.UNAVAILABLE)
-                sender.send(pb.InferenceResponse(error=error), FINAL)
-                return
-            continue
-        last = column is columns[-1] and (numbers == -5).any()
-        response = pb.InferenceResponse([pb.Tensor("total", column[:, None])])
-        sender.send(response, FINAL if last else 0)
-    if not (numbers == -5).any():
+                return fail(sender, f"the other of two requests at once was late: {LIMIT:g} s")
+        elif mark >= 0:
+            total = pb.InferenceResponse([pb.Tensor("total", column[:, None])])
+            sender.send(total, FINAL if with_last and column is columns[-1] else 0)
+    if not with_last:
         sender.send(flags=FINAL)
+
+
+def fail(sender, words):
+    error = pb.TritonError(words, pb.TritonError.INTERNAL)
+    sender.send(pb.InferenceResponse(error=error), FINAL)

@@ -14,11 +14,10 @@ and the answer one line of rank 0: {"tokens": [4]}, or {"error": "..."} where th
 
 import json
 import os
-import signal
-import socket
-import time
-from contextlib import suppress
 from pathlib import Path
+
+from utils.ranks.supervise import Child, end
+from utils.serving.engine.ranks import python
 
 START = 60.0  # seconds until all ranks must be ready
 
@@ -26,17 +25,18 @@ START = 60.0  # seconds until all ranks must be ready
 class Ranks:
     def __init__(self, folder, size, slots, seconds=20.0):
         """seconds: within which an answer must come."""
-        self.folder, self.seconds, self.broken = Path(folder), seconds, None
-        meeting, self.ranks = f"{folder}/meeting-{os.getpid()}", []
-        given = {"size": size, "slots": slots, "meeting": meeting, "seconds": seconds}
+        self.seconds, self.broken, self.ranks = seconds, None, []
+        meeting = f"{folder}/meeting-{os.getpid()}"
+        given = {"folder": str(folder), "size": size, "slots": slots, "meeting": meeting}
+        for rank in range(size):
+            words = json.dumps({**given, "rank": rank, "seconds": seconds})
+            self.ranks.append(Child([python(), f"{folder}/start_rank.py", words]))
+        pids = [str(rank.pid) for rank in self.ranks]
+        (Path(folder) / "ranks").write_text(" ".join(pids))  # for the checks
         try:
-            for rank in range(size):
-                self.ranks.append(Rank(self.folder, rank, **given))
-            pids = [str(rank.pid) for rank in self.ranks]
-            (self.folder / "ranks").write_text(" ".join(pids))  # for the checks
-            for rank in self.ranks:
-                rank.read(START)  # it is ready
-        except BaseException:
+            for number in range(size):
+                self.read(number, START)  # it is ready
+        except RuntimeError:
             self.close()
             raise
 
@@ -50,76 +50,26 @@ class Ranks:
         """The command to every rank, the answer from rank 0."""
         if self.broken:
             raise RuntimeError(self.broken)
-        try:
-            for rank in self.ranks:
-                rank.write(command)
-            answer = json.loads(self.ranks[0].read(self.seconds))
-        except (OSError, RuntimeError, ValueError) as error:
-            ended = [rank for rank in self.ranks if rank.has_ended()]
-            self.broken = ended[0].last_words() if ended else str(error)
-            raise RuntimeError(self.broken) from None
+        answer = json.loads(self.read(0, self.seconds, json.dumps(command).encode()))
         if "error" in answer:
             raise ValueError(answer["error"])
         return answer["tokens"]
 
+    def read(self, number, seconds, command=b""):
+        """A line of a rank, after a command to all of them. Raises RuntimeError."""
+        try:
+            for rank in self.ranks:
+                if command:
+                    rank.write_line(command)
+            return self.ranks[number].answer(seconds)
+        except (OSError, RuntimeError):
+            self.broken = f"no answer from rank {number} within {seconds:g} s"
+            for rank, process in enumerate(self.ranks):
+                if process.wait(0.5):
+                    self.broken = f"rank {rank} has ended. {process.last_words()}"
+                    break
+            raise RuntimeError(self.broken) from None
+
     def close(self):
-        """The pipes close: that is the ranks' sign to end. Who does not is killed."""
-        for rank in self.ranks:
-            rank.hang_up()
-        until = time.monotonic() + 3
-        for rank in self.ranks:
-            while not rank.has_ended() and time.monotonic() < until:
-                time.sleep(0.01)
-            rank.end()
-
-
-class Rank:
-    """A new rank's process, and the leader's end of its pipe."""
-
-    def __init__(self, folder, number, **given):
-        self.folder, self.number = folder, number
-        self.pipe = socket.socket(socket.AF_UNIX)
-        self.pipe.connect(str(folder / "forkserver"))  # see start_rank.py
-        self.lines = self.pipe.makefile("rb")
-        self.write({"folder": str(folder), "rank": number, **given})
-        self.pid = int(self.read(START))
-
-    def write(self, command):
-        self.pipe.sendall(json.dumps(command).encode() + b"\n")
-
-    def read(self, seconds):
-        """One line. Raises RuntimeError."""
-        self.pipe.settimeout(seconds)
-        try:
-            line = self.lines.readline()
-        except TimeoutError:
-            raise RuntimeError(f"no answer from rank {self.number} within {seconds:g} s") from None
-        if not line.endswith(b"\n"):
-            raise RuntimeError(self.last_words())
-        return line
-
-    def has_ended(self):
-        """Whether its process has, which alone holds the other end of the pipe."""
-        self.pipe.settimeout(0)
-        try:
-            return not self.pipe.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return False
-        except ConnectionError:
-            return True
-
-    def last_words(self):
-        """What its process said last."""
-        log = self.folder / f"log-{self.number}"
-        said = log.read_text(errors="replace").strip().splitlines()
-        return f"rank {self.number} has ended. {said[-1] if said else 'It said nothing.'}"
-
-    def hang_up(self):
-        with suppress(OSError):
-            self.pipe.shutdown(socket.SHUT_WR)
-
-    def end(self):
-        if not self.has_ended():
-            os.kill(self.pid, signal.SIGKILL)
-        self.lines.close()
-        self.pipe.close()
+        """The pipes close: that is the ranks' sign to end. Those that do not are killed."""
+        end(self.ranks, 3.0)
