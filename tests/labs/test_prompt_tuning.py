@@ -14,10 +14,10 @@ from utils.workshop import labs
 LAB = Lab(
     "14_prompt_tuning",
     {
-        "forward": ("check_forward", "forward", "prompting.py"),
-        "tune": ("check_tune", "tuning", "prompting.py"),
-        "together": ("check_together", "together", "prompting.py"),
-        "ranks": ("check_ranks", "ranks", "prompting.py"),
+        "forward": ("contracts", "forward", "prompting.py"),
+        "tune": ("contracts", "tuning", "prompting.py"),
+        "together": ("contracts", "together", "prompting.py"),
+        "ranks": ("contracts", "ranks", "prompting.py"),
     },
     {"utils.course.runner.HANG": 20.0},  # none hangs; a busy machine must not look so
 )

@@ -1,23 +1,25 @@
 """Given: small models with drawn sizes and weights, and what is right for them, found another way.
 
-A virtual token is a word more in the embedding: with P more rows there the GPT is used as it is,
-`model(tokens)`, one row of the batch after the other, so that nothing needs filling up. It computes
-in fp64, whatever type the model has.
+To the reference, virtual tokens are words: with P more rows in its embedding the GPT is used as it
+is, `model(tokens)`, one row of the batch at a time, so that nothing needs padding. It computes in
+fp64, whatever type the model has.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
+from utils.course.assertions import close
 from utils.course.runner import Trial, fractions
 from utils.models.gpt import GPT, GPTConfig, cross_entropy, rotary_tables
 
 IGNORED = -100
 TYPES = (torch.float64, torch.float32, torch.bfloat16)
-# How far from the reference a number may be, in parts of the largest. fp64: the rotary tables'
+# How far from the reference a value may be, relative to the largest. fp64: the rotary tables'
 # angles are fp32.
 NEAR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.3}
 
@@ -27,8 +29,7 @@ class Case:
     """A model, prompts and rows, all made from `seed`.
 
     prompts: their lengths; lengths: of each row's (question, answer); task: each row's prompt;
-    spread: tensors that do not lie in one piece; frozen: the weights want no gradient; silent: no
-    token counts
+    frozen: the weights want no gradient; silent: no token counts
     """
 
     config: GPTConfig
@@ -37,16 +38,14 @@ class Case:
     prompts: tuple[int, ...]
     lengths: tuple[tuple[int, int], ...]
     task: tuple[int, ...] = ()
-    spread: bool = False
     frozen: bool = True
     silent: bool = False
 
     def __str__(self):
-        P = ", ".join(map(str, self.prompts))
-        c = self.config
+        P, c = ", ".join(map(str, self.prompts)), self.config
         return (
             f"P = {P}, B = {len(self.lengths)}, T = {self.T}, C = {c.hidden_size}, "
-            f"V = {c.vocab_size}, {name_of(self.dtype)}"
+            f"V = {c.vocab_size}, {str(self.dtype).removeprefix('torch.')}"
         )
 
     @property
@@ -61,12 +60,17 @@ class Case:
     def prompt(self, number: int = 0) -> torch.Tensor:
         """(P, C)"""
         shape = self.prompts[number], self.config.hidden_size
-        return self.laid_out(0.7 * fractions(self.seed + 1 + number, *shape, dtype=self.dtype))
+        return 0.7 * fractions(self.seed + 1 + number, *shape, dtype=self.dtype)
 
-    def vectors(self, rows: int, length: int) -> torch.Tensor:
-        """(rows, length, C)"""
-        drawn = fractions(self.seed + 500, rows, length, self.config.hidden_size, dtype=self.dtype)
-        return self.laid_out(0.7 * drawn)
+    @property
+    def rows_prompts(self) -> list[int]:
+        """The number of each row's prompt."""
+        return list(self.task) or [0] * len(self.lengths)
+
+    def vectors(self) -> torch.Tensor:
+        """(B, longest P + T, C)"""
+        shape = len(self.lengths), max(self.prompts) + self.T, self.config.hidden_size
+        return 0.7 * fractions(self.seed + 500, *shape, dtype=self.dtype)
 
     def pairs(self) -> list:
         """Questions and answers; `end` may be a word of a question."""
@@ -83,25 +87,8 @@ class Case:
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """tokens and targets, int64 (B, T)"""
-        tokens, targets = map(self.laid_out, right_batch(self.pairs(), self.end))
+        tokens, targets = right_batch(self.pairs(), self.end)
         return tokens, torch.full_like(targets, IGNORED) if self.silent else targets
-
-    def laid_out(self, x: torch.Tensor) -> torch.Tensor:
-        """The same numbers, every second one of a larger tensor where they are spread."""
-        if not self.spread:
-            return x
-        larger = x.new_zeros(*x.shape[:-1], 2 * x.shape[-1])
-        larger[..., ::2] = x
-        return larger[..., ::2]
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def near(dtype: torch.dtype) -> float:
-    """What `close` needs as its slack."""
-    return NEAR[dtype] / torch.finfo(dtype).eps
 
 
 # ---- drawing
@@ -141,7 +128,6 @@ def draw_case(trial: Trial, dtype: torch.dtype, **given) -> Case:
         "seed": trial.new_seed(),
         "prompts": (draw.randrange(1, 8),),
         "lengths": draw_lengths(trial, draw.randrange(2, 6)),
-        "spread": draw.random() < 0.5,
         "frozen": draw.random() < 0.5,
     }
     return Case(**(sizes | given))
@@ -166,9 +152,9 @@ def right_batch(pairs: list, end: int) -> tuple[torch.Tensor, torch.Tensor]:
     longest = max(len(q) + len(a) for q, a in pairs)
     tokens, targets = [], []
     for question, answer in pairs:
-        filling = longest - len(question) - len(answer)
-        tokens.append([*question, *answer] + [end] * filling)
-        targets.append([IGNORED] * (len(question) - 1) + [*answer, end] + [IGNORED] * filling)
+        padding = longest - len(question) - len(answer)
+        tokens.append([*question, *answer] + [end] * padding)
+        targets.append([IGNORED] * (len(question) - 1) + [*answer, end] + [IGNORED] * padding)
     return torch.tensor(tokens), torch.tensor(targets)
 
 
@@ -204,9 +190,37 @@ def right_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits.flatten(0, 1)[counts][None], targets.flatten()[counts][None])
 
 
-def walk(model: GPT, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Logits of vectors x (B, L, C) at positions (L): to know a mistake by its values."""
+def walk(model: GPT, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+    """Logits of vectors x (B, L, C) at positions (L), 0 … L-1 if none are given."""
+    positions = torch.arange(x.shape[1]) if positions is None else positions
     cos, sin = rotary_tables(model.config, positions, x.dtype)
     for layer in model.model.layers:
         x = layer(x, cos[:, None], sin[:, None])
     return model.lm_head(model.model.norm(x))
+
+
+# ---- comparing
+
+
+def near(dtype: torch.dtype) -> float:
+    """What `close` needs as its slack."""
+    return NEAR[dtype] / torch.finfo(dtype).eps
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Up to what a's type may be away."""
+    if a.shape != b.shape or not a.numel():
+        return False
+    return bool((a.double() - b.double()).abs().max() <= NEAR[a.dtype] * b.double().abs().max())
+
+
+def compare(
+    where: str, what: str, got: Any, right: torch.Tensor, dtype: torch.dtype,
+    mistakes: Iterable[tuple[torch.Tensor, str]] = (), otherwise: str = "",
+) -> None:
+    """Raises Wrong unless got is right. mistakes: values that a typical mistake gives, and what to
+    say of it; they are made only where they are needed, and the first that matches is told."""
+    hint = otherwise
+    if isinstance(got, torch.Tensor) and got.shape == right.shape and not same(got, right):
+        hint = next((words for value, words in mistakes if same(got, value)), otherwise)
+    close(where, what, got, right, hint=hint, dtype=dtype, slack=near(dtype), scale=1e-3)
