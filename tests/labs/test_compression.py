@@ -11,10 +11,10 @@ from utils.workshop import labs
 LAB = Lab(
     "15_compression",
     {
-        "int8_linear": ("check_int8", "int8_linear", "int8_linear.py"),
-        "smoothing": ("check_smoothing", "smoothing", "smoothing.py"),
-        "prune_heads": ("check_prune", "prune_heads", "prune_heads.py"),
-        "distill": ("check_distill", "distillation", "distill.py"),
+        "int8_linear": ("contracts", "int8_linear", "int8_linear.py"),
+        "smoothing": ("contracts", "smoothing", "smoothing.py"),
+        "prune_heads": ("contracts", "prune_heads", "prune_heads.py"),
+        "distill": ("contracts", "distillation", "distill.py"),
     },
 )
 

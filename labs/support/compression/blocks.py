@@ -6,12 +6,15 @@ with rounded([block], [seen]): …        # in int8 behind the norms, one scale 
 """
 
 import contextlib
+import functools
 import itertools
+import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
 
 from utils.models.gpt import GPT, Block, rotary_tables
+from utils.serving.engine.linear import exact
 
 READERS = {  # norm -> who reads what it hands on
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -53,6 +56,23 @@ def inputs_of(model: GPT, batches: list) -> list[list[torch.Tensor]]:
 
 
 @torch.no_grad()
+def observed(block: Block, inputs: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """{norm: (C,)}, fp32: the largest magnitude of each channel that the norm hands on."""
+    found = {name: [] for name in READERS}
+    hooks = [
+        block.get_submodule(name).register_forward_hook(
+            lambda _, given, y, kept=kept: kept.append(y.abs().flatten(0, 1).amax(dim=0))
+        )
+        for name, kept in found.items()
+    ]
+    for x in inputs:
+        run(block, x)
+    for hook in hooks:
+        hook.remove()
+    return {name: torch.stack(parts).amax(dim=0).float() for name, parts in found.items()}
+
+
+@torch.no_grad()
 def plant(block: Block, channels: list[int], factors: list[float], norm: str) -> None:
     """These channels of what the norm hands on become so many times larger; the function stays."""
     for channel, factor in zip(channels, factors):
@@ -88,3 +108,16 @@ def rounded(blocks: Iterable[Block], seen: Iterable[dict[str, torch.Tensor]]) ->
                 )
                 stack.callback(hook.remove)
         yield
+
+
+@functools.cache
+def whole_products() -> torch.library.Library | None:
+    """Where PyTorch's product of int8 matrices is wrong for large numbers, as on CPUs without VNNI,
+    this process gets one that is right; None where it is."""
+    if exact("cpu"):
+        return None
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it takes the place of another
+        library.impl("_int_mm", lambda x, w: (x.double() @ w.double()).int(), "CPU")
+    return library

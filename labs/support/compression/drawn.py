@@ -10,6 +10,7 @@ is that of modules which the shipped models have not been trained on (utils/data
 import functools
 import importlib.util
 import math
+from collections.abc import Callable, Sized
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,3 +157,14 @@ def spoken(model: GPT, rows: int, length: int, generator: torch.Generator) -> to
         likely = model(words)[:, -1].softmax(dim=-1)
         words = torch.cat((words, torch.multinomial(likely, 1, generator=generator)), dim=1)
     return words
+
+
+def trained(student: GPT, batches: Sized, lr: float, loss: Callable) -> GPT:
+    """The student after a step of Adam for each batch: loss(student, tokens, targets)."""
+    optimizer = torch.optim.AdamW(student.parameters(), lr=lr, weight_decay=0.0)
+    for step, (tokens, targets) in enumerate(batches):
+        optimizer.param_groups[0]["lr"] = lr * (1 - step / len(batches))
+        optimizer.zero_grad()
+        loss(student, tokens, targets).backward()
+        optimizer.step()
+    return student

@@ -14,7 +14,6 @@ from torch import nn
 
 from labs.support.compression import blocks, drawn
 from labs.support.compression.blocks import READERS
-from labs.support.compression.seen import whole_products
 from utils.course.assertions import Wrong
 from utils.course.runner import Trial
 from utils.data import corpus
@@ -49,7 +48,7 @@ def layer(file: str) -> dict | None:
 
 
 def _layer(answer) -> dict:
-    whole_products()
+    blocks.whole_products()
     generator = torch.Generator().manual_seed(0)
     linear = nn.Linear(K, N, bias=False)
     with torch.no_grad():
@@ -160,19 +159,10 @@ def _curves(answer) -> dict:
     found = {"steps": list(range(0, STEPS + 1, EVERY)), "teacher": _bits(teacher, held_out)}
     for name, train in (
         ("with the teacher", lambda s, b: answer.distill(teacher, s, b, lr=LR)),
-        ("without", _alone),
+        ("without", lambda s, b: drawn.trained(s, b, LR, lambda s, x, y: cross_entropy(s(x), y))),
     ):
         student = drawn.without_heads(teacher, LEFT)
         batches = _Watched(learn, held_out, student)
         train(student, batches)
         found[name] = batches.seen
     return found
-
-
-def _alone(student: GPT, batches: _Watched) -> None:
-    optimizer = torch.optim.AdamW(student.parameters(), lr=LR, weight_decay=0.0)
-    for step, (tokens, targets) in enumerate(batches):
-        optimizer.param_groups[0]["lr"] = LR * (1 - step / len(batches))
-        optimizer.zero_grad()
-        cross_entropy(student(tokens), targets).backward()
-        optimizer.step()
