@@ -9,9 +9,9 @@ from utils.course.checks import check
 LAB = Lab(
     "01_data_parallel",
     {
-        "data_parallel": ("check_mpi", "data_parallel", "data_parallel.py"),
+        "data_parallel": ("contracts", "data_parallel", "data_parallel.py"),
         "ring": ("contracts", "ring", "ring.py"),
-        "bucketed": ("check_buckets", "bucketed", "bucketed.py"),
+        "bucketed": ("contracts", "bucketed", "bucketed.py"),
         "tree_all_reduce": ("contracts", "tree", "tree_all_reduce.py"),
         "crossover": ("contracts", "crossover", "tree_all_reduce.py"),
         "asynchronous_ring": ("contracts", "asynchronous_ring", "asynchronous_ring.py"),
@@ -44,17 +44,23 @@ def test_the_file_is_read_afresh_for_each_check(tmp_path, monkeypatch, capsys):
 # ── the pieces ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_longest_path():
-    from labs.support.data_parallel.longest_path import longest_path
+def test_timeline():
+    from labs.support.data_parallel.timeline import timeline
+    from utils.course.messages import Note
 
-    assert longest_path([[], []]) == 0
-    assert longest_path([[("send", 1, 4)], [("recv", 0, 4)]]) == 1
-    star = [[("recv", r, 4) for r in (1, 2, 3)]] + [[("send", 0, 4)]] * 3
-    assert longest_path(star) == 3
-    swap = [[("recv", 1, 4), ("send", 1, 4)], [("recv", 0, 4), ("send", 0, 4)]]
-    assert longest_path(swap) == 2  # both receives were posted before
-    with pytest.raises(ValueError, match="a receive has no send"):
-        longest_path([[("recv", 1, 4)], []])
+    def blocking(*messages):  # ("isend", other), …: each is waited for at once
+        return [note for number, (name, other) in enumerate(messages)
+                for note in (Note(name, other, 2 * number), Note("wait", None, 2 * number))]
+
+    assert timeline([[], []]) == 0
+    assert timeline([blocking(("isend", 1)), blocking(("irecv", 0))]) == 1
+    star = [blocking(*(("irecv", r) for r in (1, 2, 3))), *[blocking(("isend", 0))] * 3]
+    assert timeline(star) == timeline(star, at_once=False) == 3
+    swap = [[Note("irecv", other, 0), Note("isend", other, 1), Note("wait", None, 0),
+             Note("wait", None, 1)] for other in (1, 0)]
+    assert timeline(swap) == 1 and timeline(swap, at_once=False) == 2
+    with pytest.raises(ValueError, match="not sent"):
+        timeline([blocking(("irecv", 1)), []])
 
 
 def test_the_digits_are_scikit_learns_and_the_gradient_is_right():

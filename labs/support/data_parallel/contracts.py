@@ -1,17 +1,65 @@
-"""Given: what exercises 01b, 01d and 01e ask for, and how their check cells judge it."""
+"""Given: what the exercises ask for, and how their check cells judge it."""
 
+import itertools
 import math
 import numbers
+import re
+import tempfile
+import time
 from dataclasses import dataclass
+from pathlib import Path
+from random import Random
 
 import torch
+import torch.distributed as dist
+from hypothesis import strategies as st
 
-from labs.support.data_parallel.longest_path import longest_path
+from labs.support.data_parallel.mpirun import mpirun
 from labs.support.data_parallel.timeline import timeline
-from utils.course.assertions import Wrong, described
+from utils.course.assertions import Wrong, close, communication, described, unchanged
 from utils.course.contract import BOTH, LARGE, Call, Case, Contract, Seen, observed, wider
+from utils.course.observe import Look
+from utils.course.properties import for_all
 from utils.course.runner import SIZES, Trial, fractions
 from utils.ranks import RankError
+
+# ---- a: over MPI
+
+
+def data_parallel(trial: Trial) -> str:
+    """Judges the three functions and the training in the file; mpi_rank.py looks at them."""
+    program, file = str(Path(__file__).with_name("mpi_rank.py")), str(trial.path)
+    with tempfile.TemporaryDirectory() as folder:
+        done = mpirun(6, program, file, folder, str(trial.new_seed()), folder=trial.path.parent)
+        shown = done.stdout.splitlines()
+        print("\n".join([*shown[:20], "…"] if len(shown) > 20 else shown), end="\n" * bool(shown))
+        said = {kind: [path.read_text() for path in sorted(Path(folder).glob(f"*.{kind}"))]
+                for kind in ("task", "wrong", "stack")}
+    if said["task"]:
+        raise NotImplementedError(said["task"][0])
+    if said["wrong"]:
+        raise Wrong(said["wrong"][0])
+    for case, stack in (text.split("\n", 1) for text in said["stack"] if "File" in text):
+        place = re.search(rf'File "{re.escape(file)}", (line \d+) in (\w+)', stack)
+        where = f"{case}: one rank is in {trial.path.name} {place[1]} ({place[2]})" * bool(place)
+        if "in collective" in stack:
+            raise Wrong(
+                f"the ranks wait for each other: {where or case}.\nEvery rank must call the same "
+                "collectives in the same order."
+            )
+        raise Wrong(f"no end: an endless loop?\n{where or case}")
+    if done.returncode:
+        raise Wrong(f"mpirun ended with code {done.returncode}:\n{done.stderr.strip()[-600:]}")
+    return (
+        "the learning curve of 1 to 6 ranks is that of one rank, for batches of\n"
+        "many sizes; up to 64 ranks share out many numbers of rows, every row once; ranks have\n"
+        "different numbers of rows, or none; one broadcast, then one all-reduce a step on each\n"
+        "rank, of as many bytes as the parameters."
+    )
+
+
+# ---- b, d, e: sums, from messages
+
 
 BLOCKED = {  # questions, by what all ranks wait in
     "send": "dist.send comes back only when the other rank has begun to receive: when all ranks "
@@ -20,8 +68,6 @@ BLOCKED = {  # questions, by what all ranks wait in
     "": "Who sends what a waiting rank is to receive, and who receives what it sends? Does every "
     "rank\ntake part, and in the same order?",
 }
-
-# ---- what is sent
 
 
 def only_messages(where: str, calls: list[Call]) -> None:
@@ -99,16 +145,13 @@ def tree_messages(where: str, case: Case, calls: list[Call]) -> None:
                     f"whole tensor has {whole:,}.{wider(call)}"
                 )
     steps = 2 * math.ceil(math.log2(len(calls)))
-    path = longest_path([[(e.op, e.peer, e.payload) for e in call.events] for call in calls])
-    if path > steps:
+    if (path := timeline([call.notes for call in calls], at_once=False)) > steps:
         raise Wrong(
             f"{where}: {path} messages follow one another, a tree has at most "
             f"2·⌈log2 {len(calls)}⌉ = {steps}.\nA rank sends or receives one message at a time: "
             "let more pairs talk at once."
         )
 
-
-# ---- what a wrong sum looks like
 
 
 def others_have_it(seen: Seen) -> list[int]:
@@ -141,8 +184,6 @@ SYMPTOMS = [
     (lambda seen: True,
      "Which part does each rank send in each step? Print the part's number and rank."),
 ]
-
-# ---- the exercises
 
 
 @dataclass(frozen=True)
@@ -216,50 +257,6 @@ ASYNCHRONOUS_RING = Contract(
 ring, tree, asynchronous_ring = RING.judge, TREE.judge, ASYNCHRONOUS_RING.judge
 
 
-def crossover(trial: Trial) -> str:
-    """Judges `crossover_bytes` in the file, against the two times themselves."""
-    draw = trial.draw
-    sizes = [4, 3, 8, 2, *draw.sample(range(5, 200), 12), 2**29, draw.randrange(200, 10**5)]
-    sizes += [2 ** draw.randrange(5, 20) + draw.choice([-1, 0, 1]) for _ in range(3)]
-    sizes += draw.sample(sizes, 3)  # the same ranks, other links
-    draw.shuffle(sizes)
-    cases = [(n, 10 ** draw.uniform(-6, -2), 10 ** draw.uniform(-11, -7)) for n in sizes]
-    for (size, alpha, beta), n in zip(
-        cases, trial.alone("crossover_bytes", _crossovers, cases, seconds=5.0)
-    ):
-        case = f"{size} ranks, α = {alpha:.3g} s, β = {beta:.3g} s/byte"
-        if isinstance(n, bool) or not isinstance(n, numbers.Real):
-            raise Wrong(f"{case}: crossover_bytes returns {described(n)}, which is no number.")
-        n = float(n)
-        if size == 2:
-            if n != math.inf:
-                raise Wrong(
-                    f"{case}: you say {n:g}. With two ranks the ring sends as many bytes and twice "
-                    "the\nmessages: it never wins, so the answer is math.inf."
-                )
-            continue
-        if not math.isfinite(n):
-            raise Wrong(f"{case}: you say {n}; from some size on the ring sends fewer bytes.")
-        tree_time, ring_time = _times(size, alpha, beta, n)
-        apart = abs(tree_time - ring_time)
-        if apart > 1e-6 * tree_time and apart > 2 * beta * math.log2(size) * 2:  # whole bytes pass
-            raise Wrong(
-                f"{case}: at your {n:g} bytes the tree takes {tree_time:.6g} s and the ring "
-                f"{ring_time:.6g} s.\nThey must be equal there."
-            )
-    return f"at your size, tree and ring take equally long, for {len(cases)} numbers of ranks."
-
-
-def _crossovers(answer, cases: list) -> list:
-    return [answer.crossover_bytes(*case) for case in cases]
-
-
-def _times(size: int, alpha: float, beta: float, n: float) -> tuple[float, float]:
-    """Seconds of the tree and of the ring: the two formulas in the docstring of the exercise."""
-    tree_time = 2 * math.ceil(math.log2(size)) * (alpha + beta * n)
-    return tree_time, 2 * (size - 1) * 2 * (alpha + beta * n / size)
-
-
 def show_messages(file: str, function: str, size: int, length: int) -> None:
     """Prints the messages that each rank sends for a tensor of `length` 8-byte numbers."""
     job, case = (function, own_tensor, 0), Case((length,), torch.float64, seed=1)
@@ -271,3 +268,260 @@ def show_messages(file: str, function: str, size: int, length: int) -> None:
     for rank, (call,) in enumerate(results):
         listed = ", ".join(f"{event.payload:,} → {event.peer}" for event in call.sends) or "none"
         print(f"rank {rank} sends (bytes → rank): {listed}")
+
+
+# ---- c: buckets
+
+STEPS = 3
+SMALL = 64  # bytes that may stay after a step: a number or two, no gradients
+
+
+@dataclass(frozen=True)
+class Network:
+    """A chain of linear layers.
+
+    frozen: so many of the first parameters do not learn; dtypes: of the parameters, in turns;
+    limit: bytes of a bucket, or 0: two of the parameters fill the first one to the last byte.
+    """
+
+    widths: tuple[int, ...]
+    frozen: int
+    dtypes: tuple[torch.dtype, ...]
+    limit: int
+
+    @staticmethod
+    def drawn(draw: Random, types: int = 1, **given: int | tuple) -> "Network":
+        widths = [draw.randrange(2, 14) for _ in range(draw.randrange(3, 7))]
+        dtypes = draw.sample([torch.float32, torch.float64, torch.bfloat16][: types + 1], types)
+        limit = draw.choice([0, 1, draw.randrange(60, 900), 10**6])
+        drawn = {"widths": tuple(widths), "frozen": draw.choice([0, 1, 2]),
+                 "dtypes": tuple(dtypes), "limit": limit}
+        return Network(**drawn | given)
+
+    def build(self) -> torch.nn.Sequential:
+        layers = []
+        for inputs, outputs in itertools.pairwise(self.widths):
+            layers += [torch.nn.Linear(inputs, outputs), torch.nn.Tanh()]
+        network = torch.nn.Sequential(*layers)
+        for number, parameter in enumerate(network.parameters()):
+            dtype = self.dtypes[number % len(self.dtypes)]
+            parameter.data = fractions(number, *parameter.shape, dtype=dtype)
+            parameter.data /= parameter.shape[-1] ** 0.5
+            parameter.requires_grad_(number >= self.frozen)
+        return network
+
+    @property
+    def bytes(self) -> list[int]:
+        """Of each parameter that learns."""
+        return [p.nbytes for p in self.build().parameters() if p.requires_grad]
+
+    @property
+    def bucket_bytes(self) -> int:
+        return self.limit or sum(self.bytes[-2:])
+
+    def buckets(self) -> list[list[int]]:
+        """The numbers of the parameters in each bucket, as the exercise describes them."""
+        buckets, space = [], 0
+        for number, size in reversed([*enumerate(self.bytes)]):
+            if size > space:
+                buckets.append([])
+                space = self.bucket_bytes
+            buckets[-1].append(number)
+            space -= size
+        return buckets
+
+    def __str__(self) -> str:
+        frozen = f", the first {self.frozen} parameters frozen" if self.frozen else ""
+        dtypes = ", ".join(map(str, self.dtypes)) + " by turns" * (len(self.dtypes) > 1)
+        return f"widths {self.widths} in {dtypes}{frozen}, bucket_bytes={self.bucket_bytes}"
+
+
+def bucketed(trial: Trial) -> str:
+    """Judges `make_buckets` and `BucketedAllReduce` in the file."""
+    trial.alone("make_buckets", right_buckets, trial.new_seed())
+    for group in trial.groups():
+        for late in (False, True):
+            networks = [Network.drawn(trial.draw)]
+            if not late:  # a bucket for each parameter; and another model beside it
+                many = tuple(trial.draw.randrange(2, 14) for _ in range(10))
+                networks.append(Network.drawn(trial.draw, widths=many, frozen=0, limit=1))
+            elif group.size == 2:  # more than 50,000 numbers in one message
+                widths = (3, *(trial.draw.randrange(225, 240) for _ in range(2)), 5)
+                networks = [Network.drawn(trial.draw, widths=widths, limit=10**6)]
+            rows = [trial.draw.randrange(1, 9) for _ in range(STEPS)]
+            odd = trial.draw.randrange(group.size)
+            case = group.case(" and, beside it, ".join(map(str, networks)))
+            case += ", on a slow network" * late
+            case += f", rank {odd} with a NaN in step 2 and zeros in step 3"
+            with tempfile.TemporaryDirectory() as folder:
+                job = networks, rows, odd, trial.new_seed(), Path(folder)
+                group.run(case, steps, case, *job, late=late)
+    return (
+        f"gradients are the mean over 1 to 6 ranks, {STEPS} steps in a row, in float32 and\n"
+        "float64, with zeros or a NaN on one rank, for one model and for two at once, on a slow\n"
+        "network too; one all-reduce a bucket, every gradient's bytes once; buckets leave before\n"
+        "the backward pass ends, and it never waits for another rank; nothing is kept."
+    )
+
+
+def right_buckets(answer, seed: int) -> None:
+    """Runs alone: the answer's buckets are those of the exercise, for any network."""
+
+    def holds(network: Network) -> None:
+        parameters = [p for p in network.build().parameters() if p.requires_grad]
+        number_of, given = {p: number for number, p in enumerate(parameters)}, list(parameters)
+        buckets = answer.make_buckets(given, network.bucket_bytes)
+        mine, right = [[number_of.get(p) for p in bucket] for bucket in buckets], network.buckets()
+        order = list(itertools.chain(*mine))
+        hint = "How many bytes has each, and when is a bucket full?"
+        if order != list(itertools.chain(*right)):
+            hint = "The backward pass makes the last layer's gradients first."
+        if len(order) < len(parameters):
+            hint = "Some are left out: the last bucket counts too, though it is not full."
+        if mine != right:
+            raise Wrong(
+                f"with {network}, parameters of {network.bytes} bytes: make_buckets makes the "
+                f"buckets {mine}, and {right} is right.\n{hint}"
+            )
+        if list(map(id, given)) != list(map(id, parameters)):
+            raise Wrong(f"with {network}: make_buckets changes the list that it is given.")
+
+    randoms = st.randoms(use_true_random=False)
+    for_all(seed, randoms.map(lambda draw: Network.drawn(draw, draw.randrange(1, 4))), holds)
+
+
+def steps(answer, case: str, networks: list[Network], rows: list[int], odd: int, seed: int,
+          folder: Path) -> None:
+    """Runs on a rank: three steps beside networks in float64 that know all ranks' rows.
+
+    odd: the rank that has a NaN in the second step and a loss of zero in the third. No rank but 0
+    begins its backward pass before rank 0 has ended its own.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    models, twins = ([network.build() for network in networks] for _ in range(2))
+    mine, theirs = learning(models), list(learning([twin.double() for twin in twins]).values())
+    look, on_way = Look(**mine), []  # how many buckets, when the last gradient was ready
+    for model in models:
+        first = next(p for p in model.parameters() if p.requires_grad)
+        first.register_post_accumulate_grad_hook(lambda _: on_way.append(len(look.events)))
+    with look:
+        reducers = [answer.BucketedAllReduce(model, network.bucket_bytes)
+                    for model, network in zip(models, networks)]
+    sizes = [(network.bytes, network.buckets()) for network in networks]
+    buckets = [sum(each[i] for i in bucket) for each, made in sizes for bucket in made]
+
+    def loss(models: list[torch.nn.Module], step: int, rank: int) -> torch.Tensor:
+        """The sum of all models' losses; they compute side by side, a layer of each in turn."""
+        shape, values = (rows[step] + rank,), []
+        for model, network in zip(models, networks):
+            x = fractions(seed + 10 * step + rank, *shape, network.widths[0])
+            if (step, rank) == (1, odd):
+                x[0, 0] = torch.nan
+            values.append(x.to(next(model.parameters()).dtype))
+        for layers in itertools.zip_longest(*models):
+            values = [x if layer is None else layer(x) for layer, x in zip(layers, values)]
+        return sum(x.square().mean().double() for x in values) * ((step, rank) != (2, odd))
+
+    for step in range(STEPS):
+        where, begun = f"{case}, rank {rank}, step {step + 1}", len(look.events)
+        own = [torch.autograd.grad(loss(twins, step, other), theirs) for other in range(size)]
+        with look:
+            value = loss(models, step, rank)
+            if rank:
+                await_file(folder / f"{step}", where)
+            value.backward()
+            (folder / f"{step}").touch()
+            for reducer in reducers:
+                reducer.wait()
+        for (name, parameter), *parts in zip(mine.items(), *own):
+            mean, got = sum(parts) / size, parameter.grad
+            if got is None:
+                raise Wrong(f"{where}: {name} has no gradient after wait().")
+            largest = max(part.nan_to_num(0.0).abs().max().item() for part in parts)
+            hint = why(got, mean, parts[rank], size, step)
+            close(where, f"the gradient of {name}", got, mean, hint=hint, slack=300, scale=largest)
+        hint = "Send each bucket once, as one tensor, in every step."
+        communication(where, look.events[begun:], {"all_reduce": buckets}, hint)
+        if on_way[-1] - begun < len(buckets) - len(networks):
+            raise Wrong(
+                f"{where}: when the last gradient was ready, {on_way[-1] - begun} of "
+                f"{len(buckets)} buckets were on their way, and all but the last could be.\n"
+                "Start a bucket in the hook, as soon as it is complete."
+            )
+        unchanged(where, look.changed(), "Only gradients travel.")
+        for parameter in mine.values():
+            parameter.grad = None
+        del value, got, parameter
+        if (kept := look.kept(allowed=SMALL)) > SMALL:
+            raise Wrong(f"{where}: {kept:,} bytes stay after the step, though all\n.grad are None. "
+                        "Who holds them, and for what?")
+
+
+def learning(models: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
+    """By name."""
+    named = [(f"model {n}'s " * (len(models) > 1), model) for n, model in enumerate(models, 1)]
+    return {whose + name: p for whose, model in named
+            for name, p in model.named_parameters() if p.requires_grad}
+
+
+def await_file(path: Path, where: str, seconds: float = 3.0) -> None:
+    """Until rank 0 has ended its backward pass."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        time.sleep(0.005)
+        if time.monotonic() > end:
+            raise Wrong(
+                f"{where}: rank 0 cannot end its backward pass before this rank has begun its own: "
+                "the hook waits, and nothing overlaps.\nIs there a wait (or an all-reduce without "
+                "async_op=True) inside the hook? Only wait() waits."
+            )
+
+
+def why(got: torch.Tensor, mean: torch.Tensor, own: torch.Tensor, size: int, step: int) -> str:
+    """What wrong gradients look like."""
+    symptoms = [
+        (size * mean, f"It is {size} times the mean: the sum is not divided by the ranks."),
+        (own, "It is still this rank's own: does every bucket start, come back and get copied?"),
+    ]
+    words = next((words for seen, words in symptoms if torch.allclose(got.double(), seen, 1e-4)),
+                 "Do the numbers go back to the parameters that they came from?")
+    return words + "\nStep 1 was right: what is left over from the step before?" * (step > 0)
+
+
+# ---- d: tree or ring?
+
+
+def crossover(trial: Trial) -> str:
+    """Judges `crossover_bytes` in the file."""
+    trial.alone("crossover_bytes", crossovers, trial.new_seed(), seconds=8.0)
+    return "at your size, tree and ring take equally long, for 100 numbers of ranks."
+
+
+def crossovers(answer, seed: int) -> None:
+    """Runs alone: at the answer's size the two times themselves are equal."""
+
+    def holds(drawn: tuple[int, float, float]) -> None:
+        size, alpha, beta = drawn
+        case = f"{size} ranks, α = {alpha:.3g} s, β = {beta:.3g} s/byte"
+        n = answer.crossover_bytes(size, alpha, beta)
+        if isinstance(n, bool) or not isinstance(n, numbers.Real):
+            raise Wrong(f"{case}: crossover_bytes returns {described(n)}, which is no number.")
+        if size == 2 and n != math.inf:
+            raise Wrong(
+                f"{case}: you say {float(n):g}. With two ranks the ring sends as many bytes and "
+                "twice the\nmessages: it never wins, so the answer is math.inf."
+            )
+        if size > 2 and not math.isfinite(n):
+            raise Wrong(f"{case}: you say {n}; from some size on the ring sends fewer bytes.")
+        if size > 2:
+            tree = 2 * math.ceil(math.log2(size)) * (alpha + beta * float(n))
+            ring = 2 * (size - 1) * 2 * (alpha + beta * float(n) / size)
+            if abs(tree - ring) > max(1e-6 * tree, 4 * beta * math.log2(size)):  # whole bytes pass
+                raise Wrong(
+                    f"{case}: at your {float(n):g} bytes the tree takes {tree:.6g} s and the ring "
+                    f"{ring:.6g} s.\nThey must be equal there."
+                )
+
+    near_powers = st.builds(lambda k, more: 2**k + more, st.integers(2, 20), st.integers(-1, 1))
+    sizes = st.one_of(st.integers(2, 8), st.integers(9, 10**5), near_powers, st.just(2**29))
+    for_all(seed, st.tuples(sizes, st.floats(1e-6, 1e-2), st.floats(1e-11, 1e-7)), holds)

@@ -9,14 +9,7 @@ from pathlib import Path
 import numpy as np
 
 PIXELS, HIDDEN, CLASSES = 64, 32, 10
-
-
-def layers(hidden: int) -> list[tuple[int, ...]]:
-    """The shapes of weights and biases, for so many hidden units."""
-    return [(PIXELS, hidden), (hidden,), (hidden, CLASSES), (CLASSES,)]
-
-
-SHAPES = layers(HIDDEN)
+SHAPES = [(PIXELS, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)]  # of weights and biases
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 

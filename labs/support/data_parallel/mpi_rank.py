@@ -1,315 +1,290 @@
-"""Given: one MPI rank of the check of exercise 01a (check_mpi.py starts six of them).
+"""Given: one MPI rank of the check of exercise 01a, which starts six of them:
 
-The ranks form groups that run your functions side by side, and each rank writes down what it has
-seen. It imports no torch, so that it starts quickly.
+    mpirun -n 6 python mpi_rank.py FILE FOLDER SEED
+
+In groups of 1 to 6, side by side, the ranks call the functions in FILE. Each compares what it gets
+with sums by hand, and with training on one rank; what is wrong goes to FOLDER. No torch is
+imported, so that a rank starts quickly.
 """
 
 import contextlib
+import faulthandler
 import importlib.util
-import linecache
 import os
-import pickle
 import random
+import re
 import sys
-import threading
-import time
 import traceback
-import tracemalloc
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from labs.support.data_parallel import digits
 
-HANG = 6.0  # seconds in one collective until it counts as hanging
-TOO_LONG = 10.0  # seconds without a collective until a function counts as an endless loop
-IN_ALL = 30.0  # seconds of one call, whatever it does
-GRACE = 1.0  # seconds in which all ranks write down their place, once one of them hangs
+GROUPS = ((2, 3, 1), (4, 2), (5, 1), (6,))  # ranks of groups side by side, in four turns
+HANG = 8.0  # seconds in which a function has to come to its next collective, or to its end
+SLACK = 64 * np.finfo(float).eps
 QUIET = ("rank", "size", "name", "Get_rank", "Get_size", "Get_name")  # these say nothing to others
 
 
-@dataclass(frozen=True)
-class Training:
-    """What `train` is asked for, and on what."""
-
-    images: int  # so many of the first ones
-    hidden: int
-    epochs: int
-    batch: int
-    lr: float
-
-    def __str__(self):
-        return (
-            f"{self.images} images, {self.hidden} hidden units, epochs={self.epochs}, "
-            f"batch={self.batch}, lr={self.lr:.3f}"
-        )
-
-    @contextlib.contextmanager
-    def given(self, images: np.ndarray, labels: np.ndarray) -> Iterator[None]:
-        """Inside, `digits` has these images and a network of this size."""
-        before = {name: getattr(digits, name) for name in ("load", "HIDDEN", "SHAPES", "SIZE")}
-        shapes = digits.layers(self.hidden)
-        digits.load = lambda: (images[: self.images].copy(), labels[: self.images].copy())
-        digits.HIDDEN, digits.SHAPES = self.hidden, shapes
-        digits.SIZE = sum(int(np.prod(shape)) for shape in shapes)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                setattr(digits, name, value)
-
-
-@dataclass(frozen=True)
-class Case:
-    """What one group of ranks tries. Lengths are those of the vectors."""
-
-    ranks: range  # of MPI.COMM_WORLD
-    seed: int
-    anew: int  # this rank of the group loads the file again
-    shards: list[tuple[int, int]]  # (rows, size) that `shard` is asked for
-    lengths: list[int]  # of broadcasts
-    layouts: list[tuple[int, list[int], bool]]  # (length, rows by rank, one NaN on one rank)
-    kept: int  # length of the vectors of which nothing may be kept
-    training: Training
-
-    def numbers(self, what: int, rank: int, length: int) -> np.ndarray:
-        """The random vector number `what` of a rank."""
-        return np.random.default_rng([self.seed, what, rank]).normal(size=length)
-
-
-def broadcast_input(case: Case, number: int, rank: int) -> np.ndarray:
-    """What a rank has before the broadcast: not always numbers."""
-    values = case.numbers(100 + number, rank, case.lengths[number])
-    if (number + rank) % 3 == 1:
-        values[len(values) // 2] = (np.nan, np.inf)[rank % 2]
-    return values
-
-
-def gradient_input(case: Case, number: int, rank: int) -> np.ndarray:
-    """A rank's mean gradient: zeros without rows, and one NaN where the layout says so."""
-    length, rows, odd = case.layouts[number]
-    values = case.numbers(200 + number, rank, length) * (rows[rank] > 0)
-    if odd and rank == max(r for r in range(len(rows)) if rows[r]):
-        values[length // 3] = np.nan
-    return values
+class Wrong(Exception):
+    """As that of utils.course.assertions, which imports torch."""
 
 
 class Counted:
     """A communicator that notes each call, its bytes, and what was not waited for."""
 
-    def __init__(self, comm, watch: "Watch"):
-        self._comm, self._watch, self.calls, self._requests = comm, watch, [], []
+    def __init__(self, comm, limit):
+        self._comm, self._limit, self.calls, self._requests = comm, limit, [], []
 
     def __getattr__(self, name):
         attribute = getattr(self._comm, name)
         if name in QUIET or not callable(attribute):
             return attribute
 
-        def call(*args, **keywords):
-            self.calls.append((name, max(map(_nbytes, [*args, *keywords.values()]), default=0)))
-            with self._watch.inside(name):
-                result = attribute(*args, **keywords)
+        def collective(*args, **keywords):
+            self.calls.append((name, max(map(nbytes, [*args, *keywords.values()]), default=0)))
+            self._limit()
+            result = attribute(*args, **keywords)
+            self._limit()
             if hasattr(result, "Wait"):
                 self._requests.append((result, args, keywords))  # its buffers must live
             return result
 
-        return call
+        return collective
 
-    def unfinished(self) -> int:
-        """Asynchronous calls that nobody has waited for. Waits for them."""
+    def right(self, where: str, expected: list[str], data: int) -> None:
+        """Raises Wrong unless these were called, with so many bytes each, and waited for. One rank
+        alone may call nothing."""
         left = [request for request, *_ in self._requests if request]
         for request in left:
             request.Wait()
-        return len(left)
+        if left:
+            raise Wrong(f"{where}: nobody waits for {self.calls[-1][0]}, which has only begun.")
+        made = [name[1:].capitalize() if name[0] == "I" else name for name, _ in self.calls]
+        made = re.sub(r"Reduce_scatter(_block)? Allgatherv?", "Allreduce", " ".join(made))
+        right = made == " ".join(expected) and {count for _, count in self.calls} == {data}
+        if right or (self._comm.size == 1 and not made):
+            return
+        hint = ""
+        if any(name[0].islower() for name, _ in self.calls):
+            hint = "\nA method with a small letter pickles what it sends."
+        shown = ", ".join(f"{name} ({count:,} bytes)" for name, count in self.calls[:6])
+        names, more = " and ".join(dict.fromkeys(expected)), "s in all" * (len(expected) > 1)
+        raise Wrong(
+            f"{where} calls {shown or 'nothing'}.\n{len(expected)} call{more}, {names} of the "
+            f"whole vector, {data:,} bytes, will do.{hint}"
+        )
 
 
-def _nbytes(given: Any) -> int:
+def nbytes(given: Any) -> int:
     """Bytes of a buffer, or of the largest one in a list such as [array, MPI.DOUBLE]."""
-    if isinstance(given, (list, tuple)):
-        return max(map(_nbytes, given), default=0)
-    if isinstance(given, (str, bytes)):
-        return len(given)
+    if isinstance(given, list | tuple):
+        return max(map(nbytes, given), default=0)
     try:
         return memoryview(given).nbytes
     except TypeError:  # a number, a type, an operation
         return 0
 
 
-class Watch(threading.Thread):
-    """Ends this process when the answer hangs; nothing that the answer catches can prevent it."""
+class Group:
+    """Judges the answer on the ranks of one communicator, all of which do the same."""
 
-    def __init__(self, notes: Path, rank: int):
-        super().__init__(daemon=True)
-        self._notes, self._rank, self._main = notes, rank, threading.main_thread().ident
-        self._case, self._collective, self._since, self._end = "", "", None, 0.0
+    def __init__(self, answer, comm, seed: int, folder: Path):
+        self.answer, self.comm, self.seed, self.folder = answer, comm, seed, folder
+        self.own = comm.Dup()  # the answer's messages and the judge's never meet
+        self.rank, self.size = comm.rank, comm.size
+        self.draw = random.Random(seed)  # draws the same on each rank
+        self.name = f"with {comm.size} rank{'s' * (comm.size > 1)}"
 
-    @contextlib.contextmanager
-    def calling(self, case: str) -> Iterator[None]:
-        """Inside, the answer runs."""
-        self._case, self._since, self._end = case, time.monotonic(), time.monotonic() + IN_ALL
-        (self._notes / f"rank{self._rank}.case").write_text(case)
-        try:
-            yield
-        finally:
-            self._since = None
+    def judge(self) -> None:
+        """Raises Wrong."""
+        if self.rank == 0:
+            with ends(self.folder, "shard"):
+                self.shards()
+        self.vectors()
+        self.training()
 
-    @contextlib.contextmanager
-    def inside(self, collective: str) -> Iterator[None]:
-        """Inside, the answer may wait for others."""
-        self._collective, self._since = collective, time.monotonic()
-        try:
-            yield
-        finally:
-            self._collective, self._since = "", time.monotonic()
+    def called(self, function: str, case: str, *args: Any, **options: Any) -> tuple[Any, Counted]:
+        """What the function returns, when all ranks are through; and its calls."""
+        with ends(self.folder, f"{function}: {case}") as limit:
+            counted = Counted(self.own, limit)
+            result = getattr(self.answer, function)(*args, counted, **options)
+        self.comm.Barrier()
+        return result, counted
 
-    def run(self):
-        """Until the process ends."""
-        alarm = self._notes / "alarm"
-        while not alarm.exists():
-            time.sleep(0.05)
-            since, limit = self._since, HANG if self._collective else TOO_LONG
-            if since is not None and time.monotonic() > min(since + limit, self._end):
-                alarm.touch()
-        if self._since is not None:  # mpirun ends all ranks when the first one exits
-            frames = traceback.extract_stack(sys._current_frames()[self._main])
-            place = [(frame.filename, frame.lineno, frame.name) for frame in frames]
-            write(self._notes / f"rank{self._rank}.hangs", (self._case, self._collective, place))
-        time.sleep(GRACE)
-        os._exit(1)
+    def shards(self) -> None:
+        """Few rows, many ranks, many rows."""
+        draw, size = random.Random(self.seed), self.size
+        cases = [(draw.randrange(2000), size) for _ in range(4)]
+        cases += [(rows, size) for rows in (0, 1, 1797)]
+        cases += [(draw.randrange(100), draw.randrange(1, 65)) for _ in range(25)]
+        cases += [(draw.randrange(10**5, 10**6), draw.randrange(2, 8))]
+        cases += [(2**24 + draw.randrange(1, 1000, 2), 2)]  # no fp32 number
+        for rows, size in cases:
+            cuts = [self.answer.shard(rows, rank, size) for rank in range(size)]
+            case = f"shard: {rows} rows on {size} ranks are cut into {shortened(cuts)}"
+            if not all(isinstance(cut, slice) for cut in cuts):
+                raise Wrong(f"{case}, which are no slices.")
+            parts, end = [range(rows)[cut] for cut in cuts], 0
+            for part in (*filter(len, parts), range(rows, rows)):
+                if part.step != 1 or part.start < end:
+                    raise Wrong(f"{case}: some rows belong to several ranks, or are not in order.")
+                if part.start > end:
+                    raise Wrong(f"{case}: {part.start - end} rows belong to no rank.")
+                end = part.stop
+            lengths = [len(part) for part in parts]
+            if max(lengths) - min(lengths) > 1:
+                raise Wrong(
+                    f"shard: {rows} rows on {size} ranks are cut into {shortened(lengths)} rows: "
+                    "the others wait for the longest.\nLengths may differ by one at most."
+                )
 
+    def layouts(self) -> list[tuple[int, list[int]]]:
+        """(length of a vector, rows by rank): different numbers of rows, a rank with none, the same
+        ones, very different ones, a rank with all."""
+        draw, ranks = self.draw, range(self.size)
+        without, only = draw.choice(ranks), draw.choice(ranks)
+        rows = [
+            [draw.randrange(1, 60) for _ in ranks],
+            [draw.randrange(1, 60) * (rank != without) for rank in ranks],
+            [draw.randrange(1, 60)] * self.size,
+            [draw.randrange(1, 10 ** draw.randrange(1, 7)) for _ in ranks],
+            [draw.randrange(1, 60) * (rank == only) for rank in ranks],
+        ]
+        lengths = [draw.randrange(2000, 4000) for _ in rows[2:]]
+        large = draw.randrange(50_000, 70_000) if self.size == 3 else 7
+        return [(n, r) for n, r in zip([1, large, *lengths], rows) if sum(r)]
 
-def observe(answer, comm, case: Case, images: tuple, watch: Watch) -> dict:
-    """Everything that the judge wants to know from this rank of a group."""
-    rank, size = comm.rank, comm.size
-    where = f"with {size} rank{'s' * (size > 1)}"
-    own = comm.Dup()  # the answer's messages and the judge's never meet
-
-    def called(name: str, text: str, *args) -> tuple[list, int]:
-        counted = Counted(own, watch)
-        comm.Barrier()
-        with watch.calling(f"{name} {text}"):
-            getattr(answer, name)(*args, counted)
-        return counted.calls, counted.unfinished()
-
-    shards = {}
-    with watch.calling("shard"):
-        for rows, ranks in random.sample(case.shards, len(case.shards)):
-            cuts = [answer.shard(rows, other, ranks) for other in range(ranks)]
-            shards[rows, ranks] = [
-                cut.indices(rows) if isinstance(cut, slice) else repr(cut)[:60] for cut in cuts
+    def vectors(self) -> None:
+        """broadcast and all_reduce_gradient for all layouts, with a NaN in the last one."""
+        layouts = self.layouts()
+        for number, (length, rows) in enumerate(layouts):
+            own = [np.random.default_rng([self.seed, number, rank]).normal(size=length)
+                   * (rows[rank] > 0) for rank in range(self.size)]
+            if number == len(layouts) - 1:
+                own[np.argmax(rows)][length // 3] = np.nan
+            hints = [(None, "It does not have rank 0's parameters: it would train another model.")]
+            case = f"{self.name} and {length} numbers"
+            self.one("broadcast", "Bcast", case, own, own[0], (), hints)
+            hints = [
+                (own[self.rank], f"Rank {self.rank} still has its own gradient."),
+                (sum(own), "It is the sum of the ranks' means: steps get N times too long."),
+                (sum(own) / self.size, "A rank with more rows must weigh more."),
+                (None, "Is each gradient weighted by its rank's share of the rows?"),
             ]
-    broadcasts, gradients, kept = [], [], []
-    for number, length in enumerate(case.lengths):
-        parameters = broadcast_input(case, number, rank)
-        told = called("broadcast", f"{where} and {length} numbers", parameters)
-        broadcasts.append((parameters, *told))
-    for number, (_, rows, _) in enumerate(case.layouts):
-        gradient, text = gradient_input(case, number, rank), f"{where} that have {rows} rows"
-        told = called("all_reduce_gradient", text, gradient, rows[rank], sum(rows))
-        gradients.append((gradient, *told))
-    tracemalloc.start()
-    for number in range(4):
-        vector = case.numbers(300 + number, rank, case.kept)
-        text = f"{where} and {case.kept} numbers"
-        called("broadcast", text, vector)
-        called("all_reduce_gradient", text, vector, 1 + rank, size * (size + 1) // 2)
-        del vector
-        kept.append(tracemalloc.get_traced_memory()[0])
-    tracemalloc.stop()
-    comm.Barrier()
-    with watch.calling(f"train {where} and {case.training}"):
-        trained = _train(answer, Counted(own, watch), case.training, images)
-    comm.Barrier()
-    return {"shards": shards, "broadcasts": broadcasts, "gradients": gradients, "kept": kept,
-            "train": trained}
+            mean = sum(g * (r / sum(rows)) for g, r in zip(own, rows))
+            case, more = f"{self.name} that have {rows} rows", (rows[self.rank], sum(rows))
+            self.one("all_reduce_gradient", "Allreduce", case, own, mean, more, hints)
 
+    def one(self, function: str, collective: str, case: str, own: list[np.ndarray],
+            right: np.ndarray, more: tuple, symptoms: list) -> None:
+        """A call that changes a vector in place, by one collective.
 
-def _train(answer, counted: Counted, training: Training, images: tuple) -> dict:
-    passes, original = [], digits.loss_and_gradient
-
-    def counting(parameters, images, labels):
-        if len(labels) < training.images:  # the loss on all is no work that could be shared
-            passes.append(len(labels))
-        return original(parameters, images, labels)
-
-    with training.given(*images):
-        digits.loss_and_gradient = counting
-        try:
-            curve = answer.train(
-                counted, epochs=training.epochs, batch=training.batch, lr=training.lr
+        own: what each rank has before; symptoms: [(vector, what to say where that is seen)].
+        """
+        got, where = own[self.rank].copy(), f"{function}: {case}, rank {self.rank}"
+        _, counted = self.called(function, case, got, *more)
+        with np.errstate(invalid="ignore"):
+            same = np.abs(got - right) <= SLACK * np.nanmax(np.abs(own))
+        same |= (got == right) | (np.isnan(got) & np.isnan(right))
+        if not same.all():
+            at = int(np.argmin(same))
+            hint = next(words for seen, words in symptoms
+                        if seen is None or np.allclose(got, seen, equal_nan=True))
+            raise Wrong(
+                f"{where}: at [{at}] it has {got[at]:.9g}, and {right[at]:.9g} is right "
+                f"({(~same).sum():,} of {len(got):,} numbers differ).\n{hint}"
             )
+        counted.right(where, [collective], got.nbytes)
+
+    def training(self) -> None:
+        """Compares the learning curve with that of one process that knows no ranks."""
+        draw, everything = self.draw, digits.load()
+        batch = draw.choice([draw.randrange(1, self.size + 3), draw.randrange(20, 120)])
+        number = batch * draw.randrange(3, 12) + draw.randrange(batch)
+        images, labels = (part[:number] for part in everything)
+        options = {"epochs": draw.randrange(1, 4), "batch": batch, "lr": draw.uniform(0.05, 0.4)}
+        alone = train_alone(images, labels, **options) if self.rank == 0 else None
+        alone, case = self.comm.bcast(alone), f"{self.name}, {number} images and {options}"
+        with mock.patch.object(digits, "load", lambda: (images.copy(), labels.copy())):
+            curve, counted = self.called("train", case, **options)
+        where = f"train: {case}, rank {self.rank}"
+        for step, (got, right) in enumerate(zip(curve, alone, strict=True)):
+            if not np.isclose(got, right, rtol=1e-9):
+                raise Wrong(
+                    f"{where}: the learning curve leaves that of one rank at step {step}:\n"
+                    f"{got:.6f} where {right:.6f} is right. Do all ranks hold the same parameters?"
+                )
+        counted.right(where, ["Bcast", *["Allreduce"] * len(alone)], 8 * digits.SIZE)
+
+
+def train_alone(
+    images: np.ndarray, labels: np.ndarray, epochs: int, batch: int, lr: float
+) -> list[float]:
+    """The learning curve of one process that has never heard of ranks."""
+    parameters, curve = digits.new_parameters(seed=0), []
+    for epoch in range(epochs):
+        order = np.random.default_rng(epoch).permutation(len(images))
+        for first in range(0, len(images), batch):
+            rows = order[first : first + batch]
+            parameters -= lr * digits.loss_and_gradient(parameters, images[rows], labels[rows])[1]
+            curve.append(digits.loss_and_gradient(parameters, images, labels)[0])
+    return curve
+
+
+@contextlib.contextmanager
+def ends(folder: Path, case: str) -> Iterator[Callable[[], None]]:
+    """Inside, the answer runs. HANG seconds after the last call of what this gives, the process is
+    ended, whatever it waits for; the case and the stack are then in a file."""
+    with open(folder / f"process{os.getpid()}.stack", "w") as file:
+        file.write(f"{case}\n")
+        file.flush()
+
+        def limit() -> None:
+            faulthandler.dump_traceback_later(HANG, exit=True, file=file)
+
+        limit()
+        try:
+            yield limit
+        except (NotImplementedError, Wrong):
+            raise
+        except BaseException as error:  # SystemExit too
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if frame.filename == sys.argv[1]][-1:]
+            place = "".join(f" in {Path(f.filename).name} line {f.lineno}: {f.line}" for f in own)
+            raise Wrong(f"{case}: {type(error).__name__}{place}\n{error}") from None
         finally:
-            digits.loss_and_gradient = original
-    return {"curve": curve, "passes": sum(passes), "calls": counted.calls,
-            "unfinished": counted.unfinished()}
+            faulthandler.cancel_dump_traceback_later()
 
 
-def load(path: Path):
-    """The answer as a module."""
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location("answer", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def shortened(listed: list, most: int = 8) -> str:
+    shown = ", ".join(str(item) for item in listed[:most])
+    return f"[{shown}{' …' if len(listed) > most else ''}]"
 
 
-def write(path: Path, report: Any) -> None:
-    """All of the report, or no file."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_bytes(pickle.dumps(report))
-    unfinished.rename(path)
-
-
-def failure(error: BaseException, path: Path, case: str, rank: int) -> str:
-    """An exception of the answer, in a sentence."""
-    place = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(path)]
-    line = ""
-    if place:
-        code = linecache.getline(str(path), place[-1].lineno).strip()
-        line = f" in {path.name} line {place[-1].lineno} (`{code}`)"
-    if isinstance(error, SystemExit):
-        what = f"the code leaves the program{line}; a function that is called returns."
-    else:
-        what = f"{type(error).__name__}{line}: {error}"
-    return f"{case}, rank {rank}: {what}"
-
-
-def main(path: Path, notes: Path) -> None:
-    """On a rank of `mpirun`: observes the answer in groups, one after another."""
+def main(path: Path, folder: Path, seed: int) -> None:
+    """Judges the answer in groups, one after another."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    phases: list[list[Case]] = pickle.loads((notes / "cases").read_bytes())
-    watch = Watch(notes, world.rank)
-    watch.start()
-    images, reports, case, rank = digits.load(), [], None, 0
     try:
-        with watch.calling("loading the file"):
-            answer = load(path)
-        for phase in phases:
-            color = next(g for g, case in enumerate(phase) if world.rank in case.ranks)
-            case, group = phase[color], world.Split(color)
-            rank = group.rank
-            for module in (random, np.random):
-                module.seed((case.seed + world.rank) % 2**32)
-            if rank == case.anew:
-                with watch.calling("loading the file"):
-                    answer = load(path)
-            reports.append(observe(answer, group, case, images, watch))
-        report = {"seen": reports}
-    except NotImplementedError as error:
-        report = {"task": str(error)}
-    except BaseException as error:  # SystemExit too
-        where = (notes / f"rank{world.rank}.case").read_text()
-        report = {"error": failure(error, path, where, rank)}
-    write(notes / f"rank{world.rank}.seen", report)
-    if "seen" not in report:
+        with ends(folder, "loading the file"):
+            sys.path.insert(0, str(path.parent))
+            spec = importlib.util.spec_from_file_location("answer", path)
+            answer = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(answer)
+        for turn, sizes in enumerate(GROUPS):
+            group = [group for group, size in enumerate(sizes) for _ in range(size)][world.rank]
+            Group(answer, world.Split(group), 100 * seed + 10 * turn + group, folder).judge()
+    except (NotImplementedError, Wrong) as error:
+        kind = "wrong" if isinstance(error, Wrong) else "task"
+        (folder / f"rank{world.rank}.{kind}").write_text(str(error))
         world.Abort(1)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

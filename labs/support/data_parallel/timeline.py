@@ -1,21 +1,21 @@
-"""Given: how many messages follow one another when a rank can send and receive at once, found from
-what each rank has started and waited for (`utils.course.messages`)."""
+"""Given: how many messages follow one another when N ranks exchange some, found from what each rank
+has started and waited for (`utils.course.messages`)."""
 
 from collections import defaultdict
 
 from utils.course.messages import Note
 
 
-def timeline(ranks: list[list[Note]]) -> int:
+def timeline(ranks: list[list[Note]], at_once: bool = True) -> int:
     """Time until all ranks are done, in messages, from the notes of each rank.
 
-    A message begins when it is sent and received, and takes one unit; a rank can send one message
-    and receive one at the same time. A rank goes on when what it waits for has ended.
+    A message begins when both its ranks have started it, and takes one unit. at_once: a rank can
+    send one message and receive one at the same time; else it does one thing at a time. A rank
+    goes on when what it waits for has ended.
     """
-    size = len(ranks)
-    clock, place, lanes = [0] * size, [0] * size, defaultdict(int)  # lanes: busy until then
-    posted, ends, counts = defaultdict(dict), {}, defaultdict(int)
-    messages = [{} for _ in ranks]  # number -> message
+    clock, place, busy = [0] * len(ranks), [0] * len(ranks), defaultdict(int)  # until then
+    started, ends, counts = defaultdict(dict), {}, defaultdict(int)
+    messages = [{} for _ in ranks]  # number of a note -> (from, to, how many were before)
     moved = True
     while moved:
         moved = False
@@ -32,11 +32,11 @@ def timeline(ranks: list[list[Note]]) -> int:
                     message = (*way, counts[rank, name, other])
                     counts[rank, name, other] += 1
                     messages[rank][number] = message
-                    posted[message][name] = clock[rank]
-                    if len(posted[message]) == 2:
-                        lane = max(lanes["out", way[0]], lanes["in", way[1]])
-                        end = max(lane, *posted[message].values()) + 1
-                        ends[message] = lanes["out", way[0]] = lanes["in", way[1]] = end
+                    started[message][name] = clock[rank]
+                    if len(started[message]) == 2:
+                        lanes = [("out", way[0]), ("in", way[1])] if at_once else way
+                        end = max(*(busy[lane] for lane in lanes), *started[message].values()) + 1
+                        ends[message] = busy[lanes[0]] = busy[lanes[1]] = end
                 place[rank] += 1
                 moved = True
     if any(place[rank] < len(notes) for rank, notes in enumerate(ranks)):
