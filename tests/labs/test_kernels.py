@@ -13,10 +13,10 @@ pytest.importorskip("triton", reason="the Triton language is not installed: make
 LAB = Lab(
     "12_kernels",
     {
-        "vector_add": ("check_add", "add", "vector_add.py"),
-        "clipped_adamw": ("check_clipped", "clipped_adamw", "clipped_adamw.py"),
-        "softmax": ("check_softmax", "softmax", "softmax.py"),
-        "fused_norm": ("check_norm", "fused_norm", "fused_norm.py"),
+        "vector_add": ("contracts", "add", "vector_add.py"),
+        "clipped_adamw": ("contracts", "clipped_adamw", "clipped_adamw.py"),
+        "softmax": ("contracts", "softmax", "softmax.py"),
+        "fused_norm": ("contracts", "fused_norm", "fused_norm.py"),
     },
 )
 
@@ -26,9 +26,9 @@ class TestLab(LabTests):
 
 
 def test_without_the_triton_language_a_check_says_what_to_do(monkeypatch, tmp_path, capsys):
-    from labs.support.kernels import check_add
+    from labs.support.kernels import contracts
 
     monkeypatch.setenv("KINTSUGI_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "utils.kernels.language", None)
-    check("12a", check_add.add, LAB.solution / "vector_add.py")
+    check("12a", contracts.add, LAB.solution / "vector_add.py")
     assert capsys.readouterr().out.startswith("[ ] 12a: ")

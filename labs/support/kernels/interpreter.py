@@ -1,17 +1,15 @@
-"""Given: an answer's kernels in Triton's interpreter, and what its call may do beside launching.
+"""Given: Triton's interpreter, in which each load and store of an answer's kernels is looked at.
 
-answer = interpreted(answer)
-with alone("first call"):      # no thread, no process, no reading by address
-    answer.function(x, out)
+    answer = interpreted(answer)
+    with watched(lambda program, addresses, size, stores, undefined: …):
+        answer.function(x, out)
 """
 
-import _thread
 import contextlib
 import functools
 import importlib
 import os
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,25 +18,16 @@ from unittest import mock
 
 import numpy as np
 
-from utils.course.assertions import NotHere, Wrong
+from utils.course.assertions import NotHere
 from utils.course.runner import load_answer
 
 LIBRARY = ("utils.kernels.adamw", "utils.kernels.rms_norm", "torch.compile", "torch.nn")
-# what Python tells of (`sys.audit`): a call goes to another process, or to a raw address
-PROCESS, ADDRESS = "a process is started", "the host asks for a number by its address"
-ELSEWHERE = {
-    "os.fork": PROCESS, "os.posix_spawn": PROCESS, "subprocess.Popen": PROCESS,
-    "ctypes.cdata": ADDRESS, "ctypes.cdata/buffer": ADDRESS, "ctypes.string_at": ADDRESS,
-}
-
+FAR = 2**30  # bytes
+MASK = "What does the mask say there, and how far apart are the numbers of this tensor?"
 TOO_FAR = (
     "Has a place more than 31 bits? `.to(tl.int64)` before the product, or\n"
     "`tl.cast(row, tl.int64)` for the number of a loop."
 )
-
-_folder = Path()  # of the answer: its kernels stand there
-_elsewhere: list[str] | None = None  # what the call that is looked at has done elsewhere
-_audited = False
 
 
 def there() -> None:
@@ -52,63 +41,80 @@ def there() -> None:
 def interpreted(answer: types.ModuleType) -> types.ModuleType:
     """The answer, in a process whose kernels are interpreted. A rank has Triton from its forkserver
     in whichever of its two modes; in the other one it is imported anew, which takes 0.1 s."""
-    global _folder
     from triton.runtime.interpreter import InterpretedFunction
 
-    _folder = Path(answer.__file__).parent
     if isinstance(sys.modules["triton.language"].cdiv, InterpretedFunction):
-        return answer
+        return getattr(answer, "interpreted", answer)
     os.environ["TRITON_INTERPRET"] = "1"
     for name in list(sys.modules):
         ours = name.startswith("utils.kernels")
         if ours or (f"{name}.".startswith("triton.") and not name.startswith("triton._C")):
             del sys.modules[name]
-    return load_answer(Path(answer.__file__))
-
-
-def forbid(kernel: Any) -> None:
-    """Raises Wrong unless the kernel stands in the answer's folder."""
-    file = Path(kernel.fn.__code__.co_filename)
-    if file.parent != _folder:
-        raise Wrong(
-            f"{kernel.fn.__name__} of {file.name} is launched: that is the library, and this "
-            "exercise is to be done by hand."
-        )
+    answer.interpreted = load_answer(Path(answer.__file__))
+    return answer.interpreted
 
 
 @contextlib.contextmanager
-def alone(case: str) -> Iterator[None]:
-    """Raises Wrong where what stands inside works on another thread or in another process, where
-    nobody would look, or asks the host for numbers by their address."""
-    global _elsewhere, _audited
-    if not _audited:
-        _audited = True
-        sys.addaudithook(_audit)
-    before, _elsewhere = _elsewhere, []
-    try:
-        with (
-            mock.patch.object(threading.Thread, "start", _no_thread),
-            mock.patch.object(_thread, "start_new_thread", _no_thread),
+def watched(saw: Callable, memory: bool = True) -> Iterator[None]:
+    """Inside, saw(program, addresses, size, stores, undefined) is told of each load and store of
+    numbers of `size` bytes, before an address is used. undefined: a mask switches off some of a
+    load, and no `other` is named: a GPU then gives anything, and here it is NaN, or the largest
+    integer. memory: there is some at these addresses; else loads give ones."""
+    from triton.runtime import interpreter
+
+    builder, patch = interpreter.InterpreterBuilder, mock.patch.object
+    load, store = builder.create_masked_load, builder.create_masked_store
+
+    def tell(this, pointers, mask, stores, named=True):
+        on = np.asarray(getattr(mask, "data", mask))  # of a block pointer it is no array
+        on = np.broadcast_to(on, pointers.data.shape)
+        undefined = not (named or on.all())
+        addresses, size = pointers.data[on].astype(np.int64), pointers.get_element_ty()
+        saw(tuple(this.grid_idx), addresses, size.primitive_bitwidth // 8, stores, undefined)
+        return undefined
+
+    def watched_load(this, pointers, mask, other, *options):
+        undefined = tell(this, pointers, mask, False, other is not None)
+        kind = pointers.get_element_ty()
+        dtype, value = interpreter._get_np_dtype(kind), 1
+        if memory and not undefined:
+            return load(this, pointers, mask, other, *options)
+        if undefined:
+            value = np.nan if np.issubdtype(dtype, np.floating) else np.iinfo(dtype).max
+        filled = interpreter.TensorHandle(np.full_like(pointers.data, value, dtype=dtype), kind)
+        return load(this, pointers, mask, filled, *options) if memory else filled
+
+    def watched_store(this, pointers, value, mask, *options):
+        tell(this, pointers, mask, True)
+        return store(this, pointers, value, mask, *options) if memory else None
+
+    with contextlib.ExitStack() as stack:
+        for owner, name, new in (
+            (builder, "create_masked_load", watched_load),
+            (builder, "create_masked_store", watched_store),
+            (builder, "create_splat", splat),
+            (interpreter, "_patch_lang", patched_once()),
+            # tensors are on the CPU, or nowhere: none has to be copied there, and back
+            (interpreter.GridExecutor, "_init_args_hst", lambda _, *given: given),
+            (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
         ):
-            yield
-    finally:
-        seen, _elsewhere = _elsewhere, before
-        if seen:  # whatever the answer has made of it
-            raise Wrong(f"{case}: {seen[0]}. All is to be done by the launches of this call.")
+            stack.enter_context(patch(owner, name, new))
+        stack.enter_context(np.errstate(all="ignore"))
+        yield
 
 
-def _audit(event: str, _) -> None:
-    if _elsewhere is not None and event in ELSEWHERE:
-        _refuse(ELSEWHERE[event])
+def run(launch: Callable[[], Any]) -> Any:
+    """The launch's result; raises what stands behind the errors that the interpreter wraps, once a
+    function."""
+    try:
+        return launch()
+    except Exception as error:
+        while error.__cause__ is not None:
+            error = error.__cause__
+        raise error from None
 
 
-def _no_thread(*_) -> None:
-    _refuse("a thread is started")
-
-
-def _refuse(what: str) -> None:
-    _elsewhere.append(what)
-    raise Wrong(what)
+# ---- where the interpreter is not like the compiler
 
 
 def splat(_, kind, scalar):
@@ -135,7 +141,8 @@ def typed_range(*ends: Any, step: Any = None, **_: Any) -> Iterable:
 
 
 def patched_once() -> Callable:
-    """The interpreter's own looks through its language at each `tl.sum`; this one once a file."""
+    """The interpreter's own looks through its language at each `tl.sum`; this one once a file, for
+    each launch."""
     from triton.runtime import interpreter
 
     patch_language, done = interpreter._patch_lang, set()
@@ -147,15 +154,34 @@ def patched_once() -> Callable:
         scope = patch_language(function)
         for module in (interpreter.tl, sys.modules.get(function.__module__, interpreter.tl)):
             scope.set_attr(module, "range", typed_range)
+        restore = scope.restore
+        scope.restore = lambda: (restore(), done.clear())
         return scope
 
-    patch_once.done = done
     return patch_once
 
 
-def short(index: tuple) -> str:
-    used = [i for i in index[1:] if i]
-    return str(tuple(index)) if used else str(index[0])
+# ---- words
+
+
+def lost(program: tuple, kernel: str, stores: bool, at: int, spans: dict[str, tuple]) -> str:
+    """An address of none of these: {name: (where it begins, where it ends, bytes of a number)}."""
+
+    def apart(name):
+        return max(spans[name][0] - at, at - spans[name][1] + 1, 0)
+
+    name = min(spans, key=apart)
+    begin, end, size = spans[name]
+    where = f"between two numbers of {name}"
+    if at < begin:
+        where = f"{counted(-(-(begin - at) // size), 'number')} before the first of {name}"
+    elif at >= end:
+        where = f"{counted((at - end) // size + 1, 'number')} behind the last of {name}"
+    index = str(program) if any(program[1:]) else str(program[0])
+    return (
+        f"program {index} of {kernel} {'stores to' if stores else 'loads from'} an address {where}."
+        f"\n{TOO_FAR if apart(name) > FAR else MASK}"
+    )
 
 
 def counted(number: int, what: str) -> str:
