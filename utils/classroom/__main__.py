@@ -71,7 +71,7 @@ class Server(uvicorn.Server):
 def listening(host: str, port: int) -> Iterator[socket.socket]:
     """A socket on this address. Raises ValueError, one sentence."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as own:
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as own:
         own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             own.bind((host, port))

@@ -60,7 +60,11 @@ async def serve(given: argparse.Namespace) -> None:
         )
         config.load()
         family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
-        with socket.create_server((given.host, given.port), family=family, backlog=1024) as own:
+        # by its number: asyncio sends at once (TCP_NODELAY) only what it sees to be TCP
+        with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as own:
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind((given.host, given.port))
+            own.listen(1024)
             server = Server(config)
             serving = asyncio.create_task(server.serve([own]))
             print(json.dumps({"port": own.getsockname()[1]}), flush=True)
