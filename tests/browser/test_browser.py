@@ -44,6 +44,7 @@ def count_figures(cells):
     return sum("image/png" in o.get("data", {}) for cell in cells for o in cell.get("outputs", []))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1000)
 def test_a_lesson_runs_in_the_browser(browser):
     stored = read(ROOT / LESSON)

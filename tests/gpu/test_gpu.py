@@ -66,6 +66,7 @@ def part(function, seconds=120):
     return Part(f"{HERE}:{function.__name__}", patience(seconds), "of a test")
 
 
+@pytest.mark.thorough
 def test_what_goes_wrong_is_a_sentence_and_the_rest_goes_on(tmp_path):
     out = tmp_path / "record.json"
     parts = {one.__name__: part(one) for one in (breaks, breaks_in_a_row, dies)}
@@ -87,6 +88,7 @@ def test_what_goes_wrong_is_a_sentence_and_the_rest_goes_on(tmp_path):
     assert not any(map(psutil.pid_exists, done["hangs"]["rows"]["pids"].values()))
 
 
+@pytest.mark.thorough
 def test_ctrl_c_keeps_what_was_found(tmp_path):
     out = tmp_path / "record.json"
     with pytest.raises(KeyboardInterrupt):

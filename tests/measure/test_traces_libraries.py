@@ -68,6 +68,7 @@ bare.export_chrome_trace(f"bare/{rank}.json")
 """
 
 
+@pytest.mark.thorough
 def test_transformers_trainer(tmp_path):
     """Its data come late on rank 1; with the profiler's steps, and with the optimizer's."""
     script = tmp_path / "train.py"
@@ -110,6 +111,7 @@ def deepspeed_steps(folder, zero_stage):
             profiler.step()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("zero_stage", [0, 2])
 def test_deepspeed(pair, tmp_path, zero_stage):
     pair.run(deepspeed_steps, tmp_path, zero_stage)

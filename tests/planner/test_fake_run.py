@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
+from tests.tiers import first
 from utils.models.config import GPTConfig
 from utils.parallel.context import WAYS
 from utils.parallel.mesh import make_mesh
@@ -47,7 +48,7 @@ def four():
 
 @pytest.mark.parametrize(
     "mix, options",
-    [
+    first(2, [
         ({"pp": 2, "tp": 2}, {"recompute": "full"}),
         ({"dp": 2, "tp": 2}, {"sequence_parallel": True}),
         ({"dp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2}),
@@ -55,7 +56,7 @@ def four():
         ({"cp": 2, "pp": 2}, {"recompute": "full"}),
         ({"dp": 2, "cp": 2}, {"context": "ulysses", "recompute": "selective"}),
         ({"cp": 4}, {"seq": 31}),
-    ],
+    ]),
 )
 def test_a_fake_rank_does_what_the_real_one_does(four, mix, options):
     options = {"micro_batches": 4, "micro_batch": 2, "seq": 32, "precision": "fp32", **options}

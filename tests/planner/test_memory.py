@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.tiers import first
 from utils.choices import RECOMPUTE
 from utils.measure.memory import Memory
 from utils.memory.checkpointing import recompute
@@ -122,7 +123,7 @@ def _summed(logits, y):
     return cross_entropy(logits, y, reduction="sum")
 
 
-@pytest.mark.parametrize(("name", "mode"), ONE)
+@pytest.mark.parametrize(("name", "mode"), first(4, ONE))
 def test_memory_of_one_rank_is_as_planned(name, mode):
     config, batch, seq = CONFIGS[name]
     measured = one_step(config, batch, seq, mode, micro_batches=2)
@@ -157,7 +158,7 @@ def micro_batches(split):
     return 4 if "pp" in split else 2
 
 
-@pytest.mark.parametrize(("name", "mode"), TWO)
+@pytest.mark.parametrize(("name", "mode"), first(2, TWO))
 def test_memory_of_two_ranks_is_as_planned(name, mode, measured_on_two):
     config, batch, seq, measured = measured_on_two
     split = SPLITS[name]

@@ -60,6 +60,7 @@ def running(path):
     return found
 
 
+@pytest.mark.thorough
 def test_metrics_come_back_as_a_table_and_the_printed_command_runs_in_a_shell(script, capsys):
     table = launch(script, ranks=2)
     lines = capsys.readouterr().out.splitlines()

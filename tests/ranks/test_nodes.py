@@ -19,6 +19,7 @@ from utils.ranks import nodes as nodes_module
 from utils.ranks.launch import LaunchError
 from utils.ranks.nodes import Nodes, NodesError
 
+pytestmark = pytest.mark.thorough
 REASON = Nodes.available()
 needs_nodes = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 MARK = "KINTSUGI_NODES_TEST"  # every process that a test starts inherits this variable
@@ -244,7 +245,6 @@ with socket.create_server(("", 7000)) as server:
 CONNECT = """
 import socket, time
 
-pytestmark = pytest.mark.thorough
 with socket.create_connection(("node0", 7000), timeout=60):
     time.sleep(600)
 """

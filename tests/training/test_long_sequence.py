@@ -44,12 +44,14 @@ def activations(config):
     return peaks[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 def test_the_run_is_that_of_one_rank(four, way):
     rows, parameters, _ = four.run(run, replace(LONG, cp=4, context=way))[0]
     assert_same_run((rows, parameters), plain(LONG)[:2], LONG)
 
 
+@pytest.mark.thorough
 def test_a_rank_has_a_quarter_of_the_activations(four):
     whole = activations(LONG)
     for held in four.run(activations, replace(LONG, cp=4)):

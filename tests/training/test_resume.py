@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from tests.tiers import first
 from tests.training.train_combinations import PLAIN
 from utils.memory.precision import LossScaler
 from utils.training.config import resumed
@@ -49,7 +50,7 @@ def run(config, stop_at=None):
     return rows, dict(model.state_dict()) if first else None
 
 
-@pytest.mark.parametrize("ranks, options", WAYS, ids=str)
+@pytest.mark.parametrize("ranks, options", first(2, WAYS), ids=str)
 def test_a_stopped_run_goes_on(pools, ranks, options, tmp_path):
     config = replace(RUN, **options)
     folder = tmp_path / "run"
@@ -67,7 +68,7 @@ def test_a_stopped_run_goes_on(pools, ranks, options, tmp_path):
     assert [loss for loss, _ in alone] == pytest.approx([loss for loss, _ in rest], rel=near)
 
 
-@pytest.mark.parametrize("ranks, options", WAYS[1::2], ids=str)
+@pytest.mark.parametrize("ranks, options", first(2, WAYS[1::2]), ids=str)
 def test_a_plain_checkpoint_goes_on_in_another_way(pools, ranks, options, tmp_path):
     config = replace(RUN, **options)
     plain = replace(config, **{name: getattr(PLAIN, name) for name in MEMORY})

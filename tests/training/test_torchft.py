@@ -30,6 +30,7 @@ def committed(attempts):
     return [attempt for attempt in attempts if attempt.committed]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_killed_replica_is_replaced(tmp_path, follow):
     late = {"patience": patience(3), "limit": patience(60)}
@@ -108,6 +109,7 @@ def test_the_lighthouse_ends_with_a_failure():
     assert not lighthouses()
 
 
+@pytest.mark.thorough
 def test_a_lighthouse_goes_when_its_parent_is_killed():
     """Its supervisor's input ends with the parent."""
     read, write = os.pipe()

@@ -206,6 +206,7 @@ def small_flags(**changes):
     return [part for name, value in options.items() for part in (flag(name), value)]
 
 
+@pytest.mark.thorough
 def test_torchrun_and_a_signal(tmp_path):
     """Two ranks, stopped by SIGTERM, continued by one process: one curve."""
     metrics, out = tmp_path / "metrics.jsonl", tmp_path / "run"
@@ -227,6 +228,7 @@ def test_torchrun_and_a_signal(tmp_path):
     assert [r["loss"] for r in alone[1]] == pytest.approx([r["loss"] for r in rows[:4]], rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_ranks_end_with_a_torchrun_that_is_killed(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     flags = small_flags(steps=1_000_000, metrics=metrics)
@@ -271,6 +273,7 @@ def test_command(tmp_path, capsys):
     assert main(["--resume", str(tmp_path / "run"), "--steps", "4", "--sample", "0"]) == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("more", [[], ["--save-every", "1", "--save-async"]])
 def test_a_second_interrupt_stops_at_once(tmp_path, capsys, monkeypatch, more):
     """What was saved before stays, and nothing half written is left."""
@@ -464,6 +467,7 @@ def test_metrics_go_through_a_link_to_their_file(tmp_path):
         assert (tmp_path / "link").is_symlink()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 def test_a_compiled_run_learns_the_same_with_experts(monkeypatch):
     """Inductor compiles the training; the held-out loss does without its C++, which takes long."""

@@ -210,6 +210,7 @@ def test_an_engine_says_the_same_in_either_way(tmp_path, tp, dtype, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tp", [1, 2])
 def test_an_engine_without_a_compiler_serves_and_says_so_once(tmp_path, tp, capfd, monkeypatch):
     folder = version_of(ODD, tmp_path, tp)
@@ -272,6 +273,7 @@ LOAD = (
 )
 
 
+@pytest.mark.thorough
 def test_of_processes_that_want_it_at_once_one_compiles(tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     compiler = script(

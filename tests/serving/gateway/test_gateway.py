@@ -392,6 +392,7 @@ class TritonPythonModel:
 """
 
 
+@pytest.mark.thorough
 def test_a_load_that_hangs_is_ended_and_tried_again(tmp_path):
     repo = write_models(tmp_path, "echo")
     (repo / "echo" / "1" / "model.py").write_text(HANGS)
@@ -484,6 +485,7 @@ def test_connections_to_the_server_are_kept_for_a_moment(server, gateway):
     until(lambda: not callers(server))
 
 
+@pytest.mark.thorough
 def test_the_server_stops_while_clients_ask_on(tmp_path):
     """The gateway learns that it takes no new questions, and gives its connections up."""
     repo, answered, stopped = write_models(tmp_path, "echo"), Semaphore(0), Event()

@@ -12,7 +12,7 @@ from utils.paths import ROOT
 from utils.serving.client import Client
 from utils.serving.engine.version import Version
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 TEXTS = ("import json\n", "def ", "class Reader:\n    def __init__(self", "The name of the ")
 NEW = 12

@@ -16,7 +16,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -274,9 +274,14 @@ class Front:
         if not stream:
             return await unless_left(request, whole())
 
-        async def pieces():
+        async def read():
             async with self._call(model), self.triton.ask(*call) as answer:
                 async for piece in answer.content.iter_any():
+                    yield piece
+
+        async def pieces():  # in a task of its own, which the time limit of the call ends
+            async with aclosing(openai_api.merged([read()])) as found:
+                async for _, piece in found:
                     yield piece
 
         return await self._streamed(request, pieces())
