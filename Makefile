@@ -43,7 +43,7 @@ check: ready ## can this machine run the workshop? (two minutes; run this first)
 test: ready ## run the tests: every notebook, every proof, a quarter of the labs' wrong answers
 	$(RUN) pytest -n 3
 
-test-all: ready ## run all tests (about 45 minutes)
+test-all: ready ## run all tests: every wrong answer, faults, kills, the hub, the book
 	$(RUN) pytest -n 3 -m ""
 
 test-kernels: ready ## every notebook with the kernels of older processors, and on busy cores (an hour and a half; NB=…)

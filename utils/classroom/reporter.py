@@ -42,8 +42,8 @@ class Reporter:
             now = _signature(ledger.home() / "ledger.json")
             if now == self.sent:
                 return
-            content = ledger.peek()
-            told = [] if content is None else reports.of_ledger(content)
+            found = ledger.peek()
+            told = [] if found is None else reports.of_ledger(found)
             status, content, after = self.address.ask("POST", "/report", self._message(told))
             if status == 200:
                 self.sent, self.pause = now, FIRST

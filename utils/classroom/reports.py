@@ -10,8 +10,8 @@ A message is one learner's, in JSON, at most BODY bytes:
     prediction    value, unit, late (after the reveal), theory, measured
     help          question (None: none any more), at; its name is ""
 
-A message tells all that a ledger holds, so none depends on another. Times
-are seconds since 1970 by the learner's clock; `now` tells the board how far that is off.
+A message tells all that a ledger holds, so none depends on another. Times are seconds since 1970 by
+the learner's clock; `now` tells the board how far that is off.
 """
 
 import json
