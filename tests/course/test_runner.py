@@ -15,14 +15,12 @@ from utils.course.assertions import (
     close,
     communication,
     forbid,
-    not_called,
     same_bits,
     told,
     unchanged,
 )
 from utils.course.observe import Look
 from utils.course.runner import Trial, fractions
-from utils.planner.search import divisors
 
 
 @pytest.fixture
@@ -354,30 +352,3 @@ def test_what_is_to_be_done_by_hand_names_no_library(tmp_path, source, line):
         return
     with pytest.raises(Wrong, match=f"answer.py line {line} uses .*: that is the library"):
         forbid(path, ["fsdp", "optim.zero"])
-
-
-SEARCH = "utils/planner/search.py"
-
-
-@pytest.mark.parametrize(
-    "source, named",
-    [
-        ("from utils.planner.search import divisors as f\nf(6)", "divisors"),
-        ("import importlib\nlibrary = importlib.import_module('utils.plan' + 'ner.search')\n"
-         "library.divisors(6)", "divisors"),
-        ("import threading\nfrom utils.planner.search import divisors\n"
-         "t = threading.Thread(target=divisors, args=(6,)); t.start(); t.join()", "divisors"),
-        ("from utils.planner import Strategy, search\nStrategy(dp=2)", None),
-    ],
-)
-def test_what_is_to_be_done_by_hand_runs_no_library(source, named):
-    def run():
-        with not_called(SEARCH):
-            exec(source, {})
-
-    if named is None:
-        run()
-        return
-    with pytest.raises(Wrong, match=rf"utils/planner/search.py runs \({named}\): that is the lib"):
-        run()
-    divisors(6)  # outside of it anything may be called

@@ -6,9 +6,6 @@ established.
 """
 
 import ast
-import contextlib
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from typing import Any
 import torch
 
 from utils.measure.traffic import Event
-from utils.paths import ROOT
 
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 SLACK = 64  # roundings that a result may be away from the reference
@@ -206,40 +202,6 @@ def forbid(path: Path, library: Iterable[str]) -> None:
                     f"{path.name} line {line} uses {known}: that is the library, and this exercise "
                     "is to be done by hand."
                 )
-
-
-@contextlib.contextmanager
-def not_called(*places: str) -> Iterator[None]:
-    """Inside, no function runs that stands in these files or folders, whatever it is called by.
-
-    places: below the repository, such as "utils/planner/". Where `forbid` reads the text, this one
-    sees what runs, on this thread and on those that it starts.
-    """
-    inside, seen, imports = tuple(str(ROOT / place) for place in places), [], []
-
-    def saw(frame, event, _):
-        code = frame.f_code
-        if seen or event not in ("call", "return") or not code.co_filename.startswith(inside):
-            return
-        if code.co_name == "<module>":  # to import it is not to use it
-            imports.append(code) if event == "call" else imports.pop()
-        elif event == "call" and not imports:
-            seen.append(code)
-
-    before = sys.getprofile(), threading.getprofile()
-    sys.setprofile(saw)
-    threading.setprofile(saw)
-    try:
-        yield
-    finally:
-        sys.setprofile(before[0])
-        threading.setprofile(before[1])
-    for code in seen:
-        place = Path(code.co_filename).relative_to(ROOT)
-        raise Wrong(
-            f"{place} runs ({code.co_qualname}): that is the library, and this exercise is to be "
-            "done by hand."
-        )
 
 
 def described(value: Any) -> str:
