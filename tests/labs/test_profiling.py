@@ -50,12 +50,12 @@ def handed_out(tmp_path):
 
 def late(number):
     """Late enough for a busy machine."""
-    found = programs.slow(number).truth["late"]
+    found = programs.slow(number).truth
     return found["cause"] if found["ms"] > 80 else None
 
 
 def messages(number):
-    return programs.slow(number).truth["messages"]["cause"] if late(number) else None
+    return programs.slow(number).truth["message_cause"] if late(number) else None
 
 
 SLOW = {*numbers_for(late, programs.LATE.values()), *numbers_for(messages, programs.MESSAGES)}
@@ -63,8 +63,8 @@ SLOW = {*numbers_for(late, programs.LATE.values()), *numbers_for(messages, progr
 
 @pytest.mark.parametrize("number", sorted(SLOW))
 def test_what_makes_it_slow_is_found(handed_out, number):
-    path, truth = handed_out(number, "slow"), programs.slow(number).truth
-    right, made = truth["late"], report(runs.traced(path))
+    path, right = handed_out(number, "slow"), programs.slow(number).truth
+    made = report(runs.traced(path))
     assert max(made.late, key=made.late.get) == right["rank"]
     ms, name = re.findall(r"([\d.]+)  (\w+) \(machine", runs.profiled(path, right["rank"]))[0]
     assert programs.LATE[name] == right["cause"]
@@ -72,18 +72,18 @@ def test_what_makes_it_slow_is_found(handed_out, number):
     lines = path.read_text().splitlines()
     assert [n for n, line in enumerate(lines, 1) if f".{name}(" in line] == right["line"]
     found = made.collectives().values()
-    assert sum(one["calls"] for one in found) == truth["messages"]["calls"]
-    assert sum(one["bytes"] or 0 for one in found) == truth["messages"]["bytes"]
+    assert sum(one["calls"] for one in found) == right["message_calls"]
+    assert sum(one["bytes"] or 0 for one in found) == right["message_bytes"]
 
 
 def hangs(number):
-    return programs.hanging(number).truth["hanging"]["cause"]
+    return programs.hanging(number).truth["cause"]
 
 
 @pytest.mark.parametrize("number", numbers_for(hangs, programs.HANGS))
 def test_who_left_the_others_is_found(handed_out, number):
     said = runs.stands_still(handed_out(number, "hanging"))
-    right = programs.hanging(number).truth["hanging"]
+    right = programs.hanging(number).truth
     alone, others = sorted(
         re.split(r"\n(?=ranks? )", said)[1:],
         key=lambda block: not block.startswith(f"rank {right['rank']} "),
@@ -93,13 +93,13 @@ def test_who_left_the_others_is_found(handed_out, number):
 
 
 def wrongs(number):
-    return programs.wrong(number).truth["wrong"]["cause"]
+    return programs.wrong(number).truth["cause"]
 
 
 @pytest.mark.parametrize("number", numbers_for(wrongs, programs.WRONGS))
 def test_the_first_wrong_number_is_found(handed_out, number):
     one, ranks = runs.watched(handed_out(number, "wrong"))
-    right = programs.wrong(number).truth["wrong"]
+    right = programs.wrong(number).truth
     # where the replicas agree only one rank knows better
     whole = right["cause"] in ("sum not divided", "clipped alone")
     found = first_difference(one, ranks) if whole else first_between(ranks)

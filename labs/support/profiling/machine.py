@@ -105,7 +105,7 @@ class Machine:
 
     def asked_to_stop(self, step: int) -> bool:
         """Whether somebody wants this rank to end after the step: on some ranks only."""
-        return self.rank in self.troubles.stops.get(step, ())
+        return self.rank in {one % self.ranks for one in self.troubles.stops.get(step, ())}
 
     def metrics(self, step: int, errors: torch.Tensor) -> dict[str, torch.Tensor]:
         """{name: tensor of one number}, of this rank's rows. errors: of each row."""

@@ -42,18 +42,12 @@ class Settings:
         """Numbers in each parameter: weight, bias, weight, bias …"""
         return [size for a, b in pairwise(self.widths) for size in (a * b, b)]
 
-    @property
-    def names(self) -> list[str]:
-        """Of the parameters."""
-        return [f"{2 * n}.{kind}" for n in range(len(self.widths) - 1) for kind in
-                ("weight", "bias")]
-
 
 @dataclass(frozen=True)
 class Program:
     """text: of the file; sound: the same without its fault; truth: what is wrong.
 
-    troubles: of the machine that it is broken on; ms: {rank: {service: ms}}.
+    troubles: of the machine that it is broken on; ms: {rank that is late: {service: ms}}.
     """
 
     text: str
@@ -319,11 +313,11 @@ def slow(number: int) -> Program:
         "barriers": (1 + micro, 8 + gradients),
     }[cause]
     truth = {
-        "late": {"rank": rank, "line": lines[service], "cause": LATE[service], "ms": ms},
-        "messages": {"line": lines["messages"], "cause": cause, "calls": calls, "bytes": size},
+        "rank": rank, "line": lines[service], "cause": LATE[service], "ms": ms,
+        "message_line": lines["messages"], "message_cause": cause, "message_calls": calls,
+        "message_bytes": size,
     }
-    times = {r: {service: float(ms)} if r == rank else {} for r in range(RANKS)}
-    return Program(text, sound, truth, settings, Troubles(), times)
+    return Program(text, sound, truth, settings, Troubles(), {rank: {service: float(ms)}})
 
 
 # ---- 4. hanging
@@ -455,7 +449,7 @@ def hanging(number: int) -> Program:
         "calls it alone": Troubles(leader=rank),
     }[cause]
     truth = {"rank": rank, "line": lines["fault"], "waits": lines[waits], "cause": cause}
-    return Program(text, sound, {"hanging": truth}, settings, troubles, {})
+    return Program(text, sound, truth, settings, troubles, {})
 
 
 # ---- 5. wrong
@@ -534,7 +528,7 @@ def wrong(number: int) -> Program:
     draw = random.Random(f"wrong {number}")
     settings = _settings(draw)
     cause, rank, step = draw.choice(WRONGS), draw.randrange(RANKS), draw.randrange(2, 6)
-    names = settings.names
+    names = [f"{2 * layer}.{kind}" for layer in range(4) for kind in ("weight", "bias")]
     last = len(names) - draw.randrange(1, 4)  # from here on: the tail, in a message of its own
     unsent = draw.randrange(1, len(names) - 1)
     unreduced = draw.randrange(1, last - 1)
@@ -571,7 +565,7 @@ def wrong(number: int) -> Program:
     }.get(cause, Troubles())
     truth = {"rank": first_rank, "step": first_step, "name": first_names, "line": lines[tag],
              "cause": cause}
-    return Program(text, sound, {"wrong": truth}, settings, troubles, {})
+    return Program(text, sound, truth, settings, troubles, {})
 
 
 def _cuts(draw: random.Random, end: int) -> list[int]:
@@ -595,5 +589,4 @@ FAULTY = {"slow": slow, "hanging": hanging, "wrong": wrong}
 
 def truths(number: int) -> str:
     """For an instructor: what a learner should find."""
-    found = {key: value for make in FAULTY.values() for key, value in make(number).truth.items()}
-    return "\n".join(f"{key}: {value}" for key, value in found.items())
+    return "\n".join(f"{name}: {make(number).truth}" for name, make in FAULTY.items())

@@ -8,11 +8,11 @@ import cProfile
 import pstats
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import nn
 
 from labs.support.profiling import programs
 from labs.support.profiling.machine import Machine
@@ -114,16 +114,14 @@ def _profile(train: Callable, machine: Machine, steps: int) -> list[str]:
 
 
 def _watch(train: Callable, machine: Machine, steps: int) -> list[Entry]:
-    entries = []
+    watches = []
 
-    @contextmanager
-    def watching(model):
-        with Watch(model) as watch:
-            yield watch
-        entries.extend(watch.entries)
+    def watching(model: nn.Module) -> Watch:
+        watches.append(Watch(model))
+        return watches[0]
 
     train(machine, steps, watching)
-    return entries
+    return watches[0].entries
 
 
 def _time(train: Callable, machine: Machine, steps: int) -> float:
