@@ -7,94 +7,63 @@ with sums by hand, and with training on one rank; what is wrong goes to FOLDER. 
 imported, so that a rank starts quickly.
 """
 
-import contextlib
 import faulthandler
+import functools
 import importlib.util
 import os
 import random
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from mpi4py import MPI
 
 from labs.support.data_parallel import digits
 
 GROUPS = ((2, 3, 1), (4, 2), (5, 1), (6,))  # ranks of groups side by side, in four turns
 HANG = 8.0  # seconds in which a function has to come to its next collective, or to its end
-SLACK = 64 * np.finfo(float).eps
-QUIET = ("rank", "size", "name", "Get_rank", "Get_size", "Get_name")  # these say nothing to others
 
 
 class Wrong(Exception):
     """As that of utils.course.assertions, which imports torch."""
 
 
-class Counted:
-    """A communicator that notes each call, its bytes, and what was not waited for."""
+class Noted:
+    """A communicator that notes the names of its calls; limit: is called at each."""
 
-    def __init__(self, comm, limit):
-        self._comm, self._limit, self.calls, self._requests = comm, limit, [], []
+    def __init__(self, comm: MPI.Comm, limit: Callable[[], None]):
+        self._comm, self._limit, self.calls = comm, limit, []
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._comm, name)
-        if name in QUIET or not callable(attribute):
+        if name.startswith("Get_") or not callable(attribute):  # these say nothing to others
             return attribute
 
         def collective(*args, **keywords):
-            self.calls.append((name, max(map(nbytes, [*args, *keywords.values()]), default=0)))
+            self.calls.append(name)
             self._limit()
-            result = attribute(*args, **keywords)
-            self._limit()
-            if hasattr(result, "Wait"):
-                self._requests.append((result, args, keywords))  # its buffers must live
-            return result
+            return attribute(*args, **keywords)
 
         return collective
 
-    def right(self, where: str, expected: list[str], data: int) -> None:
-        """Raises Wrong unless these were called, with so many bytes each, and waited for. One rank
-        alone may call nothing."""
-        left = [request for request, *_ in self._requests if request]
-        for request in left:
-            request.Wait()
-        if left:
-            raise Wrong(f"{where}: nobody waits for {self.calls[-1][0]}, which has only begun.")
-        made = [name[1:].capitalize() if name[0] == "I" else name for name, _ in self.calls]
-        made = re.sub(r"Reduce_scatter(_block)? Allgatherv?", "Allreduce", " ".join(made))
-        right = made == " ".join(expected) and {count for _, count in self.calls} == {data}
-        if right or (self._comm.size == 1 and not made):
-            return
-        hint = ""
-        if any(name[0].islower() for name, _ in self.calls):
-            hint = "\nA method with a small letter pickles what it sends."
-        shown = ", ".join(f"{name} ({count:,} bytes)" for name, count in self.calls[:6])
-        names, more = " and ".join(dict.fromkeys(expected)), "s in all" * (len(expected) > 1)
-        raise Wrong(
-            f"{where} calls {shown or 'nothing'}.\n{len(expected)} call{more}, {names} of the "
-            f"whole vector, {data:,} bytes, will do.{hint}"
-        )
-
-
-def nbytes(given: Any) -> int:
-    """Bytes of a buffer, or of the largest one in a list such as [array, MPI.DOUBLE]."""
-    if isinstance(given, list | tuple):
-        return max(map(nbytes, given), default=0)
-    try:
-        return memoryview(given).nbytes
-    except TypeError:  # a number, a type, an operation
-        return 0
-
 
 class Group:
-    """Judges the answer on the ranks of one communicator, all of which do the same."""
+    """Judges the answer on the ranks of one communicator, all of which do the same.
 
-    def __init__(self, answer, comm, seed: int, folder: Path):
-        self.answer, self.comm, self.seed, self.folder = answer, comm, seed, folder
+    place: of this rank's files; limit: when it was last called HANG seconds ago, the process is
+    ended, whatever it waits for, and its stack is in a file.
+    """
+
+    def __init__(
+        self, answer, comm: MPI.Comm, seed: int, place: Path, limit: Callable[[], None]
+    ):
+        self.answer, self.comm, self.seed = answer, comm, seed
+        self.case, self.limit = place.with_suffix(".case"), limit
         self.own = comm.Dup()  # the answer's messages and the judge's never meet
         self.rank, self.size = comm.rank, comm.size
         self.draw = random.Random(seed)  # draws the same on each rank
@@ -102,187 +71,143 @@ class Group:
 
     def judge(self) -> None:
         """Raises Wrong."""
-        if self.rank == 0:
-            with ends(self.folder, "shard"):
-                self.shards()
+        self.shards()
         self.vectors()
         self.training()
 
-    def called(self, function: str, case: str, *args: Any, **options: Any) -> tuple[Any, Counted]:
-        """What the function returns, when all ranks are through; and its calls."""
-        with ends(self.folder, f"{function}: {case}") as limit:
-            counted = Counted(self.own, limit)
-            result = getattr(self.answer, function)(*args, counted, **options)
-        self.comm.Barrier()
-        return result, counted
+    def called(self, function: str, case: str, collectives: list[str], *args, **options) -> Any:
+        """What the function returns, when all ranks are through; these are the calls that it may
+        make, and one rank alone may make none."""
+        self.case.write_text(f"{function}: {case}")
+        self.limit()
+        noted = Noted(self.own, self.limit)
+        result = getattr(self.answer, function)(*args, noted, **options)
+        faulthandler.cancel_dump_traceback_later()
+        made = " ".join(name[1:].capitalize() if name[0] == "I" else name for name in noted.calls)
+        made = re.sub(r"Reduce_scatter(_block)? Allgatherv?", "Allreduce", made)
+        if made != " ".join(collectives) and (made or self.size > 1):
+            names = " and ".join(dict.fromkeys(collectives))
+            small = any(name[0].islower() for name in noted.calls)
+            raise Wrong(
+                f"{function}: {case}, rank {self.rank} calls "
+                f"{', '.join(noted.calls[:6]) or 'nothing'}.\n{names} of the whole vector, "
+                f"{len(collectives)} in all, will do."
+                + "\nA method with a small letter pickles what it sends." * small
+            )
+        return result
 
     def shards(self) -> None:
         """Few rows, many ranks, many rows."""
-        draw, size = random.Random(self.seed), self.size
-        cases = [(draw.randrange(2000), size) for _ in range(4)]
-        cases += [(rows, size) for rows in (0, 1, 1797)]
+        draw, size = self.draw, self.size
+        cases = [(rows, size) for rows in (0, 1, 1797, draw.randrange(2000))]
         cases += [(draw.randrange(100), draw.randrange(1, 65)) for _ in range(25)]
-        cases += [(draw.randrange(10**5, 10**6), draw.randrange(2, 8))]
-        cases += [(2**24 + draw.randrange(1, 1000, 2), 2)]  # no fp32 number
         for rows, size in cases:
             cuts = [self.answer.shard(rows, rank, size) for rank in range(size)]
-            case = f"shard: {rows} rows on {size} ranks are cut into {shortened(cuts)}"
-            if not all(isinstance(cut, slice) for cut in cuts):
-                raise Wrong(f"{case}, which are no slices.")
-            parts, end = [range(rows)[cut] for cut in cuts], 0
-            for part in (*filter(len, parts), range(rows, rows)):
-                if part.step != 1 or part.start < end:
-                    raise Wrong(f"{case}: some rows belong to several ranks, or are not in order.")
-                if part.start > end:
-                    raise Wrong(f"{case}: {part.start - end} rows belong to no rank.")
-                end = part.stop
+            case = f"shard: {rows} rows on {size} ranks are cut into {cuts[:8]}"
+            parts = [range(rows)[cut] for cut in cuts]
+            covered = [row for part in parts for row in part]
+            if lost := len({*range(rows)}.difference(covered)):
+                raise Wrong(f"{case}: {lost} rows belong to no rank.")
+            if covered != list(range(rows)):
+                raise Wrong(f"{case}: some rows belong to several ranks, or are not in order.")
             lengths = [len(part) for part in parts]
             if max(lengths) - min(lengths) > 1:
                 raise Wrong(
-                    f"shard: {rows} rows on {size} ranks are cut into {shortened(lengths)} rows: "
-                    "the others wait for the longest.\nLengths may differ by one at most."
+                    f"shard: {rows} rows on {size} ranks are cut into {lengths[:8]} rows: the "
+                    "others wait for the longest.\nLengths may differ by one at most."
                 )
 
-    def layouts(self) -> list[tuple[int, list[int]]]:
-        """(length of a vector, rows by rank): different numbers of rows, a rank with none, the same
-        ones, very different ones, a rank with all."""
-        draw, ranks = self.draw, range(self.size)
-        without, only = draw.choice(ranks), draw.choice(ranks)
-        rows = [
-            [draw.randrange(1, 60) for _ in ranks],
-            [draw.randrange(1, 60) * (rank != without) for rank in ranks],
-            [draw.randrange(1, 60)] * self.size,
-            [draw.randrange(1, 10 ** draw.randrange(1, 7)) for _ in ranks],
-            [draw.randrange(1, 60) * (rank == only) for rank in ranks],
-        ]
-        lengths = [draw.randrange(2000, 4000) for _ in rows[2:]]
-        large = draw.randrange(50_000, 70_000) if self.size == 3 else 7
-        return [(n, r) for n, r in zip([1, large, *lengths], rows) if sum(r)]
-
     def vectors(self) -> None:
-        """broadcast and all_reduce_gradient for all layouts, with a NaN in the last one."""
-        layouts = self.layouts()
-        for number, (length, rows) in enumerate(layouts):
-            own = [np.random.default_rng([self.seed, number, rank]).normal(size=length)
-                   * (rows[rank] > 0) for rank in range(self.size)]
-            if number == len(layouts) - 1:
-                own[np.argmax(rows)][length // 3] = np.nan
-            hints = [(None, "It does not have rank 0's parameters: it would train another model.")]
-            case = f"{self.name} and {length} numbers"
-            self.one("broadcast", "Bcast", case, own, own[0], (), hints)
-            hints = [
-                (own[self.rank], f"Rank {self.rank} still has its own gradient."),
+        """broadcast and all_reduce_gradient change a vector in place, by one collective, also where
+        one rank has no rows."""
+        draw, ranks = self.draw, range(self.size)
+        for idle in (None, *[draw.randrange(self.size)] * (self.size > 1)):
+            rows = [draw.randrange(1, 60) * (rank != idle) for rank in ranks]
+            length, own = draw.randrange(2000, 4000), []
+            for rank in ranks:
+                numbers = np.random.default_rng([self.seed, rank, length]).normal(size=length)
+                own.append(numbers * (rows[rank] > 0))
+            mean = sum(g * (count / sum(rows)) for g, count in zip(own, rows))
+            self.one("broadcast", "Bcast", own, own[0], [], [
+                (None, "It does not have rank 0's parameters: it would train another model."),
+            ])
+            self.one("all_reduce_gradient", "Allreduce", own, mean, rows, [
                 (sum(own), "It is the sum of the ranks' means: steps get N times too long."),
                 (sum(own) / self.size, "A rank with more rows must weigh more."),
                 (None, "Is each gradient weighted by its rank's share of the rows?"),
-            ]
-            mean = sum(g * (r / sum(rows)) for g, r in zip(own, rows))
-            case, more = f"{self.name} that have {rows} rows", (rows[self.rank], sum(rows))
-            self.one("all_reduce_gradient", "Allreduce", case, own, mean, more, hints)
+            ])
 
-    def one(self, function: str, collective: str, case: str, own: list[np.ndarray],
-            right: np.ndarray, more: tuple, symptoms: list) -> None:
-        """A call that changes a vector in place, by one collective.
-
-        own: what each rank has before; symptoms: [(vector, what to say where that is seen)].
-        """
-        got, where = own[self.rank].copy(), f"{function}: {case}, rank {self.rank}"
-        _, counted = self.called(function, case, got, *more)
-        with np.errstate(invalid="ignore"):
-            same = np.abs(got - right) <= SLACK * np.nanmax(np.abs(own))
-        same |= (got == right) | (np.isnan(got) & np.isnan(right))
-        if not same.all():
-            at = int(np.argmin(same))
-            hint = next(words for seen, words in symptoms
-                        if seen is None or np.allclose(got, seen, equal_nan=True))
+    def one(
+        self, function: str, collective: str, own: list[np.ndarray], right: np.ndarray,
+        rows: list[int], hints: list,
+    ) -> None:
+        """own: what each rank has before; rows: of each rank, where the function asks for them;
+        hints: [(vector, what to say where that is seen)]."""
+        case = f"{self.name}" + f" that have {rows} rows" * bool(rows)
+        got, more = own[self.rank].copy(), [rows[self.rank], sum(rows)] if rows else []
+        self.called(function, case, [collective], got, *more)
+        seen = got.copy()  # before what has only begun can come
+        self.comm.Barrier()
+        wrong = np.abs(seen - right) > 1e-13 * np.abs(own).max()
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            hint = next(words for x, words in hints if x is None or np.allclose(seen, x))
             raise Wrong(
-                f"{where}: at [{at}] it has {got[at]:.9g}, and {right[at]:.9g} is right "
-                f"({(~same).sum():,} of {len(got):,} numbers differ).\n{hint}"
+                f"{function}: {case}, rank {self.rank}: at [{at}] it has {seen[at]:.9g}, and "
+                f"{right[at]:.9g} is right ({wrong.sum():,} of {len(seen):,} numbers differ).\n"
+                f"{hint}"
             )
-        counted.right(where, [collective], got.nbytes)
 
     def training(self) -> None:
-        """Compares the learning curve with that of one process that knows no ranks."""
-        draw, everything = self.draw, digits.load()
+        """The learning curve on random images, beside that of one rank."""
+        draw, random_numbers = self.draw, np.random.default_rng(self.seed)
         batch = draw.choice([draw.randrange(1, self.size + 3), draw.randrange(20, 120)])
-        number = batch * draw.randrange(3, 12) + draw.randrange(batch)
-        images, labels = (part[:number] for part in everything)
+        number = batch * draw.randrange(2, 6) + draw.randrange(batch)
+        images = random_numbers.random((number, digits.PIXELS))
+        labels = random_numbers.integers(digits.CLASSES, size=number)
         options = {"epochs": draw.randrange(1, 4), "batch": batch, "lr": draw.uniform(0.05, 0.4)}
-        alone = train_alone(images, labels, **options) if self.rank == 0 else None
-        alone, case = self.comm.bcast(alone), f"{self.name}, {number} images and {options}"
-        with mock.patch.object(digits, "load", lambda: (images.copy(), labels.copy())):
-            curve, counted = self.called("train", case, **options)
-        where = f"train: {case}, rank {self.rank}"
+        case = f"{self.name}, {number} images and {options}"
+        with mock.patch.object(digits, "load", lambda: (images, labels)):
+            alone = self.answer.train(MPI.COMM_SELF, **options)
+            calls = ["Bcast", *["Allreduce"] * len(alone)]
+            curve = self.called("train", case, calls, **options)
+        self.comm.Barrier()
         for step, (got, right) in enumerate(zip(curve, alone, strict=True)):
             if not np.isclose(got, right, rtol=1e-9):
                 raise Wrong(
-                    f"{where}: the learning curve leaves that of one rank at step {step}:\n"
-                    f"{got:.6f} where {right:.6f} is right. Do all ranks hold the same parameters?"
+                    f"train: {case}, rank {self.rank}: the learning curve leaves that of one rank "
+                    f"at step {step}:\n{got:.6f} where {right:.6f} is right. Do all ranks hold the "
+                    "same parameters?"
                 )
-        counted.right(where, ["Bcast", *["Allreduce"] * len(alone)], 8 * digits.SIZE)
-
-
-def train_alone(
-    images: np.ndarray, labels: np.ndarray, epochs: int, batch: int, lr: float
-) -> list[float]:
-    """The learning curve of one process that has never heard of ranks."""
-    parameters, curve = digits.new_parameters(seed=0), []
-    for epoch in range(epochs):
-        order = np.random.default_rng(epoch).permutation(len(images))
-        for first in range(0, len(images), batch):
-            rows = order[first : first + batch]
-            parameters -= lr * digits.loss_and_gradient(parameters, images[rows], labels[rows])[1]
-            curve.append(digits.loss_and_gradient(parameters, images, labels)[0])
-    return curve
-
-
-@contextlib.contextmanager
-def ends(folder: Path, case: str) -> Iterator[Callable[[], None]]:
-    """Inside, the answer runs. HANG seconds after the last call of what this gives, the process is
-    ended, whatever it waits for; the case and the stack are then in a file."""
-    with open(folder / f"process{os.getpid()}.stack", "w") as file:
-        file.write(f"{case}\n")
-        file.flush()
-
-        def limit() -> None:
-            faulthandler.dump_traceback_later(HANG, exit=True, file=file)
-
-        limit()
-        try:
-            yield limit
-        except (NotImplementedError, Wrong):
-            raise
-        except BaseException as error:  # SystemExit too
-            frames = traceback.extract_tb(error.__traceback__)
-            own = [frame for frame in frames if frame.filename == sys.argv[1]][-1:]
-            place = "".join(f" in {Path(f.filename).name} line {f.lineno}: {f.line}" for f in own)
-            raise Wrong(f"{case}: {type(error).__name__}{place}\n{error}") from None
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-
-
-def shortened(listed: list, most: int = 8) -> str:
-    shown = ", ".join(str(item) for item in listed[:most])
-    return f"[{shown}{' …' if len(listed) > most else ''}]"
 
 
 def main(path: Path, folder: Path, seed: int) -> None:
     """Judges the answer in groups, one after another."""
-    from mpi4py import MPI
-
     world = MPI.COMM_WORLD
+    place = folder / f"rank{world.rank}"
+    place.with_suffix(".case").write_text("loading the file")
+    stack = os.open(place.with_suffix(".stack"), os.O_WRONLY | os.O_CREAT)
+    limit = functools.partial(faulthandler.dump_traceback_later, HANG, exit=True, file=stack)
     try:
-        with ends(folder, "loading the file"):
-            sys.path.insert(0, str(path.parent))
-            spec = importlib.util.spec_from_file_location("answer", path)
-            answer = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(answer)
+        limit()
+        sys.path.insert(0, str(path.parent))
+        spec = importlib.util.spec_from_file_location("answer", path)
+        answer = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(answer)
         for turn, sizes in enumerate(GROUPS):
             group = [group for group, size in enumerate(sizes) for _ in range(size)][world.rank]
-            Group(answer, world.Split(group), 100 * seed + 10 * turn + group, folder).judge()
-    except (NotImplementedError, Wrong) as error:
-        kind = "wrong" if isinstance(error, Wrong) else "task"
-        (folder / f"rank{world.rank}.{kind}").write_text(str(error))
+            seed_of_group = 100 * seed + 10 * turn + group
+            Group(answer, world.Split(group), seed_of_group, place, limit).judge()
+    except Exception as error:
+        kind, said = "wrong", str(error)
+        if isinstance(error, NotImplementedError):
+            kind = "task"
+        elif not isinstance(error, Wrong):
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame for frame in frames if frame.filename == str(path)][-1:]
+            said = f"{type(error).__name__}: {said}\n"
+            said += "".join(f"{path.name} line {frame.lineno}: {frame.line}" for frame in own)
+        place.with_suffix(f".{kind}").write_text(said)
         world.Abort(1)
 
 

@@ -1,14 +1,15 @@
 """Given: lets the rings and the tree run against each other, also over slow links."""
 
 import contextlib
+import functools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -62,15 +63,12 @@ def crossing(
     Between two sizes the point lies on the straight line through the two ratios, both logarithmic.
     """
     ratios = [math.log(mine / tree) for mine, tree in zip(times[ring], times["tree"])]
-    if ratios[-1] >= 0:
-        return None
-    first = len(ratios) - 1  # the first size of those at the end that the ring wins
-    while first and ratios[first - 1] < 0:
-        first -= 1
-    if first == 0:
+    ahead = [place for place, ratio in enumerate(ratios) if ratio >= 0]  # there the tree is
+    if not ahead:
         return float(tensor_bytes[0])
-    before, after = ratios[first - 1], ratios[first]
-    low, high = tensor_bytes[first - 1], tensor_bytes[first]
+    if ahead[-1] == len(ratios) - 1:
+        return None
+    (before, after), (low, high) = (x[ahead[-1] :][:2] for x in (ratios, tensor_bytes))
     return low * (high / low) ** (before / (before - after))
 
 
@@ -86,21 +84,6 @@ def theory_at_once(size: int, link: Link) -> float:
     return link.alpha * link.bandwidth * max(0, ring - tree) / (tree - ring / size)
 
 
-class _SlowWork:
-    """A message that is through some time after the other rank has taken it."""
-
-    def __init__(self, work: Any, through: Future):
-        self._work, self._through = work, through
-
-    def wait(self, *args: Any, **keywords: Any) -> bool:
-        """As `Work.wait`."""
-        time.sleep(max(0.0, self._through.result() - time.monotonic()))
-        return True
-
-    def __getattr__(self, name):
-        return getattr(self._work, name)
-
-
 @contextlib.contextmanager
 def slow(link: Link | None) -> Iterator[None]:
     """Inside, messages take as long as `link` says; a rank can send one and receive one at a time.
@@ -109,30 +92,22 @@ def slow(link: Link | None) -> Iterator[None]:
     two cores have four links of their own, like four machines. Blocking calls are slow too: PyTorch
     starts a message and waits for it.
     """
-    before = {name: getattr(dist, name) for name in ("isend", "irecv")}
 
-    def delayed(start: Callable, threads: ThreadPoolExecutor) -> Callable:
-        free = 0.0  # this way is busy until then
+    def through(work: dist.Work, count: int) -> None:
+        work.wait()
+        time.sleep(link.alpha + count / link.bandwidth)
 
-        def through(work, count: int) -> float:
-            nonlocal free
-            work.wait()
-            free = max(free, time.monotonic()) + link.alpha + count / link.bandwidth
-            return free
-
-        def run(tensor, *args, **keywords):
-            work = start(tensor, *args, **keywords)
-            return _SlowWork(work, threads.submit(through, work, tensor.nbytes))
-
-        return run
+    def delayed(start: Callable, way: ThreadPoolExecutor, tensor: torch.Tensor, *args, **keywords):
+        message = way.submit(through, start(tensor, *args, **keywords), tensor.nbytes)
+        message.wait = message.result
+        return message
 
     with contextlib.ExitStack() as stack:
-        for name, start in before.items() if link is not None else ():
-            threads = stack.enter_context(ThreadPoolExecutor(1))  # one after another
-            replaced = delayed(start, threads)
+        for name in ("isend", "irecv") if link is not None else ():
+            way = stack.enter_context(ThreadPoolExecutor(1))  # one after another
+            replaced = functools.partial(delayed, getattr(dist, name), way)
             for module in (dist, dist.distributed_c10d):
-                stack.callback(setattr, module, name, start)
-                setattr(module, name, replaced)
+                stack.enter_context(mock.patch.object(module, name, replaced))
         yield
 
 
@@ -147,22 +122,16 @@ def _race(
     for all_reduce in runners.values():  # opens the connections
         all_reduce(torch.zeros(64))
     for size in tensor_bytes:
-        tensor = torch.zeros(size // 4)
-        trials = {name: [] for name in runners}
+        tensor, trials = torch.zeros(size // 4), {name: [] for name in runners}
         for _ in range(repeats):  # in turns, so that a slow moment hits all
             for name, all_reduce in runners.items():
                 with slow(link):
-                    trials[name].append(_slowest(all_reduce, tensor))
-        for name in runners:
-            times[name].append(statistics.median(trials[name]))
+                    dist.barrier()
+                    start = time.perf_counter()
+                    all_reduce(tensor)
+                    seconds = torch.tensor(time.perf_counter() - start)
+                    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)  # until the last rank is done
+                    trials[name].append(seconds.item())
+        for name, several in trials.items():
+            times[name].append(statistics.median(several))
     return times
-
-
-def _slowest(all_reduce, tensor: torch.Tensor) -> float:
-    """Seconds until the last rank is done."""
-    dist.barrier()
-    start = time.perf_counter()
-    all_reduce(tensor)
-    seconds = torch.tensor(time.perf_counter() - start)
-    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return seconds.item()
