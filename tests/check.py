@@ -21,8 +21,8 @@ STEPS = (
         "them: docs/cluster.md",
     ),
     (
-        "two ranks learn what one rank learns",
-        "tests/parallel/test_data_parallel.py::test_zero_one_equals_one_rank[adamw]",
+        "three ranks learn what one rank learns",
+        "tests/training/test_train.py::test_ranks_learn_what_one_rank_learns",
         "run `make setup`, which installs the versions that the workshop was tested with",
     ),
     (

@@ -1,7 +1,6 @@
 """The grid of ranks: places, groups that really talk to each other, clear errors."""
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -24,26 +23,19 @@ def ranks():
         yield group
 
 
-@pytest.mark.parametrize(("dp", "pp", "tp", "ep", "cp"), SIZES)
-def test_a_ranks_number_follows_the_formula(dp, pp, tp, ep, cp):
-    ranks = meshes.grid(dp, pp, tp, ep, cp)
-    edp = dp // ep
-    assert ranks.shape == (pp, edp, ep, cp, tp) and ranks.dtype == torch.int64
-    for p, d, e, c, t in itertools.product(*(range(size) for size in ranks.shape)):
-        assert ranks[p, d, e, c, t] == (((p * edp + d) * ep + e) * cp + c) * tp + t
-
-
-@pytest.mark.parametrize(("dp", "pp", "tp", "ep", "cp"), SIZES)
-def test_the_lines_of_each_axis_hold_every_rank_once(dp, pp, tp, ep, cp):
-    ranks = meshes.grid(dp, pp, tp, ep, cp)
-    lengths = {"pp": pp, "dp": dp, "ep": ep, "edp": dp // ep, "cp": cp, "tp": tp}
-    lengths |= {"dp_cp": dp * cp, "edp_cp": dp // ep * cp}
-    for axis in meshes.AXES:
-        groups = meshes.lines(ranks, axis)
-        assert {len(group) for group in groups} == {lengths[axis]}
-        assert sorted(rank for group in groups for rank in group) == list(range(ranks.numel()))
-        assert all(list(group) == sorted(group) for group in groups)
-    assert {rank for group in meshes.lines(ranks, "tp")[:1] for rank in group} == set(range(tp))
+def test_a_ranks_number_follows_the_formula_and_each_axis_has_every_rank_once():
+    for dp, pp, tp, ep, cp in SIZES:
+        ranks, edp = meshes.grid(dp, pp, tp, ep, cp), dp // ep
+        assert ranks.shape == (pp, edp, ep, cp, tp) and ranks.dtype == torch.int64
+        for p, d, e, c, t in itertools.product(*(range(size) for size in ranks.shape)):
+            assert ranks[p, d, e, c, t] == (((p * edp + d) * ep + e) * cp + c) * tp + t
+        lengths = {"pp": pp, "dp": dp, "ep": ep, "edp": edp, "cp": cp, "tp": tp}
+        lengths |= {"dp_cp": dp * cp, "edp_cp": edp * cp}
+        for axis in meshes.AXES:
+            groups = meshes.lines(ranks, axis)
+            assert {len(group) for group in groups} == {lengths[axis]}
+            assert sorted(rank for group in groups for rank in group) == list(range(ranks.numel()))
+            assert all(list(group) == sorted(group) for group in groups)
 
 
 def sums(dp, pp, tp, ep, cp):
@@ -66,8 +58,7 @@ def sums(dp, pp, tp, ep, cp):
 @pytest.mark.parametrize(
     ("dp", "pp", "tp", "ep", "cp"),
     [
-        (2, 2, 2, 1, 1), (2, 2, 2, 2, 1), (4, 1, 2, 2, 1), (8, 1, 1, 4, 1), (1, 8, 1, 1, 1),
-        (1, 1, 8, 1, 1), (1, 1, 1, 1, 8), (2, 1, 2, 2, 2), (4, 1, 1, 2, 2), (2, 2, 1, 1, 2),
+        (2, 2, 2, 2, 1), (8, 1, 1, 4, 1), (1, 1, 1, 1, 8), (4, 1, 1, 2, 2), (2, 2, 1, 1, 2),
     ],
 )
 def test_each_axis_is_a_group_of_its_own(ranks, dp, pp, tp, ep, cp):
@@ -138,9 +129,3 @@ def test_torchs_libraries_take_an_axis(ranks):
         assert same_group
 
 
-def test_a_large_world_is_only_arithmetic():
-    """The grid of 3,072 ranks needs no process group."""
-    ranks = meshes.grid(dp=6, pp=64, tp=8)
-    assert ranks.numel() == 3072 == math.prod((6, 64, 8))
-    assert meshes.lines(ranks, "tp")[0] == tuple(range(8))
-    assert meshes.lines(ranks, "pp")[0] == tuple(range(0, 3072, 48))

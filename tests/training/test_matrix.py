@@ -93,4 +93,4 @@ def test_a_rank_with_fewer_held_out_batches_still_gives_its_part(pools, tmp_path
 def test_the_matrix_covers_every_pair_that_goes_together():
     seen = set().union(*map(pairs, read_rows(TABLE, AXES)))
     missing = pairs_of(AXES) - seen
-    assert len(seen) > 550 and not [pair for pair in missing if feasible(dict(pair))]
+    assert len(seen) > 400 and not [pair for pair in missing if feasible(dict(pair))]
