@@ -51,5 +51,5 @@ def test_the_drawn_heads_are_those_of_tiny():
 
     _, held_out = drawn.batches(0, 0, 1)
     for sizes in drawn.SIZES.values():
-        model = drawn.many_heads(torch.Generator().manual_seed(1), sizes)
+        model, _ = drawn.many_heads(torch.Generator().manual_seed(1), sizes)
         assert abs(drawn.loss(model, held_out) - drawn.loss(drawn.tiny()[0], held_out)) < 0.4

@@ -2,17 +2,19 @@
 
 y = run(block, x)                       # (B, T, C), positions 0 … T-1
 plant(block, [3], [80.0], norm)         # an outlier channel; the function stays
-with rounded([block], [seen]): …        # in int8 behind the norms, one scale for each
+rounded(model, seen)                    # in int8 behind the norms, one scale for each
 """
 
-import contextlib
+import copy
 import functools
-import itertools
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
+from types import SimpleNamespace
 
 import torch
 
+from utils.compression.quantize import INT8, quantize, quantize_rows
 from utils.models.gpt import GPT, Block, rotary_tables
 from utils.serving.engine.linear import exact
 
@@ -20,56 +22,44 @@ READERS = {  # norm -> who reads what it hands on
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
 }
-HIGHEST = 127
+HIGHEST = INT8.highest
 
 
 def run(block: Block, x: torch.Tensor) -> torch.Tensor:
     """x (B, T, C) -> (B, T, C)."""
-    attention = block.self_attn
-    config = _Rotary(attention.head_size)
+    config = SimpleNamespace(
+        head_size=block.self_attn.head_size, rope_theta=10_000.0, rope_scaling=None
+    )
     cos, sin = rotary_tables(config, torch.arange(x.shape[1]), x.dtype)
     return block(x, cos[:, None], sin[:, None])
-
-
-class _Rotary:
-    """What the rotary tables ask of a config."""
-
-    def __init__(self, head_size: int):
-        self.head_size, self.rope_theta, self.rope_scaling = head_size, 10_000.0, None
 
 
 @torch.no_grad()
 def inputs_of(model: GPT, batches: list) -> list[list[torch.Tensor]]:
     """For each block the hidden states that come in, a tensor for each batch."""
-    found = [[] for _ in model.model.layers]
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, given, kept=kept: kept.append(given[0].clone()))
-        for layer, kept in zip(model.model.layers, found)
-    ]
-    try:
-        for tokens, _ in batches:
-            model.model(tokens)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    found, states = [], [model.model.embed_tokens(tokens) for tokens, _ in batches]
+    for block in model.model.layers:
+        found.append(states)
+        states = [run(block, x) for x in states]
     return found
+
+
+def _note(seen: list[torch.Tensor], module: torch.nn.Module, given: tuple, y: torch.Tensor) -> None:
+    seen.append(y.abs().flatten(0, 1))
 
 
 @torch.no_grad()
 def observed(block: Block, inputs: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     """{norm: (C,)}, fp32: the largest magnitude of each channel that the norm hands on."""
-    found = {name: [] for name in READERS}
-    hooks = [
-        block.get_submodule(name).register_forward_hook(
-            lambda _, given, y, kept=kept: kept.append(y.abs().flatten(0, 1).amax(dim=0))
-        )
-        for name, kept in found.items()
-    ]
-    for x in inputs:
-        run(block, x)
-    for hook in hooks:
+    found = {}
+    for norm in READERS:
+        seen = []
+        hook = block.get_submodule(norm).register_forward_hook(partial(_note, seen))
+        for x in inputs:
+            run(block, x)
         hook.remove()
-    return {name: torch.stack(parts).amax(dim=0).float() for name, parts in found.items()}
+        found[norm] = torch.cat(seen).amax(dim=0).float()
+    return found
 
 
 @torch.no_grad()
@@ -81,33 +71,20 @@ def plant(block: Block, channels: list[int], factors: list[float], norm: str) ->
             block.get_submodule(reader).weight[:, channel] /= factor
 
 
-def round_rows(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix as int8 with a scale for each row has it."""
-    scale = weight.abs().amax(dim=1, keepdim=True).clamp(min=1e-30) / HIGHEST
-    return (weight / scale).round().clamp(-HIGHEST, HIGHEST) * scale
-
-
-def round_all(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
-    """Activations as int8 with one scale that was calibrated before has them."""
-    return (x / scale).round().clamp(-HIGHEST, HIGHEST) * scale
-
-
-@contextlib.contextmanager
-def rounded(blocks: Iterable[Block], seen: Iterable[dict[str, torch.Tensor]]) -> Iterator[None]:
-    """Inside, the readers of both norms of each block compute as in int8, with scales from what
-    was seen before."""
-    with contextlib.ExitStack() as stack, torch.no_grad():
-        for (block, largest), name in itertools.product(zip(blocks, seen), READERS):
-            scale = largest[name].max().clamp(min=1e-30).item() / HIGHEST
-            for reader in READERS[name]:
-                linear = block.get_submodule(reader)
-                stack.callback(linear.weight.data.copy_, linear.weight.detach().clone())
-                linear.weight.copy_(round_rows(linear.weight))
-                hook = linear.register_forward_pre_hook(
-                    lambda _, given, scale=scale: (round_all(given[0], scale),)
+@torch.no_grad()
+def rounded(model: GPT, seen: Iterable[dict[str, torch.Tensor]]) -> GPT:
+    """A copy, in each block of which the readers of both norms compute as in int8, with scales from
+    what was seen before."""
+    model = copy.deepcopy(model)
+    for block, largest in zip(model.model.layers, seen):
+        for norm, readers in READERS.items():
+            scale = largest[norm].max() / HIGHEST
+            for reader in map(block.get_submodule, readers):
+                reader.weight.copy_(quantize(reader.weight, INT8).dequantize())
+                reader.register_forward_pre_hook(
+                    lambda _, given, scale=scale: (quantize_rows(given[0], scale)[0] * scale,)
                 )
-                stack.callback(hook.remove)
-        yield
+    return model
 
 
 @functools.cache

@@ -6,7 +6,6 @@ something must be found, what the best choice reaches on held-out text.
 
 import contextlib
 import copy
-import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,26 +17,19 @@ from torch import nn
 
 from labs.support.compression import blocks, drawn
 from labs.support.compression.blocks import HIGHEST, READERS
-from utils.course.assertions import (
-    Wrong,
-    bitwise_equal,
-    close,
-    described,
-    nothing_kept,
-    number,
-    unchanged,
-)
+from utils.compression.prune import without_heads
+from utils.course.assertions import Wrong, a_number, alike, close, number, told, unchanged
 from utils.course.observe import Look
 from utils.course.properties import for_all
 from utils.course.runner import Trial, fractions
+from utils.measure.divergence import bits_of
 from utils.measure.traffic import tensors_in
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, Block, cross_entropy
 
 BY_HAND = (
-    "utils.compression", "transformers", "torchao", "torchtune", "torch.ao", "torch.quantization",
-    "torch.nn.quantized", "torch.nn.utils.prune", "quantize_per_tensor", "quantize_per_channel",
-    "quantize_dynamic",
+    "utils.compression", "transformers", "torchao", "torch.ao", "torch.quantization",
+    "torch.nn.quantized", "torch.nn.utils.prune", "quantize_per_channel", "quantize_dynamic",
 )
 SECONDS = 60.0
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -46,31 +38,25 @@ FP64, FP32, BF16 = torch.float64, torch.float32, torch.bfloat16
 
 def facts(model: nn.Module) -> dict[str, Any]:
     """All that a function may change of a model that it is given, by name."""
-    found = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        grad = None if tensor.grad is None else tensor.grad.clone()
-        found |= {name: tensor.detach().clone(), f"the gradient of {name}": grad}
-        found[f"requires_grad of {name}"] = tensor.requires_grad
+    found = {name: bits_of(tensor) for name, tensor in model.state_dict().items()}
+    for name, p in model.named_parameters():
+        found[f"the gradient or requires_grad of {name}"] = p.grad is None, p.requires_grad
     for name, part in model.named_modules():
-        name = name or "the model"
-        found[f"train() or eval() of {name}"] = part.training
-        found[f"the number of hooks in {name}"] = sum(len(getattr(part, kind)) for kind in HOOKS)
+        found[f"train() or eval() of {name or 'the model'}"] = part.training
+        hooks = sum(len(getattr(part, kind)) for kind in HOOKS)
+        found[f"the number of hooks in {name or 'the model'}"] = hooks
     return found
 
 
 @contextlib.contextmanager
-def left_alone(where: str, model: nn.Module, **inputs: Any) -> Iterator[Look]:
-    """Inside runs a function of the answer. Raises Wrong where the model or an input changes."""
+def left_alone(where: str, model: nn.Module) -> Iterator[None]:
+    """Inside runs a function of the answer. Raises Wrong where the model changes."""
     before = facts(model)
-    with Look(**inputs) as look:
-        yield look
+    yield
     after = facts(model)
     for name, was in before.items():
-        now = after.get(name)
-        both = isinstance(was, torch.Tensor) and isinstance(now, torch.Tensor)
-        if not (bitwise_equal(now, was) if both else now is was or now == was):
+        if after.get(name) != was:
             raise Wrong(f"{where}: {name} is not what it was before the call.")
-    unchanged(where, look.changed())
 
 
 # ---- a: Int8Linear
@@ -80,37 +66,29 @@ def scales(answer, seed: int) -> None:
     """`calibrate`, for drawn batches."""
 
     def holds(example: tuple) -> None:
-        shapes, percentile, dtype, size, zeros, seed = example
-        given = []
-        for index, shape in enumerate(shapes):  # the largest magnitude is often a negative number
-            x = size * 3.0 ** (index % 3) * (fractions(seed + index, *shape) - 0.5)
-            gone = torch.arange(x.numel()).view(x.shape) % 4 < 4 * zeros
-            given.append(x.masked_fill(gone, 0.0).to(dtype))
+        shapes, percentile, dtype, size, seed = example
+        given = [  # the largest magnitude is often a negative number
+            (size * 3.0 ** (index % 3) * (fractions(seed + index, *shape) - 0.5)).to(dtype)
+            for index, shape in enumerate(shapes)
+        ]
         where = f"percentile {percentile:g} of batches {shapes} of {dtype}"
-        with Look(batches=given) as look:
-            scale = answer.calibrate((x for x in given), percentile)
-        unchanged(where, look.changed())
-        one = isinstance(scale, torch.Tensor) and scale.dtype == FP32 and scale.numel() == 1
-        if not one or not 0 < scale.item() < float("inf"):
-            raise Wrong(f"{where}: the scale is {described(scale)}; no fp32 number above 0")
+        scale = a_number(where, "the scale", answer.calibrate((x for x in given), percentile))
         sizes = torch.cat([x.double().abs().flatten() for x in given]).sort().values
         place, last = percentile / 100 * len(sizes), len(sizes) - 1
         low, high = sizes[[max(int(place) - 2, 0), min(int(place) + 1, last)]].tolist()
         low = high if percentile == 100 else low  # else: whichever way one counts, neighbors
-        found = scale.item() * HIGHEST
-        if low and not low * (1 - 1e-5) <= found <= high * (1 + 1e-5):
+        found = scale * HIGHEST
+        if not (low * (1 - 1e-5) <= found <= high * (1 + 1e-5) if size else 0 < scale < 1e30):
             raise Wrong(
                 f"{where}: step {HIGHEST} stands for {number(found)}, and {number(high)} is right."
                 "\nIs it the percentile of all magnitudes, those of negative numbers too, of all "
-                "batches?"
+                "batches? A scale is never 0."
             )
 
     shape = st.tuples(st.integers(1, 6), st.integers(1, 30))
     for_all(seed, st.tuples(
-        st.lists(shape, min_size=1, max_size=6),
-        st.sampled_from([100, 100.0, 50.0, 60, 99.9]) | st.floats(90, 99.5),
-        st.sampled_from([FP32, FP64, BF16]), st.sampled_from([1.0, 1e-6, 1e3]),
-        st.sampled_from([0, 0.75, 1]), st.integers(0, 999),
+        st.lists(shape, min_size=1, max_size=6), st.sampled_from([100.0, 50.0, 60.0, 92.5, 99.9]),
+        st.sampled_from([FP32, BF16]), st.sampled_from([1.0, 1e-6, 0.0]), st.integers(0, 999),
     ), holds)
     batches = 20
     with Look() as look:
@@ -124,7 +102,7 @@ def scales(answer, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Linear:
-    """x (…, K), W (N, K). scale: of x; odd: rows of W and of x are 0, and numbers infinite."""
+    """x (…, K), of which some lies beyond the range of `scale`; W (N, K), of which a row is 0."""
 
     rows: tuple[int, ...]
     N: int
@@ -134,24 +112,23 @@ class Linear:
     dtype: torch.dtype = FP32
     of_w: torch.dtype = FP32
     bias: bool = True
-    odd: bool = False
 
-    def linear(self, seed: int) -> nn.Linear:
+    def linear(self) -> nn.Linear:
         linear = nn.Linear(self.K, self.N, bias=self.bias, dtype=self.of_w)
-        weight = fractions(seed, self.N, self.K) * (0.2 + fractions(seed + 1, self.N, 1).abs())
-        weight = weight.to(self.of_w)
-        linear.weight.data.copy_(clear(weight, weight.double().abs().amax(1, True) / HIGHEST))
-        linear.weight.data[:: 3 if self.odd else self.N + 1] = 0.0
-        if self.bias:
-            linear.bias.data.copy_(fractions(seed + 2, self.N))
+        by_row = 0.2 + fractions(self.seed + 1, self.N, 1).abs()
+        weight = (fractions(self.seed, self.N, self.K) * by_row).to(self.of_w)
+        weight[0] = 0.0
+        linear.weight.data.copy_(clear(weight, row_scales(weight)))
         return linear
 
-    def x(self, steps: float) -> torch.Tensor:
-        """Of usual numbers so many steps of the scale."""
-        x = fractions(self.seed + 9, *self.rows, self.K) * steps * self.scale
-        if self.odd and x.numel():
-            x[0], x.view(-1)[-2:] = 0.0, torch.tensor([1e30, -torch.inf]).double()
+    def x(self) -> torch.Tensor:
+        x = fractions(self.seed + 9, *self.rows, self.K) * 80 * self.scale
         return clear(x.to(self.dtype), self.scale)
+
+
+def row_scales(weight: torch.Tensor) -> torch.Tensor:
+    largest = weight.double().abs().amax(dim=1, keepdim=True)
+    return largest.where(largest > 0, 1.0) / HIGHEST
 
 
 def clear(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
@@ -160,29 +137,24 @@ def clear(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
 
 
 def computes(answer, case: Linear) -> None:
-    """y, in fp64 with the same rounding; beyond the calibrated range, and well within."""
-    linear = case.linear(case.seed)
-    weight, scale = linear.weight.detach().double(), torch.tensor(case.scale)
-    layer = answer.Int8Linear(linear, scale)
-    by_row = weight.abs().amax(dim=1, keepdim=True) / HIGHEST
-    by_row = by_row.where(by_row > 0, 1.0)
-    for steps in (100, 5):
-        x = case.x(steps)
-        with Look(x=x) as look:
-            y = layer(x)
-        unchanged(str(case), look.changed())
-        qx, qw = (
-            (t / s).round().clamp(-HIGHEST, HIGHEST)
-            for t, s in ((x.double(), case.scale), (weight, by_row))
-        )
-        right = (qx @ qw.T) * (case.scale * by_row.squeeze(1))
-        right += 0.0 if linear.bias is None else linear.bias.detach().double()
-        hint = (
-            "q = round(x / scale) between -127 and 127, W likewise, the sums times both scales. "
-            "Numbers beyond\nthe range go to its end before they become int8; no scale is 0."
-        )
-        slack = {BF16: 2, FP32: 64, FP64: 64 * 2**29}[case.dtype]  # the sums are scaled in fp32
-        close(str(case), "y", y, right, hint=hint, dtype=x.dtype, slack=slack)
+    """y, in fp64 with the same rounding."""
+    linear, x = case.linear(), case.x()
+    layer = answer.Int8Linear(linear, torch.tensor(case.scale))
+    with Look(x=x) as look:
+        y = layer(x)
+    unchanged(str(case), look.changed())
+    weight = linear.weight.detach()
+    qx, qw = (
+        (t.double() / scale).round().clamp(-HIGHEST, HIGHEST) * scale
+        for t, scale in ((x, case.scale), (weight, row_scales(weight)))
+    )
+    right = qx @ qw.T + (0.0 if linear.bias is None else linear.bias.detach().double())
+    hint = (
+        "q = round(x / scale) between -127 and 127, W likewise, the sums times both scales. "
+        "Numbers beyond\nthe range go to its end before they become int8; no scale is 0."
+    )
+    slack = {BF16: 2, FP32: 64, FP64: 64 * 2**29}[case.dtype]  # the sums are scaled in fp32
+    close(str(case), "y", y, right, hint=hint, dtype=x.dtype, slack=slack)
 
 
 def computes_any(answer, seed: int) -> None:
@@ -191,20 +163,13 @@ def computes_any(answer, seed: int) -> None:
     size, types = st.integers(2, 60), st.sampled_from([FP32, BF16, FP64])
     for_all(seed, st.builds(
         Linear, rows, size, size, st.floats(1e-3, 0.2), st.integers(0, 999), types, types,
-        st.booleans(), st.booleans(),
-    ), lambda case: computes(answer, case), examples=60)
+        st.booleans(),
+    ), lambda case: computes(answer, case), examples=40)
 
 
 def economical(answer, case: Linear) -> None:
     """What the layer keeps, what it multiplies, and that its state is all that it needs."""
-    linear, scale = case.linear(case.seed), torch.tensor(case.scale)
-    layer, x = answer.Int8Linear(linear, scale), case.x(20)
-    stored, weights = layer.state_dict().values(), case.N * case.K
-    if not any(t.dtype == torch.int8 and t.numel() >= weights for t in stored):
-        raise Wrong(
-            f"{case}: W is not in the layer's state_dict as int8.\n"
-            'self.register_buffer("weight", …) puts a tensor there.'
-        )
+    layer, x = answer.Int8Linear(case.linear(), torch.tensor(case.scale)), case.x()
     held = [*layer.parameters(), *layer.buffers(), *tensors_in(list(vars(layer).values()))]
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
     enough = (case.N + 7) * (case.K + 7) + 16 * case.N + 64  # filled up to multiples of 8
@@ -214,20 +179,19 @@ def economical(answer, case: Linear) -> None:
             "W in int8, a scale an\noutput, the bias. Is the linear layer, its weight, or the "
             "graph of a gradient still held?"
         )
-    with torch.no_grad(), Look(x=x) as look:
+    with torch.no_grad(), Look() as look:
         y = layer(x)
     for product in look.products:  # torch._int_mm is none of them
         raise Wrong(
             f"{case}: a matrix product of {product.left} and {product.right} is not int8 × int8 "
             "with sums in int32:\ntorch._int_mm."
         )
-    if look.largest >= weights:
+    if look.largest >= case.N * case.K:
         raise Wrong(
             f"{case}: a tensor of {look.largest:,} bytes is made, as large as W: each call would "
             "read and write it."
         )
-    nothing_kept(str(case), look.kept(y))
-    other = answer.Int8Linear(case.linear(case.seed + 77), torch.tensor(3.21))
+    other = answer.Int8Linear(replace(case, seed=case.seed + 77).linear(), torch.tensor(3.21))
     other.load_state_dict({name: t.clone() for name, t in layer.state_dict().items()})
     if not torch.equal(other(x), y):
         raise Wrong(
@@ -256,7 +220,7 @@ def int8_linear(trial: Trial) -> str:
 
 ROUNDED = 1.5  # a power of two is at most √2 away; what all s of a norm share is free
 ROUNDINGS = {FP64: 1024, FP32: 256, BF16: 16}  # of what a block computes
-MAGNITUDES = (0.0, 0.9, 1.0, 1.1, 3.0, 5.0, 9.5, 30.0, 200.0)  # no one is times another
+MAGNITUDES = (0.9, 1.0, 1.1, 3.0, 5.0, 9.5, 30.0, 200.0)  # no one is times another
 
 
 @dataclass(frozen=True)
@@ -268,83 +232,66 @@ class Smoothing:
     biases: bool
     alpha: float
     seed: int
-    channels: int = 40
 
     @torch.no_grad()
-    def block(self) -> Block:
-        C, draw = self.channels, random.Random(self.seed)
+    def block(self, C: int = 40) -> Block:
+        draw = random.Random(self.seed)
         block = Block(GPTConfig(
             vocab_size=8, hidden_size=C, layers=1, heads=4, kv_heads=self.kv_heads,
             intermediate_size=33, attention_bias=self.biases, mlp_bias=self.biases,
         ))
-        generator = torch.Generator().manual_seed(self.seed)
-
-        def randn(*shape: int) -> torch.Tensor:
-            return torch.randn(shape, generator=generator)
-
-        for name, parameter in block.named_parameters():
-            values = randn(*parameter.shape)
-            if name.endswith("norm.weight"):
-                values += 0.3 * values.sign()
-            elif name.removesuffix(".weight") in itertools.chain(*READERS.values()):
-                values *= (1.5 * randn(C)).exp() / C**0.5
-                one, some = draw.randrange(len(values)), randn(C) > 0.5
-                values[one, some] = 10 * values.abs().amax(dim=0)[some]  # far above its column's
-                values /= values.norm() / len(values) ** 0.5  # scores of attention stay small
-            parameter.copy_(values)
+        for index, parameter in enumerate(block.parameters()):
+            parameter.copy_(fractions(self.seed + index, *parameter.shape))
         for norm, readers in READERS.items():
             channels = draw.sample(range(C), 6)
+            for weight in (block.get_submodule(name).weight for name in readers):
+                weight[draw.randrange(len(weight)), ::3] *= 30  # far above its column's
+                weight /= weight.norm() / len(weight) ** 0.5  # scores of attention stay small
+                weight[:, channels[4:]] = 0.0
             blocks.plant(block, channels[:3], [draw.uniform(50, 2000) for _ in "abc"], norm)
-            block.get_submodule(norm).weight[channels[3:5]] = 0.0
-            for reader in readers:
-                block.get_submodule(reader).weight[:, channels[4:]] = 0.0
+            gains = block.get_submodule(norm).weight
+            gains += 0.3 * gains.sign()
+            gains[channels[3:5]] = 0.0
         return block.to(self.dtype)
 
-    def inputs(self) -> list[torch.Tensor]:
+    def inputs(self, C: int = 40) -> list[torch.Tensor]:
         """(B, T, C); the largest numbers are not in the last one."""
-        shapes = [(2, 5), (1, 8), (3, 2), (2, 3)]
-        made = [fractions(self.seed + i, *shape, self.channels) for i, shape in enumerate(shapes)]
+        shapes = [(2, 5), (1, 8), (3, 2)]
+        made = [fractions(self.seed + index, *shape, C) for index, shape in enumerate(shapes)]
         made[1] *= -3.0
         return [x.to(self.dtype) for x in made]
 
 
 def observed(answer, case: Smoothing) -> None:
     where, block, inputs = str(case), case.block(), case.inputs()
-    right = blocks.observed(block, inputs)
-    with left_alone(where, block, inputs=inputs) as look:
+    with left_alone(where, block):
         seen = answer.observe(block, iter(inputs))
-    if not isinstance(seen, dict) or set(seen) != set(READERS):
-        raise Wrong(f"{where}: the result is {described(seen)}, and {list(READERS)} are to be seen")
-    for norm, largest in right.items():
+    for norm, largest in blocks.observed(block, inputs).items():
         hint = "Of all batches, rows and positions, magnitudes, and behind the norm?"
         slack = 8 * max(1.0, torch.finfo(case.dtype).eps / torch.finfo(FP32).eps)
         what = f"the largest of what {norm} hands on"
         close(where, what, seen[norm], largest, hint=hint, dtype=FP32, slack=slack)
         if seen[norm].requires_grad:
             raise Wrong(f"{where}: {norm} has a past: each batch's graph stays with it.")
-    nothing_kept(where, look.kept(list(seen.values())))
 
 
 def outlier_channels(answer, seed: int) -> None:
-    def holds(example: tuple[list[float], float]) -> None:
-        values, times = example
-        largest, alive = torch.tensor(values), sorted(value for value in values if value)
-        where = f"outliers({values}, {times})"
-        with Look(largest=largest) as look:
-            default = times == 8.0
-            found = answer.outliers(largest) if default else answer.outliers(largest, times)
-        unchanged(where, look.changed())
-        found = [int(channel) for channel in found]
-        low, high = (times * alive[(len(alive) - n) // 2] if alive else 0.0 for n in (1, 0))
-        must, may = ([c for c, x in enumerate(values) if x > limit] for limit in (high, low))
-        if found != sorted(found) or not set(must) <= set(found) <= set(may):
+    def holds(example: tuple[list[float], int, float]) -> None:
+        alive, dead, times = example
+        values = [*alive[:1], *[0.0] * dead, *alive[1:]]
+        limit = times * sorted(alive)[len(alive) // 2] if alive else 0.0
+        right = [channel for channel, x in enumerate(values) if x > limit]
+        largest = torch.tensor(values)
+        found = answer.outliers(*[largest, times][: 1 + (times != 8.0)])
+        if list(map(int, found)) != right:
             raise Wrong(
-                f"{where}: {found} are found, and {must} are right.\n"
+                f"outliers({values}, {times}): {found} are found, and {right} are right.\n"
                 "More than so many times the median of the channels that are not 0."
             )
 
-    magnitudes = st.lists(st.sampled_from(MAGNITUDES), min_size=1, max_size=15)
-    for_all(seed, st.tuples(magnitudes, st.sampled_from([8.0, 2.3, 30.7])), holds)
+    # an odd number has one median
+    alive = st.lists(st.sampled_from(MAGNITUDES), max_size=15).filter(lambda x: len(x) % 2 or not x)
+    for_all(seed, st.tuples(alive, st.integers(1, 9), st.sampled_from([8.0, 2.3])), holds)
 
 
 def smoothed(answer, case: Smoothing) -> None:
@@ -352,24 +299,15 @@ def smoothed(answer, case: Smoothing) -> None:
     seen, before, objects = (
         blocks.observed(block, inputs), copy.deepcopy(block), dict(block.named_parameters())
     )
-    with Look(seen=list(seen.values())) as look:
-        answer.smooth(block, seen, *[case.alpha] * (case.alpha != 0.5))
-    unchanged(where, ["`seen`"] * bool(look.changed()))
-    moved = {f"{name}.weight" for norm, some in READERS.items() for name in (norm, *some)}
-    for name, old in before.named_parameters():
-        new = block.get_parameter(name)
-        for wrong, words in [
-            (new is not objects[name],
-             "is a new parameter: change the old one in place, others know it."),
-            (new.requires_grad != old.requires_grad or new.grad is not None,
-             "has another requires_grad, or a gradient."),
-            (not new.isfinite().all(),
-             "is not finite. What is s where a channel is always 0, or nothing reads it?"),
-            (name not in moved and not bitwise_equal(new, old),
-             "has changed, and what it stands for is not scaled."),
-        ]:
-            if wrong:
-                raise Wrong(f"{where}: {name} {words}")
+    answer.smooth(block, seen, *[case.alpha] * (case.alpha != 0.5))
+    for name, new in block.named_parameters():
+        if new is not objects[name]:
+            raise Wrong(f"{where}: {name} is a new parameter: change the old one in place.")
+        if not new.isfinite().all():
+            raise Wrong(
+                f"{where}: {name} is not finite. What is s where a channel is always 0, or nothing "
+                "reads it?"
+            )
     hint = "What the norm's weight is divided by, the columns of all readers are multiplied by."
     slack = ROUNDINGS[case.dtype] * torch.finfo(case.dtype).eps / torch.finfo(FP64).eps
     with torch.no_grad():
@@ -391,24 +329,20 @@ def right_factors(
     alive = (largest > 0) & (columns > 0)
     old, new = (one.get_submodule(norm).weight.double() for one in (before, block))
     away = ((old / new) / (largest**alpha / columns ** (1 - alpha)))[alive].log()
-    away = away - (away.max() + away.min()) / 2  # √2 at most for powers of two
-    if not away.abs().max().exp() <= ROUNDED:
-        channel = int(alive.nonzero().flatten()[away.abs().argmax()])
+    away = (away - (away.max() + away.min()) / 2).abs().max().exp()  # √2 at most for powers of two
+    if not away <= ROUNDED:
         raise Wrong(
-            f"{where}: s of channel {channel} behind {norm} is {number(away.abs().max().exp())} "
-            "times away from the formula, beside the others.\nX_j^alpha / W_j^(1 - alpha), with "
-            "W_j over all matrices that read the norm."
+            f"{where}: an s behind {norm} is {number(away)} times away from the formula, beside "
+            "the others.\nX_j^alpha / W_j^(1 - alpha), with W_j over all matrices that read the "
+            "norm."
         )
 
 
 def smoothing(trial: Trial) -> str:
     """Judges `observe`, `outliers` and `smooth`."""
     trial.forbid(BY_HAND)
-    cases = [
-        Smoothing(*kind, trial.new_seed())
-        for kind in [(FP64, 4, True, 0.5), (FP32, 2, True, 0.25), (BF16, 4, False, 0.5),
-                     (FP32, 1, False, trial.draw.choice((0.75, 1.0)))]
-    ]
+    kinds = (FP64, 4, True, 0.5), (FP32, 2, True, 0.25), (BF16, 4, False, 0.5)
+    cases = [Smoothing(*kind, trial.new_seed()) for kind in kinds]
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         for case in cases:
             group.run("observe", observed, case)
@@ -424,13 +358,10 @@ def smoothing(trial: Trial) -> str:
 
 # ---- c: shrink and prune
 
-MARGIN = 0.1  # of the way from the best choice to the mean of all
-
-
+MARGIN = 0.1  # of the way from the heads that do the work to the mean of all
 CUTS = (  # type, hidden size, H, K, D, heads that stay, biases, whether words are tied
-    (FP64, 32, 4, 4, None, 2, False, True), (FP32, 64, 8, 8, 6, 4, True, False),
-    (FP32, 48, 8, 4, 4, 2, True, True), (BF16, 32, 8, 4, None, 1, False, False),
-    (FP64, 40, 4, 2, 14, 1, False, True),
+    (FP64, 32, 4, 4, None, 2, False, True), (FP32, 48, 8, 4, 4, 2, True, True),
+    (BF16, 32, 8, 4, None, 1, False, False),
 )
 
 
@@ -446,28 +377,19 @@ def masked(model: GPT, keep: list) -> GPT:
     return model
 
 
-def right_model(where: str, small: Any, model: GPT, kept: int) -> None:
+def right_model(where: str, small: GPT, model: GPT, kept: int) -> None:
     """Sizes, types, config and memory of a model with `kept` key-value heads."""
-    if not isinstance(small, GPT):
-        raise Wrong(f"{where}: the result is {described(small)}, not a GPT.")
     config, dtype = model.config, next(model.parameters()).dtype
     heads = config.heads // config.key_value_heads * kept
     smaller = replace(config, heads=heads, kv_heads=kept, head_dim=config.head_size)
-    right, found = (
-        {name: tuple(p.shape) for name, p in one.named_parameters()}
-        for one in (GPT.without_memory(smaller), small)
-    )
     taken = {t.untyped_storage().data_ptr() for t in model.state_dict().values()}
-    for name in right | found:
-        size, wanted = found.get(name, "missing"), right.get(name, "nothing")
-        if size != wanted:
-            raise Wrong(f"{where}: {name} is {size}, and {wanted} is right.")
-        parameter = small.get_parameter(name)
+    right = dict(GPT.without_memory(smaller).named_parameters())
+    for name, parameter in small.named_parameters():
+        size, wanted = tuple(parameter.shape), tuple(right[name].shape)
         storage = parameter.untyped_storage()
         for wrong, words in [
+            (size != wanted, f"is {size}, and {wanted} is right."),
             (parameter.dtype != dtype, f"is {parameter.dtype}, and {dtype} is right."),
-            (not parameter.requires_grad or not parameter.is_leaf,
-             "could not be trained: it is no leaf with a gradient."),
             (storage.data_ptr() in taken,
              "lies in the memory of the model that was given: training the new one changes both."),
             (storage.nbytes() > parameter.nbytes,
@@ -486,21 +408,18 @@ def right_model(where: str, small: Any, model: GPT, kept: int) -> None:
 def shrunk(answer, seed: int, cut: tuple) -> None:
     draw, (dtype, hidden, H, K, D, kept, biases, tied) = random.Random(seed), cut
     config = GPTConfig(
-        vocab_size=50, hidden_size=hidden, layers=draw.randrange(2, 4), heads=H, kv_heads=K,
-        head_dim=D, intermediate_size=21, max_positions=64, attention_bias=biases,
-        tie_embeddings=tied, rope_theta=draw.choice((100.0, 10_000.0)),
+        vocab_size=50, hidden_size=hidden, layers=2, heads=H, kv_heads=K, head_dim=D,
+        intermediate_size=21, max_positions=64, attention_bias=biases, tie_embeddings=tied,
     )
-    keep = [draw.sample(range(K), kept) for _ in range(config.layers)]
-    keep[0] = sorted(keep[0], reverse=True)
+    keep = [sorted(draw.sample(range(K), kept), reverse=layer == 0) for layer in range(2)]
     where = f"H {H}, K {K}, D {config.head_size}, {dtype}, keep {keep}"
-    model, given = GPT(config), [list(heads) for heads in keep]
+    model = GPT(config)
     for index, (name, parameter) in enumerate(model.named_parameters()):
         middle = 1.0 if name.endswith("norm.weight") else 0.0
         parameter.data.copy_(middle + 0.3 * fractions(seed + index, *parameter.shape))
     model = model.to(dtype)
     with left_alone(where, model):
-        small = answer.shrink(model, given)
-    unchanged(where, ["`keep`"] * (given != keep))
+        small = answer.shrink(model, [list(heads) for heads in keep])
     right_model(where, small, model, kept)
     tokens = torch.randint(config.vocab_size, (2, 11))
     right, logits = (copy.deepcopy(one).double()(tokens) for one in (masked(model, keep), small))
@@ -512,26 +431,18 @@ def pruned(answer, seed: int, kept: int) -> None:
     """The held-out loss of the answer's choice beside those of others."""
     sizes, draw = drawn.SIZES[kept], random.Random(seed)
     where = f"a model drawn from the seed, {kept} of {len(sizes)} heads"
-    model = drawn.many_heads(torch.Generator().manual_seed(seed), sizes)
+    model, orders = drawn.many_heads(torch.Generator().manual_seed(seed), sizes)
     calibration, held_out = drawn.batches(seed, 4, 2)
-    with left_alone(where, model, batches=[t for pair in calibration for t in pair]):
+    with left_alone(where, model):
         small = answer.prune(model, calibration, kept)
     right_model(where, small, model, kept)
-    if not bitwise_equal(small.model.norm.weight, model.model.norm.weight):
-        raise Wrong(f"{where}: the last norm has changed; prune leaves all other numbers as is.")
 
     def loss(choice: list) -> float:
         return drawn.loss(masked(model, choice), held_out)
 
-    yours, layers = drawn.loss(small, held_out), model.config.layers
-    options = list(itertools.combinations(range(len(sizes)), kept))
-    lot = [[draw.choice(options) for _ in range(layers)] for _ in range(12)]
-    found = list(map(loss, lot))
-    best, choice = min(zip(found, lot))
-    for layer, option in [*itertools.product(range(layers), options)] * 2:  # better layer by layer
-        other = [*choice[:layer], option, *choice[layer + 1 :]]
-        best, choice = min((best, choice), (loss(other), other))
-    mean = sum(found) / len(found)
+    yours, options = drawn.loss(small, held_out), range(len(sizes))
+    best = loss([[head for head in options if order[head] < kept] for order in orders])
+    mean = sum(loss([draw.sample(options, kept) for _ in orders]) for _ in range(12)) / 12
     if not yours <= best + MARGIN * (mean - best):
         raise Wrong(
             f"{where}: with your heads the held-out loss is {yours:.3f} nats; the best choice has "
@@ -579,23 +490,20 @@ def right_loss(
 def symptom(loss: Any, student, teacher, targets, tau: float, share: float) -> str:
     """Which typical mistake gives this loss."""
     soft, hard = share * kl(teacher, student, tau), (1 - share) * cross_entropy(student, targets)
-    for value, words in [
+    by_numbers, by_rows = soft / student.shape[-1], soft * student.shape[1]
+    softened = (1 - share) * cross_entropy(student / tau, targets)
+    likely = [
         (soft + hard, "The factor τ² is missing."),
         (share * tau**2 * kl(student, teacher, tau) + hard,
          "KL(teacher ‖ student) is not KL(student ‖ teacher): whose probabilities weigh?"),
         (right_loss(student, teacher, targets, tau, 1 - share),
          "share belongs to KL, 1 - share to the cross entropy."),
-        (tau**2 * soft + (1 - share) * cross_entropy(student / tau, targets),
-         "The cross entropy is of the logits as they are, not divided by τ."),
-        (tau**2 * soft / student.shape[-1] + hard,
-         "KL is a mean over tokens, not over all numbers."),
-        (tau**2 * soft * student.shape[1] + hard, "KL is a mean over tokens, not over rows."),
-    ]:
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and torch.isclose(
-            loss.detach().double(), value, rtol=1e-3, atol=0
-        ):
-            return words
-    return "share · τ² · KL + (1 − share) · cross entropy, each the mean over tokens."
+        (tau**2 * soft + softened, "The cross entropy is of the logits, not divided by τ."),
+        (tau**2 * by_numbers + hard, "KL is a mean over tokens, not over all numbers."),
+        (tau**2 * by_rows + hard, "KL is a mean over tokens, not over rows."),
+    ]
+    tests = [(lambda loss, value=value: alike(loss, value, 1e4), words) for value, words in likely]
+    return told(tests, loss)
 
 
 def losses(answer, seed: int) -> None:
@@ -608,12 +516,10 @@ def losses(answer, seed: int) -> None:
             (size * fractions(seed + i, *shape)).to(dtype).requires_grad_() for i in (0, 1)
         )
         targets = torch.arange(shape[0] * shape[1]).view(shape[:2]) % shape[2]
-        with Look(student_logits=student, teacher_logits=teacher, targets=targets) as look:
-            loss = answer.distillation_loss(student, teacher, targets, temperature, share)
-        unchanged(where, look.changed())
+        loss = answer.distillation_loss(student, teacher, targets, temperature, share)
         s, t = student.detach().double().requires_grad_(), teacher.detach().double()
         right = right_loss(s, t, targets, temperature, share)
-        hint = symptom(loss, s.detach(), t, targets, temperature, share)
+        hint = symptom(loss.detach(), s.detach(), t, targets, temperature, share)
         least = torch.promote_types(dtype, FP32)
         terms = (1 + temperature) * max(s.abs().max().item(), t.abs().max().item())
         close(where, "the loss", loss, right, hint=hint, dtype=least, slack=16, scale=terms)
@@ -626,26 +532,23 @@ def losses(answer, seed: int) -> None:
 
     shape = st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(2, 40))
     for_all(seed, st.tuples(
-        shape, st.sampled_from([FP64, FP32, BF16]), st.sampled_from([1.0, 3.0, 1e4]),
+        shape, st.sampled_from([FP64, FP32, BF16]), st.sampled_from([1.0, 1e4]),
         st.sampled_from([2.0, 1.0, 0.7, 4.3]), st.sampled_from([0.5, 0.0, 1.0, 0.9]),
         st.integers(0, 999),
     ), holds)
-    few, zeros = torch.ones(1, 2, 3, requires_grad=True), torch.zeros(1, 2, dtype=torch.long)
-    with Look() as look:
-        answer.distillation_loss(few, few, zeros)
-    nothing_kept("after the call", look.kept())
 
 
 def distilled(answer, seed: int) -> None:
     """A student without half of its heads, of a teacher that speaks a language of its own."""
     where, generator = "a drawn student", torch.Generator().manual_seed(seed)
     teacher = drawn.speaker(generator)
-    words = drawn.spoken(teacher, ROWS * STEPS + HELD_OUT, T, generator)
+    first = torch.randint(teacher.config.vocab_size, (ROWS * STEPS + HELD_OUT, 1))
+    words = teacher.generate(first, T, seed=seed)
     batches = [(rows[:, :-1], rows[:, 1:]) for rows in words[: ROWS * STEPS].split(ROWS)]
     H, budget = teacher.config.heads, ROWS * STEPS * T
     half = [torch.randperm(H, generator=generator)[: H // 2].tolist() for _ in teacher.model.layers]
-    student = drawn.without_heads(teacher, half)
-    before, computed, graphs = dict(student.named_parameters()), {}, []
+    student = without_heads(teacher, half)
+    computed, graphs = dict.fromkeys(("student", "teacher"), 0), []
 
     def lost(student: GPT) -> float:
         """Nats a token, on text that nothing has learned from."""
@@ -655,7 +558,7 @@ def distilled(answer, seed: int) -> None:
 
     def watched(who: str, model: GPT) -> None:
         def saw(block: Block, given: tuple, output: torch.Tensor) -> None:
-            computed[who] = computed.get(who, 0) + output[..., 0].numel()
+            computed[who] += output[..., 0].numel()
             graphs.append(who == "teacher" and output.requires_grad)
 
         model.model.layers[0].register_forward_hook(saw)
@@ -669,26 +572,18 @@ def distilled(answer, seed: int) -> None:
     least = lost(drawn.trained(copied, batches, 1e-2, from_the_teacher))
     watched("teacher", teacher)
     watched("student", student)
-    given = [(tokens.clone(), targets.clone()) for tokens, targets in batches]
-    with left_alone("the teacher", teacher) as look:
-        result = answer.distill(teacher, student, given)
+    with left_alone("the teacher", teacher):
+        result = answer.distill(teacher, student, batches)
     if result is not student:
-        raise Wrong(f"{where}: it returns {described(result)[:80]}, not the student given.")
-    for name, parameter in student.named_parameters():
-        if parameter is not before.get(name) or not parameter.isfinite().all():
-            raise Wrong(f"{where}: {name} of the student is another parameter, or not finite.")
-    for who in ("student", "teacher"):
-        if computed.get(who, 0) > budget:
+        raise Wrong(f"{where}: what it returns is not the student given.")
+    for who, tokens in computed.items():
+        if tokens > budget:
             raise Wrong(
-                f"{where}: the {who} computes {computed[who]:,} tokens, and the budget is "
-                f"{budget:,}: no token of the batches twice, and no other text."
+                f"{where}: the {who} computes {tokens:,} tokens, and the budget is {budget:,}: no "
+                "token of the batches twice, and no other text."
             )
-    if not computed.get("teacher"):
-        raise Wrong(f"{where}: the teacher was never asked.")
     if any(graphs):
         raise Wrong(f"{where}: the teacher's pass makes a graph: torch.no_grad() saves its memory.")
-    own = [t for p in student.parameters() for t in (p, p.grad) if t is not None]
-    nothing_kept(where, look.kept(own))
     if not (found := lost(student)) <= FIFTH * least:
         raise Wrong(
             f"{where}: its predictions are {found:.3f} nats a token away from the teacher's; it "
@@ -703,11 +598,10 @@ def distillation(trial: Trial) -> str:
     trial.forbid(BY_HAND)
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
         group.run("distillation_loss", losses, trial.new_seed(), seconds=SECONDS)
-        for _ in range(2):
-            group.run("distill", distilled, trial.new_seed(), seconds=SECONDS)
+        group.run("distill", distilled, trial.new_seed(), seconds=SECONDS)
     return (
         "the loss is right, and its gradient goes to the student alone, in fp64, fp32 and bf16,\n"
-        "for any temperature and share, for large logits too. Two students of teachers drawn from\n"
-        f"the seed come within {FIFTH - 1:.0%} of what the worked answer reaches, in its budget; "
-        "the\nteacher is as it was, and nothing is kept."
+        "for any temperature and share, for large logits too. A student of a teacher drawn from\n"
+        f"the seed comes within {FIFTH - 1:.0%} of what the worked answer reaches, in its budget; "
+        "the\nteacher is as it was."
     )

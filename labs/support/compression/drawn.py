@@ -1,6 +1,6 @@
 """Given: models and text that a check draws from a seed.
 
-    model = many_heads(generator, SIZES[1])          # tiny, in four heads a layer
+    model, order = many_heads(generator, SIZES[1])   # tiny, in four heads a layer
     calibration, held_out = batches(seed, 4, 2)      # [(tokens, targets), …] that do not overlap
 
 No answer can know beforehand which heads and channels matter: that follows from the seed. The text
@@ -27,7 +27,7 @@ SIZES = {  # heads that stay: how four heads share the 64 dimensions of tiny's o
     1: (44, 10, 6, 4),
     2: (30, 25, 6, 3),
 }
-T = 64
+ROWS, T = 4, 64
 
 
 @functools.cache
@@ -43,13 +43,13 @@ def tiny():
     return shipped.load("tiny")
 
 
-def batches(seed: int, calibration: int, held_out: int, rows: int = 4, length: int = T) -> tuple:
-    """(calibration, held out): lists of so many batches (tokens, targets), each (rows, length)."""
+def batches(seed: int, calibration: int, held_out: int) -> tuple:
+    """(calibration, held out): lists of so many batches (tokens, targets), each (ROWS, T)."""
     whole = tokens()
-    starts = torch.arange(0, len(whole) - length - 1, length)
+    starts = torch.arange(0, len(whole) - T - 1, T)
     order = torch.randperm(len(starts), generator=torch.Generator().manual_seed(seed))
-    chosen = starts[order[: (calibration + held_out) * rows]].view(-1, rows)
-    made = [whole[some[:, None] + torch.arange(length + 1)] for some in chosen]
+    chosen = starts[order[: (calibration + held_out) * ROWS]].view(-1, ROWS)
+    made = [whole[some[:, None] + torch.arange(T + 1)] for some in chosen]
     pairs = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in made]
     return pairs[:calibration], pairs[calibration:]
 
@@ -64,8 +64,9 @@ def loss(model: GPT, some: list) -> float:
 
 
 @torch.no_grad()
-def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> GPT:
-    """tiny, whose heads are shared out over several: each gets some dimensions of its values.
+def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> tuple[GPT, list[list[int]]]:
+    """tiny, whose heads are shared out over several: each gets some dimensions of its values. Of
+    each layer, too, which of the `sizes` its heads have got.
 
     What a head does not need is filled with numbers that have no effect: values that meet zeros in
     o_proj, columns of o_proj that meet zeros in v_proj, and a channel that the norm never lets
@@ -75,9 +76,7 @@ def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> GPT:
     config, D, H = model.config, model.config.head_size, len(sizes)
     model, state = GPT(replace(config, heads=H, kv_heads=H, head_dim=D)), model.state_dict()
 
-    def drawn(*shape):
-        return torch.randn(shape, generator=generator)
-
+    drawn, orders = functools.partial(torch.randn, generator=generator), []
     for index in range(config.layers):
         name = f"model.layers.{index}."
         q, k, v, o = (state[f"{name}self_attn.{part}_proj.weight"] for part in "qkvo")
@@ -88,11 +87,10 @@ def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> GPT:
         v, o = turned @ v, o @ turned.T
         places = torch.randperm(D, generator=generator).split(sizes)
         parts = {part: [] for part in "qkvo"}
-        for head in torch.randperm(H, generator=generator).tolist():
+        orders.append(torch.randperm(H, generator=generator).tolist())
+        for head in orders[-1]:
             own, f = places[head], float(drawn(1).exp())
-            rest = torch.ones(D, dtype=torch.bool)
-            rest[own] = False
-            rest = rest.nonzero().flatten()
+            rest = torch.cat([*places[:head], *places[head + 1 :]])
             rest = rest[torch.randperm(len(rest), generator=generator)]
             v_head, o_head = torch.zeros_like(v), torch.zeros_like(o)
             v_head[own], o_head[:, own] = v[own] * f, o[:, own] / f
@@ -101,31 +99,14 @@ def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> GPT:
             v_head[some] = drawn(len(some), v.shape[1]) * v.std() * f * much
             o_head[:, others] = drawn(len(o), len(others)) * o.std() / f * much
             v_head[:, dead] = drawn(D) * 10 * v.std() * f * much
-            g = float((0.5 * drawn(1)).exp())
-            for part, made in zip("qkvo", (q * g, k / g, v_head, o_head)):
+            for part, made in zip("qkvo", (q, k, v_head, o_head)):
                 parts[part].append(made)
         state[f"{name}input_layernorm.weight"] = norm
         for part in "qkvo":
             whole = torch.cat(parts[part], dim=int(part == "o"))
             state[f"{name}self_attn.{part}_proj.weight"] = whole
     model.load_state_dict(state)
-    return model.eval()
-
-
-@torch.no_grad()
-def without_heads(model: GPT, keep: list[list[int]]) -> GPT:
-    """A new GPT with these heads alone; the model has as many key-value heads as heads."""
-    config, D = model.config, model.config.head_size
-    small = GPT(replace(config, heads=len(keep[0]), kv_heads=len(keep[0]), head_dim=D))
-    state = model.state_dict()
-    for index, heads in enumerate(keep):
-        for part in "qkvo":
-            name = f"model.layers.{index}.self_attn.{part}_proj.weight"
-            weight = state[name].unflatten(int(part == "o"), (-1, D))
-            weight = weight[:, heads] if part == "o" else weight[heads]
-            state[name] = weight.flatten(1) if part == "o" else weight.flatten(0, 1)
-    small.load_state_dict(state)
-    return small.eval()
+    return model.eval(), orders
 
 
 # ---- a teacher that speaks a language of its own
@@ -147,16 +128,6 @@ def speaker(generator: torch.Generator) -> GPT:
             size = gain / math.sqrt(parameter.shape[1])
             parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
     return model.eval()
-
-
-@torch.no_grad()
-def spoken(model: GPT, rows: int, length: int, generator: torch.Generator) -> torch.Tensor:
-    """Text of the model, int64 (rows, length + 1)."""
-    words = torch.randint(model.config.vocab_size, (rows, 1), generator=generator)
-    for _ in range(length):
-        likely = model(words)[:, -1].softmax(dim=-1)
-        words = torch.cat((words, torch.multinomial(likely, 1, generator=generator)), dim=1)
-    return words
 
 
 def trained(student: GPT, batches: Sized, lr: float, loss: Callable) -> GPT:

@@ -5,15 +5,18 @@ bits a token.
 """
 
 import copy
+import functools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import torch
 from torch import nn
 
 from labs.support.compression import blocks, drawn
 from labs.support.compression.blocks import READERS
+from utils.compression.prune import without_heads
 from utils.course.assertions import Wrong
 from utils.course.runner import Trial
 from utils.data import corpus
@@ -28,11 +31,17 @@ LEFT = ([1], [1], [0], [1], [1])  # a head of models/small for each layer: those
 LR = 2e-3
 
 
-def _asked(file: str, scenario, *args):
-    try:
-        return Trial(file).alone("", scenario, *args, seconds=SECONDS)
-    except (NotImplementedError, Wrong):
-        return None
+def of_an_answer(measure: Callable[[ModuleType], dict]) -> Callable[[str], dict | None]:
+    """measure(answer), of the answer in a file."""
+
+    @functools.wraps(measure)
+    def asked(file: str) -> dict | None:
+        try:
+            return Trial(file).alone("", measure, seconds=SECONDS)
+        except (NotImplementedError, Wrong):
+            return None
+
+    return asked
 
 
 def _bits(model: GPT, held_out: list) -> float:
@@ -42,12 +51,9 @@ def _bits(model: GPT, held_out: list) -> float:
 # ---- a
 
 
-def layer(file: str) -> dict | None:
+@of_an_answer
+def layer(answer) -> dict:
     """Bytes of a linear layer's state, in fp32 and as your Int8Linear; and the relative error."""
-    return _asked(file, _layer)
-
-
-def _layer(answer) -> dict:
     blocks.whole_products()
     generator = torch.Generator().manual_seed(0)
     linear = nn.Linear(K, N, bias=False)
@@ -65,16 +71,13 @@ def _layer(answer) -> dict:
 # ---- b
 
 
-def channels(file: str, seed: int = 0) -> dict | None:
+@of_an_answer
+def channels(answer) -> dict:
     """models/tiny with an outlier channel behind each norm, 100 times the median, before and after
     your smoothing. Held-out bits: "floats", "int8", "smoothed"; of the first norm: the largest
     magnitudes of its channels "before" and "after", "planted" and what you have "found"."""
-    return _asked(file, _channels, seed)
-
-
-def _channels(answer, seed: int) -> dict:
-    model, draw = copy.deepcopy(drawn.tiny()[0]), random.Random(seed)
-    calibration, held_out = drawn.batches(seed, 4, 4)
+    model, draw = copy.deepcopy(drawn.tiny()[0]), random.Random(0)
+    calibration, held_out = drawn.batches(0, 4, 4)
     layers, inputs = model.model.layers, blocks.inputs_of(model, calibration)
     planted = []
     for block, x in zip(layers, inputs):
@@ -87,8 +90,7 @@ def _channels(answer, seed: int) -> dict:
 
     def measured() -> tuple[list, float]:
         seen = [answer.observe(block, x) for block, x in zip(layers, inputs)]
-        with blocks.rounded(layers, seen):
-            return seen, _bits(model, held_out)
+        return seen, _bits(blocks.rounded(model, seen), held_out)
 
     seen, found["int8"] = measured()
     first = next(iter(READERS))
@@ -102,18 +104,15 @@ def _channels(answer, seed: int) -> dict:
 # ---- c
 
 
-def heads(file: str) -> dict | None:
+@of_an_answer
+def heads(answer) -> dict:
     """models/small, of whose two heads one stays in each layer. Bytes "before" and "after"; bits
     on held-out text of "all heads", "yours" and "the others"."""
-    return _asked(file, _heads)
-
-
-def _heads(answer) -> dict:
     model = shipped.load("small")[0]
     calibration, held_out = drawn.batches(0, 4, 8)
     scores = torch.as_tensor(answer.importance(model, calibration))
     small = answer.prune(model, calibration, 1)
-    others = drawn.without_heads(model, scores.argmin(dim=1, keepdim=True).tolist())
+    others = without_heads(model, scores.argmin(dim=1, keepdim=True).tolist())
     sizes = (sum(p.nbytes for p in m.parameters()) for m in (model, small))
     found = dict(zip(("before", "after"), sizes))
     models = {"all heads": model, "yours": small, "the others": others}
@@ -123,30 +122,21 @@ def _heads(answer) -> dict:
 # ---- d
 
 
-def curves(file: str) -> dict | None:
-    """Held-out bits a token of models/small ("teacher"), and over steps of a student without half
-    of its heads: with your `distill`, and with the same steps of Adam on tokens alone."""
-    return _asked(file, _curves)
-
-
-class _Watched:
+class _Watched(list):
     """Batches; every few of them the student is measured."""
 
-    def __init__(self, tokens: torch.Tensor, held_out: list, student: GPT):
-        self.tokens, self.held_out, self.student, self.seen = tokens, held_out, student, []
-
-    def __len__(self) -> int:
-        return STEPS
-
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for step in range(STEPS):
+        for step, batch in enumerate(super().__iter__()):
             if step % EVERY == 0:
                 self.seen.append(_bits(self.student, self.held_out))
-            yield corpus.batch(self.tokens, step, ROWS, T)
+            yield batch
         self.seen.append(_bits(self.student, self.held_out))
 
 
-def _curves(answer) -> dict:
+@of_an_answer
+def curves(answer) -> dict:
+    """Held-out bits a token of models/small ("teacher"), and over steps of a student without half
+    of its heads: with your `distill`, and with the same steps of Adam on tokens alone."""
     few = torch.zeros(1, 1, 2)
     answer.distillation_loss(few, few, few[..., 0].long())  # a stub says so before a text is read
     teacher, tokenizer = shipped.load("small")
@@ -161,8 +151,9 @@ def _curves(answer) -> dict:
         ("with the teacher", lambda s, b: answer.distill(teacher, s, b, lr=LR)),
         ("without", lambda s, b: drawn.trained(s, b, LR, lambda s, x, y: cross_entropy(s(x), y))),
     ):
-        student = drawn.without_heads(teacher, LEFT)
-        batches = _Watched(learn, held_out, student)
+        student = without_heads(teacher, LEFT)
+        batches = _Watched(corpus.batch(learn, step, ROWS, T) for step in range(STEPS))
+        batches.student, batches.held_out, batches.seen = student, held_out, []
         train(student, batches)
         found[name] = batches.seen
     return found
