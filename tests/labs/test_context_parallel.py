@@ -19,19 +19,6 @@ class TestLab(LabTests):
     lab = LAB
 
 
-def test_the_reference_is_torch_s():
-    from labs.support.context_parallel.contracts import Case
-
-    case = Case(3, 7, batch=2, heads=6, kv_heads=2, width=4, dtype=torch.float32, seed=3)
-    right, made = case.right(), case.whole()
-    q, k, v = (made[name].double().transpose(1, 2).requires_grad_() for name in "qkv")
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    gradients = torch.autograd.grad(out, (q, k, v), made["dout"].double().transpose(1, 2))
-    torch.testing.assert_close(right["out"], out.transpose(1, 2))
-    for name, gradient in zip(("dq", "dk", "dv"), gradients):
-        torch.testing.assert_close(right[name], gradient.transpose(1, 2))
-
-
 def test_what_is_sent_in_the_open_task(tmp_path):
     from labs.support.context_parallel.measurements import LENGTH, WIDTH, drawn_heads, measured
 

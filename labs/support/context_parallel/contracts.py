@@ -12,8 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
-from utils.course.assertions import PARALLEL, Wrong, alike, close, nothing_kept, told, unchanged
+from utils.course.assertions import PARALLEL, Wrong, alike, close, told, unchanged
 from utils.course.messages import Note, never_waited, noted
 from utils.course.observe import PRODUCTS, Look, looks
 from utils.course.properties import for_all
@@ -27,24 +28,17 @@ FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention")  # a ke
 SLACK = 512  # roundings
 
 
-def by_name(function: str, names: Sequence[str], found: Any) -> dict[str, torch.Tensor]:
-    """What a function returns; raises Wrong where these are not as many tensors."""
-    values = list(found) if isinstance(found, tuple | list) else [found]
-    if len(values) != len(names) or not all(isinstance(x, torch.Tensor) for x in values):
-        kinds = ", ".join(type(value).__name__ for value in values)
-        raise Wrong(f"{function} returns {kinds}; tensors are wanted: {', '.join(names)}.")
-    return dict(zip(names, values))
-
-
 def consecutive(counts: Sequence[int]) -> list[list[int]]:
     """The numbers from 0, so many in each list."""
     numbers = iter(range(sum(counts)))
     return [list(itertools.islice(numbers, count)) for count in counts]
 
 
-# ---- a · merge: a property of two drawn attentions
+# ---- a · merge
 
-
+# of each position: where the logarithm of both sums lies, from where exp is 0 to where it is
+# infinite; None: no key was seen
+ROWS = ((0, 0), (0, 0), (1, 1), (-1, -1), (1, -1), (0, 1), (0, None), (None, 0), (None, None))
 NOTHING = "Nothing was seen at all: what is −inf minus −inf? Zeros and −inf are right."
 INFINITE = (
     "An exponential has become infinite, or a sum of them zero. Can you do with exponentials\nof "
@@ -56,78 +50,51 @@ SHARES = (
 )
 
 
-def right_merge(answer: Any, drawn: dict) -> None:
-    """merge of two attentions of the same queries; raises Wrong.
-
-    far: lse lies where exp is infinite (1), or 0 (−1); unseen: whether some queries have seen no
-    key; nan: which part has a NaN.
-    """
-    shape, dtype, given = drawn["shape"], drawn["dtype"], {}
-    around = [(2000 if dtype == torch.float64 else 300) * far for far in drawn["far"]]
-    for i, (name, lse_name) in enumerate((("out", "lse"), ("more", "more_lse"))):
-        batch, positions, heads, width = shape
-        out = fractions(drawn["seed"] + i, batch, heads, positions, width).transpose(1, 2)
-        lse = fractions(drawn["seed"] + 7 + i, batch, positions, heads) + around[i]
-        rows = (fractions(drawn["seed"] + 17 + i, *lse.shape) > 0) & drawn["unseen"][i]
-        if drawn["nan"] == i:
-            rows[0, 0, 0], out[0, 0, 0] = False, torch.nan
-        lse[rows], out[rows] = -torch.inf, 0.0
-        given |= {name: out.to(dtype), lse_name: lse.to(torch.promote_types(dtype, torch.float32))}
-    where = f"out {shape} in {dtype}"
-    where += ", logarithms around {:g} and {:g}".format(*around) * any(around)
-    for name, unseen in zip(("out", "more"), drawn["unseen"]):
-        where += f", queries of {name} that have seen no key" * unseen
-    where += "" if drawn["nan"] is None else f", a NaN in {('out', 'more')[drawn['nan']]}"
+def merges(answer: Any, shape: Sequence[int], dtype: torch.dtype, seed: int) -> None:
+    """On a rank: merge of two attentions of the same queries; raises Wrong."""
+    batch, heads, width = shape
+    given, far = {}, 2000 if dtype == torch.float64 else 300
+    for i, names in enumerate((("out", "lse"), ("more", "more_lse"))):
+        out = 2 + fractions(seed + i, batch, len(ROWS), heads, width).tanh()
+        lse = fractions(seed + 7 + i, batch, len(ROWS), heads)
+        for place, row in enumerate(ROWS):
+            lse[:, place] += -torch.inf if row[i] is None else far * row[i]
+            out[:, place] *= row[i] is not None
+        out[0, i, 0] = torch.nan
+        wide = torch.promote_types(dtype, torch.float32)
+        given |= dict(zip(names, (out.to(dtype), lse.to(wide))))
+    where = f"out {(batch, len(ROWS), heads, width)} in {dtype}"
     with Look(**given) as look:
-        found = by_name("merge", ("out", "lse"), answer.merge(*given.values()))
+        got, got_lse = answer.merge(*given.values())
     unchanged(where, look.changed())
     out, lse, more, more_lse = (x.double() for x in given.values())
     total = torch.logaddexp(lse, more_lse)
     first, second = (
         (x - total).exp().masked_fill(x == -torch.inf, 0.0)[..., None] for x in (lse, more_lse)
     )
-    right, low = out * first + more * second, dtype == torch.bfloat16
-    slack = 64 + 8 * max(map(abs, around)) * (not low)  # lse has fp32's digits where out is bf16
-    hint, got, got_lse = SHARES, found["out"], found["lse"]
+    right, hint = out * first + more * second, SHARES
     if got.shape == right.shape and got_lse.shape == total.shape:
         odd = (got.isnan() & ~right.isnan()).any(-1) | got_lse.isnan()
         odd |= got_lse.isinf() & total.isfinite()
         hint = NOTHING if odd[total == -torch.inf].any() else INFINITE if odd.any() else SHARES
-    close(where, "lse", got_lse, total, hint=hint, dtype=given["lse"].dtype, slack=slack)
+    close(where, "lse", got_lse, total, hint=hint, dtype=wide)
+    slack = 64 + 8 * far
+    if dtype == torch.bfloat16:  # rounded once: all else has the digits of fp32
+        slack = 0.53
     close(where, "out", got, right, hint=hint, dtype=dtype, slack=slack)
-    other = (got != right.to(dtype)).sum().item()
-    if low and other > 50 + right.numel() / 20:
-        raise Wrong(
-            f"{where}: {other:,} of {right.numel():,} numbers of out are not the right ones, "
-            f"rounded once.\n{SHARES}"
-        )
-
-
-def merges(answer: Any, seed: int) -> None:
-    """On a rank: merge of many attentions, and of one with many numbers in bf16."""
-    drawn = st.fixed_dictionaries({
-        "dtype": st.sampled_from((torch.float64, torch.float32, torch.bfloat16)),
-        "shape": st.tuples(*(st.integers(1, most) for most in (3, 8, 4, 8))),
-        "far": st.tuples(*[st.sampled_from((0, 1, -1))] * 2),
-        "unseen": st.tuples(st.booleans(), st.booleans()),
-        "nan": st.sampled_from((None, 0, 1)),
-        "seed": st.integers(0, 2**20),
-    })
-    large = {"shape": (2, 50, 3, 45), "dtype": torch.bfloat16, "far": (0, 0), "nan": None}
-    with Look() as look:
-        for_all(seed, drawn, lambda one: right_merge(answer, one))
-        right_merge(answer, large | {"unseen": (False, False), "seed": seed})
-    nothing_kept("merge", look.kept())
 
 
 def merge(trial: Trial) -> str:
     """Judges `merge`."""
     trial.forbid(LIBRARY)
-    trial.alone("several merges", merges, trial.new_seed())
+    with trial.ranks(1) as alone:
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            for shape in ((2, 3, 40), [trial.draw.randrange(1, most) for most in (3, 4, 8)]):
+                alone.run("two attentions", merges, shape, dtype, trial.new_seed())
     return (
-        "two attentions are one, in fp64, fp32 and bf16, in many shapes; however large or small\n"
+        "two attentions are one, in fp64, fp32 and bf16; however large or small\n"
         "the sums are; queries that have seen no key count for nothing, also where neither has\n"
-        "seen one; a NaN stays with its query; nothing is changed that was given, or kept."
+        "seen one; a NaN stays with its query; nothing is changed that was given."
     )
 
 
@@ -180,16 +147,15 @@ class Case:
 
     def right(self, causal: bool = True) -> dict[str, torch.Tensor]:
         """out, lse and the gradients of the whole sequence in float64."""
-        made = {name: x.double() for name, x in self.whole().items()}
-        leaves = [made[name].requires_grad_() for name in "qkv"]
-        q, k, v = (x.transpose(1, 2) for x in leaves)
-        k, v = (x.repeat_interleave(self.heads // self.kv_heads, dim=1) for x in (k, v))
-        later = torch.ones(self.length, self.length, dtype=torch.bool).triu(1) & causal
-        scores = (q @ k.mT / self.width**0.5).masked_fill(later, -torch.inf)
-        out = (scores.softmax(-1) @ v).transpose(1, 2)
-        gradients = torch.autograd.grad(out, leaves, made["dout"])
-        lse = scores.detach().logsumexp(-1).transpose(1, 2)
-        return {"out": out.detach(), "lse": lse} | dict(zip(("dq", "dk", "dv"), gradients))
+        made = {name: x.double().transpose(1, 2) for name, x in self.whole().items()}
+        q, k, v = (made[name].requires_grad_() for name in "qkv")
+        out = scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+        gradients = torch.autograd.grad(out, (q, k, v), made["dout"])
+        scores = q @ k.repeat_interleave(self.heads // self.kv_heads, dim=1).mT / self.width**0.5
+        later = torch.ones(self.length, self.length, dtype=torch.bool).triu(1)
+        lse = scores.detach().masked_fill(later, -torch.inf).logsumexp(-1)
+        names = "out", "lse", "dq", "dk", "dv"
+        return {n: x.transpose(1, 2) for n, x in zip(names, (out.detach(), lse, *gradients))}
 
     def __str__(self) -> str:
         words = f"{self.length} positions, {self.heads} query and {self.kv_heads} key-value heads"
@@ -212,14 +178,13 @@ def ring_cases(trial: Trial, size: int, zigzag: bool = False) -> list[Case]:
 
 def ulysses_cases(trial: Trial, size: int) -> list[Case]:
     """The same, with heads for all ranks: two key-value heads each, and in the second few of them,
-    and query heads that N does not divide. On 3 and 5 ranks one with too few heads."""
-    heads = {"kv_heads": 2 * size, "heads": 4 * size}
-    found = [replace(case, **heads) for case in ring_cases(trial, size)]
+    and query heads that N does not divide."""
+    found = [replace(case, kv_heads=2 * size, heads=4 * size) for case in ring_cases(trial, size)]
     kv_heads = trial.draw.randrange(1, max(2, size - 1))
     group = -(-size // kv_heads) + trial.draw.randrange(1, 3)
     group += size > 1 and kv_heads * group % size == 0
     found[1] = replace(found[1], kv_heads=kv_heads, heads=kv_heads * group)
-    return found + [replace(found[0], kv_heads=1, heads=size - 1)] * (size in (3, 5))
+    return found
 
 
 # ---- what is seen of an answer
@@ -268,16 +233,13 @@ class AttentionLook(Look):
 
 @dataclass(frozen=True)
 class Seen:
-    """A call of the function on one rank: what it has returned, what is right of the whole
-    sequence, and what it did. kept: bytes that it holds afterwards."""
+    """A call of the function on one rank: what it has returned, and what it did."""
 
     case: Case
     rank: int
     got: dict[str, torch.Tensor]
-    right: dict[str, torch.Tensor]
     look: AttentionLook
     notes: list[Note]
-    kept: int
 
     def mine(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's positions."""
@@ -308,13 +270,11 @@ def ring_messages(seen: Seen, gradients: bool = False) -> None:
     after, before = (seen.rank + 1) % size, (seen.rank - 1) % size
     ways = {"send": (after, "to"), "recv": (before, "from")}
     for event in events:
-        if event.op not in ways:
-            raise Wrong(f"{event.op} is called, and a ring is made of sends and receives.")
-        peer, way = ways[event.op]
-        if event.peer not in (None, -1, peer):
+        peer, way = ways.get(event.op, (None, ""))
+        if not way or event.peer not in (None, -1, peer):
             raise Wrong(
-                f"{event.op} {way} rank {event.peer}. In a ring it is {way} rank {peer}: to the "
-                "next rank, from the one before."
+                f"{event.op} is called{f' {way} rank {event.peer}' * bool(way)}. A ring is made of "
+                f"sends to the next rank, {after},\nand receives from the one before, {before}."
             )
     for call in never_waited(seen.notes):
         raise Wrong(f"nobody waits for an {call}. When may its tensor be used again?")
@@ -440,7 +400,7 @@ def heads_of_ranks(answer: Any, seed: int) -> None:
                 "once; more ranks than query heads are refused."
             )
 
-    for_all(seed, st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 34)), holds)
+    for_all(seed, st.tuples(st.integers(1, 8), st.integers(1, 4), st.integers(1, 34)), holds, 50)
 
 
 def zigzag_positions(answer: Any, seed: int) -> None:
@@ -458,7 +418,7 @@ def zigzag_positions(answer: Any, seed: int) -> None:
                 "shares(length, 2N) long."
             )
 
-    for_all(seed, st.tuples(st.integers(1, 16), st.integers(0, 60)), holds)
+    for_all(seed, st.tuples(st.integers(1, 16), st.integers(0, 60)), holds, 50)
 
 
 # ---- the exercises
@@ -500,35 +460,21 @@ class Attention:
 
 def attends(answer: Any, contract: Attention, case: Case) -> None:
     """On a rank: a call of the function; raises Wrong."""
-    if contract.function == "ulysses_attention" and case.heads < case.size:
-        return refuses(answer, case)
     rank, near = dist.get_rank(), most_held(case, "dout" in contract.given)
-    inputs = case.own(rank, contract.given)
+    inputs, whole = case.own(rank, contract.given), case.right()
     with noted() as notes, AttentionLook(notes, near, **inputs) as look:
         found = getattr(answer, contract.function)(*inputs.values(), case.length)
-    changed = look.changed()
-    got = {n: x.clone() for n, x in by_name(contract.function, contract.results, found).items()}
-    del found, inputs
-    seen = Seen(case, rank, got, case.right(), look, notes, 0 if case.late else look.kept())
-    for name, mine in got.items():
-        right = seen.mine(seen.right[name])
+    found = [found] if isinstance(found, torch.Tensor) else found
+    seen = Seen(case, rank, dict(zip(contract.results, found, strict=True)), look, notes)
+    for name, mine in seen.got.items():
+        right = seen.mine(whole[name])
         wrong = mine.shape == right.shape and not alike(mine, right, SLACK)
         hint = told(SYMPTOMS, seen) or contract.question if wrong else ""
         close(contract.function, name, mine, right, hint=hint, dtype=case.dtype, slack=SLACK)
-    unchanged(contract.function, changed, "Attention leaves what it is given as it is.")
+    unchanged(contract.function, look.changed(), "Attention leaves what it is given as it is.")
     contract.messages(seen)
     if not case.late:
         contract.costs(seen)
-        nothing_kept(contract.function, seen.kept)
-
-
-def refuses(answer: Any, case: Case) -> None:
-    """On a rank: Ulysses with too few heads raises a ValueError, before anything is sent."""
-    with Look() as look, contextlib.suppress(ValueError):
-        answer.ulysses_attention(*case.own(dist.get_rank()).values(), case.length)
-        raise Wrong("there are fewer heads than ranks; a ValueError says so.")
-    if look.events:
-        raise Wrong("something is sent before the ValueError is raised.")
 
 
 HANG = {
@@ -569,7 +515,7 @@ ulysses = Attention(
     "out equals one rank's on 1 to 6 ranks, in fp32 and fp64, for lengths and heads that N\n"
     "does not divide, and for fewer key-value heads than ranks; all-to-alls only, to each\n"
     "rank no byte more than its heads need; each rank computes its heads; more ranks than\n"
-    "heads are refused before anything is sent.",
+    "heads are refused.",
     "What arrives from rank r are r's positions of this rank's heads: in the order of the ranks\n"
     "they make the whole sequence. Which key-value head does each query head look at?",
     results=("out",), cases=ulysses_cases, first=heads_of_ranks,
