@@ -3,6 +3,8 @@
 A module takes one under the name `server`, if it does not harm it; `client` talks to that.
 """
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.serving.probe import MODELS
@@ -16,6 +18,7 @@ from tests.serving.world import (
     prompt_file,
     repo_of,
     serving,
+    with_template,
 )
 from utils.serving.client import Client
 from utils.serving.server import TritonServer
@@ -48,12 +51,25 @@ def small_reference():
 
 
 @pytest.fixture(scope="package")
-def tiny_server(tmp_path_factory):
-    """models/tiny on one rank, with SLOTS slots and a queue of QUEUE."""
-    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("tiny") / "repo")
+def traces(tmp_path_factory):
+    """The file of tiny_server's traces."""
+    return tmp_path_factory.mktemp("traces") / "traces.jsonl"
+
+
+@pytest.fixture(scope="package")
+def tiny_server(tmp_path_factory, traces):
+    """models/tiny on one rank, with SLOTS slots, a queue of QUEUE, a chat template, and a prompt
+    "imports"."""
+    folder = tmp_path_factory.mktemp("tiny")
+    prompt_file(folder / "prompts", "tiny", "imports", "import os\nimport")
+    model = with_template("tiny", folder / "tiny")
+    repo = repo_of(model, 1, folder / "repo", prompts=folder / "prompts")
     configure(repo, max_num_seqs=SLOTS, queue=QUEUE, step_seconds=PATIENCE)
-    # a client that leaves at the very moment of the last answer: Triton may wait for it for ever
-    with serving(repo, models=MODELS, exit_seconds=3) as server:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KINTSUGI_TRACE", str(traces))
+            # a client that leaves at the moment of the last answer: Triton may wait for ever
+            server = stack.enter_context(serving(repo, models=MODELS, exit_seconds=3))
         yield server
 
 

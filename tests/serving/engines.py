@@ -1,7 +1,7 @@
 """What tests of the engine share: versions of small models, the reference, and processes.
 
 version = version_of(config, folder, tp=2)      # random weights, exported
-version = version_of("base", folder, tp=4)      # models/base
+version = version_of("small", folder, tp=2)     # models/small
 reference(model, tokens, 8, prompt)             # what the engine must give, by the training model
 """
 

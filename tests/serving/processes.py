@@ -89,11 +89,6 @@ def in_thread(function):
     return join
 
 
-def connections(server):
-    """How many clients the HTTP port has."""
-    return len(callers(server))
-
-
 def callers(server):
     """The clients of the HTTP port, by their own ports."""
     port = int(server.http.rpartition(":")[2])

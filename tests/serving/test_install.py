@@ -1,5 +1,6 @@
 """What a log and a machine say: reasons of a failure, where the server is, the container."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -7,7 +8,12 @@ import pytest
 
 from tests.serving.triton_models import write_models
 from utils.serving import install
-from utils.serving.server import container_command, server_available, triton_server
+from utils.serving.server import (
+    TritonServer,
+    container_command,
+    server_available,
+    triton_server,
+)
 
 # --- where the server is --------------------------------------------------------------------------
 
@@ -51,6 +57,18 @@ def test_the_reason_says_what_is_missing(monkeypatch):
     reason = server_available()
     assert "made for Linux on x86-64 and this is Darwin on arm64" in reason.splitlines()[0]
     assert reason.splitlines()[1].startswith("docker run")
+
+
+def test_arguments_that_make_no_sense_are_refused(tmp_path):
+    cases = [
+        ({"control": "poll"}, "control 'poll' is not known"),
+        ({"control": "none", "models": ["echo"]}, "leave out models"),
+        ({"start_seconds": 0}, "start_seconds 0 is not a time limit"),
+        ({"exit_seconds": float("inf")}, "exit_seconds inf is not a time limit"),
+    ]
+    for options, words in cases:
+        with pytest.raises(ValueError, match=re.escape(words)):
+            TritonServer(tmp_path, **options)
 
 
 # --- the log --------------------------------------------------------------------------------------

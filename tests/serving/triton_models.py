@@ -172,16 +172,12 @@ def write_models(folder, *names) -> Path:
     """A model repository with these models, each in version 1."""
     for name in names:
         (Path(folder) / name / "1").mkdir(parents=True)
-        write_config(folder, name)
+        config = f'name: "{name}"\nbackend: "python"\nmax_batch_size: 0\n'
+        config += textwrap.dedent(CONFIGS[name])
+        config += "instance_group [ { kind: KIND_MODEL count: 1 } ]\n"
+        (Path(folder) / name / "config.pbtxt").write_text(config)
         write_code(folder, name)
     return Path(folder)
-
-
-def write_config(folder, name):
-    """config.pbtxt of a model."""
-    text = f'name: "{name}"\nbackend: "python"\nmax_batch_size: 0\n'
-    text += textwrap.dedent(CONFIGS[name]) + "instance_group [ { kind: KIND_MODEL count: 1 } ]\n"
-    (Path(folder) / name / "config.pbtxt").write_text(text)
 
 
 def write_code(folder, name, version=1, like=None):

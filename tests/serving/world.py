@@ -5,7 +5,7 @@
         post(server, text_input="def ", max_tokens=8)         # (status, text of the answer)
         kintsugi(server)["kv_use"]                            # our metrics, by name
         pids(server)["gpt_engine"]                            # the stubs' process ids
-        until(lambda: idle(server))                           # waits for a condition
+        until(lambda: kintsugi(server)["kv_use"] == 0)        # waits for a condition
 
 What the served tokens must be says `Reference`: the training model.
 """
@@ -13,6 +13,7 @@ What the served tokens must be says `Reference`: the training model.
 import json
 import random
 import re
+import shutil
 import threading
 import urllib.error
 import urllib.request
@@ -36,6 +37,12 @@ from utils.serving.server import TritonServer, server_available
 MODELS = ROOT / "models"
 SLOTS, QUEUE = 4, 16  # of the tiny server
 TEXTS = ("import json\n", "def ", "class Reader:\n    def __init__(self", "The name – naïve 🙂 –")
+TEMPLATE = (  # of chats
+    "{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('who is ' + m.role + '?') }}{% endif %}"
+    "# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}# assistant:{% endif %}"
+)
 ENGINE = {**SAMPLING, "input_ids": "INT32", "cancel": "BYTES", "stream": "BOOL"}  # its inputs
 
 
@@ -43,12 +50,6 @@ def repo_of(model, tp, out, **options):
     """Exports models/MODEL (or a folder) into the repository `out`, and returns that."""
     export(MODELS / model, out, tp, **options)
     return Path(out)
-
-
-def idle(server):
-    """Whether nothing runs, waits or holds a place in the cache."""
-    now = kintsugi(server)
-    return now["requests_running"] == now["queue_waiting"] == now["kv_use"] == 0
 
 
 @contextmanager
@@ -83,6 +84,14 @@ def prompt_file(folder, model, name, text):
     weights = GPT.from_pretrained(MODELS / model, dtype=torch.float32).state_dict()
     embedded = weights["model.embed_tokens.weight"][ids]
     save_prompt(folder / f"{name}.safetensors", embedded, MODELS / model)
+
+
+def with_template(model, folder):
+    """A copy of a model whose tokenizer has the chat template TEMPLATE."""
+    shutil.copytree(MODELS / model, folder)
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": TEMPLATE}))
+    return folder
 
 
 @contextmanager

@@ -50,6 +50,9 @@ def test_options_come_from_texts():
             "'int4' is not known: give one of auto, float32, bfloat16, float16, ",
         ),
         ("step_seconds", "nan", "step_seconds nan is not a time limit"),
+        ("start_seconds", "inf", "start_seconds inf is not a time limit"),
+        ("queue", "-1", "queue -1 is not a whole number of at least 0"),
+        ("device", "tpu", "device 'tpu' is not known: give one of auto, cpu, cuda"),
         ("enable_prefix_caching", "yes", "enable_prefix_caching 'yes' is not true or false"),
         ("enforce_eager", "1", "enforce_eager '1' is not true or false"),
     ],
@@ -150,23 +153,26 @@ def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("model", "ranks"),
+    ("model", "ranks", "dtype"),
     [
-        (ODD, (1, 2, 4)),
-        (TIED, (1, 2)),
-        (replace(ODD, heads=6, kv_heads=3, vocab_size=1009), (1, 3)),
+        (ODD, (1, 2, 4), "auto"),
+        (replace(ODD, heads=6, kv_heads=3, vocab_size=1009), (1, 3), "auto"),
+        (TIED, (1, 2), "auto"),
+        (ODD, (1, 2, 4), "int8"),
+        (TIED, (1, 2), "int4"),
     ],
-    ids=["odd", "tied", "thirds"],
+    ids=["odd", "thirds", "tied", "int8", "int4"],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bytes_of_shapes_are_those_of_the_files(tmp_path, model, ranks, dtype):
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_bytes_of_shapes_are_those_of_the_files(tmp_path, model, ranks, dtype, stored):
     """What is known before the cut is what the ranks' files then hold, on a GPU as stored."""
-    checkpoint = new_model(tmp_path / "model", model, dtype)
-    stored = str(dtype).removeprefix("torch.")
+    checkpoint = new_model(tmp_path / "model", model, stored)
+    name = str(stored).removeprefix("torch.")
     for tp in ranks:
-        version = Version.read(export(checkpoint, tmp_path / f"repo-{tp}", tp))
+        version = Version.read(export(checkpoint, tmp_path / f"repo-{tp}", tp, dtype=dtype))
         held = [sum(t.nbytes for t in version.weights(rank).values()) for rank in range(tp)]
-        assert EngineConfig().rank_bytes(model, tp, stored, on_cpu=False)[0] == max(held)
+        assert EngineConfig().rank_bytes(model, tp, name, False, dtype)[0] == max(held)
+        assert EngineConfig().rank_bytes(model, tp, name, True, dtype)[0] >= max(held)
         assert tp == 1 or max(held) < sum(held)
 
 

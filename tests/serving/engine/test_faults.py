@@ -259,27 +259,3 @@ def test_the_rank_that_failed_first_is_believed(copy, rank):
         assert str(shard) in str(refused.value)
     finally:
         group.close()
-
-
-def test_a_version_folder_is_served_by_its_own_code_alone(version, tmp_path):
-    """Python without this repository and without the environment's settings: what Triton has."""
-    script = tmp_path / "serve.py"
-    script.write_text(
-        "import sys\n"
-        "sys.path.insert(0, sys.argv[1])\n"
-        "from utils.serving.engine.engine import Engine\n"
-        "from utils.serving.engine.request import SamplingParams\n"
-        "ours = [module.__file__ for name, module in sys.modules.items() if name[:5] == 'utils']\n"
-        "assert ours and all(file.startswith(sys.argv[1]) for file in ours), ours\n"
-        "assert not any(name.startswith('torch') for name in sys.modules)\n"
-        "with Engine(sys.argv[1]) as engine:\n"
-        "    print(*engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens)\n"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-I", str(script), str(version)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
-    )
-    assert answer.returncode == 0, answer.stderr
-    with Engine(version) as engine:
-        expected = engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens
-    assert [int(token) for token in answer.stdout.split()] == expected

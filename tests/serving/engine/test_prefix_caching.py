@@ -329,6 +329,7 @@ def test_answers_with_equal_beginnings_are_those_without(config, tp, tmp_path):
     assert stats[True]["running"] == stats[True]["kv_used"] == 0
 
 
+@pytest.mark.thorough
 def test_what_is_found_is_counted_and_new_ranks_find_nothing(tmp_path):
     four = SamplingParams(max_tokens=4)
 

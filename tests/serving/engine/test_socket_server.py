@@ -11,7 +11,7 @@ import pytest
 
 from tests.serving.probe import frozen
 from tests.serving.processes import PATIENCE, until
-from tests.serving.world import Reference, repo_of
+from tests.serving.world import repo_of
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.socket_server import SocketServer, folder_of, own_folder
 
@@ -153,11 +153,3 @@ def test_what_the_dead_left_is_removed(tmp_path, monkeypatch):
     own_folder(here)
     assert sorted(tmp_path.iterdir()) == [here]
     assert [file.name for file in here.iterdir()] == [f"gpt_engine-1-{os.getpid()}.sock"]
-
-
-def test_the_answers_are_the_model_s(engine, folder):
-    reference = Reference("tiny")
-    ids = reference.tokenizer.encode("def ")
-    with a_socket(engine, folder) as server:
-        pieces = answers(asked(server, stream=True, ids=ids, max_tokens=12))
-    assert "".join(piece["text"] for piece in pieces) == reference.text("def ", 12)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import threading
 from functools import partial
@@ -14,9 +13,8 @@ import torch
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.serving.engines import ENDLESS, version_of
-from tests.serving.probe import MODELS
 from tests.serving.processes import PATIENCE, until
-from tests.serving.world import ENGINE, post, repo_of, serving
+from tests.serving.world import ENGINE, post
 from utils.serving.client import tensors
 from utils.serving.engine import trace
 from utils.serving.engine.engine import Engine
@@ -163,6 +161,7 @@ def test_who_is_cancelled_in_the_queue_has_no_other_span(engine, file):
     assert spans["queue"]["attributes"]["finish"] == "cancelled"
 
 
+@pytest.mark.thorough
 def test_a_request_that_is_cut_off_says_why(engine, file):
     stream = engine.submit([1], SamplingParams(50_000), context=trace.parse(GOOD))
     assert stream.read(PATIENCE).tokens
@@ -177,17 +176,8 @@ def test_a_request_that_is_cut_off_says_why(engine, file):
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory):
-    return tmp_path_factory.mktemp("traces") / "trace.jsonl"
-
-
-@pytest.fixture(scope="module")
-def server(traces, tmp_path_factory):
-    repo = repo_of("tiny", 1, tmp_path_factory.mktemp("tiny") / "repo")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KINTSUGI_TRACE", str(traces))
-        with serving(repo, models=MODELS) as server:
-            yield server
+def server(tiny_server):
+    return tiny_server
 
 
 def by_http(server, given, endpoint="generate", **fields):
@@ -235,8 +225,9 @@ def test_the_spans_of_a_request_join(server, client, traces, way):
     assert gpt["attributes"] == spans["decode"]["attributes"] == known | {"finish": "length"}
 
 
-def test_the_spans_of_a_request_through_the_gateway_join(server, traces):
+def test_the_spans_of_a_request_through_the_gateway_join(server, traces, monkeypatch):
     """By Triton's protocol and by OpenAI's; without a traceparent, in a trace of its own."""
+    monkeypatch.setenv("KINTSUGI_TRACE", str(traces))
     asked = [
         ("/v2/models/gpt/generate", {"text_input": "def ", "max_tokens": NEW}),
         ("/v2/models/gpt/generate_stream", {"text_input": "def ", "stream": True}),
@@ -300,18 +291,3 @@ def test_what_is_no_traceparent_is_ignored(server, traces):
     until(lambda: len(spans_of(traces, trace_id)) == 4)
     new = traces.read_text().removeprefix(before).splitlines()
     assert {json.loads(line)["traceId"] for line in new} == {trace_id}
-
-
-def test_a_repository_from_before_there_were_traces(tmp_path):
-    repo = repo_of("tiny", 1, tmp_path / "repo")
-    shutil.rmtree(repo / "gpt" / "1" / "utils")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("PYTHONPATH", raising=False)
-        with serving(repo, models=MODELS) as server:
-            status, said = by_http(server, GOOD)
-    assert status == 200, said
-
-
-def test_a_server_without_the_variable_writes_nothing(tiny_server):
-    status, said = by_http(tiny_server, GOOD)
-    assert status == 200, said

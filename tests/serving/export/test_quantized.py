@@ -8,13 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from tests.serving.export_models import ODD, TIED, new_model
+from tests.serving.export_models import ODD, new_model
 from utils.compression.quantize import quantize, unpack
 from utils.compression.scheme import SCHEMES
-from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.models.tp_plan import tp_cuts
-from utils.planner.machine import MACHINES
 from utils.serving import export as export_module
 from utils.serving import shard
 from utils.serving.engine.config import EngineConfig
@@ -66,17 +64,6 @@ def test_ranks_hold_the_numbers_of_the_whole(tmp_path, model, monkeypatch, dtype
         assert not found
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_bytes_of_whole_numbers_are_those_of_the_files(tmp_path, dtype, stored):
-    checkpoint, name = new_model(tmp_path / "model", TIED, stored), str(stored)[6:]
-    for tp in (1, 2, 4):
-        version = Version.read(export(checkpoint, tmp_path / f"repo-{tp}", tp, dtype=dtype))
-        held = [sum(t.nbytes for t in version.weights(rank).values()) for rank in range(tp)]
-        assert EngineConfig().rank_bytes(TIED, tp, name, False, dtype)[0] == max(held)
-        assert EngineConfig().rank_bytes(TIED, tp, name, True, dtype)[0] >= max(held)
-
-
 def test_a_format_is_a_version_of_its_own(tmp_path, model):
     """Nothing is written where the newest one is the same; the repository's options stay."""
     out, numbers = tmp_path / "repo", []
@@ -89,12 +76,6 @@ def test_a_format_is_a_version_of_its_own(tmp_path, model):
     assert config.dtypes("float32", True, "bfloat16") == ("bfloat16", "bfloat16")
     assert config.dtypes("bfloat16", True, "int8") == ("float32", "float32")
     assert EngineConfig(dtype="float16").dtypes("float32", True, "bfloat16")[0] == "float16"
-
-
-def test_a_manifest_without_a_format_is_as_before(tmp_path, model):
-    folder = export(model, tmp_path / "repo", 1)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["format"] == 1 and "compute" not in manifest
 
 
 # ---- what is damaged
@@ -193,18 +174,3 @@ def test_the_command_refuses_whole_numbers_for_vllm(tmp_path, model, capsys):
     assert export_module.main(words) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "--dtype is for our engine, not for --backend vllm" in line
-
-
-def test_what_fits_a_device_in_fewer_bits():
-    """An H100 takes a rank of 8 bits that it does not take in bfloat16."""
-    llama70 = GPTConfig(
-        vocab_size=128_256, hidden_size=8192, layers=80, heads=64, kv_heads=8,
-        intermediate_size=28_672,
-    )
-    config, memory = EngineConfig(), 0.9 * MACHINES["dgx-h100"].memory
-    held = {
-        dtype: sum(config.rank_bytes(llama70, 2, "bfloat16", False, dtype))
-        for dtype in ("auto", "int8", "int4")
-    }
-    assert held["int4"] < held["int8"] < memory < held["auto"]
-    assert 0.5 < held["int8"] / held["auto"] < 0.56 and held["int4"] / held["auto"] < 0.41

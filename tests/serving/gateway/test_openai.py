@@ -1,5 +1,6 @@
 """OpenAI's API with OpenAI's own client, against a real server behind the gateway."""
 
+import asyncio
 import json
 import math
 import os
@@ -10,43 +11,22 @@ import openai
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tests.serving.probe import MODELS, check_leaving, frozen
+from tests.serving.probe import check_leaving, frozen
 from tests.serving.processes import PATIENCE, until
-from tests.serving.world import MODELS as MODEL_FOLDERS
-from tests.serving.world import configure, prompt_file, ranks, repo_of, serving
+from tests.serving.world import MODELS, ranks
 from utils.serving.client import Client
 from utils.serving.gateway import Gateway
+from utils.serving.gateway.openai_api import Chat
+from utils.serving.gateway.refusal import Refusal
 
 pytestmark = pytest.mark.timeout(900)
 
-TEMPLATE = (
-    "{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
-    "{{ raise_exception('who is ' + m.role + '?') }}{% endif %}"
-    "# {{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}# assistant:{% endif %}"
-)
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def é"}]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """models/tiny whose tokenizer has a chat template."""
-    folder = tmp_path_factory.mktemp("chat") / "tiny"
-    shutil.copytree(MODEL_FOLDERS / "tiny", folder)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def server(folder, tmp_path_factory):
-    place = tmp_path_factory.mktemp("openai")
-    prompt_file(place / "prompts", "tiny", "imports", "import os\nimport")
-    repo = repo_of(folder, 1, place / "repo", prompts=place / "prompts")
-    configure(repo, step_seconds=PATIENCE)  # tests let its rank stand still
-    with serving(repo, models=MODELS, exit_seconds=3) as server:
-        yield server
+def server(tiny_server):
+    return tiny_server
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +150,8 @@ def test_log_probabilities(api):
 # --- chat -----------------------------------------------------------------------------------------
 
 
-def test_a_chat_is_the_completion_of_its_template(api, folder):
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+def test_a_chat_is_the_completion_of_its_template(api, server):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(server.repo / "gpt_engine" / "1")
     text = tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True)
     assert text == "# system: Be brief.\n# user: def é\n# assistant:"
     right = complete(api, text, max_tokens=8, temperature=0)
@@ -203,6 +183,12 @@ def test_what_a_template_refuses(api):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     with pytest.raises(openai.BadRequestError, match="a part that is no text"):
         chat(api, image)
+
+
+def test_without_a_template_there_is_no_chat(tmp_path):
+    shutil.copytree(MODELS / "tiny", tmp_path / "gpt_engine" / "1")
+    with pytest.raises(Refusal, match="has no chat template: ask /v1/completions"):
+        asyncio.run(Chat(tmp_path).text(TALK))
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -239,16 +225,7 @@ def test_no_such_model(api):
         complete(api, model="gpt-4")
 
 
-def test_a_model_that_does_not_count(toy_server):
-    """As `gpt` was before there was this API."""
-    with (
-        Gateway(toy_server) as gateway,
-        openai.OpenAI(base_url=f"http://{gateway.http}/v1", api_key="none", max_retries=0) as api,
-        pytest.raises(openai.BadRequestError, match="does not count tokens: export it again"),
-    ):
-        complete(api)
-
-
+@pytest.mark.thorough
 def test_a_dead_rank_in_the_middle_of_a_stream(api, server):
     """The error is the last event, and the next request is served. On a busy machine the text may
     be over before the rank is killed; then once more."""
@@ -285,12 +262,3 @@ def test_who_leaves_a_stream_is_cancelled(api, server):
         return events.close
 
     check_leaving(server, ask, requests=2)
-
-
-def test_without_a_template_there_is_no_chat(tiny_server):
-    with (
-        Gateway(tiny_server) as gateway,
-        openai.OpenAI(base_url=f"http://{gateway.http}/v1", api_key="none", max_retries=0) as api,
-        pytest.raises(openai.BadRequestError, match="has no chat template"),
-    ):
-        chat(api)

@@ -1,6 +1,5 @@
 """Requests that make no sense: each gets a client error that says why, and does no harm."""
 
-import json
 import math
 import re
 
@@ -9,7 +8,7 @@ import pytest
 from tritonclient.grpc import InferInput
 
 from tests.serving.probe import Asked, astream, at_rest, generate, processes, stream, tokens
-from tests.serving.processes import PATIENCE, until
+from tests.serving.processes import until
 from tests.serving.world import post
 from utils.serving.client import ServeError
 
@@ -19,8 +18,8 @@ TEXT, TOKENS = "def ", [40, 41]
 
 # what is wrong -> a part of the message
 SAMPLING = [
-    ({"max_tokens": 0}, "max_tokens 0"),
-    ({"max_tokens": -7}, "max_tokens -7"),
+    ({"max_tokens": 0}, "max_tokens 0 is not a whole number from 1 to 2147483647, or -1 for no"),
+    ({"max_tokens": -2}, "max_tokens -2"),
     ({"max_tokens": 2**31 - 1}, "max_tokens 2147483647"),
     ({"max_tokens": 512}, "512 positions"),
     ({"temperature": -0.5}, "temperature -0.5"),
@@ -32,10 +31,11 @@ SAMPLING = [
     ({"top_p": 1.5}, "top_p 1.5"),
     ({"top_p": math.nan}, "top_p nan"),
     ({"seed": -1}, "seed -1"),
+    ({"logprobs": 21}, "logprobs 21 is not a whole number from 0 to 20"),
     ({"stop": ["x"] * 9}, "at most 8"),
     ({"stop": [""]}, "1 to 64"),
     ({"stop": ["x" * 65]}, "1 to 64"),
-    ({"stop": [b"\xff\xfe"]}, "stop is not UTF-8"),
+    ({"stop": [b"\xff\xfe"]}, "stop is not UTF-8: invalid start byte at byte 0"),
     ({"prompt_name": "nobody"}, "'nobody' is unknown"),
     ({"prompt_name": "../../etc/passwd"}, "is unknown"),
     ({"prompt_name": b"\xc3("}, "prompt_name is not UTF-8"),
@@ -45,8 +45,8 @@ NO_JSON_NUMBERS = [wrong for wrong, _ in SAMPLING if re.search("nan|inf", repr(w
 TEXTS = [
     ("", "nothing to continue"),
     ("a " * 600, "512 positions"),
-    ("a" * 100_000, "100000 bytes"),
-    (b"abc\xff", "not UTF-8"),
+    ("a" * 100_000, "100000 bytes: give at most 65536"),
+    (b"abc\xff", "text_input is not UTF-8: invalid start byte at byte 3"),
     (b"\xed\xa0\x80", "not UTF-8"),  # a surrogate
 ]
 IDS = [
@@ -116,14 +116,6 @@ def test_text(client, text, reason):
         check_refused(Asked(stream, client, text).outcome(), reason)
 
 
-def test_text_of_http_that_is_not_utf8(server):
-    """Triton's JSON lets it through; `gpt` does not."""
-    body = b'{"text_input": "abc\xff", "max_tokens": 3}'
-    status, answer = raw(server, "POST", "/v2/models/gpt/generate", body)
-    assert 400 <= status < 600
-    assert json.loads(answer)["error"]
-
-
 @pytest.mark.parametrize(("ids", "reason"), IDS, ids=name)
 def test_ids(client, ids, reason):
     check_refused(Asked(tokens, client, ids).outcome(), reason)
@@ -134,17 +126,10 @@ def test_ids(client, ids, reason):
 WRONG_JSON = [
     ({"text_input": 5}, 500),
     ({"text_input": ["a", "b"]}, 400),
-    ({"text_input": None}, None),
-    ({"text_input": {"a": 1}}, None),
     ({"max_tokens": 4}, 400),
     ({"text_input": "a", "max_tokens": "four"}, 500),
-    ({"text_input": "a", "max_tokens": 4.5}, 500),
     ({"text_input": "a", "max_tokens": 2**31}, None),
-    ({"text_input": "a", "max_tokens": [1, 2]}, 400),
-    ({"text_input": "a", "stop": 7}, 500),
     ({"text_input": "a", "stop": ["a", 7]}, 500),
-    ({"text_input": "a", "exclude_input_in_output": 3}, 500),
-    ({"text_input": "a", "temperature": {}}, None),
 ]
 
 
@@ -167,39 +152,20 @@ def tensor(name, array, kind, shape=None):
     return found
 
 
-NUMPY = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BYTES": object, "BOOL": bool}
+NUMPY = {"INT32": np.int32, "INT64": np.int64, "BYTES": object}
 TEXT_TENSOR = ("text_input", [b"a"], "BYTES")
-IDS_TENSOR = ("input_ids", [40, 41], "INT32")
 WRONG_TENSORS = [  # model, tensors, a part of the message
     ("gpt", [], "number of inputs"),
     ("gpt", [("text_input", [5], "INT32")], "data-type"),
     ("gpt", [("text_input", [b"a", b"b"], "BYTES")], "unexpected shape"),
-    ("gpt", [("text_input", [[b"a"]], "BYTES")], "unexpected shape"),
-    ("gpt", [("text_input", [], "BYTES")], "unexpected shape"),
-    ("gpt", [TEXT_TENSOR, ("max_tokens", [4], "INT64")], "data-type"),
-    ("gpt", [TEXT_TENSOR, ("max_tokens", [4, 5], "INT32")], "unexpected shape"),
-    ("gpt", [TEXT_TENSOR, ("max_tokens", [[4]], "INT32")], "unexpected shape"),
-    ("gpt", [TEXT_TENSOR, ("temperature", [1], "INT32")], "data-type"),
     ("gpt", [TEXT_TENSOR, ("no_such_input", [1], "INT32")], "unexpected inference input"),
-    ("gpt", [TEXT_TENSOR, TEXT_TENSOR], "already exists"),
-    ("gpt", [(*TEXT_TENSOR, [2])], "unexpected shape"),
     ("gpt", [(*TEXT_TENSOR, [-1])], "dimensions should be specified"),
     ("gpt_engine", [("input_ids", [40, 41], "INT64")], "data-type"),
-    ("gpt_engine", [("input_ids", [40.0, 41.0], "FP32")], "data-type"),
-    ("gpt_engine", [("input_ids", [b"40"], "BYTES")], "data-type"),
-    ("gpt_engine", [("input_ids", [[40, 41]], "INT32")], "unexpected shape"),
-    ("gpt_engine", [IDS_TENSOR, ("seed", [1], "INT32")], "data-type"),
-    ("gpt_engine", [IDS_TENSOR, ("stream", [1], "INT32")], "data-type"),
-    ("gpt_engine", [(*IDS_TENSOR, [3])], "byte size mismatch"),
-    ("gpt_engine", [(*IDS_TENSOR, [-2])], "byte size mismatch"),
-    ("gpt_engine", [(*IDS_TENSOR, [2**31])], "byte size mismatch"),
+    ("gpt_engine", [("input_ids", [40, 41], "INT32", [2**31])], "byte size mismatch"),
     ("gpt_engine", [], "INVALID_ARG: there is nothing to continue"),
     ("gpt_tokenize", [("text", [b"\xff"], "BYTES")], "INVALID_ARG: text is not UTF-8"),
-    ("gpt_tokenize", [("text", [1], "INT32")], "data-type"),
-    ("gpt_tokenize", [("text", [b"a", b"b"], "BYTES")], "unexpected shape"),
     ("gpt_detokenize", [("ids", [4096], "INT32")], "INVALID_ARG: id 4096"),
     ("gpt_detokenize", [("ids", [-1], "INT32")], "INVALID_ARG: id -1"),
-    ("gpt_detokenize", [("ids", [[1]], "INT32")], "unexpected shape"),
     ("no_such_model", [TEXT_TENSOR], "unknown model"),
 ]
 
@@ -209,32 +175,3 @@ def test_wrong_tensors(client, model, tensors, reason):
     """Types, shapes and names, by gRPC: refused by Triton, which knows the config.pbtxt."""
     with pytest.raises(ServeError, match=reason):
         list(client.infer(model, [tensor(*fields) for fields in tensors]))
-
-
-def raw(server, method, path, body):
-    """(status, answer) of a request with a body of any bytes."""
-    import http.client
-
-    connection = http.client.HTTPConnection(server.http, timeout=PATIENCE)
-    try:
-        connection.request(method, path, body, {"Connection": "close"})
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
-
-
-def test_wrong_http_inputs(server):
-    """The infer endpoint of the models that answer once."""
-    for model, inputs in [
-        ("gpt_tokenize", [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["a"]}]),
-        ("gpt_tokenize", [{"name": "text", "shape": [1], "datatype": "INT32", "data": [1]}]),
-        ("gpt_tokenize", [{"name": "text", "shape": [-1], "datatype": "BYTES", "data": ["a"]}]),
-        ("gpt_detokenize", [{"name": "ids", "shape": [1], "datatype": "INT32", "data": [-4]}]),
-        ("gpt_detokenize", [{"name": "ids", "shape": [3], "datatype": "INT32", "data": [1, 2]}]),
-        ("gpt_detokenize", [{"name": "ids", "shape": [1], "datatype": "INT32", "data": ["a"]}]),
-        ("gpt", [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["a"]}]),
-    ]:
-        status, answer = post(server, model, "infer", inputs=inputs)
-        assert status in (400, 500, 501), (model, inputs, answer)
-        assert "error" in json.loads(answer)

@@ -1,19 +1,15 @@
-"""Clients that come in numbers or leave early, and what the metrics of the served model say."""
+"""A cancelled request, the metrics of the served model, an engine that is loaded again."""
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from http.client import HTTPConnection
 
 import pytest
 
-from tests.serving.probe import astream, check_leaving, frozen
+from tests.serving.probe import at_rest, check_leaving, frozen
 from tests.serving.processes import PATIENCE, until
 from tests.serving.world import (
     ENGINE,
     company,
     configure,
-    idle,
     kintsugi,
     pids,
     ranks,
@@ -30,65 +26,6 @@ LONG = 400  # tokens: longer than it takes to cancel
 @pytest.fixture(scope="module")
 def server(small_server):
     return small_server
-
-
-@pytest.fixture(scope="module")
-def reference(small_reference):
-    return small_reference
-
-
-def test_many_streams_at_once_end_and_leave_all_alive(server, client, reference):
-    """96 streams of 16 clients; by Triton's calls between models (BLS) they hung or crashed."""
-    before, expected = pids(server), reference.text("def ", 6)
-    options = {"max_tokens": 6, "exclude_input_in_output": True}
-
-    def some(_):
-        return {"".join(client.stream("def ", **options)) for _ in range(6)}
-
-    with ThreadPoolExecutor(16) as pool:
-        assert set().union(*pool.map(some, range(16))) == {expected}
-    assert pids(server) == before
-    until(lambda: idle(server))
-
-
-# ---- a client that leaves frees its slot
-
-
-def test_a_http_client_that_leaves(server):
-    """By a stream only: where nothing is written before the end, Triton does not see them leave."""
-    body = json.dumps({"text_input": "def ", "max_tokens": LONG, "stream": True})
-
-    def ask():
-        connection = HTTPConnection(server.http, timeout=PATIENCE)
-        connection.request("POST", "/v2/models/gpt/generate_stream", body, {"Connection": "close"})
-        response = connection.getresponse()
-        assert response.readline().startswith(b"data:")
-
-        def leave():
-            response.close()
-            connection.close()
-
-        return leave
-
-    check_leaving(server, ask)
-
-
-def test_a_grpc_client_that_leaves(server, client):
-    def ask():
-        pieces = astream(client, "def ", max_tokens=LONG)
-        assert next(pieces)
-        return pieces.close
-
-    check_leaving(server, ask)
-
-
-def test_a_client_of_the_engine_that_leaves(server, client):
-    def ask():
-        pieces = client.tokens([7, 8], max_tokens=LONG)
-        assert next(pieces)
-        return pieces.close
-
-    check_leaving(server, ask)
 
 
 def test_a_request_cancelled_by_its_id(server, client):
@@ -115,7 +52,7 @@ def test_a_request_cancelled_by_its_id(server, client):
 
 
 def test_metrics_count_what_was_served(server):
-    until(lambda: idle(server))
+    until(lambda: at_rest(server))
     before = kintsugi(server)
     for _ in range(3):
         text_of(server, "def ", max_tokens=7)
@@ -158,8 +95,8 @@ def test_metrics_of_the_moment(server, client):
 # ---- the same version again: an instance beside the old one, which takes over
 
 
-def test_who_loads_the_engine_again_still_gets_in(server, reference):
-    expected = reference.text("def ", 8)
+def test_who_loads_the_engine_again_still_gets_in(server, small_reference):
+    expected = small_reference.text("def ", 8)
     try:
         configure(server.repo, max_num_seqs=12)
         with company(server, 4):

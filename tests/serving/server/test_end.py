@@ -1,23 +1,22 @@
 """The end of a server, wanted or not: requests in flight end, and no process is left."""
 
-import asyncio
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.serving.probe import stop_at_rest
 from tests.serving.processes import (
     PATIENCE,
     ROOT,
-    connections,
+    callers,
     family,
     in_thread,
     is_there,
@@ -44,47 +43,29 @@ def repo(tmp_path_factory):
 # --- the end --------------------------------------------------------------------------------------
 
 
-def test_requests_in_flight_end(repo):
-    """A stop while a plain and two streamed requests are under way."""
-    import tritonclient.grpc.aio  # noqa: F401  # not while the first stream goes on
-
-    server = TritonServer(repo, exit_seconds=60, quiet=True)
-    processes = family(server.pid)
-    client, begun, begun_by_grpc = Client(server), threading.Event(), threading.Event()
-
-    def stream():
-        pieces = []
-        for piece in client.stream("a " * 120, max_tokens=120):  # 6 s
-            pieces.append(piece)
-            begun.set()
-        return len(pieces)
-
-    async def stream_by_grpc():
-        pieces = []
-        async for piece in client.astream("a " * 120, max_tokens=120):
-            pieces.append(piece)
-            begun_by_grpc.set()
-        return len(pieces)
-
-    streamed = in_thread(stream)
-    by_grpc = in_thread(lambda: asyncio.run(stream_by_grpc()))
-    whole = in_thread(lambda: Client(server, model="slow").generate("6"))
-    assert begun.wait(PATIENCE) and begun_by_grpc.wait(PATIENCE)
-    until(lambda: connections(server) == 2)
-    status = server.close()
-    assert (streamed(), by_grpc(), whole()) == (120, 120, "6")
-    assert status == 0
-    wait_gone(processes)
-
-
 def test_a_request_that_takes_too_long_is_cut_and_the_status_says_so(repo):
     server = TritonServer(repo, ["slow"], exit_seconds=1, quiet=True)
     processes = family(server.pid)
     answer = in_thread(lambda: Client(server, model="slow").generate("60"))
-    until(lambda: connections(server) == 1)
+    until(lambda: len(callers(server)) == 1)
     assert server.close() != 0
     with pytest.raises(ServeError):
         answer()
+    wait_gone(processes)
+
+
+def test_a_killed_stub_is_an_error_for_its_clients_and_nothing_is_left(repo):
+    (repo / "slow" / "began").unlink(missing_ok=True)
+    with TritonServer(repo, ["echo", "slow"], exit_seconds=2, quiet=True) as server:
+        processes = family(server.pid)
+        stub = next(p for p in processes if "stub" in p.name() and "slow" in " ".join(p.cmdline()))
+        answer = in_thread(lambda: Client(server, model="slow").generate("60"))
+        until((repo / "slow" / "began").exists)
+        stop_at_rest(stub.pid)
+        stub.kill()
+        with pytest.raises(ServeError):
+            answer()
+        assert Client(server, model="echo").generate("a") == "a"
     wait_gone(processes)
 
 

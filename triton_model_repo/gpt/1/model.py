@@ -24,10 +24,7 @@ import triton_python_backend_utils as pb_utils
 
 # What the export put beside this file, whatever else is installed under this name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-try:
-    from utils.serving.engine import trace
-except ImportError:  # the repository was filled before there were traces: there are none
-    trace = None
+from utils.serving.engine import trace
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
@@ -171,7 +168,7 @@ class Call:
         self.open, self.begun, self.gone = True, False, False
         self.lock, self.connection = threading.Lock(), None
         self.came, self.known = time.time_ns(), {}  # known: what a trace says of it
-        caller = trace.of_request(request) if trace else None
+        caller = trace.of_request(request)
         self.span = caller and caller.child()
 
     def send(self, outputs, final):
