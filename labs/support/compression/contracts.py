@@ -397,12 +397,12 @@ def right_model(where: str, small: GPT, model: GPT, kept: int) -> None:
         ]:
             if wrong:
                 raise Wrong(f"{where}: {name} {words}")
-    for name, own in (("model.config", small.config), ("model.model.config", small.model.config)):
-        if (own.heads, own.key_value_heads, own.head_size) != (heads, kept, config.head_size):
-            raise Wrong(
-                f"{where}: {name} is not that of the smaller model. heads, kv_heads and head_dim:\n"
-                "which of them change, and which must be said now?"
-            )
+    sizes = [(c.heads, c.key_value_heads, c.head_size) for c in (small.config, small.model.config)]
+    if sizes != [(heads, kept, config.head_size)] * 2:
+        raise Wrong(
+            f"{where}: model.config or model.model.config is not that of the smaller model.\n"
+            "heads, kv_heads and head_dim: which of them change, and which must be said now?"
+        )
 
 
 def shrunk(answer, seed: int, cut: tuple) -> None:
@@ -548,20 +548,13 @@ def distilled(answer, seed: int) -> None:
     H, budget = teacher.config.heads, ROWS * STEPS * T
     half = [torch.randperm(H, generator=generator)[: H // 2].tolist() for _ in teacher.model.layers]
     student = without_heads(teacher, half)
-    computed, graphs = dict.fromkeys(("student", "teacher"), 0), []
+    computed, graphs = [], []
 
     def lost(student: GPT) -> float:
         """Nats a token, on text that nothing has learned from."""
         with torch.no_grad():
             unseen = words[ROWS * STEPS :, :-1]
             return kl(teacher(unseen), student(unseen), 1.0).item()
-
-    def watched(who: str, model: GPT) -> None:
-        def saw(block: Block, given: tuple, output: torch.Tensor) -> None:
-            computed[who] += output[..., 0].numel()
-            graphs.append(who == "teacher" and output.requires_grad)
-
-        model.model.layers[0].register_forward_hook(saw)
 
     def from_the_teacher(student: GPT, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -570,18 +563,20 @@ def distilled(answer, seed: int) -> None:
 
     begin, copied = lost(student), copy.deepcopy(student)
     least = lost(drawn.trained(copied, batches, 1e-2, from_the_teacher))
-    watched("teacher", teacher)
-    watched("student", student)
+    for model, note in (
+        (teacher, lambda block, given, y: graphs.append(y.requires_grad)),
+        (student, lambda block, given, y: computed.append(y[..., 0].numel())),
+    ):
+        model.model.layers[0].register_forward_hook(note)
     with left_alone("the teacher", teacher):
         result = answer.distill(teacher, student, batches)
     if result is not student:
         raise Wrong(f"{where}: what it returns is not the student given.")
-    for who, tokens in computed.items():
-        if tokens > budget:
-            raise Wrong(
-                f"{where}: the {who} computes {tokens:,} tokens, and the budget is {budget:,}: no "
-                "token of the batches twice, and no other text."
-            )
+    if sum(computed) > budget:
+        raise Wrong(
+            f"{where}: the student computes {sum(computed):,} tokens, and the budget is "
+            f"{budget:,}: no token of the batches twice, and no other text."
+        )
     if any(graphs):
         raise Wrong(f"{where}: the teacher's pass makes a graph: torch.no_grad() saves its memory.")
     if not (found := lost(student)) <= FIFTH * least:
