@@ -112,13 +112,13 @@ def planned_memory(rehearse: bool) -> Iterator[tuple[str, dict]]:
     if rehearse:
         base = replace(base, layers=4, hidden=128, heads=4, vocab=256, seq=64)
     model = Model.of(base.model_config(), base.seq)
-    for name, way in HELD.items():
-        yield name, tried(measured_and_planned, replace(base, **way), way, model, rehearse)
-
-
-def measured_and_planned(config: TrainConfig, way: dict, model: Model, rehearse: bool) -> dict:
     with Ranks(1, device="cpu" if rehearse else "cuda", timeout=300) as pool:
-        (peaks,) = pool.run(peaks_on_rank, config)
+        for name, way in HELD.items():
+            yield name, tried(measured_and_planned, pool, replace(base, **way), way, model)
+
+
+def measured_and_planned(pool: Ranks, config: TrainConfig, way: dict, model: Model) -> dict:
+    (peaks,) = pool.run(peaks_on_rank, config)
     strategy = Strategy(
         micro_batch=config.batch, global_batch=config.batch, precision="fp32", **way
     )
