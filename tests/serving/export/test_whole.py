@@ -2,7 +2,6 @@
 
 import os
 import resource
-import threading
 
 import pytest
 import torch
@@ -78,44 +77,6 @@ def test_a_crash_while_the_workshops_own_repository_is_filled(killed):
         Version.read(last / "gpt_engine" / "1")
     assert export(model, last, 2) == last / "gpt_engine" / "1"
     check_whole(last / "gpt_engine" / "1")
-
-
-def test_a_reader_never_sees_a_version_without_its_manifest(tmp_path, model):
-    out, seen, done = tmp_path / "repo", [], threading.Event()
-
-    def read():
-        while not done.is_set():
-            versions = {}
-            for folder in (out / "gpt_engine").glob("[0-9]*"):
-                check_whole(folder)
-                versions[int(folder.name)] = (
-                    out / "gpt_tokenize" / "1" / "tokenizer.json"
-                ).exists()
-            seen.append(versions)
-
-    reader = threading.Thread(target=_keep_error, args=(read, errors := []))
-    reader.start()
-    try:
-        while not seen and reader.is_alive():
-            done.wait(0.001)
-        for version in range(1, 9):
-            export(model, out, 1 + version % 2, version=version)
-            count = len(seen)
-            while len(seen) < count + 2 and reader.is_alive():  # it has read once more
-                done.wait(0.001)
-    finally:
-        done.set()
-        reader.join()
-    assert errors == []
-    assert {len(versions) for versions in seen} == set(range(9))  # saw each of them appear
-    assert all(all(versions.values()) for versions in seen)
-
-
-def _keep_error(function, errors):
-    try:
-        function()
-    except Exception as error:
-        errors.append(error)
 
 
 def test_two_exports_to_one_repository(tmp_path, model):
