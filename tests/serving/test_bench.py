@@ -1,15 +1,10 @@
 """The bench and NVIDIA's load generator, on a real server; and their arithmetic."""
 
-import io
 import json
 import math
-import os
-import pty
 import random
 import re
-import select
 import statistics
-import termios
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +16,6 @@ from tests.bench.serving.__main__ import (
     Settings,
     interval,
     main,
-    progress,
     quartiles,
     report,
     summary,
@@ -31,9 +25,8 @@ from tests.bench.serving.contenders import CONTENDERS, SERVED, World, newest
 from tests.serving.world import configure, kintsugi, ranks, repo_of
 from utils.models.tokenizer import Tokenizer
 from utils.serving import perf_analyzer
-from utils.serving.client import Client
 from utils.serving.engine.version import Version
-from utils.serving.load import Load, run
+from utils.serving.load import Load
 from utils.serving.perf_analyzer import Absent, command, loads_of, profile
 from utils.serving.server import server_available
 
@@ -50,30 +43,6 @@ def repo(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(tiny_server):
     return tiny_server
-
-
-# ---- our load on a real server
-
-
-def test_closed_and_open_loop_on_the_served_model(server):
-    client, tokenizer = Client(server), Tokenizer.load("models/tiny")
-
-    def send(i):
-        return client.stream("def f(", max_tokens=4 + i, exclude_input_in_output=True)
-
-    for rate in (None, 20.0):
-        load = run(send, 3, 6, rate=rate, count=lambda text: len(tokenizer.encode(text)))
-        assert load.errors == {}
-        assert len(load.requests) == 6
-        assert (load.requests["tokens"] > 0).all()
-        assert (load.requests["first"] <= load.requests["end"]).all()
-
-
-def test_errors_of_the_server_are_counted(server):
-    client = Client(server)
-    load = run(lambda i: client.generate("x", temperature=-1.0 if i % 2 else 0.0), 2, 6)
-    assert load.summary["errors"] == 3
-    assert all("temperature" in error for error in load.errors)
 
 
 # ---- perf_analyzer
@@ -258,26 +227,6 @@ def test_an_interval_narrows_with_more_rounds_and_needs_five():
 )
 def test_a_goal_is_met_by_all_of_the_interval(rounds, said):
     assert verdict(interval(rounds), 1.0) == said
-
-
-def test_the_bar_is_for_terminals(monkeypatch):
-    file = io.StringIO()
-    monkeypatch.setattr("sys.stderr", file)
-    with progress(8) as bar:
-        bar.update(4)
-    assert file.getvalue() == "" and bar.disable
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, 80))
-    with open(theirs, "w") as terminal, open(ours, "rb", 0) as screen:
-        monkeypatch.setattr("sys.stderr", terminal)
-        with progress(8) as bar:
-            bar.set_postfix_str("round 1")
-            bar.update(4)
-            bar.refresh()
-        shown, wanted = "", r" 50% .* left, round 1"
-        while not re.search(wanted, shown) and select.select([screen], [], [], 5)[0]:
-            shown += os.read(ours, 10_000).decode()  # a terminal hands on what it has so far
-        assert re.search(wanted, shown)
 
 
 def test_prompts_come_in_batches_and_all_contenders_have_the_same_threads(repo):
