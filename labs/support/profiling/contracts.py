@@ -122,12 +122,10 @@ class Case:
     troubles: Troubles = field(default_factory=Troubles)
 
     def __str__(self):
-        told = [
-            f"; {name} in steps {sorted(value)}" for name, value in vars(self.troubles).items()
-            if isinstance(value, dict) and value
-        ]
-        hot = f"; hot from step {self.troubles.hot} on" * (self.troubles.hot < self.steps)
-        return f"{self.steps} steps{''.join(told)}{hot}"
+        usual = vars(Troubles())
+        odd = {name: x for name, x in vars(self.troubles).items() if x != usual[name]}
+        told = [f"; {name} {list(x) if isinstance(x, dict) else x}" for name, x in odd.items()]
+        return f"{self.steps} steps{''.join(told)}"
 
 
 @dataclass(frozen=True)
