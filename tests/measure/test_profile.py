@@ -16,6 +16,12 @@ from utils.measure.profile import Span
 from utils.ranks import Ranks
 
 
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2, device="cpu") as two:
+        yield two
+
+
 def layers(count):
     torch.manual_seed(0)
     return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(count)])
@@ -40,14 +46,12 @@ def traced(bucket_cap_mb, rows=256):
     return profile.record(step), len(seen)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_one_all_reduce_for_each_bucket(size):
-    with Ranks(size) as ranks:
-        for bucket_cap_mb, expected in ((100, 1), (0.6, 2), (0.25, 6)):  # a layer is 0.251 MB
-            for spans, buckets in ranks.run(traced, bucket_cap_mb):
-                kinds = [span.kind for span in profile.communication(spans)]
-                assert kinds == ["all_reduce"] * buckets
-                assert buckets == expected
+def test_one_all_reduce_for_each_bucket(ranks):
+    for bucket_cap_mb, expected in ((100, 1), (0.6, 2), (0.25, 6)):  # a layer is 0.251 MB
+        for spans, buckets in ranks.run(traced, bucket_cap_mb):
+            kinds = [span.kind for span in profile.communication(spans)]
+            assert kinds == ["all_reduce"] * buckets
+            assert buckets == expected
 
 
 def one_large_all_reduce():
@@ -62,23 +66,21 @@ def one_large_all_reduce():
     return profile.record(step), clock[-1]
 
 
-def test_duration_agrees_with_a_second_clock():
-    with Ranks(2) as ranks:
-        tries = [ranks.run(one_large_all_reduce) for _ in range(5)]
+def test_duration_agrees_with_a_second_clock(ranks):
+    tries = [ranks.run(one_large_all_reduce) for _ in range(5)]
     for of_rank in zip(*tries):  # the fastest: there the threads waited least for a core
         (span,), ms = min(of_rank, key=lambda found: found[1])
         assert 0.5 * ms < span.ms < 1.2 * ms
 
 
-def test_buckets_leave_during_the_backward_pass_in_order():
-    with Ranks(2) as ranks:
-        for spans, _ in ranks.run(traced, 0.25, rows=8192):
-            backward = [span for span in spans if span.kind == "backward"]
-            talk = profile.communication(spans)
-            starts = [span.start for span in talk]
-            assert starts == sorted(starts)
-            assert backward[0].start < starts[0] < starts[1] < backward[-1].end
-            assert 0 < profile.hidden(spans) <= 1
+def test_buckets_leave_during_the_backward_pass_in_order(ranks):
+    for spans, _ in ranks.run(traced, 0.25, rows=8192):
+        backward = [span for span in spans if span.kind == "backward"]
+        talk = profile.communication(spans)
+        starts = [span.start for span in talk]
+        assert starts == sorted(starts)
+        assert backward[0].start < starts[0] < starts[1] < backward[-1].end
+        assert 0 < profile.hidden(spans) <= 1
 
 
 def without_overlap():
@@ -95,12 +97,11 @@ def without_overlap():
     return profile.record(step)
 
 
-def test_all_reduces_after_the_backward_pass_are_not_hidden():
-    with Ranks(2) as ranks:
-        for spans in ranks.run(without_overlap):
-            kinds = [span.kind for span in spans]
-            assert kinds[0] == "forward" and kinds.count("all_reduce") == 8
-            assert profile.hidden(spans) < 0.01
+def test_all_reduces_after_the_backward_pass_are_not_hidden(ranks):
+    for spans in ranks.run(without_overlap):
+        kinds = [span.kind for span in spans]
+        assert kinds[0] == "forward" and kinds.count("all_reduce") == 8
+        assert profile.hidden(spans) < 0.01
 
 
 def test_hidden_is_the_covered_share():

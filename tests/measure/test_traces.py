@@ -1,4 +1,7 @@
-"""Reports on the traces of real ranks, each with one planted cause, and on traces by hand."""
+"""Reports on a trace of real ranks, one of which is late, and on traces by hand.
+
+That each planted cause of a real run is found shows lesson 11.
+"""
 
 import gzip
 import itertools
@@ -10,35 +13,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
-from torch.utils.data import DataLoader, Dataset
 
 from tests.patience import patience
 from utils.measure import profile, traces
 from utils.measure import report as command
 from utils.measure.findings import report
 from utils.measure.traces import KINDS, TraceError
-from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.parallel.mesh import make_mesh
-from utils.parallel.pipeline import Pipeline
-from utils.parallel.stages import make_stages
 from utils.paths import ROOT
 from utils.ranks import Ranks
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2, device="cpu", timeout=patience(60)) as ranks:
-        yield ranks
-
-
-def traced(folder, step, **options):
-    """On a rank: three steps of `step(number)` under the profiler, after two others."""
-    with profile.tracing(folder, **options) as profiler:
-        for number in range(5):
-            dist.barrier()  # a machine that is busy delays no rank for longer than a step
-            step(number)
-            profiler.step()
 
 
 def kinds(made):
@@ -50,199 +32,31 @@ def finding(made, kind):
     return found
 
 
-# ── planted causes ────────────────────────────────────────────────────────────────────────────
-
-
-def comes_late(folder, who, seconds):
-    def step(_):
-        if dist.get_rank() == who:
-            time.sleep(seconds)
-        dist.all_reduce(torch.ones(1000))
-
-    traced(folder, step)
-
-
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_delay_of_d_ms_is_found_as_d(two, tmp_path, who):
-    two.run(comes_late, tmp_path, who, 0.4)
-    made = report(tmp_path)
-    assert [trace.marked for trace in made.traces] == [True, True]
-    assert len(made.steps) == 6
-    assert 200 < made.late[who] < 800
-    assert made.late[1 - who] < made.late[who] / 2
-    straggler = finding(made, "straggler")
-    assert straggler.rank == who and straggler.ms == made.late[who]
-    assert "time in no operator" in straggler.text
-    assert made.ranks[who].host >= 399  # a sleep is never shorter
-    assert made.ranks[1 - who].communication > 200
-    assert made.table().groupby("rank")["host"].mean()[who] == pytest.approx(made.ranks[who].host)
-
-
-class Slow(Dataset):
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        time.sleep(0.03)
-        return torch.ones(4)
-
-
-def starves(folder):
-    batches = iter(DataLoader(Slow(), batch_size=4))
-
-    def step(_):
-        dist.all_reduce(next(batches))
-
-    traced(folder, step)
-
-
-def test_a_loader_that_starves(two, tmp_path):
-    two.run(starves, tmp_path)
-    made = report(tmp_path)
-    assert all(one.data >= 119 for one in made.steps)
-    found = finding(made, "data")
-    assert found.ms >= 119 and "num_workers" in found.text
-
-
-def one_for_each_parameter(folder, count):
-    model = torch.nn.Sequential(*[torch.nn.Linear(32, 32, bias=False) for _ in range(count)])
-
-    def step(_):
-        model(torch.ones(2, 32)).sum().backward()
-        for parameter in model.parameters():
-            dist.all_reduce(parameter.grad)
-
-    traced(folder, step)
-
-
-def test_an_all_reduce_for_each_parameter(two, tmp_path):
-    two.run(one_for_each_parameter, tmp_path, 24)
-    made = report(tmp_path)
-    sums = made.collectives()["all_reduce"]
-    assert (sums["calls"], sums["bytes"]) == (24, 24 * 32 * 32 * 4)
-    assert "24 all-reduces of 4.1 KB a step" in finding(made, "small collectives").text
-    assert any("mm" in name for name in made.kernels(20))
-
-
-def asks_at_once(folder):
-    def step(_):
-        loss = functional.all_reduce(torch.ones(4).sum(), "sum", dist.group.WORLD)
-        loss.item()
-
-    def late_step(number):
-        if dist.get_rank() == 0:
-            time.sleep(0.3)  # rank 1 asks meanwhile, and waits
-        step(number)
-
-    traced(folder, late_step, stacks=True)
-
-
-def test_an_item_that_waits_is_found_with_its_place(two, tmp_path):
-    two.run(asks_at_once, tmp_path)
-    made = report(tmp_path)
-    found = finding(made, "wait")
-    assert found.rank == 1 and found.ms > 150
-    line = asks_at_once.__code__.co_firstlineno + 1
-    assert found.where.replace(f"{ROOT}/", "") == f"in step (tests/measure/test_traces.py:{line})"
-    assert found.where in found.text
-
-
-def two_stages(folder, seconds):
-    def step(_):
-        hidden = torch.ones(8)
-        for _ in range(2):
-            if dist.get_rank() == 0:
-                time.sleep(seconds[0])
-                dist.send(hidden, 1)
-            else:
-                dist.recv(hidden, 0)
-                time.sleep(seconds[1])
-        dist.barrier()
-
-    traced(folder, step)
-
-
-def test_unequal_stages(two, tmp_path):
-    two.run(two_stages, tmp_path, (0.2, 0.01))
-    made = report(tmp_path)
-    assert made.ranks[1].bubble > 200
-    found = finding(made, "stages")
-    assert found.rank == 0 and "unequal" in found.text
-
-
-class Sleep(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        time.sleep(seconds)
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, None
-
-
-def pipelined(folder, seconds):
-    """1F1B with four micro-batches on two ranks: receives in time, sends that nobody waits for."""
-    mesh = make_mesh(pp=2)
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=64, hidden_size=32, layers=2, heads=4))
-    stages = make_stages(model, mesh.pp)
-    own = seconds[dist.get_rank()]
-    stages[0].register_forward_hook(lambda module, inputs, output: Sleep.apply(output, own))
-    pipeline = Pipeline(stages, mesh.pp, "1f1b", loss=cross_entropy)
-    tokens = torch.randint(64, (2, 9))
-    traced(folder, lambda _: pipeline.run([(tokens[:, :-1], tokens[:, 1:])] * 4))
-
-
-def test_unequal_stages_of_a_schedule(two, tmp_path):
-    two.run(pipelined, tmp_path, (0.02, 0.12))
-    made = report(tmp_path)
-    assert made.ranks[1].compute > 8 * 119  # four forward and four backward passes
-    assert made.ranks[0].bubble > 300 > made.ranks[0].communication
-    assert finding(made, "stages").rank == 1
-
-
-def on_many_threads(folder, threads):
-    usual = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    a = torch.randn(300, 300)
-    try:
-        traced(folder, lambda _: dist.all_reduce(a @ a))
-    finally:
-        torch.set_num_threads(usual)
-
-
-def test_too_many_threads(two, tmp_path):
-    two.run(on_many_threads, tmp_path, 64)
-    found = finding(report(tmp_path), "threads")
-    assert "128 threads of 2 ranks" in found.text and "OMP_NUM_THREADS=" in found.text
-    two.run(on_many_threads, tmp_path, 1)
-    assert "threads" not in kinds(report(tmp_path))
-
-
-def all_at_once(folder, seconds):
-    with profile.tracing(folder, steps=2, skip=1) as profiler:
-        for _ in range(3):
-            if dist.get_rank() == 41:
+def comes_late(folder, seconds):
+    """On a rank: three steps under the profiler, after two others, to which rank 1 is late."""
+    with profile.tracing(folder) as profiler:
+        for _ in range(5):
+            dist.barrier()  # a machine that is busy delays no rank for longer than a step
+            if dist.get_rank() == 1:
                 time.sleep(seconds)
             dist.all_reduce(torch.ones(1000))
             profiler.step()
 
 
-@pytest.mark.timeout(600)
-def test_64_ranks(tmp_path):
-    seconds = patience(1.5)  # more than the others are apart
-    with Ranks(64, device="cpu", timeout=patience(120)) as many:
-        many.run(all_at_once, tmp_path, seconds)
+def test_a_delay_of_d_ms_is_found_as_d(tmp_path):
+    with Ranks(2, device="cpu", timeout=patience(60)) as two:
+        two.run(comes_late, tmp_path, 0.4)
     made = report(tmp_path)
-    assert len(made.ranks) == 64
-    assert finding(made, "straggler").rank == 41
-    assert 500 * seconds < made.late[41] < 2000 * seconds
-    lines = str(made).splitlines()
-    assert lines[0] == "64 ranks, 2 steps" and any(line.startswith("rank 41 ") for line in lines)
-    assert "… and 50 ranks between these" in lines
+    assert [trace.marked for trace in made.traces] == [True, True]
+    assert len(made.steps) == 6
+    assert 200 < made.late[1] < 800
+    assert made.late[0] < made.late[1] / 2
+    straggler = finding(made, "straggler")
+    assert straggler.rank == 1 and straggler.ms == made.late[1]
+    assert "time in no operator" in straggler.text
+    assert made.ranks[1].host >= 399  # a sleep is never shorter
+    assert made.ranks[0].communication > 200
+    assert made.table().groupby("rank")["host"].mean()[1] == pytest.approx(made.ranks[1].host)
 
 
 # ── by hand: what the numbers must be ─────────────────────────────────────────────────────────
@@ -383,7 +197,7 @@ def test_an_older_trace_calls_an_all_to_all_sendrecv(tmp_path):
     assert ms(one) == {"compute": 1, "communication": 3, "host": 6}
 
 
-def rank_file(folder, rank, start, *, host="a", shift=0.0, base=0):
+def rank_file(folder, rank, start, *, host="a", shift=0.0, base=0, world_size=3):
     """A step with two overlapping all-reduces, to which the rank comes at `start` and 1 ms later;
     both end when all have come, at 30 and 31."""
     events = [
@@ -397,7 +211,7 @@ def rank_file(folder, rank, start, *, host="a", shift=0.0, base=0):
         events,
         host_name=host,
         baseTimeNanoseconds=base,
-        distributedInfo={"rank": rank, "world_size": 3},
+        distributedInfo={"rank": rank, "world_size": world_size},
     )
 
 
@@ -418,6 +232,17 @@ def test_waits_of_overlapping_collectives_count_once(tmp_path, clocks):
     assert made.late == pytest.approx({0: 0, 1: 18, 2: 0})
     found = finding(made, "straggler")
     assert found.rank == 1 and "its compute takes 17 ms more than theirs" in found.text
+
+
+def test_64_ranks(tmp_path):
+    for rank in range(64):
+        rank_file(tmp_path, rank, 29 if rank == 41 else 10, world_size=64)
+    made = report(tmp_path)
+    assert len(made.ranks) == 64 and finding(made, "straggler").rank == 41
+    lines = str(made).splitlines()
+    assert lines[0].startswith("64 ranks, 1 step")
+    assert any(line.startswith("rank 41 ") for line in lines)
+    assert "… and 50 ranks between these" in lines
 
 
 @pytest.mark.parametrize(("works", "kind"), [((20, 20), "bubble"), ((20, 12), "stages")])

@@ -21,7 +21,7 @@ from utils.ranks import Ranks
 SMALL = GPTConfig(vocab_size=250, hidden_size=64, layers=4, heads=4, kv_heads=2)
 WIDE = GPTConfig(vocab_size=51200, hidden_size=12288, layers=4, heads=96)
 BYTES = replace(MACHINES["dgx-h100"], levels=(Level(ANY, 1 / LINK, 0.0),))
-LONG = GPTConfig(vocab_size=512, hidden_size=1024, layers=4, heads=8, kv_heads=2,
+LONG = GPTConfig(vocab_size=512, hidden_size=1024, layers=2, heads=8, kv_heads=2,
                  max_positions=65536)
 AXES = ("tp", "cp", "pp", "dp_cp")
 
@@ -98,9 +98,7 @@ def test_a_thousand_ranks_hold_what_the_planner_says(recompute):
 def test_a_rank_of_a_long_sequence_holds_and_sends_what_the_planner_says(way, recompute):
     """All seconds of cp on a network of 1 byte/s, where nothing can hide, are its bytes."""
     mix, seq = {"dp": 2, "tp": 2, "cp": 4}, 32768
-    seen = max(
-        (observe(LONG, **mix, rank=rank, seq=seq, micro_batches=2, context=way, recompute=recompute)
-         for rank in (0, 7)), key=lambda seen: seen.total)
+    seen = observe(LONG, **mix, seq=seq, micro_batches=2, context=way, recompute=recompute)
     strategy = Strategy(**mix, global_batch=4, recompute=recompute, context=way)
     said = plan(Model.of(LONG, seq), strategy, BYTES)
     assert seen.total == pytest.approx(said.memory["total"], rel=0.05)

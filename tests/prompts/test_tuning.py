@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from utils.measure.memory import Memory
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.prompts import (
     Example,
@@ -384,32 +383,6 @@ def test_what_does_not_fit_together():
         answer(model, TOKENIZER, [""])
     with pytest.raises(FloatingPointError, match=r"the loss is nan at step 1: .* first prompt"):
         tune(model, TOKENIZER, EXAMPLES, start=torch.full((16, 24), math.nan))
-
-
-def test_only_the_prompt_has_gradients_and_state():
-    """Bytes, against full fine-tuning of the same model in fp32."""
-    tokens, targets = batch_of(EXAMPLES, TOKENIZER)
-    peaks = {}
-    for way in ("prompt", "everything"):
-        model = new_model(dtype=torch.float32)
-        prompt = nn.Parameter(draw_prompt(model, 4))
-        learned = [prompt] if way == "prompt" else list(model.parameters())
-        optimizer = torch.optim.Adam(learned, lr=0.01)
-        with (
-            frozen(model) if way == "prompt" else torch.enable_grad(),
-            prompted(model, prompt if way == "prompt" else prompt.detach()),
-            Memory(model=model, optimizer=optimizer) as memory,
-        ):
-            for _ in range(2):
-                prompt_loss(model, tokens, targets).backward()
-                optimizer.step()
-            peaks[way] = memory.now()
-    numbers = new_model().parameter_count()
-    counts = {"prompt": 4 * 24, "everything": numbers}
-    tensors = {"prompt": 1, "everything": len(list(model.parameters()))}
-    for way, count in counts.items():
-        assert peaks[way]["gradients"] == 4 * count
-        assert peaks[way]["optimizer"] == 8 * count + 4 * tensors[way]  # and a step counter each
 
 
 # ---- the library
