@@ -65,6 +65,7 @@ def real_peak(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> i
     return max(held["activations"] for _, held in memory.timeline)
 
 
-def real_flops(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> int:
-    """FLOPs of a real pass, counted."""
-    return timing.flops(lambda: forward_backward(layers, x, recomputed))
+def measured() -> tuple[nn.ModuleList, torch.Tensor, list[Layer], int]:
+    """The network, its input, what its layers cost, and its peak where nothing is recomputed."""
+    layers, x = network(), batch()
+    return layers, x, measure_layers(layers, x), real_peak(layers, x, set())

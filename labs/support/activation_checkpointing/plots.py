@@ -1,19 +1,13 @@
 """Given: pictures of what your answers do. One that does not run yet stops no notebook."""
 
 import functools
-import time
-from itertools import combinations
+import timeit
 from pathlib import Path
 
 import torch
 
-from labs.support.activation_checkpointing.network import (
-    batch,
-    forward_backward,
-    measure_layers,
-    network,
-    real_peak,
-)
+from labs.support.activation_checkpointing.contracts import all_sets
+from labs.support.activation_checkpointing.network import forward_backward, measured
 from utils.course.runner import load_answer
 from utils.data import corpus
 from utils.drawing import figures
@@ -72,9 +66,8 @@ def _wrapped(checkpoint, forward):
 @_patient
 def your_plans(answer) -> None:
     """All sets of layers as points, yours for some budgets among them."""
-    layers, x = network(), batch()
-    costs = measure_layers(layers, x)
-    whole, work = real_peak(layers, x, set()), sum(layer.flops for layer in costs)
+    _, _, costs, whole = measured()
+    work = sum(layer.flops for layer in costs)
 
     def point(chosen):
         return (
@@ -82,15 +75,12 @@ def your_plans(answer) -> None:
             100 * sum(costs[index].flops for index in chosen) / work,
         )
 
-    sets = [c for n in range(len(costs) + 1) for c in combinations(range(len(costs)), n)]
-    cloud = [point(chosen) for chosen in sets]
+    cloud = [point(chosen) for _, _, chosen in all_sets(costs)]
     budgets = (0.9, 0.75, 0.6, 0.45)
     plans = {share: answer.choose(costs, int(share * whole)) for share in budgets}
     axes = figures.figure()[1]
     axes.plot(*zip(*cloud, strict=True), "o", color=figures.GREY, markersize=4, alpha=0.5)
-    axes.plot(
-        *zip(*map(point, plans.values()), strict=True), "o", color=figures.GOLD, markersize=10
-    )
+    axes.plot(*zip(*map(point, plans.values())), "o", color=figures.GOLD, markersize=10)
     axes.set(xlabel="% of the memory without recomputation", ylabel="% of the forward pass again")
     axes.set_title("each point is a set of layers; gold: yours")
     figures.show()
@@ -105,29 +95,20 @@ def your_plans(answer) -> None:
 @_patient
 def share_of_work(answer, budget: float) -> float | None:
     """Per cent of the forward pass that your plan recomputes; None if it does not run yet."""
-    layers, x = network(), batch()
-    costs = measure_layers(layers, x)
-    chosen = answer.choose(costs, int(budget * real_peak(layers, x, set())))
+    _, _, costs, whole = measured()
+    chosen = answer.choose(costs, int(budget * whole))
     return 100 * sum(costs[i].flops for i in chosen) / sum(layer.flops for layer in costs)
 
 
 @_patient
 def clock(answer, budget: float, rows: int = 8192) -> None:
     """Seconds of a real pass with many rows: nothing, your plan, and everything recomputed."""
-    layers = network()
-    costs = measure_layers(layers, batch())
-    plan = answer.choose(costs, int(budget * real_peak(layers, batch(), set())))
-    x, times = torch.randn(rows, batch().shape[1]), {}
-    for name, chosen in (
-        ("nothing", set()),
-        (f"your plan, {budget:.0%}", set(plan)),
-        ("everything", set(range(len(costs)))),
-    ):
-        seconds = []
-        for _ in range(4):
-            began = time.perf_counter()
-            forward_backward(layers, x, chosen)
-            seconds.append(time.perf_counter() - began)
-        times[name] = 1e3 * min(seconds)
+    layers, x, costs, whole = measured()
+    plan = answer.choose(costs, int(budget * whole))
+    x, times = torch.randn(rows, x.shape[1]), {}
+    everything, yours = set(range(len(costs))), f"your plan, {budget:.0%}"
+    for name, chosen in {"nothing": set(), yours: set(plan), "everything": everything}.items():
+        run = functools.partial(forward_backward, layers, x, chosen)
+        times[name] = 1e3 * min(timeit.repeat(run, number=1, repeat=4))
     figures.bars(times, unit="ms", title="one pass", colors=dict.fromkeys(times, "rank0"))
     print({name: f"{ms / times['nothing']:.2f} times" for name, ms in times.items()})
