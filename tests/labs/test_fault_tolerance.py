@@ -4,16 +4,14 @@ import os
 import random
 import socket
 
+import numpy as np
 import psutil
 import pytest
-import torch
 
-from labs.support.fault_tolerance.checkpointing import best_stretch, stretch_of
-from labs.support.fault_tolerance.killed_runs import Disk, KillAt, apart
-from labs.support.fault_tolerance.worker_group import Settings, alone, store_server
+from labs.support.fault_tolerance.checkpointing import PLANS, Disk, stretch_of
+from labs.support.fault_tolerance.worker_group import store_server
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
-from utils.course.assertions import Wrong
 
 LAB = Lab(
     "13_fault_tolerance",
@@ -23,14 +21,13 @@ LAB = Lab(
         "interval": ("checkpointing", "interval", "interval.py"),
         "plan": ("checkpointing", "plan", "interval.py"),
     },
-    limits={"labs.support.fault_tolerance.checkpointing.PLAN_SECONDS": 6.0},
 )
 
 # Ranks that are killed, late or cut off: on a busy machine another case is the first that is wrong.
 SYMPTOMS = (
-    "an endless loop?", "did not complete within", "Whose state is the furthest",
+    "caught each time?", "did not complete within", "Whose state is the furthest",
     "weights and the velocity of the furthest", "the same bits", "two crews",
-    "until they close the list", "failures.", "and train ends with it",
+    "until they close the list", "and train ends with it",
 )
 
 
@@ -41,26 +38,10 @@ class TestLab(LabTests):
 # ── a: killed processes, power cuts ───────────────────────────────────────────────────────────
 
 
-def dies(path, kill):
-    kill.arm()
-    path.write_bytes(bytes(100))
-    return path.rename(path.with_name("renamed")) is None
-
-
-def test_a_process_dies_at_a_byte_and_before_a_call(tmp_path):
-    file = tmp_path / "file"
-    assert apart(dies, file, KillAt(byte=37)) is None
-    assert file.stat().st_size == 37
-    assert apart(dies, file, KillAt(call=2)) is None
-    assert file.stat().st_size == 100
-    assert apart(dies, file, KillAt(call=3)) is False
-    with pytest.raises(Wrong, match=r"ZeroDivisionError: division by zero"):
-        apart(lambda: 1 / 0)
-
-
-def written_with_and_without_sync(place):
-    """In a fork."""
-    (folder := place / "run").mkdir()
+def test_a_power_cut_leaves_what_was_synced(tmp_path, monkeypatch):
+    for name in ("fsync", "fdatasync", "sync"):
+        monkeypatch.setattr(os, name, getattr(os, name))  # what the disk puts there will go again
+    (folder := tmp_path / "run").mkdir()
     disk = Disk(folder)
     for name in ("synced", "not"):
         with (folder / name).open("wb") as file:
@@ -68,43 +49,24 @@ def written_with_and_without_sync(place):
             file.flush()
             if name == "synced":
                 os.fsync(file.fileno())
-    disk.after_a_power_cut(place / "no names")
+    disk.after_a_power_cut(tmp_path / "no names")
     opened = os.open(folder, os.O_RDONLY)
     os.fsync(opened)
     (folder / "synced").rename(folder / "renamed")
-    disk.after_a_power_cut(place / "old names")
+    disk.after_a_power_cut(tmp_path / "old names")
     os.fsync(opened)
-    disk.after_a_power_cut(place / "new names")
-
-
-def test_a_power_cut_leaves_what_was_synced(tmp_path):
-    apart(written_with_and_without_sync, tmp_path)
+    disk.after_a_power_cut(tmp_path / "new names")
     left = {
         folder.name: {path.name: path.read_bytes() for path in folder.iterdir()}
         for folder in tmp_path.glob("* names")
     }
     assert left == {
-        "no names": {}, "old names": {"synced": b"right", "not": bytes(5)},
-        "new names": {"renamed": b"right", "not": bytes(5)},
+        "no names": {}, "old names": {"synced": b"right", "not": b""},
+        "new names": {"renamed": b"right", "not": b""},
     }
 
 
 # ── b: what the ranks are compared with ───────────────────────────────────────────────────────
-
-
-def test_one_rank_learns_as_torchs_optimizer_does():
-    settings = Settings(size=1, steps=6, batch=5, seed=3)
-    model = settings.network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-    weights, losses = alone(settings)
-    for step in range(settings.steps):
-        optimizer.zero_grad()
-        loss = settings.losses(model, step, range(5)).mean()
-        loss.backward()
-        optimizer.step()
-        assert losses[step] == pytest.approx(loss.item(), rel=1e-12)
-        found = torch.cat([p.detach().flatten() for p in model.parameters()])
-        assert torch.allclose(found, weights[step], rtol=0, atol=1e-14)
 
 
 def test_the_stores_socket_is_one_whose_clients_nobody_looks_up():
@@ -142,7 +104,6 @@ def simulated(interval, every, memory, disk, restart, between, light, rounds):
     [
         ((100, 3), (5, 60, 120, 3600, 0.7)),
         ((60, 12), (2, 300, 60, 900, 0.9)),
-        ((150, 2), (10, 20, 0, 500, 0.2)),
         ((80, 1), (10, 20, 300, 500, 0.5)),
     ],
 )
@@ -150,12 +111,12 @@ def test_the_expected_time_is_that_of_simulated_failures(plan, given):
     assert simulated(*plan, *given, 20_000) == pytest.approx(stretch_of(*plan, *given), rel=0.02)
 
 
-def test_the_best_plan_beats_others():
-    given = {"memory": 5, "disk": 60, "restart": 120, "between": 3600, "light": 0.7}
-    least = best_stretch(**given)
-    others = [
+@pytest.mark.parametrize("light, disk, memory, restart, least", PLANS)
+def test_the_best_plan_takes_so_long(light, disk, memory, restart, least):
+    given = {"light": light, "disk": disk, "memory": memory, "restart": restart, "between": 1.0}
+    found = [
         stretch_of(interval, every, **given)
-        for interval in (20, 60, 200, 600)
-        for every in (1, 2, 5, 20)
+        for every in range(1, 21)
+        for interval in np.geomspace(0.05, 0.8, 25)
     ]
-    assert least <= min(others) < 1.02 * least < max(others)
+    assert min(found) == pytest.approx(least, rel=2e-3)

@@ -36,12 +36,11 @@ def run(
     has computed its gradients. None, and a sentence, where `train` does not get to the end."""
     server = store_server()
     settings = Settings(size, steps, port=server.port)
-    faults = {rank: (Fault("dies", "sending", step),) for rank, step in (killed or {}).items()}
+    moment, killed, case = "in a collective of step", killed or {}, f"{size} ranks"
+    faults = {rank: Fault("is killed", moment, step) for rank, step in killed.items()}
     with Trial(file).ranks(size, may_die=True) as group:
         try:
-            ranks = group.run(
-                f"{size} ranks", fault_injection.train, settings, faults, group.pids, seconds=8.0
-            )
+            ranks = group.run(case, fault_injection.train, settings, faults, seconds=8.0)
         except (NotImplementedError, Wrong) as error:
             print(f"Come back when the check says [ok]. {error}")
             return None
@@ -55,22 +54,19 @@ def run(
         losses=[float(made[step][4]) for step in range(steps)],
         seconds=[made[step][0] - begin for step in range(steps)],
         still=_stood_still(left[0]["notes"]),
-        ended=[_ended(one, (killed or {}).get(rank)) for rank, one in enumerate(ranks)],
+        ended=[_ended(one, killed.get(rank)) for rank, one in enumerate(ranks)],
     )
 
 
 def draw(undisturbed: Run, run: Run) -> None:
     """The losses of both, by step and by time."""
     _, (left, right) = figures.figure("normal", columns=2)
-    names = "nobody dies", "two are killed"
-    for axes, x, title in ((left, "step", "by step"), (right, "seconds", "by the clock")):
-        figures.curves(
-            {
-                name: (one.seconds if axes is right else range(len(one.losses)), one.losses)
-                for name, one in zip(names, (undisturbed, run))
-            },
-            x=x, y="loss", title=title, dashed=names[1:],  ax=axes,
-        )
+    runs = {"nobody dies": undisturbed, "two are killed": run}
+    by_step = {name: (range(len(one.losses)), one.losses) for name, one in runs.items()}
+    by_time = {name: (one.seconds, one.losses) for name, one in runs.items()}
+    shared = {"y": "loss", "dashed": ["two are killed"]}
+    figures.curves(by_step, x="step", title="by step", ax=left, **shared)
+    figures.curves(by_time, x="seconds", title="by the clock", ax=right, **shared)
     figures.show()
 
 
@@ -85,5 +81,5 @@ def _stood_still(notes: list[tuple]) -> list[float]:
 
 def _ended(one: object, step: int | None) -> str:
     if isinstance(one, Dead):
-        return f"killed in step {step}" if step is not None else "has died"
+        return f"killed in step {step}"
     return "made all steps" if one["stayed"] is True else "was left out"
