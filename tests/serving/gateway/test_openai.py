@@ -262,3 +262,4 @@ def test_who_leaves_a_stream_is_cancelled(api, server):
         return events.close
 
     check_leaving(server, ask, requests=2)
+    assert "Traceback" not in server.tail(200)  # nobody there is no error

@@ -298,6 +298,8 @@ class Front:
                     yield piece
             except Refusal as refusal:
                 yield event(refusal.body(openai))
+            except ClientDisconnect:
+                return  # there is nobody to tell
             finally:
                 await pieces.aclose()
 
