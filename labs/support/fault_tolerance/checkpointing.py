@@ -71,11 +71,10 @@ def checkpoint(trial: Trial) -> str:
 
 def states_of(seed: int, last: int) -> dict[int, dict]:
     """By step, from 1 on: small, and different in each."""
-    states = {}
-    for step in range(1, last + 1):
-        weights = fractions(seed + step, 48, 40, dtype=torch.float32)
-        states[step] = {"weights": weights, "tokens": 512 * step, "loss": 1 / step}
-    return states
+    return {
+        step: {"weights": fractions(seed + step, 48, 40), "tokens": 512 * step, "loss": 1 / step}
+        for step in range(1, last + 1)
+    }
 
 
 def varied_state(seed: int, step: int) -> dict:

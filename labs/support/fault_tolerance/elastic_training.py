@@ -38,10 +38,7 @@ VALUES = (
 )
 MEETING = "Do those who meet wait for crew.patience until they close the list, each time?"
 HANG = "Does every wait have a time limit, and does every rank get to the same call?"
-NO_END = (
-    "a wait longer than crew.limit or crew.patience, or an\n"
-    "error of your own that is caught each time? Print what you catch."
-)
+NO_END = "too long a wait, or an error of yours that is caught each time? Print what you catch."
 
 
 class LeftOut(Wrong):
