@@ -17,8 +17,9 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 
-from utils.course.assertions import NotHere
+from utils.course.assertions import NotHere, Wrong
 from utils.course.runner import load_answer
 
 LIBRARY = ("utils.kernels.adamw", "utils.kernels.rms_norm", "torch.compile", "torch.nn")
@@ -59,7 +60,8 @@ def watched(saw: Callable, memory: bool = True) -> Iterator[None]:
     """Inside, saw(program, addresses, size, stores, undefined) is told of each load and store of
     numbers of `size` bytes, before an address is used. undefined: a mask switches off some of a
     load, and no `other` is named: a GPU then gives anything, and here it is NaN, or the largest
-    integer. memory: there is some at these addresses; else loads give ones."""
+    integer. memory: there is some at these addresses; else loads give ones, and of a loop the last
+    round alone runs. Raises Wrong at an atomic operation."""
     from triton.runtime import interpreter
 
     builder, patch = interpreter.InterpreterBuilder, mock.patch.object
@@ -88,12 +90,20 @@ def watched(saw: Callable, memory: bool = True) -> Iterator[None]:
         tell(this, pointers, mask, True)
         return store(this, pointers, value, mask, *options) if memory else None
 
+    def atomic(*_):
+        raise Wrong(
+            "an atomic operation. Programs come in any order, so a sum of fractions would have\n"
+            "other last digits each time, and replicas would part."
+        )
+
     with contextlib.ExitStack() as stack:
         for owner, name, new in (
             (builder, "create_masked_load", watched_load),
             (builder, "create_masked_store", watched_store),
+            (builder, "create_atomic_rmw", atomic),
+            (builder, "create_atomic_cas", atomic),
             (builder, "create_splat", splat),
-            (interpreter, "_patch_lang", patched_once()),
+            (interpreter, "_patch_lang", patched_once(memory)),
             # tensors are on the CPU, or nowhere: none has to be copied there, and back
             (interpreter.GridExecutor, "_init_args_hst", lambda _, *given: given),
             (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
@@ -125,7 +135,7 @@ def splat(_, kind, scalar):
     return TensorHandle(full, scalar.dtype.scalar)
 
 
-def typed_range(*ends: Any, step: Any = None, **_: Any) -> Iterable:
+def typed_range(whole: bool, *ends: Any, step: Any = None, **_: Any) -> Iterable:
     """`range` and `tl.range` of a kernel: numbers of the type that the compiler gives them, with 64
     bits where one end has them. The interpreter's own are Python's, of which a product has 32."""
     from triton.runtime import interpreter
@@ -137,10 +147,11 @@ def typed_range(*ends: Any, step: Any = None, **_: Any) -> Iterable:
         return range(*ends)
     kinds = (semantic.to_tensor(end).dtype for end in ends)
     kind = functools.reduce(semantic.integer_promote_impl, kinds)
-    return (semantic.cast(semantic.to_tensor(number), kind) for number in range(*ends))
+    numbers = range(*ends)[0 if whole else -1 :]
+    return (semantic.cast(semantic.to_tensor(number), kind) for number in numbers)
 
 
-def patched_once() -> Callable:
+def patched_once(whole: bool) -> Callable:
     """The interpreter's own looks through its language at each `tl.sum`; this one once a file, for
     each launch."""
     from triton.runtime import interpreter
@@ -153,7 +164,7 @@ def patched_once() -> Callable:
         done.add(id(function.__globals__))
         scope = patch_language(function)
         for module in (interpreter.tl, sys.modules.get(function.__module__, interpreter.tl)):
-            scope.set_attr(module, "range", typed_range)
+            scope.set_attr(module, "range", functools.partial(typed_range, whole))
         restore = scope.restore
         scope.restore = lambda: (restore(), done.clear())
         return scope
@@ -164,27 +175,22 @@ def patched_once() -> Callable:
 # ---- words
 
 
+def span(begin: int, tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Of a tensor at `begin`: its first address, the first behind it, bytes of a number."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return begin, begin + (last + 1) * tensor.itemsize, tensor.itemsize
+
+
 def lost(program: tuple, kernel: str, stores: bool, at: int, spans: dict[str, tuple]) -> str:
-    """An address of none of these: {name: (where it begins, where it ends, bytes of a number)}."""
+    """An address where none of these tensors, {name: its span}, has a number."""
 
     def apart(name):
         return max(spans[name][0] - at, at - spans[name][1] + 1, 0)
 
     name = min(spans, key=apart)
-    begin, end, size = spans[name]
-    where = f"between two numbers of {name}"
-    if at < begin:
-        where = f"{counted(-(-(begin - at) // size), 'number')} before the first of {name}"
-    elif at >= end:
-        where = f"{counted((at - end) // size + 1, 'number')} behind the last of {name}"
-    index = str(program) if any(program[1:]) else str(program[0])
+    begin, _, size = spans[name]
     return (
-        f"program {index} of {kernel} {'stores to' if stores else 'loads from'} an address {where}."
-        f"\n{TOO_FAR if apart(name) > FAR else MASK}"
+        f"program {program} of {kernel} {'stores to' if stores else 'loads from'} the first number "
+        f"of {name} {(at - begin) // size:+,}, where {name} has none.\n"
+        f"{TOO_FAR if apart(name) > FAR else MASK}"
     )
-
-
-def counted(number: int, what: str) -> str:
-    """ "1 launch", "2 launches", "1,000 numbers"."""
-    ending = "es" if what.endswith("ch") else "s"
-    return f"{number:,} {what}{ending * (number != 1)}"
