@@ -64,7 +64,10 @@ def _cost(answer) -> dict:
 def _two_tasks(answer, weights: dict) -> tuple:
     model = GPT(pretrained.CONFIG)
     model.load_state_dict(weights)
-    prompts = [tasks.tune(answer, name, model.eval())[0].detach() for name in tasks.NAMES]
+    prompts = [
+        answer.tune(model.eval(), tasks.first_words(name), tasks.Batches(answer, name)).detach()
+        for name in tasks.NAMES
+    ]
     tokens, targets, which = tasks.to_measure(*tasks.NAMES)
     with torch.no_grad():
         right = tasks.exact(answer.together(model, prompts, which, tokens), targets)

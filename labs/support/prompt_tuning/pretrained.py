@@ -14,6 +14,7 @@ import functools
 import torch
 from torch.nn import functional as F
 
+from labs.support.prompt_tuning.reference import right_batch
 from utils.models.gpt import GPT, GPTConfig
 from utils.training.optimizer import make_optimizer
 
@@ -64,20 +65,14 @@ def text(tokens: list[int]) -> str:
 
 def _lesson(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """tokens and targets (B, T) of all skills: noise, sign, letters, "=", answer, end."""
-    tokens, targets = [], []
+    pairs = []
     for name, answer_to in SKILLS.items():
         asked = letters(ROWS, generator)
-        answer = answer_to(asked)
         width = int(torch.randint(NOISE + 1, (), generator=generator))
         noise = torch.randint(LETTERS, (ROWS, width), generator=generator)
-        sign, equals, end = (torch.full((ROWS, 1), t) for t in (SIGNS[name], EQUALS, END))
-        row = torch.cat((noise, sign, asked, equals, answer, end), dim=1)
-        target = row[:, 1:].clone()
-        target[:, : -answer.shape[1] - 1] = -100
-        filling = NOISE + 2 * LENGTH + 2 - target.shape[1]
-        tokens.append(F.pad(row[:, :-1], (0, filling), value=END))
-        targets.append(F.pad(target, (0, filling), value=-100))
-    return torch.cat(tokens), torch.cat(targets)
+        for before, row, answer in zip(*(x.tolist() for x in (noise, asked, answer_to(asked)))):
+            pairs.append(([*before, SIGNS[name], *row, EQUALS], answer))
+    return right_batch(pairs, END)
 
 
 @functools.cache

@@ -40,12 +40,6 @@ class Batches:
             yield self.answer.batch(pairs, END)
 
 
-def tune(answer, name: str, model: GPT) -> tuple[torch.Tensor, Batches]:
-    """The prompt that the answer's `tune` makes for a task, and the batches that it drew from."""
-    batches = Batches(answer, name)
-    return answer.tune(model, first_words(name), batches), batches
-
-
 def to_measure(*names: str, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Held-out questions; several tasks take turns with the same ones: tokens and targets (B, T),
     and each row's task as a number (B)."""
