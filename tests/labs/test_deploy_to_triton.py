@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from labs.support.deploy_to_triton import contracts, lab_server, measurements
+from labs.support.deploy_to_triton import contracts, lab_server, measurements, served
 from labs.support.deploy_to_triton.triton_model.leader import Leader, Request, alone
 from tests.labs.answers import Lab
 from tests.labs.lab_tests import LabTests
@@ -55,10 +55,10 @@ def test_the_prompts_leave_no_doubt():
 
 
 def test_where_there_is_no_server_the_rest_is_checked(monkeypatch):
-    monkeypatch.setattr(contracts, "server_available", lambda: "it is not installed")
-    for exercise in ("batch", "config"):
+    monkeypatch.setattr(served, "server_available", lambda: "it is not installed")
+    for exercise in ("batch", "rank"):
         said = getattr(contracts, exercise)(Trial(LAB.solution / LAB.exercises[exercise][2]))
-        assert contracts.NO_SERVER in said
+        assert served.NO_SERVER in said
     assert lab_server._here["server"] is None
 
 
@@ -86,20 +86,23 @@ def test_a_request_that_does_not_fit_harms_nobody_else():
     assert sent == [7, 8, 8] and ended == [(None,)]
 
 
-def test_a_load_that_does_not_come_to_an_end_is_ended_and_the_lab_goes_on(monkeypatch):
+def test_a_load_that_does_not_come_to_an_end_is_ended_and_the_lab_goes_on(
+    monkeypatch, tmp_path
+):
     """Within its time limit, with one sentence; and nothing of it stays."""
-    blank = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
-    hangs = "class TritonPythonModel:\n    def initialize(self, args):\n        while True: pass\n"
+    blank, hangs, head = tmp_path / "blank.py", tmp_path / "hangs.py", "class TritonPythonModel:\n"
+    blank.write_text(f"{head}    def execute(self, requests):\n        return []\n")
+    hangs.write_text(f"{head}    def initialize(self, args):\n        while True: pass\n")
     config = 'backend: "python"\ninstance_group { kind: KIND_CPU count: 1 }'
     monkeypatch.setattr(lab_server, "LOAD", 3.0)
     before = set(psutil.Process().children(recursive=True))
     try:
         lab_server.server()
         with pytest.raises(ServerError, match=r"^the model is not loaded after 3 s\. .*an end\?$"):
-            lab_server.put([], config, {"model.py": hangs})
+            lab_server.put([], config, model=hangs)
         until(lambda: not set(psutil.Process().children(recursive=True)) - before)
         monkeypatch.undo()
-        lab_server.put([], config, {"model.py": blank})
+        lab_server.put([], config, model=blank)
         assert lab_server.server().versions(lab_server.NAME) == [1]
     finally:
         lab_server.close()

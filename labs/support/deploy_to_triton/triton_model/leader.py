@@ -143,9 +143,7 @@ class Leader:
     def fail(self, error):
         """A step went wrong: everybody is told."""
         frames = traceback.extract_tb(error.__traceback__)
-        place = (
-            f" in {frames[-1].filename.split('/')[-1]} line {frames[-1].lineno}" if frames else ""
-        )
+        place = "".join(f" in {at.filename.split('/')[-1]} line {at.lineno}" for at in frames[-1:])
         with self.changed:  # who comes from here on is not concerned
             gone = self.open + self.come
             self.open, self.come, self.steps = [], [], 0

@@ -10,7 +10,6 @@ path: the files beside it are its own, and the workshop's `utils` lies there too
 """
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +21,8 @@ class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
         given = {key: value["string_value"] for key, value in config["parameters"].items()}
-        if "tp" not in given:
-            raise pb.TritonModelException("config.pbtxt has no parameter tp: how many ranks?")
-        if not pb.using_decoupled_model_transaction_policy(config):
-            raise pb.TritonModelException(
-                "this model sends a response for each token: config.pbtxt must say that its "
-                "transaction policy is decoupled"
-            )
         folder = Path(__file__).resolve().parent
         slots = int(given.get("slots", 1))
-        (folder / "leader").write_text(f"{os.getpid()}")  # for the checks
         if (folder / "rank.py").exists():
             from ranks import Ranks
 
@@ -83,8 +74,7 @@ class Answer:
             return
         bad = isinstance(error, ValueError)
         code = pb.TritonError.INVALID_ARG if bad else pb.TritonError.INTERNAL
-        response = pb.InferenceResponse(error=pb.TritonError(str(error), code))
-        self.sender.send(response, flags=final)
+        self.sender.send(pb.InferenceResponse(error=pb.TritonError(str(error), code)), final)
 
     def cancelled(self):
         return self.open and self.request.is_cancelled()

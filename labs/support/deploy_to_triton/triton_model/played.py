@@ -1,7 +1,7 @@
 """Given: the model that the clients of exercise b ask. What it does is told by its numbers, (B, n).
 
-A column whose first number is 0 or more is sent as a total; for others see MARKS. `asked` gets a
-line for each request, `cancelled` is written when one was.
+A column whose first number is 0 or more is sent as a total; for others see below. `cancelled` is
+written when a request was.
 """
 
 import threading
@@ -11,19 +11,14 @@ from pathlib import Path
 import triton_python_backend_utils as pb
 
 FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-PAUSE, LIMIT = 1.0, 8.0
-FOLDER = Path(__file__).resolve().parent
-TWO = threading.Barrier(2)
 # an error, and the end; nothing more until the request is cancelled; a pause; a response without a
-# total; the final flag goes with the last total; nothing more until another request says so, too,
-# or after LIMIT seconds an error
-MARKS = ERROR, SILENT, SLOW, EMPTY, LAST, BOTH = -1, -2, -3, -4, -5, -6
+# total; the final flag goes with the last total
+ERROR, SILENT, SLOW, EMPTY, LAST = -1, -2, -3, -4, -5
+PAUSE = 0.8  # seconds
 
 
 class TritonPythonModel:
     def execute(self, requests):
-        with (FOLDER / "asked").open("a") as asked:
-            asked.write("a request\n" * len(requests))
         for request in requests:
             threading.Thread(target=play, args=(request,), daemon=True).start()
 
@@ -35,29 +30,18 @@ def play(request):
     for column in columns:  # (B,)
         mark = column[0]
         if mark == ERROR:
-            return fail(sender, f"column of {abs(numbers).sum()}")
+            error = pb.TritonError(f"column of {abs(numbers).sum()}", pb.TritonError.INTERNAL)
+            return sender.send(pb.InferenceResponse(error=error), FINAL)
         if mark == SILENT:
             while not request.is_cancelled():
                 time.sleep(0.05)
-            (FOLDER / "cancelled").write_text("yes")
-            break
-        if mark == SLOW:
+            Path(__file__).with_name("cancelled").write_text("yes")
+        elif mark == SLOW:
             time.sleep(PAUSE)
         elif mark == EMPTY:
             sender.send(pb.InferenceResponse([]))
-        elif mark == BOTH:
-            try:
-                TWO.wait(LIMIT)
-            except threading.BrokenBarrierError:
-                TWO.reset()
-                return fail(sender, f"the other of two requests at once was late: {LIMIT:g} s")
         elif mark >= 0:
             total = pb.InferenceResponse([pb.Tensor("total", column[:, None])])
             sender.send(total, FINAL if with_last and column is columns[-1] else 0)
     if not with_last:
         sender.send(flags=FINAL)
-
-
-def fail(sender, words):
-    error = pb.TritonError(words, pb.TritonError.INTERNAL)
-    sender.send(pb.InferenceResponse(error=error), FINAL)

@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,13 +22,8 @@ def work(folder, rank, size, slots, meeting, seconds):
     os.dup2(2, 1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{meeting}",
-        rank=rank,
-        world_size=size,
-        timeout=datetime.timedelta(seconds=2 * seconds),  # the leader notices first
-    )
+    late = datetime.timedelta(seconds=2 * seconds)  # the leader notices first
+    dist.init_process_group("gloo", f"file://{meeting}", late, world_size=size, rank=rank)
     from model_shard import Shard
     from rank import layer, loop
 
@@ -43,10 +37,7 @@ def work(folder, rank, size, slots, meeting, seconds):
 if __name__ == "__main__":
     try:
         work(**json.loads(sys.argv[1]))
-    except BaseException as error:
+    except BaseException:
         traceback.print_exc()
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{Path(frame.filename).name} line {frame.lineno}"
-        print(f"{type(error).__name__} in {place}: {error}", file=sys.stderr, flush=True)
         os._exit(1)  # not by way of a process group whose partner may be gone
     os._exit(0)
