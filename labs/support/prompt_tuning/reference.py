@@ -87,7 +87,6 @@ def draw_config(trial: Trial, **given) -> GPTConfig:
         "intermediate_size": draw.randrange(9, 40),
         "max_positions": 512,
         "tie_embeddings": draw.random() < 0.5,
-        "attention_bias": draw.random() < 0.3,
         "rope_theta": draw.choice((100.0, 10_000.0)),
     }
     return GPTConfig(**(sizes | given))
