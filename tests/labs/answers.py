@@ -27,7 +27,7 @@ import tempfile
 import zlib
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.patience import patience
@@ -74,12 +74,10 @@ class Answer:
 @dataclass(frozen=True)
 class Lab:
     """folder: its name in labs/; exercises: {exercise: (module in labs/support/ with its check, the
-    check's function, the answer's file)}; limits: {"module.NAME": seconds}, time limits for these
-    tests."""
+    check's function, the answer's file)}."""
 
     folder: str
     exercises: dict
-    limits: dict = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -159,18 +157,9 @@ class Judges:
 @contextmanager
 def judges_of(lab: Lab):
     """Judges that end with the block."""
-    with ProcessPoolExecutor(AT_ONCE, start_forkserver(), prepare, (lab.limits,)) as pool:
+    with ProcessPoolExecutor(AT_ONCE, start_forkserver(), share_the_parents_forkserver) as pool:
         yield Judges(lab, pool)
         pool.shutdown(cancel_futures=True)
-
-
-def prepare(limits: dict) -> None:
-    """In a new process: it waits as long as the tests say, and its ranks come from the forkserver
-    that it comes from itself."""
-    share_the_parents_forkserver()
-    for place, seconds in limits.items():
-        module, name = place.rsplit(".", 1)
-        setattr(importlib.import_module(module), name, seconds)
 
 
 def judge(lab: Lab, exercise: str, source: str) -> Judged:

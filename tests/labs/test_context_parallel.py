@@ -11,7 +11,6 @@ LAB = Lab(
         name: ("contracts", name, "context.py")
         for name in ("merge", "ring", "backward", "zigzag", "ulysses")
     },
-    {"utils.course.runner.HANG": 12.0},  # next to none hangs; a busy machine must not look so
 )
 
 

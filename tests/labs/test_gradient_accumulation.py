@@ -13,7 +13,6 @@ LAB = Lab(
         "noise": ("contracts", "norms", "noise.py"),
         "estimate": ("contracts", "estimate", "noise.py"),
     },
-    {"utils.course.runner.HANG": 10.0},  # two answers are judged at once
 )
 
 

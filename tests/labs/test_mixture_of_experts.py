@@ -10,7 +10,6 @@ LAB = Lab(
         "dispatch": ("contracts", "dispatching", "dispatch.py"),
         "combine": ("contracts", "combining", "dispatch.py"),
     },
-    {"utils.course.runner.HANG": 6.0},
 )
 
 

@@ -16,8 +16,6 @@ LAB = Lab(
         **{name: ("contracts", f"{name}_diagnosis", "diagnosis.py") for name in programs.NAMES},
         **{f"{name}_program": ("contracts", name, f"{name}.py") for name in programs.NAMES},
     },
-    # two answers are judged at once; what loops does nothing else
-    {"utils.course.runner.HANG": 8.0, "utils.course.runner.TOO_LONG": 12.0},
 )
 
 

@@ -15,7 +15,6 @@ LAB = Lab(
         "together": ("contracts", "together", "prompting.py"),
         "ranks": ("contracts", "ranks", "prompting.py"),
     },
-    {"utils.course.runner.HANG": 20.0},  # none hangs; a busy machine must not look so
 )
 
 

@@ -9,7 +9,6 @@ LAB = Lab(
         name: ("contracts", name, "megatron.py")
         for name in ("pair", "mlp", "attention", "loss", "sequence")
     },
-    {"utils.course.runner.HANG": 12.0},  # next to none hangs; a busy machine must not look so
 )
 
 
