@@ -350,9 +350,10 @@ def learned(answer, weights: dict, name: str, words: list[int], seed: int) -> to
     model.load_state_dict(weights)
     batches = tasks.Batches(answer, name, seed)
     answer.begin = lambda *args, **named: begun.append(True) or begin(*args, **named)
-    with left_alone("tune", model, freezes=True):
-        prompt = answer.tune(model, torch.tensor(words), batches)
+    prompt = answer.tune(model, torch.tensor(words), batches)
     answer.begin = begin
+    changed = [key for key, now in model.state_dict().items() if not now.equal(weights[key])]
+    unchanged("tune", changed)
     if len(begun) > 1:
         raise Wrong(f"begin was called {len(begun)} times: one prompt goes through all batches.")
     if batches.drawn != tasks.STEPS:
