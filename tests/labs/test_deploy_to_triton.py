@@ -32,7 +32,6 @@ LAB = Lab(
         "batch": ("contracts", "batch", "scheduler.py"),
         "goal": ("served", "goal", "settings.py"),
     },
-    {"labs.support.deploy_to_triton.served.SILENCE": patience(4)},
 )
 
 
