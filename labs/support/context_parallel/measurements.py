@@ -2,8 +2,10 @@
 
 import os
 import random
+from collections import namedtuple
+from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -19,13 +21,7 @@ from utils.ranks import RankError
 LENGTH, WIDTH = 96, 16  # positions of the sequence, numbers of a head
 WAYS = ("ring_attention", "thrifty_ring_attention", "zigzag_attention", "ulysses_attention")
 MODELS = ((8, 2), (16, 2), (32, 2), (4, 4), (8, 4), (16, 4), (32, 4), (8, 8), (16, 8), (32, 8))
-
-
-class Heads(NamedTuple):
-    """Of a model: H query heads and K key-value heads."""
-
-    query: int
-    key_value: int
+Heads = namedtuple("Heads", ("query", "key_value"))  # of a model: how many
 
 
 def drawn_heads(seed: int | None = None) -> Heads:
@@ -46,31 +42,19 @@ def measured(size: int, file: str, heads: Heads) -> dict | None:
         return None
     found = {}
     for name in ranks[0]:
-        works = [rank[name]["work"] for rank in ranks]
-        found[name] = {
-            "sent": int(sum(rank[name]["sent"] for rank in ranks)),
-            "work": [round(work / sum(works), 2) for work in works],
-            "right": all(rank[name]["right"] for rank in ranks),
-        }
+        sent, works, right = zip(*(rank[name] for rank in ranks))
+        work = [round(work / sum(works), 2) for work in works]
+        found[name] = {"sent": int(sum(sent)), "work": work, "right": all(right)}
     return found
 
 
 def _all_ways(answer, case: Case) -> dict:
     rank, found = dist.get_rank(), {}
-    for name in WAYS:
-        case = replace(case, zigzag=name == "zigzag_attention")
-        if not hasattr(answer, name):
-            continue
-        with noted() as notes, AttentionLook(notes) as look:
-            try:
-                result = getattr(answer, name)(*case.own(rank).values(), LENGTH)
-            except NotImplementedError:
-                continue
-        out = result if isinstance(result, torch.Tensor) else result[0]
-        wanted = case.right()["out"][:, case.places[rank]]
-        found[name] = {
-            "sent": sum(event.sent for event in look.events),
-            "work": look.multiplications,
-            "right": torch.allclose(out.double(), wanted, atol=1e-5),
-        }
+    for name in filter(partial(hasattr, answer), WAYS):
+        part = replace(case, zigzag=name == "zigzag_attention").part(rank)
+        with noted() as notes, AttentionLook(notes) as look, suppress(NotImplementedError):
+            result = getattr(answer, name)(*(part[x] for x in "qkv"), LENGTH)
+            out = result if isinstance(result, torch.Tensor) else result[0]
+            right = torch.allclose(out.double(), part["out"], atol=1e-5)
+            found[name] = sum(event.sent for event in look.events), look.multiplications, right
     return found
