@@ -1,6 +1,7 @@
 """Given: a network of unlike layers, what each of them costs, and a real step under a plan."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -41,11 +42,8 @@ def batch() -> torch.Tensor:
 
 def measure_layers(layers: nn.ModuleList, x: torch.Tensor) -> list[Layer]:
     """Runs each layer alone and counts."""
-    result = []
-    for layer in layers:
-        inside = timing.saved_bytes(lambda layer=layer: layer(x), [*layer.parameters(), x])
-        result.append(Layer(x.nbytes, inside, timing.flops(lambda layer=layer: layer(x))))
-    return result
+    runs = [(partial(layer, x), [*layer.parameters(), x]) for layer in layers]
+    return [Layer(x.nbytes, timing.saved_bytes(run, own), timing.flops(run)) for run, own in runs]
 
 
 def forward_backward(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> None:

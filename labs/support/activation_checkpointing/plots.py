@@ -1,17 +1,17 @@
 """Given: pictures of what your answers do. One that does not run yet stops no notebook."""
 
 import functools
-import timeit
 from pathlib import Path
 
 import torch
 
-from labs.support.activation_checkpointing.contracts import all_sets
+from labs.support.activation_checkpointing.contracts import BUDGETS, all_sets, peak_of, percent
 from labs.support.activation_checkpointing.network import forward_backward, measured
 from utils.course.runner import load_answer
 from utils.data import corpus
 from utils.drawing import figures
 from utils.drawing import memory as pictures_memory
+from utils.measure import timing
 from utils.measure.memory import Memory
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 
@@ -50,7 +50,7 @@ def your_checkpoint(answer) -> None:
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
         model.zero_grad()
         for layer in model.model.layers:
-            layer.forward = _wrapped(answer.checkpoint, layer.forward)
+            layer.forward = functools.partial(answer.checkpoint, layer.forward)
     pictures_memory.timeline(memory, title="with your checkpoint")
     equal = all(a.equal(b) for a, b in zip(*gradients, strict=True))
     print(
@@ -59,25 +59,16 @@ def your_checkpoint(answer) -> None:
     print("equal gradients:", equal)
 
 
-def _wrapped(checkpoint, forward):
-    return lambda *inputs: checkpoint(forward, *inputs)
-
-
 @_patient
 def your_plans(answer) -> None:
     """All sets of layers as points, yours for some budgets among them."""
     _, _, costs, whole = measured()
-    work = sum(layer.flops for layer in costs)
 
     def point(chosen):
-        return (
-            100 * answer.peak_bytes(costs, set(chosen)) / whole,
-            100 * sum(costs[index].flops for index in chosen) / work,
-        )
+        return 100 * peak_of(costs, chosen) / whole, percent(costs, chosen)
 
-    cloud = [point(chosen) for _, _, chosen in all_sets(costs)]
-    budgets = (0.9, 0.75, 0.6, 0.45)
-    plans = {share: answer.choose(costs, int(share * whole)) for share in budgets}
+    cloud = [point(chosen) for *_, chosen in all_sets(costs)]
+    plans = {share: answer.choose(costs, int(share * whole)) for share in BUDGETS}
     axes = figures.figure()[1]
     axes.plot(*zip(*cloud, strict=True), "o", color=figures.GREY, markersize=4, alpha=0.5)
     axes.plot(*zip(*map(point, plans.values())), "o", color=figures.GOLD, markersize=10)
@@ -96,19 +87,17 @@ def your_plans(answer) -> None:
 def share_of_work(answer, budget: float) -> float | None:
     """Per cent of the forward pass that your plan recomputes; None if it does not run yet."""
     _, _, costs, whole = measured()
-    chosen = answer.choose(costs, int(budget * whole))
-    return 100 * sum(costs[i].flops for i in chosen) / sum(layer.flops for layer in costs)
+    return percent(costs, answer.choose(costs, int(budget * whole)))
 
 
 @_patient
 def clock(answer, budget: float, rows: int = 8192) -> None:
     """Seconds of a real pass with many rows: nothing, your plan, and everything recomputed."""
     layers, x, costs, whole = measured()
-    plan = answer.choose(costs, int(budget * whole))
-    x, times = torch.randn(rows, x.shape[1]), {}
-    everything, yours = set(range(len(costs))), f"your plan, {budget:.0%}"
-    for name, chosen in {"nothing": set(), yours: set(plan), "everything": everything}.items():
-        run = functools.partial(forward_backward, layers, x, chosen)
-        times[name] = 1e3 * min(timeit.repeat(run, number=1, repeat=4))
+    x = torch.randn(rows, x.shape[1])
+    plan, everything = set(answer.choose(costs, int(budget * whole))), set(range(len(costs)))
+    plans = {"nothing": set(), f"your plan, {budget:.0%}": plan, "everything": everything}
+    passes = {k: functools.partial(forward_backward, layers, x, p) for k, p in plans.items()}
+    times = {name: 1e3 * seconds for name, seconds in timing.in_turn(passes).items()}
     figures.bars(times, unit="ms", title="one pass", colors=dict.fromkeys(times, "rank0"))
     print({name: f"{ms / times['nothing']:.2f} times" for name, ms in times.items()})
