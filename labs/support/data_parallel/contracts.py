@@ -5,6 +5,7 @@ import math
 import re
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -65,17 +66,18 @@ BLOCKED = {  # questions, by what all ranks wait in
     "": "Who sends what a waiting rank is to receive, and who receives what it sends? Does every "
     "rank\ntake part, and in the same order?",
 }
-RANKS = (2, 3, 1, 6)
 
 
 def only_messages(where: str, calls: list[Call]) -> None:
-    """Sends and receives alone."""
+    """Sends and receives alone, of numbers no wider than the tensor's."""
     for rank, call in enumerate(calls):
         if other := {event.op for event in call.events} - {"send", "recv"}:
             raise Wrong(
                 f"{where}: rank {rank} calls {', '.join(sorted(other))}; build it yourself from "
                 "sends and receives."
             )
+        if wide := wider(call):
+            raise Wrong(f"{where}, rank {rank}:{wide}")
 
 
 def ring_messages(where: str, case: Case, calls: list[Call]) -> None:
@@ -92,7 +94,7 @@ def ring_messages(where: str, case: Case, calls: list[Call]) -> None:
                 f"{where}: rank {rank} sends {len(call.sends)} messages of up to {biggest} bytes "
                 f"to ranks {sorted(peers)}.\nA ring sends 2(N-1) = {right} messages to one "
                 f"neighbour, of at most {part} bytes: one part of N."
-                + (wider(call) or "\nIt is the whole tensor." * (biggest == length * itemsize))
+                + "\nIt is the whole tensor." * (biggest == length * itemsize)
             )
 
 
@@ -111,9 +113,6 @@ def asynchronous_messages(where: str, case: Case, calls: list[Call]) -> None:
 def tree_messages(where: str, case: Case, calls: list[Call]) -> None:
     """None is larger than the tensor, and 2·⌈log2 N⌉ at most follow one another."""
     only_messages(where, calls)
-    for rank, call in enumerate(calls):
-        if wide := wider(call):
-            raise Wrong(f"{where}, rank {rank}:{wide}")
     steps = 2 * math.ceil(math.log2(len(calls)))
     if (path := timeline([call.notes for call in calls], at_once=False)) > steps:
         raise Wrong(
@@ -144,29 +143,26 @@ def own_tensor(case: Case, rank: int, n: int, call: int) -> tuple[torch.Tensor]:
     return (case.numbers(rank, n, call),)
 
 
-def the_sum(case: Case, given: list, rank: int) -> torch.Tensor:
-    return sum(own.double() for (own,) in given)
-
-
 SUMS = (
     "the sums of 1, 2, 3 and 6 ranks in many shapes, small and large, float32 and float64,\n"
     "on a slow network too; "
 )
 RING = Contract(
-    "ring_all_reduce", own_tensor, the_sum, sizes=RANKS, in_place=0, result="the sum",
-    same_bits=True, messages=ring_messages, symptoms=SYMPTOMS, hang=BLOCKED,
+    "ring_all_reduce",
+    inputs=own_tensor,
+    right=lambda case, given, rank: sum(own.double() for (own,) in given),
+    sizes=(2, 3, 1, 6), in_place=0, result="the sum", same_bits=True,
+    messages=ring_messages, symptoms=SYMPTOMS, hang=BLOCKED,
     says=f"{SUMS}the same bits on all; every rank sends 2(N-1) messages of at most\n"
     "⌈length/N⌉ numbers, all to one neighbour; no deadlock, though every send blocks.",
 )
-TREE = Contract(
-    "tree_all_reduce", own_tensor, the_sum, sizes=RANKS, in_place=0, result="the sum",
-    messages=tree_messages, symptoms=SYMPTOMS, hang=BLOCKED,
+TREE = replace(
+    RING, function="tree_all_reduce", same_bits=False, messages=tree_messages,
     says=f"{SUMS}no message is larger than the tensor, and at most\n"
     "2·⌈log2 N⌉ follow one another.",
 )
-ASYNCHRONOUS_RING = Contract(
-    "asynchronous_ring_all_reduce", own_tensor, the_sum, sizes=RANKS, in_place=0,
-    result="the sum", same_bits=True, messages=asynchronous_messages, symptoms=SYMPTOMS,
+ASYNCHRONOUS_RING = replace(
+    RING, function="asynchronous_ring_all_reduce", messages=asynchronous_messages,
     hang="Who waits for a message that nobody has started to send?",
     says=f"{SUMS}the same bits on all; every rank sends 2(N-1) messages of at most\n"
     "⌈length/N⌉ numbers, and receives at the same time: the ring takes as long as 2(N-1).",
@@ -201,9 +197,8 @@ def bucketed(trial: Trial) -> str:
         for late in (False, True) if group.size in (2, 3) else (False,):
             widths = [draw.randrange(2, 14) for _ in range(draw.randrange(4, 10))]
             dtype = draw.choice([torch.float32, torch.float64])
-            limit = draw.choice([draw.randrange(60, 900), 10**6])
-            if group.size == 2 and not late:
-                limit = 1  # a bucket for each parameter
+            each = group.size == 2 and not late  # a bucket for each parameter
+            limit = 1 if each else draw.choice([draw.randrange(60, 900), 10**6])
             rows = [draw.randrange(1, 9) for _ in range(STEPS)]
             case = group.case(f"widths {widths} in {dtype}, bucket_bytes={limit}")
             case += ", on a slow network" * late
@@ -260,13 +255,9 @@ def makes_buckets(answer, seed: int) -> None:
 
 def network(widths: list[int], dtype: torch.dtype) -> nn.Sequential:
     """A chain of linear layers, the same wherever it is made."""
-    layers = []
-    for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
-        linear = nn.Linear(inputs, outputs, dtype=dtype)
-        linear.weight.data = fractions(number, outputs, inputs, dtype=dtype) / inputs**0.5
-        linear.bias.data = fractions(50 + number, outputs, dtype=dtype)
-        layers += [linear, nn.Tanh()]
-    return nn.Sequential(*layers)
+    torch.manual_seed(0)
+    layers = [(nn.Linear(i, o, dtype=dtype), nn.Tanh()) for i, o in itertools.pairwise(widths)]
+    return nn.Sequential(*itertools.chain(*layers))
 
 
 def steps(

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,12 +45,11 @@ def race(
     """
     with Ranks(size, device="cpu", timeout=20) as ranks:
         try:
-            return ranks.run(_race, str(Path.cwd()), tensor_bytes, link, repeats, tuple(runners))[0]
+            return ranks.run(_race, Path.cwd(), tensor_bytes, link, repeats, runners)[0]
         except RankError as error:
             why = "is not written" if "NotImplementedError" in str(error) else "does not run"
             files = [RUNNERS[name][0] for name in runners]
-            listed = f"{', '.join(files[:-1])} or {files[-1]}"
-            print(f"Nothing to measure yet: {listed} {why}.")
+            print(f"Nothing to measure yet: {', '.join(files[:-1])} or {files[-1]} {why}.")
             return None
 
 
@@ -112,26 +110,21 @@ def slow(link: Link | None) -> Iterator[None]:
 
 
 def _race(
-    folder: str, tensor_bytes: list[int], link: Link | None, repeats: int, names: tuple[str, ...]
+    folder: Path, tensor_bytes: list[int], link: Link | None, repeats: int, names: Sequence[str]
 ) -> dict[str, list[float]]:
-    runners = {}
-    for name in names:
-        file, function = RUNNERS[name]
-        runners[name] = getattr(load_answer(Path(folder) / file), function)
-    times = {name: [] for name in runners}
-    for all_reduce in runners.values():  # opens the connections
+    files = [RUNNERS[name] for name in names]
+    runners = [getattr(load_answer(folder / file), function) for file, function in files]
+    for all_reduce in runners:  # opens the connections
         all_reduce(torch.zeros(64))
-    for size in tensor_bytes:
-        tensor, trials = torch.zeros(size // 4), {name: [] for name in runners}
-        for _ in range(repeats):  # in turns, so that a slow moment hits all
-            for name, all_reduce in runners.items():
+    times = torch.zeros(len(runners), len(tensor_bytes), repeats)
+    for size, numbers in enumerate(tensor_bytes):
+        tensor = torch.zeros(numbers // 4)
+        for trial in range(repeats):  # in turns, so that a slow moment hits all
+            for runner, all_reduce in enumerate(runners):
                 with slow(link):
                     dist.barrier()
                     start = time.perf_counter()
                     all_reduce(tensor)
-                    seconds = torch.tensor(time.perf_counter() - start)
-                    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)  # until the last rank is done
-                    trials[name].append(seconds.item())
-        for name, several in trials.items():
-            times[name].append(statistics.median(several))
-    return times
+                    times[runner, size, trial] = time.perf_counter() - start
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)  # until the last rank is done
+    return dict(zip(names, times.median(dim=2).values.tolist()))
