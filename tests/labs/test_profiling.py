@@ -13,8 +13,8 @@ from utils.measure.findings import report
 LAB = Lab(
     "11_profiling",
     {
-        **{name: ("contracts", f"{name}_diagnosis", "diagnosis.py") for name in programs.NAMES},
-        **{f"{name}_program": ("contracts", name, f"{name}.py") for name in programs.NAMES},
+        **{name: ("contracts", f"{name}_diagnosis", "diagnosis.py") for name in programs.FAULTY},
+        **{f"{name}_program": ("contracts", name, f"{name}.py") for name in programs.FAULTY},
     },
 )
 

@@ -1,9 +1,7 @@
 """Given: what the exercises ask for, and how their check cells judge it.
 
-A diagnosis is compared with what was planted: the check says which entries do not hold, and not
-what would. A mended program runs on real ranks, with other rows and other troubles, beside the
-sound program of the same number on one rank that has all rows. What a late rank costs is counted
-in questions to its machine, not in time.
+A mended program runs on real ranks, with other rows and other troubles, beside the sound program of
+the same number on one rank. What a late rank costs is counted in questions, not in time.
 """
 
 import ast
@@ -37,14 +35,10 @@ from utils.measure.traffic import Event, Traffic
 CAUSES = [*programs.LATE.values(), *programs.MESSAGES, *programs.HANGS, *programs.WRONGS]
 
 
-def _program(trial: Trial, name: str) -> Program:
-    """The learner's own."""
-    return programs.FAULTY[name](programs.number_in(trial.path.parent))
-
-
 def _diagnosed(name: str, what: str, trial: Trial) -> str:
     """Judges the function `name` in diagnosis.py."""
-    truth, said = _program(trial, name).truth, _written(trial.path, name)
+    number = programs.number_in(trial.path.parent)
+    truth, said = programs.FAULTY[name](number).truth, _written(trial.path, name)
     if missing := [key for key in truth if key not in said]:
         raise Wrong(f"{name}() does not say {', '.join(missing)}.")
     for key in truth:
@@ -56,7 +50,6 @@ def _diagnosed(name: str, what: str, trial: Trial) -> str:
             f"program, and not {', '.join(wrong)}.\nWhich figure, line or report does each of "
             "them come from? The hints name a tool for each."
         )
-    number = programs.number_in(trial.path.parent)
     return f"{what.format(number)}: all {len(truth)} hold."
 
 
@@ -173,7 +166,7 @@ def run(answer, name: str, case: Case) -> Run:
 
     @contextlib.contextmanager
     def watching(model: nn.Module):
-        yield SimpleNamespace(step=lambda: note(model))
+        yield SimpleNamespace(step=partial(note, model))
         note(model)
 
     machine.save = save
@@ -186,6 +179,11 @@ def run(answer, name: str, case: Case) -> Run:
                 raise
     return Run(returned, torch.stack(weights or [torch.zeros(0)]), traffic.events, machine.calls,
                dict(machine.saved), list(machine.lines), machine.looked_at)
+
+
+def _program(trial: Trial, name: str) -> Program:
+    """The learner's own."""
+    return programs.FAULTY[name](programs.number_in(trial.path.parent))
 
 
 def _numbers(row: Any) -> Any:
@@ -205,7 +203,7 @@ def _judged(trial: Trial, name: str, drawn: dict[int, list[Case]], looks: Callab
             same_bits(where, "the weights", [one.weights for one in ranks])
             for rank, one in enumerate(ranks):
                 looks(f"{where}, rank {rank}", case, one, right)
-            _frugal(where, ranks, 8 * sum(program.settings.sizes), case.steps)
+            _frugal(where, ranks, 8 * sum(programs.sizes_of(program.widths)), case.steps)
 
 
 def slow(trial: Trial) -> str:
@@ -214,7 +212,7 @@ def slow(trial: Trial) -> str:
     service = {cause: name for name, cause in programs.LATE.items()}[program.truth["cause"]]
 
     def case(steps: int, **more: Any) -> Case:
-        return Case(program.settings.widths, trial.new_seed(), steps, **more)
+        return Case(program.widths, trial.new_seed(), steps, **more)
 
     def looks(where: str, case: Case, one: Run, right: Run) -> None:
         if right.returned is None:
@@ -247,7 +245,7 @@ def slow(trial: Trial) -> str:
 
 def hanging(trial: Trial) -> str:
     """Judges hanging.py."""
-    draw, widths, last = trial.draw, _program(trial, "hanging").settings.widths, 7
+    draw, widths, last = trial.draw, _program(trial, "hanging").widths, 7
 
     def case(size: int, stopped: tuple[int, ...]) -> Case:
         one, all_, far, turned = draw.sample(range(last), 4)
@@ -280,7 +278,7 @@ def hanging(trial: Trial) -> str:
 
 def wrong(trial: Trial) -> str:
     """Judges wrong.py."""
-    draw, widths = trial.draw, _program(trial, "wrong").settings.widths
+    draw, widths = trial.draw, _program(trial, "wrong").widths
 
     def case() -> Case:
         far = zip(draw.sample(range(5), 3), (OUTLIER, HUGE, NO_SPIKE))
@@ -335,14 +333,11 @@ def _served(where: str, one: Run, right: Run) -> None:
 def _ended(where: str, one: Run) -> None:
     """Of a run on a machine that is too hot."""
     if one.returned is not None:
-        raise Wrong(
-            f"{where}: train goes on to the end.\nWhat does the machine's own text want then?"
-        )
+        raise Wrong(f"{where}: train goes on to the end. What does the machine's own text want?")
     if len(one.lines) < len(one.weights):
         raise Wrong(
             f"{where}: it ends after {len(one.weights)} steps, and the log has {len(one.lines)} "
-            "lines.\nThe log of a run that fails is the one that is needed: `try:`, and `finally:` "
-            "around what is logged late."
+            "lines.\nThe log of a run that fails is the one that is needed."
         )
 
 

@@ -41,13 +41,8 @@ class Machine:
     """
 
     def __init__(
-        self,
-        rank: int,
-        ranks: int,
-        widths: tuple[int, ...],
-        seed: int,
-        ms: dict[str, float] | None = None,
-        troubles: Troubles | None = None,
+        self, rank: int, ranks: int, widths: tuple[int, ...], seed: int,
+        ms: dict[str, float] | None = None, troubles: Troubles | None = None,
     ):
         self.rank, self.ranks, self.widths, self.seed = rank, ranks, widths, seed
         self.troubles = troubles or Troubles()

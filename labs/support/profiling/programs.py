@@ -21,7 +21,6 @@ from labs.support.profiling.machine import ROWS, SERVICES, Troubles
 
 RANKS = 4  # that the programs are run on
 STEPS = 8
-NAMES = ("slow", "hanging", "wrong")
 LARGE = 4.0  # a gradient's norm, far above the usual one
 OUTLIER = 300.0  # a target far above the usual ones: its gradient is large
 SPIKE = 1e6  # a loss that is no loss
@@ -29,23 +28,9 @@ HUGE = 1e5  # a target that makes one
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What each learner's network and training are."""
-
-    widths: tuple[int, ...]
-    seed: int
-    lr: float
-    micro_batches: int
-
-    @property
-    def sizes(self) -> list[int]:
-        """Numbers in each parameter: weight, bias, weight, bias …"""
-        return [size for a, b in pairwise(self.widths) for size in (a * b, b)]
-
-
-@dataclass(frozen=True)
 class Program:
-    """text: of the file; sound: the same without its fault; truth: what is wrong.
+    """text: of the file; sound: the same without its fault; truth: what is wrong; widths: of the
+    learner's network.
 
     troubles: of the machine that it is broken on; ms: {rank that is late: {service: ms}}.
     """
@@ -53,7 +38,7 @@ class Program:
     text: str
     sound: str
     truth: dict[str, Any]
-    settings: Settings
+    widths: tuple[int, ...]
     troubles: Troubles
     ms: dict[int, dict[str, float]]
 
@@ -62,11 +47,7 @@ class Program:
 
 
 def number_in(folder: str | Path) -> int:
-    """The NUMBER in folder/diagnosis.py.
-
-    Raises NotImplementedError with the task where it is not written yet, ValueError where it is no
-    whole number from 1 to 999999.
-    """
+    """The NUMBER in folder/diagnosis.py; NotImplementedError with the task where there is none."""
     text = (Path(folder) / "diagnosis.py").read_text(encoding="utf-8")
     found = re.findall(r"^(?:# (.*)\n)?NUMBER\b[^=\n]*=\s*([^#\n]*)", text, re.MULTILINE)
     task, value = found[-1] if found else ("", "")
@@ -74,8 +55,7 @@ def number_in(folder: str | Path) -> int:
         raise NotImplementedError(task)
     if not value.strip().isdecimal() or not 1 <= int(value) <= 999_999:
         raise ValueError(
-            "diagnosis.py: write NUMBER = 17, or another whole number from 1 to 999999, as a line "
-            "of its own"
+            "diagnosis.py: write NUMBER = 17, or another whole number up to 999999, on its own line"
         )
     return int(value)
 
@@ -91,8 +71,8 @@ def hand_out(folder: str | Path = ".") -> None:
         return
     (folder / "broken").mkdir(exist_ok=True)
     print(f"You are learner {number}.")
-    for name in NAMES:
-        text, own = FAULTY[name](number).text, folder / f"{name}.py"
+    for name, program in FAULTY.items():
+        text, own = program(number).text, folder / f"{name}.py"
         (folder / "broken" / f"{name}.py").write_text(text, encoding="utf-8")
         if not_begun(own):
             own.write_text(text, encoding="utf-8")
@@ -103,8 +83,7 @@ def hand_out(folder: str | Path = ".") -> None:
 
 def not_begun(path: Path) -> bool:
     """Whether there is no file, or a stub."""
-    stub = re.compile(r"^ +raise NotImplementedError", re.MULTILINE)
-    return not path.exists() or bool(stub.search(path.read_text(encoding="utf-8")))
+    return not path.exists() or "\n    raise NotImplementedError" in path.read_text("utf-8")
 
 
 # ---- 2. what all programs share
@@ -132,26 +111,25 @@ def network():
 Edits = list[tuple[str, str]]  # (lines that occur once, what stands in their place)
 
 
-def _settings(draw: random.Random) -> Settings:
-    widths = (
-        draw.randrange(4, 8), draw.randrange(10, 17), draw.randrange(17, 23),
-        draw.randrange(9, 16), draw.randrange(2, 4),
-    )
-    return Settings(
-        widths, draw.randrange(10_000), draw.randrange(5, 15) / 100, draw.choice((2, 3))
-    )
+def sizes_of(widths: tuple[int, ...]) -> list[int]:
+    """Numbers in each parameter: weight, bias, weight, bias …"""
+    return [size for a, b in pairwise(widths) for size in (a * b, b)]
+
+
+def _settings(draw: random.Random) -> dict[str, Any]:
+    """What each learner's network and training are."""
+    ranges = ((4, 8), (10, 17), (17, 23), (9, 16), (2, 4))
+    widths = tuple(draw.randrange(*ends) for ends in ranges)
+    seed, lr = draw.randrange(10_000), draw.randrange(5, 15) / 100
+    return {"WIDTHS": widths, "LR": lr, "SEED": seed, "MICRO_BATCHES": draw.choice((2, 3))}
 
 
 def _put_together(
-    draw: random.Random, head: str, settings: Settings, constants: dict[str, Any], body: str,
-    fault: Edits,
+    draw: random.Random, head: str, constants: dict[str, Any], body: str, fault: Edits
 ) -> tuple[str, str, dict[str, list[int]]]:
     """The text of a program, the sound one, and {tag: lines} of the first. body: its functions,
     of which the last one is `train`."""
-    constants = {
-        "WIDTHS": settings.widths, "LR": settings.lr, "SEED": settings.seed, **constants
-    }
-    constants = [f"{name} = {value}" for name, value in constants.items()]
+    constants = [f"{name} = {value}" for name, value in constants.items() if name in body]
     *functions, train = body.strip("\n").split("\n\n\n")
     draw.shuffle(constants)
     draw.shuffle(functions)
@@ -170,9 +148,7 @@ def _put_together(
 # ---- 3. slow
 
 LATE = {
-    "unpack": "data loading",
-    "save": "checkpoints",
-    "log": "logging",
+    "unpack": "data loading", "save": "checkpoints", "log": "logging",
     "temperature": "health checks",
 }
 SLOW_ABOUT = """ranks train one network, and a step takes too long.
@@ -301,12 +277,13 @@ def slow(number: int) -> Program:
         draw,
         HEAD.format(name="slow", number=number, about=SLOW_ABOUT,
                     imports="from torch.utils.data import DataLoader, Dataset"),
-        settings, {"MICRO_BATCHES": settings.micro_batches},
-        SLOW.replace("<services>", "\n".join(part.strip("\n") for part in loop)), MESSAGES[cause],
+        settings, SLOW.replace("<services>", "\n".join(part.strip("\n") for part in loop)),
+        MESSAGES[cause],
     )
-    gradients, micro = 8 * sum(settings.sizes), settings.micro_batches
+    sizes, micro = sizes_of(settings["WIDTHS"]), settings["MICRO_BATCHES"]
+    gradients = 8 * sum(sizes)
     calls, size = {  # a step
-        "one for each parameter": (1 + len(settings.sizes), 8 + gradients),
+        "one for each parameter": (1 + len(sizes), 8 + gradients),
         "one for each micro-batch": (micro, micro * (8 + gradients)),
         "more than the gradients": (1, 8 + 2 * gradients),
         "the loss of each micro-batch": (1 + micro, 8 * micro + 8 + gradients),
@@ -317,7 +294,8 @@ def slow(number: int) -> Program:
         "message_line": lines["messages"], "message_cause": cause, "message_calls": calls,
         "message_bytes": size,
     }
-    return Program(text, sound, truth, settings, Troubles(), {rank: {service: float(ms)}})
+    ms_of = {rank: {service: float(ms)}}
+    return Program(text, sound, truth, settings["WIDTHS"], Troubles(), ms_of)
 
 
 # ---- 4. hanging
@@ -433,13 +411,13 @@ HANGS: dict[str, tuple[str, Edits]] = {  # tag of the line in which the others w
 def hanging(number: int) -> Program:
     """The hanging program of a learner."""
     draw = random.Random(f"hanging {number}")
-    settings = _settings(draw)
+    constants = _settings(draw)
     cause, rank, step = draw.choice(list(HANGS)), draw.randrange(RANKS), draw.randrange(2, 6)
     often = draw.randrange(2, 5)
     waits, fault = HANGS[cause]
     text, sound, lines = _put_together(
         draw, HEAD.format(name="hanging", number=number, about=HANGING_ABOUT, imports="")[:-1],
-        settings, {"LARGE": LARGE, "OFTEN": often}, HANGING, fault,
+        constants | {"LARGE": LARGE, "OFTEN": often}, HANGING, fault,
     )
     troubles = {
         "skips a collective": Troubles(silent={step: tuple(range(rank, ROWS, RANKS))}),
@@ -449,7 +427,7 @@ def hanging(number: int) -> Program:
         "calls it alone": Troubles(leader=rank),
     }[cause]
     truth = {"rank": rank, "line": lines["fault"], "waits": lines[waits], "cause": cause}
-    return Program(text, sound, truth, settings, troubles, {})
+    return Program(text, sound, truth, constants["WIDTHS"], troubles, {})
 
 
 # ---- 5. wrong
@@ -526,7 +504,7 @@ WRONGS = (
 def wrong(number: int) -> Program:
     """The wrong program of a learner."""
     draw = random.Random(f"wrong {number}")
-    settings = _settings(draw)
+    constants = _settings(draw)
     cause, rank, step = draw.choice(WRONGS), draw.randrange(RANKS), draw.randrange(2, 6)
     names = [f"{2 * layer}.{kind}" for layer in range(4) for kind in ("weight", "bias")]
     last = len(names) - draw.randrange(1, 4)  # from here on: the tail, in a message of its own
@@ -556,7 +534,7 @@ def wrong(number: int) -> Program:
     text, sound, lines = _put_together(
         draw, HEAD.format(name="wrong", number=number, about=WRONG_ABOUT,
                           imports="\nfrom labs.support.profiling.machine import unwatched"),
-        settings, {"LARGE": LARGE, "SPIKE": SPIKE, "LAST": last}, body, fault,
+        constants | {"LARGE": LARGE, "SPIKE": SPIKE, "LAST": last}, body, fault,
     )
     row = draw.randrange(rank, ROWS, RANKS)
     troubles = {
@@ -565,7 +543,7 @@ def wrong(number: int) -> Program:
     }.get(cause, Troubles())
     truth = {"rank": first_rank, "step": first_step, "name": first_names, "line": lines[tag],
              "cause": cause}
-    return Program(text, sound, truth, settings, troubles, {})
+    return Program(text, sound, truth, constants["WIDTHS"], troubles, {})
 
 
 def _cuts(draw: random.Random, end: int) -> list[int]:
@@ -575,13 +553,8 @@ def _cuts(draw: random.Random, end: int) -> list[int]:
 
 def _table(cuts: list[int], missing: int | None = None) -> tuple:
     """((0, 3), (3, 8)) for the cuts 0, 3, 8; without the parameter `missing`."""
-    found = []
-    for first, end in pairwise(cuts):
-        if missing is None or not first <= missing < end:
-            found.append((first, end))
-        else:
-            found += [pair for pair in ((first, missing), (missing + 1, end)) if pair[0] < pair[1]]
-    return tuple(found)
+    around = set() if missing is None else {missing, missing + 1}
+    return tuple(pair for pair in pairwise(sorted({*cuts, *around})) if pair[0] != missing)
 
 
 FAULTY = {"slow": slow, "hanging": hanging, "wrong": wrong}

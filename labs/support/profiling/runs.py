@@ -87,7 +87,7 @@ def _on_ranks(file, function: Callable, *args, ranks=RANKS, timeout=30.0) -> lis
 def _perform(path: str, number: int, program: Program, function: Callable, args: tuple) -> Any:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     ms = program.ms.get(rank) if ranks > 1 else None
-    machine = Machine(rank, ranks, program.settings.widths, number, ms, program.troubles)
+    machine = Machine(rank, ranks, program.widths, number, ms, program.troubles)
     return function(load_answer(Path(path)).train, machine, *args)
 
 
