@@ -39,8 +39,9 @@ def distillation_loss(
 ) -> torch.Tensor:
     """T² · KL(teacher ‖ student) of softmax(logits / T), the mean over tokens; both (B, T, V). T²
     keeps the gradient's size when T changes (Hinton et al., section 2)."""
-    ours = F.log_softmax(student.float().flatten(0, 1) / temperature, dim=-1)
-    theirs = F.log_softmax(teacher.float().flatten(0, 1) / temperature, dim=-1)
+    least = torch.promote_types(student.dtype, torch.float32)
+    ours = F.log_softmax(student.to(least).flatten(0, 1) / temperature, dim=-1)
+    theirs = F.log_softmax(teacher.to(least).flatten(0, 1) / temperature, dim=-1)
     return temperature**2 * F.kl_div(ours, theirs, reduction="batchmean", log_target=True)
 
 

@@ -1,15 +1,9 @@
-"""Given: a block alone, what a quantized one computes, and models with outlier channels.
-
-y = run(block, x)                       # (B, T, C), positions 0 … T-1
-plant(block, [3], [80.0], norm)         # an outlier channel; the function stays
-rounded(model, seen)                    # in int8 behind the norms, one scale for each
-"""
+"""Given: a block alone, its outlier channels, and models whose inputs are rounded to int8."""
 
 import copy
 import functools
 import warnings
 from collections.abc import Iterable
-from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -44,22 +38,17 @@ def inputs_of(model: GPT, batches: list) -> list[list[torch.Tensor]]:
     return found
 
 
-def _note(seen: list[torch.Tensor], module: torch.nn.Module, given: tuple, y: torch.Tensor) -> None:
-    seen.append(y.abs().flatten(0, 1))
-
-
 @torch.no_grad()
 def observed(block: Block, inputs: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
     """{norm: (C,)}, fp32: the largest magnitude of each channel that the norm hands on."""
-    found = {}
-    for norm in READERS:
-        seen = []
-        hook = block.get_submodule(norm).register_forward_hook(partial(_note, seen))
-        for x in inputs:
-            run(block, x)
-        hook.remove()
-        found[norm] = torch.cat(seen).amax(dim=0).float()
-    return found
+    block, found = copy.deepcopy(block), {norm: [] for norm in READERS}
+    for norm, seen in found.items():
+        block.get_submodule(norm).register_forward_hook(
+            lambda _, given, y, seen=seen: seen.append(y.abs().flatten(0, 1))
+        )
+    for x in inputs:
+        run(block, x)
+    return {norm: torch.cat(seen).amax(dim=0).float() for norm, seen in found.items()}
 
 
 @torch.no_grad()
@@ -73,8 +62,7 @@ def plant(block: Block, channels: list[int], factors: list[float], norm: str) ->
 
 @torch.no_grad()
 def rounded(model: GPT, seen: Iterable[dict[str, torch.Tensor]]) -> GPT:
-    """A copy, in each block of which the readers of both norms compute as in int8, with scales from
-    what was seen before."""
+    """A copy whose readers compute as in int8, with scales from what was seen before."""
     model = copy.deepcopy(model)
     for block, largest in zip(model.model.layers, seen):
         for norm, readers in READERS.items():
@@ -89,8 +77,7 @@ def rounded(model: GPT, seen: Iterable[dict[str, torch.Tensor]]) -> GPT:
 
 @functools.cache
 def whole_products() -> torch.library.Library | None:
-    """Where PyTorch's product of int8 matrices is wrong for large numbers, as on CPUs without VNNI,
-    this process gets one that is right; None where it is."""
+    """Where PyTorch's int8 product is wrong, as on CPUs without VNNI, one that is right."""
     if exact("cpu"):
         return None
     library = torch.library.Library("aten", "IMPL")

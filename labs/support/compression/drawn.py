@@ -1,8 +1,5 @@
 """Given: models and text that a check draws from a seed.
 
-    model, order = many_heads(generator, SIZES[1])   # tiny, in four heads a layer
-    calibration, held_out = batches(seed, 4, 2)      # [(tokens, targets), …] that do not overlap
-
 No answer can know beforehand which heads and channels matter: that follows from the seed. The text
 is that of modules which the shipped models have not been trained on (utils/data/library.py).
 """
@@ -45,12 +42,11 @@ def tiny():
 
 def batches(seed: int, calibration: int, held_out: int) -> tuple:
     """(calibration, held out): lists of so many batches (tokens, targets), each (ROWS, T)."""
-    whole = tokens()
+    whole, count = tokens(), (calibration + held_out) * ROWS
     starts = torch.arange(0, len(whole) - T - 1, T)
     order = torch.randperm(len(starts), generator=torch.Generator().manual_seed(seed))
-    chosen = starts[order[: (calibration + held_out) * ROWS]].view(-1, ROWS)
-    made = [whole[some[:, None] + torch.arange(T + 1)] for some in chosen]
-    pairs = [(row[:, :-1].contiguous(), row[:, 1:].contiguous()) for row in made]
+    rows = whole[starts[order[:count], None] + torch.arange(T + 1)].split(ROWS)
+    pairs = [(some[:, :-1].contiguous(), some[:, 1:].contiguous()) for some in rows]
     return pairs[:calibration], pairs[calibration:]
 
 
@@ -68,9 +64,8 @@ def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> tuple[GPT,
     """tiny, whose heads are shared out over several: each gets some dimensions of its values. Of
     each layer, too, which of the `sizes` its heads have got.
 
-    What a head does not need is filled with numbers that have no effect: values that meet zeros in
-    o_proj, columns of o_proj that meet zeros in v_proj, and a channel that the norm never lets
-    through. So the weights alone do not tell which head does the work.
+    The rest of a head has no effect (values that meet zeros in o_proj, columns that meet zeros in
+    v_proj, a channel that the norm stops): weights alone do not tell which head does the work.
     """
     model = tiny()[0]
     config, D, H = model.config, model.config.head_size, len(sizes)

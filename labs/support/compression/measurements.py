@@ -1,7 +1,6 @@
 """Given: what your functions make of larger models, for the pictures of the notebook.
 
-Each runs in a process of its own, and returns None where the answer is not ready. Losses are in
-bits a token.
+Each runs in a process of its own, and returns None where the answer is not ready.
 """
 
 import copy
@@ -74,8 +73,8 @@ def layer(answer) -> dict:
 @of_an_answer
 def channels(answer) -> dict:
     """models/tiny with an outlier channel behind each norm, 100 times the median, before and after
-    your smoothing. Held-out bits: "floats", "int8", "smoothed"; of the first norm: the largest
-    magnitudes of its channels "before" and "after", "planted" and what you have "found"."""
+    your smoothing. Held-out bits: "floats", "int8", "smoothed"; of the first norm: its channels
+    "before" and "after", "planted" and what you have "found"."""
     model, draw = copy.deepcopy(drawn.tiny()[0]), random.Random(0)
     calibration, held_out = drawn.batches(0, 4, 4)
     layers, inputs = model.model.layers, blocks.inputs_of(model, calibration)
