@@ -20,7 +20,7 @@ from utils.course.assertions import (
     unchanged,
 )
 from utils.course.observe import Look
-from utils.course.runner import Trial, fractions
+from utils.course.runner import Trial, attempted, fractions
 
 
 @pytest.fixture
@@ -352,3 +352,14 @@ def test_what_is_to_be_done_by_hand_names_no_library(tmp_path, source, line):
         return
     with pytest.raises(Wrong, match=f"answer.py line {line} uses .*: that is the library"):
         forbid(path, ["fsdp", "optim.zero"])
+
+
+def test_what_a_notebook_shows_of_an_answer_that_is_not_ready_is_nothing(answer):
+    for source, right in (
+        ("def own(): return dist.get_rank()", [0, 1]),
+        ("def own(): raise NotImplementedError('the rank')", None),
+        ("def own(:", None),
+    ):
+        file = answer(source).path
+        assert attempted(file, 2, lambda answer: answer.own()) == right
+    assert attempted(file.with_name("none.py"), 2, lambda answer: answer.own()) is None

@@ -118,6 +118,18 @@ class Trial:
             return group.run(case, scenario, *args, **options)[0]
 
 
+def attempted(
+    file: str | Path, size: int, scenario: Callable, *args: Any, seconds: float | None = None
+) -> list | None:
+    """For what a notebook shows of an answer: the results of `scenario(answer, *args)` by rank,
+    None where the file is not written or does not run. seconds: as for `Group.run`."""
+    try:
+        with Trial(file).ranks(size) as group:
+            return group.run(group.case(), scenario, *args, seconds=seconds)
+    except (NotImplementedError, Wrong):
+        return None
+
+
 class Group:
     """Ranks that try an answer together, run after run. size: how many they are."""
 

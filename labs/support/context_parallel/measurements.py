@@ -12,11 +12,9 @@ import torch.distributed as dist
 
 from labs.support.context_parallel.contracts import AttentionLook, Case
 from utils.course import ledger
-from utils.course.assertions import Wrong
 from utils.course.checks import SEED
 from utils.course.messages import noted
-from utils.course.runner import Trial
-from utils.ranks import RankError
+from utils.course.runner import attempted
 
 LENGTH, WIDTH = 96, 16  # positions of the sequence, numbers of a head
 WAYS = ("ring_attention", "thrifty_ring_attention", "zigzag_attention", "ulysses_attention")
@@ -36,11 +34,9 @@ def measured(size: int, file: str, heads: Heads) -> dict | None:
     "right": whether the results are one rank's}} of those in WAYS that are written; None if one
     of them does not run."""
     case = Case(size, LENGTH, 1, heads.query, heads.key_value, WIDTH, torch.float32, seed=7)
-    try:
-        ranks = Trial(file).on_ranks(size, _all_ways, case)
-    except (RankError, Wrong, SyntaxError, NotImplementedError):
+    ranks, found = attempted(file, size, _all_ways, case), {}
+    if ranks is None:
         return None
-    found = {}
     for name in ranks[0]:
         sent, works, right = zip(*(rank[name] for rank in ranks))
         work = [round(work / sum(works), 2) for work in works]

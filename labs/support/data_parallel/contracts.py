@@ -19,8 +19,7 @@ from utils.course.assertions import Wrong, a_number, alike, close, communication
 from utils.course.contract import Call, Case, Contract, Seen, observed, wider
 from utils.course.observe import Look
 from utils.course.properties import for_all
-from utils.course.runner import Trial, fractions
-from utils.ranks import RankError
+from utils.course.runner import Trial, attempted, fractions
 
 # ---- a: over MPI
 
@@ -173,12 +172,10 @@ ring, tree, asynchronous_ring = RING.judge, TREE.judge, ASYNCHRONOUS_RING.judge
 def show_messages(file: str, function: str, size: int, length: int) -> None:
     """Prints the messages that each rank sends for a tensor of `length` 8-byte numbers."""
     job, case = (function, own_tensor, 0), Case((length,), torch.float64, seed=1)
-    try:
-        results = Trial(file).on_ranks(size, observed, job, case)
-    except (RankError, Wrong, SyntaxError, NotImplementedError):
+    results = attempted(file, size, observed, job, case)
+    if results is None:
         print(f"There are no messages to show yet: {file} does not run.")
-        return
-    for rank, (call,) in enumerate(results):
+    for rank, (call,) in enumerate(results or ()):
         listed = ", ".join(f"{event.payload:,} → {event.peer}" for event in call.sends) or "none"
         print(f"rank {rank} sends (bytes → rank): {listed}")
 

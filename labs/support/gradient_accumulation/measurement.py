@@ -1,16 +1,14 @@
 """Given: the measurement of exercise 02c, with the functions of the file."""
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
-from utils.course.runner import load_answer
+from utils.course.runner import attempted
 from utils.data import corpus
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.ranks import RankError, Ranks
 
 ROWS = 4  # of a rank
+SECONDS = 60.0  # of processor time
 
 
 def measure(path: str = "noise.py", steps: int = 90, size: int = 2) -> list[float] | None:
@@ -18,18 +16,15 @@ def measure(path: str = "noise.py", steps: int = 90, size: int = 2) -> list[floa
 
     None, and a word, where the functions are not written.
     """
-    with Ranks(size, device="cpu", timeout=20) as ranks:
-        try:
-            return ranks.run(_measure, str(Path(path).resolve()), steps)[0]
-        except (RankError, NotImplementedError) as error:
-            why = "is not written" if "NotImplementedError" in str(error) else "does not run"
-            print(f"Nothing to measure yet: {path} {why}.")
-            return None
+    ranks = attempted(path, size, _measure, steps, seconds=SECONDS)
+    if ranks is None:
+        return print(f"Nothing to measure yet: {path} does not run.")
+    return ranks[0]
 
 
-def _measure(path: str, steps: int) -> list[float]:
+def _measure(answer, steps: int) -> list[float]:
     """On a rank: AdamW on the corpus, the norms on the way."""
-    answer, tokens = load_answer(Path(path)), corpus.split(corpus.load())[0]
+    tokens = corpus.split(corpus.load())[0]
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model, history = GPT(GPTConfig(hidden_size=64, layers=2, heads=4)), []

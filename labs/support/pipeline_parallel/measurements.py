@@ -4,8 +4,7 @@ import torch
 import torch.distributed as dist
 
 from labs.support.pipeline_parallel.contracts import actions
-from utils.course.assertions import Wrong
-from utils.course.runner import Trial
+from utils.course.runner import attempted
 from utils.drawing import pipeline as pictures
 from utils.measure.memory import Memory
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
@@ -22,10 +21,8 @@ CONFIG = GPTConfig(vocab_size=64, hidden_size=16, layers=4, heads=2)
 
 def your_lists(file: str, micro_batches: int = MICRO_BATCHES) -> list | None:
     """The lists of all ranks; None where the answer is not written, or does not run."""
-    try:
-        return Trial(file).alone(file, actions, RANKS, micro_batches)
-    except (NotImplementedError, SyntaxError, Wrong):
-        return None
+    found = attempted(file, 1, actions, RANKS, micro_batches)
+    return found and found[0]
 
 
 def compared() -> dict | None:
@@ -66,15 +63,13 @@ def by_your_executor() -> dict | None:
     memory = your_lists("less_memory.py", MANY)
     if memory is None:
         return None
-    lists = {"GPipe's list": schedule("gpipe", RANKS, MANY), "your list": memory}
-    try:
-        with Trial("executor.py").ranks(RANKS) as group:
-            found = {name: group.run(name, _step, orders) for name, orders in lists.items()}
-    except (NotImplementedError, SyntaxError, FileNotFoundError, Wrong):
-        return None
-    if any(by_rank[-1][1] is None for by_rank in found.values()):
-        return None
-    return {name: (by_rank[0][0], by_rank[-1][1]) for name, by_rank in found.items()}
+    lists, found = {"GPipe's list": schedule("gpipe", RANKS, MANY), "your list": memory}, {}
+    for name, orders in lists.items():
+        by_rank = attempted("executor.py", RANKS, _step, orders)
+        if by_rank is None or by_rank[-1][1] is None:
+            return None
+        found[name] = by_rank[0][0], by_rank[-1][1]
+    return found
 
 
 def loss_of_one_rank() -> float:

@@ -3,8 +3,7 @@
 import torch
 
 from labs.support.prompt_tuning import pretrained, tasks
-from utils.course.assertions import Wrong
-from utils.course.runner import Trial
+from utils.course.runner import attempted
 from utils.models.gpt import GPT
 
 SECONDS = 60.0  # until an answer counts as an endless loop
@@ -13,7 +12,8 @@ SECONDS = 60.0  # until an answer counts as an endless loop
 def cost(file: str) -> dict | None:
     """What a training step keeps: numbers that are tuned, numbers of the model, bytes of Adam's
     state, and what that would be for all weights; None if the answer is not ready."""
-    return _asked(file, _cost)
+    found = attempted(file, 1, _cost)
+    return found and found[0]
 
 
 def two_tasks(file: str) -> dict | None:
@@ -25,10 +25,10 @@ def two_tasks(file: str) -> dict | None:
     if cost(file) is None:
         return None  # before the model goes to school
     model = pretrained.load()
-    found = _asked(file, _two_tasks, model.state_dict())
+    found = attempted(file, 1, _two_tasks, model.state_dict(), seconds=SECONDS)
     if found is None:
         return None
-    prompts, right, swapped, which = found
+    prompts, right, swapped, which = found[0]
     return {
         name: {
             "without": tasks.accuracy(model, name),
@@ -38,14 +38,6 @@ def two_tasks(file: str) -> dict | None:
         }
         for number, name in enumerate(tasks.NAMES)
     }
-
-
-def _asked(file: str, scenario, *args):
-    """The scenario's result in a process of its own; None if the answer is not ready."""
-    try:
-        return Trial(file).alone("", scenario, *args, seconds=SECONDS)
-    except (NotImplementedError, Wrong):
-        return None
 
 
 def _cost(answer) -> dict:

@@ -1,16 +1,13 @@
 """Given: your classes train a small GPT; what each rank keeps and sends, in bytes a parameter."""
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 
-from utils.course.runner import load_answer
+from utils.course.runner import attempted
 from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 from utils.planner.memory import bytes_per_rank
-from utils.ranks import Ranks
 
 CONFIG = GPTConfig(hidden_size=64, layers=2, heads=4)
 STAGES = ("Zero1", "Zero2", "Zero3")
@@ -20,8 +17,8 @@ BATCH, SEQ, STEPS = 8, 32, 6
 
 def measured(size: int, file: str) -> dict[str, dict] | None:
     """{stage: {kind: bytes a parameter}} on rank 0 of `size`; None when a class is not written."""
-    with Ranks(size, device="cpu") as ranks:
-        return ranks.run(_stages, str(Path(file).resolve()))[0]
+    ranks = attempted(file, size, _stages)
+    return ranks and ranks[0]
 
 
 def formula(size: int) -> dict[str, dict[str, float]]:
@@ -31,12 +28,8 @@ def formula(size: int) -> dict[str, dict[str, float]]:
     return {name: {kind: h[kind] / count for kind in KINDS} for name, h in zip(STAGES, held)}
 
 
-def _stages(path: str) -> dict[str, dict] | None:
-    answer = load_answer(Path(path))
-    try:
-        return {stage: _run(getattr(answer, stage)) for stage in STAGES}
-    except NotImplementedError:
-        return None
+def _stages(answer) -> dict[str, dict]:
+    return {stage: _run(getattr(answer, stage)) for stage in STAGES}
 
 
 def _run(stage: type) -> dict:
@@ -78,12 +71,8 @@ def _held(model: torch.nn.Module, zero) -> dict[str, int]:
             if value.numel() > 1
         ],
     }
-    return {
-        kind: sum({id_of(t): t.untyped_storage().nbytes() for t in tensors}.values())
-        for kind, tensors in kinds.items()
-    }
-
-
-def id_of(tensor: torch.Tensor) -> int:
-    """The same number for tensors that share memory."""
-    return tensor.untyped_storage()._cdata
+    held = {}
+    for kind, tensors in kinds.items():
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+        held[kind] = sum(storages.values())
+    return held

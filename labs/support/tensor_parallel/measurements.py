@@ -3,13 +3,11 @@
 import torch
 import torch.distributed as dist
 
-from utils.course.assertions import Wrong
 from utils.course.observe import Look
-from utils.course.runner import Trial
+from utils.course.runner import attempted
 from utils.data import corpus
 from utils.measure.traffic import Traffic
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
-from utils.ranks import RankError
 from utils.shares import shares
 
 CONFIG = GPTConfig(hidden_size=48, layers=2, heads=6, kv_heads=3, intermediate_size=132)
@@ -19,21 +17,16 @@ BATCH, SEQ, STEPS = 4, 32, 6
 def measured(size: int, file: str) -> dict | None:
     """losses, parameters of the blocks and the all-reduces of a step on a rank of `size`; None if
     the answer is not ready."""
-    return _first_rank(size, file, _train)
+    ranks = attempted(file, size, _train)
+    return ranks and ranks[0]
 
 
 def between(size: int, file: str) -> dict | None:
     """{layer: {"kept": …, "sent": …}} of a rank of `size`, a layer: tensors of (B, T, C) that it
     keeps for the backward pass outside of its columns, and times that it sends as many bytes in a
     step. None if the answer is not ready."""
-    return _first_rank(size, file, _kept_and_sent)
-
-
-def _first_rank(size: int, file: str, scenario):
-    try:
-        return Trial(file).on_ranks(size, scenario)[0]
-    except (RankError, Wrong, NotImplementedError):
-        return None
+    ranks = attempted(file, size, _kept_and_sent)
+    return ranks and ranks[0]
 
 
 def _train(answer) -> dict:
