@@ -296,10 +296,10 @@ def smoothing(trial: Trial) -> str:
     trial.forbid(BY_HAND)
     kinds = (FP64, 4, True, 0.5), (FP32, 2, True, 0.25), (BF16, 4, False, 0.5)
     with trial.ranks(1) as group:  # nothing here depends on a number of ranks
-        group.run("outliers", outlier_channels, trial.new_seed(), seconds=SECONDS)
         for case in [Smoothing(*kind, trial.new_seed()) for kind in kinds]:
             group.run("observe", observed, case)
             group.run("smooth", smoothed, case)
+        group.run("outliers", outlier_channels, trial.new_seed(), seconds=SECONDS)
     return (
         "all channels are seen, over all batches; outliers are found; each block computes what it\n"
         "did, in fp64, fp32 and bf16, with grouped queries, biases and dead channels, with the s\n"

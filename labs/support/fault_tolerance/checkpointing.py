@@ -119,8 +119,6 @@ def right_one(found: Any, states: dict, steps: set[int], when: str, hint: str = 
 
 def values(answer: Any, place: Path, seed: int) -> None:
     """On a rank: what is saved comes back."""
-    if (found := answer.load(place / "nowhere")) is not None:
-        raise Wrong(f"load of a folder that does not exist gives {described(found)}, not None.")
     warnings.simplefilter("ignore")  # this rank ends with the check
     folder = place / "a new" / "folder"
     for step in (1, 9, 10, 11, 100, 9):  # in the end the run has gone back
@@ -134,6 +132,8 @@ def values(answer: Any, place: Path, seed: int) -> None:
                 f"two checkpoints of {own:,} bytes of tensors take {takes:,} bytes.\n"
                 "Is a view saved with all that it is a view of?"
             )
+    if (found := answer.load(place / "nowhere")) is not None:
+        raise Wrong(f"load of a folder that does not exist gives {described(found)}, not None.")
     ran: list[str] = []
     sys.addaudithook(lambda event, _: ran.append(event) if event == "pickle.find_class" else None)
     answer.load(folder)

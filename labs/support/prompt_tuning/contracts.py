@@ -443,12 +443,11 @@ def right_backward(answer, sizes: tuple[int, int], cases: list[Case]) -> torch.T
     own, _, counts = _alone([case])
     model = tensor_parallel(case.model().requires_grad_(False), mesh.tp)
     prompt, (tokens, targets) = case.prompt(), case.rows()
-    with Traffic() as traffic:  # the model's own
-        logits = answer.forward(model, prompt, tokens)
-        loss_function(model)(logits, targets, reduction="sum").backward()
-    prompt.grad = None
     with left_alone(where, model, prompt=prompt, tokens=tokens, targets=targets) as look:
         value = answer.backward(model, prompt, tokens, targets, mesh)
+    with Traffic() as traffic:  # the model's own
+        logits = answer.forward(model, case.prompt(), tokens)
+        loss_function(model)(logits, targets, reduction="sum").backward()
     if prompt.grad is None:
         raise Wrong(f"{where}: prompt.grad is None after backward.")
     compare(where, "prompt.grad", prompt.grad, right, case.dtype, [
