@@ -40,4 +40,4 @@ def test_the_measurement_says_when_there_is_nothing_to_measure(tmp_path, capsys)
     for given in LAB.solution.glob("*.py"):
         (tmp_path / given.name).write_text(labs.generated(given, ROOT))
     assert measurement.measure(tmp_path / "noise.py", steps=3, size=1) is None
-    assert "is not written" in capsys.readouterr().out
+    assert "does not run" in capsys.readouterr().out

@@ -6,6 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.tiers import first
+from utils.choices import RECOMPUTE
 from utils.models.config import GPTConfig
 from utils.parallel.context import WAYS
 from utils.parallel.mesh import make_mesh
@@ -24,6 +25,9 @@ BYTES = replace(MACHINES["dgx-h100"], levels=(Level(ANY, 1 / LINK, 0.0),))
 LONG = GPTConfig(vocab_size=512, hidden_size=1024, layers=2, heads=8, kv_heads=2,
                  max_positions=65536)
 AXES = ("tp", "cp", "pp", "dp_cp")
+LONG_CASES = [  # each of both in the first three
+    ([*WAYS][(n + shift) % 3], RECOMPUTE[n]) for shift in range(3) for n in range(3)
+]
 
 
 def traffic_of(seen):
@@ -48,7 +52,7 @@ def four():
 
 @pytest.mark.parametrize(
     "mix, options",
-    first(2, [
+    first(1, [
         ({"pp": 2, "tp": 2}, {"recompute": "full"}),
         ({"dp": 2, "tp": 2}, {"sequence_parallel": True}),
         ({"dp": 2, "pp": 2}, {"schedule": "interleaved", "chunks": 2}),
@@ -93,8 +97,7 @@ def test_a_thousand_ranks_hold_what_the_planner_says(recompute):
     assert seen.sent("dp") == 2 * 63 / 64 * 2 * seen.parameters
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("way, recompute", first(3, LONG_CASES))
 def test_a_rank_of_a_long_sequence_holds_and_sends_what_the_planner_says(way, recompute):
     """All seconds of cp on a network of 1 byte/s, where nothing can hide, are its bytes."""
     mix, seq = {"dp": 2, "tp": 2, "cp": 4}, 32768

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from labs.support.profiling import programs
-from labs.support.profiling.machine import EPOCH, OFTEN, ROWS, Machine, Troubles, weights_of
+from labs.support.profiling.machine import EPOCH, OFTEN, ROWS, Machine, Troubles
 from labs.support.profiling.programs import HUGE, OUTLIER, Program
 from utils.course.assertions import Wrong, close, same_bits
 from utils.course.properties import equal
@@ -162,7 +163,7 @@ def run(answer, name: str, case: Case) -> Run:
         write(step, model)
 
     def note(model: nn.Module) -> None:
-        weights.append(weights_of(model))
+        weights.append(parameters_to_vector(model.parameters()).detach())
 
     @contextlib.contextmanager
     def watching(model: nn.Module):

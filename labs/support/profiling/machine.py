@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 ROWS = 24  # of all ranks, a step
 EPOCH = 4  # the slow program's rows come again after so many steps
@@ -67,7 +68,7 @@ class Machine:
     def save(self, step: int, model: nn.Module) -> None:
         """Writes a checkpoint. Needed after the steps 3, 7, 11 … (every OFTEN-th), on each rank."""
         self._takes_time("save")
-        self.saved[step] = weights_of(model)
+        self.saved[step] = parameters_to_vector(model.parameters()).detach()
 
     def log(self, *lines: str) -> None:
         """Writes lines, one or many. Each step's line must be there at the end, in order, also
@@ -125,8 +126,3 @@ class Machine:
 def unwatched(model: nn.Module) -> Iterator[SimpleNamespace]:
     """Stands where `utils.measure.divergence.Watch` may stand, and watches nothing."""
     yield SimpleNamespace(step=lambda: None)
-
-
-def weights_of(model: nn.Module) -> torch.Tensor:
-    """All parameters as one tensor of its own, 1-D."""
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
