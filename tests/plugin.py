@@ -38,8 +38,6 @@ LONG = ("notebooks/", "labs/", "tests/browser/", "tests/labs/", "tests/training/
 WAITING = ("tests/ranks/", "tests/serving/")  # for processes that start and end: a core is idle
 COMPUTING = (  # and no time matters to them: they can have the cores when nobody else wants them
     "tests/compression/", "tests/course/", "tests/data/", "tests/drawing/", "tests/kernels/",
-    "tests/labs/test_compression.py", "tests/labs/test_five_dimensions.py",
-    "tests/labs/test_kernels.py", "tests/labs/test_prompt_tuning.py",
     "tests/measure/test_divergence.py", "tests/measure/test_environment.py",
     "tests/measure/test_memory.py", "tests/measure/test_traffic.py", "tests/memory/",
     "tests/models/", "tests/notebooks/test_static.py", "tests/parallel/", "tests/planner/",

@@ -71,7 +71,8 @@ class LabTests:
     def test_another_right_answer_passes(self, judged, other, request):
         judged.begin((one.exercise, one.source) for one in selected(request, "other"))
         found = judged(other.exercise, other.source)
-        assert found.out.startswith(f"[ok] {other.exercise}: "), found.out
+        # behind what a library may have said (gRPC's loops, when one ends in a thread)
+        assert f"\n[ok] {other.exercise}: " in f"\n{found.out}", found.out
 
 
 def in_turn(answers: list[Answer]) -> list[Answer]:

@@ -69,7 +69,7 @@ class Case:
 
 def tensors(trial: Trial, n: int) -> list[Case]:
     """Lengths that n divides and does not, none, one, many; both types; odd ranks; several calls.
-    On neither 2 nor 3 ranks three cases: there, formulas of n are looked at."""
+    On any other number of ranks three of them: there, formulas of n are looked at."""
     draw, some = trial.draw, [trial.draw.choice(BOTH) for _ in range(7)]
     shapes = [
         (n * draw.randrange(2, 9),), (draw.randrange(n), draw.randrange(1, 5)), (),
