@@ -68,8 +68,8 @@ class Case:
 
 
 def tensors(trial: Trial, n: int) -> list[Case]:
-    """On 2 and 3 ranks: lengths that n divides and does not, none, one, many; both types; odd ranks;
-    several calls. On other numbers three of these: there, formulas of n are looked at."""
+    """On 2 and 3 ranks: lengths that n divides and does not, none, one, many; both types; odd
+    ranks; several calls. On other numbers three of these: there, formulas of n are looked at."""
     draw, some = trial.draw, [trial.draw.choice(BOTH) for _ in range(7)]
     shapes = [
         (n * draw.randrange(2, 9),), (draw.randrange(n), draw.randrange(1, 5)), (),
