@@ -16,6 +16,7 @@ from utils.course.assertions import Wrong
 
 ENOUGH = 64  # loads and stores of a program that has no memory
 
+
 def dry(answer: ModuleType, call: Callable, shape: tuple[int, ...]) -> list[tuple]:
     """(kernel, programs in each of three dimensions, arguments, named ones) of each launch: no
     kernel runs, and the host waits for no number."""
