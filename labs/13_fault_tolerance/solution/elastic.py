@@ -68,8 +68,11 @@ def train(crew: Crew, model: nn.Module, steps: int) -> bool:
         except RuntimeError:
             generation += 1
         finally:  # those who wait for this rank see at once that it has left
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            if not dist.is_initialized():
+                # torch's number of the next group, a part of its keys, is set back where a group is
+                # destroyed alone: else it differs where this one was made for a moment
+                dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.destroy_process_group()
     ### END SOLUTION
 
 

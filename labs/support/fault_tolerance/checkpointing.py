@@ -57,15 +57,15 @@ def checkpoint(trial: Trial) -> str:
     ):
         for words, scenario in (
             ("saved and loaded", values), ("damaged files of the newest checkpoint", damages),
-            ("killed in a save", kills), ("power cuts", power_cuts),
+            ("killed in a save, a full disk", kills), ("power cuts", power_cuts),
         ):
             (folder := Path(place) / scenario.__name__).mkdir()
             group.run(words, scenario, folder, seed, seconds=SECONDS)
     return (
-        "killed in a save, at bytes of files: each time the newest whole state; after a save the\n"
-        "power is cut; damaged, missing, empty and truncated files: the state before, and a\n"
-        "warning; all dtypes, views, bits and numbers; no code in a file runs; two checkpoints\n"
-        "stay, nothing of killed saves, and all that is others'."
+        "killed in a save, at bytes of files, and the disk is full: each time the newest whole\n"
+        "state; after a save the power is cut; damaged, missing, empty and truncated files: the\n"
+        "state before, and a warning; all dtypes, views, bits and numbers; no code in a file runs;"
+        "\ntwo checkpoints stay, nothing of killed saves, and all that is others'."
     )
 
 
@@ -198,10 +198,11 @@ def kills(answer: Any, folder: Path, seed: int) -> None:
         answer.save(folder, states[step], step)
     usual = files_in(folder)
     size = max(len(usual[name]) for name in usual.keys() - FOREIGN.keys())
-    for byte in (0, 1, size // 4, size // 2, size - 1):
-        first, second, when = step + 2, step + 4, f"killed when a file had {byte:,} bytes"
-        ended = killed_in_a_save(file, folder, states, first, second, byte)
-        if ended in (1, -signal.SIGALRM):  # it fails here, too, and the line is named
+    for byte, full in ((0, 0), (1, 0), (size // 4, 0), (size // 2, 1), (size - 1, 0)):
+        when = f"{'the disk is full' if full else 'killed'} when a file has {byte:,} bytes"
+        first, second = step + 2, step + 4
+        ended = killed_in_a_save(file, folder, states, first, second, byte, full)
+        if ended == -signal.SIGALRM or (ended == 1 and not full):  # here, too: it is named
             answer.save(folder, states[first], first)
         hint = f"save had returned for step {first}, and step {second} was being saved."
         steps = {first, second} if ended else {second}
@@ -222,10 +223,10 @@ def kills(answer: Any, folder: Path, seed: int) -> None:
 
 
 def killed_in_a_save(
-    file: Path, folder: Path, states: dict, first: int, second: int, byte: int
+    file: Path, folder: Path, states: dict, first: int, second: int, byte: int, full: int
 ) -> int:
-    """Saves two steps in a fork of this process, which is killed in the second one, when a file is
-    about to become longer than `byte`. 0: it was not; 1: it fails; else the signal, below zero."""
+    """Saves two steps in a fork of this process. In the second one a file about to become longer
+    than `byte` kills it, or the disk is full. 0: neither; 1: it fails; else minus the signal."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads: the child does not use them
         pid = os.fork()
@@ -235,7 +236,7 @@ def killed_in_a_save(
         signal.alarm(SECONDS)
         answer = load_answer(file)
         answer.save(folder, states[first], first)
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN if full else signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (byte, byte))
         answer.save(folder, states[second], second)

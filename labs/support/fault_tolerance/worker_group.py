@@ -28,7 +28,7 @@ class Settings:
     seed: int = 0
     lr: float = 0.02
     momentum: float = 0.8
-    limit: float = 1.0
+    limit: float = 0.3
     patience: float = 2.0
     port: int = 0
 
@@ -64,8 +64,9 @@ class Crew:
     batch     rows of a step, of all ranks together
     lr, momentum  of the optimizer
     limit     seconds after which a collective that waits for a rank should fail
-    patience  seconds that a meeting waits for those who do not come, more than `limit`: a rank that
-              lives may notice a death only when its collective has waited for `limit`
+    patience  seconds that a meeting waits for those who do not come, more than six times `limit`: a
+              rank that lives may notice a death only when a wait of its own has ended, and gloo
+              waits five times its limit where it makes a group
     """
 
     def __init__(self, settings: Settings, rank: int, told: Callable[..., None] = lambda *_: None):
