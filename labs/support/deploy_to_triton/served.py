@@ -10,9 +10,9 @@ import operator
 import re
 import shutil
 import tempfile
-import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -229,22 +229,16 @@ def asked(answer, url: str, requests: list, mark: Path | None = None) -> tuple[l
     """In a process: what `ask` returns for (numbers, seconds), all at once; for what it raises
     (the names of its classes, its text, and where in client.py). And whether `mark` was written."""
 
-    def ask(number: int, numbers: np.ndarray, seconds: float) -> None:
+    def ask(request: tuple) -> Any:
         try:
-            outcomes[number] = answer.ask(url, NAME, numbers, seconds)
+            return answer.ask(url, NAME, *request)
         except Exception as error:
             lines = [at.lineno for at in traceback.extract_tb(error.__traceback__)]
             kinds = [kind.__name__ for kind in type(error).__mro__]
-            outcomes[number] = kinds, f"{error}", f"client.py line {lines[min(1, len(lines) - 1)]}"
+            return kinds, f"{error}", f"client.py line {lines[min(1, len(lines) - 1)]}"
 
-    outcomes = [None] * len(requests)
-    threads = [
-        threading.Thread(target=ask, args=(number, *one)) for number, one in enumerate(requests)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(requests)) as threads:
+        outcomes = list(threads.map(ask, requests))
     return outcomes, mark is None or any(mark.exists() for _ in looks(SILENCE))
 
 

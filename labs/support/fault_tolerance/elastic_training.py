@@ -22,8 +22,7 @@ from utils.course.runner import ASLEEP, Group, Trial
 from utils.ranks.pool import Dead
 
 WAITS = (0.35, 2.3), (1.5, 10.0)  # a crew's limit and patience, seconds; and on a busy machine
-SECONDS = 12.0  # by the clock, until a run is ended, without what its recoveries may wait for
-BUSY = 3.0  # seconds of processor time at least
+SECONDS = 18.0  # by the clock, until a run is ended, without what its recoveries may wait for
 SLACK = 4096  # roundings: a step adds some to those before
 SMALL = 128  # bytes of the numbers that go with the gradients of a step
 LIBRARY = (
@@ -73,12 +72,10 @@ def elastic(trial: Trial) -> str:
         judged_together(trial, cases[part], longer[part])
     return (
         "on 1 to 6 ranks, killed before they meet, in a step, at its end, in a later meeting and\n"
-        "in the new group, one after the other and two at once, rank 0 too, down to a single\n"
-        "one: the weights after each step and in the end are those of one rank, with equal bits;\n"
-        "each row is used once in a step, the rows are shared evenly, and no step that somebody\n"
-        "has made is computed again;\n"
-        "who is late stays, and who was stopped until the others had gone on ends;\n"
-        "a step sends the gradients once, a new group the state once at most."
+        "in a new group, two at once, rank 0 too, down to a single one: after each step the\n"
+        "weights are those of one rank, with equal bits; each row is used once in a step, the\n"
+        "rows are shared evenly, no step that somebody has made is computed again; who is late\n"
+        "stays, who comes too late ends; a step sends the gradients once, a new group the state."
     )
 
 
@@ -168,8 +165,8 @@ def judged_together(trial: Trial, cases: list[Case], longer: list[Case]) -> None
 def judged(group: Group, case: Case) -> None:
     server = store_server()
     settings = dataclasses.replace(case.settings, port=server.port)
-    seconds = SECONDS + (len(case.faults) + 1) * (6 * settings.limit + settings.patience)
-    seconds = max(BUSY, seconds / ASLEEP)
+    recoveries = (len(case.faults) + 1) * (6 * settings.limit + settings.patience)
+    seconds = (SECONDS + recoveries) / ASLEEP
     try:
         ranks = group.run(str(case), fault_injection.train, settings, case.faults, seconds=seconds)
     except Wrong as wrong:

@@ -64,9 +64,8 @@ class Crew:
     batch     rows of a step, of all ranks together
     lr, momentum  of the optimizer
     limit     seconds after which a collective that waits for a rank should fail
-    patience  seconds that a meeting waits for those who do not come, more than six times `limit`: a
-              rank that lives may notice a death only when a wait of its own has ended, and gloo
-              waits five times its limit where it makes a group
+    patience  seconds that a meeting waits for those who do not come: more than six times `limit`,
+              for that long a rank may not notice a death while gloo makes its group
     """
 
     def __init__(self, settings: Settings, rank: int, told: Callable[..., None] = lambda *_: None):

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from labs.support.gradient_accumulation import tiny_model
 from labs.support.gradient_accumulation.tiny_model import MicroBatch, counted, loss_sum
-from utils.course.assertions import Wrong, a_number, close, same_bits, told_apart
+from utils.course.assertions import Wrong, a_number, alike, close, same_bits, told_apart
 from utils.course.contract import Case, tensors
 from utils.course.observe import Look
 from utils.course.properties import for_all
@@ -130,14 +130,9 @@ def scalar(what: str, value: object, like: torch.Tensor) -> torch.Tensor:
     return torch.tensor(a_number(what, "what is returned", value), dtype=dtype)
 
 
-def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether they are equal to five digits."""
-    return bool((a.double() - b.double()).norm() <= 1e-5 * b.double().norm())
-
-
 def parallel(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether one is a multiple of the other, to five digits."""
-    return bool(b.any()) and alike(a.double() * b.norm(), b * a.double().norm())
+    """Whether one is a multiple of the other, to five digits; not of zeros."""
+    return float(torch.cosine_similarity(a.double(), b, dim=0)) > 1 - 1e-10
 
 
 def symptom(rank: int, found: list[torch.Tensor], right: torch.Tensor, total: Sums) -> str:
@@ -421,7 +416,7 @@ def right_norms(where: str, given: torch.Tensor, calls: tuple[list[torch.Tensor]
                 (size**2 * big, "It is the squared norm of the sum: take that of the mean."),
             ]),
         )):
-            hint = next((words for wrong, words in wrongs if alike(got, wrong)), "")
+            hint = next((words for wrong, words in wrongs if alike(got, wrong, 512)), "")
             close(f"{where}, rank {rank}", name, got, right, hint=hint)
     for name, found in zip(("`gradient`", "`small`", "`big`"), zip(*calls)):
         same_bits(where, name, [got.nan_to_num() for got in found])

@@ -143,9 +143,8 @@ def add(trial: Trial) -> str:
     return (
         "sums are right for vectors of any stride and eight types, at sizes that no block\n"
         "divides, and 2³¹ numbers apart, with infinities and NaN; each number is loaded once and\n"
-        "stored once, by one launch, and nothing beside them is touched, also where more than\n"
-        "2³¹ are neighbours; for an H100 all loads and stores have 128 bits, which is 12 bytes a\n"
-        "number."
+        "stored once, by one launch, nothing beside them is touched, also where more than 2³¹\n"
+        "are neighbours; for an H100 all loads and stores have 128 bits, 12 bytes a number."
     )
 
 

@@ -28,7 +28,6 @@ FREE = {
     "squeeze", "split", "split_with_sizes", "unbind", "_unsafe_view", "_reshape_alias", "set_",
 }
 
-
 NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool)
 
 

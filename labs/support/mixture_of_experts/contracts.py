@@ -244,10 +244,6 @@ WAY = {
 }
 
 
-def its_tokens(layer: Layer, rank: int) -> dict[str, torch.Tensor]:
-    return {"tokens": layer.tokens_of(rank)}
-
-
 def send_out(answer: Any, layer: Layer, rank: int, leaves: dict) -> tuple[Callable, tuple]:
     """The rows of an expert may come in any order: here they are sorted."""
     table, rows = layer.table(), layer.rows()
@@ -282,7 +278,8 @@ def sent_out(layer: Layer, leaves: list[dict]) -> list[torch.Tensor]:
 
 
 DISPATCH = Journey(
-    its_tokens, send_out, sent_out, ALL_TO_ALL.sent, result="rows", tells=True,
+    lambda layer, rank: {"tokens": layer.tokens_of(rank)}, send_out, sent_out, ALL_TO_ALL.sent,
+    result="rows", tells=True,
     hints={
         "": "Are they the rows of this rank's first expert, then those of its second …? A row is\n"
         "tokens[place // k]; way.order puts those for rank 0 first. What arrives comes rank by "

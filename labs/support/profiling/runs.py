@@ -43,7 +43,8 @@ def stands_still(file: str | Path) -> str | None:
     """The report of the ranks when a collective has not ended within STANDS_STILL seconds, or
     "all ranks have ended"."""
     try:
-        return _on_ranks(file, _train, STEPS, timeout=STANDS_STILL) and "all ranks have ended"
+        ended = _on_ranks(file, lambda train, *given: train(*given), STEPS, timeout=STANDS_STILL)
+        return ended and "all ranks have ended"
     except RankError as error:
         return str(error)
 
@@ -89,11 +90,6 @@ def _perform(path: str, number: int, program: Program, function: Callable, args:
     ms = program.ms.get(rank) if ranks > 1 else None
     machine = Machine(rank, ranks, program.widths, number, ms, program.troubles)
     return function(load_answer(Path(path)).train, machine, *args)
-
-
-def _train(train: Callable, machine: Machine, steps: int) -> bool:
-    train(machine, steps)
-    return True
 
 
 def _trace(train: Callable, machine: Machine, folder: str, steps: int) -> bool:

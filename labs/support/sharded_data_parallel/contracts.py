@@ -56,8 +56,7 @@ def judge(trial: Trial, stage: str) -> str:
             plan = Plan(stage, (trial.draw.randrange(40, 60),) * 10, BOTH[0], trial.new_seed())
             group.run(group.case(str(plan)), weigh, plan)
     return (
-        "parameters and losses equal one rank's on 1 to 6 ranks, in fp32 and fp64, also when\n"
-        "messages come late;\n"
+        "parameters and losses equal one rank's on 1 to 6 ranks, fp32, fp64, with late messages;\n"
         f"{SENT[stage]};\n"
         f"memory on 2 ranks: {KEPT[stage]};\n"
         "a step leaves nothing else behind."

@@ -64,11 +64,8 @@ def _with_biases(module):
 
 
 def _kept_and_sent(answer) -> dict:
-    found = {"ParallelMLP": _stack(answer.ParallelMLP, sequence=False)}
-    for name in ("SequenceMLP", "ThriftyMLP"):
-        if hasattr(answer, name):
-            found[name] = _stack(getattr(answer, name), sequence=True)
-    return found
+    names = filter(lambda name: hasattr(answer, name), ("ParallelMLP", "SequenceMLP", "ThriftyMLP"))
+    return {name: _stack(getattr(answer, name), sequence=name != "ParallelMLP") for name in names}
 
 
 def _stack(kind: type, sequence: bool) -> dict:
