@@ -69,8 +69,8 @@ def train(crew: Crew, model: nn.Module, steps: int) -> bool:
             generation += 1
         finally:  # those who wait for this rank see at once that it has left
             if not dist.is_initialized():
-                # torch's number of the next group, a part of its keys, is set back where a group is
-                # destroyed alone: else it differs where this one was made for a moment
+                # a counter in torch's keys goes back to 0 only where a group is destroyed: else it
+                # differs from that of ranks on which this group was made before it failed
                 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             dist.destroy_process_group()
     ### END SOLUTION
