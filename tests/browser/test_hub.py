@@ -101,8 +101,11 @@ class Learner:
         self.page.click("#login_submit")
 
     def opened(self):
-        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
-        self.page.wait_for_function(READY)
+        try:
+            self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
+            self.page.wait_for_function(READY)
+        finally:  # to see where it stands still
+            self.page.screenshot(path=ARTIFACTS / f"hub-{self.name}-opened.png")
 
     def run_above(self, index):
         """Begins to run all cells above this one."""

@@ -47,6 +47,8 @@ CODES = ((BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, 
 # inputs that are one number each
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
 COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "kintsugi_"
+    # in this order: who reads so many tokens reads the steps that made them
+    "steps_total": ("steps_total", "Steps of the model, of one token or a chunk of a prompt."),
     "tokens_total": ("tokens_total", "Tokens generated."),
     "prompt_tokens_total": ("prompt_tokens_total", "Positions of prompts."),
     "prefix_cache_hits_total": (
@@ -57,7 +59,6 @@ COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "k
     "requests_failed": ("requests_failed_total", "Requests that ended in an error."),
     "requests_cancelled": ("requests_cancelled_total", "Requests that their client left."),
     "requests_rejected": ("requests_rejected_total", "Requests refused: the queue was full."),
-    "steps_total": ("steps_total", "Steps of the model, of one token or a chunk of a prompt."),
     "restarts": ("rank_restarts_total", "Times that the ranks were started anew."),
 }
 HISTOGRAMS = {
