@@ -62,7 +62,7 @@ def checkpoint(trial: Trial) -> str:
             (folder := Path(place) / scenario.__name__).mkdir()
             group.run(words, scenario, folder, seed, seconds=SECONDS)
     return (
-        "killed in a save, at bytes of files, and the disk is full: each time the newest whole\n"
+        "killed in a save, at bytes of files, or on a full disk: each time the newest whole\n"
         "state; after a save the power is cut; damaged, missing, empty and truncated files: the\n"
         "state before, and a warning; all dtypes, views, bits and numbers; no code in a file runs;"
         "\ntwo checkpoints stay, nothing of killed saves, and all that is others'."

@@ -146,8 +146,7 @@ def judged_together(trial: Trial, cases: list[Case], longer: list[Case]) -> None
         for case in cases:  # all before the first death, which Python asks about at each start
             own = Trial(trial.path, trial.new_seed())  # threads must not draw from one generator
             groups.append(stack.enter_context(own.ranks(case.settings.size, HANG, may_die=True)))
-        begun = zip(groups, cases, longer)
-        runs = {threads.submit(judged, group, case): slower for group, case, slower in begun}
+        runs = {threads.submit(judged, *one): slower for *one, slower in zip(groups, cases, longer)}
         for run in as_completed(runs):
             try:
                 run.result()

@@ -43,8 +43,7 @@ def stands_still(file: str | Path) -> str | None:
     """The report of the ranks when a collective has not ended within STANDS_STILL seconds, or
     "all ranks have ended"."""
     try:
-        ended = _on_ranks(file, lambda train, *given: train(*given), STEPS, timeout=STANDS_STILL)
-        return ended and "all ranks have ended"
+        return _on_ranks(file, _train, STEPS, timeout=STANDS_STILL) and "all ranks have ended"
     except RankError as error:
         return str(error)
 
@@ -92,10 +91,13 @@ def _perform(path: str, number: int, program: Program, function: Callable, args:
     return function(load_answer(Path(path)).train, machine, *args)
 
 
-def _trace(train: Callable, machine: Machine, folder: str, steps: int) -> bool:
+def _train(train: Callable, machine: Machine, steps: int) -> list:
+    return train(machine, steps)
+
+
+def _trace(train: Callable, machine: Machine, folder: str, steps: int) -> None:
     with tracing(folder, steps=steps - 2, skip=2) as profiler:
         train(machine, steps, lambda model: profiler.step())
-    return True
 
 
 def _profile(train: Callable, machine: Machine, steps: int) -> list[str]:

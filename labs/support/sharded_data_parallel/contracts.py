@@ -57,8 +57,7 @@ def judge(trial: Trial, stage: str) -> str:
             group.run(group.case(str(plan)), weigh, plan)
     return (
         "parameters and losses equal one rank's on 1 to 6 ranks, fp32, fp64, with late messages;\n"
-        f"{SENT[stage]};\n"
-        f"memory on 2 ranks: {KEPT[stage]};\n"
+        f"{SENT[stage]};\nmemory on 2 ranks: {KEPT[stage]};\n"
         "a step leaves nothing else behind."
     )
 
