@@ -81,6 +81,24 @@ def test_whatever_the_file_does_the_check_only_prints(source, file, capsys, monk
     assert remembered() == {"01x number": False}
 
 
+def test_a_library_that_is_busy_in_a_thread_is_not_the_answers_time(file, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "TOO_LONG", 0.5)
+    file.write_text(
+        "import threading, time\n\n"
+        "def busy():\n"
+        "    while time.process_time() < begun + 0.8: pass\n\n"
+        "def number():\n"
+        "    global begun\n"
+        "    begun = time.process_time()\n"
+        "    thread = threading.Thread(target=busy)\n"
+        "    thread.start()\n"
+        "    thread.join()\n"
+        "    return 42\n"
+    )
+    check("01x number", judge, file, seed=7)
+    assert "[ok] 01x number" in capsys.readouterr().out
+
+
 def test_an_error_shows_the_lines_of_the_file_as_it_is_now(file, capsys):
     for name in ("first", "second"):
         file.write_text(f"def number():\n    return {name}\n")

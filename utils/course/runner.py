@@ -25,6 +25,7 @@ import re
 import signal
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -315,8 +316,8 @@ def _perform(setup: tuple, scenario: Callable, args: tuple) -> Any:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float, words: IO[str]) -> Iterator[None]:
-    """Raises TimeLimit after so many seconds of processor time, and ends the process if that is
-    swallowed.
+    """Raises TimeLimit after so many seconds of this thread's processor time, and ends the process
+    if that is swallowed.
 
     words: gets the stack of a process that ends here, or is ended by a signal such as SIGABRT.
     """
@@ -327,10 +328,14 @@ def _time_limit(seconds: float, words: IO[str]) -> Iterator[None]:
             words.flush()
             faulthandler.dump_traceback(words, all_threads=False)
             os._exit(1)
+        left = begun + seconds - time.thread_time()
+        if left > 0:  # the rest was a library's: gloo's thread may spin while a group is broken
+            signal.setitimer(signal.ITIMER_PROF, max(left, 0.1), SWALLOWED)
+            return
         stopped.append(True)
         raise TimeLimit(f"no end after {seconds:.0f} s")
 
-    stopped = []
+    stopped, begun = [], time.thread_time()
     faulthandler.enable(words)
     faulthandler.dump_traceback_later(ASLEEP * seconds, exit=True, file=words)
     before = signal.signal(signal.SIGPROF, stop)
