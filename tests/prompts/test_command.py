@@ -186,6 +186,7 @@ def test_a_second_ctrl_c_leaves_nothing(base, data, tmp_path, capsys, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data.jsonl"]
 
 
+@pytest.mark.thorough
 def test_from_a_real_shell(base, data, tmp_path):
     out = tmp_path / "prompt.safetensors"
     line = [sys.executable, "-m", "utils.prompt_tuning", *command(base, data, out, "--steps", 2)]
