@@ -97,7 +97,7 @@ def metadata(notebook, path) -> Iterator[str]:
             or set(cell.metadata.get("jupyter", {})) - hidden
         ):
             yield f"{where(path, notebook, index)}: metadata {dict(cell.metadata)}"
-        elif path.parent.name == "notebooks" and set(cell.metadata.get("jupyter", {})) != hidden:
+        elif set(cell.metadata.get("jupyter", {})) != hidden:
             yield f"{where(path, notebook, index)}: an answer lies open: make refresh"
         if set(tags(cell)) - TAGS:
             yield f"{where(path, notebook, index)}: unknown tag, {TAGS} are known: {tags(cell)}"

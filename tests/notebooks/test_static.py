@@ -93,6 +93,14 @@ def bind_again(notebook):
 ASKED = {"source": 'predict("a", None, "MB")  # no more than 2.5 MB\nreveal("a", 2.5)'}
 SHOWN = "a\n  prediction     –\n  theory        2.5 MB\n  measurement        –\n"
 REVEALED = new_output("stream", name="stdout", text=SHOWN)
+
+
+def ask_openly(notebook):
+    """The answer stands in the cell that asks; what comes after it is folded, as it should be."""
+    notebook.cells[2].update(ASKED | {"outputs": [REVEALED]})
+    notebook.cells[3].metadata.update(jupyter={"outputs_hidden": True})
+
+
 SAYS = new_output("stream", name="stdout", text="in /tmp/pytest/x")
 WRONG = new_output("stream", name="stdout", text="[x] 1")
 FLAWS = [
@@ -122,7 +130,7 @@ FLAWS = [
     ("links", lambda nb: nb.cells[1].update(source='<a href="../gone">x</a>')),
     ("checks_pass", lambda nb: nb.cells[2].update(outputs=[WRONG])),
     ("run_again", lambda nb: bind_again(nb)),
-    ("open_predictions", lambda nb: nb.cells[2].update(ASKED | {"outputs": [REVEALED]})),
+    ("open_predictions", lambda nb: ask_openly(nb)),
     ("anatomy", lambda nb: nb.cells[0].update(source="# Sums\n\nCPU or GPU")),
     ("anatomy", lambda nb: nb.cells[0].update(source="# Sums\n\n5 minutes")),
     ("anatomy", lambda nb: nb.cells[5].update(source=ENDING.replace("## Summary", ""))),
