@@ -48,7 +48,7 @@ PRELOADED.append(__name__)  # else every rank of a check would import it, a fift
 SIZES = (2, 3, 1, 4, 5, 6)  # ranks; most mistakes show with two or three
 HANG = 30.0  # seconds until a collective counts as hanging where no deadlock is seen (macOS)
 TOO_LONG = 6.0  # seconds of processor time until an answer counts as an endless loop
-ASLEEP = 8  # as many times that by the clock, for one that sleeps
+ASLEEP = 60.0  # by the clock, for one that sleeps: no other program keeps a machine for so long
 JUDGES = (  # in a rank's stack
     r" (runner|observe|slow_network|messages|assertions|properties|contracts?|traffic|scenarios"
     r"|fault_injection|elastic_training|check_\w+)\.py:\d+: "
@@ -151,19 +151,22 @@ class Group:
         *args: Any,
         late: bool = False,
         seconds: float | None = None,
+        clock: float | None = None,
     ) -> list:
         """The results of `scenario(answer, *args)` by rank.
 
-        late: on a slow network (`utils/course/slow_network.py`). seconds: until an answer that does
-        not communicate is ended, None: TOO_LONG. Raises Wrong with the case, the place
-        in the answer and what happened there when it fails, hangs or does not end;
-        NotImplementedError where a stub says that it is one.
+        late: on a slow network (`utils/course/slow_network.py`). seconds: of processor time, until
+        an answer is ended, None: TOO_LONG. clock: seconds until one that sleeps is, None: ASLEEP,
+        or ten times the others. Raises Wrong with the case, the place in the answer and what
+        happened there when it fails, hangs or does not end; NotImplementedError where a stub says
+        that it is one.
         """
         trial = self._trial
         cloudpickle.register_pickle_by_value(sys.modules[scenario.__module__])
-        self._seconds = seconds or TOO_LONG
+        seconds = seconds or TOO_LONG
+        self._limits = seconds, clock or max(ASLEEP, 10 * seconds)
         seed = trial._draw.getrandbits(31)  # no case: it does not count as drawn
-        setup = str(trial.path), str(self._folder), self._seconds, seed, late
+        setup = str(trial.path), str(self._folder), self._limits, seed, late
         try:
             results = self._ranks.run(_perform, setup, scenario, args)
         except RankError as error:
@@ -232,7 +235,8 @@ class Group:
         stack = re.findall(r'File "(.+)", line (\d+) in', said)
         place = self._place([(file, int(line)) for file, line in reversed(stack)])
         if "Timeout (" in said:
-            return f"no end after {self._seconds:.0f} s{place}: an endless loop?"
+            seconds = self._limits["Timeout (swallowed" not in said]
+            return f"no end after {seconds:.0f} s{place}: an endless loop?"
         if "preamble.length" in error or "preamble.length" in said:
             return (
                 f"a message does not fit where it is received{place}: do all ranks hand over the\n"
@@ -299,13 +303,13 @@ _loaded: types.ModuleType | None = None  # the answer on this rank
 def _perform(setup: tuple, scenario: Callable, args: tuple) -> Any:
     """One run on this rank."""
     global _loaded
-    path, folder, seconds, seed, late = setup
+    path, folder, limits, seed, late = setup
     rank = dist.get_rank()
     own = random.Random(1000 * seed + rank)
     torch.manual_seed(own.getrandbits(31))
     random.seed(own.getrandbits(31))
     np.random.seed(own.getrandbits(31))
-    with open(f"{folder}/rank{rank}.words", "w") as words, _time_limit(seconds, words):
+    with open(f"{folder}/rank{rank}.words", "w") as words, _time_limit(*limits, words):
         if late:
             with late_network():
                 return scenario(load_answer(Path(path)), *args)
@@ -315,9 +319,9 @@ def _perform(setup: tuple, scenario: Callable, args: tuple) -> Any:
 
 
 @contextlib.contextmanager
-def _time_limit(seconds: float, words: IO[str]) -> Iterator[None]:
+def _time_limit(seconds: float, clock: float, words: IO[str]) -> Iterator[None]:
     """Raises TimeLimit after so many seconds of this thread's processor time, and ends the process
-    if that is swallowed.
+    if that is swallowed, or after so many by the clock.
 
     words: gets the stack of a process that ends here, or is ended by a signal such as SIGABRT.
     """
@@ -337,7 +341,7 @@ def _time_limit(seconds: float, words: IO[str]) -> Iterator[None]:
 
     stopped, begun = [], time.thread_time()
     faulthandler.enable(words)
-    faulthandler.dump_traceback_later(ASLEEP * seconds, exit=True, file=words)
+    faulthandler.dump_traceback_later(clock, exit=True, file=words)
     before = signal.signal(signal.SIGPROF, stop)
     signal.setitimer(signal.ITIMER_PROF, seconds, SWALLOWED)
     try:

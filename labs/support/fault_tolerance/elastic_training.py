@@ -18,7 +18,7 @@ from labs.support.fault_tolerance import fault_injection
 from labs.support.fault_tolerance.fault_injection import Fault
 from labs.support.fault_tolerance.worker_group import Settings, alone, store_server
 from utils.course.assertions import Wrong, a_number, close, same_bits
-from utils.course.runner import ASLEEP, Group, Trial
+from utils.course.runner import Group, Trial
 from utils.ranks.pool import Dead
 
 WAITS = (0.35, 2.3), (1.5, 10.0)  # a crew's limit and patience, seconds; and on a busy machine
@@ -165,9 +165,9 @@ def judged(group: Group, case: Case) -> None:
     server = store_server()
     settings = dataclasses.replace(case.settings, port=server.port)
     recoveries = (len(case.faults) + 1) * (6 * settings.limit + settings.patience)
-    seconds = (SECONDS + recoveries) / ASLEEP
+    clock = SECONDS + recoveries
     try:
-        ranks = group.run(str(case), fault_injection.train, settings, case.faults, seconds=seconds)
+        ranks = group.run(str(case), fault_injection.train, settings, case.faults, clock=clock)
     except Wrong as wrong:
         raise type(wrong)(str(wrong).replace("an endless loop?", NO_END)) from None
     stayed = {}
