@@ -138,6 +138,7 @@ def test_the_parts_are_listed(capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(PARTS)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
     """The cheap parts, on the CPU."""

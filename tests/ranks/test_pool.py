@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.patience import patience
+from tests.tiers import first
 from utils.ranks import diagnosis
 from utils.ranks import pool as pool_module
 from utils.ranks.magic import open_pool, parse_line, parse_ranks
@@ -251,13 +252,16 @@ def test_a_collective_that_never_completes_ends_with_all_stacks():
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        "recv(torch.ones(1), src=1)",
-        "barrier()",
-        "all_gather([torch.ones(1)] * 2, torch.ones(1))",
-        "all_reduce(torch.ones(1), group=pair)",
-    ],
+    ("call",),
+    first(
+        2,
+        [
+            ("recv(torch.ones(1), src=1)",),
+            ("all_reduce(torch.ones(1), group=pair)",),
+            ("barrier()",),
+            ("all_gather([torch.ones(1)] * 2, torch.ones(1))",),
+        ],
+    ),
 )
 def test_every_kind_of_call_keeps_the_time_limit(call):
     with Ranks(2, timeout=LIMIT) as ranks:

@@ -438,6 +438,7 @@ def test_a_process_that_the_list_of_children_lacks_is_not_dead(server):
     assert asyncio.run(watch()) == ({}, 0)
 
 
+@pytest.mark.thorough
 def test_why_it_does_not_start(server):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
