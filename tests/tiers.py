@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 
-def first(count: int, cases: Iterable[tuple]) -> list[Any]:
-    """Values of parameters, of which those behind the first `count` are `thorough`."""
-    found = list(cases)
-    late = [pytest.param(*case, marks=pytest.mark.thorough) for case in found[count:]]
-    return found[:count] + late
+def first(count: int, cases: Iterable[Any]) -> list[Any]:
+    """Values of parameters, of which those behind the first `count` are `thorough`: tuples, or of
+    one parameter the values themselves."""
+    found = [case if isinstance(case, tuple) else (case,) for case in cases]
+    now = [pytest.param(*case) for case in found[:count]]
+    return now + [pytest.param(*case, marks=pytest.mark.thorough) for case in found[count:]]

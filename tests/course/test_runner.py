@@ -90,6 +90,12 @@ def test_a_failure_is_a_sentence_with_the_case_and_the_line(answer, source):
     )
 
 
+def test_who_sleeps_again_and_again_is_ended_by_the_clock(answer):
+    loop = "import time\ndef number():\n    while True: time.sleep(0.01)\n"
+    with pytest.raises(Wrong, match=r"alone: no end after 2 s in answer.py line 5"):
+        answer(loop).alone("alone", lambda answer: answer.number(), clock=2.0)
+
+
 def test_only_the_answer_itself_can_say_that_it_is_not_started(answer):
     trial = answer("def function():\n    raise NotImplementedError('add')\n")
     with pytest.raises(NotImplementedError, match=r"^add$"):

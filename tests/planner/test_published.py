@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.tiers import first
 from utils.planner import MACHINES, MODELS, Strategy, plan, search, step
 from utils.planner import __main__ as command
 from utils.planner.published import (
@@ -74,15 +73,12 @@ def test_how_far_each_half_is_off(rows, middle, largest):
 
 @pytest.mark.parametrize(
     ("machines", "constant", "by"),
-    first(
-        1,
-        [
-            (("dgx-a100", "aws-p4d"), "sustained", 0.02),
-            (("dgx-h100",), "sustained", 0.02),
-            (("dgx-h100",), "fp8_sustained", 0.02),
-            ((), "HIDDEN", 0.1),
-        ],
-    ),
+    [
+        (("dgx-a100", "aws-p4d"), "sustained", 0.02),
+        (("dgx-h100",), "sustained", 0.02),
+        (("dgx-h100",), "fp8_sustained", 0.02),
+        ((), "HIDDEN", 0.1),
+    ],
 )
 def test_no_constant_would_be_better_for_the_fitted_half(machines, constant, by, monkeypatch):
     def off():

@@ -252,16 +252,13 @@ def test_a_collective_that_never_completes_ends_with_all_stacks():
 
 
 @pytest.mark.parametrize(
-    ("call",),
-    first(
-        2,
-        [
-            ("recv(torch.ones(1), src=1)",),
-            ("all_reduce(torch.ones(1), group=pair)",),
-            ("barrier()",),
-            ("all_gather([torch.ones(1)] * 2, torch.ones(1))",),
-        ],
-    ),
+    "call",
+    first(2, [
+        "recv(torch.ones(1), src=1)",
+        "all_reduce(torch.ones(1), group=pair)",
+        "barrier()",
+        "all_gather([torch.ones(1)] * 2, torch.ones(1))",
+    ]),
 )
 def test_every_kind_of_call_keeps_the_time_limit(call):
     with Ranks(2, timeout=LIMIT) as ranks:

@@ -48,7 +48,7 @@ PRELOADED.append(__name__)  # else every rank of a check would import it, a fift
 SIZES = (2, 3, 1, 4, 5, 6)  # ranks; most mistakes show with two or three
 HANG = 30.0  # seconds until a collective counts as hanging where no deadlock is seen (macOS)
 TOO_LONG = 6.0  # seconds of processor time until an answer counts as an endless loop
-ASLEEP = 60.0  # by the clock, for one that sleeps: no other program keeps a machine for so long
+ASLEEP = 60.0  # seconds by the clock, for one that sleeps: on a busy machine others wait, too
 JUDGES = (  # in a rank's stack
     r" (runner|observe|slow_network|messages|assertions|properties|contracts?|traffic|scenarios"
     r"|fault_injection|elastic_training|check_\w+)\.py:\d+: "
@@ -156,10 +156,10 @@ class Group:
         """The results of `scenario(answer, *args)` by rank.
 
         late: on a slow network (`utils/course/slow_network.py`). seconds: of processor time, until
-        an answer is ended, None: TOO_LONG. clock: seconds until one that sleeps is, None: ASLEEP,
-        or ten times the others. Raises Wrong with the case, the place in the answer and what
-        happened there when it fails, hangs or does not end; NotImplementedError where a stub says
-        that it is one.
+        an answer is ended, None: TOO_LONG. clock: seconds until one that sleeps is ended, None:
+        ASLEEP, or ten times `seconds` where that is more. Raises Wrong with the case, the place in
+        the answer and what happened there when it fails, hangs or does not end; NotImplementedError
+        where a stub says that it is one.
         """
         trial = self._trial
         cloudpickle.register_pickle_by_value(sys.modules[scenario.__module__])
@@ -235,7 +235,8 @@ class Group:
         stack = re.findall(r'File "(.+)", line (\d+) in', said)
         place = self._place([(file, int(line)) for file, line in reversed(stack)])
         if "Timeout (" in said:
-            seconds = self._limits["Timeout (swallowed" not in said]
+            processor, clock = self._limits
+            seconds = processor if "(swallowed)" in said else clock
             return f"no end after {seconds:.0f} s{place}: an endless loop?"
         if "preamble.length" in error or "preamble.length" in said:
             return (
