@@ -110,7 +110,7 @@ def test_whoever_sees_an_engine_at_rest_finds_all_counted(monkeypatch):
     spec = importlib.util.spec_from_file_location("served_model", file)
     spec.loader.exec_module(served := importlib.util.module_from_spec(spec))
 
-    stats = Counter(dict.fromkeys([*served.COUNTERS, *served.GAUGES, "kv_used", "kv_size"], 1))
+    stats = Counter(dict.fromkeys([*served.COUNTERS, *served.GAUGES], 1))
     took = SimpleNamespace(counts=[1] * len(served.BOUNDS), sum=1.0, count=1)
     histograms = dict.fromkeys(served.HISTOGRAMS, took)
     engine = SimpleNamespace(stats=lambda: stats, histograms=lambda: histograms)

@@ -17,6 +17,7 @@ import pandas as pd
 from utils.drawing import figures
 from utils.drawing.figures import BLUE, GOLD, GREY, INK, PALE, Sketch
 from utils.planner.decode import KINDS
+from utils.serving.engine.blocks import blocks_for
 from utils.serving.engine.request import SamplingParams
 from utils.serving.engine.scheduler import Request, Scheduler
 
@@ -81,13 +82,14 @@ def front_doors(tp: int = 2) -> None:
 def continuous(lengths: Sequence[int], slots: int) -> list[list]:
     """What the engine's own scheduler does with requests of `lengths` tokens that arrive together:
     for each slot a list over steps with the number of the request in it, or None."""
-    scheduler = Scheduler(slots, queue=len(lengths), prefill_chunk=10**9, end_tokens=())
+    blocks = slots * blocks_for(1 + max(lengths, default=0))
+    scheduler = Scheduler(slots, blocks, queue=len(lengths), prefill_chunk=10**9)
     for number, length in enumerate(lengths):
         scheduler.add(Request(str(number), [0], SamplingParams(max_tokens=length)))
     steps = []
     while (step := scheduler.plan()) is not None:
-        requests = [None if one is None else int(one.id) for one in scheduler.slots]
-        steps.append(requests)
+        running = {one.slot: int(one.id) for one in scheduler.running}
+        steps.append([running.get(slot) for slot in range(slots)])
         scheduler.advance(step, [1] * len(step.expected()))
     return [list(slot) for slot in zip(*steps)]
 

@@ -87,16 +87,17 @@ def test_a_rank_tells_those_who_ask_and_nobody_else(version):
     setup = {"folder": version, "threads": 1, "rank": 0}
     worker = Worker(setup | {"config": asdict(EngineConfig(max_num_seqs=2))})
     read = {"start": 0, "tokens": [5, 6, 7], "sampling": [0.0, 0, 1.0, None]}
-    silent = {"prefill": [read | {"slot": 0}], "slots": [], "tokens": []}
-    assert worker.step(silent).keys() == {"tokens"}
-    asking = {"prefill": [read | {"slot": 1, "logprobs": 2}], "slots": [0], "tokens": [9]}
-    answer = worker.step(asking)
+
+    def step(prefill, slots):
+        command = {"prefill": prefill, "slots": slots, "tokens": [9] * len(slots), "blocks": []}
+        return worker.step(command)
+
+    assert step([read | {"slot": 0}], []).keys() == {"tokens"}
+    answer = step([read | {"slot": 1, "logprobs": 2}], [0])
     assert answer["logprobs"].keys() == {0} and len(answer["logprobs"][0]) == 3
-    answer = worker.step({"prefill": [], "slots": [0, 1], "tokens": [9, 9]})
-    assert answer["logprobs"].keys() == {1}
-    again = {"prefill": [read | {"slot": 1}], "slots": [0], "tokens": [9]}  # the slot's next guest
-    assert worker.step(again).keys() == {"tokens"}
-    assert worker.step({"prefill": [], "slots": [0, 1], "tokens": [9, 9]}).keys() == {"tokens"}
+    assert step([], [0, 1])["logprobs"].keys() == {1}
+    assert step([read | {"slot": 1}], [0]).keys() == {"tokens"}  # the slot's next guest
+    assert step([], [0, 1]).keys() == {"tokens"}
 
 
 # ---- through the server

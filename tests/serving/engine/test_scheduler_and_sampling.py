@@ -5,7 +5,7 @@ import torch
 
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
 from utils.serving.engine.sampling import Sampler, sample
-from utils.serving.engine.scheduler import Request, Scheduler
+from utils.serving.engine.scheduler import LAST, Request, Scheduler
 
 # ---- requests
 
@@ -56,7 +56,7 @@ def names(step):
 
 
 def test_requests_join_and_leave_between_steps():
-    scheduler = Scheduler(max_num_seqs=2, queue=2, prefill_chunk=100, end_tokens=[0])
+    scheduler = Scheduler(2, num_blocks=8, queue=2, prefill_chunk=100, end_tokens=[0])
     a, b, c, d = (request(name, count=2 + (name == "b")) for name in "abcd")
     for one in (a, b, c, d):
         scheduler.add(one)
@@ -67,13 +67,14 @@ def test_requests_join_and_leave_between_steps():
     assert scheduler.advance(step, [5, 6]) == [(a, 5), (b, 6)]
     step = scheduler.plan()
     assert names(step) == ([], ["a", "b"])
-    assert step.command() == {"prefill": [], "slots": [0, 1], "tokens": [5, 6]}
+    assert step.command() == {"prefill": [], "slots": [0, 1], "tokens": [5, 6], "blocks": []}
     scheduler.advance(step, [7, 8])
     assert (a.finish, a.new, b.finish) == ("length", [5, 7], None)
     step = scheduler.plan()  # c takes a's slot while b goes on
     assert names(step) == (["c"], ["b"]) and c.slot == 0
     assert step.command()["prefill"][0] == {
         "slot": 0, "start": 0, "tokens": [ord("c")] * 3, "sampling": [0.0, 0, 1.0, None],
+        "blocks": [0],
     }
     assert step.expected() == [c, b]
     assert scheduler.advance(step, [0, 9]) == [(c, 0), (b, 9)]  # 0 ends a text
@@ -83,7 +84,7 @@ def test_requests_join_and_leave_between_steps():
 
 
 def test_who_is_cancelled_while_the_ranks_work_gets_nothing():
-    scheduler = Scheduler(max_num_seqs=2, queue=0, prefill_chunk=100, end_tokens=[])
+    scheduler = Scheduler(2, num_blocks=8, queue=0, prefill_chunk=100)
     a, b = request("a"), request("b")
     scheduler.add(a), scheduler.add(b)
     step = scheduler.plan()
@@ -95,7 +96,7 @@ def test_who_is_cancelled_while_the_ranks_work_gets_nothing():
 
 
 def test_a_long_prompt_is_read_in_chunks_and_nobody_waits_for_it():
-    scheduler = Scheduler(max_num_seqs=4, queue=4, prefill_chunk=10, end_tokens=[])
+    scheduler = Scheduler(4, num_blocks=8, queue=4, prefill_chunk=10)
     short, last = request("short", 4, count=9), request("last", 2)
     long = request("long", 25, virtual=3)
     for one in (short, long, last):
@@ -116,19 +117,55 @@ def test_a_long_prompt_is_read_in_chunks_and_nobody_waits_for_it():
     assert long.length == long.cached - 1 == 28
 
 
-def test_virtual_tokens_come_whole_with_the_first_chunk():
-    scheduler = Scheduler(max_num_seqs=1, queue=1, prefill_chunk=2, end_tokens=[])
-    scheduler.add(request("a", 3, virtual=5))
+def test_virtual_tokens_are_divided_like_others():
+    scheduler = Scheduler(1, num_blocks=8, queue=1, prefill_chunk=4)
+    scheduler.add(request("a", 2, virtual=5))
     commands = []
-    for _ in range(3):
+    for _ in range(2):
         step = scheduler.plan()
         commands.append(step.command()["prefill"][0])
         scheduler.advance(step, [7] * len(step.expected()))
     assert commands == [
-        {"slot": 0, "start": 0, "tokens": [], "prompt": "p"},
-        {"slot": 0, "start": 5, "tokens": [ord("a")] * 2},
-        {"slot": 0, "start": 7, "tokens": [ord("a")], "sampling": [0.0, 0, 1.0, None]},
+        {"slot": 0, "start": 0, "tokens": [], "blocks": [0], "prompt": ["p", 0, 4]},
+        {
+            "slot": 0, "start": 4, "tokens": [ord("a")] * 2, "prompt": ["p", 4, 5],
+            "sampling": [0.0, 0, 1.0, None],
+        },
     ]
+
+
+def test_the_youngest_gives_its_blocks_to_the_oldest_and_is_read_again_with_what_it_had():
+    scheduler = Scheduler(2, num_blocks=3, queue=2, prefill_chunk=100)
+    a, b, c = request("a", 15, count=8), request("b", 15, count=8), request("c", 1)
+    for one in (a, b, c):
+        scheduler.add(one)
+    scheduler.advance(scheduler.plan(), [1, 2])
+    scheduler.advance(scheduler.plan(), [1, 2])  # both blocks are full, and one is free
+    step = scheduler.plan()
+    assert names(step) == ([], ["a"]) and step.command()["blocks"] == [(0, 2)]
+    assert (b.slot, list(scheduler.waiting), scheduler.preemptions) == (None, [b, c], 1)
+    while a.finish is None:  # b needs two blocks, and is before c
+        scheduler.advance(step, [1])
+        step = scheduler.plan()
+    (again, first) = step.command()["prefill"]
+    # its full block was not given away yet; of what it has drawn, the last token only is read
+    assert (again["start"], again["tokens"], again["drawn"]) == (16, [2], 2)
+    assert step.chunks[0].again and first["tokens"] == [ord("c")]
+    scheduler.advance(step, [2, 3])
+    assert b.new == [2, 2, 2] and c.new == [3]
+
+
+def test_a_step_is_planned_before_the_tokens_of_the_last_are_there():
+    scheduler = Scheduler(2, num_blocks=8, queue=2, prefill_chunk=100, end_tokens=[0])
+    a, b = request("a", count=3), request("b", count=2)
+    scheduler.add(a), scheduler.add(b)
+    first, second = scheduler.plan(), scheduler.plan()
+    assert second.command()["tokens"] == [LAST, LAST]
+    scheduler.advance(first, [5, 0])  # b ends: its second token is not asked for
+    third = scheduler.plan()
+    assert names(third) == ([], ["a"]) and third.command()["tokens"] == [LAST]
+    assert scheduler.advance(second, [6, 7]) == [(a, 6)] and scheduler.plan() is None
+    assert scheduler.advance(third, [8]) == [(a, 8)] and a.finish == "length"
 
 
 # ---- logits to tokens

@@ -5,7 +5,7 @@ those it needs torch, numpy, safetensors and tokenizers only.
 
 engine          the leader: takes requests, plans steps, hands out tokens, starts ranks again
 request         SamplingParams, Stream, and what can go wrong
-scheduler       where a request joins the batch, and leaves it
+scheduler       where a request joins the batch, and leaves it;  blocks: of the paged KV cache
 ranks, worker   the leader's side of the ranks, and the process of one
 model           a rank's part of the decoder with its KV cache;  sampling: logits -> tokens
 linear          its matrix product

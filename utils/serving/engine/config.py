@@ -10,10 +10,11 @@ import math
 from dataclasses import dataclass, fields
 
 from utils.models.config import GPTConfig
+from utils.serving.engine.blocks import BLOCK, blocks_for
 from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 
 DEVICES = ("auto", "cpu", "cuda")
-WHOLE = ("max_num_seqs", "max_model_len", "prefill_chunk", "queue", "threads")
+WHOLE = ("max_num_seqs", "max_model_len", "num_blocks", "prefill_chunk", "queue", "threads")
 SWITCHES = ("enable_prefix_caching", "enforce_eager")
 SWITCH = {"true": True, "false": False}  # as texts
 SECONDS = ("step_seconds", "start_seconds", "pace")
@@ -23,10 +24,12 @@ SECONDS = ("step_seconds", "start_seconds", "pace")
 class EngineConfig:
     """The options of an engine, checked. Raises ValueError by name.
 
-    max_num_seqs    requests that run together: slots, which are rows of the KV cache
+    max_num_seqs    requests that run together
     max_model_len   positions of a request at most, virtual and new tokens with it; None: what the
                     model has
     prefill_chunk   positions of prompts that are read in one step: how long others wait for them
+    num_blocks      blocks of the KV cache, of 16 positions each; None: as many as max_num_seqs
+                    requests of max_model_len need, but on a GPU no more than fit into it
     enable_prefix_caching   whether a beginning that is in the cache is taken from there
     queue           requests that may wait besides; more are refused with Unavailable
     device          "cpu", "cuda" (one GPU a rank), or "auto": CUDA where every rank has a GPU
@@ -34,8 +37,9 @@ class EngineConfig:
                     as stored, on the CPU float32
     kv_cache_dtype  of keys and values; "auto": dtype; "int8": with a scale for each position and
                     head
-    enforce_eager   whether decode steps go through PyTorch's operators on the CPU, too: not through
-                    step.cpp, which is compiled at the first start on a machine (native.py)
+    enforce_eager   whether decode steps go through PyTorch's operators, one by one: on the CPU not
+                    through step.cpp, which is compiled at the first start on a machine (native.py),
+                    on a GPU without kernels of our own and CUDA graphs (graphs.py)
     threads         of each rank on the CPU; None: the cores but one, divided by the ranks (that one
                     is for the leader and the clients: a thread that waits for a core stops the
                     rank)
@@ -47,6 +51,7 @@ class EngineConfig:
     max_num_seqs: int = 16
     max_model_len: int | None = None
     prefill_chunk: int = 256
+    num_blocks: int | None = None
     enable_prefix_caching: bool = True
     queue: int = 64
     device: str = "auto"
@@ -61,7 +66,7 @@ class EngineConfig:
     def __post_init__(self):
         for name in WHOLE:
             value, least = getattr(self, name), 0 if name == "queue" else 1
-            if value is None and name in ("max_model_len", "threads"):
+            if value is None and name in ("max_model_len", "num_blocks", "threads"):
                 continue
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} {value!r} is not a whole number of at least {least}")
@@ -110,6 +115,17 @@ class EngineConfig:
         """Positions of a request at most."""
         return min(self.max_model_len or model.max_positions, model.max_positions)
 
+    def blocks(self, model: GPTConfig) -> int:
+        """Blocks of the cache. Raises ValueError where they do not hold one request."""
+        longest = blocks_for(self.length(model))
+        wanted = self.max_num_seqs * longest if self.num_blocks is None else self.num_blocks
+        if wanted < longest:
+            raise ValueError(
+                f"num_blocks {wanted} are fewer than the {longest} of one request with "
+                f"{self.length(model)} positions: give more, or lower max_model_len"
+            )
+        return wanted
+
     def dtypes(self, stored: str, on_cpu: bool, compute: str = "auto") -> tuple[str, str]:
         """The dtypes of floating-point weights and of the cache, by name, of a model whose weights
         are stored as `stored`, in a version that computes in `compute` (stored.py)."""
@@ -132,6 +148,6 @@ class EngineConfig:
             )
             for rank in range(tp)
         )
-        vectors = 2 * model.layers * (model.key_value_heads // tp) * self.length(model)
+        vectors = 2 * model.layers * (model.key_value_heads // tp) * BLOCK * self.blocks(model)
         bytes_of_one = model.head_size * WIDTHS[cache_dtype] + 4 * (cache_dtype == "int8")
-        return weights, self.max_num_seqs * vectors * bytes_of_one
+        return weights, vectors * bytes_of_one

@@ -7,7 +7,8 @@
         engine.complete([17, 4]).tokens                           # submit and wait
 
 One thread, the leader's loop, does the same four things again and again: plan who is served, tell
-the ranks, hand out the tokens of the step before while they compute, take the new ones. Requests
+the ranks, hand out the tokens of the step before while they compute, take the new ones. Where one
+rank computes alone, it has its next step before it has done the one before. Requests
 come from any thread. Model, cache and random numbers are in the ranks (`worker.py`), processes of
 their own; when one dies, all requests end with Unavailable and the ranks are started again.
 """
@@ -17,6 +18,7 @@ import queue as queues
 import threading
 import time
 import traceback
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,9 @@ class Engine:
         self.decoder = Decoder.read(folder)
         self.restarts = restarts
         self.on_ready = None  # called with False when the ranks have died, True when they are back
+        config.blocks(self.model)  # they are enough; how many there are the ranks say
         self._scheduler = Scheduler(
-            config.max_num_seqs, config.queue, config.prefill_chunk, self.model.end_tokens,
+            config.max_num_seqs, 0, config.queue, config.prefill_chunk, self.model.end_tokens,
             config.enable_prefix_caching,
         )
         self._streams = {}  # Request -> (Stream, TextStream)
@@ -162,7 +165,7 @@ class Engine:
     def stats(self) -> dict:
         """What the engine does now and has done: a dictionary of numbers."""
         with self._lock:
-            now = self._stats.read(self._scheduler, self.max_model_len, len(self._streams))
+            now = self._stats.read(self._scheduler, len(self._streams))
             return {"ready": self._ready} | now
 
     def histograms(self) -> dict[str, Histogram]:
@@ -212,29 +215,36 @@ class Engine:
             self._group.close()
 
     def _serve(self):
-        """Continuous batching: until the engine closes, or a rank dies."""
+        """Continuous batching: until the engine closes, or a rank dies.
+
+        Where the ranks can, a step is sent while they do the one before."""
+        under_way = deque()  # (step, when it was sent)
         served, told = [], {}  # (request, token) of the last step; what is to be told of tokens
+        begin = 0.0  # of the step that the ranks do
         while not self._closed.is_set():
             with self._lock:
                 step = self._scheduler.plan()
-                self._idle = step is None
-            if step is None:
-                self._hand_out(served, told)
-                served = []
+                self._idle = step is None and not under_way
+            if step is not None:
+                under_way.append((step, time.monotonic()))
+                try:
+                    self._group.send(step.command())
+                finally:
+                    self._begin_prefill(step)  # while the ranks compute
+            self._hand_out(served, told)
+            served = []
+            if self._idle:
                 self._group.wait(self._wake_up)
-                continue
-            begin = time.monotonic()
-            try:
-                self._group.send(step.command())
-            finally:
-                self._begin_prefill(step)  # while the ranks compute
-                self._hand_out(served, told)
-            answer = self._group.receive()
-            asked = step.expected()
-            told = {asked[int(place)]: x for place, x in answer.get("logprobs", {}).items()}
-            with self._lock:
-                served = self._scheduler.advance(step, answer["tokens"])
-                self._stats.stepped(step, served, time.monotonic() - begin)
+            elif step is None or len(under_way) == self._group.ahead:
+                answer = self._group.receive()
+                step, sent = under_way.popleft()
+                asked = step.expected()
+                told = {asked[int(place)]: x for place, x in answer.get("logprobs", {}).items()}
+                with self._lock:
+                    served = self._scheduler.advance(step, answer["tokens"])
+                    begin, now = max(begin, sent), time.monotonic()
+                    self._stats.stepped(step, served, now - begin)
+                    begin = now
 
     def _hand_out(self, served, told):
         """Gives each request its token as text, with the log-probabilities that are `told` of it;
@@ -276,6 +286,7 @@ class Engine:
         self._group = self._make_group()
         self._group.ready()
         with self._lock:
+            self._scheduler.clear(self._group.blocks)
             self._ready = not self._closed.is_set()
 
     def _lose_ranks(self, error):

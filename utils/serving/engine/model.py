@@ -4,9 +4,10 @@
     logits = decoder.prefill(slot, start=0, tokens=[5, 7])       # (1, V) on rank 0, else None
     logits = decoder.decode([0, 3], [17, 4])                     # (2, V): one token for each slot
 
-Shapes: B rows of the batch, T positions of this pass, L positions that attention looks at, P of the
-cache, C hidden size, V vocabulary, D head size; of this rank H query heads, K key-value heads, M
-columns of the MLP. All ranks make the same calls in the same order.
+Shapes: B rows of the batch, T positions of this pass, L positions that attention looks at, P at
+most, W blocks of BLOCK positions for these, C hidden size, V vocabulary, D head size; of this rank
+H query heads, K key-value heads, M columns of the MLP. All ranks make the same calls in the same
+order.
 
 What ranks say to each other (Shoeybi et al., arXiv:1909.08053): a pass over B·T positions makes
 2 · layers + 1 all-reduces of B·T·C numbers (the embedding, where virtual tokens do not count, then
@@ -24,6 +25,7 @@ from utils.compression.quantize import quantize_rows
 from utils.compression.scheme import INT4
 from utils.models import gpt
 from utils.models.config import GPTConfig
+from utils.serving.engine.blocks import BLOCK, blocks_for
 from utils.serving.engine.linear import Int4Linear, Int8Linear, Linear
 from utils.serving.engine.native import Library, NativeLinear, Step
 from utils.serving.engine.stored import PACKED, SCALE, inputs
@@ -185,30 +187,37 @@ class Part:
 
 
 class KVCache:
-    """Keys and values of all slots in all layers; for one pass, where its positions stand and what
-    they may look at.
+    """Keys and values of all layers in blocks, and which blocks each slot has; for one pass, where
+    its positions stand and what they may look at.
 
-    A slot has a whole row, so that a pass looks at a view. Blocks that any request may have would
-    have to be gathered for PyTorch's attention: on the CPU, with 16 requests and models/base, a
-    decode step took 16 % longer so at 32 to 96 positions, and twice as long at 400.
+    Here attention looks at a copy of a slot's blocks, side by side; the compiled step and the
+    kernels for a GPU look up where each is.
 
-    shape   (slots, K, P, D)
-    pairs   whether a turn is one complex number, in `cos`, as `Attention` wants it here; else `cos`
-            and `sin` are those of the model
+    config      GPTConfig;   kv_heads   of this rank
+    slots       how many, of P positions at most;   num_blocks   None: enough for all
+    pairs       whether a turn is one complex number, in `cos`, as `Attention` wants it here; else
+                `cos` and `sin` are those of the model
     """
 
     def __init__(
         self,
         config: GPTConfig,
-        shape: tuple[int, int, int, int],
-        device: torch.device,
+        kv_heads: int,
+        slots: int,
+        positions: int,
+        device: torch.device | str,
         dtype: torch.dtype,
         kv_cache_dtype: torch.dtype,
+        num_blocks: int | None = None,
         pairs: bool = False,
     ):
-        slots, kv_heads, positions, head_size = shape
+        width, head_size = blocks_for(positions), config.head_size
+        # Until it is told otherwise a slot has blocks of its own, one after another.
+        count = slots * width if num_blocks is None else num_blocks
+        own = torch.arange(slots * width, dtype=torch.int32, device=device) % count
+        self.blocks = own.view(slots, width)  # (slots, W)
         # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
-        numbers = (2, slots, kv_heads, positions, head_size)
+        numbers = (2, count, kv_heads, BLOCK, head_size)
         kind = Int8LayerCache if kv_cache_dtype == torch.int8 else LayerCache
         self.layers = [
             kind(self, torch.zeros(numbers, device=device, dtype=kv_cache_dtype))
@@ -222,23 +231,29 @@ class KVCache:
         else:
             tables = gpt.rotary_tables(config, all_positions, dtype)  # (P, D) each
         self._tables = [table[:, None].to(device) for table in tables]
-        heads = torch.arange(slots * kv_heads, device=device) * positions
-        self._heads = heads.view(slots, 1, kv_heads)  # where each begins, in rows of D numbers
+        self._heads = torch.arange(kv_heads, device=device)
+
+    def assign(self, slot: int, blocks: Sequence[int], first: int = 0) -> None:
+        """Gives a slot these blocks, from position 16 · first on."""
+        table = self.blocks[slot, first : first + len(blocks)]
+        table.copy_(torch.tensor(blocks, dtype=torch.int32))
 
     def begin(
         self,
-        slots: slice | torch.Tensor,
+        slots: torch.Tensor,
         positions: torch.Tensor,
         longest: int,
         mask: torch.Tensor | None,
         causal: bool,
     ) -> "KVCache":
-        """A pass over B slots: some that follow one another, or any, of which it looks at a copy.
+        """A pass over some slots (B,).
 
         positions (B, T) of what comes in;   longest: how many positions are looked at, L
         """
-        self.slots, self.longest, self.mask, self.causal = slots, longest, mask, causal
-        self.places = self._heads[slots] + positions[..., None]  # (B, T, K)
+        self.longest, self.mask, self.causal = longest, mask, causal
+        self.looked_at = self.blocks[slots, : blocks_for(longest)].long()  # (B, W)
+        blocks = self.looked_at.gather(1, positions // BLOCK)[..., None]  # (B, T, 1)
+        self.places = blocks, self._heads, (positions % BLOCK)[..., None]  # (B, T, K)
         self.cos, self.sin, *_ = *(table[positions] for table in self._tables), None  # (B, T, 1, D)
         return self
 
@@ -246,18 +261,13 @@ class KVCache:
         """What turns queries and keys to the positions of this pass, (B, T, 1, D)."""
         return self.cos, self.sin
 
-    def copy(self, source: int, slot: int, positions: int) -> None:
-        """Gives a slot the first positions of another one."""
-        for layer in self.layers:
-            layer.copy(source, slot, positions)
-
 
 class LayerCache:
     """Keys and values of one layer."""
 
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
-        self.cache, self.numbers = cache, numbers  # (2, slots, K, P, D)
-        self.key_rows, self.value_rows = numbers.flatten(1, 3)  # (slots·K·P, D) each
+        self.cache, self.numbers = cache, numbers  # (2, blocks, K, BLOCK, D)
+        self.keys, self.values = numbers
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Keeps k and v (B, T, K, D), and lets q (B, T, H, D) look at all there is: (B, T, H·D)."""
@@ -276,16 +286,18 @@ class LayerCache:
 
     def keep(self, k: torch.Tensor, v: torch.Tensor) -> None:
         places = self.cache.places
-        self.key_rows[places] = k.to(self.numbers.dtype)
-        self.value_rows[places] = v.to(self.numbers.dtype)
+        self.keys[places] = k.to(self.numbers.dtype)
+        self.values[places] = v.to(self.numbers.dtype)
 
     def kept(self, dtype: torch.dtype) -> torch.Tensor:
         """What this pass looks at, (2, B, K, L, D)."""
-        now = self.cache
-        return self.numbers[:, now.slots, :, : now.longest].to(dtype)
+        return self._gathered(self.numbers).to(dtype)
 
-    def copy(self, source: int, slot: int, positions: int) -> None:
-        self.numbers[:, slot, :, :positions] = self.numbers[:, source, :, :positions]
+    def _gathered(self, numbers):
+        """(2, blocks, K, BLOCK, X) -> (2, B, K, L, X)"""
+        now = self.cache
+        rows = numbers[:, now.looked_at].transpose(2, 3)  # (2, B, K, W, BLOCK, X)
+        return rows.flatten(3, 4)[..., : now.longest, :]
 
 
 class Int8LayerCache(LayerCache):
@@ -294,22 +306,16 @@ class Int8LayerCache(LayerCache):
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
         super().__init__(cache, numbers)
         self.scales = torch.zeros(*numbers.shape[:-1], 1, device=numbers.device)
-        self.key_scales, self.value_scales = self.scales.flatten(1, 3)  # (slots·K·P, 1) each
 
     def keep(self, k: torch.Tensor, v: torch.Tensor) -> None:
         (k, k_scales), (v, v_scales) = quantize_rows(k), quantize_rows(v)
         super().keep(k, v)
-        self.key_scales[self.cache.places] = k_scales
-        self.value_scales[self.cache.places] = v_scales
+        key_scales, value_scales = self.scales
+        key_scales[self.cache.places] = k_scales
+        value_scales[self.cache.places] = v_scales
 
     def kept(self, dtype: torch.dtype) -> torch.Tensor:
-        now = self.cache
-        scales = self.scales[:, now.slots, :, : now.longest]
-        return super().kept(torch.float32).mul_(scales).to(dtype)
-
-    def copy(self, source: int, slot: int, positions: int) -> None:
-        super().copy(source, slot, positions)
-        self.scales[:, slot, :, :positions] = self.scales[:, source, :, :positions]
+        return super().kept(torch.float32).mul_(self._gathered(self.scales)).to(dtype)
 
 
 # ---- 3. the model
@@ -319,8 +325,10 @@ class ServedDecoder:
     """This rank's piece of the model and of the KV cache.
 
     config          GPTConfig;   weights {name: tensor} of this rank;   prompts {name: (P, C)}
-    max_num_seqs    requests at the same time: the slots of the cache
+    max_num_seqs    requests at the same time: slots
     max_model_len   positions of each, at most
+    num_blocks      of the cache, for all of them; None: enough for all. Where there are others,
+                    `cache.assign` says which a slot has
     dtype, kv_cache_dtype   of what is computed, and of the keys and values that are kept
     library         the compiled matrix products and decode step (native.py): for the CPU and fp32;
                     with keys and values that are not fp32, the products only. None: PyTorch's
@@ -339,6 +347,7 @@ class ServedDecoder:
         dtype: torch.dtype = torch.float32,
         kv_cache_dtype: torch.dtype = torch.float32,
         library: Library | None = None,
+        num_blocks: int | None = None,
     ):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
         weights = dict(weights)  # they are taken out of it
@@ -357,8 +366,10 @@ class ServedDecoder:
         )
         self.layers = Layers([Block(config, part) for part in parts])
         self.norm = top.norm("model.norm", config.norm_eps)
-        shape = (max_num_seqs, config.key_value_heads // tp, max_model_len, config.head_size)
-        self.cache = KVCache(config, shape, self.device, dtype, kv_cache_dtype, pairs=True)
+        self.cache = KVCache(
+            config, config.key_value_heads // tp, max_num_seqs, max_model_len, self.device, dtype,
+            kv_cache_dtype, num_blocks, pairs=True,
+        )
         self.step = None
         if library is not None and kv_cache_dtype == torch.float32:
             self.step = Step(library, config, self.layers.layers, self.cache, tp)
@@ -372,73 +383,48 @@ class ServedDecoder:
         slot: int,
         start: int,
         tokens: Sequence[int],
-        prompt: str | None = None,
+        prompt: tuple[str, int, int] | None = None,
         logits: bool = True,
-        source: int | None = None,
     ) -> torch.Tensor | None:
         """Reads the next tokens of one request into its slot, from position `start` on.
 
-        prompt    name of virtual tokens that come before the tokens
+        prompt    virtual tokens that come before the tokens: their name, the first, the last + 1
         logits    whether to return those of the last position, (1, V) on rank 0; else None
-        source    slot that has the same before `start`, where this one has not
         """
-        if source is not None:
-            self.cache.copy(source, slot, start)
         x = self._embed(torch.tensor(tokens, dtype=torch.long, device=self.device)[None])
         if prompt is not None:
-            x = torch.cat((self.prompts[prompt][None], x), dim=1)
+            name, first, last = prompt
+            x = torch.cat((self.prompts[name][None, first:last], x), dim=1)
         stop = start + x.shape[1]
         positions = self.all_positions[None, start:stop]  # (1, T)
         # at the start "causal" is all that is to be said, and a mask would only be slower
         mask = None
         if start:  # four dimensions: with three, attention on the CPU goes a way four times as slow
             mask = self.all_positions[:stop] <= positions[:, None, :, None]  # (1, 1, T, L)
-        x = self._through(x, slot, positions, stop, mask, causal=start == 0)
+        x = self._through(x, [slot], positions, stop, mask, causal=start == 0)
         self.lengths[slot] = stop
         return self._logits(x[:, -1]) if logits else None
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], tokens: Sequence[int]) -> torch.Tensor | None:
-        """One token more for each of the slots: logits (B, V) on rank 0, in their order.
-
-        The compiled step takes rows from anywhere. PyTorch's batch is all from the lowest slot to
-        the highest: a view of the cache, where a choice of rows would be a copy. A row between that
-        is not asked for computes something that nobody reads, and writes it where its own next
-        position will be written.
-        """
+        """One token more for each of the slots: logits (B, V) on rank 0, in their order."""
+        where = [self.lengths[slot] for slot in slots]
+        for slot in slots:
+            self.lengths[slot] += 1
         if self.step is not None:
-            x = self.step(self._embed(torch.tensor(tokens)), slots, self._positions(slots))
-            self._lengthen(slots)
-            return self._logits(x)
-        first, B = min(slots), max(slots) + 1 - min(slots)
-        rows, row_tokens = [slot - first for slot in slots], [0] * B
-        for row, token in zip(rows, tokens):
-            row_tokens[row] = token
-        row_positions = self._positions(range(first, first + B))
-        longest = max(row_positions[row] for row in rows) + 1
-        tokens = torch.tensor(row_tokens, device=self.device)[:, None]  # (B, 1)
-        positions = torch.tensor(row_positions, device=self.device)[:, None]  # (B, 1)
-        mask = None  # a row alone looks at all there is
-        if B > 1:
+            return self._logits(self.step(self._embed(torch.tensor(tokens)), slots, where))
+        tokens = torch.tensor(tokens, device=self.device)[:, None]  # (B, 1)
+        positions = torch.tensor(where, device=self.device)[:, None]  # (B, 1)
+        longest, mask = max(where) + 1, None  # a row alone looks at all there is
+        if len(slots) > 1:
             seen = self.all_positions[:longest] <= positions[:, None, None]  # (B, 1, 1, L)
             # as numbers: attention on the CPU would make them of truth values in each layer
             mask = torch.where(seen, 0.0, -torch.inf).to(self.embedding.dtype)
-        x = self._through(self._embed(tokens), first, positions, longest, mask, causal=False)
-        self._lengthen(slots)
-        x = x[:, -1]  # (B, C)
-        return self._logits(x if len(rows) == B else x[rows])
+        x = self._through(self._embed(tokens), slots, positions, longest, mask, causal=False)
+        return self._logits(x[:, -1])
 
-    def _lengthen(self, slots):
-        for slot in slots:
-            self.lengths[slot] += 1
-
-    def _positions(self, slots):
-        """Where the next token of each slot stands. Of one that is full, nobody reads it."""
-        last = len(self.all_positions) - 1
-        return [min(self.lengths[slot], last) for slot in slots]
-
-    def _through(self, x, first, *where, causal):
-        slots = slice(first, first + len(x))
+    def _through(self, x, slots, *where, causal):
+        slots = torch.tensor(slots, device=self.device)
         return self.layers(x, context=self.cache.begin(slots, *where, causal))
 
     def _embed(self, tokens):

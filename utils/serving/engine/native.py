@@ -239,8 +239,8 @@ class _Layer(ctypes.Structure):
 
 class _Model(ctypes.Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("threads", "C", "H", "K", "D", "M", "P")),
-        ("eps", c_double), ("turns", c_void_p), ("layers", c_void_p),
+        *((name, c_int64) for name in ("threads", "C", "H", "K", "D", "M", "W")),
+        ("eps", c_double), *((name, c_void_p) for name in ("turns", "blocks", "layers")),
     ]
 
 
@@ -265,14 +265,16 @@ class Step:
 
     def __init__(self, library: Library, config: GPTConfig, blocks: Sequence, cache: Any, tp: int):
         self.stages = library.stages
-        slots, K, P, D = cache.layers[0].numbers.shape[1:]
+        K, _, D = cache.layers[0].keys.shape[1:]
+        slots, W = cache.blocks.shape
         C, H = config.hidden_size, config.heads // tp
         M = blocks[0].feed_forward.down_proj.inputs
         self.blocks, self.turns = blocks, torch.view_as_real(cache.turns).contiguous()
+        self.table = cache.blocks
         layers = (_Layer * len(blocks))(*map(_layer, blocks, cache.layers))
         self.model = _Model(
-            torch.get_num_threads(), C, H, K, D, M, P, config.norm_eps,
-            self.turns.data_ptr(), ctypes.addressof(layers),
+            torch.get_num_threads(), C, H, K, D, M, W, config.norm_eps,
+            self.turns.data_ptr(), self.table.data_ptr(), ctypes.addressof(layers),
         )
         self.layers = layers  # they live as long as the model that points to them
         widths = C, C, max((H + 2 * K) * D, 2 * M), max(H * D, M)
@@ -318,5 +320,5 @@ def _layer(block, kept):
     return _Layer(
         block.input_layernorm.weight.data_ptr(), block.post_attention_layernorm.weight.data_ptr(),
         attention.qkv_proj.matrix, attention.o_proj.matrix, mlp.gate_up_proj.matrix,
-        mlp.down_proj.matrix, kept.key_rows.data_ptr(), kept.value_rows.data_ptr(),
+        mlp.down_proj.matrix, kept.keys.data_ptr(), kept.values.data_ptr(),
     )

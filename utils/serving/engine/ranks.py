@@ -16,6 +16,7 @@ import contextlib
 import functools
 import json
 import os
+import pickle
 import select
 import shutil
 import signal
@@ -76,6 +77,29 @@ class Rank(Pipes):
         super().__init__(open(to, "wb"), open(of, "rb"), tempfile.TemporaryFile())  # noqa: SIM115
         self.theirs = commands, answers, os.dup(self._errors.fileno())
 
+    def tell(self, command: dict) -> None:
+        """Raises ChildEnded if nobody reads there any more."""
+        try:
+            pickle.dump(command, self._to)
+            self._to.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            raise ChildEnded from None
+
+    def listen(self) -> None:
+        """Reads what has come of its answers. Raises ChildEnded."""
+        data = os.read(self.fileno(), 1 << 20)
+        if not data:
+            raise ChildEnded
+        self._unread += data
+
+    def answer(self) -> dict | None:
+        """The next one that has come; None where it is not whole yet."""
+        size = 4 + int.from_bytes(self._unread[:4], "little")
+        if len(self._unread) < max(5, size):
+            return None
+        data, self._unread = self._unread[4:size], self._unread[size:]
+        return pickle.loads(data)
+
     def handed_over(self) -> None:
         """They are somebody else's now; closed there, they are closed."""
         for end_of_it in self.theirs:
@@ -100,6 +124,7 @@ class RankGroup:
         self.start_seconds, self.step_seconds = config.start_seconds, config.step_seconds
         self.threads = config.threads or max(1, (cores() - 1) // self.size)
         self.pids = []  # process ids by rank, once they are known
+        self.blocks, self.ahead = 0, 1  # of the cache; steps that may be under way: likewise
         self._parent, self._ranks, self._ended = None, [], {}  # _ended: {rank: exit status}
         self._meeting = tempfile.mkdtemp(prefix="ranks-")
         try:
@@ -131,6 +156,7 @@ class RankGroup:
     def ready(self) -> None:
         """Waits until all ranks have loaded their part."""
         answer = self.receive(self.start_seconds)
+        self.blocks, self.ahead = answer["blocks"], answer["ahead"]
         if "eager" in answer:
             _say(f"decode steps go through PyTorch, which takes longer: {answer['eager']}")
         self._listen(self.step_seconds)  # who they are is the first that it says
@@ -142,25 +168,28 @@ class RankGroup:
             self._tell(rank, command)
 
     def receive(self, seconds: float | None = None) -> dict:
-        """The answer of rank 0 to the command before, once all have answered."""
+        """The answer of rank 0 to the oldest command that has none, once all have answered."""
         seconds = self.step_seconds if seconds is None else seconds
         deadline = time.monotonic() + seconds
-        answers = {}
-        while len(answers) < self.size:
+        answers, silent = {}, set(range(self.size))
+        while True:
+            for rank in tuple(silent):
+                if (answer := self._ranks[rank].answer()) is not None:
+                    answers[rank] = answer
+                    silent.remove(rank)
+                    if "at" in answer:
+                        raise self._failure(rank, answer)
+            if not silent:
+                return answers[0]
             left = deadline - time.monotonic()
             if left <= 0:
-                raise RankDied(self._who_is_late(set(range(self.size)) - set(answers), seconds))
+                raise RankDied(self._who_is_late(silent, seconds))
             for output, _ in self._poll.poll(1000 * left):
                 rank = self._outputs.index(output)
                 try:
-                    line = self._ranks[rank].read_line()
+                    self._ranks[rank].listen()
                 except ChildEnded:
                     raise RankDied(self._who_died(rank)) from None
-                if line is not None:
-                    answers[rank] = json.loads(line)
-                    if "at" in answers[rank]:
-                        raise self._failure(rank, answers[rank])
-        return answers[0]
 
     def wait(self, wake_up: WakeUp) -> None:
         """Until somebody wakes it; RankDied when a rank ends meanwhile."""
@@ -193,7 +222,7 @@ class RankGroup:
         # A pipe takes 64 KiB without a reader, and the rank has read all that came before: this
         # does not block, because a step has no more than a few thousand tokens.
         try:
-            self._ranks[rank].write_line(json.dumps(message).encode())
+            self._ranks[rank].tell(message)
         except ChildEnded:
             raise RankDied(self._who_died(rank)) from None
 
@@ -203,8 +232,10 @@ class RankGroup:
         """The error of the rank that failed first: it has said so by the time that others do."""
         failures = {rank: answer}
         for other in set(range(self.size)) - {rank}:
-            with contextlib.suppress(ChildEnded, TimeoutError):
-                answer = json.loads(self._ranks[other].answer(0))
+            with contextlib.suppress(ChildEnded, BlockingIOError):
+                os.set_blocking(self._outputs[other], False)
+                self._ranks[other].listen()
+            while (answer := self._ranks[other].answer()) is not None:
                 if "at" in answer:
                     failures[other] = answer
         rank, answer = min(failures.items(), key=lambda failure: failure[1]["at"])

@@ -22,6 +22,11 @@ class Sampler:
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self.generator = torch.Generator().manual_seed(seed) if temperature > 0 else None
 
+    def skip(self, tokens: int, vocab_size: int) -> None:
+        """Goes on behind as many tokens as were drawn already."""
+        for _ in range(tokens if self.generator else 0):
+            torch.rand(vocab_size, dtype=torch.double, generator=self.generator)
+
     def choose(self, logits: torch.Tensor) -> int:
         """The next token for logits (V,), which are fp32 on the CPU."""
         # in fp64, and the largest is 0: no temperature overflows

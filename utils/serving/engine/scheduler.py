@@ -1,15 +1,18 @@
-"""Who is served when: the queue, the slots of the running batch, and the work of each step.
+"""Who is served when: the queue, the running batch, the blocks of the cache, and each step's work.
 
-    scheduler = Scheduler(max_num_seqs=16, queue=64, prefill_chunk=256, end_tokens=(0,))
+    scheduler = Scheduler(max_num_seqs=16, num_blocks=512, queue=64, prefill_chunk=256)
     scheduler.add(request)                  # Unavailable when the queue is full
     step = scheduler.plan()                 # a Step, or None where there is nothing to do
     done = scheduler.advance(step, tokens)  # the ranks' tokens -> [(request, token), ...]
 
 Continuous batching (Yu et al., Orca, OSDI 2022): requests join and leave between two steps; nobody
 waits for the longest. A long prompt is read in chunks, so that those who run go on meanwhile
-(Agrawal et al., arXiv:2308.16369). What several requests begin with is computed once: a slot keeps
-its keys and values until it is taken again, and a request that begins like them copies these (Zheng
-et al., SGLang, arXiv:2312.07104). No torch and no clock: this is bookkeeping only.
+(Agrawal et al., arXiv:2308.16369). A request takes blocks of the cache as it grows (`blocks.py`);
+where none is left, the one that joined last gives its blocks back and waits, first in the queue, to
+be read again. No torch and no clock: this is bookkeeping only.
+
+A step may be planned before the tokens of the step before are there: the ranks know them. They do
+their steps in order, so what a planned step writes is there for the next.
 """
 
 import secrets
@@ -17,11 +20,12 @@ import uuid
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import compress, count
-from operator import ne
 
+from utils.serving.engine.blocks import BLOCK, Blocks, NoBlocks, blocks_for, keys_of
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
 from utils.serving.engine.version import Version
+
+LAST = -1  # in place of a token: the one that the ranks chose last for this slot
 
 
 @dataclass(eq=False)
@@ -33,10 +37,16 @@ class Request:
     sampling: SamplingParams
     prompt: str | None = None  # name of the virtual tokens in front
     virtual: int = 0  # how many those are
-    slot: int | None = None  # its row of the batch and of the KV cache, while it runs
-    shared: int = 0  # positions at its beginning that were in the cache when it came
-    cached: int = 0  # positions of it that are in the cache once the planned step is done
+    slot: int | None = None  # where the ranks keep its table and its sampler, while it runs
+    blocks: list[int] = field(default_factory=list)  # its table: block i has positions 16 i to ...
+    keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they are known
+    kept: int = 0  # blocks that others can find
+    preempted: bool = False  # whether its blocks were given to another once
+    shared: int = 0  # positions at its beginning that were in the cache when it joined
+    target: int = 0  # positions to be read before its next token
+    cached: int = 0  # positions of it that are in the cache once the planned steps are done
     new: list[int] = field(default_factory=list)  # generated so far
+    asked: int = 0  # tokens of planned steps that have not come
     finish: str | None = None
     came: float = 0.0  # when, on the clock of whoever keeps statistics
     heard: float = 0.0  # when its last token came, likewise
@@ -84,6 +94,16 @@ class Request:
         """Positions before the first new token."""
         return self.virtual + len(self.tokens)
 
+    @property
+    def decoding(self) -> bool:
+        """Whether all is read that comes before the next token, and one more is wanted."""
+        read = self.cached >= self.target
+        return read and len(self.new) + self.asked < self.sampling.max_tokens
+
+    def content(self) -> list:
+        """What stands at each of its positions that is known."""
+        return [(self.prompt, i) for i in range(self.virtual)] + self.tokens + self.new
+
 
 @dataclass(frozen=True)
 class PrefillChunk:
@@ -92,30 +112,26 @@ class PrefillChunk:
     request: Request
     start: int
     stop: int
-    source: int | None = None  # slot that has the same before `start`, where its own has not
-
-    @property
-    def first(self) -> bool:
-        """Whether nothing of it was read before."""
-        return self.start == self.request.shared
-
-    @property
-    def last(self) -> bool:
-        """Whether the first new token follows."""
-        return self.stop == self.request.length
+    first: bool  # whether nothing of it was read since it joined the batch
+    last: bool  # whether a new token follows
+    again: bool  # whether all that was read before, and its blocks were given to another
 
     def command(self) -> dict:
-        """The chunk for the ranks; virtual tokens come whole, with the first one."""
+        """The chunk for the ranks."""
         request = self.request
-        first, last = max(0, self.start - request.virtual), self.stop - request.virtual
-        command = {"slot": request.slot, "start": self.start, "tokens": request.tokens[first:last]}
-        if self.source is not None:
-            command["source"] = self.source
-        if self.start == 0 and request.prompt is not None:
-            command["prompt"] = request.prompt
+        virtual = request.virtual
+        first, last = max(0, self.start - virtual), max(0, self.stop - virtual)
+        tokens = (request.tokens + request.new)[first:last]
+        command = {"slot": request.slot, "start": self.start, "tokens": tokens}
+        if self.first:
+            command["blocks"] = request.blocks
+        if self.start < virtual:
+            command["prompt"] = [request.prompt, self.start, min(self.stop, virtual)]
         if self.last:
             wanted = request.sampling
             command["sampling"] = [wanted.temperature, wanted.top_k, wanted.top_p, wanted.seed]
+            if request.new:  # random numbers that are behind it
+                command["drawn"] = len(request.new)
             if wanted.logprobs is not None:
                 command["logprobs"] = wanted.logprobs
         return command
@@ -127,6 +143,7 @@ class Step:
 
     chunks: list[PrefillChunk]
     running: list[Request]
+    grown: list[tuple[int, int]]  # (slot, one more block of it)
 
     def expected(self) -> list[Request]:
         """The requests that get a token, in the order of the ranks' answer."""
@@ -137,7 +154,10 @@ class Step:
         return {
             "prefill": [chunk.command() for chunk in self.chunks],
             "slots": [request.slot for request in self.running],
-            "tokens": [request.new[-1] for request in self.running],
+            "tokens": [
+                request.new[-1] if request.asked == 1 else LAST for request in self.running
+            ],
+            "blocks": self.grown,
         }
 
 
@@ -145,9 +165,9 @@ class Scheduler:
     """First come, first served.
 
     max_num_seqs    requests that run together: as many slots there are
+    num_blocks      blocks of the cache, at least as many as one request of the longest needs
     queue           requests that may wait besides
     prefill_chunk   positions of prompts that are read in one step at most, over all requests
-                    (virtual tokens of one request are never divided)
     end_tokens      ids that end a text
     enable_prefix_caching   whether a beginning that is in the cache is taken from there
     """
@@ -155,24 +175,21 @@ class Scheduler:
     def __init__(
         self,
         max_num_seqs: int,
+        num_blocks: int,
         queue: int,
         prefill_chunk: int,
-        end_tokens: Iterable[int],
+        end_tokens: Iterable[int] = (),
         enable_prefix_caching: bool = True,
     ):
-        self.queue, self.prefill_chunk = queue, prefill_chunk
+        self.max_num_seqs, self.queue, self.prefill_chunk = max_num_seqs, queue, prefill_chunk
         self.end_tokens = frozenset(end_tokens)
         self.enable_prefix_caching = enable_prefix_caching
-        self.slots = [None] * max_num_seqs  # the request in each
-        self.free = list(range(max_num_seqs))  # slots; the one that was left longest ago is first
-        self.kept = [None] * max_num_seqs  # the request that each has positions of; it may be over
+        self.blocks = Blocks(num_blocks)
+        self.free = list(range(max_num_seqs))  # slots
+        self.running = []  # requests that have a slot, as they joined
         self.waiting = deque()
         self.requests = {}  # by id: waiting and running
-
-    @property
-    def running(self) -> list[Request]:
-        """The requests that hold a slot, in the order of the slots."""
-        return [request for request in self.slots if request is not None]
+        self.preemptions = 0  # how often a request gave its blocks to another
 
     def add(self, request: Request) -> None:
         """Puts a request into the queue. Raises Unavailable when that is full."""
@@ -186,44 +203,83 @@ class Scheduler:
 
     def plan(self) -> Step | None:
         """The next Step; None where nothing runs and nobody waits."""
-        running = [request for request in self.running if request.new]
+        grown = self._grow()
+        running = [request for request in self.running if request.decoding]
         left, chunks = self.prefill_chunk, []
         for request in self.running:  # those whose prompt was read in part go first
-            if not request.new:
+            if request.cached < request.target and left > 0:
                 chunks.append(self._chunk(request, left))
                 left -= chunks[-1].stop - chunks[-1].start
-        while left > 0 and self.waiting and self.free:
-            request = self.waiting.popleft()
-            chunks.append(self._chunk(request, left, self._enter(request)))
+        while left > 0 and self.waiting and self.free and self._enter(self.waiting[0]):
+            chunks.append(self._chunk(self.waiting.popleft(), left))
             left -= chunks[-1].stop - chunks[-1].start
-        for request in running:  # last, as the ranks do it: a chunk copies what was before
+        for request in running:  # last, as the ranks do it: no chunk finds what they write now
             request.cached += 1
-        return Step(chunks, running) if chunks or running else None
+            request.asked += 1
+            self._keep(request)
+        return Step(chunks, running, grown) if chunks or running else None
 
-    def _chunk(self, request, left, source=None):
+    def _grow(self):
+        """A block more for each request that needs one, the oldest first; the youngest pays."""
+        grown = []
+        for request in list(self.running):
+            if request.decoding and request.cached == BLOCK * len(request.blocks):
+                while request.slot is not None and not self.blocks.free:
+                    self._preempt(self.running[-1])
+                if request.slot is not None:
+                    (block,) = self.blocks.take(1)
+                    request.blocks.append(block)
+                    grown.append((request.slot, block))
+        return grown
+
+    def _preempt(self, request):
+        self._leave(request)
+        request.cached = request.target = 0
+        request.preempted = True
+        self.waiting.appendleft(request)
+        self.preemptions += 1
+
+    def _chunk(self, request, left):
         start = request.cached
-        request.cached = min(request.length, max(start + left, request.virtual))
-        return PrefillChunk(request, start, request.cached, source)
+        request.cached = min(request.target, start + left)
+        first, last = start == request.shared, request.cached == request.target
+        request.asked += last
+        self._keep(request)
+        return PrefillChunk(request, start, request.cached, first, last, request.preempted)
 
     def _enter(self, request):
-        """Gives a request a slot with the longest beginning of it that is in the cache; returns the
-        slot to copy that from, or None."""
-        found = [_agreement(request, kept) for kept in self.kept]
-        taken = [slot for slot, one in enumerate(self.slots) if one is not None]
-
-        def cost(slot):
-            """The rows of the batch, then whether something is lost that might be wanted again."""
-            kept, rows = self.kept[slot], [slot, *taken[:1], *taken[-1:]]
-            return max(rows) - min(rows), kept is not None and kept.cached > found[slot]
-
-        request.slot = min(self.free, key=cost)
-        self.free.remove(request.slot)
-        request.shared = request.cached = max(found)
-        source = None if found[request.slot] == request.shared else found.index(request.shared)
-        self.slots[request.slot] = request
+        """Gives a request a slot and all blocks of what is to be read of it, as far as they hold
+        it already; whether there are enough."""
+        if request.asked:  # it was preempted in this plan, and one token is still on its way
+            return False
+        content = request.content()
         if self.enable_prefix_caching:
-            self.kept[request.slot] = request
-        return source
+            request.keys = keys_of(content, request.keys)
+        # the last position is always read: what follows comes from it
+        found = self.blocks.find(request.keys[: (len(content) - 1) // BLOCK])
+        try:
+            more = self.blocks.take(blocks_for(len(content)) - len(found))
+        except NoBlocks:
+            self.blocks.release(found)
+            return False
+        request.slot, request.blocks = self.free.pop(0), found + more
+        request.target = len(content)
+        request.kept, request.shared = len(found), BLOCK * len(found)
+        request.cached = request.shared
+        self.running.append(request)
+        return True
+
+    def _keep(self, request):
+        """Lets others find the blocks of a request that are full and known."""
+        if not self.enable_prefix_caching:
+            return
+        known = request.length + len(request.new)
+        full = min(request.cached, known) // BLOCK
+        if full > len(request.keys):
+            request.keys = keys_of(request.content(), request.keys)
+        for place in range(request.kept, full):
+            self.blocks.keep(request.blocks[place], request.keys[place])
+        request.kept = max(request.kept, full)
 
     def advance(self, step: Step, tokens: list[int]) -> list[tuple[Request, int]]:
         """Takes the tokens of a step: (request, token) for each request that goes on or ends now.
@@ -234,6 +290,7 @@ class Scheduler:
         for request, token in zip(step.expected(), tokens, strict=True):
             if request.finish is not None:
                 continue
+            request.asked -= 1
             request.new.append(token)
             if token in self.end_tokens:
                 self.end(request, "stop")
@@ -243,7 +300,7 @@ class Scheduler:
         return served
 
     def end(self, request: Request, finish: str) -> None:
-        """Ends a request, wherever it is; its slot is free for the next plan."""
+        """Ends a request, wherever it is; slot and blocks are free for the next plan."""
         if request.finish is not None:
             return
         request.finish = finish
@@ -251,25 +308,20 @@ class Scheduler:
         if request.slot is None:
             self.waiting.remove(request)
         else:
-            self.slots[request.slot] = None
-            self.free.append(request.slot)
+            self._leave(request)
 
-    def clear(self) -> list[Request]:
-        """Ends every request, waiting or running, and returns them; the cache counts as empty."""
+    def _leave(self, request):
+        self._keep(request)
+        self.running.remove(request)
+        self.free.append(request.slot)
+        self.blocks.release(request.blocks)
+        request.slot, request.blocks = None, []
+
+    def clear(self, num_blocks: int | None = None) -> list[Request]:
+        """Ends every request, waiting or running, and returns them; the cache counts as empty, and
+        has as many blocks as are given."""
         ended = list(self.requests.values())
         for request in ended:
             self.end(request, "cancelled")
-        self.kept = [None] * len(self.slots)
+        self.blocks = Blocks(self.blocks.size if num_blocks is None else num_blocks)
         return ended
-
-
-def _agreement(request, kept):
-    """At how many positions a request begins like one that is kept; but its last one is computed
-    anew, because what follows is read from it, and virtual tokens are never divided."""
-    if kept is None or kept.prompt != request.prompt:
-        return 0
-    tokens = (kept.tokens + kept.new)[: kept.cached - kept.virtual]
-    least = min(len(tokens), len(request.tokens))
-    equal = next(compress(count(), map(ne, tokens, request.tokens)), least)
-    positions = min(request.virtual + equal, request.length - 1)
-    return positions if positions >= request.virtual else 0

@@ -1,7 +1,7 @@
 """What an engine counts, for its metrics.
 
 stats.submitted(request);  stats.stepped(step, served, seconds);  stats.finished(request)
-stats.read(scheduler, max_model_len)            # a dictionary of numbers
+stats.read(scheduler, streams)                  # a dictionary of numbers
 stats.histograms["time_to_first_token"]
 """
 
@@ -62,6 +62,8 @@ class Stats:
         self.steps += 1
         self.tokens += len(served)
         for chunk in step.chunks:
+            if chunk.again:
+                continue
             self.prompt_tokens += chunk.stop - chunk.start
             if chunk.first:
                 self.prompt_tokens += chunk.request.shared
@@ -85,8 +87,8 @@ class Stats:
         while self._recent and self._recent[0][0] < now - WINDOW:
             self._recent.popleft()
 
-    def read(self, scheduler: Scheduler, max_model_len: int, streams: int) -> dict:
-        """Numbers by name; times in seconds, `kv_` in positions.
+    def read(self, scheduler: Scheduler, streams: int) -> dict:
+        """Numbers by name; times in seconds, `kv_` in blocks.
 
         streams: requests that do not have all of their answer, those that wait among them. One
         whose slot is free already still runs until its last token is handed out.
@@ -94,7 +96,7 @@ class Stats:
         now = time.monotonic()
         self._forget(now)
         first = self.histograms["time_to_first_token"]
-        waiting, slots = len(scheduler.waiting), len(scheduler.slots)
+        waiting, slots = len(scheduler.waiting), scheduler.max_num_seqs
         running = min(slots, streams - waiting)
         since = now - self._recent[0][0] + self._recent[0][2] if self._recent else 1.0
         return {
@@ -103,8 +105,9 @@ class Stats:
             "slots": slots,
             "queue": scheduler.queue,
             "occupancy": running / slots,
-            "kv_used": sum(request.cached for request in scheduler.running),
-            "kv_size": slots * max_model_len,
+            "kv_used": scheduler.blocks.used,
+            "kv_size": scheduler.blocks.size,
+            "preemptions_total": scheduler.preemptions,
             "tokens_total": self.tokens,
             "prompt_tokens_total": self.prompt_tokens,
             "prefix_cache_hits_total": self.prefix_cache_hits,

@@ -8,8 +8,8 @@
 //     product     y = x·Wᵀ + b
 //     stages      parts of the layers' forward, from one to another
 //
-// Shapes as in model.py: B rows (one token of each request), C hidden size, D head size, P
-// positions of a slot in the cache; of this rank H query heads, K key-value heads, M columns of the
+// Shapes as in model.py: B rows (one token of each request), C hidden size, D head size, W blocks
+// of BLOCK positions in the table of a slot; of this rank H query heads, K key-value heads, M columns of the
 // MLP. In products W is (N, K). All is fp32 but matrices.
 //
 // A row's numbers follow from this row alone: each sum has its terms in one order, whatever company
@@ -296,23 +296,52 @@ static void turn(float* heads, int64_t many, const float* turns, int64_t D) {
         }
 }
 
-// One head's query looks at L positions of keys and values (L, D): y (D).   p: room for L numbers
-static inline void attend(const float* q, const float* keys, const float* values, int64_t L,
+constexpr int64_t BLOCK = 16;  // positions of a block of the cache, as in blocks.py
+
+// Where the keys and values (heads, BLOCK, D) are that a slot has, of some heads.
+struct Kept {
+    float *keys, *values;   // of block 0
+    const int32_t* blocks;  // of the slot, in the order of its positions
+    int64_t stride;         // floats from one block to the next
+    int64_t block(int64_t l) const { return blocks[l / BLOCK] * stride; }
+};
+
+// The queries of some heads, `group` to each, look at L positions: y (heads · group, D), like q.
+// All heads look at a block before any looks at the next: what they read stands side by side then.
+// p: room for L numbers of each query
+static inline void attend(const float* q, const Kept& kept, int64_t heads, int64_t group, int64_t L,
                           int64_t D, float* __restrict__ p, float* __restrict__ y) {
     const float root = 1 / std::sqrt((float)D);
-    float most = -INFINITY, total = 0;
-    for (int64_t l = 0; l < L; l++) {
-        float sum = 0;
+    const int64_t queries = heads * group;
+    for (int64_t first = 0; first < L; first += BLOCK) {
+        const float* keys = kept.keys + kept.block(first);
+        const int64_t many = std::min(BLOCK, L - first);
+        for (int64_t i = 0; i < queries; i++)
+            for (int64_t l = 0; l < many; l++) {
+                const float *k = keys + (i / group * BLOCK + l) * D, *of = q + i * D;
+                float sum = 0;
 #pragma omp simd reduction(+ : sum)
-        for (int64_t d = 0; d < D; d++) sum += q[d] * keys[l * D + d];
-        p[l] = sum * root, most = std::max(most, p[l]);
+                for (int64_t d = 0; d < D; d++) sum += of[d] * k[d];
+                p[i * L + first + l] = sum * root;
+            }
     }
+    for (int64_t i = 0; i < queries; i++) {
+        float most = -INFINITY, total = 0, *of = p + i * L;
+        for (int64_t l = 0; l < L; l++) most = std::max(most, of[l]);
 #pragma omp simd reduction(+ : total)
-    for (int64_t l = 0; l < L; l++) p[l] = exponential(p[l] - most), total += p[l];
-    for (int64_t d = 0; d < D; d++) y[d] = 0;
-    for (int64_t l = 0; l < L; l++)
-        for (int64_t d = 0; d < D; d++) y[d] += p[l] * values[l * D + d];
-    for (int64_t d = 0; d < D; d++) y[d] /= total;
+        for (int64_t l = 0; l < L; l++) of[l] = exponential(of[l] - most), total += of[l];
+        for (int64_t l = 0; l < L; l++) of[l] /= total;
+    }
+    std::fill(y, y + queries * D, 0.0f);
+    for (int64_t first = 0; first < L; first += BLOCK) {
+        const float* values = kept.values + kept.block(first);
+        const int64_t many = std::min(BLOCK, L - first);
+        for (int64_t i = 0; i < queries; i++)
+            for (int64_t l = 0; l < many; l++) {
+                const float* v = values + (i / group * BLOCK + l) * D;
+                for (int64_t d = 0; d < D; d++) y[i * D + d] += p[i * L + first + l] * v[d];
+            }
+    }
 }
 
 // silu(gate) · up: gate_up (2 M) -> y (M)
@@ -327,13 +356,14 @@ static void gated(const float* gate_up, int64_t M, float* y) {
 struct Layer {
     const float *attention_norm, *mlp_norm;  // (C)
     Matrix qkv, o, gate_up, down;
-    float *keys, *values;  // (slots, K, P, D)
+    float *keys, *values;  // (blocks, K, BLOCK, D)
 };
 
 struct Model {
-    int64_t threads, C, H, K, D, M, P;
+    int64_t threads, C, H, K, D, M, W;
     double eps;
-    const float* turns;  // (P, D): cos and sin of each pair's angle
+    const float* turns;     // (positions, D): cos and sin of each pair's angle
+    const int32_t* blocks;  // (slots, W)
     const Layer* layers;
 };
 
@@ -363,27 +393,31 @@ static void add_and_norm(const Model& m, const Pass& now, const float* weight) {
 // Turns q and k, puts k and v to the others of their slot, and looks at all of them.
 static void keep_and_attend(const Model& m, const Pass& now, const Layer& layer) {
     const int64_t D = m.D, group = m.H / m.K;
+    // a row to a thread; where there are fewer, some of its heads
+    const int64_t parts = std::min(m.K, (m.threads + now.B - 1) / now.B);
 #pragma omp parallel for collapse(2) num_threads(m.threads) if (m.threads > 1)
     for (int64_t b = 0; b < now.B; b++)
-        for (int64_t j = 0; j < m.K; j++) {
+        for (int64_t part = 0; part < parts; part++) {
             static thread_local std::vector<float> room;
-            room.resize(m.P);
-            const int64_t position = now.positions[b], L = position + 1;
-            const int64_t head = (now.slots[b] * m.K + j) * m.P * D;
-            float *keys = layer.keys + head, *values = layer.values + head;
+            const int64_t j = part * m.K / parts, heads = (part + 1) * m.K / parts - j;
+            const int64_t position = now.positions[b], L = position + 1, head = j * BLOCK * D;
+            const Kept kept = {layer.keys + head, layer.values + head,
+                               m.blocks + now.slots[b] * m.W, m.K * BLOCK * D};
+            room.resize(heads * group * L);
             float* of_row = now.wide + b * (m.H + 2 * m.K) * D;
             float *q = of_row + j * group * D, *k = of_row + (m.H + j) * D, *v = k + m.K * D;
-            turn(q, group, m.turns + position * D, D);
-            turn(k, 1, m.turns + position * D, D);
-            std::memcpy(keys + position * D, k, 4 * D);
-            std::memcpy(values + position * D, v, 4 * D);
-            for (int64_t h = 0; h < group; h++, q += D) {
-                float* y = now.narrow + (b * m.H + j * group + h) * D;
-                // the compiler keeps y in registers where it knows the size
-                if (D == 64) attend(q, keys, values, L, 64, room.data(), y);
-                else if (D == 128) attend(q, keys, values, L, 128, room.data(), y);
-                else attend(q, keys, values, L, D, room.data(), y);
+            turn(q, heads * group, m.turns + position * D, D);
+            turn(k, heads, m.turns + position * D, D);
+            const int64_t place = kept.block(position) + position % BLOCK * D;
+            for (int64_t h = 0; h < heads; h++) {
+                std::memcpy(kept.keys + place + h * BLOCK * D, k + h * D, 4 * D);
+                std::memcpy(kept.values + place + h * BLOCK * D, v + h * D, 4 * D);
             }
+            float* y = now.narrow + (b * m.H + j * group) * D;
+            // the compiler keeps y in registers where it knows the size
+            if (D == 64) attend(q, kept, heads, group, L, 64, room.data(), y);
+            else if (D == 128) attend(q, kept, heads, group, L, 128, room.data(), y);
+            else attend(q, kept, heads, group, L, D, room.data(), y);
         }
 }
 

@@ -1,15 +1,23 @@
-"""The processes of the ranks: one line of JSON in, one line of JSON out, until their leader ends.
+"""The processes of the ranks: a command in, an answer out, until their leader ends.
 
-    {"prefill": [...], "slots": [0, 3], "tokens": [17, 4]}  ->  {"tokens": [9, 23]}   rank 0
-                                                            ->  {}                    the others
+    {"prefill": [...], "slots": [0, 3], "tokens": [17, 4], "blocks": [[3, 90]]}
+      ->  {"tokens": [9, 23]}     rank 0
+      ->  {}                      the others
 
+"blocks" are slots that have got one block of the cache more; a chunk to prefill brings its own.
 Where a request asks for them, "logprobs" comes with the tokens, by their places among these:
 {"1": [[23, -0.4], ...]}.
 
-The first line tells the rank who it is (`ranks.py` starts it); the answer to that comes when
-the model is ready: {"ready": true}, or {"load_error": "...", "at": 7.2}. With "ready" comes
-"eager", and why, where there is no compiled step (native.py). All ranks get the same lines, so they
-make the same collectives in the same order; rank 0 has the logits and chooses the tokens.
+Both are pickles, an answer with its length in front (`ranks.py` reads and writes them): of a step
+that takes less than a millisecond, JSON would be a part. A token -1 stands for the one that the
+rank has chosen last for this slot: the leader may send a step before it knows what the one before
+gave.
+
+The first command tells the rank who it is (`ranks.py` starts it); the answer to that comes when
+the model is ready: {"ready": true, "blocks": 512, "ahead": 2}, how many blocks the cache has and
+how many steps may be under way, or {"load_error": "...", "at": 7.2}. With "ready" comes "eager",
+and why, where there is no compiled step (native.py). All ranks get the same commands, so they make
+the same collectives in the same order; rank 0 has the logits and chooses the tokens.
 
 One process, the ranks' parent, imports torch and forks them: they start in the time of one. It
 says who they are and how they end: {"pids": [...]}, then {"rank": 1, "status": -9} for each.
@@ -25,6 +33,7 @@ import importlib
 import json
 import math
 import os
+import pickle
 import signal
 import sys
 import time
@@ -35,7 +44,9 @@ from typing import TYPE_CHECKING
 
 from utils.imports import collector_at_rest
 from utils.ranks.supervise import end_with
+from utils.serving.engine.blocks import BLOCK, blocks_for
 from utils.serving.engine.config import EngineConfig
+from utils.serving.engine.scheduler import LAST
 from utils.serving.engine.version import LoadError, Version
 
 if TYPE_CHECKING:  # it imports torch
@@ -100,21 +111,24 @@ def _fork(ends, used):
 
 
 def serve() -> None:
-    """Serves the lines of standard input."""
+    """Serves the commands of standard input."""
     answers = _own_output()
     commands = sys.stdin.buffer
-    setup = json.loads(commands.readline())
+    setup = pickle.load(commands)
     try:
         worker = Worker(setup)
-        _say(answers, {"ready": True} | ({"eager": worker.eager} if worker.eager else {}))
-        for line in commands:
-            _say(answers, worker.step(json.loads(line)))
+        ready = {"ready": True, "blocks": worker.blocks, "ahead": worker.ahead}
+        _answer(answers, ready | ({"eager": worker.eager} if worker.eager else {}))
+        while True:
+            _answer(answers, worker.step(pickle.load(commands)))
+    except EOFError:  # the leader has ended
+        pass
     except LoadError as error:
-        _say(answers, {"load_error": str(error), "at": time.monotonic()})
+        _answer(answers, {"load_error": str(error), "at": time.monotonic()})
     except Exception as error:
         first_line = str(error).partition("\n")[0]
         text = f"{type(error).__name__}: {first_line}"
-        _say(answers, {"error": text, "at": time.monotonic()})
+        _answer(answers, {"error": text, "at": time.monotonic()})
     os._exit(0)  # no farewell to the other ranks: who is left there may not answer
 
 
@@ -133,31 +147,41 @@ class Worker:
         self.rank, tp = setup["rank"], version.tp
         device = _device(torch, config.device, self.rank, tp)
         names = config.dtypes(version.stored, device.type == "cpu", version.compute)
+        self.blocks = config.blocks(version.model)
         if self.rank == 0 or device.type != "cpu":
-            _check_memory(torch, device, version, config)
+            self.blocks = _blocks(torch, device, version, config)
         if tp > 1:  # on the CPU all ranks share what rank 0 has found, and none has taken any yet
             _join(setup, tp, device)
+            self.blocks = _fewest(torch, self.blocks, device)
         compiled, self.eager = None, None
         if device.type == "cpu" and names[0] == "float32" and not config.enforce_eager:
             compiled, self.eager = library(config.start_seconds / 2, tp)
         self.decoder = ServedDecoder(
             version.model, version.weights(self.rank), self.rank, tp, config.max_num_seqs,
             config.length(version.model), version.prompt_tensors(), device,
-            *(getattr(torch, name) for name in names), compiled,
+            *(getattr(torch, name) for name in names), compiled, self.blocks,
         )
         self.samplers = [None] * config.max_num_seqs
         self.logprobs = [None] * config.max_num_seqs  # how many each slot wants to be told
+        self.last = [0] * config.max_num_seqs  # token of each slot
+        # steps that may be under way at once: of several ranks one alone knows the tokens
+        self.ahead = 2 if tp == 1 else 1
         # the first pass of a process is slow, and NCCL meets in its first collective
         self.decoder.prefill(0, 0, [0])
-        self.decoder.decode([0], [0])
+        if config.length(version.model) > 1:
+            self.decoder.decode([0], [0])
 
     def step(self, command: dict) -> dict:
         """Does what a Step of the scheduler says; the tokens are in the order that it expects."""
         tokens, told = [], {}
         for piece in command["prefill"]:
             self._prefill(tokens, told, **piece)
+        for slot, block in command["blocks"]:
+            self.decoder.cache.assign(slot, [block], self.decoder.lengths[slot] // BLOCK)
         if command["slots"]:
-            logits = self.decoder.decode(command["slots"], command["tokens"])
+            given = zip(command["slots"], command["tokens"])
+            known = [self.last[slot] if token == LAST else token for slot, token in given]
+            logits = self.decoder.decode(command["slots"], known)
             if logits is not None:
                 self._choose(logits, command["slots"], tokens, told)
         if self.rank != 0:
@@ -165,12 +189,15 @@ class Worker:
         return {"tokens": tokens} | ({"logprobs": told} if told else {})
 
     def _prefill(
-        self, out, told, slot, start, tokens, source=None, prompt=None, sampling=None, logprobs=None
+        self, out, told, slot, start, tokens,
+        blocks=(), prompt=None, sampling=None, drawn=0, logprobs=None,
     ):
-        wanted = sampling is not None
-        logits = self.decoder.prefill(slot, start, tokens, prompt, wanted, source)
+        if blocks:
+            self.decoder.cache.assign(slot, blocks)
+        logits = self.decoder.prefill(slot, start, tokens, prompt, logits=sampling is not None)
         if logits is not None:
             self.samplers[slot] = self._sampling.Sampler(*sampling)
+            self.samplers[slot].skip(drawn, logits.shape[-1])
             self.logprobs[slot] = logprobs
             self._choose(logits, [slot], out, told)
 
@@ -178,6 +205,7 @@ class Worker:
         """Adds a token of each slot, and what is to be told of it."""
         chosen = self._sampling.sample(logits, [self.samplers[slot] for slot in slots])
         for row, (slot, token) in enumerate(zip(slots, chosen)):
+            self.last[slot] = token
             if self.logprobs[slot] is not None:
                 pairs = self._sampling.logprobs(logits[row], token, self.logprobs[slot])
                 told[len(tokens) + row] = pairs
@@ -191,8 +219,14 @@ def _own_output():
     return answers
 
 
-def _say(answers, message):
-    answers.write(json.dumps(message).encode() + b"\n")
+def _say(news, message):
+    news.write(json.dumps(message).encode() + b"\n")
+    news.flush()
+
+
+def _answer(answers, message):
+    data = pickle.dumps(message)
+    answers.write(len(data).to_bytes(4, "little") + data)
     answers.flush()
 
 
@@ -235,23 +269,40 @@ def library(seconds: float, tp: int) -> tuple["Library | None", str | None]:
     return found, why_not
 
 
-def _check_memory(torch, device, version, config):
-    """Refuses what the memory cannot hold: Linux would promise it, and kill later."""
-    weights, cache = config.rank_bytes(
-        version.model, version.tp, version.stored, device.type == "cpu", version.compute
-    )
-    if device.type == "cpu":
-        ranks, free = version.tp, free_memory()
-    else:
-        ranks, free = 1, torch.cuda.mem_get_info(device)[0]
-    if ranks * (weights + cache) > free:
-        gib = (f"{amount / 2**30:,.1f} GiB" for amount in (ranks * weights, ranks * cache, free))
-        raise LoadError(
-            "{} of weights and {} of keys and values are more than the {} of memory that are free: "
-            "lower max_model_len or max_num_seqs, which are {:,} and {:,}".format(
-                *gib, config.length(version.model), config.max_num_seqs
-            )
+def _blocks(torch, device, version, config):
+    """Blocks of the cache. Refuses what the memory cannot hold: Linux would promise it, and kill
+    later. On a GPU, where nobody said how many, as many as fit."""
+    model, on_cpu = version.model, device.type == "cpu"
+    wanted = config.blocks(model)
+    weights, cache = config.rank_bytes(model, version.tp, version.stored, on_cpu, version.compute)
+    ranks, free = (version.tp, free_memory()) if on_cpu else (1, _free_on_gpu(torch, device))
+    if ranks * (weights + cache) <= free:
+        return wanted
+    if not on_cpu and config.num_blocks is None:
+        fit = int((free - weights) * wanted / cache)
+        if fit >= blocks_for(config.length(model)):
+            return fit
+    gib = (f"{amount / 2**30:,.1f} GiB" for amount in (ranks * weights, ranks * cache, free))
+    raise LoadError(
+        "{} of weights and {} of keys and values are more than the {} of memory that are free: "
+        "lower max_model_len or max_num_seqs, which are {:,} and {:,}".format(
+            *gib, config.length(model), config.max_num_seqs
         )
+    )
+
+
+def _free_on_gpu(torch, device):
+    """Bytes; a tenth stays for what a step computes."""
+    return 0.9 * torch.cuda.mem_get_info(device)[0]
+
+
+def _fewest(torch, blocks, device):
+    """Of what all ranks have room for."""
+    import torch.distributed as dist
+
+    fewest = torch.tensor(blocks, device=device)
+    dist.all_reduce(fewest, op=dist.ReduceOp.MIN)
+    return int(fewest)
 
 
 def free_memory() -> float:

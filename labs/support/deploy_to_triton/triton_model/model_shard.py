@@ -67,8 +67,8 @@ class Shard:
             parameter.data = weights[f"model.{name}"]
         self.head = weights.get("lm_head.weight", embedding.weight)
         self.words, self.positions = config.vocab_size, config.max_positions
-        shape = (slots, config.key_value_heads // size, self.positions, config.head_size)
-        self.cache = KVCache(config, shape, "cpu", torch.float32, torch.float32)
+        kv_heads, numbers = config.key_value_heads // size, torch.float32
+        self.cache = KVCache(config, kv_heads, slots, self.positions, "cpu", numbers, numbers)
         self.lengths = [0] * slots  # positions in use
 
     def prefill(self, slot, tokens):
