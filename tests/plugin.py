@@ -55,6 +55,8 @@ def pytest_collection_modifyitems(config, items):
     """
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    if not config.pluginmanager.has_plugin("timeout"):  # a bare GPU machine, tests/gpu
+        return
     usual = float(config.getini("timeout") or 0)
     for item in items:
         own = item.get_closest_marker("timeout")

@@ -15,46 +15,50 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import torch
+
 from utils.paths import ROOT
 from utils.ranks.supervise import OVER, Child, ChildEnded, end, supervised
 
 REFERENCE = ROOT / "docs" / "reference"
-MINUTES = 25  # of all parts together
+MINUTES = 40  # of all parts together
+LIMIT = 240  # seconds of a part
 LOOK = 0.2  # seconds between two looks whether Ctrl-C was pressed
 TORCH = (2, 11)
 
 
 @dataclass(frozen=True)
 class Part:
-    """What runs (module:function), for how many seconds at most, on how many GPUs at least."""
+    """What runs (module:function), on how many GPUs at least, for how many seconds at most."""
 
     function: str
-    seconds: float
     about: str
     gpus: int = 1
+    seconds: float = LIMIT
 
 
 PARTS = {
-    "machine": Part("tests.gpu.machine:machine", 90, "name, driver, copy, matrix products"),
-    "tests": Part("tests.gpu.course:tests", 240, "the tests that skip without a GPU"),
-    "trainer": Part("tests.gpu.training:trainer", 300, "utils.train in every way: its losses"),
-    "nccl": Part("tests.gpu.training:nccl", 180, "dp, shard, tp, pp and cp on two GPUs", 2),
-    "context": Part("tests.gpu.training:context", 180, "attention of 8k to 128k positions", 2),
-    "adamw": Part("tests.gpu.kernels:adamw", 150, "AdamW beside a copy, at up to 1 B parameters"),
-    "rms_norm": Part("tests.gpu.kernels:rms_norm", 60, "RMSNorm beside a copy"),
-    "serving": Part("tests.gpu.serving:engine", 150, "the engine: the CPU's tokens, tokens/s"),
-    "memory": Part("tests.gpu.training:planned_memory", 120, "the planner beside a real step"),
-    "mfu": Part("tests.gpu.training:mfu", 420, "1.3 B parameters by technique: MFU"),
-    "lessons": Part("tests.gpu.course:lessons", 420, "lessons 00 to 05 and 12: their seconds"),
+    "machine": Part("tests.gpu.machine:machine", "name, driver, copy, matrix products"),
+    "tests": Part("tests.gpu.course:tests", "the tests that skip without a GPU"),
+    "trainer": Part("tests.gpu.training:trainer", "utils.train in every way: its losses"),
+    "offload": Part("tests.gpu.training:offload", "offloading, and DeepSpeed: their losses"),
+    "compile": Part("tests.gpu.training:compiled", "torch.compile: its losses"),
+    "one-card": Part("tests.gpu.one_card:one_card", "two ranks on one card equal one rank"),
+    "nccl": Part("tests.gpu.training:nccl", "dp, shard, tp, pp and cp on two GPUs", 2),
+    "context": Part("tests.gpu.training:context", "attention of 8k to 128k positions", 2),
+    "adamw": Part("tests.gpu.kernels:adamw", "AdamW beside a copy, at up to 1 B parameters"),
+    "rms_norm": Part("tests.gpu.kernels:rms_norm", "RMSNorm beside a copy"),
+    "serving": Part("tests.gpu.serving:engine", "the engine: the CPU's tokens, tokens/s"),
+    "memory": Part("tests.gpu.training:planned_memory", "the planner beside a real step"),
+    "mfu": Part("tests.gpu.training:mfu", "1.3 B parameters by technique: MFU"),
+    "sharded": Part("tests.gpu.training:sharded", "the same, sharded or offloaded: MFU"),
+    "lessons": Part("tests.gpu.course:lessons", "lessons 00 to 03: their seconds"),
+    "lessons-04": Part("tests.gpu.course:later_lessons", "lessons 04, 05 and 12: their seconds"),
 }
 
 
 def why_not(part: Part, rehearse: bool, left: float) -> str:
     """The sentence that says why a part cannot run here, or ''."""
-    try:
-        import torch
-    except ImportError as error:
-        return f"torch is not installed: {error}"
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < TORCH:
         return f"torch {torch.__version__} is older than {TORCH[0]}.{TORCH[1]}"
@@ -68,8 +72,11 @@ def why_not(part: Part, rehearse: bool, left: float) -> str:
 def run_part(part: Part, seconds: float, rehearse: bool, done: dict) -> None:
     """Runs a part in a process of its own; fills `done`, also where it is interrupted."""
     done |= {"state": "failed", "why": "it was interrupted", "rows": {}}
+    done |= {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
+    done["threads"] = torch.get_num_threads()  # of this machine's CPU, for whatever runs there
     command = [sys.executable, "-m", "tests.gpu.child", part.function]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    places = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONUNBUFFERED": "1"}
     if rehearse:  # even where a GPU is; kernels in the Triton language are interpreted
         command += ["--rehearse"]
         env |= {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "1"}
@@ -116,7 +123,7 @@ def keep(line: bytes, done: dict) -> bool:
     """Adds a child's line to `done`: a row, or why it has failed; whether more can come."""
     said = json.loads(line)
     if isinstance(said, dict):
-        done["why"] = said["failed"]
+        ((done["state"], done["why"]),) = said.items()
         return False
     name, row = said
     done["rows"][name] = row
@@ -131,14 +138,18 @@ def shown(row: dict) -> str:
 
 
 def run(parts: dict[str, Part], rehearse: bool, out: Path | None) -> dict:
-    """All parts, one after the other; what is found is stored after each.
+    """Runs the parts in turn and returns what each has found, by name; after each the record is
+    stored, in which what an earlier run has found of a part stays until this one finds rows.
 
-    out   the file; None: docs/reference/<gpu>.json, once a part has run
+    out   the file; None: docs/reference/<gpu>.json, where there is a GPU
     """
     until = time.monotonic() + 60 * MINUTES - 2 * OVER
-    record = {"rehearsal": rehearse, **facts(), "parts": {}}
+    out = out or reference()
+    record, found = {"gpu": card(rehearse), "rehearsal": rehearse, "parts": {}}, {}
+    if out is not None and out.is_file():
+        record["parts"] = json.loads(out.read_text(encoding="utf-8"))["parts"]
     for name, part in parts.items():
-        done = record["parts"][name] = {"state": "skipped"}
+        done = found[name] = {"state": "skipped", "rows": {}}
         left = until - time.monotonic()
         if why := why_not(part, rehearse, left):
             done["why"] = why
@@ -149,30 +160,40 @@ def run(parts: dict[str, Part], rehearse: bool, out: Path | None) -> dict:
                 run_part(part, min(part.seconds, left), rehearse, done)
         finally:
             print(f"{name:12} {done['state']:8} {done['why']}", flush=True)
-            store(record, out)
-    return record
+            if done["rows"] or not record["parts"].get(name, done)["rows"]:
+                record["parts"][name] = done
+            if out is not None:
+                store(record, out)
+    return found
 
 
-def facts() -> dict:
-    """When, and of which commit; with which torch and driver is the part `machine`."""
+def card(rehearse: bool) -> str:
+    """The name of the device that is measured."""
+    gpu = not rehearse and torch.cuda.is_available()
+    return torch.cuda.get_device_name(0) if gpu else "CPU"
+
+
+def reference() -> Path | None:
+    """Where the figures of this GPU are kept; None where there is none."""
+    name = re.sub(r"\W+", "_", card(False).lower())
+    return REFERENCE / f"{name}.json" if torch.cuda.is_available() else None
+
+
+def commit() -> str:
+    """What is measured, and whether files differ from it."""
 
     def git(*words):
         done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
         return done.stdout.strip()
 
-    commit = "unknown"
     with contextlib.suppress(OSError):  # git is not installed
-        commit = git("rev-parse", "HEAD") + (git("status", "--porcelain", "-uno") and ", changed")
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit}
+        changed = git("status", "--porcelain", "-uno", "--", ".", f":!{REFERENCE}")
+        return git("rev-parse", "HEAD") + (changed and ", changed")
+    return "unknown"
 
 
-def store(record: dict, out: Path | None) -> None:
-    """Writes beside, syncs and renames; without `out`, only what a GPU has measured."""
-    device = record["parts"].get("machine", {}).get("rows", {}).get("device")
-    if out is None and (record["rehearsal"] or not device):
-        return
-    if out is None:
-        out = REFERENCE / (re.sub(r"\W+", "_", device["gpu"].lower()) + ".json")
+def store(record: dict, out: Path) -> None:
+    """Writes beside, syncs and renames."""
     beside = out.with_name(out.name + ".partial")
     with beside.open("w", encoding="utf-8") as file:
         file.write(json.dumps(record, indent=1) + "\n")
@@ -194,17 +215,17 @@ def main(words: list[str] | None = None) -> int:
         for name, part in PARTS.items():
             print(f"{name:10} {part.seconds:4.0f} s  {part.about}")
         return 0
-    if (chosen.only or chosen.rehearse) and not chosen.out:
-        parser.error("--only and --rehearse are no whole run: name a file with --out")
+    if chosen.rehearse and not chosen.out:
+        parser.error("--rehearse measures no GPU: name a file with --out")
     if chosen.out and not chosen.out.parent.is_dir():
         parser.error(f"--out {chosen.out}: there is no folder {chosen.out.parent}")
     parts = {name: PARTS[name] for name in PARTS if name in (chosen.only or PARTS)}
     try:
-        record = run(parts, chosen.rehearse, chosen.out)
+        found = run(parts, chosen.rehearse, chosen.out)
     except KeyboardInterrupt:
         print("Interrupted; what the parts before had found is stored.")
         return 130
-    return int(any(done["state"] == "failed" for done in record["parts"].values()))
+    return int(any(done["state"] == "failed" for done in found.values()))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """The process of one part: `python -m tests.gpu.child MODULE:FUNCTION [--rehearse]`.
 
-Every row is a line of JSON on its standard output; what else is printed goes to standard error.
+Every row is a line of JSON on its standard output; what else is printed goes to standard error. The
+last line may be {"failed": sentence} or {"skipped": sentence}: a package that the part needs is not
+installed.
 """
 
 import importlib
@@ -21,13 +23,19 @@ def sentence(error: BaseException) -> str:
     return line[:300]
 
 
+def missing(error: BaseException) -> str:
+    """"psutil is not installed", where that package is why; '' where it is one of our own files."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return f"{name} is not installed" if name and name not in ("tests", "utils") else ""
+
+
 def tried(function: Callable[..., dict], *arguments: Any) -> dict:
     """The figures of a row; {"absent": …} where a package is missing or memory too small, and
     {"failed": …} where it raises."""
     try:
         return function(*arguments)
     except ImportError as error:
-        return {"absent": sentence(error)}
+        return {"absent": missing(error) or sentence(error)}
     except Exception as error:
         traceback.print_exc()
         if "out of memory" in str(error):
@@ -45,7 +53,8 @@ def main() -> int:
             print(json.dumps([row, figures]), file=rows)
     except Exception as error:
         traceback.print_exc()
-        print(json.dumps({"failed": sentence(error)}), file=rows)
+        why = {"skipped": missing(error)} if missing(error) else {"failed": sentence(error)}
+        print(json.dumps(why), file=rows)
         return 1
     return 0
 

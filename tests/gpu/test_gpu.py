@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import psutil
@@ -14,8 +15,10 @@ from tests.gpu.__main__ import PARTS, REFERENCE, Part, main, run
 from tests.gpu.child import tried
 from tests.gpu.course import skipping
 from tests.patience import patience
+from utils.paths import ROOT
 
 HERE = "tests.gpu.test_gpu"
+BARE = ["IPython", "psutil", "nbclient", "nbformat", "tritonclient", "deepspeed", "torchao"]
 
 
 # ---- parts that go wrong; each runs in the process of `tests.gpu.child`
@@ -32,6 +35,11 @@ def divide(by):
 
 def imports():
     import no_such_package  # noqa: F401
+
+
+def lacks_a_package(rehearse):
+    yield "first", {"path": os.environ["PYTHONPATH"]}
+    imports()
 
 
 def breaks_in_a_row(rehearse):
@@ -64,7 +72,7 @@ def interrupts(rehearse):
 
 
 def part(function, seconds=120):
-    return Part(f"{HERE}:{function.__name__}", patience(seconds), "of a test")
+    return Part(f"{HERE}:{function.__name__}", "of a test", seconds=patience(seconds))
 
 
 @pytest.mark.thorough
@@ -72,21 +80,55 @@ def test_what_goes_wrong_is_a_sentence_and_the_rest_goes_on(tmp_path):
     out = tmp_path / "record.json"
     parts = {one.__name__: part(one) for one in (breaks, breaks_in_a_row, dies)}
     parts["hangs"] = part(hangs, 8)
-    record = run(parts, True, out)
-    assert json.loads(out.read_text()) == record and list(tmp_path.iterdir()) == [out]
-    done = record["parts"]
+    done = run(parts, True, out)
+    assert json.loads(out.read_text())["parts"] == done and list(tmp_path.iterdir()) == [out]
     assert all(one["state"] == "failed" for one in done.values())
     assert done["breaks"]["why"] == "ValueError: the sizes do not match"
     assert done["breaks"]["rows"] == {"first": {"value": 1.5}}
     rows = done["breaks_in_a_row"]["rows"]
     assert rows["zero"] == {"failed": "ZeroDivisionError: division by zero"}
-    assert rows["package"]["absent"].startswith("ModuleNotFoundError: No module named")
+    assert rows["package"] == {"absent": "no_such_package is not installed"}
     assert rows["two"] == {"value": 0.5}
     assert done["breaks_in_a_row"]["why"].startswith("1 of 3 rows: zero: ZeroDivisionError")
     assert "status 137: this is not a row" in done["dies"]["why"]
     assert done["dies"]["rows"] == {"first": {}}
     assert done["hangs"]["why"].startswith("it was not done after")
     assert not any(map(psutil.pid_exists, done["hangs"]["rows"]["pids"].values()))
+
+
+def test_a_part_that_lacks_a_package_is_skipped_and_earlier_figures_stay(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/where/packages/are")
+    out = tmp_path / "record.json"
+    earlier = {"state": "done", "why": "", "rows": {"first": {"value": 2}}, "commit": "earlier"}
+    out.write_text(json.dumps({"gpu": "CPU", "parts": {"breaks": earlier, "lacks": earlier}}))
+    lacks = part(lacks_a_package)
+    found = run({"lacks": lacks, "none": Part("no_such_package:x", "of a test")}, True, out)
+    assert [one["why"] for one in found.values()] == 2 * ["no_such_package is not installed"]
+    assert {one["state"] for one in found.values()} == {"skipped"}
+    assert found["lacks"]["rows"] == {"first": {"path": f"{ROOT}{os.pathsep}/where/packages/are"}}
+    assert {"date", "commit", "threads"} < set(found["lacks"])
+    parts = json.loads(out.read_text())["parts"]
+    assert parts == {"breaks": earlier} | found
+    assert run({"breaks": Part("no_such_package:x", "of a test")}, True, out)["breaks"]["why"]
+    assert json.loads(out.read_text())["parts"] == parts  # it found no row
+
+
+def test_scripts_kernels_and_the_engine_need_nothing_that_a_bare_gpu_machine_lacks():
+    """Imports, and an export, without the packages of notebooks and of Triton's client."""
+    code = f"""
+import importlib, sys, tempfile
+class Away:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {BARE}:
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Away())
+for part in {[part.function.partition(":")[0] for part in PARTS.values()]}:
+    importlib.import_module(part)
+from utils.serving.export import export
+with tempfile.TemporaryDirectory() as folder:
+    export("models/tiny", folder, 1)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 @pytest.mark.thorough
@@ -108,9 +150,9 @@ def test_ctrl_c_keeps_what_was_found(tmp_path):
 def test_without_a_gpu_every_part_says_so_and_nothing_is_written(capsys, tmp_path):
     before = {path: path.read_bytes() for path in REFERENCE.iterdir()}
     assert main(["--out", str(tmp_path / "record.json")]) == 0
-    assert main([]) == 0
+    assert main(["--only", "mfu"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(maxsplit=2)[0] for line in lines] == 2 * list(PARTS)
+    assert [line.split(maxsplit=2)[0] for line in lines] == [*PARTS, "mfu"]
     assert all(line.endswith("skipped  there is no CUDA device") for line in lines)
     assert {path: path.read_bytes() for path in REFERENCE.iterdir()} == before
     done = json.loads((tmp_path / "record.json").read_text())["parts"]
@@ -122,7 +164,6 @@ def test_without_a_gpu_every_part_says_so_and_nothing_is_written(capsys, tmp_pat
     "words, sentence",
     [
         (["--rehearse"], "name a file with --out"),
-        (["--only", "mfu"], "name a file with --out"),
         (["--only", "speed"], "invalid choice: 'speed'"),
         (["--out", "nowhere/record.json"], "there is no folder nowhere"),
     ],
@@ -148,9 +189,9 @@ def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
     record = json.loads(out.read_text())
     parts = record["parts"]
     assert status == 0, {name: one["why"] for name, one in parts.items()}
-    assert record["rehearsal"] is True and {"date", "commit"} < set(record)
-    assert set(parts) == {*chosen} and set(REFERENCE.iterdir()) == before
-    assert all({"state", "why", "seconds", "rows"} == set(one) for one in parts.values())
+    assert record["rehearsal"] is True and set(REFERENCE.iterdir()) == before
+    keys = {"state", "why", "seconds", "rows", "date", "commit", "threads"}
+    assert set(parts) == {*chosen} and all(keys == set(one) for one in parts.values())
     machine, memory, skipped = (parts[name]["rows"] for name in chosen)
     assert machine["device"]["torch"] == torch.__version__ and machine["copy"]["bytes_per_s"] > 0
     for row in memory.values():  # the planner rounds a small model's buffers up

@@ -28,14 +28,15 @@ WAYS = {
     "accumulate 4": "--accumulate 4",
     "recompute full": "--recompute full",
     "recompute selective": "--recompute selective",
+    "adamw-triton": "--optimizer adamw-triton",
+}
+OFFLOADED = {
     "offload activations": "--offload activations",
     "offload optimizer": "--offload optimizer",
     "shard 3, offload parameters": "--shard 3 --offload parameters",
-    "adamw-triton": "--optimizer adamw-triton",
     "deepspeed, shard 2": "--engine deepspeed --shard 2",
-    "compile": "--compile",  # it takes longest
-    "bf16, compile": "--precision bf16 --compile",
 }
+COMPILED = {"compile": "--compile", "bf16, compile": "--precision bf16 --compile"}
 SPLITS = {  # on two ranks
     "dp": "",
     "dp, bf16": "--precision bf16",
@@ -60,16 +61,29 @@ def trainer(rehearse: bool) -> Iterator[tuple[str, dict]]:
     yield from runs(WAYS, 1, rehearse)
 
 
+def offload(rehearse: bool) -> Iterator[tuple[str, dict]]:
+    yield from runs(OFFLOADED, 1, rehearse)
+
+
+def compiled(rehearse: bool) -> Iterator[tuple[str, dict]]:
+    yield from runs(COMPILED, 1, rehearse)
+
+
 def nccl(rehearse: bool) -> Iterator[tuple[str, dict]]:
     yield from runs(SPLITS, 2, rehearse)
 
 
-def runs(ways: dict[str, str], ranks: int, rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """The plain run, then each way."""
+def sizes_of(rehearse: bool) -> str:
+    """Of the model, its batch and the run, as words for `utils.train`."""
     sizes = "--layers 4 --hidden 256 --heads 4 --batch 32 --seq 512 --steps 12 --device cuda"
     if rehearse:
         sizes = "--layers 2 --hidden 32 --heads 2 --batch 4 --seq 32 --steps 4 --device cpu"
-    common = f"{sizes} --optimizer adamw --sample 0 --metrics -".split()
+    return f"{sizes} --optimizer adamw --sample 0"
+
+
+def runs(ways: dict[str, str], ranks: int, rehearse: bool) -> Iterator[tuple[str, dict]]:
+    """The plain run, then each way."""
+    common = f"{sizes_of(rehearse)} --metrics -".split()
     plain = launch("utils.train", ranks=1, args=common, timeout=120)
     yield "plain", {"tokens_per_s": speed(plain), "loss": plain.loss.iloc[-1]}
     for name, words in ways.items():
@@ -81,8 +95,11 @@ def runs(ways: dict[str, str], ranks: int, rehearse: bool) -> Iterator[tuple[str
 
 
 def compared(plain, ranks: int, words: list[str]) -> dict:
+    return equal(launch("utils.train", ranks=ranks, args=words, timeout=120), plain, words)
+
+
+def equal(run, plain, words: list[str]) -> dict:
     """A run's figures; raises ValueError where its losses are not the plain run's."""
-    run = launch("utils.train", ranks=ranks, args=words, timeout=120)
     apart = ((run.loss - plain.loss) / plain.loss).abs().max()
     near = NEAR_IN_16_BITS if {"bf16", "fp16"} & {*words} else NEAR
     if not apart <= near:
@@ -159,7 +176,16 @@ def context(rehearse: bool) -> Iterator[tuple[str, dict]]:
 
 
 def mfu(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    """On one GPU; a batch that 16 GiB a sequence hold."""
+    yield from large(False, rehearse)
+
+
+def sharded(rehearse: bool) -> Iterator[tuple[str, dict]]:
+    yield from large(True, rehearse)
+
+
+def large(moved: bool, rehearse: bool) -> Iterator[tuple[str, dict]]:
+    """The techniques that shard or offload, or the others, on one GPU; a batch that 16 GiB a
+    sequence hold."""
     if rehearse:
         base = replace(large_config(2), layers=2, hidden=64, heads=2, vocab=256, seq=64)
         peak = None
@@ -171,4 +197,5 @@ def mfu(rehearse: bool) -> Iterator[tuple[str, dict]]:
     yield "model", sizes | {"hidden": base.hidden, "batch": base.batch, "seq": base.seq}
     where = "cpu" if rehearse else "cuda"
     for name, way in LARGE.items():
-        yield name, tried(large_row, replace(base, **way), 1, 5, peak, where)
+        if bool({"shard", "offload"} & {*way}) == moved:
+            yield name, tried(large_row, replace(base, **way), 1, 5, peak, where)

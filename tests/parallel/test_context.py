@@ -148,7 +148,7 @@ def test_large_scores_do_not_overflow(dtype):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_gpus_blocks_are_those_of_the_cpu(dtype, causal):
+def test_blocks_on_cuda_are_those_of_the_cpu(dtype, causal):
     q, k, v = heads_of(dtype, length=64, heads=8, size=64)
     dout = torch.randn_like(q)
     found = []

@@ -19,6 +19,7 @@ from pathlib import Path
 from utils.paths import ROOT
 
 try:
+    import psutil  # noqa: F401 (machine() imports it)
     import torch
     import torch.distributed as dist
     from IPython import get_ipython

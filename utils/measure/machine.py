@@ -9,7 +9,6 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 GIB = 2**30
@@ -40,6 +39,8 @@ class Machine:
 
 def machine() -> Machine:
     """The machine as this process sees it: inside a container or a batch job, its share of it."""
+    import psutil  # a bare GPU machine has none, and needs no more of this file than `cores`
+
     memory = psutil.virtual_memory()
     limit = _first_number(
         "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"

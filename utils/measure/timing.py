@@ -26,13 +26,11 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from utils.measure.environment import check_environment
 from utils.measure.machine import machine
 
 __all__ = [
     "Link",
     "alpha_beta",
-    "check_environment",
     "flops",
     "in_turn",
     "link",

@@ -25,7 +25,7 @@ import hashlib
 import math
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from utils.models.tp_plan import check_ranks
 from utils.serving import repository, shard
 from utils.serving import vllm as vllm_variant
 from utils.serving.checkpoint import EXTRAS, Source, check_prompts, facts_of_prompt, find_prompts
+from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 from utils.serving.engine.version import Version
 from utils.serving.model_config import engine_config, set_parameters
@@ -152,7 +153,7 @@ def _config_of(out, options):
     is, and options that are not in it are refused."""
     there = Path(out).expanduser() / CONFIG
     if not there.exists():
-        return replace(engine_config(repository.SOURCE / CONFIG), **options)
+        return EngineConfig(**options)  # which is what the file that is copied there says
     config = engine_config(there)
     for name, wanted in options.items():
         if wanted != (given := getattr(config, name)):
