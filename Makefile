@@ -92,7 +92,7 @@ bench: ready ## measure ranks, training, memory, mixes, contexts, formats and a 
 	$(RUN) tests.bench.bench_compile
 	$(RUN) tests.bench.bench_class --kill
 
-gpu: ready ## all that needs an NVIDIA GPU, in at most 40 minutes; fills docs/reference/<gpu>.json (PARTS="adamw serving" NANOGPT=clone GPTFAST=clone)
+gpu: ready ## all that needs an NVIDIA GPU, in at most 60 minutes; fills docs/reference/<gpu>.json (PARTS="adamw serving" NANOGPT=clone GPTFAST=clone)
 	$(RUN) tests.gpu $(if $(PARTS),--only $(PARTS))
 
 lint: ready ## ruff over code and notebooks, the order of the rooms, the notebooks' hygiene

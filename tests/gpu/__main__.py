@@ -21,7 +21,7 @@ from utils.paths import ROOT
 from utils.ranks.supervise import OVER, Child, ChildEnded, end, supervised
 
 REFERENCE = ROOT / "docs" / "reference"
-MINUTES = 40  # of all parts together
+MINUTES = 60  # of all parts together
 LIMIT = 240  # seconds of a part
 LOOK = 0.2  # seconds between two looks whether Ctrl-C was pressed
 TORCH = (2, 11)
@@ -49,6 +49,12 @@ PARTS = {
     "adamw": Part("tests.gpu.kernels:adamw", "AdamW beside a copy, at up to 1 B parameters"),
     "rms_norm": Part("tests.gpu.kernels:rms_norm", "RMSNorm beside a copy"),
     "serving": Part("tests.gpu.serving:engine", "the engine: the CPU's tokens, tokens/s"),
+    "decode-1b": Part("tests.gpu.decode:ours_1b", "the engine: 1.3 B parameters, bf16, int8"),
+    "decode-1b-transformers": Part("tests.gpu.decode:transformers_1b", "its peer, two ways"),
+    "decode-1b-gpt-fast": Part("tests.gpu.decode:gpt_fast_1b", "its peer, GPTFAST=clone"),
+    "decode-8b": Part("tests.gpu.decode:ours_8b", "the engine: 8 B parameters, bf16, int8"),
+    "decode-8b-transformers": Part("tests.gpu.decode:transformers_8b", "its peer, two ways"),
+    "decode-8b-gpt-fast": Part("tests.gpu.decode:gpt_fast_8b", "its peer, GPTFAST=clone"),
     "memory": Part("tests.gpu.training:planned_memory", "the planner beside a real step"),
     "mfu": Part("tests.gpu.training:mfu", "1.3 B parameters by technique: MFU"),
     "sharded": Part("tests.gpu.training:sharded", "the same, sharded or offloaded: MFU"),
@@ -213,7 +219,7 @@ def main(words: list[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     if chosen.list:
         for name, part in PARTS.items():
-            print(f"{name:10} {part.seconds:4.0f} s  {part.about}")
+            print(f"{name:22} {part.seconds:4.0f} s  {part.about}")
         return 0
     if chosen.rehearse and not chosen.out:
         parser.error("--rehearse measures no GPU: name a file with --out")

@@ -34,13 +34,18 @@ def tried(function: Callable[..., dict], *arguments: Any) -> dict:
     {"failed": …} where it raises."""
     try:
         return function(*arguments)
-    except ImportError as error:
-        return {"absent": missing(error) or sentence(error)}
     except Exception as error:
-        traceback.print_exc()
-        if "out of memory" in str(error):
-            return {"absent": "does not fit"}
-        return {"failed": sentence(error)}
+        return row_of(error)
+
+
+def row_of(error: Exception) -> dict:
+    """What `tried` gives for an error."""
+    if isinstance(error, ImportError):
+        return {"absent": missing(error) or sentence(error)}
+    traceback.print_exception(error)
+    if "out of memory" in str(error):
+        return {"absent": "does not fit"}
+    return {"failed": sentence(error)}
 
 
 def main() -> int:
