@@ -11,6 +11,9 @@ child       the process of one part
 machine     what the GPU is: name, driver, peaks by measurement
 training    utils.train on one GPU and on several, memory against the planner, MFU by technique
 one_card    two ranks on one card over gloo
+peers       the training step beside nanoGPT's and transformers'
+decode      decode steps beside transformers' and gpt-fast's, and the planner's prediction
+profiles    the allocator's record of a step, NVML beside a trace, ncu
 kernels     AdamW and RMSNorm beside the copy and their peers
 serving     the engine's tokens and its speed
 course      the tests that skip without a GPU, and the lessons

@@ -58,6 +58,9 @@ PARTS = {
     "memory": Part("tests.gpu.training:planned_memory", "the planner beside a real step"),
     "mfu": Part("tests.gpu.training:mfu", "1.3 B parameters by technique: MFU"),
     "sharded": Part("tests.gpu.training:sharded", "the same, sharded or offloaded: MFU"),
+    "nanogpt": Part("tests.gpu.peers:steps", "the step beside transformers', NANOGPT=clone"),
+    "snapshot": Part("tests.gpu.profiles:snapshot", "what the allocator holds at a step's peak"),
+    "counters": Part("tests.gpu.profiles:counters", "NVML beside a trace; ncu inside kernels"),
     "lessons": Part("tests.gpu.course:lessons", "lessons 00 to 03: their seconds"),
     "lessons-04": Part("tests.gpu.course:later_lessons", "lessons 04, 05 and 12: their seconds"),
 }

@@ -184,7 +184,7 @@ def test_the_parts_are_listed(capsys):
 def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
     """The cheap parts, on the CPU."""
     out, before = tmp_path / "record.json", set(REFERENCE.iterdir())
-    chosen = ["machine", "memory", "tests"]
+    chosen = ["machine", "memory", "tests", "one-card", "decode-1b", "snapshot"]
     status = main(["--rehearse", "--only", *chosen, "--out", str(out)])
     record = json.loads(out.read_text())
     parts = record["parts"]
@@ -192,10 +192,12 @@ def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
     assert record["rehearsal"] is True and set(REFERENCE.iterdir()) == before
     keys = {"state", "why", "seconds", "rows", "date", "commit", "threads"}
     assert set(parts) == {*chosen} and all(keys == set(one) for one in parts.values())
-    machine, memory, skipped = (parts[name]["rows"] for name in chosen)
+    machine, memory, skipped, one_card, decode, _ = (parts[name]["rows"] for name in chosen)
     assert machine["device"]["torch"] == torch.__version__ and machine["copy"]["bytes_per_s"] > 0
     for row in memory.values():  # the planner rounds a small model's buffers up
         assert row["planned"] == pytest.approx(row["tensors"], rel=0.15)
+    assert {"pp", "cp, ring", "ep", "shard 2"} < set(one_card)
+    assert decode["ours, bfloat16, 16"].keys() == {"tokens_per_s", "of_copy", "predicted"}
     assert {"tests/kernels", "tests/memory/test_offload.py"} < set(skipping())
     row = skipped["tests.memory.test_offload"]
     assert row["passed"] == 0 < row["skipped"] and row["absent"] == "there is no CUDA device"
