@@ -8,6 +8,7 @@ traces        trace files of all ranks: where each step's time goes, and who is 
 findings      report: what costs most in these traces, and what to mend
 divergence    Watch: wrong numbers, the step, layer and rank where they begin
 machine       what is in this machine, and how much of it a process may use
+reference     figures of a card that `make gpu` has measured and stored
 environment   check_environment: can the workshop run here, and if not, what to mend
 
 Import from the files: `environment` must be able to say that torch is missing.
