@@ -196,8 +196,9 @@ def commit() -> str:
         return done.stdout.strip()
 
     with contextlib.suppress(OSError):  # git is not installed
-        changed = git("status", "--porcelain", "-uno", "--", ".", f":!{REFERENCE}")
-        return git("rev-parse", "HEAD") + (changed and ", changed")
+        if head := git("rev-parse", "HEAD"):  # else it is no clone
+            changed = git("status", "--porcelain", "-uno", "--", ".", f":!{REFERENCE}")
+            return head + (changed and ", changed")
     return "unknown"
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -29,28 +30,29 @@ SMALL = TrainConfig(layers=2, hidden=64, heads=2, batch=2, seq=64, optimizer="ad
 
 
 def snapshot(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    config = SMALL if rehearse else large_config(2)
+    config = SMALL if rehearse else replace(large_config(2), precision="bf16")
     with Ranks(1, device="cpu" if rehearse else "cuda", timeout=200) as pool:
-        (found,) = pool.run(recorded, config)
-    yield from at_peak(*found)
+        (rows,) = pool.run(recorded, config)
+    yield from rows
 
 
-def recorded(config: TrainConfig) -> tuple[int, list[dict]]:
-    """(bytes before, the allocator's events) of a step in bf16; on a CPU one made-up event."""
+def recorded(config: TrainConfig) -> list[tuple[str, dict]]:
+    """The rows of a step; on a CPU those of one made-up event."""
     where = this_device()
     step, *_ = contender("ours", config, where)
     batch = [part.to(where) for part in corpus.batch(corpus.load(), 0, config.batch, config.seq)]
     step(*batch)  # fills the optimizer
     if where.type == "cpu":
         step(*batch)
-        return 0, [{"action": "alloc", "addr": 1, "size": batch[0].nbytes, "frames": []}]
+        event = {"action": "alloc", "addr": 1, "size": batch[0].nbytes, "frames": []}
+        return list(at_peak(0, [event]))
     before = torch.cuda.memory_allocated()  # what follows torch names with a _ and documents
     torch.cuda.memory._record_memory_history(stacks="python")
     step(*batch)
     torch.cuda.synchronize()
     events = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(enabled=None)
-    return before, events
+    return list(at_peak(before, events))
 
 
 def at_peak(before: int, events: list[dict]) -> Iterator[tuple[str, dict]]:
