@@ -3,6 +3,8 @@ bytes, written by hand.
 
     AdamWTriton          a torch optimizer whose step is one launch for all tensors (adamw.py)
     rms_norm             RMSNorm, forward and backward, each one pass over memory (rms_norm.py)
+    paged_attention …    what a served model computes in a decode step besides its matrix products,
+                         and products with weights in whole numbers (decode.py)
     machine_code         what a GPU would execute, without a GPU (machine_code.py)
 
 On a GPU Triton compiles them. On a CPU its interpreter runs them, if TRITON_INTERPRET=1 is set
@@ -10,7 +12,32 @@ before Triton is imported: right values, and no times (language.py).
 """
 
 from utils.kernels.adamw import AdamWTriton
+from utils.kernels.decode import (
+    add_norm,
+    gated,
+    int4_product,
+    int8_product,
+    paged_attention,
+    race,
+    splits_for,
+    turn_and_keep,
+)
 from utils.kernels.machine_code import GPUS, MachineCode, machine_code, occupancy
 from utils.kernels.rms_norm import rms_norm
 
-__all__ = ["GPUS", "AdamWTriton", "MachineCode", "machine_code", "occupancy", "rms_norm"]
+__all__ = [
+    "GPUS",
+    "AdamWTriton",
+    "MachineCode",
+    "add_norm",
+    "gated",
+    "int4_product",
+    "int8_product",
+    "machine_code",
+    "occupancy",
+    "paged_attention",
+    "race",
+    "rms_norm",
+    "splits_for",
+    "turn_and_keep",
+]

@@ -76,6 +76,13 @@ def to_bf16(x):
 
 
 @triton.jit
+def rounded(x, ptr):
+    """fp32 numbers as they go to where the pointer points: to bf16 by `to_bf16`; what a store does
+    to other types is right everywhere."""
+    return to_bf16(x) if ptr.dtype.element_ty == tl.bfloat16 else x
+
+
+@triton.jit
 def to_bf16_stochastic(x, random):
     """fp32 rounded up to a bf16 with a probability equal to the part of the way up, else down.
 

@@ -221,7 +221,7 @@ def _in_a_child(request):
 def _widths(sass, kind):
     """{bits: instructions} of one kind: `LDG.E.128` loads 128 bits, `STG.E` stores 32."""
     found = Counter()
-    for suffixes in re.findall(rf"\b{kind}((?:\.\w+)*)", sass):
+    for suffixes in re.findall(rf"\b{kind}\b((?:\.\w+)*)", sass):
         parts = suffixes.split(".")
         wide = next((int(part) for part in parts if part in ("64", "128", "256")), None)
         narrow = next((int(part[1:]) for part in parts if re.fullmatch("[US](8|16)", part)), None)

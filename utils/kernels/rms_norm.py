@@ -18,16 +18,10 @@ which atomic additions would not give.
 import torch
 from torch.autograd.function import once_differentiable
 
-from utils.kernels.language import check_device, tl, to_bf16, triton
+from utils.kernels.language import check_device, rounded, tl, triton
 
 LONGEST = 2**14  # numbers of a row: a program holds it whole
 PROGRAMS = 256  # that share the rows of a backward pass: about two for each SM of a large GPU
-
-
-@triton.jit
-def rounded(x, ptr):
-    """fp32 numbers in the type that the pointer points to: fp32 or bf16."""
-    return to_bf16(x) if ptr.dtype.element_ty == tl.bfloat16 else x
 
 
 @triton.jit
