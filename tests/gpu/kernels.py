@@ -1,8 +1,15 @@
-"""AdamW and RMSNorm: how near to the speed of a copy, beside their peers."""
+"""AdamW and RMSNorm: how near to the speed of a copy, beside their peers and variants of their own.
 
+`seconds` of an optimizer's step are those of one that is waited for, Python and launches included,
+`queued_seconds` those of one among many, where Python may be ahead of the GPU. A norm is always one
+among many; of many rows the GPU's time is longer than Python's.
+"""
+
+import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from types import ModuleType
 
 import torch
 from torch.nn import functional as F
@@ -12,8 +19,36 @@ from tests.gpu.child import tried
 from tests.gpu.machine import device
 from utils.measure import timing
 from utils.models.gpt import GPT
+from utils.paths import ROOT
 
 RATES = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+QUEUED = 0.1  # seconds of calls that follow one another unwaited
+
+
+def changed(name: str, *changes: tuple[str, str]) -> str:
+    """The text of `utils.kernels.<name>` with other words in it, (old, new) each: a try that leaves
+    the kernel itself without an option. Raises ValueError where an old one is not there any more.
+    """
+    text = source(name)
+    for old, new in changes:
+        if old not in text:
+            raise ValueError(f"{old!r} is not in {name}.py any more: bring its variants up to date")
+        text = text.replace(old, new)
+    return text
+
+
+def source(name: str) -> str:
+    return (ROOT / "utils" / "kernels" / f"{name}.py").read_text()
+
+
+@cache  # made when it is first asked for: Triton may be missing
+def module_of(text: str) -> ModuleType:
+    file = f"<variant {hash(text)}>"
+    linecache.cache[file] = len(text), None, text.splitlines(True), file  # Triton reads it there
+    module = ModuleType(file)
+    exec(compile(text, file, "exec"), module.__dict__)
+    return module
+
 
 # ---- 1. AdamW: each of `STEPS` makes a function that does a step on all tensors
 
@@ -26,10 +61,11 @@ def compiled(tensors: list) -> Callable:
     return torch.compile(torch.optim.AdamW(tensors, **RATES, foreach=True).step)
 
 
-def ours(tensors: list, **how: bool) -> Callable:
-    from utils.kernels import AdamWTriton
+def ours(tensors: list, text: str = "", **how: bool) -> Callable:
+    from utils.kernels import adamw
 
-    return AdamWTriton(tensors, **RATES, **how).step
+    module = module_of(text) if text else adamw
+    return module.AdamWTriton(tensors, **RATES, **how).step
 
 
 def apexs(tensors: list) -> Callable:
@@ -49,6 +85,32 @@ STEPS = {  # name: (what makes the step, type of the weights, bytes that a param
     "torch, a loop": (torchs(foreach=False), torch.float32, 28),
     "torch, compiled": (compiled, torch.float32, 28),
     "apex FusedAdam": (apexs, torch.float32, 28),
+}
+RULE = "tl.div_rn(m, tl.div_rn(tl.sqrt_rn(v), root) + eps)"
+BODY = "    tensor = tl.load(tensor_of"
+
+
+def in_turns() -> list[tuple[str, str]]:
+    """For a grid that stays: 8 programs for each of 132 SMs, which take block after block."""
+    body = BODY + source("adamw").split(BODY)[1].split("\n\n\n# ----")[0]
+    turns = body.replace("tl.program_id(0)", "program").replace("\n    ", "\n        ")
+    return [
+        (body, f"    for program in range(tl.program_id(0), programs, 1056):\n    {turns}"),
+        ("table, hyper, tensor_of, seed,", "table, hyper, tensor_of, seed, programs,"),
+        ("                self.seed,", "                self.seed, sum(programs),"),
+        ("adamw_many[(sum(programs),)]", "adamw_many[(min(sum(programs), 1056),)]"),
+    ]
+
+
+VARIANTS = {  # of the AdamWTriton that steps fp32
+    "blocks of 512": [("BLOCK = 1024", "BLOCK = 512")],
+    "blocks of 2048": [("BLOCK = 1024", "BLOCK = 2048")],
+    "8 warps": [("WARPS = 4", "WARPS = 8")],
+    "blocks of 2048, 8 warps": [("BLOCK = 1024", "BLOCK = 2048"), ("WARPS = 4", "WARPS = 8")],
+    "fast divisions": [(RULE, "m / (tl.sqrt(v) / root + eps)")],
+    "one exact division": [(RULE, "tl.div_rn(m, tl.sqrt_rn(v) * (1 / root) + eps)")],
+    "read once": [("_ptr, mask)", '_ptr, mask, eviction_policy="evict_first")')],
+    "a grid that stays": in_turns(),
 }
 
 
@@ -70,13 +132,20 @@ def adamw(rehearse: bool) -> Iterator[tuple[str, dict]]:
     copy = timing.memory_bandwidth(where, 2**22 if rehearse else 2**32)
     yield "copy", {"bytes_per_s": copy}
     yield "model", {"parameters": count, "tensors": len(sizes)}
+    cases = {name: (*how, sizes) for name, how in STEPS.items()}
+    for name, changes in VARIANTS.items():
+        make = partial(ours, text=changed("adamw", *changes))
+        cases[f"AdamWTriton: {name}"] = make, torch.float32, 28, sizes
+    flat = torch.Size((-(-count // 16) * 16,))
+    cases["AdamWTriton: one flat tensor"] = ours, torch.float32, 28, [flat]
     fused = None
-    for name, (make, dtype, least) in STEPS.items():
-        row = tried(seconds_of_a_step, make, sizes, dtype, where)
+    for name, (make, dtype, least, given) in cases.items():
+        row = tried(seconds_of_a_step, make, given, dtype, where)
         if "seconds" in row:
             fused = fused or row["seconds"]  # the first one
             rate = least * count / row["seconds"]
             row |= {"bytes_per_s": rate, "of_copy": rate / copy}
+            row["queued_of_copy"] = least * count / row["queued_seconds"] / copy
             row["of_fused"] = fused / row["seconds"]
         yield name, row
 
@@ -87,16 +156,15 @@ def seconds_of_a_step(make: Callable, sizes: list, dtype: torch.dtype, where: to
         tensor.requires_grad_().grad = torch.randn_like(tensor)
     step = make(tensors)
     step()
-    return {"seconds": timing.seconds(step, repeats=9)}
+    queued = timing.seconds(step, 5, shortest=QUEUED)
+    return {"seconds": timing.seconds(step, repeats=9), "queued_seconds": queued}
 
 
 # ---- 2. RMSNorm, forward and backward: reads x, writes y; reads x and dy, writes dx
 
 
-def triton_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    from utils.kernels import rms_norm
-
-    return rms_norm(x, weight)
+def triton_norm(text: str) -> Callable:
+    return lambda x, weight: module_of(text).rms_norm(x, weight)
 
 
 def torch_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -111,30 +179,43 @@ def liger_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 NORMS = {
     "torch": torch_norm,
-    "utils.kernels": triton_norm,
-    "torch, compiled": torch.compile(torch_norm),
+    "utils.kernels": triton_norm(source("rms_norm")),
+    "torch, compiled": torch.compile(torch_norm, dynamic=False),
     "Liger": liger_norm,
+}
+NORM_VARIANTS = {
+    "8 numbers a thread": [("block // 512)", "block // 256)"), ("WARPS = 16", "WARPS = 32")],
+    "no row ahead": [("1 + min(2,", "1 + min(0,")],
+    "one row ahead": [("1 + min(2,", "1 + min(1,")],
+    "half the programs": [("WARPS = 16", "WARPS = 8")],
+    "twice the programs": [("WARPS = 16", "WARPS = 32")],
 }
 
 
 def rms_norm(rehearse: bool) -> Iterator[tuple[str, dict]]:
-    where = device(rehearse)
-    rows, width = (4, 64) if rehearse else (16384, 4096)
+    where, width = device(rehearse), 64 if rehearse else 4096
     copy = timing.memory_bandwidth(where, 2**22 if rehearse else 2**32)
-    for dtype in (torch.bfloat16, torch.float32):
-        x, dy = (torch.randn(rows, width, device=where, dtype=dtype) for _ in range(2))
-        weight = torch.ones(width, device=where, dtype=dtype, requires_grad=True)
-        least = 5 * x.nbytes
-        for name, norm in NORMS.items():
-            row = tried(seconds_of_a_norm, norm, x.requires_grad_(), weight, dy)
-            if "seconds" in row:
-                row["bytes_per_s"] = least / row["seconds"]
-                row["of_copy"] = row["bytes_per_s"] / copy
-            yield f"{name}, {str(dtype).removeprefix('torch.')}", row
+    variants = {
+        f"utils.kernels: {name}": triton_norm(changed("rms_norm", *changes))
+        for name, changes in NORM_VARIANTS.items()
+    }
+    few, many = (4, 8) if rehearse else (2**14, 2**16)
+    for rows, norms in ((few, NORMS), (many, NORMS | variants)):
+        for dtype in (torch.bfloat16, torch.float32):
+            x, dy = (torch.randn(rows, width, device=where, dtype=dtype) for _ in range(2))
+            weight = torch.ones(width, device=where, dtype=dtype, requires_grad=True)
+            for name, norm in norms.items():
+                row = tried(seconds_of_a_norm, norm, x.requires_grad_(), weight, dy)
+                if "seconds" in row:
+                    row["bytes_per_s"] = 5 * x.nbytes / row["seconds"]
+                    row["of_copy"] = row["bytes_per_s"] / copy
+                name = f"{name}, {str(dtype).removeprefix('torch.')}"
+                yield name if rows == few else f"{name}, {rows} rows", row
 
 
 def seconds_of_a_norm(norm: Callable, x: torch.Tensor, weight: torch.Tensor, dy) -> dict:
     def both():
         return torch.autograd.grad(norm(x, weight), (x, weight), dy)
 
-    return {"seconds": timing.seconds(both, repeats=9)}
+    forward = timing.seconds(lambda: norm(x, weight), repeats=9)
+    return {"seconds": timing.seconds(both, repeats=9), "forward_seconds": forward}

@@ -64,8 +64,20 @@ def test_rms_norm_reads_and_writes_each_number_once():
     code = machine_code(forward_kernel, *x[:4], 4096, 1e-5, **given)
     assert code.bytes_per(4096) == 4 + 4 + 4  # x, weight; y
     assert code.scalars == {32: 1}  # 1 / rms
-    code = machine_code(backward_kernel, *x, 64, 4096, **given)
+    code = machine_code(backward_kernel, *x, 64, 4096, STAGES=1, **given)
     assert code.bytes_per(4096) == 3 * 4 + 2 * 4  # x, dy, weight; dx, and dw once for all rows
+
+
+def test_rows_of_a_backward_pass_are_loaded_ahead():
+    x, stages = tensors(6, torch.bfloat16, 4096), {}
+    for count in (1, 3):
+        code = machine_code(
+            backward_kernel, *x, 64, 4096, BLOCK=4096, STAGES=count, num_warps=8
+        )
+        assert code.spills == 0 and occupancy(code).warps == 16
+        stages[count] = code.sass.count("LDGSTS.E.BYPASS.128"), code.shared
+    assert stages[1][0] == 0 and stages[3][0] == 3 * 2 * 2  # two ahead of the loop, one in it
+    assert stages[3][1] >= 2 * 2 * 4096 * 2  # x and dy of two rows
 
 
 # ---- a kernel of one's own

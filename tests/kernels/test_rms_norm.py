@@ -1,8 +1,5 @@
 """RMSNorm as two kernels is the model's RMSNorm, forward and backward, within rounding."""
 
-import sys
-from unittest import mock
-
 import pytest
 import torch
 
@@ -11,7 +8,7 @@ pytest.importorskip("triton", reason="the Triton language is not installed: make
 from utils.kernels import rms_norm
 from utils.models.gpt import RMSNorm
 
-SHAPES = [(1, 1), (5, 100), (2, 3, 1025), (30, 8), (0, 8), (7,)]
+SHAPES = [(1, 1), (5, 100), (2, 3, 1025), (40, 8), (0, 8), (7,)]
 
 
 def drawn(shape, dtype, device="cpu"):
@@ -24,10 +21,8 @@ def drawn(shape, dtype, device="cpu"):
 def ours(device, shape, dtype, needs_x=True):
     x, weight, dy = drawn(shape, dtype, device)
     x.requires_grad_(needs_x), weight.requires_grad_()
-    module = sys.modules[rms_norm.__module__]
-    with mock.patch.object(module, "PROGRAMS", 4):  # that share the rows
-        y = rms_norm(x, weight, 1e-5)
-        y.backward(dy)
+    y = rms_norm(x, weight, 1e-5)
+    y.backward(dy)
     return [None if one is None else one.detach().cpu() for one in (y, x.grad, weight.grad)]
 
 

@@ -38,6 +38,7 @@ BLOCK = 1024  # numbers of one program
 WARPS = 4  # 128 threads of 8 numbers each: two 128-bit accesses for each of a tensor's blocks
 STATE = ("exp_avg", "exp_avg_sq")  # torch's names
 MASTER = "master_param"
+RATES = ("betas", "eps", "weight_decay")  # in the order of `numbers`
 
 # ---- 1. the rule, and one tensor
 
@@ -92,8 +93,8 @@ def numbers(
 
 # ---- 2. many tensors in one launch
 
-FIELDS = tl.constexpr(8)  # of a row of `table`: size, first program, step, and five addresses
-NUMBERS = tl.constexpr(7)  # of a row of `hyper`
+FIELDS = tl.constexpr(7)  # of a row of `table`: size, first program, and five addresses
+NUMBERS = tl.constexpr(8)  # of a row of `hyper`: see `numbers`, and the step
 
 
 @triton.jit
@@ -111,9 +112,9 @@ def adamw_many(
 ):
     """Many tensors, in place: program i works on a block of the tensor `tensor_of[i]`.
 
-    table       (tensors, FIELDS) int64: how many numbers, its first program, step, addresses of
-                weights, gradients, exp_avg, exp_avg_sq, master
-    hyper       (tensors, NUMBERS) fp32: see `numbers`
+    table       (tensors, FIELDS) int64: how many numbers, its first program, addresses of weights,
+                gradients, exp_avg, exp_avg_sq, master
+    hyper       (tensors, NUMBERS) fp32: see `numbers`, and the step
     tensor_of   (programs,) int32
     KIND        "fp32"; of bf16 weights "master" or "stochastic"
     ALIGNED     16 divides every address and every size
@@ -127,12 +128,12 @@ def adamw_many(
     mask = offsets < n
 
     weight: tl.constexpr = tl.float32 if KIND == "fp32" else tl.bfloat16
-    p_ptr = pointer(row + 3, weight, ALIGNED) + offsets
-    g_ptr = pointer(row + 4, weight, ALIGNED) + offsets
-    m_ptr = pointer(row + 5, tl.float32, ALIGNED) + offsets
-    v_ptr = pointer(row + 6, tl.float32, ALIGNED) + offsets
+    p_ptr = pointer(row + 2, weight, ALIGNED) + offsets
+    g_ptr = pointer(row + 3, weight, ALIGNED) + offsets
+    m_ptr = pointer(row + 4, tl.float32, ALIGNED) + offsets
+    v_ptr = pointer(row + 5, tl.float32, ALIGNED) + offsets
     if KIND == "master":
-        master_ptr = pointer(row + 7, tl.float32, ALIGNED) + offsets
+        master_ptr = pointer(row + 6, tl.float32, ALIGNED) + offsets
         p = tl.load(master_ptr, mask)
     else:
         p = tl.load(p_ptr, mask).to(tl.float32)
@@ -158,7 +159,7 @@ def adamw_many(
         # rounds are enough (Salmon et al. 2011, "Parallel random numbers", Table 2).
         low = offsets.to(tl.uint32)
         high = (offsets >> 32).to(tl.uint32)
-        step = tl.load(row + 2).to(tl.uint32)
+        step = tl.load(h + 7).to(tl.uint32)
         random, _, _, _ = tl.philox(seed, low, high, step, tensor.to(tl.uint32), 7)
         tl.store(p_ptr, to_bf16_stochastic(p, random), mask)
 
@@ -230,39 +231,41 @@ class AdamWTriton(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        launches = {}
+        launches, stepped = {}, []
         for group in self.param_groups:
+            known = {}  # most tensors of a group are at the same step
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    kind, row = self._row(parameter, group)
+                    kind, row = self._row(parameter, group, known)
+                    stepped.append(parameter)
                     if row[0][0]:  # an empty tensor has nothing to step
                         launches.setdefault(kind, []).append(row)
+        torch.autograd.graph.increment_version(stepped)  # autograd does not see the kernel
         for (kind, aligned), rows in launches.items():
             self._launch(kind, aligned, rows)
         return loss
 
-    def _row(self, parameter, group):
+    def _row(self, parameter, group, known):
         """((kind, aligned), (a row of the table, its numbers)) of one tensor; counts its step."""
         weight, gradient = _local(parameter), _local(parameter.grad)
         _check_gradient(weight, gradient)
         state = self._state_of(parameter, group)
-        state["step"] += 1
-        step = state["step"].item()
+        step = state["step"].item() + 1
+        state["step"].fill_(step)
         names = [*STATE, MASTER] if MASTER in state else STATE
         tensors = [weight, gradient, *(_local(state[name]) for name in names)]
         for name, tensor in zip(names, tensors[2:]):
             if tensor.dtype != torch.float32 or not tensor.is_contiguous():
                 raise ValueError(f"{name} is not contiguous fp32: load it by load_state_dict")
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        aligned = not any(number % 16 for number in (weight.numel(), *addresses))
+        n, addresses = weight.numel(), [tensor.data_ptr() for tensor in tensors]
+        aligned = math.gcd(16, n, *addresses) == 16
         kind = "fp32"
         if weight.dtype == torch.bfloat16:
             kind = "master" if MASTER in state else "stochastic"
-        torch.autograd.graph.increment_version(parameter)  # autograd does not see the kernel
-        row = [weight.numel(), 0, int(step), *addresses]
-        row += [0] * (FIELDS.value - len(row))
-        lr, rest = float(group["lr"]), (group[name] for name in ("betas", "eps", "weight_decay"))
-        return (kind, aligned), (row, numbers(step, lr, *rest), weight.device)
+        if step not in known:
+            lr, rest = float(group["lr"]), [group[name] for name in RATES]
+            known[step] = [*numbers(step, lr, *rest), step]
+        return (kind, aligned), ((n, *addresses), known[step], weight.device)
 
     def _state_of(self, parameter, group):
         state = self.state[parameter]
@@ -281,16 +284,14 @@ class AdamWTriton(torch.optim.Optimizer):
         return state
 
     def _launch(self, kind, aligned, rows):
-        table, hyper, (device, *_) = zip(*rows)
-        programs = [triton.cdiv(row[0], BLOCK) for row in table]
-        for row, first in zip(table, itertools.accumulate([0, *programs])):
-            row[1] = first
+        tensors, hyper, (device, *_) = zip(*rows)
+        programs = tuple([-(-n // BLOCK) for n, *_ in tensors])
         on = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with on:
             adamw_many[(sum(programs),)](
-                _put(table, torch.int64, device),
+                _table(tensors, programs, device),
                 _put(hyper, torch.float32, device),
-                _tensor_of(tuple(programs), device),
+                _tensor_of(programs, device),
                 self.seed,
                 KIND=kind,
                 ALIGNED=aligned,
@@ -365,6 +366,18 @@ def _put(rows, dtype, device):
     """Rows as a tensor on the device, without waiting for it."""
     pinned = device.type == "cuda"
     return torch.tensor(rows, dtype=dtype, pin_memory=pinned).to(device, non_blocking=True)
+
+
+@lru_cache(maxsize=16)
+def _table(tensors, programs, device):
+    """The table of a launch. As a rule the addresses are those of the step before, and it is on the
+    device already.
+
+    tensors   of each (size, address of the weights, of the gradients, …);   programs   of each
+    """
+    first = itertools.accumulate([0, *programs])
+    rows = [[n, start, *addresses] for (n, *addresses), start in zip(tensors, first)]
+    return _put([row + [0] * (FIELDS.value - len(row)) for row in rows], torch.int64, device)
 
 
 @lru_cache(maxsize=16)

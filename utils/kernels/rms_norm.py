@@ -12,7 +12,9 @@ Eager code makes a pass over memory for each operation. Here a program holds a r
 forward kernel reads x and writes y, the backward kernel reads x and dy and writes dx. 1 / rms of a
 row is kept, since a number a row costs nothing. For dw every program sums rows of its own, always
 the same ones in the same order, and the last sum over programs is torch's: the same bits each time,
-which atomic additions would not give.
+which atomic additions would not give. A processor (SM) has registers for so few of these programs
+that memory would wait while they add up a row: the next rows are on their way to shared memory by
+then.
 """
 
 import torch
@@ -21,7 +23,8 @@ from torch.autograd.function import once_differentiable
 from utils.kernels.language import check_device, rounded, tl, triton
 
 LONGEST = 2**14  # numbers of a row: a program holds it whole
-PROGRAMS = 256  # that share the rows of a backward pass: about two for each SM of a large GPU
+WARPS = 16  # of a backward pass on each SM: more find no registers
+SHARED = 2**16  # bytes of a backward program for rows that are on their way
 
 
 @triton.jit
@@ -39,14 +42,16 @@ def forward_kernel(x_ptr, w_ptr, y_ptr, inverse_ptr, d, eps, BLOCK: tl.constexpr
 
 @triton.jit
 def backward_kernel(
-    x_ptr, w_ptr, dy_ptr, inverse_ptr, dx_ptr, dw_ptr, rows, d, BLOCK: tl.constexpr
+    x_ptr, w_ptr, dy_ptr, inverse_ptr, dx_ptr, dw_ptr, rows, d,
+    BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """Program i: rows i, i + programs, …, and row i of dw_ptr (programs, d): its part of dw."""
+    """Program i: rows i, i + programs, …, and row i of dw_ptr (programs, d): its part of dw. While
+    a row is computed, STAGES - 1 others are loaded."""
     columns = tl.arange(0, BLOCK)
     mask = columns < d
     w = tl.load(w_ptr + columns, mask, other=0.0).to(tl.float32)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(tl.program_id(0), rows, tl.num_programs(0)):
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
         offsets = tl.cast(row, tl.int64) * d + columns
         x = tl.load(x_ptr + offsets, mask, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + offsets, mask, other=0.0).to(tl.float32)
@@ -77,12 +82,14 @@ class _RMSNorm(torch.autograd.Function):
         rows, weight, inverse = ctx.saved_tensors
         d = weight.numel()
         dx = torch.empty_like(rows)
-        programs = min(len(rows), PROGRAMS)
+        sizes = _sizes(d)
+        programs = min(len(rows), _processors(rows.device) * max(1, WARPS // sizes["num_warps"]))
+        on_their_way = 2 * sizes["BLOCK"] * rows.element_size()  # x and dy of a row
         parts = torch.empty(programs, d, dtype=torch.float32, device=rows.device)
         if programs:
             backward_kernel[(programs,)](
                 rows, weight, dy.reshape(-1, d).contiguous(), inverse, dx, parts, len(rows), d,
-                **_sizes(d),
+                STAGES=1 + min(2, SHARED // on_their_way), **sizes,
             )
         return dx.view(dy.shape), parts.sum(0).to(weight.dtype), None
 
@@ -112,5 +119,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.
 
 
 def _sizes(d):
-    block = triton.next_power_of_2(d)
+    block = 1 << (d - 1).bit_length()
     return {"BLOCK": block, "num_warps": max(1, block // 512)}  # 16 numbers of a row for a thread
+
+
+def _processors(device):
+    if device.type == "cpu":  # the interpreter
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
