@@ -396,16 +396,16 @@ def int8_product(
     given = row_scale is not None
     if not given:
         row_scale = x.new_empty(B, 1, dtype=torch.float32)
-    # a product that is fused with the addition behind it would not be rounded between them
+    exact = {"enable_fp_fusion": False}  # a product and a sum in one would be rounded once only
     block = min(4096, triton.next_power_of_2(K))
     quantize_kernel[(B,)](
-        x, row_scale, whole, K, GIVEN=given, BLOCK=block, num_warps=8, enable_fp_fusion=False
+        x, row_scale, whole, K, GIVEN=given, BLOCK=block, num_warps=8, **exact
     )
     y = x.new_empty(B, N)
     rows, outputs, warps = _tiles(B, N)
     int8_kernel[(triton.cdiv(N, outputs),)](
         whole, row_scale, values, scale, bias, y, B, N, K, ROWS=rows, OUTPUTS=outputs,
-        INPUTS=max(256, 8192 // outputs), num_warps=warps,
+        INPUTS=max(256, 8192 // outputs), num_warps=warps, **exact,
     )
     return y
 
