@@ -128,7 +128,7 @@ def paged_attention(
     _check(q, keys, values)
     B, H, D = q.shape
     K, block = keys.shape[1:3]
-    columns = triton.next_power_of_2(D)
+    columns = max(16, triton.next_power_of_2(D))  # tensor cores take 16 at least
     tile = min(128, max(16, 2**14 // (columns * q.element_size())))  # 16 KiB of keys
     fp32 = INTERPRETED or q.dtype == torch.float32  # the interpreter has no products of bf16
     # one split has the result's own type, and nothing is left to join

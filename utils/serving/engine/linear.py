@@ -17,7 +17,8 @@ row, and 2.5 in place of 4.8 with 16 (one thread of an AMD EPYC of 2022).
 
 Whole numbers and their scales take in memory what they take in the files (stored.py). A row of a
 result follows from its row of x alone, so no token depends on the requests that it is served with.
-They were run on CPUs only; on a GPU they use nothing but PyTorch's plain operators.
+On a GPU few rows go through kernels of utils/kernels/decode.py, which read the stored numbers once;
+many go through PyTorch's plain operators, in floating point.
 
 Milliseconds of the 32 matrices of models/base's blocks, and of six of 1,024 to 4,096 numbers; one
 thread of a CPU with VNNI, weights that came from bfloat16:
@@ -36,6 +37,7 @@ import functools
 import warnings
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,7 @@ from torch.nn import functional as F
 
 from utils.compression.scheme import INT8
 
+FEW = 64  # rows of x
 NUMBERS = 2**18  # of a matrix in 4 bits that are floating point at once: they stay in a CPU's cache
 
 # when PyTorch takes these two functions out, `in_half` goes its other way
@@ -97,11 +100,15 @@ def in_half(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 class QuantizedLinear:
     """The same with W in whole numbers: `product` says how."""
 
-    def __init__(self, bias: torch.Tensor | None, summed: bool):
-        self.bias, self.summed = bias, summed
+    def __init__(self, bias: torch.Tensor | None, summed: bool, kernels: ModuleType | None):
+        self.bias, self.summed, self.kernels = bias, summed, kernels
+
+    def few(self, x: torch.Tensor) -> bool:
+        """Whether a kernel of our own takes as few rows."""
+        return self.kernels is not None and x.numel() <= FEW * x.shape[-1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.product(x.float()).to(x.dtype)
+        y = self.product(x if self.few(x) else x.float()).to(x.dtype)
         if self.bias is not None:
             y += self.bias
         if self.summed:
@@ -116,26 +123,42 @@ class Int8Linear(QuantizedLinear):
     all ranks: one more message, of a number for each row, and all whole numbers are those of one
     rank.
 
-    values (N, K) int8;   scale (N, 1) fp32
+    values (N, K) int8;   scale (N, 1) fp32;   kernels   utils.kernels.decode, for few rows, or None
     """
 
     def __init__(
-        self, values: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, summed: bool
+        self,
+        values: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor | None,
+        summed: bool,
+        kernels: ModuleType | None = None,
     ):
-        super().__init__(bias, summed)
+        super().__init__(bias, summed, kernels)
         self.values, self.scale = values.t(), scale[:, 0]
         self.multiply = torch._int_mm if exact(values.device.type) else _float_product
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., K) -> (..., N)"""
-        scale = x.abs().amax(dim=-1, keepdim=True)  # (..., 1): the largest number; a norm is slower
+        if self.few(x) and not self.summed:
+            return self._by_kernel(x, None)
+        # (..., 1): the largest number; a norm is slower
+        scale = x.abs().amax(dim=-1, keepdim=True).float()
         if self.summed:
             dist.all_reduce(scale, op=dist.ReduceOp.MAX)
         scale.div_(INT8.highest)
+        if self.few(x):
+            return self._by_kernel(x, scale.view(-1, 1))
         # in a row of zeros 0 / 0 becomes some whole number, and its scale is 0
         values = (x * scale.reciprocal()).round_().to(torch.int8)
         y = self.multiply(values.view(-1, x.shape[-1]), self.values)
         return (y.view(*x.shape[:-1], -1) * scale).mul_(self.scale)
+
+
+    def _by_kernel(self, x, scale):
+        rows = x.reshape(-1, x.shape[-1])
+        y = self.kernels.int8_product(rows, self.values.t(), self.scale, row_scale=scale)
+        return y.view(*x.shape[:-1], -1)
 
 
 class Int4Linear(QuantizedLinear):
@@ -143,6 +166,7 @@ class Int4Linear(QuantizedLinear):
 
     packed   uint8 (N, G · 16), two columns in a byte;   scale fp32 (N, G), one for 32 columns
     offset   columns of the first group that another rank has
+    kernels  utils.kernels.decode, for few rows, or None
     """
 
     def __init__(
@@ -152,17 +176,24 @@ class Int4Linear(QuantizedLinear):
         bias: torch.Tensor | None,
         summed: bool,
         offset: int,
+        kernels: ModuleType | None = None,
     ):
-        super().__init__(bias, summed)
-        N, G = scale.shape
-        self.offset = offset
-        self.packed = packed.t().contiguous().view(G, -1, N)  # (G, 16, N)
+        super().__init__(bias, summed, kernels)
+        G = scale.shape[1]
+        self.offset, self.stored = offset, (packed, scale)
+        self.packed = packed.t().unflatten(0, (G, -1))  # (G, 16, N)
+        if kernels is None:
+            self.packed, self.stored = self.packed.contiguous(), None
         # four bits that stand at the upper end of a byte are 16 times themselves, with their sign
-        self.scale = scale.t().contiguous().div_(16)[:, None]  # (G, 1, N)
+        self.scale = (scale.t() / 16).contiguous()[:, None]  # (G, 1, N)
         self.step = max(1, NUMBERS // self.packed[0].numel())
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., K) -> (..., N)"""
+        if self.few(x):
+            rows = x.reshape(-1, x.shape[-1])
+            y = self.kernels.int4_product(rows, *self.stored, self.offset)
+            return y.view(*x.shape[:-1], -1)
         G, pairs, N = self.packed.shape
         after = 2 * G * pairs - self.offset - x.shape[-1]
         y = x.new_zeros(*x.shape[:-1], N)

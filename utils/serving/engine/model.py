@@ -16,16 +16,19 @@ numbers from each rank to rank 0.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 from utils.compression.quantize import quantize_rows
 from utils.compression.scheme import INT4
 from utils.models import gpt
 from utils.models.config import GPTConfig
 from utils.serving.engine.blocks import BLOCK, blocks_for
+from utils.serving.engine.fused import FusedStep
 from utils.serving.engine.linear import Int4Linear, Int8Linear, Linear
 from utils.serving.engine.native import Library, NativeLinear, Step
 from utils.serving.engine.stored import PACKED, SCALE, inputs
@@ -132,9 +135,10 @@ class Part:
         dtype: torch.dtype,
         columns: dict[str, tuple[int, int]],
         library: Library | None,
+        kernels: ModuleType | None,
     ):
         self.weights, self.prefix, self.tp, self.columns = weights, prefix, tp, columns
-        self.library = library
+        self.library, self.kernels = library, kernels
         self.place = {"device": device, "dtype": dtype}
 
     def take(self, name: str) -> torch.Tensor | None:
@@ -173,11 +177,13 @@ class Part:
 
         scale, library = whole(SCALE), self.library
         if self.prefix + names[0] in self.weights:
-            product = Int8Linear if library is None else library.int8
-            return product(whole(""), scale, bias, summed)
+            numbers = whole(""), scale, bias, summed
+            return library.int8(*numbers) if library else Int8Linear(*numbers, self.kernels)
         first, stop = self.columns[self.prefix + names[0]]
         numbers = whole(PACKED), scale, bias, summed, first % INT4.group_size
-        return Int4Linear(*numbers) if library is None else library.int4(*numbers, stop - first)
+        if library:
+            return library.int4(*numbers, stop - first)
+        return Int4Linear(*numbers, self.kernels)
 
     def norm(self, name: str, eps: float) -> Norm:
         return Norm(self.take(f"{name}.weight"), eps)
@@ -279,8 +285,10 @@ class LayerCache:
             q = q.view(B, K, H // K, D)
         else:
             q = q.transpose(1, 2)  # (B, H, T, D)
+            if q.is_cuda and q.shape[1] != K:  # its kernels with a mask want as many of each
+                k, v = (one.repeat_interleave(H // K, dim=1) for one in (k, v))
         y = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=now.mask, is_causal=now.causal, enable_gqa=q.shape[1] != K
+            q, k, v, attn_mask=now.mask, is_causal=now.causal, enable_gqa=q.shape[1] != k.shape[1]
         )
         return y.view(B, 1, -1) if T == 1 else y.transpose(1, 2).reshape(B, T, -1)
 
@@ -332,6 +340,8 @@ class ServedDecoder:
     dtype, kv_cache_dtype   of what is computed, and of the keys and values that are kept
     library         the compiled matrix products and decode step (native.py): for the CPU and fp32;
                     with keys and values that are not fp32, the products only. None: PyTorch's
+    kernels         the module utils.kernels.decode: products of whole numbers with few rows, and,
+                    where keys and values have `dtype`, the fused step (fused.py). None: PyTorch's
     """
 
     def __init__(
@@ -348,10 +358,11 @@ class ServedDecoder:
         kv_cache_dtype: torch.dtype = torch.float32,
         library: Library | None = None,
         num_blocks: int | None = None,
+        kernels: ModuleType | None = None,
     ):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
         weights = dict(weights)  # they are taken out of it
-        where = tp, self.device, dtype, inputs(config, rank, tp), library
+        where = tp, self.device, dtype, inputs(config, rank, tp), library, kernels
         top = Part(weights, "", *where)
         words = shares(config.vocab_size, tp)
         self.words, self.first_word = words, sum(words[:rank])
@@ -373,9 +384,12 @@ class ServedDecoder:
         self.step = None
         if library is not None and kv_cache_dtype == torch.float32:
             self.step = Step(library, config, self.layers.layers, self.cache, tp)
+        self.fused = None
         self.prompts = {name: p.to(self.device, dtype) for name, p in (prompts or {}).items()}
         self.all_positions = torch.arange(max_model_len, device=self.device)
         self.lengths = [0] * max_num_seqs  # positions that each slot has in the cache
+        if kernels is not None and kv_cache_dtype == dtype:
+            self.fused = FusedStep(self, kernels)
 
     @torch.inference_mode()
     def prefill(
@@ -391,7 +405,7 @@ class ServedDecoder:
         prompt    virtual tokens that come before the tokens: their name, the first, the last + 1
         logits    whether to return those of the last position, (1, V) on rank 0; else None
         """
-        x = self._embed(torch.tensor(tokens, dtype=torch.long, device=self.device)[None])
+        x = self.embed(torch.tensor(tokens, dtype=torch.long, device=self.device)[None])
         if prompt is not None:
             name, first, last = prompt
             x = torch.cat((self.prompts[name][None, first:last], x), dim=1)
@@ -401,6 +415,8 @@ class ServedDecoder:
         mask = None
         if start:  # four dimensions: with three, attention on the CPU goes a way four times as slow
             mask = self.all_positions[:stop] <= positions[:, None, :, None]  # (1, 1, T, L)
+            if x.is_cuda:  # the same, but said, so that a kernel without a mask in memory takes it
+                mask = causal_lower_right(x.shape[1], stop) if x.shape[1] > 1 else None
         x = self._through(x, [slot], positions, stop, mask, causal=start == 0)
         self.lengths[slot] = stop
         return self._logits(x[:, -1]) if logits else None
@@ -412,7 +428,7 @@ class ServedDecoder:
         for slot in slots:
             self.lengths[slot] += 1
         if self.step is not None:
-            return self._logits(self.step(self._embed(torch.tensor(tokens)), slots, where))
+            return self._logits(self.step(self.embed(torch.tensor(tokens)), slots, where))
         tokens = torch.tensor(tokens, device=self.device)[:, None]  # (B, 1)
         positions = torch.tensor(where, device=self.device)[:, None]  # (B, 1)
         longest, mask = max(where) + 1, None  # a row alone looks at all there is
@@ -420,15 +436,15 @@ class ServedDecoder:
             seen = self.all_positions[:longest] <= positions[:, None, None]  # (B, 1, 1, L)
             # as numbers: attention on the CPU would make them of truth values in each layer
             mask = torch.where(seen, 0.0, -torch.inf).to(self.embedding.dtype)
-        x = self._through(self._embed(tokens), slots, positions, longest, mask, causal=False)
+        x = self._through(self.embed(tokens), slots, positions, longest, mask, causal=False)
         return self._logits(x[:, -1])
 
     def _through(self, x, slots, *where, causal):
         slots = torch.tensor(slots, device=self.device)
         return self.layers(x, context=self.cache.begin(slots, *where, causal))
 
-    def _embed(self, tokens):
-        """Tokens (B, T) -> (B, T, C): each rank knows some words, the sum knows all."""
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Tokens of any shape -> (..., C): each rank knows some words, the sum knows all."""
         if self.tp == 1:
             return F.embedding(tokens, self.embedding)
         own = tokens - self.first_word
@@ -444,7 +460,10 @@ class ServedDecoder:
 
     def _logits(self, x):
         """Hidden states (B, C) -> logits (B, V) on rank 0; None on the others."""
-        logits = self.lm_head(self.norm(x))  # (B, V/tp)
+        return self.gathered(self.lm_head(self.norm(x)))
+
+    def gathered(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """Logits (B, V/tp) of each rank -> (B, V) on rank 0; None on the others."""
         if self.tp == 1:
             return logits
         parts = [torch.empty_like(logits) for _ in self.words] if self.rank == 0 else None

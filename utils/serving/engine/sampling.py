@@ -20,7 +20,13 @@ class Sampler:
 
     def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0):
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        self.seed = seed or 0
         self.generator = torch.Generator().manual_seed(seed) if temperature > 0 else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all tokens run in the race, or it is the largest logit's."""
+        return self.generator is None or (not self.top_k and self.top_p == 1)
 
     def skip(self, tokens: int, vocab_size: int) -> None:
         """Goes on behind as many tokens as were drawn already."""

@@ -29,7 +29,7 @@ because the other ranks fail at its end, and their answers may be read before th
 
 import contextlib
 import datetime
-import importlib
+import importlib.util
 import json
 import math
 import os
@@ -153,19 +153,26 @@ class Worker:
         if tp > 1:  # on the CPU all ranks share what rank 0 has found, and none has taken any yet
             _join(setup, tp, device)
             self.blocks = _fewest(torch, self.blocks, device)
-        compiled, self.eager = None, None
+        compiled, kernels, self.eager = None, None, None
         if device.type == "cpu" and names[0] == "float32" and not config.enforce_eager:
             compiled, self.eager = library(config.start_seconds / 2, tp)
+        if device.type == "cuda":
+            # for half precision PyTorch prefers cuDNN's attention, which makes a plan for each
+            # length that it has not seen: 50 ms
+            torch.backends.cuda.enable_cudnn_sdp(False)
+            if not config.enforce_eager:
+                kernels, self.eager = _kernels()
         self.decoder = ServedDecoder(
             version.model, version.weights(self.rank), self.rank, tp, config.max_num_seqs,
             config.length(version.model), version.prompt_tensors(), device,
-            *(getattr(torch, name) for name in names), compiled, self.blocks,
+            *(getattr(torch, name) for name in names), compiled, self.blocks, kernels,
         )
+        self.fused = self.decoder.fused
         self.samplers = [None] * config.max_num_seqs
         self.logprobs = [None] * config.max_num_seqs  # how many each slot wants to be told
         self.last = [0] * config.max_num_seqs  # token of each slot
         # steps that may be under way at once: of several ranks one alone knows the tokens
-        self.ahead = 2 if tp == 1 else 1
+        self.ahead = 2 if tp == 1 or self.fused else 1
         # the first pass of a process is slow, and NCCL meets in its first collective
         self.decoder.prefill(0, 0, [0])
         if config.length(version.model) > 1:
@@ -179,11 +186,7 @@ class Worker:
         for slot, block in command["blocks"]:
             self.decoder.cache.assign(slot, [block], self.decoder.lengths[slot] // BLOCK)
         if command["slots"]:
-            given = zip(command["slots"], command["tokens"])
-            known = [self.last[slot] if token == LAST else token for slot, token in given]
-            logits = self.decoder.decode(command["slots"], known)
-            if logits is not None:
-                self._choose(logits, command["slots"], tokens, told)
+            self._decode(tokens, told, command["slots"], command["tokens"])
         if self.rank != 0:
             return {}
         return {"tokens": tokens} | ({"logprobs": told} if told else {})
@@ -195,15 +198,44 @@ class Worker:
         if blocks:
             self.decoder.cache.assign(slot, blocks)
         logits = self.decoder.prefill(slot, start, tokens, prompt, logits=sampling is not None)
-        if logits is not None:
-            self.samplers[slot] = self._sampling.Sampler(*sampling)
+        if sampling is None:
+            return
+        self.samplers[slot] = self._sampling.Sampler(*sampling)
+        self.logprobs[slot] = logprobs
+        chosen = None
+        if self.fused:
+            last = self.decoder.lengths[slot] - 1
+            chosen = self.fused.join(slot, self.samplers[slot], logits, last).tolist()
+        if logits is not None and not (self.fused and self.samplers[slot].plain):
             self.samplers[slot].skip(drawn, logits.shape[-1])
-            self.logprobs[slot] = logprobs
-            self._choose(logits, [slot], out, told)
+        self._choose(logits, [slot], out, told, chosen)
 
-    def _choose(self, logits, slots, tokens, told):
-        """Adds a token of each slot, and what is to be told of it."""
-        chosen = self._sampling.sample(logits, [self.samplers[slot] for slot in slots])
+    def _decode(self, out, told, slots, tokens):
+        if self.fused:
+            where = [self.decoder.lengths[slot] for slot in slots]
+            for slot in slots:
+                self.decoder.lengths[slot] += 1
+            logits, chosen = self.fused(slots, tokens, where)
+            return self._choose(logits, slots, out, told, chosen.tolist())
+        known = [self.last[slot] if token == LAST else token for slot, token in zip(slots, tokens)]
+        self._choose(self.decoder.decode(slots, known), slots, out, told)
+
+    def _choose(self, logits, slots, tokens, told, chosen=None):
+        """Adds a token of each slot, and what is to be told of it.
+
+        chosen   those of the fused step, in which only the race is run
+        """
+        samplers = [self.samplers[slot] for slot in slots]
+        if chosen is None and logits is not None:
+            chosen = self._sampling.sample(logits, samplers)
+        elif chosen is not None and not all(sampler.plain for sampler in samplers):
+            if logits is not None:
+                for row, sampler in enumerate(samplers):
+                    if not sampler.plain:
+                        chosen[row] = sampler.choose(logits[row].float().cpu())
+            self.fused.choose(slots, chosen)
+        if logits is None:
+            return
         for row, (slot, token) in enumerate(zip(slots, chosen)):
             self.last[slot] = token
             if self.logprobs[slot] is not None:
@@ -267,6 +299,15 @@ def library(seconds: float, tp: int) -> tuple["Library | None", str | None]:
         if not have:
             found, why_not = None, why_not or "another rank has none"
     return found, why_not
+
+
+def _kernels():
+    """The kernels of a decode step, or None and why."""
+    if importlib.util.find_spec("triton") is None:
+        return None, "the Triton language is not installed"
+    from utils.kernels import decode
+
+    return decode, None
 
 
 def _blocks(torch, device, version, config):
