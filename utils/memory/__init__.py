@@ -1,6 +1,6 @@
 """What makes a step need less memory, or less time for its memory.
 
-    autocast, LossScaler                           matrix products in 16 bits (precision.py)
+    autocast, weights_in, LossScaler               computing in 16 bits (precision.py)
     recompute                                      activation checkpointing (checkpointing.py)
     offloaded_activations, OffloadedOptimizer      what leaves the device for a while (offload.py)
 
@@ -9,7 +9,7 @@
 
 from utils.memory.checkpointing import recompute
 from utils.memory.offload import OffloadedOptimizer, offloaded_activations
-from utils.memory.precision import LossScaler, autocast
+from utils.memory.precision import LossScaler, autocast, weights_in
 
 __all__ = [
     "LossScaler",
@@ -17,4 +17,5 @@ __all__ = [
     "autocast",
     "offloaded_activations",
     "recompute",
+    "weights_in",
 ]

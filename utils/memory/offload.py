@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from utils.memory.precision import master_of
 from utils.private_api import is_traceable_wrapper_subclass, version
 
 PREFETCHED = 2  # CUDA: so many tensors are on their way back before they are asked for
@@ -59,7 +60,7 @@ def offloaded_activations(min_bytes: int = 4096, folder: str | None = None) -> I
             return tensor, version(tensor)
         base = tensor if tensor._base is None else tensor._base
         storage = tensor.untyped_storage()
-        if isinstance(base, torch.nn.Parameter) or storage.nbytes() < min_bytes:
+        if isinstance(master_of(base), torch.nn.Parameter) or storage.nbytes() < min_bytes:
             return tensor, version(tensor)
         # storage ids are used again after a storage's death: the weak reference tells
         known, when, away = sent.get(id(storage), (lambda: None, None, lambda: None))

@@ -1,22 +1,26 @@
 """Which number format a training run computes in, and the scaling of the loss that fp16 needs.
 
     fp32, fp64   weights and every operation in that format
-    bf16, fp16   weights, gradients and optimizer stay in fp32 (the "master weights"); autocast
-                 computes matrix products in 16 bits and keeps norms, softmax and loss in 32
+    bf16, fp16   weights, gradients and optimizer stay in fp32 (the "master weights"). autocast
+                 computes matrix products in 16 bits and keeps norms, softmax and loss in 32;
+                 weights_in computes all but the loss in 16, from one copy of the weights
 
-    with autocast("bf16", device):
+    with autocast("fp16", device):
         logits = model(x)
+    with weights_in(torch.bfloat16, [model]):
+        cross_entropy(model(x), y).backward()
 
 Mixed precision and loss scaling: Micikevicius et al., arXiv:1710.03740, section 3.
 """
 
 import math
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.utils import get_total_norm
 
 DTYPES = {
@@ -43,6 +47,36 @@ def autocast(precision: str, device: torch.device | str) -> AbstractContextManag
     if not is_mixed(precision):
         return nullcontext()
     return torch.autocast(torch.device(device).type, DTYPES[precision])
+
+
+@contextmanager
+def weights_in(dtype: torch.dtype, modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Around forward *and* backward passes: the modules compute with copies of their parameters.
+
+    A copy is made once for all passes inside; autocast casts in every one of them, and casts each
+    activation again for every matrix that reads it. Gradients pass the cast on their way back, so
+    they add up in the parameters' own format, and hooks and `named_parameters()` see no difference.
+    It is what FSDP2's `MixedPrecisionPolicy(param_dtype=dtype)` does where nothing is sharded.
+    """
+    copies, shadowed = {}, []
+    try:
+        for module in {each for whole in modules for each in whole.modules()}:
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter not in copies:
+                    copies[parameter] = parameter.to(dtype)
+                    copies[parameter].copied_from = parameter
+                # an attribute of the instance is found before a parameter of the same name
+                module.__dict__[name] = copies[parameter]
+                shadowed.append((module.__dict__, name))
+        yield
+    finally:
+        for attributes, name in shadowed:
+            del attributes[name]
+
+
+def master_of(weight: torch.Tensor | None) -> torch.Tensor | None:
+    """The parameter that `weights_in` has copied; anything else itself."""
+    return getattr(weight, "copied_from", weight)
 
 
 class LossScaler:

@@ -17,12 +17,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from utils.memory.precision import master_of
+
 _open = []  # the objects whose `with` is entered, the innermost last
 _plain = F.linear
 
 
 class WeightGradientsLater:
-    """Inside `with`, `F.linear` on a parameter leaves the parameter's gradient to `add`.
+    """Inside `with`, `F.linear` on a parameter, or on its copy of `utils.memory.precision`, leaves
+    the parameter's gradient to `add`.
 
     The backward pass does not reach these parameters (nor their hooks: DDP and FSDP do not see
     their gradients). It may run inside another `with` of the same object; it must run inside one
@@ -67,7 +70,7 @@ class _LaterLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, waiting):
         kind = x.device.type
-        ctx.parameters, ctx.waiting = (weight, bias), waiting
+        ctx.parameters, ctx.waiting = (master_of(weight), master_of(bias)), waiting
         if torch.is_autocast_enabled(kind):
             x, weight = (t.to(torch.get_autocast_dtype(kind)) for t in (x, weight))
         ctx.save_for_backward(x, weight)
@@ -95,6 +98,7 @@ def _accumulate(parameter, gradient):
 
 def _linear(input, weight, bias=None):
     """What stands in for `F.linear`."""
-    if torch.is_grad_enabled() and isinstance(weight, nn.Parameter) and weight.requires_grad:
+    is_parameter = isinstance(master_of(weight), nn.Parameter)
+    if torch.is_grad_enabled() and is_parameter and weight.requires_grad:
         return _LaterLinear.apply(input, weight, bias, _open[-1].waiting)
     return _plain(input, weight, bias)

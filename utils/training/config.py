@@ -87,8 +87,8 @@ class TrainConfig:
     device: str = option("auto", "auto: a GPU when there is one", ("auto", "cpu", "cuda"))
     precision: str = option(
         "fp32",
-        "bf16, fp16: matmuls in 16 bits, weights in fp32 (fp16 also scales the loss); fp64: to "
-        "compare runs",
+        "bf16: passes in 16 bits, with a copy of the fp32 weights; fp16: matmuls in 16 bits, and "
+        "the loss is scaled; fp64: to compare runs",
         PRECISIONS,
     )
     compile: bool = option(False, "use torch.compile")

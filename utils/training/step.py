@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from utils.memory.checkpointing import recompute
 from utils.memory.offload import OffloadedOptimizer, offloaded_activations
-from utils.memory.precision import DTYPES, LossScaler, autocast, is_mixed, weight_format
+from utils.memory.precision import DTYPES, LossScaler, autocast, weight_format, weights_in
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
 from utils.models.moe import keep_from_compiling, set_balance
@@ -146,7 +146,8 @@ class TrainStep:
                        which the data-parallel ranks exchange gradients
     model_config       sizes of the whole model
     optimizer          called with (name, parameter) pairs and muon=class, for the `Optimizers`
-    precision          of the passes
+    precision          of the passes: bf16 computes with a copy of the weights, FSDP2's or one of
+                       `weights_in`, fp16 under autocast, which keeps what adds up in fp32
     schedule, sequence_parallel   of the pipeline, where there is one
     balance            weight of the experts' loss, for each token of a sequence
     """
@@ -169,7 +170,11 @@ class TrainStep:
     ):
         self.ranks, self.mesh, self.device, self.balance = ranks, mesh, device, balance
         self.model_config, self.weight_format = model_config, weight_format(precision)
-        self.autocast = autocast(precision, device)
+        self.autocast, self.copies = FULL_PRECISION, nullcontext
+        if precision == "fp16":
+            self.autocast = autocast(precision, device)
+        elif precision == "bf16" and not ranks.shards_parameters:
+            self.copies = partial(weights_in, DTYPES[precision], ranks.stages)
         self.scaler = LossScaler(precision, device, averages_over=ranks.averages_over)
         self.saved_tensors = offloaded_activations if offload_activations else nullcontext
         self.loss_of = loss_of_own(loss_function(ranks.stages[-1]), mesh.cp)
@@ -178,7 +183,7 @@ class TrainStep:
         self.whole_here = mesh.pp.size * mesh.tp.size * mesh.ep.size == 1
         self.pipeline = None
         if mesh.pp.size > 1:
-            in_16_bits = ranks.shards_parameters and is_mixed(precision)
+            in_16_bits = ranks.shards_parameters or precision == "bf16"
             hidden_format = DTYPES[precision] if in_16_bits else self.weight_format
             self.pipeline = Pipeline(
                 ranks.stages,
@@ -221,11 +226,11 @@ class TrainStep:
         share = self.ranks.averages_over / global_tokens
         for stage in self.ranks.stages:
             set_balance(stage, self.balance * (share * self.scaler.rank_factor))
-        if self.pipeline:
-            with self.ranks.pipeline():
-                self.pipeline.run(micro_batches)
-        else:
-            for number, (x, y) in enumerate(micro_batches, start=1):
+        with self.copies():
+            if self.pipeline:
+                with self.ranks.pipeline():
+                    self.pipeline.run(micro_batches)
+            for number, (x, y) in enumerate(() if self.pipeline else micro_batches, start=1):
                 with self.ranks.micro_batch(last=number == len(micro_batches)):
                     self.losses += backward(
                         self.model, x, y, global_tokens, self.ranks.averages_over, self._forward(),
@@ -290,13 +295,10 @@ class TrainStep:
     @torch.no_grad()
     def loss_sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | float:
         """The sum of the losses of these rows; 0 where another rank counts them."""
-        if self.pipeline:
-            logits = self.pipeline.logits(x)
-            if logits is None:  # only the last stage has them
-                return 0.0
-        else:
-            with self.autocast:
-                logits = self.model(x)
+        with self.copies(), self.autocast:
+            logits = self.pipeline.logits(x) if self.pipeline else self.model(x)
+        if logits is None:  # only the last stage has them
+            return 0.0
         loss = self.loss_of(logits, y, reduction="sum")
         return loss if self.counts else 0.0
 
