@@ -34,7 +34,7 @@ import torch
 from torch.nn import functional as F
 
 from utils.data import corpus
-from utils.models.gpt import GPT, GPTConfig
+from utils.models.gpt import GPT, GPTConfig, keep_from_compiling
 from utils.ranks.context import freed_memory_kept
 from utils.training.optimizer import make_optimizer
 from utils.training.step import backward
@@ -131,6 +131,8 @@ BUILDERS = {
 
 def step_of(name, model, compiled, autocast):
     """A function (x, y) -> None that does one training step of a contender."""
+    if compiled and name == "utils.train":
+        keep_from_compiling(model)
     compiled = torch.compile(model) if compiled else model
     if name == "utils.train":
         optimizer = make_optimizer(model, "adamw", 1e-3, weight_decay=0.1)

@@ -8,6 +8,7 @@ along, and what is trained here opens in `transformers`:
     model = GPT(GPTConfig(hidden_size=128, layers=4, heads=4))
     logits = model(tokens)                                # (B, T) -> (B, T, V)
     loss = cross_entropy(logits, targets)                 # nats per token
+    nats = model(tokens, targets)                         # their sum, without all logits in memory
     model.save_pretrained("folder")
     model = GPT.from_pretrained("folder")
 
@@ -30,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from utils.models import hf_format
 from utils.models.config import GPTConfig
 from utils.models.moe import MoE
-from utils.models.ops import rms_norm, rotate
+from utils.models.ops import linear_cross_entropy, rms_norm, rotate
 
 # ---- 1. rotary positions
 
@@ -225,6 +226,16 @@ class Decoder(nn.Module):
             )
 
 
+class Head(nn.Linear):
+    """The last matrix: hidden states (B, T, C) -> logits (B, T, V); with targets (B, T) the sum of
+    their losses in nats instead."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        if targets is None:
+            return super().forward(x)
+        return linear_cross_entropy(x, self.weight, targets)
+
+
 class GPT(nn.Module):
     """The whole language model. Its initial weights come from torch's global random numbers."""
 
@@ -237,7 +248,7 @@ class GPT(nn.Module):
             nn.ModuleList(Block(config) for _ in range(config.layers)),
             RMSNorm(config.hidden_size, eps=config.norm_eps),
         )
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Head(config.hidden_size, config.vocab_size, bias=False)
         self.tie()
         if not self.lm_head.weight.is_meta:
             self.initialize()
@@ -266,9 +277,10 @@ class GPT(nn.Module):
                 scale = math.sqrt(2 * self.config.layers) if adds else 1.0
                 parameter.normal_(0.0, 0.02 / scale)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V) for int64 tokens (B, T), T at most config.max_positions."""
-        return self.lm_head(self.model(tokens))
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits (B, T, V) for int64 tokens (B, T), T at most config.max_positions; with targets
+        (B, T) the sum of their losses in nats."""
+        return self.lm_head(self.model(tokens), *([] if targets is None else [targets]))
 
     def parameter_count(self) -> int:
         """Parameters held by this module (tied ones once): config.parameter_count() if whole."""
@@ -394,6 +406,18 @@ class _NothingDrawn(TorchFunctionMode):
 def _is_redundant(name, config):
     """Tensors that some checkpoints hold although they follow from the rest."""
     return (name == "lm_head.weight" and config.tie_embeddings) or name.endswith("inv_freq")
+
+
+def keep_from_compiling(model: nn.Module) -> None:
+    """Before `torch.compile(model)`: these run as they are, the rest is compiled.
+
+    Sizes in an MoE layer depend on the tokens, so it would be compiled again and again; and torch
+    2.13's compiler loses the gradient of the balance losses (see `_WithLoss`). The head's loss is a
+    loop of large products with a gradient by hand, which DDP's part of the compiler refuses.
+    """
+    for name, layer in model.named_modules():
+        if isinstance(layer, MoE) or name.endswith("lm_head"):
+            layer.forward = torch.compiler.disable(layer.forward)
 
 
 def cross_entropy(

@@ -197,7 +197,7 @@ class MoE(nn.Module):
         if self.balance_weight:
             if torch.compiler.is_compiling():  # what raises is not compiled but run as it is
                 raise RuntimeError(
-                    "call utils.models.moe.keep_from_compiling(model) before torch.compile"
+                    "call utils.models.gpt.keep_from_compiling(model) before torch.compile"
                 )
             y = _WithLoss.apply(y, self.balance_loss, self.balance_weight * len(x))
         return y.view_as(x).to(x.dtype)
@@ -247,16 +247,6 @@ def set_balance(model: nn.Module, weight: float) -> None:
     """
     for layer in moe_layers(model):
         layer.balance_weight = weight
-
-
-def keep_from_compiling(model: nn.Module) -> None:
-    """Before `torch.compile(model)`: its MoE layers run as they are, the rest is compiled.
-
-    Their sizes depend on the tokens, so they would be compiled again and again; and torch 2.13's
-    compiler loses the gradient of the balance losses (see `_WithLoss`).
-    """
-    for layer in moe_layers(model):
-        layer.forward = torch.compiler.disable(layer.forward)
 
 
 @torch.no_grad()

@@ -1,12 +1,17 @@
-"""Two small operations of the model with their gradients by hand: fewer passes over the memory.
+"""Operations of the model with gradients by hand: fewer passes over the memory, or less of it.
 
-Neither has much to compute; their time is that of reading and writing activations. Written out as
-below, each takes about half the time of autograd's own chain of operations on a CPU.
+The first two have little to compute; their time is that of reading and writing activations. Written
+out as below, each takes about half the time of autograd's own chain of operations on a CPU. The
+third one never holds the logits of all tokens, which may be more than all other activations.
 
     rms_norm   forward  y = x r w, r = 1 / sqrt(mean(x²) + eps)    (arXiv:1910.07467)
                backward dx = r (w dy - x r mean(w dy · x r)), dw = sum(dy · x r)
     rotate     forward  turns pairs of values by an angle          (arXiv:2104.09864)
                backward turns the gradient back by the same angle
+    linear_cross_entropy
+               forward  loss and gradients, (softmax - 1 at the target) of a few rows at a time
+                        (Liger Kernel, arXiv:2410.10989, section 3.2)
+               backward multiplies them by the gradient of the loss
 """
 
 import torch
@@ -82,3 +87,53 @@ class _Rotate(torch.autograd.Function):
 def _turn(x, cos, sin):
     swapped = x.roll(x.shape[-1] // 2, dims=-1)  # each value's partner
     return swapped.mul_(sin).addcmul_(x, cos)
+
+
+# ---- the last matrix and the loss
+
+LOGITS = 2**22  # values of logits that are made at a time, at least
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
+    """The sum over all tokens of the cross entropy of `hidden @ weight.T`, in nats (fp32 or fp64).
+
+    hidden (B, T, C), weight (V, C), targets (B, T) from 0 to V - 1. As many rows are taken at once
+    as keep their logits no larger than the weight, or than `LOGITS`. It is differentiated once.
+    """
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind):
+        hidden, weight = (each.to(torch.get_autocast_dtype(kind)) for each in (hidden, weight))
+    wanted = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), wanted)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, targets, wanted):
+        exact = torch.promote_types(hidden.dtype, torch.float32)  # what is added up is never less
+        nats = hidden.new_zeros((), dtype=exact)
+        dhidden = torch.empty_like(hidden) if wanted else None
+        dweight = torch.zeros_like(weight, dtype=exact) if wanted else None
+        rows = max(weight.shape[1], LOGITS // weight.shape[0])
+        for first in range(0, len(hidden), rows):
+            part = slice(first, first + rows)
+            target = targets[part, None]  # (rows, 1)
+            logits = F.linear(hidden[part], weight)  # (rows, V)
+            logs = torch.log_softmax(logits, dim=-1, dtype=exact)
+            nats -= logs.gather(1, target).sum()
+            if wanted:
+                softmax = logs.exp_()
+                softmax.scatter_add_(1, target, softmax.new_full(target.shape, -1.0))
+                dlogits = softmax.to(hidden.dtype)
+                torch.mm(dlogits, weight, out=dhidden[part])
+                dweight += dlogits.t() @ hidden[part]
+        ctx.save_for_backward(dhidden, dweight)
+        ctx.format = weight.dtype
+        return nats
+
+    @staticmethod
+    def backward(ctx, dnats):
+        dhidden, dweight = ctx.saved_tensors
+        return dhidden * dnats.to(dhidden.dtype), (dweight * dnats).to(ctx.format), None, None

@@ -50,6 +50,7 @@ class Pipeline:
     schedule         a name of `schedules.NAMES`, or lists of actions as `schedule()` makes them
     loss             called on the last stage with (its output, y) of each micro-batch; the backward
                      pass begins with what it returns, so let it be summed, or weighted
+    takes_targets    the last stage is called with y too, and what it returns is the loss already
     forward_context  called for a context manager round every stage's forward pass (autocast)
     boundary         called with a micro-batch's x for the (shape, dtype) of what one stage hands
                      to the next; None: (B, T, C) in the type of the parameters
@@ -66,6 +67,7 @@ class Pipeline:
         schedule: str | Actions = "1f1b",
         loss: Callable | None = None,
         *,
+        takes_targets: bool = False,
         forward_context: Callable[[], AbstractContextManager] = nullcontext,
         boundary: Callable | None = None,
         before_backward: Callable | None = None,
@@ -73,6 +75,7 @@ class Pipeline:
         synchronize: bool = False,
     ):
         self.stages, self.axis, self.schedule, self.loss = list(stages), axis, schedule, loss
+        self.takes_targets = takes_targets
         self.forward_context, self.before_backward = forward_context, before_backward
         self.boundary = boundary or self._hidden_states
         self.limit = None if timeout is None else timedelta(seconds=timeout)
@@ -115,13 +118,13 @@ class Pipeline:
         return run.total
 
     @torch.no_grad()
-    def logits(self, x: torch.Tensor) -> torch.Tensor | None:
+    def output(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor | None:
         """A forward pass: the last stage's output on the last rank of the axis, None elsewhere.
 
-        Every rank of the axis calls it with the same x.
+        Every rank of the axis calls it with the same x, and y where the last stage takes targets.
         """
         order = [Action("F", 0, chunk) for chunk in range(len(self.stages))]
-        run = _Run(self, [(x, None)], [order] * self.axis.size, forward_only=True)
+        run = _Run(self, [(x, y)], [order] * self.axis.size, forward_only=True)
         run.go()
         return run.output
 
@@ -173,8 +176,9 @@ class _Run:
         later = nullcontext()
         if self.splits:
             later = self.later[place] = WeightGradientsLater()
+        targets = [y] if pipeline.takes_targets and stage == self.last else []
         with pipeline.forward_context(), later:
-            out = module(x)
+            out = module(x, *targets)
         if stage < self.last:
             self.messages.send(action, out.detach())
         elif self.forward_only:

@@ -112,8 +112,9 @@ class Layers(nn.ModuleList):
 class Stage(nn.Module):
     """Consecutive layers of a GPT: hidden states (B, T, C) in, hidden states out.
 
-    The first stage takes tokens (B, T), the last one gives logits (B, T, V). The modules are the
-    model's own, not copies; names are those of the whole model (`model.layers.7.mlp…`).
+    The first stage takes tokens (B, T), the last one gives logits (B, T, V), or with targets (B, T)
+    the sum of their losses. The modules are the model's own, not copies; names are those of the
+    whole model (`model.layers.7.mlp…`).
     """
 
     # Positions of the whole sequence, T. Under sequence parallelism hidden states are (B, T_local,
@@ -132,9 +133,11 @@ class Stage(nn.Module):
         )
         self.lm_head = model.lm_head if is_last else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         x = self.model(x, self.length)
-        return x if self.lm_head is None else self.lm_head(x)
+        if self.lm_head is None:
+            return x
+        return self.lm_head(x, *([] if targets is None else [targets]))
 
     def parameter_count(self) -> int:
         """Parameters of this stage."""

@@ -199,9 +199,13 @@ class VocabularyLinear(nn.Module):
         self.weight, self.bias, self.region = weight, bias, region
         self.axis, self.sizes = weight.tp_split.axis, weight.tp_split.sizes
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, T, C), or this rank's positions of it -> logits of its own words (B, T, V_local)."""
-        return F.linear(self.region.copy_to(x), self.weight, self.bias)
+    def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """(B, T, C), or this rank's positions of it -> logits of its own words (B, T, V_local);
+        with targets (B, T) the sum of their losses over all words."""
+        logits = F.linear(self.region.copy_to(x), self.weight, self.bias)
+        if targets is None:
+            return logits
+        return vocabulary_cross_entropy(logits, targets, self.axis, "sum", self.sizes)
 
 
 class GatheredLogits(VocabularyLinear):

@@ -27,7 +27,7 @@ from torch.nn.utils import get_total_norm
 from utils.memory.checkpointing import recompute as recompute_layers
 from utils.memory.offload import offloaded_activations
 from utils.memory.precision import DTYPES, is_mixed
-from utils.models.gpt import GPT, cross_entropy
+from utils.models.gpt import GPT
 from utils.models.moe import set_balance
 from utils.parallel.full_tensor import full_model
 from utils.parallel.mesh import Mesh
@@ -181,8 +181,7 @@ class DeepSpeedEngine:
         for number, (x, y) in enumerate(micro_batches, start=1):
             self.engine.set_gradient_accumulation_boundary(number == len(micro_batches))
             with self.saved_tensors():
-                logits = self.engine(x)
-            loss = cross_entropy(logits, y, reduction="sum")
+                loss = self.engine(x, y)
             self.engine.backward(loss * share, scale_wrt_gas=False)
             losses += loss.detach()
         return losses
@@ -211,7 +210,7 @@ class DeepSpeedEngine:
     @torch.no_grad()
     def loss_sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The sum of the losses of these rows."""
-        return cross_entropy(self.engine(x), y, reduction="sum")
+        return self.engine(x, y)
 
     def after_evaluation(self) -> None:
         """Nothing: DeepSpeed lets go of what it gathered by itself."""

@@ -24,10 +24,11 @@ from utils.memory.checkpointing import recompute
 from utils.memory.offload import OffloadedOptimizer, offloaded_activations
 from utils.memory.precision import DTYPES, LossScaler, autocast, weight_format, weights_in
 from utils.models.config import GPTConfig
-from utils.models.gpt import GPT, cross_entropy
-from utils.models.moe import keep_from_compiling, set_balance
+from utils.models.gpt import GPT, keep_from_compiling
+from utils.models.moe import set_balance
 from utils.parallel import full_tensor
-from utils.parallel.context.context_parallel import loss_of_own, whole_sequences
+from utils.parallel.context import own_positions
+from utils.parallel.context.context_parallel import whole_sequences
 from utils.parallel.ddp import DataParallel
 from utils.parallel.mesh import Mesh
 from utils.parallel.parallelize import (
@@ -40,7 +41,6 @@ from utils.parallel.parallelize import (
     with_tied_copy,
 )
 from utils.parallel.pipeline import Pipeline
-from utils.parallel.tensor import loss_function
 from utils.parallel.zero import ShardedMuon
 from utils.training import checkpoint
 from utils.training.config import TrainConfig
@@ -61,7 +61,6 @@ def backward(
     world_size: int = 1,
     autocast: AbstractContextManager = FULL_PRECISION,
     scaler: LossScaler | None = None,
-    loss: Callable | None = None,
 ) -> torch.Tensor:
     """One forward and backward pass of a rank's rows; returns the sum of their losses, in nats.
 
@@ -71,8 +70,7 @@ def backward(
     add up: each is divided by the tokens of the whole step, so their sizes need not be equal.
     """
     with autocast:
-        logits = model(x)  # (B_local, T, V)
-    nats = (loss or cross_entropy)(logits, y, reduction="sum")
+        nats = model(x, y)
     share = nats * (world_size / global_tokens)
     (scaler.scale(share) if scaler else share).backward()
     return nats.detach()
@@ -177,7 +175,6 @@ class TrainStep:
             self.copies = partial(weights_in, DTYPES[precision], ranks.stages)
         self.scaler = LossScaler(precision, device, averages_over=ranks.averages_over)
         self.saved_tensors = offloaded_activations if offload_activations else nullcontext
-        self.loss_of = loss_of_own(loss_function(ranks.stages[-1]), mesh.cp)
         # ranks that work on the same tokens know the same loss; one of them says it
         self.counts = mesh.pp.is_last and mesh.tp.is_first
         self.whole_here = mesh.pp.size * mesh.tp.size * mesh.ep.size == 1
@@ -190,6 +187,7 @@ class TrainStep:
                 mesh.pp,
                 schedule,
                 self._share_of_loss,
+                takes_targets=True,
                 forward_context=self._forward,
                 boundary=boundary(model_config, mesh, hidden_format, sequence_parallel),
                 before_backward=ranks.before_backward,
@@ -224,6 +222,7 @@ class TrainStep:
         """
         self.tokens, self.losses = global_tokens, 0.0
         share = self.ranks.averages_over / global_tokens
+        micro_batches = [(x, own_positions(y, self.mesh.cp)) for x, y in micro_batches]
         for stage in self.ranks.stages:
             set_balance(stage, self.balance * (share * self.scaler.rank_factor))
         with self.copies():
@@ -234,15 +233,14 @@ class TrainStep:
                 with self.ranks.micro_batch(last=number == len(micro_batches)):
                     self.losses += backward(
                         self.model, x, y, global_tokens, self.ranks.averages_over, self._forward(),
-                        self.scaler, self.loss_of,
+                        self.scaler,
                     )
         complete_gradients(self.ranks.stages, self.mesh)
         self.ranks.reduce()
         return self.losses if self.counts else 0.0
 
-    def _share_of_loss(self, logits, y):
+    def _share_of_loss(self, loss, y):
         """What a micro-batch's backward pass begins with, at the end of a pipeline."""
-        loss = self.loss_of(logits, y, reduction="sum")
         self.losses += loss.detach()
         return self.scaler.scale(loss * (self.ranks.averages_over / self.tokens))
 
@@ -295,11 +293,9 @@ class TrainStep:
     @torch.no_grad()
     def loss_sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | float:
         """The sum of the losses of these rows; 0 where another rank counts them."""
+        y = own_positions(y, self.mesh.cp)
         with self.copies(), self.autocast:
-            logits = self.pipeline.logits(x) if self.pipeline else self.model(x)
-        if logits is None:  # only the last stage has them
-            return 0.0
-        loss = self.loss_of(logits, y, reduction="sum")
+            loss = self.pipeline.output(x, y) if self.pipeline else self.model(x, y)
         return loss if self.counts else 0.0
 
     def after_evaluation(self) -> None:
