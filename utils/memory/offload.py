@@ -9,8 +9,9 @@
     loss.backward()
     optimizer.step()                                # fp32 weights and state never are on the device
 
-On CUDA "out" is pinned host memory, and activations travel on a stream of their own beside the
-computation. On a CPU "out" is a file: in the system's folder for temporary files, or in `folder`.
+On CUDA "out" is pinned host memory, and what travels does so on a stream of its own: activations
+beside the computation, gradients beside the host's step of those before them. On a CPU "out" is a
+file: in the system's folder for temporary files, or in `folder`.
 Sources: Rhu et al. 2016 (vDNN, arXiv:1602.08124) for activations, Ren et al. 2021 (ZeRO-Offload,
 arXiv:2101.06840) for the optimizer.
 """
@@ -20,10 +21,11 @@ import tempfile
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from utils.memory.precision import master_of
 from utils.private_api import is_traceable_wrapper_subclass, version
@@ -218,6 +220,7 @@ class OffloadedOptimizer:
         if not self.parameters:
             raise ValueError("no parameter wants a gradient: there is nothing to optimize")
         self.device = _local(self.parameters[0]).device
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._folder, self._together = folder, together
         self.masters = []
         for parameter in self.parameters:
@@ -240,16 +243,65 @@ class OffloadedOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Gradients go out, the inner optimizer steps there, the new values come back."""
+        """Gradients go out, the inner optimizer steps there, the new values come back.
+
+        On CUDA all three at once, each for another bunch, and with all cores of the host. Gradients
+        cannot go earlier: not before the norm of all of them is known, by which they are clipped.
+        """
+        with self._host_threads():
+            for bunch, gradients in self._arrived():
+                for (_, master), gradient in zip(bunch, gradients, strict=True):
+                    master.grad = gradient
+                for part in self.parts:  # it skips the masters without a gradient
+                    part.step()
+                with self._beside():
+                    for parameter, master in bunch:
+                        master.grad = None
+                        _local(parameter).copy_(master, non_blocking=True)
+                for _, master in bunch:
+                    self._put_out(master)
+        if self.stream:
+            self.stream.synchronize()  # the next step writes the masters
+
+    def _arrived(self):
+        """Yields (bunch, its gradients where the masters are); on CUDA the next bunch's are on
+        their way by then, into memory of the allocator of pinned memory, which keeps it."""
+        if not self.stream:
+            for bunch in self._bunches():
+                yield bunch, [_local(p.grad).to(m.device, m.dtype) for p, m in bunch]
+            return
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        before = None
         for bunch in self._bunches():
-            for parameter, master in bunch:
-                master.grad = _local(parameter.grad).to(master.device, master.dtype)
-            for part in self.parts:  # it skips the masters without a gradient
-                part.step()
-            for parameter, master in bunch:
-                master.grad = None
-                _local(parameter).copy_(master)
-                self._put_out(master)
+            with self._beside():
+                gradients = [
+                    torch.empty_like(m, pin_memory=True).copy_(_local(p.grad), non_blocking=True)
+                    for p, m in bunch
+                ]
+                arrival = self.stream.record_event()
+            if before:
+                before[2].synchronize()
+                yield before[:2]
+            before = bunch, gradients, arrival
+        if before:
+            before[2].synchronize()
+            yield before[:2]
+
+    def _beside(self):
+        return torch.cuda.stream(self.stream) if self.stream else nullcontext()
+
+    @contextmanager
+    def _host_threads(self):
+        """On CUDA, this rank's share of the host's cores: launchers give a rank one thread."""
+        before = torch.get_num_threads()
+        if self.stream:
+            here = dist.get_world_size() if dist.is_initialized() else 1  # where torchrun says none
+            ranks = int(os.environ.get("LOCAL_WORLD_SIZE", here))
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for parameter in self.parameters:
