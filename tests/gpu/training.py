@@ -136,9 +136,8 @@ def planned_memory(rehearse: bool) -> Iterator[tuple[str, dict]]:
 
 def measured_and_planned(pool: Ranks, config: TrainConfig, way: dict, model: Model) -> dict:
     (peaks,) = pool.run(peaks_on_rank, config)
-    strategy = Strategy(
-        micro_batch=config.batch, global_batch=config.batch, precision="fp32", **way
-    )
+    sizes = {"micro_batch": config.batch, "global_batch": config.batch}
+    strategy = Strategy(**sizes, precision="fp32", software="eager", **way)
     planned = plan(model, strategy, MACHINES["dgx-h100"]).memory["total"]
     return {**peaks, "planned": planned, "planned_of_tensors": planned / peaks["tensors"]}
 

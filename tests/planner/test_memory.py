@@ -24,6 +24,8 @@ from utils.parallel.tensor import loss_function, tensor_parallel
 from utils.parallel.zero import shard
 from utils.planner import MACHINES, Model, Strategy, plan
 from utils.ranks import Ranks
+from utils.training.config import TrainConfig
+from utils.training.step import make_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,3 +152,30 @@ def test_memory_of_two_ranks_is_as_planned(two, name, mode):
     strategy = Strategy(micro_batch=batch, global_batch=batches, recompute=mode, **split)
     planned = plan(Model.of(config, seq), strategy, LAPTOP).memory["total"]
     assert planned == pytest.approx(max(sum(peak.values()) for peak in peaks), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [{}, {"recompute": "selective"}, {"recompute": "full"}, {"offload": "optimizer"}],
+    ids=str,
+)
+def test_memory_of_the_trainers_step_is_as_planned(way):
+    """One micro-batch, a vocabulary that outweighs the layers: to 1 %."""
+    config = TrainConfig(
+        layers=3, hidden=128, heads=4, vocab=4096, batch=8, seq=192, optimizer="adamw", **way
+    )
+    mesh, tokens = make_mesh(), config.batch * config.seq
+    engine = make_engine(GPT(config.model_config()), config, torch.device("cpu"), mesh)
+    x = torch.randint(0, config.vocab, (config.batch, config.seq))
+
+    def step():
+        engine.backward([(x, x)], tokens)
+        engine.step(config.clip)
+
+    step()
+    gc.collect()
+    with Memory(model=engine.ranks.stages[0], optimizer=engine.optimizer) as memory:
+        step()
+    strategy = Strategy(micro_batch=8, global_batch=8, precision="fp32", software="eager", **way)
+    planned = plan(Model.of(config.model_config(), config.seq), strategy, LAPTOP).memory["total"]
+    assert planned == pytest.approx(memory.peak_bytes, rel=0.01)

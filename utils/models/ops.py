@@ -119,16 +119,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows = max(weight.shape[1], LOGITS // weight.shape[0])
         for first in range(0, len(hidden), rows):
             part = slice(first, first + rows)
-            target = targets[part, None]  # (rows, 1)
-            logits = F.linear(hidden[part], weight)  # (rows, V)
-            logs = torch.log_softmax(logits, dim=-1, dtype=exact)
-            nats -= logs.gather(1, target).sum()
-            if wanted:
-                softmax = logs.exp_()
-                softmax.scatter_add_(1, target, softmax.new_full(target.shape, -1.0))
-                dlogits = softmax.to(hidden.dtype)
-                torch.mm(dlogits, weight, out=dhidden[part])
-                dweight += dlogits.t() @ hidden[part]
+            gradients = (dhidden[part], dweight) if wanted else None
+            nats += _loss_of_rows(hidden[part], weight, targets[part, None], exact, gradients)
         ctx.save_for_backward(dhidden, dweight)
         ctx.format = weight.dtype
         return nats
@@ -137,3 +129,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, dnats):
         dhidden, dweight = ctx.saved_tensors
         return dhidden * dnats.to(dhidden.dtype), (dweight * dnats).to(ctx.format), None, None
+
+
+def _loss_of_rows(hidden, weight, targets, exact, gradients):
+    """The sum of their losses; fills the rows' gradient, and adds the weight's."""
+    logits = F.linear(hidden, weight)  # (rows, V)
+    logs = torch.log_softmax(logits, dim=-1, dtype=exact)
+    nats = -logs.gather(1, targets).sum()
+    if gradients:
+        dhidden, dweight = gradients
+        softmax = logs.exp_()
+        softmax.scatter_add_(1, targets, softmax.new_full(targets.shape, -1.0))
+        dlogits = softmax.to(hidden.dtype)
+        torch.mm(dlogits, weight, out=dhidden)
+        dweight += dlogits.t() @ hidden
+    return nats

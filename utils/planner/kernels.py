@@ -110,9 +110,12 @@ def layer(machine: Machine, model: Model, c: Columns, value_bytes: float) -> dic
     cast_out = 4.0 * fp8 * sum(count * m * n for m, n, _, count in products)
     core_forward, core_backward = attention(machine, model, c, value_bytes)
     forward_bytes, backward_bytes = pointwise(model, c, value_bytes)
+    eager = c.software == "eager"
     point = stream(machine, forward_bytes + cast_in)
+    # forward: products, norms, activation, sums, attention; eager also casts and rotates
+    launches = np.where(eager, 20 + 5 * (c.precision == "autocast"), 12) * machine.launch
     selective = np.where(c.attention == "fused", 0.0, core_forward) + point * model.gated
-    launches = 12 * machine.launch  # forward: products, norms, activation, sums, attention
+    selective = selective + np.where(c.software == "megatron", 0.0, launches)
     return {
         "forward": forward + core_forward + point + launches,
         "selective": selective,
@@ -168,6 +171,8 @@ def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray,
     tokens = c.tokens(model)
     hidden = tokens * model.hidden_size / np.where(c.sequence_parallel, c.tp, 1.0)
     inner = tokens * model.experts_per_token * model.mlp_size / c.tp
+    if model.gated and not np.all(c.software == "megatron"):
+        return _of_trainer(model, c, value_bytes, hidden, inner)
     if model.gated:
         rotary = 2 * tokens * (model.query_width + model.key_width) / c.tp
         forward = 10 * hidden + 3 * inner + rotary
@@ -178,6 +183,29 @@ def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray,
     return value_bytes * (forward + moved), value_bytes * (backward + moved)
 
 
+def _of_trainer(model, c, value, hidden, inner):
+    """The same of this course's trainer, kernel by kernel. A value of a hidden state has `stream`
+    bytes, one that a product reads `value`.
+
+    eager, forward: norms read and write; by autocast each of five products casts its input; rotary
+    rolls, multiplies, adds (7 values); sums read two, write one; silu 2, its product 3. backward:
+    two gradients of the stream are added, by autocast cast for the branch; norms read two, write
+    one, read both again for the weight; the gradients of five inputs become two; rotary 7,
+    activation 9. compiled: a norm is one kernel with the sum before it, an activation one.
+    """
+    stream = np.where(c.precision == "autocast", 4.0, value)
+    cast = np.where(c.precision == "autocast", stream + value, 0.0)
+    turned = c.tokens(model) * (model.query_width + model.key_width) / c.tp
+    forward = (4 * stream + 5 * cast + 2 * (2 * stream + value)) * hidden
+    forward = forward + value * (7 * turned + 5 * inner)
+    backward = (6 * stream + 2 * cast + 10 * stream + 5 * cast + 9 * stream) * hidden
+    backward = backward + value * (7 * turned + 9 * inner)
+    fused = 4 * (stream + value) * hidden + value * (2 * turned + 3 * inner)
+    fused_backward = (8 * stream + 12 * value) * hidden + value * (2 * turned + 6 * inner)
+    eager = c.software == "eager"
+    return np.where(eager, forward, fused), np.where(eager, backward, fused_backward)
+
+
 # ---- the ends of the model
 
 
@@ -185,15 +213,38 @@ def head(
     machine: Machine, model: Model, c: Columns, value_bytes: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) seconds of the last matrix and the loss for one micro-batch. The loss
-    reads and writes fp32 logits: cast, largest, exponentials and their sum; then their gradient."""
+    reads and writes fp32 logits: cast, largest, exponentials and their sum; then their gradient.
+    PyTorch's, with autocast, makes 9 passes over fp32 and casts both ways; compiled 4 over 16 bits.
+    The trainer's makes log-softmax from logits that it reads twice, takes exponentials in place,
+    casts, and adds up the gradient of the matrix in fp32, once for each chunk of rows."""
     tokens, share = c.tokens(model), model.vocab_size / c.tp
     inputs, weights = both_gradients(machine, tokens, share, model.hidden_size, 1.0, value_bytes)
     forward = matmul(machine, tokens, share, model.hidden_size, 1.0, value_bytes)
     logits = tokens * share
-    return (
-        forward + stream(machine, (value_bytes + 4 * 4) * logits),
-        inputs + weights + stream(machine, (value_bytes + 2 * 4) * logits),
+    chunks = np.ceil(tokens / loss_rows(model, c))
+    table = model.hidden_size * share
+    passes = [  # (forward, backward) bytes
+        ((value_bytes + 4 * 4) * logits, (value_bytes + 2 * 4) * logits),
+        (2 * value_bytes * logits, 2 * value_bytes * logits),
+        ((value_bytes + 4 * 4) * logits, (value_bytes + 5 * 4) * logits),
+        (
+            (3 * value_bytes + 4 * 4) * logits + chunks * (value_bytes + 8) * table,
+            (4 + 4 + value_bytes) * table,
+        ),
+    ]
+    logits_kept = c.precision == "autocast"
+    ways = [c.software == "megatron", logits_kept & (c.software == "compiled"), logits_kept]
+    forward_bytes, backward_bytes = (
+        np.select(ways, [each[side] for each in passes[:3]], passes[3][side]) for side in (0, 1)
     )
+    return forward + stream(machine, forward_bytes), inputs + weights + stream(
+        machine, backward_bytes
+    )
+
+
+def loss_rows(model: Model, c: Columns) -> np.ndarray:
+    """Tokens whose logits this course's trainer holds at once: `linear_cross_entropy`."""
+    return np.minimum(c.tokens(model), max(model.hidden_size, 2**22 // model.vocab_size))
 
 
 def embedding(machine: Machine, model: Model, c: Columns, value_bytes: float) -> np.ndarray:

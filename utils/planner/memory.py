@@ -11,7 +11,9 @@ second is a rank of the fullest stage of any strategy, at the peak of a step, fo
 
 weights, gradients, optimizer   of this rank's share of the parameters. In bf16 2 + 2 + 12 bytes
     each (fp32 master copy and two moments), shared out by ZeRO: Rajbhandari et al. 2020,
-    arXiv:1910.02054, section 5. A tied matrix is on the first and on the last stage.
+    arXiv:1910.02054, section 5. A tied matrix is on the first and on the last stage. This course's
+    trainer in bf16: 4 + 2 for the passes' copy, 4, 8; its gradients stay until the optimizer, also
+    one on the host, has them.
 activations   what the backward pass waits for, of all micro-batches that are under way. GPT layout:
     Korthikanti et al. 2022, arXiv:2205.05198, section 4, with s·b·h values a layer
         sbh (10 + 24/t + 5as/ht)   and all of it / t with sequence parallelism;
@@ -34,6 +36,7 @@ import numpy as np
 
 from utils.choices import RECOMPUTE, ZERO
 from utils.models.config import GPTConfig
+from utils.planner.kernels import loss_rows
 from utils.planner.model import Model
 from utils.planner.strategy import OFFLOAD, OPTIMIZERS, PRECISIONS, Columns, Numbers
 
@@ -280,8 +283,10 @@ def state(
         share = np.where(shared, dense / c.dp_cp + experts / (c.dp_cp / c.ep), dense + experts)
         held[kind] = bytes_of[index] * share
         moved = c.offload == "parameters"
-        if kind != "weights":
+        if kind == "optimizer":
             moved = moved | (c.offload == "optimizer")
+        if kind == "gradients":  # the trainer's leave when all are there, for the optimizer's step
+            moved = moved | ((c.offload == "optimizer") & (c.software == "megatron"))
         host = host + np.where(moved, held[kind], 0)
         held[kind] = np.where(moved, 0, held[kind])
     return held, host
@@ -359,7 +364,24 @@ def head_activations(model: Model, c: Columns) -> np.ndarray:
     tokens = c.tokens(model)
     value = np.where(c.precision == "fp32", 4.0, 2.0)
     norms = 2 * value * model.hidden_size / np.where(c.sequence_parallel, c.tp, 1.0)
-    return tokens * (norms + 4 * model.vocab_size / c.tp)
+    return tokens * (norms + np.where(_in_chunks(c), 0.0, 4 * model.vocab_size / c.tp))
+
+
+def _in_chunks(c):
+    """Whether the loss is computed a few rows at a time: where the trainer's head is whole."""
+    return (c.software != "megatron") & (c.precision != "autocast") & (c.tp == 1)
+
+
+def loss_buffers(model: Model, c: Columns) -> np.ndarray:
+    """Bytes of the loss while it is computed: the logits, and their gradient in fp32; in chunks
+    those of some rows, with their softmax, and the gradients of all hidden states and the matrix.
+    """
+    value = np.where(c.precision == "fp32", 4.0, 2.0)
+    tokens, share = c.tokens(model), model.vocab_size / c.tp
+    # the matrix' gradient is added up in fp32; 8 bytes: 16-bit logits have a 16-bit gradient
+    in_chunks = 8 * loss_rows(model, c) * share + (4 + value) * share * model.hidden_size
+    in_chunks = in_chunks + value * tokens * model.hidden_size
+    return np.where(_in_chunks(c), in_chunks, tokens * share * (value + 4))
 
 
 def mlp_activations(model: Model, c: Columns) -> np.ndarray:
@@ -420,7 +442,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
     in_attention = context_buffers(model, c) - mlp_activations(model, c)
     passing = np.where(c.cp > 1, np.maximum(passing, in_attention), passing)
     working = passing + kept["none"] - by_mode
-    loss = tokens * model.vocab_size / c.tp * (value + 4)  # the logits, and their gradient in fp32
+    loss = loss_buffers(model, c)
     layer, experts, _ = split(model, c)
     layer_bytes = value * (layer + experts)
     # ZeRO-3: the weights of a layer in use and of the next one, and the gradients of one
@@ -439,6 +461,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
         held_here["buffers"] += np.maximum(
             np.where(has_head, loss, 0.0), working - np.where(has_head, head, 0.0)
         )
+        held_here = _one_pass(c, held_here, by_mode + mask, waiting + working)
         here = sum(held_here.values())
         if best is None:
             best, best_host, total = held_here, host, here
@@ -447,3 +470,19 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
         best = {kind: np.where(more, held_here[kind], best[kind]) for kind in KINDS}
         best_host, total = np.where(more, host, best_host), np.maximum(here, total)
     return best | {"total": total}, best_host
+
+
+def _one_pass(c, held, activations, buffers):
+    """The same for the trainer on one device with one micro-batch, whose gradients come as
+    activations go: the larger of the sums when all activations are there, and when only those of
+    the first layer are, which has `activations` and needs `buffers`."""
+    alone = (c.software != "megatron") & (c.gpus * c.micro_batches == 1)
+    if not np.any(alone):
+        return held
+    early = held | {"gradients": np.zeros(len(c))}
+    late = held | {"activations": activations, "buffers": buffers}
+    is_late = sum(late.values()) > sum(early.values())
+    return {
+        kind: np.where(alone, np.where(is_late, late[kind], early[kind]), held[kind])
+        for kind in held
+    }

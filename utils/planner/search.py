@@ -21,6 +21,7 @@ CHOICES = {
     "sequence_parallel": (False, True),
     "schedule": ("1f1b",),
     "offload": ("none",),
+    "software": ("megatron",),
 }
 
 

@@ -231,8 +231,20 @@ def _update(model, c, machine, value):
     """(on the device, by the host) seconds of the optimizer's step."""
     dense, experts = stage_parameters(model, c)[0]
     share = np.where(c.zero >= 1, dense / c.dp_cp + experts * c.ep / c.dp_cp, dense + experts)
-    on_device = kernels.stream(machine, OPTIMIZER_BYTES * share)
-    host = share * 28 / machine.host_bandwidth + 2 * value * share / machine.host_link
+    trainer = c.software != "megatron"
+    # the trainer's: norm (4), clip (8), AdamW (28); in 16 bits each pass casts gradients (6), and a
+    # step, or by autocast each pass and what is recomputed, the weights (6)
+    passes = c.micro_batches * (1 + (c.recompute != "none"))
+    casts = 6 * c.micro_batches + 6 * np.where(c.precision == "autocast", passes, 1)
+    own = 40 + np.where(c.precision == "fp32", 0, casts)
+    on_device = kernels.stream(machine, np.where(trainer, own, OPTIMIZER_BYTES) * share)
+    computing, travelling = share * 28 / machine.host_bandwidth, 4 * share / machine.host_link
+    # the trainer's copies, in fp32, travel beside the host's step
+    host = np.where(
+        trainer,
+        np.maximum(computing, 2 * travelling),
+        computing + 2 * value * share / machine.host_link,
+    )
     offloaded = c.offload != "none"
     return np.where(offloaded, 0.0, on_device), np.where(offloaded, host, 0.0)
 

@@ -22,11 +22,21 @@ OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad_reduce", "overlap_param_ga
 OFFLOAD = ("none", "optimizer", "parameters")
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 # Bytes of one parameter: (weights, gradients, fp32 master copy that the optimizer keeps). "bf16" is
-# ZeRO's layout, that of DeepSpeed and Megatron; torch's autocast keeps the weights in fp32. "fp8"
-# has that of bf16: only what goes into a layer's matrix products is cast.
-PRECISIONS = {"fp32": (4, 4, 0), "bf16": (2, 2, 4), "fp8": (2, 2, 4)}
+# ZeRO's layout, that of DeepSpeed and Megatron. "mixed" is that of this course's trainer in bf16:
+# weights and gradients in fp32, and one copy of the weights for the passes; "autocast" keeps as
+# much, casts in every pass, and adds up hidden states in fp32. "fp8" has the layout of bf16: only
+# what goes into a layer's matrix products is cast.
+PRECISIONS = {
+    "fp32": (4, 4, 0),
+    "bf16": (2, 2, 4),
+    "fp8": (2, 2, 4),
+    "mixed": (6, 4, 0),
+    "autocast": (6, 4, 0),
+}
 # Bytes of one parameter that the optimizer keeps besides, always fp32.
 OPTIMIZERS = {"sgd": 0, "momentum": 4, "muon": 4, "adamw": 8}
+# What computes a step: Megatron's fused kernels; this course's trainer, as it is or compiled.
+SOFTWARE = ("megatron", "eager", "compiled")
 CONTEXT = ("ring", "ulysses", "gather")  # `utils.parallel.context.WAYS`; without torch here
 WHOLE = ("dp", "pp", "tp", "ep", "interleave", "micro_batch", "global_batch", "cp")
 CHOICES = {
@@ -38,6 +48,7 @@ CHOICES = {
     "zero": ZERO,
     "sequence_parallel": (False, True),
     "context": CONTEXT,
+    "software": SOFTWARE,
     **dict.fromkeys(OVERLAPS, (False, True)),
 }
 OPEN = ("attention", "precision", *OVERLAPS)  # None: the model or the machine decides
@@ -66,6 +77,8 @@ class Strategy:
     cp          ranks that share out the positions of each sequence, and work on the same rows
     context     "ring", "ulysses" or "gather": how attention sees the others' positions, see
                 `utils.parallel.context`
+    software    "megatron", or this course's trainer, "eager" or "compiled": its loss holds a part
+                of the logits (with autocast all), and gradients are there only when they have come
     """
 
     dp: int = 1
@@ -88,6 +101,7 @@ class Strategy:
     overlap_param_gather: bool | None = None
     cp: int = 1
     context: str = "ring"
+    software: str = "megatron"
 
     def __post_init__(self):
         for name in WHOLE:
