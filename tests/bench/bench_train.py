@@ -15,8 +15,9 @@ On a CPU every contender runs twice, plain and under torch.compile, and the rati
 that of our best to their best. Plain, nanoGPT has less to do outside its matrix products: no
 rotation of queries and keys, and a fused LayerNorm. Compiled, those costs vanish in fused loops.
 
-On a GPU the step runs in bfloat16 autocast (--bf16) and compiled only. With the peak known,
-the part of it that is used (MFU, by GPTConfig.flops_per_token) is printed.
+On a GPU the step runs in bfloat16 (--bf16: autocast; ours computes with copies of the weights, as
+`utils.train` does) and compiled only. With the peak known, the part of it that is used (MFU, by
+GPTConfig.flops_per_token) is printed.
 """
 
 import argparse
@@ -28,12 +29,14 @@ import statistics
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch.nn import functional as F
 
 from utils.data import corpus
+from utils.memory.precision import weights_in
 from utils.models.gpt import GPT, GPTConfig, keep_from_compiling
 from utils.ranks.context import freed_memory_kept
 from utils.training.optimizer import make_optimizer
@@ -136,9 +139,13 @@ def step_of(name, model, compiled, autocast):
     compiled = torch.compile(model) if compiled else model
     if name == "utils.train":
         optimizer = make_optimizer(model, "adamw", 1e-3, weight_decay=0.1)
+        copies = nullcontext
+        if isinstance(autocast, torch.autocast):  # ours computes with copies instead
+            copies = partial(weights_in, torch.bfloat16, [model])
 
         def step(x, y):
-            backward(compiled, x, y, y.numel(), autocast=autocast)
+            with copies():
+                backward(compiled, x, y, y.numel())
             optimizer.step()
             optimizer.zero_grad()
 
