@@ -155,14 +155,19 @@ def test_memory_of_two_ranks_is_as_planned(two, name, mode):
 
 
 @pytest.mark.parametrize(
-    "way",
-    [{}, {"recompute": "selective"}, {"recompute": "full"}, {"offload": "optimizer"}],
+    ("vocab", "way"),
+    [
+        (4096, {}),
+        (4096, {"recompute": "selective"}),
+        (4096, {"offload": "optimizer"}),
+        (512, {"recompute": "full"}),
+    ],
     ids=str,
 )
-def test_memory_of_the_trainers_step_is_as_planned(way):
-    """One micro-batch, a vocabulary that outweighs the layers: to 1 %."""
+def test_memory_of_the_trainers_step_is_as_planned(vocab, way):
+    """One micro-batch: the peak is the loss, or the first layer's backward pass."""
     config = TrainConfig(
-        layers=3, hidden=128, heads=4, vocab=4096, batch=8, seq=192, optimizer="adamw", **way
+        layers=3, hidden=128, heads=4, vocab=vocab, batch=8, seq=192, optimizer="adamw", **way
     )
     mesh, tokens = make_mesh(), config.batch * config.seq
     engine = make_engine(GPT(config.model_config()), config, torch.device("cpu"), mesh)
@@ -178,4 +183,4 @@ def test_memory_of_the_trainers_step_is_as_planned(way):
         step()
     strategy = Strategy(micro_batch=8, global_batch=8, precision="fp32", software="eager", **way)
     planned = plan(Model.of(config.model_config(), config.seq), strategy, LAPTOP).memory["total"]
-    assert planned == pytest.approx(memory.peak_bytes, rel=0.01)
+    assert planned == pytest.approx(memory.peak_bytes, rel=0.015)

@@ -443,7 +443,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
     passing = np.where(c.cp > 1, np.maximum(passing, in_attention), passing)
     working = passing + kept["none"] - by_mode
     loss = loss_buffers(model, c)
-    layer, experts, _ = split(model, c)
+    layer, experts, table = split(model, c)
     layer_bytes = value * (layer + experts)
     # ZeRO-3: the weights of a layer in use and of the next one, and the gradients of one
     waiting = layer_bytes * (2 * ((c.zero == 3) | (c.offload == "parameters")) + (c.zero >= 2))
@@ -461,7 +461,9 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
         held_here["buffers"] += np.maximum(
             np.where(has_head, loss, 0.0), working - np.where(has_head, head, 0.0)
         )
-        held_here = _one_pass(c, held_here, by_mode + mask, waiting + working)
+        # of the first layer and of the embedding the gradients come last
+        to_come = 4 * (layer + experts + (0 if model.is_tied else table))
+        held_here = _one_pass(c, held_here, by_mode + mask, waiting + working, to_come)
         here = sum(held_here.values())
         if best is None:
             best, best_host, total = held_here, host, here
@@ -472,15 +474,16 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
     return best | {"total": total}, best_host
 
 
-def _one_pass(c, held, activations, buffers):
+def _one_pass(c, held, activations, buffers, to_come):
     """The same for the trainer on one device with one micro-batch, whose gradients come as
     activations go: the larger of the sums when all activations are there, and when only those of
-    the first layer are, which has `activations` and needs `buffers`."""
+    the first layer are, which has `activations`, needs `buffers`, and gradients are `to_come`."""
     alone = (c.software != "megatron") & (c.gpus * c.micro_batches == 1)
     if not np.any(alone):
         return held
     early = held | {"gradients": np.zeros(len(c))}
-    late = held | {"activations": activations, "buffers": buffers}
+    late = {"gradients": np.maximum(held["gradients"] - to_come, 0.0)}
+    late = held | late | {"activations": activations, "buffers": buffers}
     is_late = sum(late.values()) > sum(early.values())
     return {
         kind: np.where(alone, np.where(is_late, late[kind], early[kind]), held[kind])
