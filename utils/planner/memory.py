@@ -277,6 +277,8 @@ def state(
     bytes that the host holds instead."""
     bytes_of = np.array([PRECISIONS[name] for name in c.precision], dtype=float).T  # (3, n)
     bytes_of[2] += OPTIMIZERS["adamw"]
+    # what is recomputed casts again, and the first copies are gone
+    bytes_of[0] -= 2 * ((c.precision == "autocast") & (c.recompute != "none"))
     held, host = {}, np.zeros(len(c))
     for index, kind in enumerate(("weights", "gradients", "optimizer")):
         shared = c.zero >= 3 - index
@@ -322,6 +324,11 @@ def layer_activations(model: Model, c: Columns) -> dict[str, np.ndarray]:
     more, copied = _more_by_context(model, c)
     kept["none"] = kept["none"] + scores + tables + sent + copied
     kept["selective"] = kept["selective"] + more
+    # autocast: inputs of norms in fp32, and of each product a copy in 16 bits; a norm's result is
+    # read by three products and by two
+    in_fp32 = np.where(c.precision == "autocast", model.hidden_size / whole, 0.0)
+    for mode, times in (("none", 2 + 3), ("selective", 1), ("full", 1)):
+        kept[mode] = kept[mode] + times * in_fp32
     return {mode: 2 * values * each for mode, each in kept.items()}
 
 
@@ -381,7 +388,9 @@ def loss_buffers(model: Model, c: Columns) -> np.ndarray:
     # the matrix' gradient is added up in fp32; 8 bytes: 16-bit logits have a 16-bit gradient
     in_chunks = 8 * loss_rows(model, c) * share + (4 + value) * share * model.hidden_size
     in_chunks = in_chunks + value * tokens * model.hidden_size
-    return np.where(_in_chunks(c), in_chunks, tokens * share * (value + 4))
+    # PyTorch's loss has a gradient of log-softmax, too
+    whole = tokens * share * (value + np.where(c.software == "megatron", 4, 8))
+    return np.where(_in_chunks(c), in_chunks, whole)
 
 
 def mlp_activations(model: Model, c: Columns) -> np.ndarray:
@@ -476,9 +485,10 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
 
 def _one_pass(c, held, activations, buffers, to_come):
     """The same for the trainer on one device with one micro-batch, whose gradients come as
-    activations go: the larger of the sums when all activations are there, and when only those of
-    the first layer are, which has `activations`, needs `buffers`, and gradients are `to_come`."""
-    alone = (c.software != "megatron") & (c.gpus * c.micro_batches == 1)
+    activations go (ZeRO's have a place of their own): the larger of the sums when all activations
+    are there, and when only those of the first layer are, which has `activations`, needs `buffers`,
+    and gradients are `to_come`. What the compiler saves of activations is not known here."""
+    alone = (c.software != "megatron") & (c.gpus * c.micro_batches == 1) & (c.zero == 0)
     if not np.any(alone):
         return held
     early = held | {"gradients": np.zeros(len(c))}
