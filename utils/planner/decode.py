@@ -21,6 +21,7 @@ Peaks, links and their efficiencies are the planner's (`utils.planner.machine`, 
 `here` measures them on this machine, links by real all-reduces on real ranks.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:  # they bring torch
 
 KINDS = ("weights", "cache", "launch", "latency", "bytes")  # of a step, in this order
 KERNELS = 12  # that a layer starts on a GPU, as in the planner's `kernels.layer`
+PAGE = 16  # positions of a block of the KV cache: a request has whole ones
 OPERATORS = 35  # that a layer of our own decoder calls, one by one, on this machine's CPU
 
 # gpt-fast, README, "Tensor Parallelism": bf16, batch 1, 5 tokens of prompt and 200 new ones,
@@ -143,7 +145,7 @@ def _forward(model, machine, batch, length, context, tp, links, calls):
     latency, size = _messages(model, machine, batch, rows, tp, links, value)
     table = 0 if model.is_tied else head  # the embedding is read row by row, yet it is stored
     held = value * (model.layers * (attention + model.experts * expert) + head + table)
-    held += stored * batch * (context if length == 1 else length)
+    held += stored * batch * PAGE * math.ceil((context if length == 1 else length) / PAGE)
     seconds = {
         "weights": float(weights),
         "cache": float(cache),

@@ -124,6 +124,12 @@ def test_a_shorter_length_is_kept_to(tmp_path):
             engine.complete([1, 2, 3, 4], seven)
 
 
+def test_blocks_that_do_not_hold_one_request_are_refused():
+    assert EngineConfig(max_num_seqs=3).blocks(ENDLESS) == 3 * -(-ENDLESS.max_positions // 16)
+    with pytest.raises(ValueError, match=r"num_blocks 2 are fewer than the 3 of one request"):
+        EngineConfig(max_model_len=33, num_blocks=2).blocks(ENDLESS)
+
+
 def test_what_does_not_fit_the_memory_is_refused_by_the_ranks(tmp_path):
     folder = version_of(replace(ENDLESS, max_positions=10**6), tmp_path, 1)
     with pytest.raises(LoadError) as refused:

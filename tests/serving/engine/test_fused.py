@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton", reason="the Triton language is not installed: make setup TRITON=yes")
 
-from tests.kernels.conftest import interpreter  # noqa: F401 (a fixture)
+from tests.kernels.conftest import interpreter, on  # noqa: F401 (fixtures)
 from tests.serving.engines import ODD, TIED, new_model, version_of
 from tests.tiers import first
 from utils.serving.engine.config import EngineConfig
@@ -28,17 +28,17 @@ def test_the_numbers_of_rows_that_have_a_graph():
     assert sizes_of(16) == [1, 2, 4, 8, 16] and sizes_of(3) == [1, 2, 3] and sizes_of(1) == [1]
 
 
-def two_ways(folder, dtype):
+def two_ways(device, folder, dtype):
     """[(logits of the fused step, of PyTorch's, tokens of the fused step)] of decode steps of
     changing company, with blocks in any order."""
     from utils.kernels import decode
 
     version = Version.read(folder)
     config = EngineConfig(max_num_seqs=SLOTS, dtype=dtype)
-    names = config.dtypes(version.stored, True, version.compute)
+    names = config.dtypes(version.stored, device == "cpu", version.compute)
     fused, plain = (
         ServedDecoder(
-            version.model, version.weights(0), 0, 1, SLOTS, 96, None, "cpu",
+            version.model, version.weights(0), 0, 1, SLOTS, 96, None, device,
             *(getattr(torch, name) for name in names), None, None, kernels,
         )
         for kernels in (decode, None)
@@ -62,7 +62,7 @@ def two_ways(folder, dtype):
         for slot, token in zip(slots, tokens.tolist()):
             fused.lengths[slot] += 1
             last[slot] = token
-        found.append((logits.clone(), plain.decode(slots, known), tokens.clone()))
+        found.append((logits.cpu(), plain.decode(slots, known).cpu(), tokens.tolist()))
     return found
 
 
@@ -77,23 +77,23 @@ def two_ways(folder, dtype):
     ),
 )
 def test_a_fused_step_is_that_of_pytorchs_way(
-    interpreter, tmp_path, config, export_as, dtype  # noqa: F811
+    on, tmp_path, config, export_as, dtype  # noqa: F811
 ):
     model = new_model(tmp_path / "model", config)
     folder = export(model, tmp_path / "repo", 1, dtype=export_as)
-    for ours, theirs, tokens in interpreter(two_ways, str(folder), dtype):
+    for ours, theirs, tokens in on(two_ways, str(folder), dtype):
         limit = 0.03 if dtype == "bfloat16" else 2e-3 if export_as == "int8" else 1e-5
         assert (ours - theirs).abs().mean() < limit * theirs.abs().mean()
-        assert tokens.tolist() == ours.argmax(dim=-1).tolist()
+        assert tokens == ours.argmax(dim=-1).tolist()
 
 
-def drawn(folder, company):
+def drawn(device, folder, company):
     """Tokens of slot 0, which draws, with or without others that draw, too."""
     from utils.kernels import decode
 
     version = Version.read(folder)
     decoder = ServedDecoder(
-        version.model, version.weights(0), 0, 1, SLOTS, 96, None, kernels=decode
+        version.model, version.weights(0), 0, 1, SLOTS, 96, None, device, kernels=decode
     )
     slots = [0, *company]
     for slot in slots:
@@ -106,10 +106,10 @@ def drawn(folder, company):
     return tokens
 
 
-def test_what_a_row_draws_is_independent_of_its_company(interpreter, tmp_path):  # noqa: F811
+def test_what_a_row_draws_is_independent_of_its_company(on, tmp_path):  # noqa: F811
     folder = str(version_of(TIED, tmp_path, 1))
-    alone = interpreter(drawn, folder, [])
-    assert len(set(alone)) > 1 and alone == interpreter(drawn, folder, [1, 3])
+    alone = on(drawn, folder, [])
+    assert len(set(alone)) > 1 and alone == on(drawn, folder, [1, 3])
 
 
 def answers(folder, fused):
