@@ -1,8 +1,8 @@
 """The engine: requests of many clients share one tensor-parallel model.
 
 The export copies this folder into every version, with the files of `utils` that it imports; beside
-those it needs torch, numpy, safetensors and tokenizers only; on a GPU the Triton language, too, which
-comes with torch.
+those it needs torch, numpy, safetensors and tokenizers only; on a GPU the Triton language, too,
+which comes with torch.
 
 engine          the leader: takes requests, plans steps, hands out tokens, starts ranks again
 request         SamplingParams, Stream, and what can go wrong
