@@ -24,7 +24,6 @@ from utils.planner.published import (
     LLAMA,
     LONG,
     LONG_OTHER_SOFTWARE,
-    NEMO,
     OTHER_SOFTWARE,
     SHARDED,
     SHARDED_FITTED,
@@ -45,6 +44,10 @@ def named(rows):
     return [pytest.param(row, id=f"{row.source}: {row.name}") for row in rows]
 
 
+def on_h100(rows):
+    return [row for row in rows if row.machine == "dgx-h100"]
+
+
 def test_the_split_is_by_name_and_by_nothing_else():
     for rows, fitted, unseen in ((DENSE, FITTED, HELD_OUT),
                                  (SHARDED, SHARDED_FITTED, SHARDED_HELD_OUT)):
@@ -60,10 +63,12 @@ def test_the_split_is_by_name_and_by_nothing_else():
 @pytest.mark.parametrize(
     ("rows", "middle", "largest"),
     [
-        pytest.param(FITTED, 0.040, 0.135, id="dense, fitted"),
-        pytest.param(HELD_OUT, 0.040, 0.145, id="dense, not seen"),
-        pytest.param(SHARDED_FITTED, 0.030, 1.2, id="sharded, fitted"),
-        pytest.param(SHARDED_HELD_OUT, 0.075, 0.34, id="sharded, not seen"),
+        pytest.param(FITTED, 0.045, 0.14, id="dense, fitted"),
+        pytest.param(HELD_OUT, 0.035, 0.13, id="dense, not seen"),
+        pytest.param(SHARDED_FITTED, 0.020, 1.2, id="sharded, fitted"),
+        pytest.param(SHARDED_HELD_OUT, 0.060, 0.34, id="sharded, not seen"),
+        pytest.param(on_h100((*HELD_OUT, *SHARDED_HELD_OUT)), 0.05, 0.13, id="H100, not seen"),
+        pytest.param(by_source(DENSE)[CORE], 0.03, 0.10, id="Megatron-Core"),
     ],
 )
 def test_how_far_each_half_is_off(rows, middle, largest):
@@ -78,6 +83,7 @@ def test_how_far_each_half_is_off(rows, middle, largest):
         (("dgx-h100",), "sustained", 0.02),
         (("dgx-h100",), "fp8_sustained", 0.02),
         ((), "HIDDEN", 0.1),
+        ((), "HIDDEN_ONCE", 0.1),
     ],
 )
 def test_no_constant_would_be_better_for_the_fitted_half(machines, constant, by, monkeypatch):
@@ -105,19 +111,20 @@ def test_each_run(row):
 
 
 def test_runs_of_megatron_fit_their_devices():
-    """But for Llama's, whose authors free what is kept twice, and NeMo's largest."""
+    """But for Llama's, whose authors free what is kept twice, and Nemotron's smallest and largest,
+    for which masks of a dropout are counted that they do not have."""
+    tight = ("nemotron-8b", "nemotron-340b")
     for row in DENSE:
-        assert row.plan().fits or row.source == LLAMA or (row.source, row.name[:13]) == (
-            NEMO, "nemotron-340b"), row.name
+        assert row.plan().fits or row.source == LLAMA or row.name.startswith(tight), row.name
 
 
 def test_what_the_authors_let_overlap_is_what_makes_their_large_runs_fast():
-    """Megatron-Core's runs with stages: within 7 %, and at least a tenth slower if each message
+    """Megatron-Core's runs with stages: within 9 %, and at least a tenth slower if each message
     were waited for."""
     large = [row for row in DENSE if row.source == CORE and row.strategy.pp > 1]
     assert len(large) == 5
     for row in large:
-        assert abs(row.error()) < 0.07
+        assert abs(row.error()) < 0.09
         waiting = replace(row.strategy, **dict.fromkeys(OVERLAPS, False))
         assert replace(row, strategy=waiting).predicted() < 0.9 * row.predicted()
 

@@ -58,6 +58,10 @@ HIDES = {
     "overlap_grad_reduce": "gradients travel during the backward pass",
     "overlap_param_gather": "ZeRO's weights travel during the passes",
 }
+SET = {
+    "sequence_parallel": "what tensor parallelism leaves whole is split over the sequence",
+    "fused_loss": "Megatron's --cross-entropy-loss-fusion: fewer passes over the logits",
+}
 TEXTS = {
     "context": "how attention sees the positions of cp's other ranks: keys and values travel from "
     "rank to rank, heads for positions, or all keys and values on every rank",
@@ -87,9 +91,8 @@ def parser() -> argparse.ArgumentParser:
     for name, text in WHOLE.items():
         strategy.add_argument(_flag(name), type=int, metavar="N", help=text)
     for name, known in CHOICES.items():
-        if name == "sequence_parallel":
-            text = "what tensor parallelism leaves whole is split over the sequence"
-            strategy.add_argument(_flag(name), action="store_const", const=True, help=text)
+        if name in SET:
+            strategy.add_argument(_flag(name), action="store_const", const=True, help=SET[name])
         elif name in HIDES:
             text = f"{HIDES[name]}; neither: as Megatron in the machine's time"
             strategy.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)

@@ -164,7 +164,8 @@ def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray,
 
     Forward, in units of a hidden state: two norms read and write (4); two sums with the residual,
     with bias and dropout in the GPT layout, read two, write one and a mask (7). The MLP's
-    activation reads and writes its inner values, gated ones read twice as many. Backward: norms
+    activation reads and writes its inner values, gated ones read twice as many; squared ReLU is two
+    kernels forward and four backward. Backward: norms
     read input and gradient, write (6), the residual's gradients are added (4), dropout (5), biases
     (2); activation: reads two, writes one.
     """
@@ -173,12 +174,15 @@ def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray,
     inner = tokens * model.experts_per_token * model.mlp_size / c.tp
     if model.gated and not np.all(c.software == "megatron"):
         return _of_trainer(model, c, value_bytes, hidden, inner)
+    rotary = 2 * tokens * (model.query_width + model.key_width) / c.tp
     if model.gated:
-        rotary = 2 * tokens * (model.query_width + model.key_width) / c.tp
         forward = 10 * hidden + 3 * inner + rotary
         backward = 14 * hidden + 5 * inner + rotary
     else:
-        forward, backward = 11 * hidden + 2 * inner, 17 * hidden + 4 * inner
+        forward_mlp, backward_mlp = (4, 10) if model.squared_relu else (2, 4)
+        forward, backward = 11 * hidden + forward_mlp * inner, 17 * hidden + backward_mlp * inner
+        if not model.learned_positions:
+            forward, backward = forward + rotary, backward + rotary
     moved = 4 * tokens * model.experts_per_token * model.hidden_size if model.experts > 1 else 0.0
     return value_bytes * (forward + moved), value_bytes * (backward + moved)
 
@@ -213,7 +217,8 @@ def head(
     machine: Machine, model: Model, c: Columns, value_bytes: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) seconds of the last matrix and the loss for one micro-batch. The loss
-    reads and writes fp32 logits: cast, largest, exponentials and their sum; then their gradient.
+    reads and writes fp32 logits: cast, largest, difference, exponentials, sum, quotient; then the
+    gradient and its cast (Megatron-Core's cross_entropy.py), fused each group of them once.
     PyTorch's, with autocast, makes 9 passes over fp32 and casts both ways; compiled 4 over 16 bits.
     The trainer's makes log-softmax from logits that it reads twice, takes exponentials in place,
     casts, and adds up the gradient of the matrix in fp32, once for each chunk of rows."""
@@ -224,7 +229,8 @@ def head(
     chunks = np.ceil(tokens / loss_rows(model, c))
     table = model.hidden_size * share
     passes = [  # (forward, backward) bytes
-        ((value_bytes + 4 * 4) * logits, (value_bytes + 2 * 4) * logits),
+        ((value_bytes + 5 * 4) * logits, (value_bytes + 2 * 4) * logits),  # fused
+        ((value_bytes + 9 * 4) * logits, (value_bytes + 3 * 4) * logits),
         (2 * value_bytes * logits, 2 * value_bytes * logits),
         ((value_bytes + 4 * 4) * logits, (value_bytes + 5 * 4) * logits),
         (
@@ -233,9 +239,11 @@ def head(
         ),
     ]
     logits_kept = c.precision == "autocast"
-    ways = [c.software == "megatron", logits_kept & (c.software == "compiled"), logits_kept]
+    megatron = c.software == "megatron"
+    compiled = c.software == "compiled"
+    ways = [megatron & c.fused_loss, megatron, logits_kept & compiled, logits_kept]
     forward_bytes, backward_bytes = (
-        np.select(ways, [each[side] for each in passes[:3]], passes[3][side]) for side in (0, 1)
+        np.select(ways, [each[side] for each in passes[:4]], passes[4][side]) for side in (0, 1)
     )
     return forward + stream(machine, forward_bytes), inputs + weights + stream(
         machine, backward_bytes

@@ -86,10 +86,10 @@ MACHINES = {
             source="DGX A100 80GB data sheet: NVLink 3 with switch, 8 x HDR 200 Gb/s",
         ),
         Machine(
-            "dgx-h100", 989e12, 0.62, 132, 80 * GB, 3350 * GB,
+            "dgx-h100", 989e12, 0.64, 132, 80 * GB, 3350 * GB,
             (Level(8, 450 * GB, 3e-6), Level(ANY, 50 * GB, 15e-6)),
             host_link=50 * GB, host_memory=250 * GB, host_bandwidth=60 * GB,
-            fp8_peak=1979e12, fp8_sustained=0.69, attention="fused",
+            fp8_peak=1979e12, fp8_sustained=0.68, attention="fused",
             overlaps=("overlap_tp", "overlap_pp", "overlap_grad_reduce", "overlap_param_gather"),
             source="DGX H100 data sheet: NVLink 4 with switch, 8 x NDR 400 Gb/s",
         ),

@@ -28,7 +28,8 @@ class Model(DecoderSizes):
     kv_heads, intermediate_size, head_dim: None means heads, 4 hidden_size (gated: 8/3 hidden_size,
     rounded up to a multiple of 8), hidden_size / heads.  tie_embeddings: one matrix for embedding
     and head; None: not in the gated layout.  experts 1: a dense MLP.  positions: learned ones;
-    None: seq in the GPT layout, none in the gated one.
+    None: seq in the GPT layout, none in the gated one (0 in the GPT layout: rotary ones).
+    squared_relu: the activation of the GPT layout's MLP, in place of a fused GELU.
     """
 
     layers: int
@@ -42,6 +43,7 @@ class Model(DecoderSizes):
     gated: bool = False
     tie_embeddings: bool | None = None
     positions: int | None = None
+    squared_relu: bool = False
     experts: int = 1
     experts_per_token: int = 1
     batch: int = 1024  # sequences of a step where nothing else is asked for

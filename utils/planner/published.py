@@ -14,8 +14,11 @@ Strategies are the sources' own. Where they leave something open:
 * Megatron-Core: the README says what overlaps, not how the batch is cut. Taken is what the authors
   did in 2021: without stages the whole share of a rank at once, with stages one sequence; and as
   many chunks as a stage has layers.
-* NeMo: what overlaps is in the recipes of its launcher (NeMo-Framework-Launcher, July 2024,
-  launcher_scripts/conf/training), and so are the sizes of Nemotron.
+* NeMo: what overlaps is in the recipes of its launcher (NeMo-Framework-Launcher, tag 24.07,
+  launcher_scripts/conf/training), and so are the loss and Nemotron's layout. For Nemotron-340B
+  they contradict the summary: its 12 chunks came with a recipe of December, which overlaps tp and
+  pp; that of 24.07 has 8 and overlaps neither. Taken are the summary's chunks and the overlaps of
+  24.07.
 
 LONG holds runs of long sequences with context parallelism, by none of which a constant was chosen;
 LONG_OTHER_SOFTWARE those of torchtitan. What they leave open:
@@ -29,8 +32,8 @@ LONG_OTHER_SOFTWARE those of torchtitan. What they leave open:
 
 The form of the formulas was found with all rows in sight, but for those of the last two. The
 constants are from the first halves alone, rounded to two digits: `Machine.sustained` of A100 and
-H100, `fp8_sustained`, `step.HIDDEN`. They make the mean size of log(1 + error) as small as they
-can, dense rows counted twice.
+H100, `fp8_sustained`, and to one digit `step.HIDDEN` and `step.HIDDEN_ONCE`. They make the mean
+size of log(1 + error) as small as they can, dense rows counted twice.
 """
 
 from collections.abc import Iterable
@@ -138,6 +141,8 @@ _CORE = (  # layers, hidden, heads, tp, pp, batch, TFLOP/s
     (96, 16384, 128, 8, 8, 1536, 474.4),
     (112, 18432, 144, 8, 16, 3072, 459.9),
 )
+_NEMOTRON = {"vocab_size": 256000, "seq": 4096, "tie_embeddings": False, "positions": 0,
+             "squared_relu": True}
 _NEMO = (
     # name, model, GPUs, batch, micro-batch, tp, pp, interleave, tokens/s a GPU, overlaps tp, pp
     ("gpt3-5b", Model(24, 4096, 32), 64, 2048, 4, 1, 1, 1, 22521, False, False),
@@ -147,9 +152,9 @@ _NEMO = (
     ("llama2-7b", replace(MODELS["llama-7b"], seq=4096), 8, 128, 1, 1, 1, 1, 16847, False, False),
     ("llama2-13b", MODELS["llama2-13b"], 16, 128, 1, 1, 4, 10, 8646, False, True),
     ("llama2-70b", MODELS["llama2-70b"], 64, 128, 1, 4, 4, 20, 1707, True, True),
-    ("nemotron-8b", Model(32, 4096, 32, 256000, 4096), 64, 256, 4, 2, 1, 1, 12701, True, False),
-    ("nemotron-22b", Model(40, 6144, 48, 256000, 4096), 64, 256, 2, 2, 4, 10, 4256, True, True),
-    ("nemotron-340b", Model(96, 18432, 96, 256000, 4096, 8), 128, 32, 1, 8, 8, 12, 322,
+    ("nemotron-8b", Model(32, 4096, 32, **_NEMOTRON), 64, 256, 4, 2, 1, 1, 12701, True, False),
+    ("nemotron-22b", Model(40, 6144, 48, **_NEMOTRON), 64, 256, 2, 2, 4, 10, 4256, True, True),
+    ("nemotron-340b", Model(96, 18432, 96, kv_heads=8, **_NEMOTRON), 128, 32, 1, 8, 8, 12, 322,
      False, False),
 )
 _MPT = {  # scripts/train/yamls/pretrain; one matrix for embedding and head
@@ -229,16 +234,18 @@ def _dense():
         model = Model(layers, hidden, heads, 131072, 4096, tie_embeddings=False)
         interleave, micro = (layers // pp, 1) if pp > 1 else (1, batch // 48)
         strategy = Strategy(48, pp, tp, 1, interleave, micro, batch, "none", 1, tp > 1,
-                            attention="fused")
+                            attention="fused", precision="bf16-fp32-gradients")
         label = f"{model.parameters / 1e9:.1f} billion"
         yield Row(CORE, label, model, strategy, "dgx-h100", "tflops", tflops)
     for name, model, gpus, batch, micro, tp, pp, interleave, tokens, *overlaps in _NEMO:
         strategy = Strategy(gpus // (tp * pp), pp, tp, 1, interleave, micro, batch, "none", 1,
                             tp > 1, attention="fused", precision="fp8",
-                            overlap_tp=overlaps[0], overlap_pp=overlaps[1])
+                            overlap_tp=overlaps[0], overlap_pp=overlaps[1],
+                            fused_loss=name in ("nemotron-8b", "nemotron-22b"))
         yield Row(NEMO, f"{name}, {gpus} GPUs", model, strategy, "dgx-h100", "tokens", tokens)
     for gpus, tflops in ((8192, 430), (16384, 400)):  # the paper names no overlap of tp's messages
-        strategy = Strategy(gpus // 128, 16, 8, 1, 8, 1, 2048, "none", 1, True, overlap_tp=False)
+        strategy = Strategy(gpus // 128, 16, 8, 1, 8, 1, 2048, "none", 1, True, overlap_tp=False,
+                            precision="bf16-fp32-gradients")
         label, model = f"llama3-405b, {gpus} GPUs", MODELS["llama3-405b"]
         yield Row(LLAMA, label, model, strategy, "dgx-h100", "tflops", tflops)
 
@@ -284,7 +291,7 @@ def _long():
         yield Row(NEMO_LONG, label, model, strategy, "dgx-h100", "tflops", tflops)
     model = replace(MODELS["llama3-405b"], seq=131072)
     strategy = Strategy(8, 16, 8, 1, 8, 1, 128, "none", 1, True, overlap_tp=False, cp=16,
-                        context="gather")
+                        context="gather", precision="bf16-fp32-gradients")
     label = "llama3-405b, 128k tokens, cp 16"
     yield Row(LLAMA_LONG, label, model, strategy, "dgx-h100", "tflops", 380)
 

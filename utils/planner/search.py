@@ -22,6 +22,7 @@ CHOICES = {
     "schedule": ("1f1b",),
     "offload": ("none",),
     "software": ("megatron",),
+    "fused_loss": (False,),
 }
 
 

@@ -23,14 +23,17 @@ without it the message is waited for.
   or after it works on the others, forward and backward. Copy engines send them into the memory of
   the node's other devices, so all of it is hidden, as long as the products last. Without it, and
   over nodes, only backward messages hide: at most `HIDDEN` of them, behind gradients of weights.
-* overlap_pp: hidden states travel while the stage works on another of its chunks.
+* overlap_pp: hidden states travel while the stage works on another of its chunks, but not while
+  the pipeline fills and drains: then each chunk waits for the message before it.
 * overlap_grad_reduce: gradients travel during the last backward pass (ZeRO-2 and 3: during all).
 * overlap_param_gather: ZeRO-1's weights travel during the first forward pass, ZeRO-3's during all
   passes, a layer ahead. Without it ZeRO-3 fetches each parameter by itself when it is needed.
 
-Of what the last two send at most `HIDDEN` is hidden, and no more than the passes last: first and
-last bucket have nothing to hide behind, and a collective takes memory bandwidth and processors from
-the computation. `HIDDEN` is fitted to one half of the runs in `published`.
+Of what the last two send, the first or last unit (`edge`) has nothing to hide behind. Of the rest
+at most a part is hidden, and no more than the passes last, as a collective takes memory bandwidth
+and processors from the computation: `HIDDEN` where each layer waits for its own (ZeRO-3),
+`HIDDEN_ONCE` where gradients are waited for only at the end. Both are fitted to one half of the
+runs in `published`.
 """
 
 import numpy as np
@@ -42,12 +45,16 @@ from utils.planner.model import Model
 from utils.planner.strategy import PRECISIONS, Columns
 
 KINDS = ("compute", "recompute", "tp", "cp", "pp", "ep", "dp", "bubble", "optimizer", "offload")
-HIDDEN = 0.5
+HIDDEN, HIDDEN_ONCE = 0.5, 0.7
 PARAMETERS = 12  # tensors of a layer that ZeRO-3 fetches one by one
 # Bytes of device memory that an AdamW step with clipping moves for each parameter in mixed
 # precision: cast and unscale the gradient (2 + 4), its norm (4), clip (8), read gradient, master
 # copy and two moments, write three of them (28), write the weight (2).
 OPTIMIZER_BYTES = 48
+# FSDP's backward pass puts a unit's gradients together (reads 2, writes 2) and divides them before
+# they are summed (2 + 2): PyTorch's torch/distributed/fsdp, _flat_param.py and _runtime_utils.py.
+FSDP_BYTES = 8
+BUCKET = 40e6, 1e6  # parameters: at least, for each rank; Megatron-Core's DistributedDataParallel
 
 
 def step(
@@ -70,8 +77,11 @@ def step(
     # what one micro-batch costs on a stage, by kind
     ends = _ends(model, c, machine, value)
     layer, experts, _ = split(model, c)
-    # from the second micro-batch on gradients are added: two are read, their sum is written
-    added = np.where(m > 1, kernels.stream(machine, 3 * value * (layer + experts)), 0.0)
+    # from the second micro-batch on gradients are added: two are read, their sum is written; in
+    # fp32 the sum is read and written by the kernel that computes them
+    added = np.where(m > 1, 3 * value, 0.0)
+    added = np.where(gradient_bytes(c, value) > value, 8.0, added)
+    added = kernels.stream(machine, added * (layer + experts))
     body = one["forward"] + one["backward"] + added
     hop, hop_hidden = _hop(model, c, machine, value, layers * body)
     layer_seconds = body + again + tp + cp + ep
@@ -193,6 +203,10 @@ def _hop(model, c, machine, value, computing):
     one = one + np.where(c.sequence_parallel, 0.0, network.gather(machine, size, c.tp, 1))
     both = np.where(c.pp > 1, 2 * c.interleave * one, 0.0)
     hidden = np.where(c.overlap_pp & (c.interleave > 1), np.minimum(both, computing), 0.0)
+    # chunks' passes of the first stage before its steady state, of all of them (Megatron-Core:
+    # overlap_p2p_comm_warmup_flush, which is off unless asked for)
+    filling = (2 * (c.pp - 1) + (c.interleave - 1) * c.pp) / (c.micro_batches * c.interleave)
+    hidden = hidden * (1 - np.minimum(filling, 1.0))
     return both - hidden, hidden
 
 
@@ -210,21 +224,39 @@ def _data_parallel(model, c, machine, value, forward, backward):
         # stage 3 gathers layer by layer or tensor by tensor: as many bytes, more often the latency
         pieces = np.where(c.overlap_param_gather, 1, PARAMETERS)
         often = once + pieces * model.layers * (n - 1) * network.pace(machine, n, stride)[1]
-        all_reduce = network.all_reduce(machine, size, n, stride)
+        size = gradient_bytes(c, value) * parameters
+        reduced, all_reduce = (way(machine, size, n, stride)
+                               for way in (network.gather, network.all_reduce))
         gradients += np.select([c.zero == 3, c.zero == 2, c.zero == 1],
-                               [m * often, m * once, once], all_reduce)
+                               [m * (often - once + reduced), m * reduced, reduced], all_reduce)
         weights += np.select([c.zero == 3, c.zero > 0], [2 * m * often, once], 0.0)
     # what is there to hide behind: the last backward pass and the first forward pass; where each
     # micro-batch sends, all of them
     each = np.where(c.zero >= 2, m, 1)
-    hidden = c.overlap_grad_reduce * np.minimum(HIDDEN * gradients, each * backward)
+    part = np.where(c.zero == 3, HIDDEN, HIDDEN_ONCE) * (1 - edge(model, c, dense + experts))
+    hidden = c.overlap_grad_reduce * np.minimum(part * gradients, each * backward)
     left = np.where(c.zero == 3, m * (forward + backward) - hidden, forward)
-    hidden = hidden + c.overlap_param_gather * np.minimum(HIDDEN * weights, left)
+    hidden = hidden + c.overlap_param_gather * np.minimum(part * weights, left)
     table = value * split(model, c)[2]
     both_ends = (c.pp > 1) & model.is_tied  # its two copies get one gradient
     reach = c.tp * c.dp_cp * (c.pp - 1)
     ends = np.where(both_ends, network.send(machine, table, reach), 0.0)
-    return gradients + weights - hidden + ends, hidden
+    fsdp = (c.zero == 3) & c.overlap_param_gather & (c.software == "megatron")
+    copies = fsdp * m * kernels.stream(machine, FSDP_BYTES * (dense + experts))
+    return gradients + weights - hidden + ends + copies, hidden
+
+
+def gradient_bytes(c: Columns, value: float) -> np.ndarray:
+    """Of one gradient that data parallelism sends."""
+    return np.where(c.precision == "bf16-fp32-gradients", 4.0, value)
+
+
+def edge(model: Model, c: Columns, parameters: np.ndarray) -> np.ndarray:
+    """Part of a stage's parameters in the unit that is sent before or after all computation: a
+    layer with ZeRO-3, else a bucket."""
+    layer, experts, _ = split(model, c)
+    bucket = np.maximum(BUCKET[0], BUCKET[1] * c.dp_cp)
+    return np.minimum(np.where(c.zero == 3, layer + experts, bucket) / parameters, 1.0)
 
 
 def _update(model, c, machine, value):

@@ -25,10 +25,12 @@ SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
 # ZeRO's layout, that of DeepSpeed and Megatron. "mixed" is that of this course's trainer in bf16:
 # weights and gradients in fp32, and one copy of the weights for the passes; "autocast" keeps as
 # much, casts in every pass, and adds up hidden states in fp32. "fp8" has the layout of bf16: only
-# what goes into a layer's matrix products is cast.
+# what goes into a layer's matrix products is cast. "bf16-fp32-gradients" adds up gradients in fp32
+# and sends them so, as Megatron-LM's own loop does with --bf16, and Llama 3 (section 3.3.2).
 PRECISIONS = {
     "fp32": (4, 4, 0),
     "bf16": (2, 2, 4),
+    "bf16-fp32-gradients": (2, 4, 4),
     "fp8": (2, 2, 4),
     "mixed": (6, 4, 0),
     "autocast": (6, 4, 0),
@@ -49,6 +51,7 @@ CHOICES = {
     "sequence_parallel": (False, True),
     "context": CONTEXT,
     "software": SOFTWARE,
+    "fused_loss": (False, True),
     **dict.fromkeys(OVERLAPS, (False, True)),
 }
 OPEN = ("attention", "precision", *OVERLAPS)  # None: the model or the machine decides
@@ -79,6 +82,7 @@ class Strategy:
                 `utils.parallel.context`
     software    "megatron", or this course's trainer, "eager" or "compiled": its loss holds a part
                 of the logits (with autocast all), and gradients are there only when they have come
+    fused_loss  Megatron's --cross-entropy-loss-fusion: fewer passes over the logits
     """
 
     dp: int = 1
@@ -102,6 +106,7 @@ class Strategy:
     cp: int = 1
     context: str = "ring"
     software: str = "megatron"
+    fused_loss: bool = False
 
     def __post_init__(self):
         for name in WHOLE:

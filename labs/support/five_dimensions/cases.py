@@ -49,7 +49,7 @@ UNSEEN = [  # each needs sizes that a narrower search leaves out
     unseen((43, 12_288, 96, 50_257, 1024, False), "dgx-a100", 24, 144),
     unseen((87, 4480, 35, 50_257, 2048, True), "dgx-v100", 48, 48),
     unseen((41, 1024, 8, 32_000, 1024, True), "frontier", 48, 384),
-    unseen((62, 5120, 40, 51_200, 1024, False), "dgx-h100", 35, 70),
+    unseen((46, 6144, 48, 51_200, 1024, False), "dgx-h100", 35, 70),
     unseen((105, 6400, 50, 50_257, 2048, False), "frontier", 560, 2240),
 ]
 
