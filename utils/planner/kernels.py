@@ -7,7 +7,7 @@ A product of (m, k) and (k, n) takes 2mnk FLOPs at `peak · sustained`, less wha
   make every FLOP dearer;
 * each tile begins and ends with loads and stores, RAMP seconds, while nothing multiplies. The
   faster a processor, the longer k must be: on an A100 RAMP is worth 123 values of k, on an H100 in
-  fp8 549.
+  fp8 544.
 
 Never less than reading and writing its matrices. Everything else in a layer (norms, activation
 functions, dropout, softmax, sums) computes little on many bytes and runs at the memory's speed:

@@ -13,7 +13,8 @@ Strategies are the sources' own. Where they leave something open:
   (Megatron-LM, examples/sc21/run_table_1.sh).
 * Megatron-Core: the README says what overlaps, not how the batch is cut. Taken is what the authors
   did in 2021: without stages the whole share of a rank at once, with stages one sequence; and as
-  many chunks as a stage has layers.
+  many chunks as a stage has layers (the README has pipeline messages overlap, which takes chunks).
+  Its arguments.py has gradients in fp32 wherever weights are in bf16.
 * NeMo: what overlaps is in the recipes of its launcher (NeMo-Framework-Launcher, tag 24.07,
   launcher_scripts/conf/training), and so are the loss and Nemotron's layout. For Nemotron-340B
   they contradict the summary: its 12 chunks came with a recipe of December, which overlaps tp and
