@@ -46,4 +46,11 @@ def machine(rehearse: bool) -> Iterator[tuple[str, dict]]:
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         yield f"matmul {name}", {"flops_per_s": timing.matmul_flops(size, dtype, where)}
+    # what offloading waits for: the bus, and the memory of the host with all of its threads
+    there = torch.ones(copied // 16, dtype=torch.float32, pin_memory=not rehearse)
+    here = there.to(where, copy=True)
+    for name, to, of in (("to the device", here, there), ("from the device", there, here)):
+        took = timing.seconds(lambda to=to, of=of: to.copy_(of, non_blocking=True))
+        yield f"bus {name}", {"bytes_per_s": there.nbytes / took}
+    yield "host copy", {"bytes_per_s": timing.memory_bandwidth("cpu", copied // 4)}
     yield "data sheet", {"bf16_flops_per_s": peak_of(facts["gpu"])}
