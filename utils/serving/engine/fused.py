@@ -4,8 +4,8 @@
     step.join(slot, sampler, logits, position)    # a prompt was read: its first token, a tensor
     logits, tokens = step([0, 3], [17, LAST], [64, 5])
 
-PyTorch's own way (model.py) starts some ten operators a layer, and copies keys and values side by
-side before it looks at them; it is the reference. Here a layer has nine launches, keys and values
+PyTorch's own way (model.py) starts some 35 operators per layer, and copies keys and values side by
+side before it looks at them; it is the reference. Here a layer has about ten, keys and values
 are read where they are, tokens are chosen on the device, and a graph starts everything at once: one
 graph for each of some numbers of rows, and a batch takes the next larger. All that changes from
 step to step is read from tensors that stay where they are.

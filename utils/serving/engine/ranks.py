@@ -219,8 +219,8 @@ class RankGroup:
     # --- one rank -------------------------------------------------------------------------------
 
     def _tell(self, rank, message):
-        # A pipe takes 64 KiB without a reader, and the rank has read all that came before: this
-        # does not block, because a step has no more than a few thousand tokens.
+        # A pipe takes 64 KiB without a reader, and of what came before the rank has all but one
+        # step: this does not block, because two steps have no more than a few thousand tokens.
         try:
             self._ranks[rank].tell(message)
         except ChildEnded:
