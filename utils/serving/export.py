@@ -30,6 +30,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from utils.cli import check_options, exit_status, flag, option, parse_flags
 from utils.compression.scheme import SCHEMES
 from utils.models import hf_format
@@ -119,6 +121,9 @@ def _export(model, out, tp, prompts, version, options=None, machine=None, dtype=
         for name in repository.TOKENIZING:
             (building.beside / name / "1").mkdir(parents=True, exist_ok=True)
             shutil.copy(folder / hf_format.TOKENIZER, building.beside / name / "1")
+        limits = _limits(folder, config.max_model_len or source.config.max_positions)
+        for name in repository.FRONT:
+            hf_format.write_json(building.beside / name / "1" / repository.LIMITS, limits)
         shard.split(source.headers, source.config, tp, source.dtype_name, folder, compute)
         manifest = {
             "format": 1,
@@ -135,6 +140,14 @@ def _export(model, out, tp, prompts, version, options=None, machine=None, dtype=
         hf_format.write_json(folder / MANIFEST, manifest)
         Version.read(folder)  # what the engine would refuse goes nowhere
         return building.publish(), building.kept
+
+
+def _limits(folder, positions):
+    """What cannot fit whatever is in it, so that nobody tokenizes it: no token of the tokenizer in
+    `folder` has more bytes than the longest."""
+    tokens = Tokenizer.from_file(str(folder / hf_format.TOKENIZER)).get_vocab()
+    longest = max(len(token.encode()) for token in tokens)
+    return {"ids": positions, "text_bytes": positions * longest}
 
 
 def _bytes(source, tp, compute):

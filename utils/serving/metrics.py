@@ -13,18 +13,21 @@ Metrics come in the text format of Prometheus, from a port of their own; a count
 `_total`. `server` is a TritonServer, or for metrics the "host:port" of any server's metrics.
 """
 
+import http.client
 import threading
 import time
 import urllib.request
+from urllib.parse import quote
 
 import pandas as pd
 from prometheus_client.parser import text_string_to_metric_families
-from tritonclient.utils import InferenceServerException
 
-from utils.serving.server.triton_server import LOST, TritonServer, connected
+from utils.serving.install import ServerError
+from utils.serving.server.triton_server import TritonServer
 
 OURS = "kintsugi_"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past every proxy
+LOST = (OSError, http.client.HTTPException)  # what a look raises that gets no answer
 TIMES = ("queue", "compute_input", "compute_infer", "compute_output")  # of Triton's statistics
 
 
@@ -72,13 +75,13 @@ def statistics(server: TritonServer, model: str | None = None) -> pd.DataFrame:
     Of a decoupled model Triton sees the call alone: every request went well, as fast as `execute`
     returned. What its answers met and how long they took is in our own metrics.
     """
+    path = f"models/{quote(model)}/stats" if model else "models/stats"
     try:
-        with connected(server.http, 5.0) as client:
-            found = client.get_inference_statistics(model or "")
-    except InferenceServerException as error:
-        raise OSError(f"the statistics cannot be had: {error.message()}") from None
+        found = server.ask("GET", path, seconds=5.0).json()["model_stats"]
+    except ServerError as error:
+        raise OSError(f"the statistics cannot be had: {error}") from None
     rows = []
-    for entry in found["model_stats"]:
+    for entry in found:
         times = entry["inference_stats"]
         row = {
             "model": entry["name"],

@@ -37,6 +37,7 @@ ENGINE = "gpt_engine"
 FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize")
 TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
+LIMITS = "limits.json"  # of FRONT: how long a text, or a list of ids, may be
 VERSION = re.compile(r"[1-9]\d*")
 
 
@@ -206,7 +207,8 @@ class Repository:
                 there = self.out / file.relative_to(self.beside)
                 if version in file.parents:
                     continue
-                ours = file.name == TOKENIZER or file.as_posix().endswith(TRACE)  # not by hand
+                made = file.name in (TOKENIZER, LIMITS)  # not by hand
+                ours = made or file.as_posix().endswith(TRACE)
                 if there.exists() and not ours:
                     if _content(there) != _content(file):
                         self.kept.append(str(there.relative_to(self.out)))

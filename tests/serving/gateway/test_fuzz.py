@@ -1,4 +1,4 @@
-"""Ten thousand malformed requests to the gateway beside good ones: nothing ends, nothing hangs.
+"""Ten thousand malformed requests by HTTP and gRPC beside good ones: nothing ends, nothing hangs.
 
 Each is malformed for certain, so no answer to one may be a success; bodies have up to 64 MB. What
 comes back is an HTTP status, or "closed" where the connection ended without an answer. A failure
@@ -13,7 +13,9 @@ import struct
 import threading
 from collections import Counter
 
+import grpc
 import pytest
+from tritonclient.grpc import service_pb2
 
 from tests.serving.probe import Asked, at_rest, generate, processes, stream
 from tests.serving.processes import PATIENCE, until
@@ -25,8 +27,9 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 MANY = 10_000
 LARGEST = 64 << 20  # bytes
 # 408 is a body that does not come, 413 one that is too large
-EXPECTED = {400, 404, 405, 413, "closed"}
+EXPECTED = {400, 401, 404, 405, 413, "closed"}
 LIMIT = 60.0  # seconds that a single request may take
+SERVICE = "/inference.GRPCInferenceService/"
 GENERATE = ("/v2/models/gpt/generate", "/v2/models/gpt/generate_stream")
 
 
@@ -218,7 +221,50 @@ def absurd(gateway, random):
     return post(gateway, path, body, headers)
 
 
-KINDS = (generate_json, generate_text, infer_binary, half_sent, unknown_path, large, absurd)
+def by_grpc(gateway, random):
+    """Messages that are none, tensors that do not fit, calls that are closed; to both kinds of
+    infer."""
+    size, data = random.choice([(1, b"abc"), (2**31 - 1, b"abc"), (5, b"\xff\xfe"), (3, b"a" * 99)])
+    request = service_pb2.ModelInferRequest(
+        model_name=random.choice(["gpt_tokenize", "gpt_tokenize", "gpt", "nobody", "", "../gpt"]),
+        model_version=random.choice(["", "", "9", "x", "-1"]),
+        raw_input_contents=random.choice([[], [struct.pack("<I", size) + data[:-1]], [b""] * 9]),
+        inputs=[
+            service_pb2.ModelInferRequest.InferInputTensor(
+                name=random.choice(["text", "text_input", "", "\0"]),
+                datatype=random.choice(["BYTES", "INT32", "", "X" * 1000]),
+                shape=random.choice([[2], [-1], [2**62, 2**62], [0], [1] * 99, [2**40], []]),
+            )
+        ] * random.choice([0, 1, 1, 2, 50]),
+    )
+    if random.random() < 0.2:
+        request.inputs.add(name="text").parameters["shared_memory_region"].string_param = "a"
+    message = request.SerializeToString()
+    if random.random() < 0.3:
+        message = random.choice([random.randbytes(99), b"\xff" + message, bytes(3 << 20)])
+    call = random.choice(
+        ["ModelInfer", "ModelInfer", "ModelInfer", "RepositoryModelLoad", "LogSettings", "Nothing",
+         "SystemSharedMemoryRegister", "TraceSetting", "CudaSharedMemoryRegister"]
+    )
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        try:
+            if random.random() < 0.3:
+                ask = channel.stream_stream(SERVICE + "ModelStreamInfer")
+                for answer in ask(iter([message] * 3), timeout=LIMIT):
+                    found = service_pb2.ModelStreamInferResponse.FromString(answer)
+                    assert found.error_message or not found.infer_response.outputs
+            else:
+                channel.unary_unary(SERVICE + call)(message, timeout=LIMIT)
+                return "answered"
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return "late"
+    return 400
+
+
+KINDS = (
+    by_grpc, generate_json, generate_text, infer_binary, half_sent, unknown_path, large, absurd,
+)
 
 
 def send(gateway, number):

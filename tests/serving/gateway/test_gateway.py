@@ -25,7 +25,7 @@ from tests.serving.triton_models import write_models
 from tests.serving.world import MODELS as MODEL_FOLDERS
 from tests.serving.world import SLOTS, kintsugi, ranks, serving
 from utils.models.tokenizer import Tokenizer
-from utils.serving.client import Client, ServeError
+from utils.serving.client import Client
 from utils.serving.gateway import Gateway
 from utils.serving.gateway.process import Served
 from utils.serving.gateway.stubs import Stubs
@@ -103,17 +103,19 @@ def test_tritons_own_client_is_served(server, gateway):
         assert client.get_server_metadata()["name"].startswith("kintsugi-")
         assert client.get_model_metadata("gpt_tokenize")["inputs"][0]["name"] == "text"
         assert client.get_inference_statistics("gpt")["model_stats"][0]["name"] == "gpt"
-        assert {entry["name"] for entry in client.get_model_repository_index()} >= set(MODELS)
+        key = bearer(gateway.control_key)
+        index = client.get_model_repository_index(headers=key)
+        assert {entry["name"] for entry in index} >= set(MODELS)
         for binary in (True, False):
             wanted = triton.InferInput("text", [1], "BYTES")
             wanted.set_data_from_numpy(np.array([b"def run"], dtype=object), binary_data=binary)
             asked = [triton.InferRequestedOutput("ids", binary_data=binary)]
             ids = client.infer("gpt_tokenize", [wanted], outputs=asked).as_numpy("ids")
             assert ids.tolist() == Tokenizer.load(MODEL_FOLDERS / "tiny").encode("def run")
-        client.unload_model("gpt_detokenize")
+        client.unload_model("gpt_detokenize", headers=key)
         assert not client.is_model_ready("gpt_detokenize")
         assert client.is_server_ready()  # nobody wants that model now
-        client.load_model("gpt_detokenize")
+        client.load_model("gpt_detokenize", headers=key)
         assert client.is_model_ready("gpt_detokenize")
 
 
@@ -165,6 +167,7 @@ REFUSED = [
     (text(text_input=5), "text_input 5 is not a string"),
     (text(id=5), "id 5 is not a string"),
     ({"max_tokens": 5}, "text_input is missing"),
+    (text(text_input="\ud800"), "failed to parse the request JSON"),
     (b"", "the body is not JSON"),
     (b"[1]", "the body is a list: give a JSON object"),
     (b'{"text_input": "a", "temperature": NaN}', "NaN is not a number of JSON"),
@@ -199,6 +202,9 @@ def infer(**tensor):
         (infer(dtype="BYTES"), "the field of inputs 'dtype' is not known: did you mean datatype?"),
         (infer(parameters={"binary_data_size": -1}), "binary_data_size -1 is not a number"),
         ({"inputs": 3}, "inputs is not a list of objects"),
+        ({}, "Unable to parse 'inputs'"),
+        (infer(datatype=None), "Unable to parse 'datatype'"),
+        (infer(data=[5]), "Unable to parse JSON bytes array"),
         ({**infer(), "input": []}, "the field 'input' is not known"),
     ],
 )
@@ -310,57 +316,67 @@ def test_keys(locked):
         assert ask(locked, path)[0] == 200
 
 
-def test_without_a_key_nobody_elsewhere_controls_models(server):
-    with Gateway(server, host="0.0.0.0") as gateway:
-        for path in ("/v2/repository/index", "/v2/repository/models/gpt/unload"):
-            status, said = error_of(gateway, path, b"{}")
-            assert (status, "KINTSUGI_CONTROL_KEY" in said) == (403, True)
-        assert ask(gateway, body=text())[0] == 200
+def test_model_control_wants_a_key_always(gateway):
+    """One is drawn where none was given."""
+    assert error_of(gateway, "/v2/repository/index", b"{}")[0] == 401
+    assert ask(gateway, "/v2/repository/index", b"{}", **bearer(gateway.control_key))[0] == 200
+
+
+def control(gateway, model, body=b"{}", action="load", **headers):
+    """(status, headers, body) of a load or unload."""
+    path = f"/v2/repository/models/{model}/{action}"
+    return ask(gateway, path, body, **bearer(gateway.control_key), **headers)
 
 
 def test_who_asks_for_a_model_that_is_not_there_changes_nothing(gateway):
-    status, said = error_of(gateway, "/v2/repository/models/nobody/load", b"{}")
-    assert (status, said.split(":")[0]) == (404, "NOT_FOUND")
+    status, _, said = control(gateway, "nobody")
+    assert (status, json.loads(said)["error"].split(":")[0]) == (404, "NOT_FOUND")
     assert ask(gateway, "/v2/health/ready")[0] == 200
 
 
-def test_no_file_of_a_model_passes(gateway):
+def test_a_load_runs_no_code_from_elsewhere(server, gateway, tmp_path):
+    """Only values of the model's own parameters pass, of all that `load` can say."""
+    evil = tmp_path / "evil.py"
+    evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    served = server.config("gpt")
+    for config in (
+        served | {"default_model_filename": "../" * 20 + str(evil)},
+        served | {"parameters": {"EXECUTION_ENV_PATH": {"string_value": str(tmp_path)}}},
+        {"parameters": {"requests": "9"}},
+        {"parameters": {"request": {"string_value": "9"}}},
+        {"backend": "python_"},
+        [],
+    ):
+        status, _, said = control(
+            gateway, "gpt", {"parameters": {"config": json.dumps(config)}}
+        )
+        assert status == 400 and said.startswith('{"error": "INVALID_ARG: '), config
     body = {"parameters": {"config": "{}", "file:1/model.py": "aW1wb3J0IG9z"}}
-    said = error_of(gateway, "/v2/repository/models/gpt_tokenize/load", body)
-    assert said == (400, "INVALID_ARG: files of a model do not pass the gateway")
+    assert control(gateway, "gpt_tokenize", body)[0] == 400
+    assert control(gateway, "gpt", b"{}", **{"Content-Type": "text/plain"})[0] == 415
+    assert not (tmp_path / "ran").exists()
+    config = json.dumps({"parameters": {"requests": {"string_value": "9"}}})
+    assert control(gateway, "gpt", {"parameters": {"config": config}})[0] == 200
+    assert server.config("gpt") == served | {
+        "parameters": served["parameters"] | {"requests": {"string_value": "9"}}
+    }
+    assert control(gateway, "gpt", action="unload")[0] == control(gateway, "gpt")[0] == 200
+    assert server.config("gpt") == served
 
 
-def test_triton_behind_it_wants_the_key_that_the_gateway_knows(tmp_path):
-    repo = write_models(tmp_path, "echo")
-    with serving(repo, control_key="k" * 32) as server, Gateway(server) as gateway:
-        for path in ("index", "models/echo/load", "models/echo/unload"):
-            url = f"http://{server.http}/v2/repository/{path}"
-            assert ask_url(url) == 403
-        with pytest.raises(ServeError, match=r"restricted|denied|allowed") as caught:
-            list(control_by_grpc(server))
-        assert caught.value.status != "NO_ANSWER"
-        server.unload("echo")  # who has the key may
-        server.load("echo")
-        assert ask(gateway, "/v2/repository/models/echo/unload", b"{}")[0] == 200
-        assert server.versions("echo") == []
-
-
-def ask_url(url):
-    host, _, path = url.removeprefix("http://").partition("/")
-    with closing(http.client.HTTPConnection(host, timeout=PATIENCE)) as connection:
-        connection.request("POST", f"/{path}", b"{}")
-        return connection.getresponse().status
-
-
-def control_by_grpc(server):
-    import tritonclient.grpc
-    from tritonclient.utils import InferenceServerException
-
-    with closing(tritonclient.grpc.InferenceServerClient(server.grpc)) as client:
-        try:
-            yield client.unload_model("echo")
-        except InferenceServerException as error:
-            raise ServeError(error.message(), "INVALID_ARG") from None
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "evil.example:8000"}, 403),
+        ({"Host": "localhost:8000", "Origin": "http://localhost:8000"}, 200),
+        ({"Host": "[::1]:8000", "Sec-Fetch-Site": "same-origin"}, 200),
+    ],
+)
+def test_a_web_page_of_another_site_may_ask_nothing(gateway, headers, status):
+    assert ask(gateway, body=text(max_tokens=1), **headers)[0] == status
 
 
 # --- loads that hang, starts that fail ------------------------------------------------------------
@@ -389,18 +405,17 @@ def test_a_load_that_hangs_is_ended_and_tried_again(tmp_path):
     (repo / "echo" / "1" / "model.py").write_text(HANGS)
     limit = patience(3)  # a process that is not up by then is killed before it has written
     with serving(repo) as server, Gateway(server, load_seconds=limit) as gateway:
-        load = "/v2/repository/models/echo/load"
         (repo / "echo" / "hang").touch()
         (repo / "echo" / "loads").unlink()
         (repo / "echo" / "2").mkdir()
         (repo / "echo" / "2" / "model.py").write_text(HANGS)
-        status, said = error_of(gateway, load, b"{}")
-        assert (status, said) == (503, f"UNAVAILABLE: loading echo took longer than {limit} s")
+        status, _, said = control(gateway, "echo")
+        assert status == 503 and f"UNAVAILABLE: loading echo took longer than {limit} s" in said
         assert (repo / "echo" / "loads").read_text() == "xx"
         assert server.versions("echo") == [1]  # goes on
         assert echo(gateway, "still") == "still"
         (repo / "echo" / "hang").unlink()
-        until(lambda: ask(gateway, load, b"{}")[0] == 200)  # a busy machine may need more
+        until(lambda: control(gateway, "echo")[0] == 200)  # a busy machine may need more
         assert server.versions("echo") == [2]
         assert echo(gateway, "new") == "new"
 
@@ -416,7 +431,7 @@ def test_a_process_that_the_list_of_children_lacks_is_not_dead(server):
     """While a thread of the server ends, its children have no parent that is looked at."""
 
     async def watch():
-        async with Triton(server.http) as triton:
+        async with Triton(server.http, key=server.control_key) as triton:
             stubs = Stubs(triton, server.pid, load_seconds=PATIENCE)
             await stubs.begin()
             listed, looks, seen = stubs.stubs, 0, asyncio.Event()

@@ -45,7 +45,7 @@ NO_JSON_NUMBERS = [wrong for wrong, _ in SAMPLING if re.search("nan|inf", repr(w
 TEXTS = [
     ("", "nothing to continue"),
     ("a " * 600, "512 positions"),
-    ("a" * 100_000, "100000 bytes: give at most 65536"),
+    ("a" * 100_000, "100000 bytes: give at most 35840"),
     (b"abc\xff", "text_input is not UTF-8: invalid start byte at byte 3"),
     (b"\xed\xa0\x80", "not UTF-8"),  # a surrogate
 ]

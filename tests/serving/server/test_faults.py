@@ -144,11 +144,7 @@ def gateway(server):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_killed_stub(server, gateway, before, model):
-    """The process of a model's code dies; Triton leaves it dead, and the gateway loads it again.
-
-    Whoever asks by gRPC, so not through the gateway, gets no answer of this version of Triton when
-    what was asked has died: such a client needs a time limit of its own.
-    """
+    """The process of a model's code dies; Triton leaves it dead, and the gateway loads it again."""
 
     def kill():
         stop_at_rest(dead)
@@ -158,7 +154,7 @@ def test_killed_stub(server, gateway, before, model):
     until(lambda: readiness(gateway) == 200)
     dead, old = pids(server)[model], ranks(server)
     if model in ("gpt", "gpt_engine"):
-        doors = (generate, stream)
+        doors = (generate, stream, astream)
         asked = cut_off(server, client, kill, doors)
     else:
         with frozen(dead):
@@ -168,7 +164,7 @@ def test_killed_stub(server, gateway, before, model):
     outcomes = [request.outcome() for request in asked]
     errors = [outcome for outcome in outcomes if isinstance(outcome, ServeError)]
     # what had no answer yet may have found the new process, or not needed it
-    assert len(errors) == 2 or model not in ("gpt", "gpt_engine"), outcomes
+    assert len(errors) == 3 or model not in ("gpt", "gpt_engine"), outcomes
     assert all(outcome.startswith(TEXT) for outcome in outcomes if outcome not in errors)
     for error in errors:
         assert error.status == "UNAVAILABLE", error
@@ -177,14 +173,20 @@ def test_killed_stub(server, gateway, before, model):
     assert seen == {503, 200}  # from the death on until all is served, and nothing else
     check_serves_as_before(server, client, before, [dead] + (old if model == "gpt_engine" else []))
     assert set(pids(server)) == set(MODELS)
-    until(lambda: len(processes(server)) == 1 + len(MODELS) + 3)  # the old ones have gone
+    until(lambda: len(processes(server)) == 1 + len(MODELS) + 1 + 3)  # the old ones have gone
 
 
 def test_a_stopped_stub_is_no_ready_one(server, gateway):
+    """For a moment stopped it goes on; for longer it is killed, and not ready until it is back."""
     until(lambda: readiness(gateway) == 200)
-    with frozen(pids(server)["gpt_tokenize"]):
+    stub = pids(server)["gpt_detokenize"]
+    with frozen(stub):
         until(lambda: readiness(gateway) == 503)
     until(lambda: readiness(gateway) == 200)
+    stop_at_rest(stub)
+    until(lambda: readiness(gateway) == 503)
+    until(lambda: readiness(gateway) == 200)
+    assert pids(server)["gpt_detokenize"] != stub
 
 
 def readiness(gateway):

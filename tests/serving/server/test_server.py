@@ -3,7 +3,6 @@
 import os
 import socket
 import time
-from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -75,15 +74,13 @@ def test_a_model_is_loaded_with_another_configuration(server):
 
 def test_what_was_loaded_stays_for_a_moment(server, monkeypatch):
     """Taken away at once it may take the server with it."""
-    called, asked = [], server._asked
+    called, ask = [], server.ask
 
-    @contextmanager
-    def noted(*seconds):
+    def noted(*call, **options):
         called.append(time.monotonic())
-        with asked(*seconds) as client:
-            yield client
+        return ask(*call, **options)
 
-    monkeypatch.setattr(server, "_asked", noted)
+    monkeypatch.setattr(server, "ask", noted)
     for change in (server.load, server.load, server.unload, server.load):
         change("echo")
     first, second, unload, *_, last = called

@@ -39,7 +39,8 @@ class TritonPythonModel:
     def initialize(self, args):
         setting = json.loads(args["model_config"])["parameters"]
         self.most = int(setting["requests"]["string_value"])
-        self.text_bytes = int(setting["text_bytes"]["string_value"])
+        limits = Path(__file__).with_name("limits.json")  # an older export wrote none
+        self.text_bytes = json.loads(limits.read_text())["text_bytes"] if limits.exists() else 65536
         version = setting.get("weights_version", {"string_value": "0"})["string_value"]
         if not re.fullmatch(r"\d+", version):
             raise ValueError(f"weights_version {version!r} is no version's number; 0: the newest")

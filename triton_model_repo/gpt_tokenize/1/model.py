@@ -1,5 +1,6 @@
 """gpt_tokenize: text -> token ids, by the tokenizer.json beside this file."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ class TritonPythonModel:
     def initialize(self, args):
         folder = Path(args["model_repository"], args["model_version"])
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        limits = folder / "limits.json"  # an older export wrote none
+        self.most = json.loads(limits.read_text())["text_bytes"] if limits.exists() else 65536
 
     def execute(self, requests):
         """One response per request, in their order: an ordinary model, not a decoupled one."""
@@ -18,10 +21,16 @@ class TritonPythonModel:
 
     def answer(self, request):
         text = pb_utils.get_input_tensor_by_name(request, "text").as_numpy().reshape(-1)[0]
+        if len(text) > self.most:  # before it costs anything
+            return refusal(f"text has {len(text)} bytes: give at most {self.most}")
         try:
             ids = self.tokenizer.encode(text.decode()).ids
         except UnicodeDecodeError as error:
-            message = f"INVALID_ARG: text is not UTF-8: {error.reason} at byte {error.start}"
-            error = pb_utils.TritonError(message, pb_utils.TritonError.INVALID_ARG)
-            return pb_utils.InferenceResponse([], error)
+            return refusal(f"text is not UTF-8: {error.reason} at byte {error.start}")
         return pb_utils.InferenceResponse([pb_utils.Tensor("ids", np.array(ids, dtype=np.int32))])
+
+
+def refusal(why):
+    """An answer that says why there is none."""
+    error = pb_utils.TritonError(f"INVALID_ARG: {why}", pb_utils.TritonError.INVALID_ARG)
+    return pb_utils.InferenceResponse([], error)

@@ -2,14 +2,14 @@
 
     python -m utils.serving.gateway --triton 127.0.0.1:21034 --pid 4711 --port 8000
 
-Once it listens it prints {"port": 8000}. It ends when its standard input does: it takes no more
-requests, and those that are under way have --exit-seconds. Its keys are in the environment:
-KINTSUGI_TRITON_KEY (for Triton's model control), KINTSUGI_CONTROL_KEY, KINTSUGI_API_KEY.
+Once it listens it prints {"port": 8000, "grpc_port": 8001}. It ends when its standard input does:
+it takes no more requests, and those that are under way have --exit-seconds. Its keys are in the
+environment: KINTSUGI_TRITON_KEY (for Triton's model control), KINTSUGI_CONTROL_KEY,
+KINTSUGI_API_KEY.
 """
 
 import argparse
 import asyncio
-import ipaddress
 import json
 import logging
 import os
@@ -20,13 +20,17 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from utils.serving.gateway import grpc_door
 from utils.serving.gateway.app import Front, Options
+from utils.serving.gateway.checks import is_loopback
 from utils.serving.gateway.process import add_options
 from utils.serving.gateway.stubs import Stubs
 from utils.serving.gateway.triton import Triton
 
 KEPT = 75  # seconds that an idle client may stay
+HEAD_SECONDS = 15.0  # that the head of a request may take to come
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,14 +51,15 @@ async def serve(given: argparse.Namespace) -> None:
     options = Options(
         body_bytes=given.body_bytes, requests=given.requests, seconds=given.seconds,
         repository=given.repository, control_key=os.environ.get("KINTSUGI_CONTROL_KEY") or None,
-        open_control=is_loopback(given.host), api_key=os.environ.get("KINTSUGI_API_KEY") or None,
+        api_key=os.environ.get("KINTSUGI_API_KEY") or None, local=is_loopback(given.host),
     )
     async with Triton(given.triton, given.metrics, os.environ.get("KINTSUGI_TRITON_KEY")) as triton:
         stubs = Stubs(triton, given.pid, given.load_seconds)
         await stubs.begin()
+        front = Front(triton, stubs, options)
         config = uvicorn.Config(
-            Front(triton, stubs, options).application(), lifespan="off", ws="none",
-            access_log=False, log_config=None, server_header=False, proxy_headers=False,
+            front.application(), lifespan="off", ws="none", http=Protocol, access_log=False,
+            log_config=None, server_header=False, proxy_headers=False,
             timeout_keep_alive=KEPT, timeout_graceful_shutdown=given.exit_seconds,
             ssl_certfile=given.tls_cert, ssl_keyfile=given.tls_key,
         )
@@ -65,16 +70,45 @@ async def serve(given: argparse.Namespace) -> None:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             own.bind((given.host, given.port))
             own.listen(1024)
+            ports = {"port": own.getsockname()[1]}
+            rpc = None
+            if given.triton_grpc:
+                host = f"[{given.host}]" if ":" in given.host else given.host
+                rpc, ports["grpc_port"] = await grpc_door.opened(
+                    front, given.triton_grpc, f"{host}:{given.grpc_port}", given.tls_cert,
+                    given.tls_key,
+                )
             server = Server(config)
             serving = asyncio.create_task(server.serve([own]))
-            print(json.dumps({"port": own.getsockname()[1]}), flush=True)
+            print(json.dumps(ports), flush=True)
             ends = [asyncio.create_task(stubs.run()), asyncio.create_task(until_told())]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             ends[0].cancel()
             server.should_exit = True
-            await serving
+            await asyncio.gather(serving, *([rpc.stop(given.exit_seconds)] if rpc else []))
         if not ends[1].done():
             raise ChildProcessError("the server has ended")
+
+
+class Protocol(H11Protocol):
+    """HTTP whose connections have HEAD_SECONDS for the head of a request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._wait(HEAD_SECONDS)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait(KEPT + HEAD_SECONDS)
+
+    def _wait(self, seconds):
+        last = self.cycle
+
+        def end() -> None:
+            if self.cycle is last and (last is None or last.response_complete):
+                self.transport.close()
+
+        self.loop.call_later(seconds, end)
 
 
 class Server(uvicorn.Server):
@@ -94,24 +128,18 @@ async def until_told() -> None:
     loop.remove_reader(sys.stdin.fileno())
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m utils.serving.gateway", description=__doc__)
     add = parser.add_argument
-    add("--triton", required=True, metavar="HOST:PORT", help="where Triton's HTTP is")
+    add("--triton", required=True, metavar="HOST:PORT", help="Triton's HTTP, or unix:FILE")
+    add("--triton-grpc", metavar="HOST:PORT", help="Triton's gRPC, or unix:FILE; default: none")
     add("--metrics", metavar="HOST:PORT", help="where its metrics are")
     add("--pid", type=int, metavar="N", help="the server's process, to watch its models")
     add("--repository", type=Path, metavar="FOLDER", help="what is served: for chat")
     add("--log", metavar="FILE", help="where it says what happened; default: standard error")
     add("--host", default="127.0.0.1", metavar="ADDRESS")
     add("--port", type=int, default=8000, help="8000; 0: a free one")
+    add("--grpc-port", type=int, default=8001, help="8001; 0: a free one")
     add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests at the end")
     add_options(parser)
     return parser.parse_args(arguments)

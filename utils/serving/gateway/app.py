@@ -34,7 +34,7 @@ from utils.serving.engine import trace
 from utils.serving.engine.trace import Context
 from utils.serving.gateway import checks, openai_api
 from utils.serving.gateway.refusal import Refusal, json_response
-from utils.serving.gateway.stubs import Stubs
+from utils.serving.gateway.stubs import Call, Stubs
 from utils.serving.gateway.triton import Triton
 
 MODEL = "gpt"  # what OpenAI's API asks
@@ -42,6 +42,7 @@ CONFIG_SECONDS = 2.0  # that a model's configuration is kept
 BODY_SECONDS = 30.0  # in which a request must have come
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)  # seconds
 PASSED_ON = ("Content-Type", "Inference-Header-Content-Length")
+JSON = "application/json"
 BINARY = "Inference-Header-Content-Length"  # bytes of the JSON part, where tensors follow it
 
 log = logging.getLogger("gateway")
@@ -53,9 +54,9 @@ class Options:
     requests         that are under way together, at most; more are answered 429
     seconds          that one may take, a stream to its end
     repository       the folder that is served, for the chat template
-    control_key      that model control wants as `Authorization: Bearer KEY`; None: `open_control`
-    open_control     whether model control works without a key: on this machine alone
+    control_key      that model control wants as `Authorization: Bearer KEY`; None: there is none
     api_key          that all the rest wants; None: nothing
+    local            whether only this machine reaches the gateway
     """
 
     body_bytes: int
@@ -63,8 +64,8 @@ class Options:
     seconds: float
     repository: Path | None = None
     control_key: str | None = None
-    open_control: bool = False
     api_key: str | None = None
+    local: bool = False
 
 
 class Front:
@@ -147,10 +148,7 @@ class Front:
             if scope["type"] != "http":
                 return
             begin, given = time.time_ns(), dict(scope["headers"]).get(trace.HEADER.encode(), b"")
-            caller = trace.parse(given.decode("latin-1"))
-            context = caller.child() if caller else Context(
-                secrets.token_hex(16), secrets.token_hex(8), True
-            )
+            context = span_of(given.decode("latin-1"))
             scope["state"] = {"context": context, "route": "unknown"}
             status, told = 499, 499  # the client has left, unless the answer comes to its end
 
@@ -167,12 +165,17 @@ class Front:
             try:
                 await app(scope, receive, sending)
             finally:
-                end, route = time.time_ns(), scope["state"]["route"]
-                self.took.labels(route).observe((end - begin) / 1e9)
-                self.answered.labels(route, status).inc()
-                trace.write("gateway", context, begin, end, route=route, status=status)
+                self.note(scope["state"]["route"], status, begin, context)
 
         return wrapped
+
+    def note(self, route: str, status: int | str, begin: int, context: Context) -> None:
+        """Counts a request that has ended, begun at `begin` (time.time_ns), times it, and writes
+        its span."""
+        end = time.time_ns()
+        self.took.labels(route).observe((end - begin) / 1e9)
+        self.answered.labels(route, status).inc()
+        trace.write("gateway", context, begin, end, route=route, status=status)
 
     def _open(self, path: str, handler: Callable) -> Callable:
         """The handler of a route, which is noted, and whose key is asked for."""
@@ -180,6 +183,7 @@ class Front:
 
         async def handle(request: Request) -> Response:
             request.state.route = route
+            checks.check_caller(request.headers, self.options.local)
             self._check_key(request, route)
             return await handler(request)
 
@@ -208,12 +212,14 @@ class Front:
         """Model control has a key of its own; probes and Prometheus have none."""
         key, open_to_all = self.options.api_key, ("/v2/repository", "/v2/health", "/metrics")
         if key is not None and not route.startswith(open_to_all):
-            check_bearer(request, key)
+            check_bearer(request.headers.get("Authorization", ""), key)
 
     async def _body(self, request) -> bytes:
         """The body, if it is no larger than allowed and comes in time. One that is too large is
         read to its end: a client that still sends would not see the answer."""
         found, size, most = bytearray(), 0, self.options.body_bytes
+        if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            raise Refusal(f"INVALID_ARG: Content-Encoding {coding:.80}: send it as it is", 415)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for piece in request.stream():
@@ -229,15 +235,15 @@ class Front:
         return bytes(found)
 
     @asynccontextmanager
-    async def _call(self, model):
+    async def call(self, model: str) -> AsyncIterator[Call]:
         """Around a question to a model: its time limit, and a place among those under way."""
         most = self.options.requests
         if self.under_way >= most:
             raise Refusal(f"UNAVAILABLE: {most} requests are here already, try again later")
         self.under_way += 1
         try:
-            async with self.stubs.call(model, self.options.seconds):
-                yield
+            async with self.stubs.call(model, self.options.seconds) as call:
+                yield call
         finally:
             self.under_way -= 1
 
@@ -267,7 +273,7 @@ class Front:
         call = ("POST", request.url.path, body, headers)
 
         async def whole():
-            async with self._call(model), self.triton.ask(*call) as answer:
+            async with self.call(model), self.triton.ask(*call) as answer:
                 kept = {name: answer.headers[name] for name in PASSED_ON if name in answer.headers}
                 return Response(await answer.read(), headers=kept)
 
@@ -275,7 +281,7 @@ class Front:
             return await unless_left(request, whole())
 
         async def read():
-            async with self._call(model), self.triton.ask(*call) as answer:
+            async with self.call(model), self.triton.ask(*call) as answer:
                 async for piece in answer.content.iter_any():
                     yield piece
 
@@ -310,7 +316,7 @@ class Front:
     async def passed(self, request: Request) -> Response:
         """What asks no model."""
         body = await self.triton.whole("GET", request.url.path)
-        return Response(body, media_type="application/json")
+        return Response(body, media_type=JSON)
 
     async def ready(self, request: Request) -> Response:
         """Whether everything that should be served is."""
@@ -348,27 +354,29 @@ class Front:
 
     def _check_control(self, request):
         if self.options.control_key is None:
-            if not self.options.open_control:
-                why = "model control has no key: start the server with KINTSUGI_CONTROL_KEY set"
-                raise Refusal(f"UNAUTHENTICATED: {why}", 403)
-            return
-        check_bearer(request, self.options.control_key)
+            why = "model control has no key: start the gateway with KINTSUGI_CONTROL_KEY set"
+            raise Refusal(f"UNAUTHENTICATED: {why}", 403)
+        check_bearer(request.headers.get("Authorization", ""), self.options.control_key)
+        kind = request.headers.get("Content-Type", JSON)
+        if kind.partition(";")[0].strip().lower() != JSON:
+            raise Refusal(f"INVALID_ARG: Content-Type {kind:.80} is not {JSON}", 415)
 
     async def index(self, request: Request) -> Response:
         self._check_control(request)
         body = await self._body(request) or b"{}"
         call = ("POST", request.url.path, body, self.triton.control_headers)
-        return Response(await self.triton.whole(*call), media_type="application/json")
+        return Response(await self.triton.whole(*call), media_type=JSON)
 
     async def control(self, request: Request) -> Response:
         """Loads or unloads a model."""
         self._check_control(request)
-        body = await self._body(request) or b"{}"
-        parameters = checks.object_of(body).get("parameters", {})
-        if not isinstance(parameters, dict) or any(name.startswith("file:") for name in parameters):
-            raise Refusal("INVALID_ARG: files of a model do not pass the gateway")
         model, action = request.path_params["model"], request.url.path.rpartition("/")[2]
-        await getattr(self.stubs, action)(model, body)
+        given = checks.object_of(await self._body(request) or b"{}")
+        parameters = checks.control_parameters(given, action)
+        if "config" in parameters:  # a whole one could name any file of this machine as code
+            served = await self.triton.config(model)
+            parameters["config"] = checks.changed_config(parameters["config"], served)
+        await getattr(self.stubs, action)(model, json.dumps({"parameters": parameters}).encode())
         self.configs.pop(model, None)
         return Response()
 
@@ -414,7 +422,7 @@ class Front:
     async def _answers(self, request, body) -> AsyncIterator[dict]:
         """What `gpt` says to one request, response for response."""
         call = ("POST", f"/v2/models/{MODEL}/generate_stream", traced(body, request))
-        async with self._call(MODEL), self.triton.ask(*call) as answer:
+        async with self.call(MODEL), self.triton.ask(*call) as answer:
             async for line in answer.content:
                 if not line.strip():
                     continue
@@ -497,10 +505,17 @@ async def whole_answers(streams: list[AsyncIterator[dict]]) -> list[openai_api.A
     return answers
 
 
-def check_bearer(request: Request, key: str) -> None:
-    """Refuses who does not have the key."""
-    given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode()):
+def span_of(traceparent: str | None) -> Context:
+    """The gateway's span of a request: a child of its caller's, or the first of a new trace."""
+    caller = trace.parse(traceparent)
+    return caller.child() if caller else Context(secrets.token_hex(16), secrets.token_hex(8), True)
+
+
+def check_bearer(authorization: str, key: str) -> None:
+    """Refuses a request whose header is not that of the key."""
+    scheme, _, given = authorization.partition(" ")
+    same = hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
+    if scheme.lower() != "bearer" or not same:
         raise Refusal("UNAUTHENTICATED: give the key as `Authorization: Bearer KEY`")
 
 

@@ -5,9 +5,12 @@ misspelt field of `generate`, and takes the lowest 32 bits of a number that is t
 """
 
 import difflib
+import ipaddress
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from utils.serving.gateway.refusal import Refusal
 
@@ -21,6 +24,26 @@ DEEPEST = 32  # levels of lists in the data of a tensor
 GENERATE = {"id"}  # fields of generate that are no input
 INFER = {"id", "parameters", "inputs", "outputs"}
 TENSOR = {"name", "shape", "datatype", "parameters", "data"}
+
+
+def check_caller(headers: Mapping[str, str], local: bool) -> None:
+    """Refuses a page of another site: in a browser on this machine it reaches what only this
+    machine reaches (`local`), also by a name of its own (DNS rebinding)."""
+    host, origin = headers.get("Host", ""), headers.get("Origin")
+    foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    if foreign or (origin is not None and origin.partition("://")[2] != host):
+        raise Refusal("UNAUTHENTICATED: a page of another site may not ask this server", 403)
+    if local and host and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        why = f"Host {host:.80} is not this machine, and nobody else is served"
+        raise Refusal(f"UNAUTHENTICATED: {why}: ask localhost, or start with --host", 403)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def object_of(body: bytes) -> dict:
@@ -99,6 +122,48 @@ def check_infer(header: dict, size: int) -> None:
         _check_shape(tensor, size)
         if _depth(tensor.get("data")) > DEEPEST:
             raise Refusal("INVALID_ARG: the data of a tensor are nested too deeply")
+
+
+def control_parameters(body: dict, action: str) -> dict:
+    """What a request to load or unload a model says; files and what is not known are refused."""
+    parameters = body.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise Refusal(f"INVALID_ARG: parameters {_short(parameters)} are not an object")
+    known = {"load": "config", "unload": "unload_dependents"}[action]
+    for name in parameters:
+        if name != known:
+            raise Refusal(
+                f"INVALID_ARG: {_short(name)} does not pass the gateway: {action} takes {known}"
+            )
+    return parameters
+
+
+def changed_config(config: Any, served: dict) -> str:
+    """`served`, a model's configuration, with other values of the parameters that it has: nothing
+    else of `config`, a JSON text, may differ. Raises Refusal."""
+    if not isinstance(config, str):
+        raise Refusal("INVALID_ARG: config is not a JSON text")
+    given = object_of(config.encode(errors="replace"))
+    parameters = given.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise Refusal("INVALID_ARG: the parameters of config are not an object")
+    # Triton's backends read those in capitals themselves: EXECUTION_ENV_PATH names a file to run
+    known = {name for name in served.get("parameters", {}) if not name.isupper()}
+    for name, value in parameters.items():
+        same = value == served.get("parameters", {}).get(name)
+        text = isinstance(value, dict) and [type(one) for one in value.values()] == [str]
+        if not same and (name not in known or not text or set(value) != {"string_value"}):
+            raise Refusal(
+                f"INVALID_ARG: the parameter {_short(name)} cannot be changed to {_short(value)}: "
+                f'give {{"string_value": "…"}} for one of {", ".join(sorted(known)) or "none"}'
+            )
+    for name in given.keys() - {"parameters"}:
+        if given[name] != served.get(name):
+            raise Refusal(
+                f"INVALID_ARG: {_short(name)} of config cannot be changed: parameters can, the "
+                "rest in config.pbtxt"
+            )
+    return json.dumps(served | {"parameters": served.get("parameters", {}) | parameters})
 
 
 def _check_shape(tensor, size):

@@ -1,7 +1,7 @@
 """Starts the gateway in front of a server, as a context manager.
 
-    with TritonServer(repo, control_key=key) as server, Gateway(server, port=8000) as gateway:
-        gateway.http                    # "127.0.0.1:8000"
+    with TritonServer(repo) as server, Gateway(server, port=8000) as gateway:
+        gateway.http, gateway.grpc      # "127.0.0.1:8000", …
         gateway.alive();  gateway.start()   # after it was killed: at the same port
 
 The process (`__main__.py`) ends with whoever started it.
@@ -10,6 +10,7 @@ The process (`__main__.py`) ends with whoever started it.
 import argparse
 import json
 import os
+import secrets
 import sys
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +49,8 @@ class Served(Protocol):
 class Gateway:
     """The gateway of a server that runs, at `host` and `port` (0: a free one).
 
-    control_key, api_key   that clients must give; None: none on this machine
+    control_key   that clients must give to load and unload models; None: one is drawn
+    api_key       that they must give for the rest; None: none
     options                further ones of the command, by name: body_bytes, requests, seconds, …
     Raises ServerError where it does not start.
     """
@@ -59,16 +61,19 @@ class Gateway:
         *,
         host: str = HOST,
         port: int = 0,
+        grpc_port: int = 0,
         exit_seconds: float = 15.0,
         control_key: str | None = None,
         api_key: str | None = None,
         **options: Any,
     ):
-        self.server, self.host, self.port, self.exit_seconds = server, host, port, exit_seconds
+        self.server, self.host, self.exit_seconds = server, host, exit_seconds
+        self.port, self.grpc_port = port, grpc_port
+        self.control_key = control_key or secrets.token_urlsafe(16)
         self._options = {"exit_seconds": exit_seconds, **options}
         keys = {
             "KINTSUGI_TRITON_KEY": server.control_key,
-            "KINTSUGI_CONTROL_KEY": control_key,
+            "KINTSUGI_CONTROL_KEY": self.control_key,
             "KINTSUGI_API_KEY": api_key,
         }
         self._environment = os.environ | {name: key or "" for name, key in keys.items()}
@@ -80,9 +85,10 @@ class Gateway:
         self.close()
         words = [sys.executable, "-m", "utils.serving.gateway"]
         options = {
-            "triton": self.server.http, "metrics": self.server.metrics, "pid": self.server.pid,
+            "triton": self.server.http, "triton_grpc": self.server.grpc,
+            "metrics": self.server.metrics, "pid": self.server.pid,
             "repository": self.server.repo, "log": self.server.log, "host": self.host,
-            "port": self.port, **self._options,
+            "port": self.port, "grpc_port": self.grpc_port, **self._options,
         }
         words += [
             f"--{name.replace('_', '-')}={value}"
@@ -91,7 +97,8 @@ class Gateway:
         ]
         self._child = Child(words, env=self._environment)
         try:
-            self.port = json.loads(self._child.answer(START))["port"]
+            ports = json.loads(self._child.answer(START))
+            self.port, self.grpc_port = ports["port"], ports["grpc_port"]
         except (ChildEnded, TimeoutError):
             self._child.wait(1.0)
             why = self._child.last_words() or f"it does not listen after {START:g} s"
@@ -108,8 +115,8 @@ class Gateway:
 
     @property
     def grpc(self) -> str:
-        """Triton's own: gRPC does not go through the gateway."""
-        return self.server.grpc
+        """The same of gRPC."""
+        return f"{HOST if self.host == '0.0.0.0' else self.host}:{self.grpc_port}"
 
     @property
     def pid(self) -> int:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +41,24 @@ class Stub:
     begun: int
 
 
+class Call:
+    """A request under way, or a stream of them."""
+
+    def __init__(self, limit: asyncio.Timeout, model: str, seconds: float):
+        self.limit, self.models, self.seconds = limit, {model}, seconds
+
+    def goes_on(self, model: str | None = None) -> None:
+        """Another message has come, to this model: the time limit begins anew."""
+        self.models |= {model} - {None}
+        if not self.limit.expired():
+            self.limit.reschedule(asyncio.get_running_loop().time() + self.seconds)
+
+    def end(self) -> None:
+        """Its time is over."""
+        self.seconds = 0.0
+        self.goes_on()
+
+
 class Stubs:
     """The stubs of the server with the process id `pid`; None: nobody is watched.
 
@@ -53,25 +72,27 @@ class Stubs:
         self.loads = 0  # models that were loaded again
         self._known: set[Stub] = set()  # that ran at the last look
         self._stopped: dict[Stub, float] = {}  # since when
-        self._calls: dict[asyncio.Timeout, str] = {}  # running requests, by their time limit
+        self._calls: set[Call] = set()
         self._healing: dict[str, asyncio.Task] = {}
 
     # --- for requests ---------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def call(self, model: str, seconds: float) -> AsyncIterator[None]:
+    async def call(self, model: str, seconds: float) -> AsyncIterator[Call]:
         """A request to `model` of at most so many seconds. Raises Refusal where the model is down,
         now or before the request has ended."""
         self.refuse_if_down(model)
         try:
             async with asyncio.timeout(seconds) as limit:
-                self._calls[limit] = model
+                call = Call(limit, model, seconds)
+                self._calls.add(call)
                 try:
-                    yield
+                    yield call
                 finally:
-                    del self._calls[limit]
+                    self._calls.discard(call)
         except TimeoutError:
-            self.refuse_if_down(model)
+            for asked in call.models:
+                self.refuse_if_down(asked)
             raise Refusal(f"DEADLINE_EXCEEDED: no answer after {seconds:g} s") from None
 
     def refuse_if_down(self, model: str) -> None:
@@ -172,26 +193,40 @@ class Stubs:
         self._kill(stub for stub, since in self._stopped.items() if now - since > HUNG)
         for model in {stub.model for stub in stopped} - set(self._healing):
             self.down[model] = f"{model} is stopped"
+        alive = {stub for stub, letter in here.items() if letter not in "ZX"}
+        if self._known - alive:
+            states = await self.triton.states()
+            for model, version in await self._lacking(states, served_by(alive)):
+                self._heal(model, [stub for stub in alive if stub.version == version])
+        self._known = alive
+        # only now: one that was stopped may be one that has died
         for model in set(self.down) - {stub.model for stub in stopped} - set(self._healing):
             del self.down[model]
-        alive = {stub for stub, letter in here.items() if letter not in "ZX"}
-        if gone := served_by(self._known) - served_by(alive):
-            states = await self.triton.states()
-            for model in {key[0] for key in gone if states.get(key) == "READY"}:
-                self._heal(model)
-        self._known = alive
 
-    def _heal(self, model):
+    async def _lacking(self, states, here):
+        """Versions of models that are served and have fewer processes than instances."""
+        found = []
+        for model, version in served_by(self._known):
+            if states.get((model, version)) == "READY":
+                groups = (await self.triton.config(model)).get("instance_group", [{}])
+                if here[model, version] < sum(group.get("count", 1) for group in groups):
+                    found.append((model, version))
+        return found
+
+    def _heal(self, model, others):
+        """others: of the version whose process has died; Triton leaves them where that one had
+        requests."""
         if model in self._healing:
             return
         log.error("%s has died: it is loaded again", model)
         self.down[model] = f"{model} has died and is loaded again"
-        for limit, called in list(self._calls.items()):
-            if called == model:
-                limit.reschedule(0.0)
-        self._healing[model] = asyncio.create_task(self._load_again(model))
+        for call in self._calls:
+            if model in call.models:
+                call.end()
+        others = [stub for stub in others if stub.model == model]
+        self._healing[model] = asyncio.create_task(self._load_again(model, others))
 
-    async def _load_again(self, model):
+    async def _load_again(self, model, others):
         pause = FIRST_PAUSE
         try:
             while model in self.wanted:
@@ -199,6 +234,7 @@ class Stubs:
                     await self.triton.control(model, "unload", UNLOAD)  # else there is nothing new
                     await self._load(model)
                     await self._load_the_rest()
+                    self._kill(stub for stub in others if stub_of(stub.pid) == stub)
                     self.loads += 1
                     return
                 except Refusal as error:
@@ -235,9 +271,9 @@ class Hangs(Refusal):
     """A load that took too long."""
 
 
-def served_by(stubs: Iterable[Stub]) -> set[tuple[str, str]]:
-    """{(model, version)}"""
-    return {(stub.model, stub.version) for stub in stubs}
+def served_by(stubs: Iterable[Stub]) -> Counter[tuple[str, str]]:
+    """{(model, version): processes}"""
+    return Counter((stub.model, stub.version) for stub in stubs)
 
 
 def stub_of(pid: int) -> Stub | None:

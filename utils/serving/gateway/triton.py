@@ -10,6 +10,7 @@ Whatever goes wrong is a Refusal.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -22,11 +23,13 @@ from utils.serving.gateway.refusal import Refusal
 from utils.serving.install import CONTROL, SETTLE
 
 SECONDS = 5.0  # that a question may take which no model is asked
+UNREADABLE = re.compile(r"Unable to parse|failed to parse the request")
 IDLE = 0.5  # seconds that a connection is kept for the next question to a model
 
 
 class Triton:
-    """A server at "host:port", on this machine. metrics: where those are; key: for model control.
+    """A server on this machine, at "host:port" or "unix:FILE". metrics: where those are; key: for
+    model control.
 
     Triton takes no new connections when it stops, and waits for the end of open ones. So those to
     the models are kept, but not for long, and everything else has a connection of its own: a model
@@ -48,9 +51,13 @@ class Triton:
         await self._single.close()
 
     def _session(self, **options):
+        kind, _, file = self.address.partition(":")
+        if kind == "unix":
+            host, connector = "triton", aiohttp.UnixConnector(file, limit=0, **options)
+        else:
+            host, connector = self.address, aiohttp.TCPConnector(limit=0, **options)
         return aiohttp.ClientSession(
-            f"http://{self.address}", connector=aiohttp.TCPConnector(limit=0, **options),
-            timeout=aiohttp.ClientTimeout(None),
+            f"http://{host}", connector=connector, timeout=aiohttp.ClientTimeout(None)
         )
 
     @asynccontextmanager
@@ -118,5 +125,8 @@ class Triton:
 
 def refusal_of(body: bytes, status: int) -> Refusal:
     """Triton's answer of another status than 200."""
-    error = ServeError(reason_of(body) or f"the server answers {status}", http=status)
+    why = reason_of(body) or f"the server answers {status}"
+    if UNREADABLE.match(why):  # it says 500 to some bodies that it cannot read
+        why = f"INVALID_ARG: {why}"
+    error = ServeError(why, http=status)
     return Refusal(f"{error.status}: {error.message.removeprefix(f'{error.status}: ')}")

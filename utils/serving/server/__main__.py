@@ -2,8 +2,8 @@
 
     python -m utils.serving.server --repo triton_model_repo
 
-The gateway has the HTTP port. Triton itself listens on this machine only, and its model control
-wants a key that the gateway alone knows. A gateway that is killed is started again; when the server
+The gateway has the ports of HTTP and gRPC. Triton itself listens at sockets that only this user can
+open. A gateway that is killed is started again; when the server
 ends by itself, so does the command: whoever runs it in production starts it anew.
 
 It says how far it is and then what to try with curl. Its exit status: 0 it was told to end
@@ -13,7 +13,6 @@ arguments.
 
 import argparse
 import os
-import secrets
 import signal
 import sys
 import time
@@ -38,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     server = None
     try:
         with triton(options) as server, gateway(options, server) as front:
-            print(to_try(server, front), flush=True)
+            print(to_try(server, front, bool(options.tls_cert)), flush=True)
             while server.alive():
                 # it also ends when the server has gone, which `alive` knows a moment later
                 if not front.alive() and psutil.pid_exists(server.pid):
@@ -60,19 +59,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def triton(options: argparse.Namespace) -> TritonServer:
-    """The server, with an HTTP port of its own that nobody needs to know."""
-    if options.http and taken(options.host, options.http):
-        raise ServerError(f"port {options.http} is taken: give http another one, or 0 for any")
+    """The server, which the gateway alone talks to."""
+    for name in ("http", "grpc"):
+        if (port := getattr(options, name)) and taken(options.host, port):
+            raise ServerError(f"port {port} is taken: give {name} another one, or 0 for any")
     return TritonServer(
         options.repo, options.models, options.log, options.start_seconds, options.exit_seconds,
-        grpc=options.grpc, metrics=options.metrics, control_key=secrets.token_urlsafe(32),
+        metrics=options.metrics, private=True,
     )
 
 
 def gateway(options: argparse.Namespace, server: TritonServer) -> Gateway:
     """What clients talk to; its keys are in the environment."""
     return Gateway(
-        server, host=options.host, port=options.http, exit_seconds=options.exit_seconds,
+        server, host=options.host, port=options.http, grpc_port=options.grpc,
+        exit_seconds=options.exit_seconds,
         control_key=os.environ.get("KINTSUGI_CONTROL_KEY"),
         api_key=os.environ.get("KINTSUGI_API_KEY"),
         body_bytes=options.body_bytes, requests=options.requests, seconds=options.seconds,
@@ -91,7 +92,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--models", nargs="+", metavar="NAME", help="models to load; default: all")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         add(f"--{name}", type=int, default=port, metavar="PORT", help=f"{port}; 0: a free one")
-    add("--host", default=HOST, metavar="ADDRESS", help=f"of HTTP; {HOST}: for this machine only")
+    add("--host", default=HOST, metavar="ADDRESS", help=f"{HOST}: for this machine only")
     add("--log", metavar="FILE", help="the server's log; default: a temporary file")
     add("--start-seconds", type=float, default=300.0, metavar="S", help="limit to be ready (300)")
     add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests in flight (15)")
@@ -100,17 +101,27 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def to_try(server: TritonServer, front: Gateway) -> str:
+def to_try(server: TritonServer, front: Gateway, tls: bool) -> str:
     """Lines for a second terminal."""
-    lines = [f"HTTP {front.http}, gRPC {server.grpc}, metrics {server.metrics}. Try:"]
+    http = f"{'https' if tls else 'http'}://{front.http}"
+    curl = "curl -sN"
+    if tls:
+        curl += " -k"
+    if os.environ.get("KINTSUGI_API_KEY"):
+        curl += ' -H "Authorization: Bearer $KINTSUGI_API_KEY"'
+    lines = [f"HTTP {front.http}, gRPC {front.grpc}, metrics {server.metrics}. Try:"]
     if "gpt" in server.models:
         for endpoint, stream in (("generate", ""), ("generate_stream", ', "stream": true')):
             body = f'{{"text_input": "def ", "max_tokens": 20{stream}}}'
-            lines.append(f"  curl -sN {front.http}/v2/models/gpt/{endpoint} -d '{body}'")
-        lines.append(f'  OpenAI\'s clients: base_url="http://{front.http}/v1", model="gpt"')
+            lines.append(f"  {curl} {http}/v2/models/gpt/{endpoint} -d '{body}'")
+        lines.append(f'  OpenAI\'s clients: base_url="{http}/v1", model="gpt"')
     else:
-        lines.append(f"  curl -s {front.http}/v2/models/{server.models[0]}/config")
+        lines.append(f"  {curl} {http}/v2/models/{server.models[0]}/config")
     lines.append(f"  curl -s {server.metrics}/metrics")
+    if not os.environ.get("KINTSUGI_CONTROL_KEY"):
+        lines.append(f"The key to load and unload models is {front.control_key}")
+    if front.host not in (HOST, "localhost") and not os.environ.get("KINTSUGI_API_KEY"):
+        lines.append(f"Whoever reaches {front.host} may ask: KINTSUGI_API_KEY would be a key.")
     lines += [f"{name} is left out: {reason}" for name, reason in server.left_out.items()]
     return "\n".join([*lines, f"The log is {server.log}. Ctrl-C ends it."])
 

@@ -8,12 +8,11 @@
 The server is a real one, with an address on this machine only (127.0.0.1). It has a process group
 of its own, so the Ctrl-C that interrupts a cell does not reach it; `utils/ranks/supervise.py` ends
 it, its stubs and its ranks with whoever started it. `utils/serving/install.py` knows where its
-binary is, and NVIDIA's `tritonclient` asks it what it is asked here.
+binary is.
 
 1. the server   2. how it starts: ports, progress, why it failed   3. its log
 """
 
-import http.client
 import json
 import os
 import re
@@ -24,15 +23,15 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
+import httpx
 import psutil
-from tritonclient.http import InferenceServerClient
-from tritonclient.utils import InferenceServerException
 
 from utils.ranks.supervise import AT_ONCE, Child, end, supervised
+from utils.serving.client import reason_of
 from utils.serving.install import CONTROL, SETTLE, ServerError, find_server, models_of
 
 HOST = "127.0.0.1"
@@ -43,23 +42,11 @@ KILL = 5.0  # seconds after the server's own time limit until it is killed
 # models at once for those by gRPC: a request that is on its way from one to the next would fail.
 FRONT = "gpt"
 LOAD = 120.0  # seconds that a model may take to load or to unload
-LOST = (OSError, http.client.HTTPException)  # what a call raises where there is no answer
+RESTRICTED = "model-repository,shared-memory,trace,logging"  # no client needs them
+CLOSED = "Closed=never"  # no call has a header with a capital letter: HTTP/2 resets its stream
 
 
 # ---- 1. the server
-
-
-@contextmanager
-def connected(address: str, seconds: float) -> Iterator[InferenceServerClient]:
-    """tritonclient for the server at "host:port", for one call of at most so many seconds.
-
-    Each call has a connection of its own: Triton waits for open ones before it stops.
-    """
-    client = InferenceServerClient(address, connection_timeout=seconds, network_timeout=seconds)
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 class TritonServer:
@@ -70,15 +57,16 @@ class TritonServer:
     start_seconds   time limit until the models are ready
     exit_seconds    how long requests in flight may take at the end
     control   "explicit": models are loaded and unloaded by request; "none": all at start, for good
-    control_key   what model control by HTTP and gRPC wants in its header CONTROL; None: nothing.
-              It stands on the server's command line, so it keeps out the network, not who is
-              logged in here
+    private   whether HTTP and gRPC are at sockets that the user of this process alone can open
     host      the address to listen at; "0.0.0.0": all that this machine has
     http, grpc, metrics   port numbers; 0: free ones
     options   further words for tritonserver's command line
     quiet     no word while it starts
 
-    `http`, `grpc` and `metrics` are then "host:port", `pid` the server's, `log` the file.
+    `http`, `grpc` and `metrics` are then "host:port" or "unix:FILE", `pid` the server's, `log` the
+    file, `control_key` what model control by HTTP wants in its header CONTROL. That key stands on
+    the server's command line: it keeps out web pages and the network, not those who are logged in
+    here, whom `private` keeps out. By gRPC nobody controls models.
     Raises ServerError when it cannot start: the model's own reason first, then the log's tail.
     """
 
@@ -95,17 +83,18 @@ class TritonServer:
         http: int = 0,
         grpc: int = 0,
         metrics: int = 0,
-        control_key: str | None = None,
+        private: bool = False,
         options: tuple[str, ...] = (),
         quiet: bool = False,
     ):
         check_limits(control, models, start_seconds, exit_seconds)
         self.repo, self.control, self.options = Path(repo).resolve(), control, list(options)
-        self.host, self.control_key = host, control_key
+        self.host, self.private, self.control_key = host, private, secrets.token_urlsafe(16)
         self.start_seconds, self.exit_seconds = start_seconds, max(1, round(exit_seconds))
         installation = find_server()
         self.models, self.left_out = models_of(self.repo, models, installation.backends())
         self._folder = Path(tempfile.mkdtemp(prefix="triton-"))
+        self._regions = f"{self._folder.name}-"  # of shared memory
         self._held = {"owner": os.getpid(), "folder": self._folder, "child": None}
         self._finalizer = weakref.finalize(self, finish, self._held, self.exit_seconds)
         self.log = Path(log).resolve() if log else self._folder / "server.log"
@@ -122,8 +111,10 @@ class TritonServer:
 
     def ready(self, model: str | None = None) -> bool:
         """Whether the server, or one of its models, says that it is ready. Never raises."""
-        with suppress(*LOST), connected(self.http, 5.0) as client:
-            return client.is_model_ready(model) if model else client.is_server_ready()
+        path = f"models/{quote(model)}/ready" if model else "health/ready"
+        with suppress(ServerError):
+            self.ask("GET", path, seconds=5.0)
+            return True
         return False
 
     def load(self, model: str, config: dict | None = None, seconds: float = LOAD) -> None:
@@ -134,9 +125,8 @@ class TritonServer:
         """
         try:
             self._settle()
-            with self._asked(seconds) as client:
-                config = None if config is None else json.dumps(config)
-                client.load_model(model, self._headers, config=config)
+            body = {} if config is None else {"parameters": {"config": json.dumps(config)}}
+            self.ask("POST", f"repository/models/{quote(model)}/load", body, seconds)
         except ServerError as error:
             raise ServerError(load_reason(model, str(error))) from None
         finally:
@@ -146,8 +136,8 @@ class TritonServer:
         """Unloads a model and returns when its requests have ended and it has gone."""
         self._settle()
         until = time.monotonic() + seconds
-        with self._asked(seconds) as client:
-            client.unload_model(model, self._headers, unload_dependents=bool(dependents))
+        body = {"parameters": {"unload_dependents": bool(dependents)}}
+        self.ask("POST", f"repository/models/{quote(model)}/unload", body, seconds)
         while self.states(model, "READY", "UNLOADING"):
             if time.monotonic() > until:
                 raise ServerError(f"{model} still has requests in flight after {seconds:g} s")
@@ -159,21 +149,36 @@ class TritonServer:
 
     def states(self, model: str, *which: str) -> dict[int, str]:
         """{version: state} of a model, of all states or of some: "READY", "LOADING", …"""
-        with self._asked() as client:
-            entries = client.get_model_repository_index(self._headers)
+        entries = self.ask("POST", "repository/index", {}).json()
         mine = [entry for entry in entries if entry["name"] == model and entry.get("version")]
         states = {int(entry["version"]): entry.get("state", "") for entry in mine}
         return {v: state for v, state in states.items() if not which or state in which}
 
     def config(self, model: str) -> dict:
         """The configuration that a model is served with, defaults filled in."""
-        with self._asked() as client:
-            return client.get_model_config(model)
+        return self.ask("GET", f"models/{quote(model)}/config").json()
 
-    @property
-    def _headers(self):
-        """Of model control."""
-        return {CONTROL: self.control_key} if self.control_key else None
+    def ask(
+        self, method: str, path: str, body: dict | None = None, seconds: float = LOAD
+    ) -> httpx.Response:
+        """The answer to a call of HTTP, by its path behind /v2/; what the server refuses, or does
+        not answer, is a ServerError.
+
+        Each call has a connection of its own: Triton waits for open ones before it stops.
+        """
+        kind, _, file = self.http.partition(":")
+        unix = kind == "unix"
+        url = f"http://{'triton' if unix else self.http}/v2/{path}"
+        transport = httpx.HTTPTransport(uds=file if unix else None)
+        headers = {CONTROL: self.control_key}
+        try:
+            with httpx.Client(transport=transport, timeout=seconds, trust_env=False) as client:
+                answer = client.request(method, url.removesuffix("/"), json=body, headers=headers)
+        except (httpx.HTTPError, OSError) as error:
+            raise ServerError(f"the server does not answer at {self.http}: {error!r}") from None
+        if answer.status_code != 200:
+            raise ServerError(reason_of(answer.content))
+        return answer
 
     def alive(self) -> bool:
         """Whether the server's process is there."""
@@ -219,6 +224,9 @@ class TritonServer:
             ports = choose_ports(wanted, self.host)
             address = HOST if self.host == "0.0.0.0" else self.host
             self.http, self.grpc, self.metrics = (f"{address}:{port}" for port in ports)
+            if self.private:
+                self.http = f"unix:{self._folder}/http"
+                self.grpc = f"unix:{self._folder}/grpc:{ports[1]}"  # so gRPC calls the file
             name = f"kintsugi-{secrets.token_hex(6)}"
             command = self._command(installation, backends, name, ports)
             self._spawn(command, installation.environment())
@@ -235,18 +243,20 @@ class TritonServer:
         http_port, grpc_port, metrics_port = ports
         words = [
             str(installation.binary), f"--id={name}", f"--model-repository={self.repo}",
-            f"--http-address={self.host}", f"--http-port={http_port}",
-            f"--grpc-address={self.host}", f"--grpc-port={grpc_port}",
+            f"--http-address={self.http if self.private else self.host}",
+            f"--http-port={http_port}",
+            f"--grpc-address={self.grpc.rpartition(':')[0] if self.private else self.host}",
+            f"--grpc-port={grpc_port}",
             f"--metrics-address={self.host}", f"--metrics-port={metrics_port}",
             f"--exit-timeout-secs={self.exit_seconds}",
             "--disable-auto-complete-config",  # else every model is started twice
             "--metrics-interval-ms=500",
             "--http-header-forward-pattern=traceparent",  # to the models, as a request's parameter
             "--grpc-header-forward-pattern=traceparent",
+            f"--http-restricted-api={RESTRICTED}:{CONTROL}={self.control_key}",
+            f"--grpc-restricted-protocol={RESTRICTED}:{CLOSED}",
+            f"--backend-config=python,shm-region-prefix-name={self._regions}",
         ]
-        if self.control_key:
-            limited = f"model-repository:{CONTROL}={self.control_key}"
-            words += [f"--http-restricted-api={limited}", f"--grpc-restricted-protocol={limited}"]
         if backends:
             words.append(f"--backend-directory={backends}")
         if caches := installation.caches():
@@ -287,26 +297,13 @@ class TritonServer:
 
     def _is_ours(self, name) -> bool:
         """With a taken port another server may answer; ours has the name that we gave it."""
-        lost = (*LOST, ValueError, KeyError, InferenceServerException)
-        with suppress(*lost), connected(self.http, 5.0) as client:
-            return client.get_server_metadata()["name"] == name
+        with suppress(ServerError, ValueError, KeyError):
+            return self.ask("GET", "", seconds=5.0).json()["name"] == name
         return False
 
     def _settle(self):
         """Waits until what was loaded last can be taken away."""
         time.sleep(max(0.0, self._loaded + SETTLE - time.monotonic()))
-
-    @contextmanager
-    def _asked(self, seconds=LOAD):
-        """tritonclient for one call; what the server refuses, or does not answer, is a
-        ServerError."""
-        try:
-            with connected(self.http, seconds) as client:
-                yield client
-        except InferenceServerException as error:
-            raise ServerError(error.message()) from None
-        except LOST as error:
-            raise ServerError(f"the server does not answer at {self.http}: {error}") from None
 
 
 def finish(held: dict, seconds: float, keep_folder: bool = False, at_once: bool = False) -> None:
@@ -318,6 +315,9 @@ def finish(held: dict, seconds: float, keep_folder: bool = False, at_once: bool 
         if at_once:
             child.close_input(AT_ONCE)
         end([child], seconds + 2 * KILL)
+    if child is not None and child.returncode is not None:
+        for region in Path("/dev/shm").glob(f"{held['folder'].name}-*"):  # that a killed one left
+            region.unlink(missing_ok=True)
     if not keep_folder:
         shutil.rmtree(held["folder"], ignore_errors=True)
 
