@@ -5,6 +5,7 @@ probe, hook) is compared with the code; probe and hook talk to a real server.
 """
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -247,4 +248,5 @@ def status(command, server):
     python, script, url, *words = command
     assert (python, url) == ("python3", "http://127.0.0.1:8000")
     line = [sys.executable, str(DOCS / Path(script).name), f"http://{server.http}", *words]
-    return subprocess.run(line, timeout=200).returncode
+    key = {"TRITON_KEY": server.control_key}
+    return subprocess.run(line, env=os.environ | key, timeout=200).returncode

@@ -75,10 +75,13 @@ def test_a_killed_server_leaves_no_stub(repo, victim):
     processes = family(server.pid)
     names = [process.name() for process in processes]
     assert any("stub" in name for name in names), names
+    regions = [*Path("/dev/shm").glob(f"{server.log.parent.name}-*")]
+    assert regions
     os.kill(server.pid if victim == "server" else processes[0].pid, signal.SIGKILL)
     wait_gone(processes)
     until(lambda: not server.alive())
     assert server.close() in (128 + signal.SIGKILL, -signal.SIGKILL)
+    assert not any(region.exists() for region in regions)
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
@@ -204,7 +207,7 @@ def ask(curl):
     from urllib.request import Request, urlopen
 
     assert curl[0] == "curl" and curl[3] == "-d"
-    with urlopen(Request(f"http://{curl[2]}", curl[4].encode()), timeout=PATIENCE) as answer:
+    with urlopen(Request(curl[2], curl[4].encode()), timeout=PATIENCE) as answer:
         return re.search(r'"text_output":"[^"]*"', answer.read().decode())[0]
 
 

@@ -3,6 +3,7 @@
 import os
 import socket
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -11,11 +12,8 @@ from tests.serving.processes import in_thread, until
 from tests.serving.triton_models import write_code, write_models
 from utils.serving.client import Client, ServeError
 from utils.serving.install import SETTLE
-from utils.serving.server import (
-    ServerError,
-    TritonServer,
-    server_available,
-)
+from utils.serving.server import ServerError, TritonServer, server_available
+from utils.serving.server.__main__ import to_try
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -162,3 +160,23 @@ def test_a_repository_without_the_model_is_refused(repo, tmp_path):
         TritonServer(repo, ["gtp"])
     with pytest.raises(ServerError, match=r"has no model \(NAME/config\.pbtxt\)"):
         TritonServer(tmp_path)
+
+
+# --- what the command says ------------------------------------------------------------------------
+
+
+def test_the_lines_to_try_say_how_it_is_reached(monkeypatch):
+    """By HTTPS where there is a certificate, with the keys that are wanted."""
+    server = SimpleNamespace(models=["gpt"], metrics="127.0.0.1:8002", left_out={}, log="log")
+    front = SimpleNamespace(http="10.1.1.1:8000", grpc="g", host="10.1.1.1", control_key="drawn")
+    for name in ("KINTSUGI_API_KEY", "KINTSUGI_CONTROL_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    said = to_try(server, front, tls=False)
+    assert "curl -sN http://10.1.1.1:8000/v2/models/gpt/generate " in said
+    assert "load and unload models is drawn" in said and "Whoever reaches 10.1.1.1 may ask" in said
+    monkeypatch.setenv("KINTSUGI_API_KEY", "secret")
+    monkeypatch.setenv("KINTSUGI_CONTROL_KEY", "secret")
+    said = to_try(server, front, tls=True)
+    assert "http://" not in said and 'base_url="https://10.1.1.1:8000/v1"' in said
+    assert 'curl -sN -k -H "Authorization: Bearer $KINTSUGI_API_KEY" https://' in said
+    assert "drawn" not in said and "may ask" not in said and "secret" not in said
