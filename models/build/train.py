@@ -55,7 +55,7 @@ def train(name, folder=MODELS, runs=RUNS, ranks=None, text="library", **changes)
         options = {"resume": str(out), **ends}
     else:
         make_tokenizer(runs / "tokenizer", text)
-        options["out"] = str(out)
+        options.update(out=str(out), auto_resume=True)
     _run(_command(options, ranks or _ranks()))
     export(out, Path(folder) / name)
 

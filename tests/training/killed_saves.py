@@ -45,9 +45,9 @@ def save_for_ever(folder, form, rank, store, begun, reports):
         dist.init_process_group("gloo", store=address, rank=rank, world_size=2)
     model = GPT.without_memory(MODEL)
     background = random.random() < 0.5
-    with RunFolder(folder, keep=2, rank=rank, background=background).opened() as run:
-        found = checkpoints(folder)
-        step = int(found[0].name.rsplit("-", 1)[1]) if found else 0
+    run = RunFolder(folder, keep=2, rank=rank, background=background)
+    step = int(run.found[0].name.rsplit("-", 1)[1]) if run.found else 0
+    with run.opened(step):
         if sharded:  # both have looked before one writes
             dist.barrier()
         os.write(begun, b".")

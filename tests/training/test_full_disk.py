@@ -1,5 +1,6 @@
 """A disk that is full, a real one of a few megabytes: one sentence, and what there was stays."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from tests.patience import patience
 from tests.small_disk import small_disk
 from tests.training.test_train import small_flags
+from utils.training.checkpoint import read_run
 from utils.training.join import main as join_command
 from utils.training.run_folder import newest
 from utils.training.train import main
@@ -82,13 +84,14 @@ def test_while_ranks_files_are_joined(disk, tmp_path, capsys):
 def test_while_metrics_are_written(disk, tmp_path, capsys):
     metrics = disk / "metrics.jsonl"
     (disk / "file").write_bytes(bytes(DISK - 8192))
-    flags = small_flags(steps=10_000, metrics=metrics, sample=0, layers=1, hidden=8, batch=1, seq=2)
+    sizes = {"sample": 0, "layers": 1, "hidden": 8, "batch": 1, "seq": 2}
+    flags = small_flags(steps=10_000, metrics=metrics, out=tmp_path / "run", **sizes)
     assert main([*map(str, flags), "--held-out-every", "99999"]) == 2
     sentence = f"utils.train: --metrics {metrics} cannot be written: No space left on device\n"
     assert capsys.readouterr().err == sentence
     lines = metrics.read_bytes()
     assert len(lines) == 4096 * (len(lines) // 4096)  # the last one is cut, as the disk was full
     (disk / "file").unlink()
-    again = small_flags(steps=2, metrics=metrics, sample=0, layers=1, hidden=8, batch=1, seq=2)
-    assert main([*map(str, again)]) == 0
-    assert metrics.read_text().count("\n") == 2
+    step = read_run(newest(tmp_path / "run"))["step"]  # --out had room
+    assert main(["--resume", str(tmp_path / "run"), "--steps", str(step + 2)]) == 0
+    assert [json.loads(line) for line in metrics.read_text().splitlines()][-1]["step"] == step + 2

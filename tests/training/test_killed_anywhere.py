@@ -32,7 +32,9 @@ def save(folder, step, files=("config.json", "training.json")):
         for name in files:
             (beside / name).write_text(f"{step}")
 
-    with RunFolder(str(folder), keep=2, rank=0).opened() as run:
+    run = RunFolder(str(folder), keep=2, rank=0)
+    steps = [int(path.name.split("-")[1]) for path in run.found]
+    with run.opened(max([each for each in steps if each < step], default=-1)):
         run.save(step, write)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -28,8 +29,10 @@ RUN = replace(PLAIN, steps=5, batch=11)
 FLAGS = "--layers 2 --hidden 24 --heads 4 --batch 7 --seq 33 --held-out-every 99 --sample 0"
 
 
-def save(folder, step, content="x"):
-    with RunFolder(str(folder), keep=2, rank=0).opened() as run:
+def save(folder, step, content="x", began=None):
+    run = RunFolder(str(folder), keep=2, rank=0)
+    steps = [int(path.name.split("-")[1]) for path in run.found]
+    with run.opened(began or max([each for each in steps if each < step], default=-1)):
         run.save(step, lambda beside: (beside / "config.json").write_text(f"{content} {step}"))
 
 
@@ -58,6 +61,8 @@ def test_a_run_that_goes_back_leaves_the_way_it_had_gone(tmp_path):
     for step in (2, 4, 3):
         save(tmp_path / "run", step)
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["checkpoint-3", "checkpoint-2"]
+    save(tmp_path / "run", 5), save(tmp_path / "run", 8, began=3)
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["checkpoint-8", "checkpoint-3"]
 
 
 def cut(file):
@@ -148,6 +153,25 @@ def test_what_a_stranger_has_beside_it_stays(tmp_path, word):
     assert notes.read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", ["checkpoint-5", ".checkpoint-5.gone", ".checkpoint-5.partial"])
+@pytest.mark.parametrize("entry", ["mine.txt", "model.safetensors"])
+def test_what_a_stranger_has_under_our_names_stays(tmp_path, name, entry):
+    """model.safetensors, because any program calls its own so; what a save left has no more."""
+    run = tmp_path / "run"
+    train(replace(RUN, steps=1, out=str(run)))
+    (run / name).mkdir()
+    (run / name / entry).write_text("mine")
+    if entry == "mine.txt" or name == "checkpoint-5":
+        sentence = rf"{name} (holds mine\.txt, which|has no SHA256SUMS and no training\.json, so)"
+        with pytest.raises(CheckpointError, match=sentence):
+            train(resumed(run, steps=2))
+        for step in (2, 3, 4, 6):  # had it come while the run was on its way
+            save(run, step)
+    else:
+        train(resumed(run, steps=2))
+    assert (run / name / entry).exists() == (entry == "mine.txt" or name == "checkpoint-5")
+
+
 # ---- kills, and a full disk
 
 
@@ -235,6 +259,8 @@ def test_pieces_are_the_whole(pools, ranks, way, tmp_path):
 
 def test_joining_says_what_is_missing(tmp_path, capsys):
     train(replace(RUN, steps=1, out=str(tmp_path / "run"), save_format="sharded"))
+    assert join_command([str(tmp_path / "run"), str(tmp_path / "run" / "checkpoint-1")]) == 2
+    assert "holds a training run's checkpoint" in capsys.readouterr().err
     (tmp_path / "run" / "checkpoint-1" / "model-rank-00000.safetensors").unlink()
     assert join_command([str(tmp_path / "run"), str(tmp_path / "joined")]) == 2
     assert "model-rank-00000.safetensors is missing" in capsys.readouterr().err
@@ -264,3 +290,28 @@ def test_the_same_command_begins_goes_on_and_ends(tmp_path, capsys):
     assert parse([*command, "--steps", "3"]).resume == str(tmp_path / "run" / "checkpoint-2")
     assert main([*command, "--steps", "3"]) == 0
     assert newest(tmp_path / "run").name == "checkpoint-3"
+
+
+def test_a_run_that_was_killed_in_its_last_save_is_finished(tmp_path, capsys):
+    """After the rename: the links, the older checkpoint and the last line of metrics are left."""
+    run, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    command = [*FLAGS.split(), "--out", str(run), "--metrics", str(metrics), "--auto-resume"]
+    command += ["--keep", "1", "--steps"]
+    run.mkdir()
+    metrics.write_text('{"step": 1, "lo')  # killed before its first save
+    assert main([*command, "2"]) == 0
+    shutil.copytree(run, tmp_path / "before", symlinks=True)
+    assert main([*command, "3"]) == 0
+    *lines, last = metrics.read_text().splitlines(keepends=True)
+    whole = names(run)
+    (run / "checkpoint-3").rename(tmp_path / "before" / "checkpoint-3")
+    shutil.rmtree(run)
+    (tmp_path / "before").rename(run)
+    metrics.write_text("".join(lines))
+    for _ in range(2):
+        assert main([*command, "3"]) == 0
+        assert "nothing to do" in capsys.readouterr().out
+        assert names(run) == whole and (run / "newest").resolve().name == "checkpoint-3"
+        (*before, again), expected = metrics.read_text().splitlines(keepends=True), json.loads(last)
+        assert before == lines and "val_loss" in expected and expected.pop("save_s")
+        assert json.loads(again) == expected

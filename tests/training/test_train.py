@@ -325,10 +325,11 @@ def test_bf16_is_near_fp32():
 @pytest.mark.parametrize("wild", ["--lr 1e30 --clip 0", "--lr 1e38 --save-every 1"])
 def test_a_diverged_run_says_so_and_keeps_its_checkpoint(tmp_path, capsys, wild):
     out = tmp_path / "run"
-    train(replace(ODD, precision="fp32", steps=1, out=str(out)))
+    train(replace(ODD, precision="fp32", steps=2, save_every=1, out=str(out)))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert main(["--resume", str(out), "--steps", "50", *wild.split()]) == 2
-    assert re.search("utils.train: the (held-out )?loss is", capsys.readouterr().err)
+    way = f"lower --lr; if checkpoint-2 is ruined already, go back: --resume {out}/checkpoint-1\n"
+    assert re.search(f"utils.train: the (held-out )?loss is .*: {way}", capsys.readouterr().err)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
@@ -344,13 +345,33 @@ def test_metrics_of_steps_that_are_run_again_are_cut(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     config = replace(ODD, metrics=str(metrics), out=str(tmp_path / "run"), steps=3)
     train(config)
+    row = json.loads(metrics.read_text().splitlines()[-1])
     with metrics.open("a") as file:  # a run that was killed after its last checkpoint, and wrote
-        file.write('{"step": 4, "loss": 9.9}\n{"step": 5, "loss": 9.9}\n{"step": 6, "lo')
+        for step in (4, 5):
+            file.write(json.dumps({**row, "step": step, "loss": 9.9}) + "\n")
+        file.write('{"step": 6, "lo')
     train(resumed(tmp_path / "run", steps=5))
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5] and rows[3]["loss"] != 9.9
-    train(replace(config, out=None))  # a new run begins its file anew
+    train(replace(config, steps=2, out=str(tmp_path / "other"), metrics=None))
+    with pytest.raises(ValueError, match=r"metrics\.jsonl holds another run's lines"):
+        train(resumed(tmp_path / "other", steps=3, metrics=str(metrics)))
+    assert len(metrics.read_text().splitlines()) == 5
+    again = replace(config, out=str(tmp_path / "new"), auto_resume=True)
+    train(again)  # the same run, killed before it could save, begins its file again
     assert len(metrics.read_text().splitlines()) == 3
+
+
+def test_a_run_whose_metrics_have_no_reader_saves(tmp_path, monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)
+    flags = small_flags(steps=9, out=tmp_path / "run", metrics="-", sample=0)
+    with os.fdopen(write, "w") as stdout, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stdout)
+        assert main([*map(str, flags)]) == 2
+    sentence = "utils.train: --metrics - cannot be written: Broken pipe\n"
+    assert capsys.readouterr().err == sentence
+    assert [path.name for path in checkpoints(tmp_path / "run")] == ["checkpoint-2"]
 
 
 @pytest.mark.parametrize("left", ["", '{"step": 3, "lo'])
@@ -372,12 +393,15 @@ def test_metrics_have_the_step_of_a_checkpoint_whose_run_died_before_it_wrote_th
 
 
 @pytest.mark.parametrize(
-    "kind", ["fifo", "device", "folder", "notes", "one line", "a line of another kind"]
+    "kind", ["fifo", "device", "folder", "notes", "one line", "a line of another kind", "another's"]
+    + ["another run's"],
 )
 def test_metrics_replace_nothing_that_they_did_not_write(tmp_path, kind):
     target = tmp_path / "target"
     texts = {
-        "notes": "mine\n", "one line": "mine", "a line of another kind": '{"step": 1}\nmine\n'
+        "notes": "mine\n", "one line": "mine", "a line of another kind": '{"step": 1}\nmine\n',
+        "another's": '{"step": 1, "loss": 2.0, "epoch": 1}\n',
+        "another run's": '{"step": 1, "loss": 2.0, "tokens": 3, "seconds": 4}\n',
     }
     if kind in texts:
         target.write_text(texts[kind])
@@ -391,7 +415,8 @@ def test_metrics_replace_nothing_that_they_did_not_write(tmp_path, kind):
     else:
         target.mkdir()
     before = written(target)
-    sentence = "does not hold metric lines" if kind in texts else "regular file"
+    refused = "(does not hold metric|holds another run's) lines"
+    sentence = refused if kind in texts else "regular file"
     with pytest.raises(ValueError, match=f"--metrics .*target .*{sentence}"):
         train(replace(ODD, metrics=str(target), steps=1))
     assert written(target) == before and os.listdir(tmp_path) == ["target"]
@@ -406,10 +431,11 @@ def written(path):
 
 def test_metrics_go_through_a_link_to_their_file(tmp_path):
     (tmp_path / "link").symlink_to("file")
-    for steps in (2, 1):  # a new file, then one of an earlier run
-        train(replace(ODD, metrics=str(tmp_path / "link"), steps=steps))
-        assert len((tmp_path / "file").read_text().splitlines()) == steps
-        assert (tmp_path / "link").is_symlink()
+    config = replace(ODD, metrics=str(tmp_path / "link"), out=str(tmp_path / "run"), steps=1)
+    train(config)  # a new file, then one that is there
+    train(resumed(tmp_path / "run", steps=2))
+    assert len((tmp_path / "file").read_text().splitlines()) == 2
+    assert (tmp_path / "link").is_symlink()
 
 
 @pytest.mark.thorough

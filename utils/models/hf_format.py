@@ -32,6 +32,7 @@ CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 NEWEST = "newest"  # in a run's folder, a link to its newest checkpoint
+TRAINING = "training.json"  # of a training run's checkpoint
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -264,6 +265,8 @@ def replacing(folder: str | Path) -> Iterator[Path]:
     """
     folder = Path(folder).expanduser().resolve()
     check_replaceable(folder)
+    if (folder / TRAINING).exists():
+        raise CheckpointError(f"{folder} holds a training run's checkpoint: choose another folder")
     beside, old = _beside(folder, "partial"), _beside(folder, "old")
     for left_over in (beside, old):
         check_replaceable(left_over)

@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -105,33 +106,47 @@ def freed_memory_kept() -> Iterator[None]:
         malloc_trim(0)
 
 
+class MetricsLost(ValueError):
+    """A line of metrics that cannot be written."""
+
+
 @contextmanager
 def metric_lines(
-    target: str | None, last_step: int, last_row: dict | None
+    target: str | None, last_row: dict | None, last_step: int, again: bool = False
 ) -> Iterator[Callable[[dict], None]]:
     """Yields write(dictionary): one JSON line to standard output ("-"), a file, or nowhere (None).
 
     A resumed run goes on with its file, after the lines of steps that are now run again, those
     after `last_step`, are cut. `last_row` is the line of that step, and written where the run died
-    before it was. A file that holds anything else than metric lines stays as it is: ValueError.
+    before it was. A file of anything else, or of another run, stays as it is: ValueError.
+
+    again   whether a new run (of last_step 0) may have been killed before it could save anything
     """
     if target is None:
         yield lambda row: None
         return
     if target == "-":
-        yield lambda row: print(json.dumps(row), flush=True)
+        yield _print_line
         return
-    path = Path(target)
+    path = Path(target).expanduser()
     if path.exists() and not path.is_file():
         raise ValueError(f"--metrics {target} is no regular file: name another, or - to print them")
     try:
         file = path.open("ab", buffering=0)
-        length, kept = _kept(path.read_bytes(), last_step)
-        file.truncate(length)
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"--metrics {target} does not hold metric lines: name another") from None
+        lines = path.read_bytes()
+        length, kept = _kept(lines, last_step)
+        if not last_step:
+            own = again or not lines
+        else:  # where whole lines are cut, the one before them must be the checkpoint's
+            own = b"\n" not in lines[length:] or not last_row or last_row.items() <= kept.items()
+        if own:
+            file.truncate(length)
     except OSError as error:
         raise ValueError(f"--metrics {target} cannot be written: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"--metrics {target} does not hold metric lines: name another") from None
+    if not own:
+        raise ValueError(f"--metrics {target} holds another run's lines: name another file")
 
     def write(row):
         line = json.dumps(row).encode() + b"\n"
@@ -140,23 +155,34 @@ def metric_lines(
                 line = line[file.write(line) :]
         except OSError as error:
             reason = error.strerror
-            raise ValueError(f"--metrics {target} cannot be written: {reason}") from None
+            raise MetricsLost(f"--metrics {target} cannot be written: {reason}") from None
 
     with file:
-        if last_row and kept == last_step - 1:
+        if last_row and kept.get("step", 0) == last_step - 1:
             write(last_row)
         yield write
 
 
-def _kept(lines: bytes, last_step: int) -> tuple[int, int]:
-    """(length, last step) of the metric lines up to a step. Raises ValueError, KeyError or
-    TypeError where they are something else; only the last one may be cut, by the end of its run."""
-    length, kept, first_key = 0, 0, b'{"step": '
+def _print_line(row):
+    try:
+        print(json.dumps(row), flush=True)
+    except OSError as error:
+        # Python flushes it at its end, too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise MetricsLost(f"--metrics - cannot be written: {error.strerror}") from None
+
+
+def _kept(lines: bytes, last_step: int) -> tuple[int, dict]:
+    """(length, last row) of the metric lines up to a step. Raises LookupError, TypeError or the
+    like where they are something else; only the last one may be cut, by the end of its run."""
+    length, kept, first_key = 0, {}, b'{"step": '
     for line in lines.splitlines(keepends=True):
         if line.endswith(b"\n"):
-            step = json.loads(line)["step"]
-            if step <= last_step:
-                length, kept = length + len(line), step
+            row = json.loads(line)
+            if not {"loss", "tokens", "seconds"} <= row.keys():
+                raise LookupError
+            if row["step"] <= last_step:
+                length, kept = length + len(line), row
         elif not (line.startswith(first_key) or first_key.startswith(line)):
-            raise ValueError
+            raise LookupError
     return length, kept

@@ -29,7 +29,7 @@ from utils.training.rank_files import Pieces, RankFiles
 from utils.training.run_folder import RunFolder
 
 WEIGHTS, STATE = "model", "optimizer"  # of these files' names the stems
-TRAINING = "training.json"
+TRAINING = hf_format.TRAINING
 FORMAT = 1  # of training.json; raised when an older reader would misread a newer file
 
 Pairs = Iterable[tuple[str, torch.Tensor]]

@@ -32,6 +32,7 @@ SUMS = "SHA256SUMS"
 _LOCK = ".lock"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _LEFT_OVER = re.compile(r"\.checkpoint-\d+\.(partial|gone)")
+_RANK = re.compile(r"rank-\d+")  # in a .partial: what one rank has not finished
 _LINK = re.compile(rf"\.({NEWEST}|{hf_format.OURS.pattern})\.link")
 _OWN = re.compile(
     rf"{_NAME.pattern}|{_LEFT_OVER.pattern}|{_LINK.pattern}|{NEWEST}|{re.escape(_LOCK)}"
@@ -107,9 +108,36 @@ def holds_checkpoint(folder: Path | str) -> bool:
     return bool(checkpoints(folder)) or (folder / hf_format.CONFIG).exists()
 
 
-def check_new(folder: Path | str) -> None:
-    """Raises CheckpointError where a new run cannot write its checkpoints."""
-    hf_format.check_replaceable(folder, also=_OWN)
+def check_new(folder: Path | str, metrics: str | None = None) -> None:
+    """Raises CheckpointError where a new run cannot write its checkpoints.
+
+    metrics   file that may be in the folder already: of this run, killed before its first save
+    """
+    metrics = Path(metrics or "-").expanduser().absolute()
+    own = re.escape(metrics.name) if metrics.parent.resolve() == folder else _LOCK
+    hf_format.check_replaceable(folder, also=re.compile(f"{_OWN.pattern}|{own}"))
+
+
+def check_own(folder: Path) -> None:
+    """Raises CheckpointError where something of someone else's has a name that a save would replace
+    or remove."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        named = _NAME.fullmatch(path.name) or _LEFT_OVER.fullmatch(path.name)
+        if named and (reason := _strange(path)):
+            raise CheckpointError(f"{path} {reason}: move it away, or choose another folder")
+
+
+def _strange(path):
+    """Why something with such a name was not written by a save, in half a sentence; None: it was"""
+    if path.is_symlink() or not path.is_dir():
+        return "is no folder"
+    for entry in path.rglob("*"):
+        if not (hf_format.OURS.fullmatch(entry.name) or _RANK.fullmatch(entry.name)):
+            return f"holds {entry.name}, which is not part of a checkpoint and would be lost"
+    marks = (SUMS, hf_format.TRAINING)
+    if _NAME.fullmatch(path.name) and not any((path / name).exists() for name in marks):
+        return f"has no {' and no '.join(marks)}, so it is no checkpoint of a run"
+    return None
 
 
 def _step(path):
@@ -134,15 +162,19 @@ class RunFolder:
     """
 
     def __init__(self, folder: str | None, keep: int, rank: int, background: bool = False):
-        self.folder = None if folder is None else Path(folder).expanduser().resolve()
+        self.folder = None if folder is None else hf_format.recover(folder)
         self.keep, self.rank, self.background = keep, rank, background
         self.saving: Thread | None = None
         self.found = [] if folder is None else checkpoints(self.folder)
 
     @contextmanager
-    def opened(self) -> Iterator["RunFolder"]:
+    def opened(self, began: int = -1) -> Iterator["RunFolder"]:
         """Rank 0 holds the folder's lock meanwhile: ValueError where another run does, or has since
-        this RunFolder was made."""
+        this RunFolder was made.
+
+        began   step of the checkpoint from which the run goes on; -1: from none
+        """
+        self.step, self.kept = began, {began}
         if self.folder is None or self.rank:
             yield self
             return
@@ -150,6 +182,12 @@ class RunFolder:
             if checkpoints(self.folder) != self.found:
                 raise ValueError(f"another run has written to {self.folder} meanwhile: start again")
             self._clear()
+            if self.found and _step(self.found[0]) == began:  # its save may have been killed
+                try:
+                    self._link()
+                    self._forget()
+                except OSError as error:
+                    raise CheckpointError(f"{self.folder} cannot be written to: {error}") from None
             try:
                 yield self
             finally:
@@ -262,14 +300,16 @@ class RunFolder:
                     place.rename(self._beside("gone"))
                 beside.rename(place)
             hf_format.to_disk(self.folder)
-            self._link([*sums, SUMS])
+            self._link()
+            self.kept.add(self.step)
             self._forget()
         except OSError as error:
             return f"checkpoint {place} could not be written: {error}"
         return None
 
-    def _link(self, names):
+    def _link(self):
         """Links from the run's folder into the newest checkpoint, on a file system that has any."""
+        names = sorted(path.name for path in self._place().iterdir())
         for name, target in ((NEWEST, self._place().name), *((n, f"{NEWEST}/{n}") for n in names)):
             link = self.folder / f".{name}.link"
             link.unlink(missing_ok=True)
@@ -285,12 +325,13 @@ class RunFolder:
                 path.unlink()  # of a file that this checkpoint does not have
 
     def _forget(self):
-        """Takes away what is older than the last `keep`, and what an earlier try had beyond this
-        step: a run that goes back has left that way."""
-        found = checkpoints(self.folder)
-        beyond = [path for path in found if _step(path) > self.step]
+        """Takes away what is older than the last `keep`, and what an earlier try had beyond the
+        step at which this run began: a run that goes back has left that way."""
+        found = [path for path in checkpoints(self.folder) if not _strange(path)]
+        began = min(self.kept)
+        left = [path for path in found if _step(path) > began and _step(path) not in self.kept]
         # the newest last: whoever dies meanwhile has either try's last checkpoint
-        for path in beyond[::-1] + [path for path in found if path not in beyond][self.keep :]:
+        for path in left[::-1] + [path for path in found if path not in left][self.keep :]:
             # never seen half deleted; under a name from which `recover` puts nothing back
             path.rename(path.with_name(f".{path.name}.gone"))
             hf_format.to_disk(self.folder)  # in this order after a power cut, too
@@ -301,7 +342,7 @@ class RunFolder:
         for path in self.folder.iterdir():
             if path.is_symlink() and _LINK.fullmatch(path.name):
                 path.unlink()
-            elif _LEFT_OVER.fullmatch(path.name):
+            elif _LEFT_OVER.fullmatch(path.name) and not _strange(path):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _place(self):

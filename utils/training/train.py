@@ -40,7 +40,13 @@ from utils.models.tokenizer import Tokenizer
 from utils.parallel.context import own_positions
 from utils.parallel.mesh import Mesh, make_mesh
 from utils.parallel.parallelize import draw_weights
-from utils.ranks.context import asked_to_stop, freed_memory_kept, metric_lines, world
+from utils.ranks.context import (
+    MetricsLost,
+    asked_to_stop,
+    freed_memory_kept,
+    metric_lines,
+    world,
+)
 from utils.ranks.heartbeat import RanksLost
 from utils.ranks.supervise import end_with
 from utils.shares import share
@@ -48,7 +54,14 @@ from utils.training import checkpoint
 from utils.training.config import TrainConfig, check_ranks, parse
 from utils.training.deepspeed import DeepSpeedEngine
 from utils.training.optimizer import update_rule
-from utils.training.run_folder import RunFolder, check_new, holds_checkpoint, run_of
+from utils.training.run_folder import (
+    RunFolder,
+    check_new,
+    check_own,
+    checkpoints,
+    holds_checkpoint,
+    run_of,
+)
 from utils.training.step import TrainStep, make_engine
 
 # ---- 1. small parts
@@ -156,17 +169,28 @@ def _start(config, device, mesh):
     run = {"step": 0, "seconds": 0.0, "skipped": 0, "text": None, "row": None}
     if config.resume:
         run.update(checkpoint.load_weights(config.resume, model, update_rule(config.optimizer)))
-        steps, seconds = config.budget()
-        if run["step"] >= (steps or math.inf) or run["seconds"] >= (seconds or math.inf):
-            raise RunIsOver(
-                f"{config.resume} is at step {run['step']} after {run['seconds']:.1f} s, the end "
-                "of its run: give a larger --steps or --seconds"
-            )
         _check_same_step(run["step"], device)
     engine = make_engine(model, config, device, mesh, weights)
     if config.resume:
         engine.load(config.resume, run)
     return engine, run
+
+
+def _check_not_over(config, folder):
+    """Raises RunIsOver for a run at its end, which has what its last save had left to do, should it
+    have been killed there."""
+    run = checkpoint.read_run(config.resume)
+    steps, seconds = config.budget()
+    if run["step"] < (steps or math.inf) and run.get("seconds", 0.0) < (seconds or math.inf):
+        return
+    if [config.resume] == [str(path) for path in folder.found[:1]]:
+        metrics = config.metrics if folder.rank == 0 else None
+        with folder.opened(run["step"]), metric_lines(metrics, run.get("row"), run["step"]):
+            pass
+    raise RunIsOver(
+        f"{config.resume} is at step {run['step']} after {run.get('seconds', 0.0):.1f} s, the end "
+        "of its run: give a larger --steps or --seconds"
+    )
 
 
 def _check_same_step(step, device):
@@ -186,9 +210,10 @@ def _check_out(config):
     if config.out is None:
         return
     out = hf_format.recover(config.out)
+    check_own(out)
     if config.resume and run_of(hf_format.recover(config.resume)) == out:
         return
-    check_new(out)
+    check_new(out, config.metrics)
     if holds_checkpoint(out):
         raise ValueError(
             f"{config.out} holds a checkpoint already: continue it with --resume "
@@ -196,10 +221,14 @@ def _check_out(config):
         )
 
 
-def _check_finite(nats, step):
-    """The held-out loss after a step; the loss of the step itself is that of the weights before."""
+def _check_finite(name, nats, when, folder):
+    """A loss; that of a step itself is of the weights before, which may have been saved."""
     if not math.isfinite(nats):
-        raise FloatingPointError(f"the held-out loss is {nats} after step {step}: lower --lr")
+        found = checkpoints(folder.folder) if folder.folder else []
+        way = "lower --lr"
+        if len(found) > 1:
+            way += f"; if {found[0].name} is ruined already, go back: --resume {found[1]}"
+        raise FloatingPointError(f"the {name} is {nats} {when}: {way}")
 
 
 def _progress_bar(config, run, shown):
@@ -241,6 +270,8 @@ def train(
         folder = RunFolder(config.out, config.keep, rank, config.save_async)
         _check_out(config)
         check_ranks(config, world_size)
+        if config.resume:
+            _check_not_over(config, folder)
         train_tokens, held_out, tokenizer, text = _texts(config)
         byte_lengths = tokenizer.byte_lengths() if tokenizer.model else None
         mesh = make_mesh(**config.mesh_sizes(world_size))  # which ranks share what
@@ -261,6 +292,11 @@ def train(
                 x.to(device), y.to(device), config.accumulation_steps()
             )  # (B_local, T) each
 
+        def measure(engine, row, tokens=held_out):
+            nats, bits = evaluate(engine, tokens, config.seq, mesh, byte_lengths)
+            _check_finite("held-out loss", nats, f"after step {row['step']}", folder)
+            row.update(val_loss=nats, val_bits=bits)
+
         if config.compile or (config.resume and world_size > 1):
             # One pass for nothing. Compiling takes long, which is not the training's time. And DDP
             # rearranges its buckets after the first backward pass, and so the order in which
@@ -268,8 +304,9 @@ def train(
             engine.warm_up(rows_of(step), tokens_per_step)
 
         bar = _progress_bar(config, run, shown=rank == 0 and sys.stderr.isatty())
-        metrics = metric_lines(config.metrics if rank == 0 else None, step, run["row"])
-        with folder.opened(), bar, metrics as write:
+        target = config.metrics if rank == 0 else None
+        metrics, lost = metric_lines(target, run["row"], step, config.auto_resume), None
+        with folder.opened(step if config.resume else -1), bar, metrics as write:
             began, done = time.perf_counter() - seconds, False
             stood = 0.0  # seconds since the last row that says for how long
             while not done:
@@ -296,9 +333,7 @@ def train(
                     saving_began = time.perf_counter()
                     folder.settle()
                     stood += time.perf_counter() - saving_began
-                if not math.isfinite(loss):
-                    raise FloatingPointError(f"the loss is {loss} at step {step}: lower --lr")
-
+                _check_finite("loss", loss, f"at step {step}", folder)
                 over = step >= total_steps if total_steps else seconds >= total_seconds
                 done = over or stop > 0
                 row = {
@@ -312,10 +347,12 @@ def train(
                 }
                 if config.precision == "fp16":
                     row["loss_scale"] = engine.loss_scale()
+                measured = over or step % config.held_out_every == 0
+                if measured:
+                    measure(engine, row)
                 if config.out and (done or step % (config.save_every or math.inf) == 0):
-                    # one row is enough to see weights that this step has ruined
-                    first_row = held_out[: config.seq + 1]
-                    _check_finite(evaluate(engine, first_row, config.seq, mesh)[0], step)
+                    if not measured:  # one sequence is enough to see weights that are ruined
+                        measure(engine, {"step": step}, held_out[: config.seq + 1])
                     run = {
                         "step": step,
                         "seconds": seconds,
@@ -330,12 +367,14 @@ def train(
                         folder.settle()
                     row["save_s"] = round(stood + time.perf_counter() - saving_began, 4)
                     stood = 0.0
-                if done or step % config.held_out_every == 0:
-                    nats, bits = evaluate(engine, held_out, config.seq, mesh, byte_lengths)
-                    _check_finite(nats, step)
-                    row.update(val_loss=nats, val_bits=bits)
+                if done and not measured:  # asked to stop, it saves first
+                    measure(engine, row)
                 history.append(row)
-                write(row)
+                try:
+                    write(row)
+                except MetricsLost as error:  # it stops and saves with its next step
+                    write, lost = history.append, error
+                    asked.set()
                 if on_step:
                     on_step(row)
                 bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
@@ -347,6 +386,8 @@ def train(
         if dist.is_initialized() or device.type == "cuda":
             gc.collect()
         mesh.close()
+        if lost:
+            raise lost
         return model, history
 
 
