@@ -104,6 +104,10 @@ def parse_flags(
                 metavar=entry.metadata["metavar"] or _metavar(entry, kind),
             )
         parser.add_argument(flag(entry.name), **keywords)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    for argument in arguments:
+        if argument.startswith("--") and argument.endswith("=--"):  # argparse drops this value
+            parser.error(f"{argument} is no value")
     return vars(parser.parse_args(arguments))
 
 

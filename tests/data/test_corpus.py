@@ -136,7 +136,9 @@ def test_a_tokenizer_makes_the_tokens(tmp_path):
 def test_bad_text_is_named(tmp_path):
     empty = tmp_path / "empty.txt"
     empty.touch()
+    os.mkfifo(tmp_path / "fifo")  # reading it would wait for ever
     for path, words in (
+        (tmp_path / "fifo", "fifo is no regular file"),
         (tmp_path / "no", "no does not exist: give a file, a folder or 'library'"),
         (empty, "empty.txt is empty"),
         (tmp_path, "holds no text file"),

@@ -11,6 +11,8 @@ from tests.models.small_models import random_model, small
 from utils.models import hf_format
 from utils.models.gpt import GPT
 from utils.models.hf_format import CheckpointError
+from utils.models.tokenizer import Tokenizer
+from utils.training.run_folder import newest
 
 # ---- refusals: configs
 
@@ -123,17 +125,30 @@ def test_damaged_files_are_named(folders):
     for damaged in (whole[: len(whole) // 2], whole[:5], b"", b"\xff" * 50 + whole[50:]):
         file.write_bytes(damaged)
         refused(one, "model.safetensors is not a readable safetensors file")
+    file.unlink()
+    os.mkfifo(file)  # reading it would wait for ever
+    refused(one, "model.safetensors is not a readable safetensors file")
     shard = min(many.glob("model-*.safetensors")).name
     index = many / "model.safetensors.index.json"
     content = json.loads(index.read_text())
     for weight_map, sentence in (
         ({**content["weight_map"], "lm_head.weight": "../one/x.safetensors"}, "not a safetensors"),
         ({**content["weight_map"], "lm_head.weight": "model.pt"}, "not a safetensors"),
+        ({**content["weight_map"], "lm_head.weight": "x" * 300 + ".safetensors"}, "not a saf"),
+        ({**content["weight_map"], "lm_head.weight": [1]}, "not a safetensors"),
         ({**content["weight_map"], "new": shard}, "says that new is"),
         (None, "has no weight_map"),
     ):
         index.write_text(json.dumps({"weight_map": weight_map}))
         refused(many, sentence)
+
+
+@pytest.mark.parametrize("name", ["loop", "x" * 5000])
+def test_folders_that_cannot_be_looked_into_are_named(tmp_path, name):
+    (tmp_path / "loop").symlink_to("loop")
+    for use in (GPT.from_pretrained, GPT(small()).save_pretrained, Tokenizer.load, newest):
+        with pytest.raises(CheckpointError, match=r"folder .* cannot be read: (Symlink|File name)"):
+            use(tmp_path / name)
 
 
 # ---- writing

@@ -48,6 +48,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--metrics README.md/x", "--metrics README.md/x cannot be written: Not a directory"),
         ("--out utils", "which is not part of a checkpoint and would be lost"),
         ("--step 5", "unrecognized arguments: --step 5"),
+        ("--resume=--", "--resume=-- is no value"),
         # combinations that make no sense
         ("--accumulate 0", "--accumulate 0 is too small: it takes 1 or more"),
         ("--accumulate 9 --batch 8", "some ranks have 8 of the 8 rows: raise --batch to 9 or more"),
@@ -106,6 +107,13 @@ def test_wrong_options_are_named(arguments, sentence, capsys, tmp_path):
 def test_a_missing_gpu_is_named(capsys):
     assert main(["--device", "cuda"]) == 2
     assert "torch sees no GPU here; use --device cpu or auto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
+def test_an_environment_that_is_not_torchruns_is_named(name, monkeypatch):
+    monkeypatch.setenv(name, "two")
+    with pytest.raises(ValueError, match=f"{name}=two is no number: unset it, or use torchrun"):
+        train(TrainConfig(**TINY, steps=1))
 
 
 def test_options_of_the_wrong_type_are_named():

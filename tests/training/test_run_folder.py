@@ -1,6 +1,7 @@
 """Checkpoints in generations: what is found is whole, whoever was killed, whatever damaged."""
 
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -75,6 +76,17 @@ def flip(file):
     file.write_bytes(content)
 
 
+def fifo(file):
+    """Who reads it waits for ever."""
+    file.unlink()
+    os.mkfifo(file)
+
+
+def link(file):
+    (file.parent / "SHA256SUMS").unlink()
+    (file.parent / "SHA256SUMS").symlink_to(file)
+
+
 @pytest.mark.parametrize(
     "damage, sentence",
     [
@@ -84,6 +96,12 @@ def flip(file):
         (lambda file: (file.parent / "SHA256SUMS").unlink(), "checkpoint-4 has no SHA256SUMS"),
         (lambda file: (file.parent / "SHA256SUMS").write_text("?"), "SHA256SUMS cannot be read"),
         (lambda file: (file.parent / "SHA256SUMS").write_text(""), "does not have config.json"),
+        (lambda file: fifo(file), "config.json is no regular file"),
+        (lambda file: (fifo(file), link(file)), "SHA256SUMS is no regular file"),
+        (
+            lambda file: (file.parent / "SHA256SUMS").write_text(f"0  {__file__}"),
+            "test_run_folder.py', which no save has written",
+        ),
     ],
 )
 def test_damage_is_named_and_the_one_before_is_taken(tmp_path, capsys, damage, sentence):
@@ -202,6 +220,25 @@ def test_a_full_disk_is_one_sentence_and_leaves_what_there_was(tmp_path, backgro
     assert newest(tmp_path / "run").name == "checkpoint-1"
     assert not list((tmp_path / "run").glob(".checkpoint*"))
     assert len(train(resumed(tmp_path / "run", steps=2))[1]) == 1
+
+
+def test_a_folder_that_is_taken_away_is_not_made_again(tmp_path):
+    run = RunFolder(str(tmp_path / "run"), keep=2, rank=0)
+    refused = pytest.raises(CheckpointError, match=r"-1 could not be written: .*No such file")
+    with refused, run.opened():
+        (tmp_path / "run").rename(tmp_path / "moved")
+        run.save(1, lambda beside: None)
+    assert os.listdir(tmp_path) == ["moved"]
+
+
+def test_an_interrupt_as_a_save_begins(tmp_path, monkeypatch):
+    def start(thread):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    run = RunFolder(str(tmp_path / "run"), keep=2, rank=0, background=True)
+    with pytest.raises(KeyboardInterrupt), run.opened():
+        run.save(1, lambda beside: None)
 
 
 # ---- one file per rank, and in the background

@@ -12,6 +12,8 @@ unless a tokenizer makes the tokens (utils/models/tokenizer.py).
 are a contiguous slice of the one global batch, so N ranks see exactly what one rank sees.
 """
 
+import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from utils import untrusted
 from utils.data import library as library_text
 from utils.shares import share
 
@@ -54,6 +57,15 @@ def load(path: Path | str | None = None) -> torch.Tensor:
     else:
         data = _read(Path(path))
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def fingerprint(path: Path | str | None) -> dict:
+    """What tells a text from others, as a dict for JSON."""
+    data = load(path)
+    found = {"bytes": len(data), "crc32": zlib.crc32(data.numpy())}
+    if is_library(path):
+        found["python"] = "{}.{}.{}".format(*sys.version_info)  # the text is this release's
+    return found
 
 
 def is_library(path: Path | str | None) -> bool:
@@ -102,7 +114,8 @@ def _read(path):
     try:
         if not path.exists():
             raise ValueError(f"text {path} does not exist: give a file, a folder or 'library'")
-        data = _read_folder(path, "*") if path.is_dir() else path.read_bytes()
+        is_folder = path.is_dir()
+        data = _read_folder(path, "*") if is_folder else untrusted.regular(path).read_bytes()
     except OSError as error:
         raise ValueError(f"text {path} cannot be read: {error.strerror}") from None
     if not data:

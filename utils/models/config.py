@@ -8,6 +8,9 @@ config.to_hf(), GPTConfig.from_hf(dictionary)
 
 import math
 from dataclasses import dataclass, field, replace
+from types import NoneType
+
+from utils import untrusted
 
 ROPE_KINDS = {  # rope_type -> the keys that it needs besides
     "default": (),
@@ -236,7 +239,7 @@ class GPTConfig(DecoderSizes):
     def _check_rope_scaling(self):
         scaling = self.rope_scaling or {"rope_type": "default"}
         kind = scaling.get("rope_type")
-        if kind not in ROPE_KINDS:
+        if not isinstance(kind, str) or kind not in ROPE_KINDS:
             raise ValueError(
                 f"rope scaling {kind!r} is not supported: only {', '.join(ROPE_KINDS)} are"
             )
@@ -320,6 +323,7 @@ class GPTConfig(DecoderSizes):
     def from_hf(cls, hf: dict) -> "GPTConfig":
         """A GPTConfig from config.json's dictionary. Raises ValueError for what is neither Llama
         nor Mixtral."""
+        untrusted.check(hf, dict.fromkeys(OBJECTS, (dict, NoneType)))
         _refuse_other_models(hf)
         hf = {**HF_DEFAULTS[hf["model_type"]], **hf}  # Hugging Face's defaults differ from ours
         names = HF_NAMES | HF_NAMES_OF[hf["model_type"]]
@@ -335,8 +339,6 @@ class GPTConfig(DecoderSizes):
         # transformers 5 keeps all of rope in rope_parameters; before, it was in two places
         rope = {}
         for name in ("rope_scaling", "rope_parameters"):
-            if not isinstance(hf.get(name) or {}, dict):
-                raise ValueError(f"{name} {hf[name]!r} is not an object")
             rope.update(hf.get(name) or {})
         values["rope_theta"] = rope.pop("rope_theta", hf.get("rope_theta", 10000.0))
         old_name = rope.pop("type", "default")
@@ -360,6 +362,8 @@ class GPTConfig(DecoderSizes):
 
 
 LARGEST = {"layers": 10_000, "experts": 2**16}  # each is a module of its own, slow to build
+
+OBJECTS = ("quantization_config", "rope_scaling", "rope_parameters")  # in a config.json
 
 HF_NAMES = {  # config.json's name -> ours, where the value is the same
     "vocab_size": "vocab_size",

@@ -26,6 +26,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from utils import untrusted
+
 Headers = dict[str, tuple[Path, tuple[int, ...]]]  # name -> (file, shape)
 
 CONFIG = "config.json"
@@ -55,16 +57,13 @@ def read_json(path: str | Path) -> dict:
     """The JSON object in a file, as a dict."""
     path = Path(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return untrusted.read_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: is {path.parent} a checkpoint folder?") from None
     except NotADirectoryError:
         raise CheckpointError(f"{path.parent} is a file: give the checkpoint's folder") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} holds a JSON {type(data).__name__}, not an object")
-    return data
 
 
 def read_config(folder: str | Path) -> dict:
@@ -102,16 +101,20 @@ def read_headers(folder: str | Path) -> Headers:
 
 
 def _read_sharded_headers(folder, weight_map):
-    shapes = {}
-    for shard in sorted(set(map(str, weight_map.values()))):
-        if Path(shard).name != shard or not shard.endswith(".safetensors"):
+    weight_map, shapes = {name: str(shard) for name, shard in weight_map.items()}, {}
+    for shard in sorted(set(weight_map.values())):
+        try:
+            file = untrusted.inside(folder, shard) if shard.endswith(".safetensors") else None
+        except (OSError, ValueError):
+            file = None
+        if file is None:
             raise CheckpointError(
-                f"{folder / INDEX} names {shard!r}, which is not a safetensors "
+                f"{folder / INDEX} names {shard!r:.60}, which is not a safetensors "
                 "file in the same folder"
             )
-        if not (folder / shard).exists():
+        if not file.exists():
             raise CheckpointError(f"{folder / INDEX} names the shard {shard}, which is missing")
-        shapes[shard] = file_shapes(folder / shard)
+        shapes[shard] = file_shapes(file)
     headers = {}
     for name, shard in weight_map.items():
         if name not in shapes[shard]:
@@ -169,8 +172,8 @@ def file_shapes(file: str | Path) -> dict[str, tuple[int, ...]]:
 def opened(file: str | Path) -> Iterator:
     """A safetensors file, open for reading; CheckpointError where it is not one."""
     try:
-        handle = safe_open(str(file), framework="pt")
-    except (SafetensorError, OSError) as error:
+        handle = safe_open(str(untrusted.regular(file)), framework="pt")
+    except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
             f"{file} is not a readable safetensors file ({error}): it is cut "
             "short or damaged, copy it again"
@@ -263,7 +266,7 @@ def replacing(folder: str | Path) -> Iterator[Path]:
     After an error nothing has changed. The old folder is set aside, never deleted, until the new
     one is in place; `recover` puts it back should the machine stop in between.
     """
-    folder = Path(folder).expanduser().resolve()
+    folder = recover(folder)
     check_replaceable(folder)
     if (folder / TRAINING).exists():
         raise CheckpointError(f"{folder} holds a training run's checkpoint: choose another folder")
@@ -298,10 +301,16 @@ def replacing(folder: str | Path) -> Iterator[Path]:
 
 def recover(folder: str | Path) -> Path:
     """The folder as a Path, put back first if a write stopped between its two renames."""
-    folder = Path(folder).expanduser().resolve()
-    if not folder.exists():
-        with suppress(OSError):  # there is none, the usual case; or another was first
-            _beside(folder, "old").rename(folder)
+    try:
+        folder = Path(folder).expanduser().resolve()
+        if not folder.exists():
+            with suppress(OSError):  # there is none, the usual case; or another was first
+                _beside(folder, "old").rename(folder)
+        elif folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"folder {folder!s:.60} cannot be read: {reason}") from None
     return folder
 
 

@@ -19,6 +19,7 @@ import torch
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as HFTokenizer
 
+from utils import untrusted
 from utils.models import hf_format
 
 END = "<|end|>"  # between two documents, and after an answer
@@ -57,7 +58,7 @@ class Tokenizer:
         if not file.exists():
             return cls()
         try:
-            tokenizer = cls(HFTokenizer.from_file(str(file)))
+            tokenizer = cls(HFTokenizer.from_file(str(untrusted.regular(file))))
         except Exception as error:  # tokenizers raises plain Exception
             raise hf_format.CheckpointError(f"{file} is not a tokenizer: {error}") from None
         if tokenizer.end is None and (folder / hf_format.CONFIG).exists():
@@ -165,5 +166,5 @@ def facts(folder: Path | str) -> tuple[int, int | None]:
 def same(folder: Path | str, other: Path | str) -> bool:
     """Whether two folders hold the same tokenizer."""
     files = [Path(each) / hf_format.TOKENIZER for each in (folder, other)]
-    there = [json.loads(file.read_text()) if file.exists() else None for file in files]
+    there = [hf_format.read_json(file) if file.exists() else None for file in files]
     return there[0] == there[1]

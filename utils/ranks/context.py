@@ -28,6 +28,9 @@ def world(
     "auto" takes GPUs where every rank of this machine has one to itself, else the CPU. A rank that
     torchrun has started waits at most `limit` seconds for another, then RanksLost says for which.
     """
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        if not os.environ.get(name, "0").isdecimal():
+            raise ValueError(f"{name}={os.environ[name]} is no number: unset it, or use torchrun")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and not gpus:
         raise ValueError("--device cuda: torch sees no GPU here; use --device cpu or auto")

@@ -33,7 +33,7 @@ SOURCE = ROOT / "triton_model_repo"
 CODE = "utils/serving/engine"
 TRACE = f"{CODE}/trace.py"  # `gpt` has it, too
 STEP = f"{CODE}/step.cpp"  # compiled where it is served
-ENGINE = "gpt_engine"
+ENGINE, VLLM = "gpt_engine", "gpt_vllm"
 FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize")
 TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
@@ -60,6 +60,7 @@ def building(out: str | Path, engine: str = ENGINE, last: str = MANIFEST) -> Ite
         out.mkdir(parents=True, exist_ok=True)
         with _locked(out):
             _check_content(out)
+            _check_left_over(beside)
             shutil.rmtree(beside, ignore_errors=True)
             beside.mkdir()
             try:
@@ -124,6 +125,15 @@ def _check_content(out):
             raise ExportError(
                 f"{out} holds a model {name} that is not ours, for there is no {ENGINE} beside it: "
                 "name another folder"
+            )
+
+
+def _check_left_over(beside):
+    """Of an export that was killed; anything else with that name is somebody's."""
+    for path in beside.glob("*"):
+        if path.name not in (ENGINE, VLLM, *FRONT):
+            raise ExportError(
+                f"{beside} holds {path.name}, which no export has written: move it away"
             )
 
 

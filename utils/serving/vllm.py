@@ -28,7 +28,7 @@ from utils.serving.checkpoint import Source
 from utils.serving.install import container_command
 from utils.serving.repository import ExportError
 
-MODEL = "gpt_vllm"
+MODEL = repository.VLLM
 ARGUMENTS = "model.json"
 MOUNT = "/models"  # where the container's command puts the repository
 CONFIG = """\

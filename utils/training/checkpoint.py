@@ -14,11 +14,13 @@ checkpoint is read. How a folder appears whole or not at all is the matter of ru
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 
 import torch
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
+from utils import untrusted
 from utils.models import hf_format
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
@@ -31,6 +33,13 @@ from utils.training.run_folder import RunFolder
 WEIGHTS, STATE = "model", "optimizer"  # of these files' names the stems
 TRAINING = hf_format.TRAINING
 FORMAT = 1  # of training.json; raised when an older reader would misread a newer file
+
+PATH = (str, NoneType)
+RECORD = {
+    "step": int, "skipped": int, "seconds": (int, float), "optimizer": str, "rng": str,
+    "text": (dict, NoneType), "row": dict, "scaler": {str: (int, float)},
+    "config": {"text": PATH, "metrics": PATH, "tokenizer": PATH},
+}  # what training.json holds
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 
@@ -125,15 +134,15 @@ def read_run(folder: Path | str) -> dict:
 
 def _check_record(run, where):
     """Names the first entry that `save_whole` would not have written."""
-    kinds = {"step": int, "skipped": int, "seconds": (int, float), "optimizer": str, "rng": str}
-    kinds |= {"config": dict, "scaler": dict, "text": (dict, type(None)), "row": dict}
-    for key, kind in kinds.items():
-        value = run.get(key)
-        is_number = type(value) in (int, float)
-        wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not dict)
-        wrong = wrong or (key == "row" and value.get("step") != run["step"])
-        if key in run and (wrong or (is_number and not 0 <= value < math.inf)):
-            raise CheckpointError(f"{where}: {key} {value!r:.40} is not what a run has there")
+    try:
+        untrusted.check(run, RECORD)
+        for key in ("step", "skipped", "seconds"):
+            if not 0 <= run.get(key, 0) < math.inf:
+                raise ValueError(f"{key} {run[key]!r:.40} is not what belongs there")
+        if run.get("row", run)["step"] != run["step"]:
+            raise ValueError("row is of another step")
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{where}: {error}") from None
     try:
         length = len(bytes.fromhex(run["rng"]))
     except ValueError:

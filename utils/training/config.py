@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from utils.choices import OFFLOADS, RECOMPUTE
@@ -440,12 +441,14 @@ def resumed(folder: str, **changes: Any) -> TrainConfig:
     """
     taken = newest(folder)
     run_folder = run_of(taken)
-    saved = checkpoint.read_run(taken).get("config", {})
+    run = checkpoint.read_run(taken)
+    saved = run.get("config", {})
     unknown = set(saved) - {entry.name for entry in fields(TrainConfig)}
     if unknown:
         raise checkpoint.CheckpointError(
             f"{folder} was saved with the option {min(unknown)}, which this version does not have"
         )
+    _check_files(folder, {**saved, **dict.fromkeys(changes)}, run.get("text"))
     if saved.get("tokenizer") is not None:
         saved["tokenizer"] = str(run_folder)  # the checkpoint carries it
         given = changes.get("tokenizer")
@@ -458,6 +461,20 @@ def resumed(folder: str, **changes: Any) -> TrainConfig:
     if "steps" in changes or "seconds" in changes:
         saved.update(steps=None, seconds=None)
     return TrainConfig(**{**saved, "out": str(run_folder), **changes, "resume": str(taken)})
+
+
+def _check_files(folder, saved, text):
+    """A checkpoint, which may be anyone's, names files that its run would read and write: they are
+    taken where they are that run's, else they must be given again."""
+    metrics, path = saved.get("metrics"), saved.get("text")
+    if metrics not in (None, "-") and not Path(metrics).expanduser().is_file():
+        raise checkpoint.CheckpointError(
+            f"the metrics of the run in {folder}, {metrics}, are not there: give --metrics FILE"
+        )
+    if path and not corpus.is_library(path) and corpus.fingerprint(path) != text:
+        raise checkpoint.CheckpointError(
+            f"{path} is not the text of the run in {folder}: give --text PATH to go on with it"
+        )
 
 
 def parse(arguments: Sequence[str] | None = None) -> TrainConfig:

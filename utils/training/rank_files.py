@@ -13,9 +13,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from utils import untrusted
 from utils.models.hf_format import CheckpointError, Headers, floating, opened
 
 Offset = tuple[int, ...]
@@ -46,11 +48,13 @@ class RankFiles:
                 offsets = self._offsets(file, data)
                 for name in data.keys():  # noqa: SIM118 (no dict)
                     piece = data.get_slice(name)
-                    place = (file, tuple(offsets[name][_OFFSETS]), tuple(piece.get_shape()))
-                    self.pieces.setdefault(name, []).append(place)
+                    offset, size = offsets.get(name, ()), tuple(piece.get_shape())
+                    places = self.pieces.setdefault(name, [])
+                    places.append((file, offset, size))
+                    if not len(offset) == len(size) == len(places[0][1]):
+                        raise CheckpointError(f"{file} does not say where its {name} belongs")
         for name, shape in self.shapes().items():
-            held = sum(torch.Size(size).numel() for _, _, size in self.pieces[name])
-            if held < torch.Size(shape).numel():
+            if not _filled(shape, self.pieces[name]):
                 raise CheckpointError(f"{folder} lacks a part of {name}: copy every rank's file")
 
     @staticmethod
@@ -65,7 +69,8 @@ class RankFiles:
     @staticmethod
     def _offsets(file, data):
         try:
-            return json.loads(data.metadata()[_HEADER])
+            header = untrusted.parse_json(data.metadata()[_HEADER], {str: {_OFFSETS: [int]}})
+            return {name: tuple(entry[_OFFSETS]) for name, entry in header.items()}
         except (KeyError, TypeError, ValueError):
             raise CheckpointError(f"{file} does not say where its tensors' pieces belong") from None
 
@@ -103,3 +108,19 @@ class RankFiles:
                 whole = piece.new_empty(shape)
             whole[tuple(slice(o, o + n) for o, n in zip(offset, size))] = piece
         return whole
+
+
+def _filled(shape, places):
+    """Whether pieces fill a whole of this shape."""
+    ends = [
+        {0, *(offset[dim] + part for _, offset, size in places for part in (0, size[dim]))}
+        for dim in range(len(shape))
+    ]
+    if any(min(each) < 0 for each in ends):
+        return False
+    # between two ends, a piece is whole or not there
+    at = [{end: number for number, end in enumerate(sorted(each))} for each in ends]
+    cells = np.zeros([len(each) - 1 for each in at], bool)
+    for _, offset, size in places:
+        cells[tuple(slice(each[o], each[o + n]) for each, o, n in zip(at, offset, size))] = True
+    return bool(cells.all())

@@ -25,6 +25,7 @@ from threading import Thread
 
 import torch.distributed as dist
 
+from utils import untrusted
 from utils.models import hf_format
 from utils.models.hf_format import NEWEST, CheckpointError
 
@@ -78,12 +79,14 @@ def damaged(checkpoint: Path) -> str | None:
     One without SHA256SUMS, made by someone else, cannot be judged: None.
     """
     sums = checkpoint / SUMS
-    if not sums.exists():
+    if not sums.exists() and not sums.is_symlink():
         return f"{checkpoint} has no {SUMS}" if _NAME.fullmatch(checkpoint.name) else None
     try:
-        lines = [line.split("  ", 1) for line in sums.read_text().splitlines()]
+        lines = [line.split("  ", 1) for line in untrusted.read_text(sums).splitlines()]
         for expected, name in lines:
-            if not (checkpoint / name).is_file():
+            if not hf_format.OURS.fullmatch(name) or (checkpoint / name).is_symlink():
+                return f"{sums} names {name!r:.60}, which no save has written"
+            if not untrusted.regular(checkpoint / name).exists():
                 return f"{checkpoint / name} is missing"
             if _sha256(checkpoint / name) != expected:
                 return f"{checkpoint / name} is damaged: its bytes do not fit {SUMS}"
@@ -195,7 +198,7 @@ class RunFolder:
                     self.saving.join()
                 self._clear()
                 if not checkpoints(self.folder):
-                    (self.folder / _LOCK).unlink()
+                    (self.folder / _LOCK).unlink(missing_ok=True)
                     with suppress(OSError):  # it holds something of someone else's
                         self.folder.rmdir()
 
@@ -205,9 +208,9 @@ class RunFolder:
         while True:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
-                file = path.open("a")
-            except OSError as error:
-                reason = error.strerror
+                file = untrusted.regular(path).open("a")
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or error
                 raise CheckpointError(f"{self.folder} cannot be written to: {reason}") from None
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,8 +234,9 @@ class RunFolder:
         being written is awaited first."""
         self.settle()
         self.step, self.sums, self.error = step, {}, None
-        self.saving = Thread(target=self._write, args=(write,))
-        self.saving.start()
+        saving = Thread(target=self._write, args=(write,))
+        saving.start()
+        self.saving = saving  # a second Ctrl-C may come before: what has not begun has no end
         if not self.background:
             self.settle()
 
@@ -243,7 +247,9 @@ class RunFolder:
         beside = self._beside("partial")
         mine = beside / f"rank-{self.rank}"
         try:
-            mine.mkdir(parents=True)
+            if self.rank or self.folder.exists():  # else it was taken away, with its lock
+                beside.mkdir(parents=True, exist_ok=True)
+            mine.mkdir()
             write(mine)
             for file in sorted(mine.iterdir()):
                 hf_format.to_disk(file)
@@ -339,7 +345,7 @@ class RunFolder:
 
     def _clear(self):
         """Removes what a run that was killed has left."""
-        for path in self.folder.iterdir():
+        for path in self.folder.iterdir() if self.folder.exists() else ():
             if path.is_symlink() and _LINK.fullmatch(path.name):
                 path.unlink()
             elif _LEFT_OVER.fullmatch(path.name) and not _strange(path):

@@ -20,7 +20,6 @@ import math
 import os
 import sys
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -128,11 +127,7 @@ def _texts(config):
     train_tokens, held_out = corpus.load_split(config.text, tokenizer)
     corpus.check_length(train_tokens, config.seq, "the part of the text to train on")
     corpus.check_length(held_out, config.seq, "the held-out part (5 %) of the text")
-    data = corpus.load(config.text)
-    text = {"bytes": len(data), "crc32": zlib.crc32(data.numpy())}
-    if corpus.is_library(config.text):
-        text["python"] = "{}.{}.{}".format(*sys.version_info)  # the text is this release's
-    return train_tokens, held_out, tokenizer, text
+    return train_tokens, held_out, tokenizer, corpus.fingerprint(config.text)
 
 
 def _warn_of_another_text(text, before):

@@ -15,13 +15,13 @@ Nothing but JSON and safetensors is read: neither can run code.
 """
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from utils import untrusted
 from utils.models.config import GPTConfig
 from utils.models.tp_plan import check_ranks
 from utils.serving.engine.stored import COMPUTE, FLOATS, rank_tensors
@@ -202,14 +202,11 @@ def _config(folder, files):
 def _json(folder, name, hint="export this version again"):
     file = folder / name
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        return untrusted.read_json(file)
     except FileNotFoundError:
         raise LoadError(f"{file} is missing: {hint}") from None
     except (OSError, ValueError) as error:
         raise LoadError(f"{file} cannot be read as JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise LoadError(f"{file} holds a JSON {type(data).__name__}, not an object")
-    return data
 
 
 def _sha256(file):

@@ -1,0 +1,79 @@
+"""Files that someone else may have written: what is read of them ends, and has the form it needs.
+
+    header = read_json(path, {"weight_map": {str: str}})    # a dict, or ValueError with the reason
+    file = inside(folder, name)                             # a name found in such a file
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+LARGEST = 2**27  # bytes of a JSON file: the tokenizers of the largest vocabularies have 40 MB
+DEEPEST = 32
+
+
+def regular(path: Path | str) -> Path:
+    """The path. Raises ValueError for what is there and no file: reading a FIFO may not end."""
+    path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no regular file")
+    return path
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The file of that name right in the folder."""
+    if Path(name).name != name:
+        raise ValueError(f"{name!r:.60} is no name of a file")
+    return regular(folder / name)
+
+
+def read_text(path: Path | str, most: int = LARGEST) -> str:
+    """A file's text. Raises ValueError for what is too large or no file, OSError as `open` does."""
+    size = regular(path).stat().st_size
+    if size > most:
+        raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")
+    with open(path, "rb") as file:
+        return file.read(size).decode()  # no further: files of /proc do not end there
+
+
+def read_json(path: Path | str, form: Any = dict) -> Any:
+    """The JSON value in a file; see `parse_json`."""
+    return parse_json(read_text(path), form)
+
+
+def parse_json(text: str, form: Any = dict) -> Any:
+    """The value of a JSON text that has a `form`: ValueError with the reason for any other."""
+    try:
+        value = json.loads(text)
+        _check_depth(value)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    check(value, form)
+    return value
+
+
+def _check_depth(value, left=DEEPEST):
+    if not left:
+        raise RecursionError
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner:
+        if isinstance(each, (dict, list)):
+            _check_depth(each, left - 1)
+
+
+def check(value: Any, form: Any, where: str = "it") -> None:
+    """Raises ValueError that names the first part of a JSON value which has another form.
+
+    form   a type, or a tuple of types; [form of each entry]; {key: form}, of those keys that are
+           there, where {str: form} is that of all others
+    """
+    kinds = type(form) if isinstance(form, (list, dict)) else form
+    if type(value) not in (kinds if isinstance(kinds, tuple) else (kinds,)):
+        raise ValueError(f"{where} {value!r:.40} is not what belongs there")
+    if isinstance(form, list):
+        for each in value:
+            check(each, form[0], where)
+    elif isinstance(form, dict):
+        for key, each in value.items():
+            if key in form or str in form:
+                check(each, form.get(key, form.get(str)), f"{key:.60}")
