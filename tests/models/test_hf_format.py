@@ -40,9 +40,11 @@ def test_sizes_that_do_not_fit_are_named(changes, sentence):
 @pytest.mark.parametrize(
     "changes, sentence",
     [
+        ({"model_type": "gpt2"}, "'gpt2' is not supported: only llama, mistral, qwen2, mixtral"),
+        ({"model_type": "mistral"}, "sliding_window 4096 is not supported: only a model without"),
         (
-            {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported: only 'llama' and 'mixtral' are",
+            {"model_type": "qwen2", "use_sliding_window": True},
+            "use_sliding_window True is not supported",
         ),
         ({"model_type": None}, "model_type None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),

@@ -40,7 +40,7 @@ class DecoderSizes:
     learned_positions = 0  # rows of the table of positions, where they are learned
     is_tied: bool  # one matrix for embedding and head
     has_experts: bool  # a mixture with a router, not one MLP a layer
-    biases: tuple[bool, bool]  # whether the matrices of (attention, an MLP) have them
+    biases: tuple[bool, bool, bool]  # whether (q, k and v; o; an MLP's matrices) have them
 
     # ---- widths
 
@@ -89,17 +89,17 @@ class DecoderSizes:
     @property
     def split_biases(self) -> tuple[int, int]:
         """(attention's, an expert's) biases that tensor parallelism splits: of column layers."""
-        of_attention, of_mlp = self.biases
+        of_qkv, _, of_mlp = self.biases
         columns = (2 if self.gated else 1) * self.mlp_size
-        return of_attention * (self.query_width + 2 * self.key_width), of_mlp * columns
+        return of_qkv * (self.query_width + 2 * self.key_width), of_mlp * columns
 
     @property
     def whole(self) -> tuple[int, int]:
         """(a layer's, an expert's) values that every tensor-parallel rank holds: norms, row biases,
         the router."""
-        of_attention, of_mlp = self.biases
+        _, of_output, of_mlp = self.biases
         norms = 2 * self.last_norm
-        return norms + of_attention * self.hidden_size + self.router, of_mlp * self.hidden_size
+        return norms + of_output * self.hidden_size + self.router, of_mlp * self.hidden_size
 
     @property
     def last_norm(self) -> int:
@@ -170,7 +170,8 @@ class GPTConfig(DecoderSizes):
     rope_scaling: dict | None = field(default=None, hash=False)  # {"rope_type": "llama3", ...}
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
-    attention_bias: bool = False
+    attention_bias: bool = False  # of q, k, v and o
+    qkv_bias: bool = False  # of q, k and v only, as Qwen2 has them
     mlp_bias: bool = False
     experts: int | None = (
         None  # None: one MLP a block; else a mixture of so many (utils/models/moe.py)
@@ -218,6 +219,8 @@ class GPTConfig(DecoderSizes):
             raise ValueError(
                 f"rope_theta {self.rope_theta} and norm_eps {self.norm_eps} must be above 0"
             )
+        if self.qkv_bias and (self.attention_bias or self.mlp_bias):
+            raise ValueError("qkv_bias does not go with attention_bias or mlp_bias: Qwen2 has none")
         self._check_rope_scaling()
         self._check_experts()
 
@@ -229,7 +232,7 @@ class GPTConfig(DecoderSizes):
                 f"experts_per_token {self.experts_per_token} is more than the {self.experts} "
                 "experts there are"
             )
-        for name in ("attention_bias", "mlp_bias"):
+        for name in ("attention_bias", "qkv_bias", "mlp_bias"):
             if getattr(self, name):
                 raise ValueError(
                     f"{name} does not go with experts {self.experts}: the layout with experts, "
@@ -258,8 +261,8 @@ class GPTConfig(DecoderSizes):
         return self.experts is not None
 
     @property
-    def biases(self) -> tuple[bool, bool]:
-        return self.attention_bias, self.mlp_bias
+    def biases(self) -> tuple[bool, bool, bool]:
+        return self.attention_bias or self.qkv_bias, self.attention_bias, self.mlp_bias
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -278,13 +281,15 @@ class GPTConfig(DecoderSizes):
         shapes = {"model.embed_tokens.weight": (self.vocab_size, C)}
         for number in range(self.layers):
             layer = f"model.layers.{number}."
-            matrices = [("self_attn", attention, self.attention_bias)]
+            of_qkv, of_output, of_mlp = self.biases
+            matrices = [("self_attn", attention)]
             if self.experts is None:
-                matrices.append(("mlp", mlp, self.mlp_bias))
-            for module, sizes, biased in matrices:
+                matrices.append(("mlp", mlp))
+            biased = {**dict.fromkeys("qkv", of_qkv), "o": of_output}
+            for module, sizes in matrices:
                 for name, size in sizes.items():
                     shapes[f"{layer}{module}.{name}_proj.weight"] = size
-                    if biased:
+                    if biased.get(name, of_mlp):
                         shapes[f"{layer}{module}.{name}_proj.bias"] = size[:1]
             moe = f"{layer}block_sparse_moe."
             if self.experts is not None:
@@ -305,7 +310,7 @@ class GPTConfig(DecoderSizes):
         """The dictionary of config.json, as transformers 5 writes it."""
         scaling = dict(self.rope_scaling or {"rope_type": "default"})
         eos = self.eos_token_id
-        kind = "llama" if self.experts is None else "mixtral"
+        kind = "qwen2" if self.qkv_bias else "llama" if self.experts is None else "mixtral"
         names = HF_NAMES | HF_NAMES_OF[kind]
         return {
             "architectures": [f"{kind.title()}ForCausalLM"],
@@ -321,11 +326,11 @@ class GPTConfig(DecoderSizes):
 
     @classmethod
     def from_hf(cls, hf: dict) -> "GPTConfig":
-        """A GPTConfig from config.json's dictionary. Raises ValueError for what is neither Llama
-        nor Mixtral."""
+        """A GPTConfig from config.json's dictionary. Raises ValueError for what is not
+        computed as Llama, Mistral, Qwen2 or Mixtral without a sliding window."""
         untrusted.check(hf, dict.fromkeys(OBJECTS, (dict, NoneType)))
+        hf = _with_defaults(hf)
         _refuse_other_models(hf)
-        hf = {**HF_DEFAULTS[hf["model_type"]], **hf}  # Hugging Face's defaults differ from ours
         names = HF_NAMES | HF_NAMES_OF[hf["model_type"]]
         values = {ours: hf[theirs] for theirs, ours in names.items() if theirs in hf}
         for theirs, ours in (
@@ -346,7 +351,7 @@ class GPTConfig(DecoderSizes):
         if rope.pop("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError("partial_rotary_factor is not supported: all of a head is rotated")
         values["rope_scaling"] = None if rope["rope_type"] == "default" else rope
-        return cls(**values)._with_defaults_as_none()
+        return cls(**values, qkv_bias=hf["model_type"] == "qwen2")._with_defaults_as_none()
 
     def _with_defaults_as_none(self):
         """The same sizes, with None wherever None means them: what was saved comes back equal."""
@@ -376,12 +381,25 @@ HF_NAMES = {  # config.json's name -> ours, where the value is the same
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
 }
-HF_NAMES_OF = {  # what only one of the two layouts has
+HF_NAMES_OF = {  # what only one of the layouts has
     "llama": {"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+    "mistral": {},  # Llama, and saved as such
+    "qwen2": {},
     "mixtral": {"num_local_experts": "experts", "num_experts_per_tok": "experts_per_token"},
 }
 HF_DEFAULTS = {  # what a config.json means that leaves them out
     "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
+    "mistral": {
+        "max_position_embeddings": 4096 * 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+    },
+    "qwen2": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-6,
+    },
     "mixtral": {
         "max_position_embeddings": 4096 * 32,
         "num_key_value_heads": 8,
@@ -391,16 +409,29 @@ HF_DEFAULTS = {  # what a config.json means that leaves them out
         "num_experts_per_tok": 2,
     },
 }
+HF_REFUSED = {  # what a layout may have and ours does not
+    "llama": (),
+    "mistral": ("sliding_window",),
+    "qwen2": ("use_sliding_window",),
+    "mixtral": ("sliding_window", "router_jitter_noise"),
+}
+
+
+def _with_defaults(hf):
+    """config.json's dictionary with what it leaves out, because Hugging Face's defaults differ from
+    ours."""
+    kind = hf.get("model_type")
+    if str(kind) not in HF_DEFAULTS:
+        raise ValueError(
+            f"model_type {kind!r} is not supported: only {', '.join(HF_DEFAULTS)} are"
+        )
+    return {**HF_DEFAULTS[kind], **hf}
 
 
 def _refuse_other_models(hf):
-    if str(hf.get("model_type")) not in HF_DEFAULTS:
-        raise ValueError(
-            f"model_type {hf.get('model_type')!r} is not supported: only 'llama' and 'mixtral' are"
-        )
-    for name in ("sliding_window", "router_jitter_noise"):
-        if hf["model_type"] == "mixtral" and hf.get(name):
-            raise ValueError(f"{name} {hf[name]} is not supported: only none is")
+    for name in HF_REFUSED[hf["model_type"]]:
+        if hf.get(name):
+            raise ValueError(f"{name} {hf[name]} is not supported: only a model without it is")
     for name in (
         "vocab_size",
         "hidden_size",

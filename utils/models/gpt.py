@@ -88,10 +88,11 @@ class Attention(nn.Module):
         self.head_size = config.head_size
         queries = config.heads * config.head_size
         keys = config.key_value_heads * config.head_size
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=config.attention_bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_bias)
+        of_qkv, of_output, _ = config.biases
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=of_qkv)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=of_qkv)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=of_qkv)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=of_output)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, context: Any = None

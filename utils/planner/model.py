@@ -89,8 +89,8 @@ class Model(DecoderSizes):
         return self.experts > 1
 
     @property
-    def biases(self) -> tuple[bool, bool]:
-        return not self.gated, not self.gated
+    def biases(self) -> tuple[bool, bool, bool]:
+        return (not self.gated,) * 3
 
     @property
     def learned_positions(self) -> int:

@@ -27,6 +27,7 @@ from utils.serving.repository import ExportError
 from utils.serving.shard import NAMES
 
 PROMPT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+OTHERS = "--backend vllm writes any model that vLLM takes, for Triton's vLLM backend"
 # copied where they are
 EXTRAS = ("generation_config.json", hf_format.TOKENIZER_CONFIG, "chat_template.jinja")
 
@@ -42,21 +43,18 @@ class Source:
     dtype: str  # of all of them, as safetensors calls it: "BF16"
 
     @classmethod
-    def read(cls, folder: str | Path, experts: bool = False) -> "Source":
-        """Raises ExportError or CheckpointError, both ValueErrors, for what cannot be served.
-
-        experts   whether mixtures of experts can be, too
-        """
+    def read(cls, folder: str | Path) -> "Source":
+        """Raises ExportError or CheckpointError, both ValueErrors, for what cannot be served."""
         folder = hf_format.recover(folder)
         hf = hf_format.read_config(folder)
         try:
             config = GPTConfig.from_hf(hf)
         except ValueError as error:
-            raise ExportError(f"{folder}: {error}") from None
-        if config.experts is not None and not experts:
+            raise ExportError(f"{folder}: {error}; {OTHERS}") from None
+        if config.experts is not None:
             raise ExportError(
                 f"{folder} is a mixture of {config.experts} experts, which our engine does not "
-                "serve: --backend vllm writes it for Triton's vLLM backend"
+                f"serve: {OTHERS}"
             )
         shapes = config.parameter_shapes()
         headers = {
@@ -90,15 +88,11 @@ class Source:
             if (self.folder / name).is_file():
                 shutil.copyfile(self.folder / name, Path(there) / name)
         if not (self.folder / hf_format.TOKENIZER).is_file():
-            byte_tokenizer().save(str(Path(there) / hf_format.TOKENIZER))
-            hf_format.write_json(
-                Path(there) / hf_format.TOKENIZER_CONFIG,
-                {"tokenizer_class": "PreTrainedTokenizerFast"},
-            )
+            write_byte_tokenizer(there)
 
 
-def _one_dtype(headers, where):
-    """The type of all these tensors; a plain floating-point one of at most 32 bits."""
+def stored_dtypes(headers: hf_format.Headers) -> dict[str, str]:
+    """{a type, as safetensors calls it: a tensor of it}"""
     found, by_file = {}, {}
     for name, (file, _) in headers.items():
         by_file.setdefault(file, []).append(name)
@@ -106,6 +100,12 @@ def _one_dtype(headers, where):
         with safe_open(str(file), framework="pt") as data:
             for name in names:
                 found.setdefault(data.get_slice(name).get_dtype(), name)
+    return found
+
+
+def _one_dtype(headers, where):
+    """The type of all these tensors; a plain floating-point one of at most 32 bits."""
+    found = stored_dtypes(headers)
     for dtype, name in found.items():
         if dtype not in NAMES:
             raise ExportError(
@@ -152,6 +152,12 @@ def byte_tokenizer() -> HFTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def write_byte_tokenizer(folder: str | Path) -> None:
+    byte_tokenizer().save(str(Path(folder) / hf_format.TOKENIZER))
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    hf_format.write_json(Path(folder) / hf_format.TOKENIZER_CONFIG, facts)
 
 
 # ---- prompts

@@ -9,16 +9,17 @@ From the shell:
         [--out triton_model_repo] [--backend python|vllm] [--dtype D] [--max-num-seqs N]
         [--max-model-len N] [--prefill-chunk N] [--kv-cache-dtype D] [--machine NAME]
 
-The model: a Hugging Face folder in Llama's layout (float32, bfloat16 or float16), with a
-tokenizer.json or trained on bytes. What a version is computed in is its own, and its manifest says
-it, so one repository serves a model in fp32 and in int8 side by side: with "int8" and "int4" the
-matrices of its blocks are written as whole numbers, before they are cut (engine/stored.py).
+The model: a Hugging Face folder of a Llama, Mistral or Qwen2 without a sliding window (float32,
+bfloat16 or float16), with a tokenizer.json or trained on bytes; for vLLM any (vllm.py). What a
+version is computed in is its own, and its manifest says it, so one repository serves a model in
+fp32 and in int8 side by side: with "int8" and "int4" the matrices of its blocks are written as
+whole numbers, before they are cut (engine/stored.py).
 
-The version's folder has everything that Triton's stock image
-with torch needs to serve it: code, the weights of each rank, config.json, tokenizer.json, prompts,
-and manifest.json with the size and SHA-256 of each. It appears whole or not at all (repository.py),
-and memory never holds more than the weights of one file (shard.py). What cannot be served is
-refused with a ValueError of one sentence.
+The version's folder has everything that Triton's stock image with torch needs to serve it: code,
+the weights of each rank, config.json, tokenizer.json, prompts, and manifest.json with the size and
+SHA-256 of each. It appears whole or not at all (repository.py), and memory never holds more than
+the weights of one file (shard.py). What cannot be served is refused with a ValueError of one
+sentence.
 """
 
 import hashlib
@@ -282,7 +283,7 @@ DTYPES = (*COMPUTE, *SHORT)
 class Command:
     """What the command can be told."""
 
-    model: str | None = option(None, "checkpoint folder in Llama's layout", None, "FOLDER")
+    model: str | None = option(None, "checkpoint folder, as Hugging Face's", None, "FOLDER")
     tp: int = option(1, "ranks that share the model; divides its heads")
     prompts: str | None = option(None, "folder of prompts, NAME.safetensors", None, "DIR")
     out: str = option("triton_model_repo", "model repository", None, "REPO")

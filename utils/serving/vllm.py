@@ -7,6 +7,10 @@
     gpt_vllm/1/model.json          arguments of vLLM's engine: the model's folder, how many GPUs
     gpt_vllm/1/model/              the checkpoint as it is: vLLM splits it itself
 
+Any model that vLLM takes, from a Hugging Face folder with its tokenizer and weights in safetensors:
+the `architectures` of config.json say which code of vLLM's computes it. Its files of Python, which
+some folders bring, are left out.
+
 Source: github.com/triton-inference-server/vllm_backend, src/model.py, README.md and samples/ (state
 of January 2026). The backend makes AsyncEngineArgs of 1/model.json, so each key must be an argument
 of the vLLM in the image: only such stand here as all versions have (`disable_log_requests`, which
@@ -23,13 +27,17 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 from utils.models import hf_format
+from utils.models.tokenizer import BYTES
 from utils.serving import repository
-from utils.serving.checkpoint import Source
+from utils.serving.checkpoint import stored_dtypes, write_byte_tokenizer
 from utils.serving.install import container_command
 from utils.serving.repository import ExportError
+from utils.serving.shard import NAMES
 
 MODEL = repository.VLLM
 ARGUMENTS = "model.json"
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # what goes along with the weights
+TOKENIZERS = (hf_format.TOKENIZER, "*.model", "vocab.*", "tekken.json")
 MOUNT = "/models"  # where the container's command puts the repository
 CONFIG = """\
 # The same model behind Triton's vLLM backend (python -m utils.serving.export --backend vllm).
@@ -68,28 +76,40 @@ def export_vllm(
 
     tp      GPUs that share the model; divides its heads
     mount   where the server sees `out`: vLLM wants the model's folder as an absolute path
-    Mixtures of experts are fine here. Raises ValueError as `export` does.
+    Raises ValueError as `export` does.
     """
-    source = Source.read(model, experts=True)
-    heads = source.config.heads
-    if type(tp) is not int or tp < 1 or heads % tp:
+    source = hf_format.recover(model)
+    hf, headers = hf_format.read_config(source), hf_format.read_headers(source)
+    if not hf.get("architectures"):
+        raise ExportError(
+            f"{source / hf_format.CONFIG} names no architectures, by which vLLM finds its code: "
+            "transformers' save_pretrained writes them"
+        )
+    heads = hf.get("num_attention_heads", hf.get("n_head"))
+    if type(tp) is not int or tp < 1 or (type(heads) is int and heads % tp):
         raise ExportError(f"tp {tp!r} does not divide the model's {heads} heads")
+    on_bytes = not any(any(source.glob(name)) for name in TOKENIZERS)
+    if on_bytes and hf.get("vocab_size") != BYTES:
+        raise ExportError(f"{source} has no {hf_format.TOKENIZER}: copy the model's there")
     if not PurePosixPath(mount).is_absolute():
         raise ExportError(f"--mount {mount} is no absolute path, which vLLM needs: give one")
     with repository.building(out, MODEL, ARGUMENTS) as building:
         number = building.free_version(version)
-        folder = building.open_version(number, source.bytes)
+        files = {file for file, _ in headers.values()}
+        files |= {file for name in SMALL for file in source.glob(name) if file.is_file()}
+        size = sum(file.stat().st_size for file in files)
+        folder = building.open_version(number, size)
         (folder / "model").mkdir()
-        source.copy_small_files(folder / "model")
-        for file in {file for file, _ in source.headers.values()}:
+        for file in files:
             shutil.copyfile(file, folder / "model" / file.name)
-        if (source.folder / hf_format.INDEX).is_file():
-            shutil.copyfile(source.folder / hf_format.INDEX, folder / "model" / hf_format.INDEX)
+        if on_bytes:
+            write_byte_tokenizer(folder / "model")
+        dtypes = [NAMES.get(dtype, "auto") for dtype in stored_dtypes(headers)]
         (building.beside / MODEL / "config.pbtxt").write_text(CONFIG)
         arguments = {
             "model": str(PurePosixPath(mount) / MODEL / str(number) / "model"),
             "tensor_parallel_size": tp,
-            "dtype": source.dtype_name,
+            "dtype": dtypes[0] if len(dtypes) == 1 else "auto",  # which makes float16 of float32
             "gpu_memory_utilization": 0.5,  # of each GPU, as the backend's README has it
         }
         hf_format.write_json(folder / ARGUMENTS, arguments)

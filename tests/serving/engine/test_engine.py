@@ -4,11 +4,15 @@ import random
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
 from tests.serving.engines import ODD, TIED, reference, version_of
+from tests.tiers import first
 from utils.models.gpt import GPT
+from utils.models.tokenizer import Tokenizer
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import SamplingParams
+from utils.serving.export import export
 
 # Threads that wait for a core of a busy machine would take most of these tests' time.
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
@@ -75,3 +79,35 @@ def test_odd_sizes_biases_scaled_positions_and_prompts(config, tp, eager, tmp_pa
         new = reference(model, tokens, count, virtual.get(name))
         assert answer.tokens == new
         assert answer.finish == ("length" if len(new) == count else "stop")
+
+
+SIZES = {
+    "vocab_size": 301,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 37,
+    "eos_token_id": None,
+}
+MISTRAL = MistralConfig(**SIZES, head_dim=10, sliding_window=None)
+QWEN = Qwen2Config(**SIZES, tie_word_embeddings=True)
+
+
+CASES = [(MISTRAL, 1, False), (QWEN, 2, False), (MISTRAL, 2, True), (QWEN, 1, True)]
+
+
+@pytest.mark.parametrize("config, tp, eager", first(2, CASES))
+def test_other_models_give_the_tokens_of_transformers(config, tp, eager, tmp_path):
+    torch.manual_seed(0)
+    theirs = AutoModelForCausalLM.from_config(config)
+    for name, parameter in theirs.named_parameters():
+        torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.25)
+    theirs.save_pretrained(tmp_path / "model")
+    Tokenizer.train(["the ranks of the mesh and their parts"] * 3, 270).save(tmp_path / "model")
+    prompts = torch.randint(301, (3, 21)).tolist()
+    right = theirs.generate(torch.tensor(prompts), max_new_tokens=24, do_sample=False)
+    folder = export(tmp_path / "model", tmp_path / "repo", tp)
+    with Engine(folder, prefill_chunk=8, enforce_eager=eager) as engine:
+        streams = [engine.submit(prompt, SamplingParams(max_tokens=24)) for prompt in prompts]
+        assert [stream.result().tokens for stream in streams] == right[:, 21:].tolist()

@@ -116,9 +116,13 @@ def with_whole_numbers(folder, dtype):
     return model
 
 
+QWEN = {"attention_bias": False, "mlp_bias": False, "qkv_bias": True}
+
+
+@pytest.mark.parametrize("biases", [{}, QWEN], ids=["all biases", "of q, k and v"])
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_logits_are_those_of_the_training_model_with_whole_numbers(tmp_path, dtype):
-    checkpoint = new_model(tmp_path / "model", ODD)
+def test_logits_are_those_of_the_training_model_with_whole_numbers(tmp_path, dtype, biases):
+    checkpoint = new_model(tmp_path / "model", ODD, **biases)
     version = Version.read(export(checkpoint, tmp_path / "repo", 1, dtype=dtype))
     model, tokens = with_whole_numbers(checkpoint, dtype), list(range(3, 43))
     decoder = decoder_of(version, EngineConfig(max_num_seqs=2))

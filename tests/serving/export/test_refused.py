@@ -61,7 +61,8 @@ NORM, WORDS = "model.norm.weight", "model.embed_tokens.weight"
         (lambda m: shutil.rmtree(m), "checkpoint folder .*model does not exist"),
         (lambda m: (m / "config.json").unlink(), "config.json is missing: is .* a checkpoint"),
         (lambda m: (m / "config.json").write_text("{"), "config.json cannot be read as JSON"),
-        (lambda m: edit_config(m, model_type="gpt2"), "model_type 'gpt2' is not supported"),
+        (lambda m: edit_config(m, model_type="gpt2"), "'gpt2' is not supported.*--backend vllm"),
+        (lambda m: edit_config(m, model_type="mistral"), "sliding_window 4096 is not supported"),
         (lambda m: edit_config(m, hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
         (
             lambda m: edit_config(m, quantization_config={"quant_method": "gptq"}),

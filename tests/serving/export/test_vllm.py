@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.serving.export_models import ODD, new_model, parsed_config
+from utils.models import hf_format
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
 from utils.serving import export as export_module
@@ -56,15 +58,28 @@ def test_the_vllm_variant_of_other_models(tmp_path, model):
     from utils.serving.vllm import export_vllm
 
     out = tmp_path / "repo"
-    experts = new_model(tmp_path / "experts", experts=4)
-    assert export_vllm(experts, out, 2) == out / "gpt_vllm" / "1"
+    gpt2 = tmp_path / "gpt2"
+    sizes = GPT2Config(n_embd=16, n_layer=1, n_head=4, vocab_size=301)
+    GPT2LMHeadModel(sizes).half().save_pretrained(gpt2)
+    with pytest.raises(ExportError, match=r"gpt2 has no tokenizer.json: copy the model's there"):
+        export_vllm(gpt2, out, 2)
+    (gpt2 / "vocab.json").write_text("{}")
+    (gpt2 / "code.py").write_text("")
+    assert export_vllm(gpt2, out, 2) == out / "gpt_vllm" / "1"
     assert export_vllm(model, out, 2, mount="/srv") == out / "gpt_vllm" / "2"  # one on bytes
+    facts = json.loads((out / "gpt_vllm" / "1" / "model.json").read_text())
+    assert facts["dtype"] == "float16"
+    copied = {file.name for file in (out / "gpt_vllm" / "1" / "model").iterdir()}
+    assert copied == {file.name for file in gpt2.iterdir()} - {"code.py"}
     facts = json.loads((out / "gpt_vllm" / "2" / "model.json").read_text())
     assert facts["model"] == "/srv/gpt_vllm/2/model"
     assert (out / "gpt_vllm" / "2" / "model" / "tokenizer.json").exists()
     export(model, out, 2)  # beside it
     with pytest.raises(ExportError, match="tp 3 does not divide the model's 2 heads"):
         export_vllm(model, out, 3)
+    hf_format.write_json(gpt2 / "config.json", {"model_type": "gpt2"})
+    with pytest.raises(ExportError, match=r"config.json names no architectures, by which vLLM"):
+        export_vllm(gpt2, out, 2)
     with pytest.raises(ExportError, match="--mount here is no absolute path"):
         export_vllm(model, out, 2, mount="here")
     with pytest.raises(ExportError, match=r"version 1 .* is there already"):
