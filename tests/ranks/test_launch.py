@@ -137,6 +137,7 @@ def test_a_missing_module_is_named():
         launch("utils.no_such_module", ranks=1)
 
 
-def test_a_wrong_number_of_ranks_is_named():
-    with pytest.raises(ValueError, match="ranks=0"):
-        launch("utils.train", ranks=0)
+@pytest.mark.parametrize("ranks", [0, True, "2"])
+def test_a_wrong_number_of_ranks_is_named(ranks):
+    with pytest.raises(ValueError, match=f"ranks={ranks!r}"):
+        launch("utils.train", ranks=ranks)

@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import signal
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
 import psutil
@@ -211,6 +214,87 @@ def test_after_a_second_interrupt_no_call_gets_an_old_result(tmp_path, monkeypat
         assert ranks.run(lambda: "NEW") == ["NEW"] * 2
 
 
+@pytest.mark.parametrize("direction", ["_recv", "_send"])
+def test_an_interrupt_in_the_middle_of_a_message_leaves_it_whole(pool, direction):
+    main, large = threading.main_thread().ident, 100_000_000
+    moments = []
+
+    def interrupt():
+        while not moments:
+            frame = sys._current_frames()[main]
+            size = frame.f_locals.get("size" if direction == "_recv" else "remaining", 0)
+            if frame.f_code.co_name == direction and size >= large:
+                moments.append(size)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    pids = pool.pids
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        if direction == "_recv":
+            pool.run(bytes, large)
+        pool.run(len, bytes(large))
+    thread.join()
+    assert pool.run(os.getpid) == pids == pool.pids
+
+
+def test_threads_take_turns(pool):
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda number: pool.run(int, number), range(24)))
+    assert answers == [[number] * 4 for number in range(24)]
+
+
+@pytest.mark.parametrize("ending", ["close", "restart"])
+def test_another_thread_may_end_a_call(tmp_path, ending):
+    with Ranks(2) as ranks:
+
+        def end():
+            while not (tmp_path / "begun").exists():
+                time.sleep(0.01)
+            getattr(ranks, ending)()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        with pytest.raises(RankError, match="The ranks are not running: they were closed"):
+            ranks.cell(f"import time\nopen('{tmp_path}/begun', 'w')\ntime.sleep(600)")
+        thread.join()
+        if ending == "restart":
+            assert ranks.run(os.getpid) == ranks.pids
+
+
+def fork(seconds):
+    child = os.fork()
+    if child == 0:
+        time.sleep(seconds)
+    return os.getpid(), child
+
+
+def test_a_forked_child_neither_answers_nor_outlives_its_rank():
+    with Ranks(2) as ranks:
+        for seconds in [0.0] * 5 + [600.0]:
+            answers, children = zip(*ranks.run(fork, seconds))
+            assert list(answers) == ranks.pids
+            assert gone(children) if seconds == 0.0 else not gone(children, 0)
+    assert gone(children)
+
+
+@pytest.mark.parametrize("line", ["sys.stdout.close()", "sys.stdout = None", "del sys.stdout"])
+def test_a_cell_may_spoil_its_standard_output(pool, capsys, line):
+    pool.cell(f"import sys\n{line}")
+    pool.cell("print('here')")
+    assert capsys.readouterr().out == "all ranks │ here\n"
+
+
+def test_ranks_whose_folder_is_gone_end():
+    with Ranks(1) as ranks:
+        with pytest.raises(RankError, match=r"The ranks were ended: their folder .* is gone"):
+            ranks.cell(f"import shutil\nshutil.rmtree('{ranks._folder}')\n1 / 0")
+        ranks.restart()
+        shutil.rmtree(ranks._folder)
+        with pytest.raises(RankError, match=r"The ranks are not running: their folder .* is gone"):
+            ranks.run(os.getpid)
+
+
 def test_a_notebooks_function_may_drag_a_module_of_torch_along(pool):
     source = (
         "import torch\n"
@@ -385,11 +469,27 @@ def test_a_wrong_size_is_named(size):
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="'tpu'"):
         Ranks(2, device="tpu")
-    with pytest.raises(ValueError, match="time limit"):
-        Ranks(2, timeout=0)
     if torch.cuda.device_count() == 0:
         with pytest.raises(ValueError, match="2 ranks need 2 GPUs and this machine has 0"):
             Ranks(2, device="cuda")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**40, 1.5, "x", True])
+def test_a_wrong_seed_is_named(seed):
+    with pytest.raises(ValueError, match="is not a seed: give a whole number from 0 to"):
+        Ranks(2, seed=seed)
+
+
+@pytest.mark.parametrize("timeout", [0, "9", None, 1e300, float("nan")])
+def test_a_wrong_timeout_is_named(timeout):
+    with pytest.raises(ValueError, match="is not a time limit: give seconds above 0, at most"):
+        Ranks(2, timeout=timeout)
+
+
+@pytest.mark.parametrize("on", [[7], [-1], "abc", [0, None]])
+def test_ranks_that_are_not_there_are_named(pool, on):
+    with pytest.raises(ValueError, match="names ranks that are not there: give 0 to 3"):
+        pool.cell("1", on=on)
 
 
 @pytest.mark.parametrize(

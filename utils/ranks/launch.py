@@ -47,7 +47,7 @@ def launch(
     Raises LaunchError when a rank fails or time runs out, ValueError for a target that is neither.
     Interrupting the kernel ends the run: SIGTERM first, SIGKILL to what is left.
     """
-    if not isinstance(ranks, int) or ranks < 1:
+    if type(ranks) is not int or ranks < 1:
         raise ValueError(f"ranks={ranks!r} is not a number of ranks: give 1 or more")
     program = program_words(target) + [str(word) for word in args]
     print("$ " + shell_command(program, ranks), flush=True)

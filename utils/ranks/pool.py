@@ -18,9 +18,11 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import connection, forkserver
 from typing import Any
@@ -34,6 +36,7 @@ from utils.ranks.diagnosis import RankError, RankFiles
 from utils.ranks.supervise import end
 
 GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
+LONGEST = 1_000_000.0  # seconds of a time limit
 PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
 # What the forkserver imports, once for all ranks: a module that each rank needs adds itself.
 PRELOADED = ["utils.ranks.preload"]
@@ -58,7 +61,8 @@ class Ranks:
     end_deadlocks: ranks that wait for one another, none of them for a time limit of its own, are
     ended at once.
 
-    Cells find `rank`, `world_size`, `device`, `dist` and `torch`; their variables stay.
+    Cells find `rank`, `world_size`, `device`, `dist` and `torch`; their variables stay. A thread
+    waits for the call of another, and close() and restart() end that.
     Raises RankError when a rank fails, ValueError for arguments that make no sense.
     """
 
@@ -75,13 +79,17 @@ class Ranks:
     ):
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= 256:
             raise ValueError(f"size {size!r} is not a number of ranks: give 1 to 256")
-        if not 0 < timeout < float("inf"):
-            raise ValueError(f"timeout {timeout!r} is not a time limit: give seconds above 0")
+        if not isinstance(timeout, (int, float)) or not 0 < timeout <= LONGEST:
+            fix = f"give seconds above 0, at most {LONGEST:,.0f}"
+            raise ValueError(f"timeout {timeout!r} is not a time limit: {fix}")
+        if type(seed) is not int or not 0 <= seed < 2**32:
+            fix = f"give a whole number from 0 to {2**32 - 1:,}"
+            raise ValueError(f"seed {seed!r} is not a seed: {fix}")
         self.size, self.timeout, self.seed, self.may_die = size, timeout, seed, may_die
         self.end_deadlocks = end_deadlocks
         self.backend, self._devices = choose_devices(size, "cpu" if places else device)
         self._places = places or [None] * size
-        self._cells = 0
+        self._cells, self._lock = 0, threading.RLock()
         self._start()
         magic.pools.append(weakref.ref(self))
         magic.register_magic()
@@ -94,10 +102,13 @@ class Ranks:
 
     def cell(self, source: str, on: Sequence[int] | None = None) -> None:
         """Runs the text of a cell on the ranks `on` (all by default); `%%ranks` calls this."""
+        on = list(range(self.size) if on is None else on)
+        if not all(rank in range(self.size) for rank in on):
+            raise ValueError(f"on={on!r} names ranks that are not there: give 0 to {self.size - 1}")
         self._cells += 1
         name = f"<ranks cell {self._cells}>"
         diagnosis.remember_source(name, source)
-        self._ask(on if on is not None else range(self.size), "cell", name, source)
+        self._ask(on, "cell", name, source)
 
     def get(self, name: str) -> list:
         """The variable `name` of every rank, as a list by rank."""
@@ -110,8 +121,9 @@ class Ranks:
     def restart(self) -> None:
         """Kills these ranks and starts new ones with nothing in their memory."""
         self.close()
-        self._start()
-        magic.pools.append(weakref.ref(self))
+        with self._lock:  # a call of another thread has ended with its ranks
+            self._start()
+            magic.pools.append(weakref.ref(self))
 
     def close(self) -> None:
         """Ends the ranks. Closing twice does nothing."""
@@ -175,36 +187,76 @@ class Ranks:
     # --- one request to some ranks, and everything that can go wrong with it --------------------
 
     def _ask(self, on, *request):
-        if self._stopped:
-            raise RankError(f"The ranks are not running: {self._stopped}. Call ranks.restart().")
-        on = list(on)
-        payload = worker.dumps(request)
-        replies = {rank: self._deaths[rank] for rank in on if rank in self._deaths}
-        waiting_for = set(on) - set(replies)
+        with self._lock:
+            self._look_for_folder()
+            if self._stopped:
+                raise self._not_running()
+            on = list(on)
+            payload = worker.dumps(request)
+            replies = {rank: self._deaths[rank] for rank in on if rank in self._deaths}
+            waiting_for = set(on) - set(replies)
+            try:
+                self._send(sorted(waiting_for), payload)
+                deadlock = Deadlock() if self.end_deadlocks else None
+                self._collect(waiting_for, replies, None, stop_at_failure=True, deadlock=deadlock)
+                if waiting_for or failures(replies):
+                    raise self._failure(on, waiting_for, replies)
+            except KeyboardInterrupt:
+                self._interrupt(waiting_for, replies)
+                raise
+            except (BrokenPipeError, ConnectionResetError):
+                raise self._dead() from None
+            except OSError:
+                if not self._stopped:  # by another thread
+                    raise
+                raise self._not_running() from None
+            finally:
+                print(diagnosis.folded(self._new_output(on), self.size), end="")
+            return [replies[rank] for rank in on]
+
+    def _look_for_folder(self):
+        """What ranks print goes there, and they meet there."""
+        if not os.path.isdir(self._folder):
+            self._stop(f"their folder {self._folder} is gone")
+
+    def _not_running(self):
+        return RankError(f"The ranks are not running: {self._stopped}. Call ranks.restart().")
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Ctrl-C comes behind a message, because the rest of one would be taken for the next; a
+        second one comes at once, and ends the ranks."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        came = []
+
+        def note(number, frame):
+            came.append(number)
+            if len(came) > 1:
+                raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGINT, note)
         try:
-            self._send(sorted(waiting_for), payload)
-            deadlock = Deadlock() if self.end_deadlocks else None
-            self._collect(waiting_for, replies, None, stop_at_failure=True, deadlock=deadlock)
-            if waiting_for or failures(replies):
-                raise self._failure(on, waiting_for, replies)
+            yield
         except KeyboardInterrupt:
-            self._interrupt(waiting_for, replies)
+            self._stop("a second interrupt came in the middle of a message")
             raise
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._dead() from None
         finally:
-            print(diagnosis.folded(self._new_output(on), self.size), end="")
-        return [replies[rank] for rank in on]
+            signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
     def _send(self, ranks, payload):
-        for rank in ranks:
-            self._asked[rank] += 1
-            number = self._asked[rank].to_bytes(worker.NUMBER, "little")
-            try:
-                self._pipes[rank].send_bytes(number + payload)
-            except (BrokenPipeError, ConnectionResetError):
-                if not self.may_die:
-                    raise
+        with self._whole():
+            for rank in ranks:
+                self._asked[rank] += 1
+                number = self._asked[rank].to_bytes(worker.NUMBER, "little")
+                try:
+                    self._pipes[rank].send_bytes(number + payload)
+                except (BrokenPipeError, ConnectionResetError):
+                    if not self.may_die:
+                        raise
 
     def _collect(self, waiting_for, replies, until, stop_at_failure=False, deadlock=None):
         """Moves ranks from `waiting_for` to `replies`, until a moment (None: no limit), or until
@@ -216,7 +268,9 @@ class Ranks:
             limit = LOOK if deadlock else limit
             ready = connection.wait([*pipes, *ends], limit)
             for pipe in ready:
-                if pipe in pipes:
+                if pipe not in pipes:
+                    continue
+                with self._whole():
                     try:
                         reply = pipe.recv_bytes()
                     except (EOFError, ConnectionResetError):
@@ -267,14 +321,13 @@ class Ranks:
             self._stop("they waited for one another")
         else:
             self._release(waiting_for, replies, self.timeout, interrupt=hung)
+        self._rejoin()
         limit = self.timeout if hung else None
         text = diagnosis.failure(
             on, first, stacks, replies, size=self.size, limit=limit, ended=self._stopped,
             grouped=not self._deaths, locked=locked,
         )
-        error = RankError(text, failures(first))
-        self._rejoin()
-        return error
+        return RankError(text, failures(first))
 
     def _release(self, waiting_for, replies, seconds, interrupt):
         """Ends what still runs. A rank that leaves the group frees those who wait for it."""
@@ -295,6 +348,7 @@ class Ranks:
     def _rejoin(self):
         """A process group is of no use after a failure; variables are: keep them, make it anew.
         Whether those that are left after a death shall have one is for them to decide."""
+        self._look_for_folder()
         if self._stopped:
             return
         self._generation += 1
@@ -312,6 +366,8 @@ class Ranks:
 
     def _interrupt(self, waiting_for, replies):
         """The kernel was interrupted: so are its ranks."""
+        if self._stopped:
+            return
         try:
             self._release(waiting_for, replies, PATIENCE, interrupt=True)
             self._rejoin()
@@ -327,6 +383,8 @@ class Ranks:
 
     def _dead(self):
         """A process has ended by itself: names it, ends the others, returns the RankError."""
+        if self._stopped:  # by another thread
+            return self._not_running()
         # exit codes reach the kernel through the forkserver, a moment after the process has gone
         connection.wait([process.sentinel for process in self._processes], 5.0)
         time.sleep(0.05)  # for others that went with it

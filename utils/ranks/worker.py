@@ -26,6 +26,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ def main(setup: Setup, connection: Connection) -> None:
     interrupt = Interrupt()
     redirect_output(setup)
     die_with_kernel(setup.folder)
+    os.register_at_fork(after_in_child=die_with_parent)
+    me = os.getpid()
     # the kernel treats ranks as daemons, which may have no children; DataLoader's workers are some
     may_have_children()
     namespace = first_namespace(setup)
@@ -153,7 +156,12 @@ def main(setup: Setup, connection: Connection) -> None:
                 payload = dumps(answer(setup, namespace, *cloudpickle.loads(request)))
         except BaseException as error:  # exit() and Ctrl-C in a cell must not end the rank
             payload = dumps(describe(error))
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except (AttributeError, ValueError):  # the cell has closed or deleted it
+            redirect_output(setup)
+        if os.getpid() != me:  # a child that the cell has forked: the rank itself answers
+            os._exit(0)
         connection.send_bytes(number + payload)
 
 
@@ -267,3 +275,15 @@ def die_with_kernel(folder: str) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="watch the kernel").start()
+
+
+def die_with_parent() -> None:
+    """Ends this process, which a cell has forked, when its parent ends."""
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
