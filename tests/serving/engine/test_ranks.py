@@ -3,12 +3,18 @@
 The decoders run on real ranks, so that the logits and the traffic of each step can be read.
 """
 
+import os
+import signal
+
 import pytest
 import torch
 
 from tests.serving.engines import ODD, TIED, version_of
 from utils.models.gpt import GPT
 from utils.ranks import Ranks
+from utils.serving.engine.config import EngineConfig
+from utils.serving.engine.ranks import RankDied, RankGroup
+from utils.serving.engine.version import Version
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -93,3 +99,16 @@ def test_logits_and_traffic_of_each_step(config, tp, tmp_path):
             with torch.no_grad(), prompted(model, prompt if with_prompt else None):
                 whole = model(torch.tensor([tokens]))[0, -1]
             torch.testing.assert_close(logits[row], whole, rtol=1e-4, atol=1e-4 * whole.abs().max())
+
+
+def test_a_stopped_rank_does_not_hold_its_leader(tmp_path):
+    """Not even with a command that its pipe has no room for."""
+    version = Version.read(version_of(ODD, tmp_path, 1))
+    group = RankGroup(version, EngineConfig(step_seconds=1.0))
+    try:
+        group.ready()
+        os.kill(group.pids[0], signal.SIGSTOP)
+        with pytest.raises(RankDied, match="is stopped: no answer in 1 seconds"):
+            group.send({"slots": list(range(100_000))})
+    finally:
+        group.close()

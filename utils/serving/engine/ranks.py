@@ -76,14 +76,20 @@ class Rank(Pipes):
         of, answers = os.pipe()
         super().__init__(open(to, "wb"), open(of, "rb"), tempfile.TemporaryFile())  # noqa: SIM115
         self.theirs = commands, answers, os.dup(self._errors.fileno())
+        os.set_blocking(to, False)
+        self._room = select.poll()
+        self._room.register(to, select.POLLOUT)
 
-    def tell(self, command: dict) -> None:
-        """Raises ChildEnded if nobody reads there any more."""
-        try:
-            pickle.dump(command, self._to)
-            self._to.flush()
-        except (BrokenPipeError, ConnectionResetError):
-            raise ChildEnded from None
+    def tell(self, command: dict, seconds: float) -> None:
+        """Raises ChildEnded if nobody reads there any more, TimeoutError if nobody does now."""
+        data, deadline = memoryview(pickle.dumps(command)), time.monotonic() + seconds
+        while data:
+            if not self._room.poll(1000 * max(0, deadline - time.monotonic())):
+                raise TimeoutError
+            try:
+                data = data[os.write(self._to.fileno(), data) :]
+            except (BrokenPipeError, ConnectionResetError):
+                raise ChildEnded from None
 
     def listen(self) -> None:
         """Reads what has come of its answers. Raises ChildEnded."""
@@ -219,10 +225,11 @@ class RankGroup:
     # --- one rank -------------------------------------------------------------------------------
 
     def _tell(self, rank, message):
-        # A pipe takes 64 KiB without a reader, and of what came before the rank has all but one
-        # step: this does not block, because two steps have no more than a few thousand tokens.
+        # a pipe takes 64 KiB without a reader: a long chunk of a prompt waits for a rank to read
         try:
-            self._ranks[rank].tell(message)
+            self._ranks[rank].tell(message, self.step_seconds)
+        except TimeoutError:
+            raise RankDied(self._who_is_late({rank}, self.step_seconds)) from None
         except ChildEnded:
             raise RankDied(self._who_died(rank)) from None
 
