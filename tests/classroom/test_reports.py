@@ -18,6 +18,8 @@ def test_a_message_is_read_as_it_was_written():
     hand = {"kind": "help", "name": "", "question": "Why?", "at": None}
     content = message(check(), prediction(2.5, theory=1.0), hand)
     assert reports.message(encoded(content)) == content
+    for alias in ("Nguyễn", "မြို့", "🦉"):  # marks that a script needs are no stacked accents
+        assert reports.alias(alias) == alias
 
 
 WRONG = {
@@ -28,6 +30,8 @@ WRONG = {
     "more": (encoded({**message(), "path": "/home"}), "the message is not an object of"),
     "no alias": (encoded(message(alias="")), "alias of the message is not a text of 1 to 40"),
     "long alias": (encoded(message(alias="x" * 41)), "alias of the message is not a text"),
+    "only spaces": (encoded(message(alias="   ")), "alias of the message is only spaces, or"),
+    "accents": (encoded(message(alias="a\u0301\u0302\u0303\u0304")), "or stacks accents"),
     "control": (encoded(message(alias="a\x1b[2J")), "alias of the message holds characters that"),
     "half a pair": (encoded(message(alias="\ud800")), "alias of the message holds characters"),
     "learner": (encoded(message(learner="1")), "learner of the message is not 32 hexadecimal"),

@@ -86,6 +86,20 @@ def test_one_joker_does_not_press_the_others_together():
     assert shown["above"] == 1 and sum(count > 0 for count in shown["bins"]) > 10
 
 
+@pytest.mark.parametrize("values", [[10, 20, 1e300], [-1e300, 10, 20, 40], [10, 20, 40, 1e300]])
+def test_nor_does_it_in_a_small_class(values):
+    shown = bins([*map(float, values)], [])
+    assert shown["below"] + shown["above"] == 1 and not shown["log"]
+    assert shown["edges"][0] == 10 and shown["edges"][-1] in (20, 40)
+
+
+def test_a_symptom_shows_what_went_wrong_before_its_case():
+    room = Room(PARTS)
+    room.take(taken(1, check(symptom="with 2 ranks and f(x): the sum is: 41."), check(OTHER)))
+    said = [one[3] for one in room.row(1)["checks"].values()]
+    assert said == ["the sum is: 41. (with 2 ranks and f(x))", "rank 0 says 41."]
+
+
 def test_what_the_course_does_not_have_is_not_shown():
     room = Room(PARTS)
     room.take(taken(1, check(name="lab 99 of before"), check()))

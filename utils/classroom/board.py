@@ -8,8 +8,10 @@
     GET  /histogram?name=…   predictions; &reveal=1 with theory and measurement
     POST /minutes            {"minutes": 45 or null}: until the end
     POST /helped             {"learner": 3}: the instructor has been there
+    POST /removed            {"learner": 3}: is shown no more, whatever that lab reports
 
-Who sends wrong tokens is answered 429 after WRONG of them in a minute, with right ones, too.
+After WRONG wrong tokens from one address in a minute further ones are answered 429. A right one
+passes always: many learners share an address, and all seats of a hub do.
 """
 
 import asyncio
@@ -104,6 +106,7 @@ class Board:
         self.guard = Guard()
         self.writer = ThreadPoolExecutor(1, "store")
         self.closing = False
+        room.removed |= set(json.loads(store.setting("removed") or "[]"))
         for taken in store.everything():
             room.take(taken)
 
@@ -119,6 +122,7 @@ class Board:
             Route("/histogram", self.histogram),
             Route("/minutes", self.minutes, methods=["POST"]),
             Route("/helped", self.helped, methods=["POST"]),
+            Route("/removed", self.removed, methods=["POST"]),
         ]
         handlers = {HTTPException: self.refuse, Refused: self.malformed, StoreError: self.unkept}
         return _safe(Starlette(routes=routes, exception_handlers=handlers))
@@ -155,8 +159,8 @@ class Board:
         """The token leaves the address bar, which may be on a projector."""
         self.check(request, request.path_params["token"], self.instructor)
         answer = RedirectResponse("../", status_code=303)
-        answer.set_cookie(
-            self.cookie, self.instructor, max_age=30 * 24 * 3600, httponly=True, samesite="strict",
+        answer.set_cookie(  # lax: strict would not come back when a mail or a wiki has the link
+            self.cookie, self.instructor, max_age=30 * 24 * 3600, httponly=True, samesite="lax",
             secure=self.secure,
         )
         return answer
@@ -226,13 +230,24 @@ class Board:
         return JSONResponse({"ends": ends})
 
     async def helped(self, request: Request) -> Response:
-        learner = (await self.asked(request)).get("learner")
-        if type(learner) is not int or learner not in self.room.learners:
-            raise Refused("learner is not the number of one")
+        learner = await self.learner(request)
         await self.keep(self.store.helped, learner)
         self.room.learners[learner].help = None
         self.room.changed(learner)
         return JSONResponse({})
+
+    async def removed(self, request: Request) -> Response:
+        learner = await self.learner(request)
+        gone = sorted(self.room.removed | {learner})
+        await self.keep(self.store.keep, "removed", json.dumps(gone))
+        self.room.remove(learner)
+        return JSONResponse({})
+
+    async def learner(self, request: Request) -> int:
+        learner = (await self.asked(request)).get("learner")
+        if type(learner) is not int or learner not in self.room.learners:
+            raise Refused("learner is not the number of one")
+        return learner
 
     async def asked(self, request: Request) -> dict:
         """The content of a request of the page; its type is one that no other site can send."""
@@ -251,15 +266,16 @@ class Board:
 
     def check(self, request: Request, token: str | None, right: str) -> None:
         """Raises HTTPException 401, or 429 where there were too many."""
+        if hmac.compare_digest((token or "").encode("utf-8", "replace"), right.encode()):
+            return
         address = request.client.host if request.client else ""
         if wait := self.guard.seconds(address):
             raise HTTPException(
                 429, "too many wrong tokens from here: wait a minute",
                 {"Retry-After": str(int(wait) + 1)},
             )
-        if not hmac.compare_digest((token or "").encode("utf-8", "replace"), right.encode()):
-            self.guard.note(address)
-            raise HTTPException(401, "this token is not known here")
+        self.guard.note(address)
+        raise HTTPException(401, "this token is not known here")
 
     async def keep(self, change: Callable, *words: Any) -> Any:
         """Lets the store change in its thread; a client that leaves meanwhile changes nothing."""

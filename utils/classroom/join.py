@@ -177,7 +177,7 @@ def _agreed(address: Address, ask: Callable[[str], str]) -> Membership | None:
         while alias is None:
             wanted = " ".join(ask(f"Your alias [{offer}]: ").split()) or offer
             try:
-                alias = reports.text(reports.ALIAS, 1)(wanted)
+                alias = reports.alias(wanted)
             except reports.Refused as error:
                 print(f"This alias {error}.")
         return Membership("", alias, secrets.token_hex(16))

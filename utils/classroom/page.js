@@ -45,7 +45,10 @@ function connect() {
     const news = JSON.parse(event.data);
     clockAhead = news.now - Date.now() / 1000;
     Object.assign(room, { ends: news.ends, predictions: news.predictions });
-    for (const learner of news.learners) room.learners.set(learner.id, learner);
+    for (const learner of news.learners) {
+      if (learner.removed) room.learners.delete(learner.id);
+      else room.learners.set(learner.id, learner);
+    }
     nameAll();
     lost(false);
     trouble(news.warning);
@@ -191,7 +194,12 @@ function drawGrid(learners) {
     const signature = JSON.stringify([alias(learner), !!learner.help, narrow, columns, cells]);
     const before = body.rows[i];
     if (before?.dataset.signature === signature) return;
-    const row = make("tr", learner.help ? "asks" : "", null, make("th", "", alias(learner)));
+    const remove = make("button", "", "×"), name = alias(learner);
+    remove.setAttribute("aria-label", remove.title = `remove ${name}`);
+    remove.onclick = () => {
+      if (confirm(`Remove ${name} from the board, for good?`)) post("removed", { learner: learner.id });
+    };
+    const row = make("tr", learner.help ? "asks" : "", null, make("th", "", name, remove));
     row.dataset.signature = signature;
     columns.forEach(([, name], j) => row.append(cell(cells[j], name, narrow)));
     if (before) before.replaceWith(row);

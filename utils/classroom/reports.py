@@ -17,6 +17,7 @@ the learner's clock; `now` tells the board how far that is off.
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,16 @@ def text(longest: int, least: int = 0) -> Callable[[Any], str]:
         return value
 
     return judge
+
+
+def alias(value: Any) -> str:
+    """A judge of aliases: texts that can be seen and stay in their line."""
+    text(ALIAS, 1)(value)
+    classes = [unicodedata.combining(sign) for sign in unicodedata.normalize("NFC", value)]
+    accents = "".join("^" if one in (220, 230) else " " for one in classes)  # below or above
+    if value.isspace() or "^^^" in accents:
+        raise Refused("is only spaces, or stacks accents")
+    return value
 
 
 def _hexadecimal(value: Any) -> str:
@@ -86,7 +97,7 @@ FIELDS = {
     "help": {"question": _maybe(text(QUESTION)), "at": _maybe(_number)},
 }
 MESSAGE = {
-    "learner": _hexadecimal, "alias": text(ALIAS, 1), "now": _number,
+    "learner": _hexadecimal, "alias": alias, "now": _number,
     "reports": lambda value: value,
 }
 

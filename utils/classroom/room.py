@@ -17,7 +17,7 @@ from utils.course.progress import Part
 
 BINS = 24  # at most; a few numbers get fewer
 MANY = 100  # from this ratio of the largest to the smallest, all positive, the axis is logarithmic
-FAR = 3.0  # interquartile ranges from the quartiles: what lies further counts as far off
+FAR = 10.0  # median distances from the median: what lies further counts as far off
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Room:
         self.place = {name: i for i, name in enumerate(n for p in parts for n in p.checks)}
         self.predictable = {name for part in parts for name in part.predictions}
         self.learners: dict[int, Learner] = {}
+        self.removed: set[int] = set()  # by the instructor; what they report is not shown
         self.counts = dict.fromkeys(self.predictable, 0)  # numbers that are predictions
         self.watchers: set[Watcher] = set()
 
@@ -59,6 +60,8 @@ class Room:
 
     def take(self, taken: Taken) -> None:
         """Follows what a message has changed."""
+        if taken.learner in self.removed:
+            return
         learner = self.learners.setdefault(taken.learner, Learner(taken.learner))
         learner.alias, learner.seen = taken.alias, taken.seen
         for report in taken.reports:
@@ -75,6 +78,13 @@ class Room:
                 learner.help = report if report["question"] is not None else None
         self.changed(taken.learner)
 
+    def remove(self, number: int) -> None:
+        """Takes a learner out, and keeps the learner out."""
+        self.removed.add(number)
+        for name, said in self.learners.pop(number).predictions.items():
+            self.counts[name] -= not said["late"]
+        self.changed(number)
+
     def changed(self, learner: int | None = None) -> None:
         """Rings for all who look on."""
         for watcher in self.watchers:
@@ -83,11 +93,15 @@ class Room:
 
     def row(self, number: int) -> dict[str, Any]:
         """A learner for the page. checks: {place of the check: [done, tries, at, symptom]}."""
+        if number in self.removed:
+            return {"id": number, "removed": True}
         learner = self.learners[number]
         return {
             "id": number, "alias": learner.alias, "seen": learner.seen,
             "checks": {
-                self.place[name]: [said["done"], said["tries"], said["at"], said["symptom"]]
+                self.place[name]: [
+                    said["done"], said["tries"], said["at"], problem_first(said["symptom"])
+                ]
                 for name, said in learner.checks.items()
             },
             "help": learner.help and [learner.help["question"], learner.help["at"]],
@@ -127,6 +141,13 @@ class Room:
         return shown | bins(values, marks)
 
 
+def problem_first(symptom: str) -> str:
+    """ "with 2 ranks: the sum is 41." becomes "the sum is 41. (with 2 ranks)": a table shows only
+    the beginning."""
+    case, colon, problem = symptom.partition(": ")
+    return f"{problem} ({case})" if colon and case.startswith("with ") else symptom
+
+
 def summary(values: list[float]) -> dict[str, float] | None:
     """Of sorted numbers."""
     if not values:
@@ -143,18 +164,21 @@ def bins(values: list[float], marks: list[float]) -> dict[str, Any]:
 
     Few that lie far off do not press the others into one bin: they are counted at the edges.
     """
-    both = values + marks
-    log = bool(both) and min(both) > 0 and max(both) / min(both) > MANY
+    near = values
+    if values:
+        log = values[0] > 0 and values[-1] / values[0] > MANY
+        at = [math.log10(value) if log else value for value in values]
+        middle = statistics.median(at)
+        reach = FAR * (
+            statistics.median(abs(one - middle) for one in at)
+            or (1.0 if log else 0.5 * abs(middle) or 1.0)
+        )
+        near = [value for value, one in zip(values, at) if abs(one - middle) <= reach]
+    ends = near + marks or [0.0, 1.0]
+    log = min(ends) > 0 and max(ends) / min(ends) > MANY
     place = math.log10 if log else float
-    at = [place(value) for value in values]
-    if at:
-        first, third = at[len(at) // 4], at[3 * len(at) // 4]
-        reach = FAR * (third - first) or FAR * (1.0 if log else 0.5 * abs(first) or 1.0)
-        kept = [one for one in at if first - reach <= one <= third + reach]
-        ends = [*kept, *map(place, marks)]
-    else:
-        ends = [place(mark) for mark in marks] or [0.0, 1.0]
-    low, high = min(ends), max(ends)
+    at = [place(value) if value > 0 or not log else -math.inf for value in values]
+    low, high = place(min(ends)), place(max(ends))
     if high - low < 1e-9 * max(abs(low), abs(high), 1e-290):  # all the same
         room = 0.5 if log else 0.5 * abs(low) or 0.5
         low, high = low - room, high + room
