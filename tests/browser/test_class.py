@@ -187,7 +187,7 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
         page.on("pageerror", lambda error: errors.append(error))
         page.set_content(f'<a href="{board.open}">the board</a>')  # as a mail or a wiki has it
         page.get_by_text("the board").click()
-        assert page.url == f"http://127.0.0.1:{board.port}/"  # no token in sight
+        page.wait_for_url(f"http://127.0.0.1:{board.port}/")  # no token in sight
         expect(page.locator("#left")).to_have_text("90 min left", timeout=WAIT)
 
         for learner in learners:

@@ -196,3 +196,4 @@ def test_the_lab_serves_the_lessons_and_ends_with_ctrl_c():
     assert "Stopping JupyterLab" in server.stdout.read()
     assert server.wait(20) == 0
     lab.check_port(port)  # nothing listens there any more
+    assert not lab.LOG.is_relative_to(sys.prefix)  # which several clones may share

@@ -27,7 +27,7 @@ from utils.course import ledger
 from utils.paths import ROOT
 from utils.ranks.supervise import Child, end, supervised
 
-LOG = Path(sys.prefix) / "lab.log"  # what the server and its kernels say
+LOG = ROOT / ".kintsugi" / "lab.log"  # what the server and its kernels say
 SETTINGS = Path(__file__).with_name("lab_settings")
 HOST = "127.0.0.1"
 GRACE = 15.0  # seconds that the server and its kernels may take to end
@@ -82,6 +82,7 @@ def command(port: int, root: Path = ROOT, *more: str) -> list[str]:
 
 def start(command: list[str], environment: dict, log: Path = LOG) -> Child:
     """Start the server under a supervisor: Ctrl-C comes to us, who stop it in good order."""
+    log.parent.mkdir(exist_ok=True)
     with log.open("w") as out:
         return Child(supervised(command, grace=GRACE), output=out, env=environment)
 
