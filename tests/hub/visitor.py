@@ -72,13 +72,13 @@ class Visitor:
         assert self.hub("DELETE", f"api/users/{self.name}/server").ok
         until(lambda: not self.server())
 
-    def run(self, code):
+    def run(self, code, seconds=60):
         """What a cell prints in a kernel that stays."""
         kernel = self.lab("api/kernels", json={}).json()["id"]
         address = self.address.replace("http", "ws", 1)
         address += f"/user/{self.name}/api/kernels/{kernel}/channels"
         request = HTTPRequest(address, headers=self.key)
-        return asyncio.run(asyncio.wait_for(printed(request, code), patience(60)))
+        return asyncio.run(asyncio.wait_for(printed(request, code), patience(seconds)))
 
 
 async def printed(request, code):

@@ -1,0 +1,76 @@
+"""A class that opens its seats in the same moment: how long until the last is ready, and memory.
+
+    nice python -m tests.bench.bench_hub --seats 40 --ranks 4
+
+The hub is that of the tests (as root, with its limits on seats), the seats are JupyterLabs, each on
+its own copy of the course. Every learner logs in at once; some then start the four ranks of lesson
+01. Memory is PSS, as in bench_seat. It needs Linux and bubblewrap.
+"""
+
+import argparse
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+
+from tests.bench.bench_seat import GIB, MIB, look
+from tests.hub.hubs import RunningHub
+from tests.hub.visitor import Visitor
+
+LIMIT = 900  # seconds that a learner waits for a seat, or for a cell
+RANKS = """
+from utils.ranks import Ranks
+ranks = Ranks(4)
+print(len(ranks.run(lambda: 1)))
+"""
+
+
+def sit(learner: Visitor) -> float:
+    """Logs in, and returns when JupyterLab answers: seconds since then."""
+    begin = time.monotonic()
+    learner.log_in()
+    while not learner.server()["ready"]:
+        time.sleep(1)  # a browser is told by the hub, and asks less often
+        assert time.monotonic() - begin < LIMIT, learner.name
+    return time.monotonic() - begin
+
+
+def held(hub: RunningHub) -> list[int]:
+    """PSS of each seat, in bytes."""
+    children = psutil.Process(hub.process.pid).children()
+    return [look(child.pid, True).pss for child in children if child.name() == "bwrap"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A class that opens its seats at once.")
+    parser.add_argument("--seats", type=int, default=40)
+    parser.add_argument("--ranks", type=int, default=4, help="learners that start four ranks")
+    options = parser.parse_args()
+    with (
+        RunningHub("--seats", str(options.seats)) as hub,
+        ThreadPoolExecutor(options.seats) as pool,
+    ):
+        learners = [Visitor(hub.address, f"learner-{i + 1}") for i in range(options.seats)]
+        waited = sorted(pool.map(sit, learners))
+        print(
+            f"{options.seats} seats on {psutil.cpu_count()} cores: the first is ready after "
+            f"{waited[0]:.0f} s, half after {statistics.median(waited):.0f}, the last after "
+            f"{waited[-1]:.0f}"
+        )
+        assert "Active user limit exceeded" in Visitor(hub.address, "one-more").ask_in().text
+        idle = held(hub)
+        print(f"idle: {sum(idle) / GIB:.2f} GiB, {statistics.mean(idle) / MIB:.0f} MiB each")
+        begin = time.monotonic()
+        busy = learners[: options.ranks]
+        said = list(pool.map(lambda learner: learner.run(RANKS, LIMIT), busy))
+        assert said == ["4\n"] * len(busy), said
+        grown = (sum(held(hub)) - sum(idle)) / MIB / len(busy)
+        print(
+            f"{len(busy)} of them start four ranks in {time.monotonic() - begin:.0f} s, "
+            f"{grown:.0f} MiB more each"
+        )
+
+
+if __name__ == "__main__":
+    main()
