@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -25,7 +26,7 @@ from utils.serving.client import Client
 from utils.serving.engine.config import EngineConfig
 from utils.serving.gateway import Gateway
 from utils.serving.gateway.__main__ import parse as gateway_options
-from utils.serving.install import CONTROL, IMAGE
+from utils.serving.install import CLOSED, CONTROL, IMAGE, RESTRICTED
 from utils.serving.metrics import metrics
 from utils.serving.server import container_command
 
@@ -149,15 +150,21 @@ def test_kubernetes_starts_the_same_server_as_the_page(container):
     source = (ROOT / "utils" / "serving" / "server" / "triton_server.py").read_text()
     more = settled(container["args"]) - settled(command[begin + 1 :])
     assert all(word.partition("=")[0] in source for word in more)
-    key = f"model-repository:{CONTROL}=$(TRITON_KEY)"
-    assert {f"--http-restricted-api={key}", f"--grpc-restricted-protocol={key}"} <= more
+    assert f"--http-restricted-api={RESTRICTED}:{CONTROL}=$(TRITON_KEY)" in more
+    assert f"--grpc-restricted-protocol={RESTRICTED}:{CLOSED}" in container["args"]
+    # nobody else's door: the pod's address leads to the gateway
+    assert {f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")} <= more
+    assert "ports" not in container
 
 
 def test_kubernetes_starts_the_gateway_of_the_page(kinds, front):
-    words_of = words(front["args"][0].replace("$(pgrep -o tritonserver)", "1"))
+    waits, command = front["args"][0].split("done; ")
+    assert waits == "until pid=$(pgrep -o tritonserver); do sleep 1; "
+    words_of = words(command.replace("$pid", "1"))
     assert words_of[:4] == ["exec", "python3", "-m", "utils.serving.gateway"]
     options = gateway_options(words_of[4:])
-    assert options.port == front["ports"][0]["containerPort"]
+    ports = {port["name"]: port["containerPort"] for port in front["ports"]}
+    assert ports == {"https": options.port, "grpc": options.grpc_port}
     keys = re.findall(r"KINTSUGI_\w+", (ROOT / "utils/serving/gateway/__main__.py").read_text())
     assert {entry["name"] for entry in front["env"]} == set(keys)
     rules = kinds["NetworkPolicy"]["spec"]["ingress"]
@@ -180,12 +187,35 @@ def test_no_container_may_more_than_it_must(kinds, container, front):
         assert kinds[kind]["spec"][place]["matchLabels"].items() <= labels.items()
 
 
-def test_a_pod_lives_longer_than_the_requests_in_it(kinds, container):
+def test_a_pod_lives_longer_than_the_requests_in_it(kinds, container, front):
+    """Also than the gateway, which serves until leave.py's pause is over."""
     pod = kinds["Deployment"]["spec"]["template"]["spec"]
     (limit,) = [word for word in container["args"] if word.startswith("--exit-timeout-secs")]
     *_, pause, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
     before = int(pause) + int(seconds)
     assert pod["terminationGracePeriodSeconds"] > before + int(limit.partition("=")[2])
+    options = front["args"][0].split()
+    assert options[options.index("--drain-seconds") + 1] == pause
+
+
+def test_pods_come_and_go_one_by_one(kinds, container, front):
+    spec = kinds["Deployment"]["spec"]
+    assert "replicas" not in spec  # else each `apply` would undo the autoscaler's work
+    assert kinds["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
+    assert spread["labelSelector"] == spec["selector"]
+    for one in (container, front):  # a large model is not killed while it loads
+        probe = one["startupProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
+        assert "initialDelaySeconds" not in one["livenessProbe"]
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+def test_kustomize_builds_what_the_page_applies(kinds):
+    made = subprocess.run(["kubectl", "kustomize", DOCS], capture_output=True, timeout=60)
+    built = {document["kind"]: document for document in yaml.safe_load_all(made.stdout)}
+    assert set(built) == {*kinds, "ConfigMap"}
+    assert set(built["ConfigMap"]["data"]) == {"alive.py", "leave.py"}
 
 
 def test_what_kubernetes_mounts_is_there(kinds, container, front):
@@ -202,7 +232,7 @@ def test_what_kubernetes_mounts_is_there(kinds, container, front):
 def test_the_service_and_the_autoscaler_mean_this_deployment(kinds, container, front):
     labels = kinds["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert kinds["Service"]["spec"]["selector"].items() <= labels.items()
-    ports = {port["name"] for port in container["ports"] + front["ports"]}
+    ports = {port["name"] for port in front["ports"]}
     assert {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
     target = kinds["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
     assert target["name"] == kinds["Deployment"]["metadata"]["name"]

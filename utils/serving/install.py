@@ -26,6 +26,8 @@ from utils.serving.model_config import ConfigError, model_config
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"  # named by Triton's compatibility table
 GLIBC = (2, 35)  # what the wheel was built for (its tag is manylinux_2_35)
 EXPORT = "python -m utils.serving.export"
+RESTRICTED = "model-repository,shared-memory,trace,logging"  # no client needs them
+CLOSED = "Closed=never"  # no call has a header with a capital letter: HTTP/2 resets its stream
 CONTROL = "kintsugi-control"  # the header of the key to a server's model control
 # Seconds from a load to the next load or unload. Triton calls a model loaded a moment before its
 # thread waits for requests. Taken away in that moment, which is long on a busy machine, the whole
@@ -153,6 +155,7 @@ def container_command(repo: str | Path, gpus: str | None = "all", image: str = I
         f"-v {shlex.quote(f'{folder}:/models')} {image}",
         "tritonserver --model-repository=/models --model-control-mode=explicit '--load-model=*'",
         "--disable-auto-complete-config --exit-timeout-secs=30",
+        f"--grpc-restricted-protocol={RESTRICTED}:{CLOSED}",
     ]
     return " \\\n  ".join(lines)
 

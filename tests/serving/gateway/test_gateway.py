@@ -482,6 +482,16 @@ def test_it_ends_when_told_and_requests_end_first(server):
     assert not gateway.alive()
 
 
+def test_it_drains_first(server):
+    """Told to end it is not ready, and serves on until whoever sends requests has seen that."""
+    with Gateway(server, drain_seconds=patience(3)) as gateway, ThreadPoolExecutor(1) as pool:
+        ends = pool.submit(gateway.close)
+        until(lambda: ask(gateway, "/v2/health/ready")[0] == 503)
+        assert ask(gateway, body=text(max_tokens=1))[0] == 200
+        ends.result(PATIENCE)
+        assert refuses(gateway)
+
+
 def test_connections_to_the_server_are_kept_for_a_moment(server, gateway):
     """Some of twenty questions come over the connection of the one before."""
     seen = []

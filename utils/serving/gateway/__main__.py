@@ -3,7 +3,8 @@
     python -m utils.serving.gateway --triton 127.0.0.1:21034 --pid 4711 --port 8000
 
 Once it listens it prints {"port": 8000, "grpc_port": 8001}. It ends when its standard input does:
-it takes no more requests, and those that are under way have --exit-seconds. Its keys are in the
+for --drain-seconds it only says that it is not ready, then it takes no more requests, and those
+that are under way have --exit-seconds. Its keys are in the
 environment: KINTSUGI_TRITON_KEY (for Triton's model control), KINTSUGI_CONTROL_KEY,
 KINTSUGI_API_KEY.
 """
@@ -83,6 +84,8 @@ async def serve(given: argparse.Namespace) -> None:
             print(json.dumps(ports), flush=True)
             ends = [asyncio.create_task(stubs.run()), asyncio.create_task(until_told())]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            stubs.leaving = True
+            await asyncio.wait(ends[:1], timeout=given.drain_seconds)
             ends[0].cancel()
             server.should_exit = True
             await asyncio.gather(serving, *([rpc.stop(given.exit_seconds)] if rpc else []))
@@ -141,6 +144,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--port", type=int, default=8000, help="8000; 0: a free one")
     add("--grpc-port", type=int, default=8001, help="8001; 0: a free one")
     add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests at the end")
+    drain = "before that: it is not ready, and serves (0)"
+    add("--drain-seconds", type=float, default=0.0, metavar="S", help=drain)
     add_options(parser)
     return parser.parse_args(arguments)
 

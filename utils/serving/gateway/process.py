@@ -129,7 +129,8 @@ class Gateway:
     def close(self) -> None:
         """Ends it; requests under way have `exit_seconds`. Closing twice does nothing."""
         if self._child is not None:
-            end([self._child], self.exit_seconds + KILL)
+            drain = self._options.get("drain_seconds", 0.0)
+            end([self._child], drain + self.exit_seconds + KILL)
             self._child = None
 
     def __enter__(self):

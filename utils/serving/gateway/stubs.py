@@ -69,6 +69,7 @@ class Stubs:
         self.triton, self.pid, self.load_seconds = triton, pid, load_seconds
         self.wanted: set[str] = set()  # models that should be served
         self.down: dict[str, str] = {}  # {model: why it is not}
+        self.leaving = False  # whether the gateway is about to end
         self.loads = 0  # models that were loaded again
         self._known: set[Stub] = set()  # that ran at the last look
         self._stopped: dict[Stub, float] = {}  # since when
@@ -105,6 +106,8 @@ class Stubs:
 
         Triton's own answer is none: it is false for ever once a model was unloaded.
         """
+        if self.leaving:
+            return "this server is about to end"
         if self.down:
             return next(iter(self.down.values()))
         missing = sorted(self.wanted - await self._served("READY"))

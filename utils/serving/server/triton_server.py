@@ -32,7 +32,15 @@ import psutil
 
 from utils.ranks.supervise import AT_ONCE, Child, end, supervised
 from utils.serving.client import reason_of
-from utils.serving.install import CONTROL, SETTLE, ServerError, find_server, models_of
+from utils.serving.install import (
+    CLOSED,
+    CONTROL,
+    RESTRICTED,
+    SETTLE,
+    ServerError,
+    find_server,
+    models_of,
+)
 
 HOST = "127.0.0.1"
 PORTS = range(20000, 32000)  # below those that the kernel hands out to outgoing connections
@@ -42,8 +50,6 @@ KILL = 5.0  # seconds after the server's own time limit until it is killed
 # models at once for those by gRPC: a request that is on its way from one to the next would fail.
 FRONT = "gpt"
 LOAD = 120.0  # seconds that a model may take to load or to unload
-RESTRICTED = "model-repository,shared-memory,trace,logging"  # no client needs them
-CLOSED = "Closed=never"  # no call has a header with a capital letter: HTTP/2 resets its stream
 
 
 # ---- 1. the server
