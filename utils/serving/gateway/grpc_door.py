@@ -102,13 +102,12 @@ class Door:
         by Triton, is the call's status."""
         given = {key.lower(): value for key, value in context.invocation_metadata()}
         begin, span = time.time_ns(), span_of(given.get(trace.HEADER))
-        metadata, status = [(trace.HEADER, span.header())], "CANCELLED"
-        if "triton_grpc_error" in given:  # the kind of a stream's error, for those that ask for it
-            metadata.append(("triton_grpc_error", given["triton_grpc_error"]))
+        status = "CANCELLED"
         try:
             if self.front.options.api_key is not None and name not in WITHOUT_KEY:
                 check_bearer(given.get("authorization", ""), self.front.options.api_key)
-            yield metadata
+            # nothing else: with triton_grpc_error, what comes after an error ends Triton 24.10
+            yield [(trace.HEADER, span.header())]
             status = "OK"
         except Refusal as refusal:
             kind = refusal.message.partition(":")[0]
@@ -123,7 +122,6 @@ class Door:
             await context.abort(grpc.StatusCode.INTERNAL, f"INTERNAL: {error!r}")
         finally:
             self.front.note(f"gRPC {name}", status, begin, span)
-
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What a server needs to know of CALLS."""
