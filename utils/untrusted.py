@@ -68,7 +68,8 @@ def check(value: Any, form: Any, where: str = "it") -> None:
            there, where {str: form} is that of all others
     """
     kinds = type(form) if isinstance(form, (list, dict)) else form
-    if type(value) not in (kinds if isinstance(kinds, tuple) else (kinds,)):
+    fits = type(value) in (kinds if isinstance(kinds, tuple) else (kinds,))
+    if not fits or (type(value) is int and value.bit_length() > 63):
         raise ValueError(f"{where} {value!r:.40} is not what belongs there")
     if isinstance(form, list):
         for each in value:

@@ -37,7 +37,8 @@ FORMAT = 1  # of training.json; raised when an older reader would misread a newe
 PATH = (str, NoneType)
 RECORD = {
     "step": int, "skipped": int, "seconds": (int, float), "optimizer": str, "rng": str,
-    "text": (dict, NoneType), "row": dict, "scaler": {str: (int, float)},
+    "text": (dict, NoneType), "row": dict,
+    "scaler": {"growth_interval": int, "_growth_tracker": int, str: float},
     "config": {"text": PATH, "metrics": PATH, "tokenizer": PATH},
 }  # what training.json holds
 
