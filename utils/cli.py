@@ -99,7 +99,7 @@ def parse_flags(
             keywords["action"] = argparse.BooleanOptionalAction
         else:
             keywords.update(
-                type=_path if entry.metadata["metavar"] in PATHS else kind,
+                type=path if entry.metadata["metavar"] in PATHS else kind,
                 choices=entry.metadata["choices"],
                 metavar=entry.metadata["metavar"] or _metavar(entry, kind),
             )
@@ -146,20 +146,32 @@ def exit_status(
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):  # one sentence, without the long list of flags
-        name = self.prog.removeprefix("python -m ")
-        self.exit(2, f"{name}: {message}; see {self.prog} --help\n")
+def no_arguments(program: str, does: str) -> None:
+    """Ends a command that takes no arguments with status 2 where it is given some."""
+    _Parser(prog=f"python -m {program}", description=does).parse_args()
 
 
-def _path(text):
-    """The text, if it can be looked for: no name is too long, no ~user unknown."""
+def port(text: str) -> int:
+    """An option's text as the number of a port, 0 for a free one."""
+    if not 0 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} is no port: give one up to 65535, or 0")
+    return int(text)
+
+
+def path(text: str) -> str:
+    """The text, if it can be looked for: no long name, no unknown ~user, no loop of links."""
     try:
-        Path(text).expanduser().exists()
+        Path(text).expanduser().resolve().exists()
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise argparse.ArgumentTypeError(f"{text:.40}: {reason}") from None
     return text
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):  # one sentence, without the long list of flags
+        name = self.prog.removeprefix("python -m ")
+        self.exit(2, f"{name}: {message}; see {self.prog} --help\n")
 
 
 def _kind(entry):

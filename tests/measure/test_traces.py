@@ -357,3 +357,13 @@ def test_the_command_with_bad_words(tmp_path, monkeypatch, capsys, words, senten
     out, error = capsys.readouterr()
     assert out == "" and error.startswith("utils.measure.report: ") and error.count("\n") == 1
     assert sentence in error
+
+
+@pytest.mark.parametrize(
+    "name, words", [("a" * 5000, "File name too long"), ("deep.json", "deep.json is not JSON")]
+)
+def test_the_command_names_what_it_cannot_read(tmp_path, capsys, name, words):
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(SystemExit) as stopped:
+        sys.exit(command.main([str(tmp_path / name)]))
+    assert stopped.value.code == 2 and words in capsys.readouterr().err

@@ -560,6 +560,8 @@ def test_ffn_means_a_gated_mlp(capsys):
         ("--model llama3-8b --cp 2 --context rings", "context 'rings' is not one of ring, ulysses"),
         ("--model llama3-8b --gpus 12 --tp 2 --cp 4", "not a multiple of tp · cp · pp = 8"),
         ("--model llama3-8b --gpus 12 --tp 2 --cp 4 --dp 2", "is not dp·tp·cp·pp = 2·2·4·1 = 16"),
+        ("--model llama3-8b --gpus 1000000", "gpus 1000000: no tp · cp · pp · dp of so many"),
+        ("--errors --json", "--json does not go with --errors"),
         ("--model gpt2 --gpus 12 --tp 5", "gpus 12 is not a multiple of tp · pp = 5"),
     ],
 )

@@ -120,6 +120,8 @@ def test_what_is_refused_before_anything_is_done(base, data, tmp_path, capsys):
     assert "--held-out 1.5 is not a part" in refused(
         command(base, data, out, "--held-out", 1.5), capsys
     )
+    words = os.fsdecode(b"\xff")
+    assert "is not UTF-8 text" in refused(command(base, data, out, "--words", words), capsys)
     assert "does not exist" in refused(command(tmp_path / "no", data, out), capsys)
     assert "no.jsonl cannot be read" in refused(command(base, tmp_path / "no.jsonl", out), capsys)
     nowhere = tmp_path / "no" / "prompt.safetensors"

@@ -71,13 +71,13 @@ def test_the_number_in_flight_is_looked_at():
 def test_errors_are_rows():
     def send(i):
         if i % 3 == 0:
-            raise ConnectionError("refused")
+            raise SystemExit("refused")
         yield [1]
         if i % 3 == 1:
             raise TimeoutError("broke off")
 
     load = run(send, clients=2, requests=9)
-    assert load.errors == {"ConnectionError: refused": 3, "TimeoutError: broke off": 3}
+    assert load.errors == {"SystemExit: refused": 3, "TimeoutError: broke off": 3}
     assert load.summary["errors"] == 6
     rows = load.requests
     broken = rows[rows["error"] == "TimeoutError: broke off"]

@@ -1,12 +1,15 @@
 """Running and storing notebooks: make refresh, make course, make lab."""
 
 import hashlib
+import importlib
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 
@@ -108,6 +111,46 @@ def test_a_notebook_that_leaves_a_process_is_named(tmp_path):
         tmp_path / "lesson.ipynb", f"import subprocess, sys\nc = {child} start_new_session=True)"
     )
     assert "left processes: " in run(path).problem
+
+
+@pytest.mark.parametrize("program", ["course", "refresh"])
+def test_what_is_no_notebook_is_named(tmp_path, monkeypatch, program):
+    (tmp_path / "text.txt").write_text("a text")
+    monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "text.txt")])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"text.txt is no notebook: "):
+        importlib.import_module(f"utils.workshop.{program}").main()
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # of runpy
+@pytest.mark.parametrize(
+    "program", ["course.progress", "measure.environment", "serving.perf_analyzer"]
+)
+def test_programs_without_arguments_take_none(monkeypatch, capsys, program):
+    monkeypatch.setattr(sys, "argv", ["program", "x"])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_module(f"utils.{program}", run_name="__main__")
+    said = capsys.readouterr()
+    assert stopped.value.code == 2 and said.out == ""
+    assert said.err.startswith(f"utils.{program}: unrecognized arguments: x")
+
+
+def test_the_browsers_command_line_has_no_token(tmp_path):
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/said\n')
+    browser.chmod(0o700)
+    script = f"""
+from pathlib import Path
+from utils.workshop import lab
+lab.LOG = Path({str(tmp_path / "lab.log")!r})
+page = lab.show("http://127.0.0.1:8888/lab?token=secret")
+assert "url=http://127.0.0.1:8888/lab?token=secret" in page.read_text()
+assert page.stat().st_mode & 0o777 == 0o600
+assert page.as_uri() == Path({str(tmp_path / "said")!r}).read_text().strip()
+"""
+    environment = {**os.environ, "BROWSER": f"{browser} %s"}
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, check=True)
 
 
 def test_course_ends_with_a_table(tmp_path, capsys):

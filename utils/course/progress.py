@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.cli import no_arguments
 from utils.course import ledger
 from utils.paths import ROOT
 
@@ -90,4 +91,5 @@ def _next(found: list[Part], closed: set[str], passed: set[str]) -> str:
 
 
 if __name__ == "__main__":
+    no_arguments("utils.course.progress", __doc__)
     report()

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from utils.cli import no_arguments
 from utils.paths import ROOT
 
 try:
@@ -266,4 +267,5 @@ def _few(names, limit=4):
 
 
 if __name__ == "__main__":
+    no_arguments("utils.measure.environment", __doc__)
     sys.exit(0 if check_environment() else 1)

@@ -24,8 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=f"python -m {PROGRAM}", description=__doc__.splitlines()[0], allow_abbrev=False
     )
-    parser.add_argument("traces", nargs="+", metavar="TRACES", help=".json, .json.gz, or folders")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all of it as JSON, too")
+    add = parser.add_argument
+    add("traces", nargs="+", type=cli.path, metavar="TRACES", help=".json, .json.gz, or folders")
+    add("--json", metavar="FILE", type=Path, help="write all of it as JSON, too")
     options = parser.parse_args(arguments)
 
     def run():

@@ -227,7 +227,7 @@ def _read_file(path):
             top = _parse(file, rows.add)
         except (OSError, EOFError, zlib.error) as error:
             raise TraceError(f"{path} cannot be read: {error}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"{path} is not JSON as a profiler writes it: {error}") from None
     if top is None:
         raise _NoTraceError(f"{path} has no traceEvents: it is not a profiler's trace")

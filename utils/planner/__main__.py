@@ -171,6 +171,8 @@ def one_strategy(found: dict, gpus: int | None, model: Model) -> Strategy:
 
 def run(given: argparse.Namespace) -> str:
     """What the command prints. Raises ValueError for sizes that do not go together."""
+    if given.errors and given.json:
+        raise ValueError("--json does not go with --errors, which prints a table: leave it out")
     if given.errors:
         return errors()
     name = chosen("machine", given.machine, (*MACHINES, HERE))
@@ -187,6 +189,11 @@ def run(given: argparse.Namespace) -> str:
     batch = found.pop("global_batch", None)
     ranking = search(model, machine, given.gpus, batch, given.top, **found)
     tried = len(candidates(model, machine, given.gpus, batch, **found))
+    if not tried:
+        raise ValueError(
+            f"gpus {given.gpus}: no tp · cp · pp · dp of so many devices divides the model and a "
+            f"batch of {batch or model.batch}: give another number, or another --global-batch"
+        )
     if given.json:
         rows = [one.as_dict() for one in ranking]
         return json.dumps({"tried": tried, "ranking": rows}, indent=1)

@@ -73,6 +73,10 @@ class PromptConfig(FallingRate):
             raise ValueError(f"--cooldown {self.cooldown} is not a part of the run, from 0 to 1")
         if self.words is not None and self.init == "random":
             raise ValueError("--words is what --init words begins with: leave out --init random")
+        try:
+            (self.words or "").encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"--words {self.words!r} is not UTF-8 text") from None
 
 
 def prompt_loss(

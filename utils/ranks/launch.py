@@ -25,8 +25,8 @@ from utils.ranks.supervise import OVER, Child, end, supervised
 PREFIX = "[default0]:"  # what torchrun puts before each line of rank 0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 # For a torchrun that may start its ranks again, and shall say what it does. In torch 2.13 it shares
-# its store with the ranks: on two nodes new ones found the addresses of dead ones there, and a node
-# that comes back waits in vain for the store's own.
+# its store with the ranks: new ones find the addresses of dead ones there, also on one node, and a
+# node that comes back waits in vain for the store's own.
 RESTARTING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "LOGLEVEL": "INFO"}
 
 

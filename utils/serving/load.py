@@ -215,7 +215,7 @@ class _Course:
             try:
                 self._write(i, sent=self.now())
                 self._receive(self.send(i), i, pieces)
-            except Exception as problem:  # whatever it is: it is counted, and the client goes on
+            except BaseException as problem:  # also exit(): it is counted, and the client goes on
                 error = f"{type(problem).__name__}: {problem}"
             self._write(i, end=self.now(), error=error, got=pieces)
 

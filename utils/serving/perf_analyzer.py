@@ -32,6 +32,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from utils.cli import no_arguments
 from utils.serving.load import GLANCE, Load, tokens_of
 
 WHEEL = "tritonclient==2.51.0"
@@ -247,6 +248,7 @@ def _flying(rows, seconds) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
+    no_arguments("utils.serving.perf_analyzer", __doc__)
     try:
         print(subprocess.check_output([command()[0], "--version"], env=command()[1], text=True))
     except Absent as reason:

@@ -39,6 +39,7 @@ TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 LIMITS = "limits.json"  # of FRONT: how long a text, or a list of ids, may be
 VERSION = re.compile(r"[1-9]\d*")
+LARGEST = 2**63 - 1  # with a larger number Triton serves nothing of a repository
 
 
 class ExportError(ValueError):
@@ -96,7 +97,7 @@ def _locked(folder):
 def _check_place(out):
     if out.exists() and not out.is_dir():
         raise ExportError(f"{out} is a file: name a folder")
-    above = next(path for path in out.parents if path.exists())
+    above = next((path for path in out.parents if path.exists()), out)
     for folder in (above, out) if out.exists() else (above,):
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise ExportError(
@@ -162,8 +163,8 @@ class Repository:
         filled = self.filled()
         if version is None:
             return next(number for number in range(1, len(filled) + 2) if number not in filled)
-        if type(version) is not int or version < 1:
-            raise ExportError(f"version {version!r} is none: versions are 1, 2, 3 …")
+        if type(version) is not int or not 1 <= version <= LARGEST:
+            raise ExportError(f"version {version!r} is none: versions are 1, 2, 3 … {LARGEST}")
         if version in filled:
             raise ExportError(
                 f"version {version} of {self.out} is there already: give another --version, as "

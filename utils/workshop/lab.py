@@ -15,6 +15,7 @@ import secrets
 import signal
 import socket
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -130,6 +131,16 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
+def show(url: str) -> Path:
+    """Opens the browser at a page, which is returned, for this user only, that leads to `url`: its
+    token must not be in a command line, which all can read."""
+    descriptor, page = tempfile.mkstemp(".html", "lab-", LOG.parent)
+    with open(descriptor, "w") as file:
+        file.write(f'<meta http-equiv="refresh" content="0; url={url}">\n')
+    webbrowser.open(Path(page).as_uri())
+    return Path(page)
+
+
 def interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
@@ -142,6 +153,7 @@ def serve(port: int, browser: bool, member: Membership | None = None) -> None:
     known = {} if member is None else {ledger.CLASS: member.alias}
     server = start(command(port), environment(token, {**os.environ, **known}))
     reporter: list[Child] = []
+    page = None
     try:
         if member is not None:
             reporter = start_reporter(member)
@@ -152,7 +164,7 @@ def serve(port: int, browser: bool, member: Membership | None = None) -> None:
             tunnel = f"ssh -L {port}:{HOST}:{port} {socket.gethostname()}"
             print(f"From another machine, first run there: {tunnel}", flush=True)
         if browser and has_display():
-            webbrowser.open(url)
+            page = show(url)
         server.wait()
         raise LabError(f"JupyterLab ended by itself; {LOG} says why.")
     except KeyboardInterrupt:
@@ -160,6 +172,8 @@ def serve(port: int, browser: bool, member: Membership | None = None) -> None:
     finally:
         stop(server)
         end(reporter, LAST_REPORTS)
+        if page:
+            page.unlink(missing_ok=True)
 
 
 def report(member: Membership) -> None:

@@ -49,6 +49,10 @@ def asked_for(description: str, otherwise: list[Path]) -> list[Path]:
     for path in named:
         if not path.is_file():
             sys.exit(f"{path} is not there: give a path from the repository's root.")
+        try:
+            nbformat.read(path, as_version=4)
+        except Exception as error:
+            sys.exit(f"{path} is no notebook: {first_line(str(error))}")
     return [path.resolve() for path in named] or otherwise
 
 

@@ -36,6 +36,7 @@ def test_options_come_from_texts():
         ("max_num_seq", "3", "'max_num_seq' is not known: is it max_num_seqs?"),
         ("xyz", "3", "'xyz' is not known: there are max_num_seqs, max_model_len"),
         ("max_num_seqs", "many", "max_num_seqs 'many' is not a whole number of at least 1"),
+        ("max_num_seqs", "1000000000000", "max_num_seqs 1000000000000 is too large: give 65536"),
         ("max_num_seqs", "0", "max_num_seqs 0 is not a whole number of at least 1"),
         ("max_model_len", "-5", "max_model_len -5 is not a whole number of at least 1"),
         ("dtype", "int16", "dtype 'int16' is not known: give one of auto, float32"),

@@ -156,7 +156,7 @@ def test_places_that_are_not_for_us(tmp_path, model):
     with pytest.raises(ExportError, match=r"holds notes.txt and no manifest.json, so it is no "):
         export(model, tmp_path / "foreign", 1)
     assert (foreign / "notes.txt").read_text() == "mine"
-    for version in (0, -1, "1", 1.5):
+    for version in (0, -1, "1", 1.5, 2**63):
         with pytest.raises(ExportError, match=f"version {version!r} is none: versions are 1, 2"):
             export(model, tmp_path / "repo", 1, version=version)
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from tests.serving.triton_models import write_models
 from tests.serving.world import MODELS as MODEL_FOLDERS
 from tests.serving.world import SLOTS, kintsugi, ranks, serving
 from utils.models.tokenizer import Tokenizer
+from utils.paths import ROOT
 from utils.serving.client import Client
 from utils.serving.gateway import Gateway
 from utils.serving.gateway.process import Served
@@ -535,6 +537,25 @@ def refuses(gateway):
     host, port = gateway.http.split(":")
     with socket.socket() as caller:
         return caller.connect_ex((host, int(port))) != 0
+
+
+@pytest.mark.parametrize(
+    "option, status, words",
+    [
+        ("--port={taken}", 1, "Address already in use"),
+        ("--tls-cert=/nowhere/c.pem", 1, "No such file"),
+        ("--port=99999", 2, "99999 is no port: give one up to 65535, or 0"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_server_is_waited_for(option, status, words):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        option = option.format(taken=other.getsockname()[1])
+        options = ["--triton=127.0.0.1:1", "--port=0", option]
+        done = subprocess.run(
+            [sys.executable, "-m", "utils.serving.gateway", *options],
+            cwd=ROOT, stdin=subprocess.PIPE, capture_output=True, text=True, timeout=patience(100),
+        )
+    assert done.returncode == status and words in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a key")

@@ -13,7 +13,7 @@ from tests.serving.triton_models import write_code, write_models
 from utils.serving.client import Client, ServeError
 from utils.serving.install import SETTLE
 from utils.serving.server import ServerError, TritonServer, server_available
-from utils.serving.server.__main__ import to_try
+from utils.serving.server import __main__ as command
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -171,12 +171,23 @@ def test_the_lines_to_try_say_how_it_is_reached(monkeypatch):
     front = SimpleNamespace(http="10.1.1.1:8000", grpc="g", host="10.1.1.1", control_key="drawn")
     for name in ("KINTSUGI_API_KEY", "KINTSUGI_CONTROL_KEY"):
         monkeypatch.delenv(name, raising=False)
-    said = to_try(server, front, tls=False)
+    said = command.to_try(server, front, tls=False)
     assert "curl -sN http://10.1.1.1:8000/v2/models/gpt/generate " in said
     assert "load and unload models is drawn" in said and "Whoever reaches 10.1.1.1 may ask" in said
     monkeypatch.setenv("KINTSUGI_API_KEY", "secret")
     monkeypatch.setenv("KINTSUGI_CONTROL_KEY", "secret")
-    said = to_try(server, front, tls=True)
+    said = command.to_try(server, front, tls=True)
     assert "http://" not in said and 'base_url="https://10.1.1.1:8000/v1"' in said
     assert 'curl -sN -k -H "Authorization: Bearer $KINTSUGI_API_KEY" https://' in said
     assert "drawn" not in said and "may ask" not in said and "secret" not in said
+
+
+@pytest.mark.parametrize(
+    "option, words",
+    [("--http=99999", "99999 is no port"), ("--grpc=-1", "-1 is no port"), ("--repo={}", "loop")],
+)
+def test_places_that_are_none_are_refused(tmp_path, capsys, option, words):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(SystemExit) as stopped:
+        command.main([option.format(tmp_path / "loop")])
+    assert stopped.value.code == 2 and words in capsys.readouterr().err

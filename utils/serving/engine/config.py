@@ -15,6 +15,7 @@ from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 
 DEVICES = ("auto", "cpu", "cuda")
 WHOLE = ("max_num_seqs", "max_model_len", "num_blocks", "prefill_chunk", "queue", "threads")
+MOST = {"max_num_seqs": 2**16, "queue": 2**20, "threads": 2**12}  # the leader has lists of them
 SWITCHES = ("enable_prefix_caching", "enforce_eager")
 SWITCH = {"true": True, "false": False}  # as texts
 SECONDS = ("step_seconds", "start_seconds", "pace")
@@ -70,6 +71,8 @@ class EngineConfig:
                 continue
             if type(value) is not int or value < least:
                 raise ValueError(f"{name} {value!r} is not a whole number of at least {least}")
+            if value > (most := MOST.get(name, 2**31 - 1)):
+                raise ValueError(f"{name} {value} is too large: give {most} or less")
         for name in SECONDS:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 < value < math.inf:

@@ -23,6 +23,7 @@ from pathlib import Path
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from utils.cli import port
 from utils.serving.gateway import grpc_door
 from utils.serving.gateway.app import Front, Options
 from utils.serving.gateway.checks import is_loopback
@@ -56,7 +57,6 @@ async def serve(given: argparse.Namespace) -> None:
     )
     async with Triton(given.triton, given.metrics, os.environ.get("KINTSUGI_TRITON_KEY")) as triton:
         stubs = Stubs(triton, given.pid, given.load_seconds)
-        await stubs.begin()
         front = Front(triton, stubs, options)
         config = uvicorn.Config(
             front.application(), lifespan="off", ws="none", http=Protocol, access_log=False,
@@ -70,6 +70,7 @@ async def serve(given: argparse.Namespace) -> None:
         with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as own:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             own.bind((given.host, given.port))
+            await stubs.begin()  # it may take minutes: a wrong port or certificate is told before
             own.listen(1024)
             ports = {"port": own.getsockname()[1]}
             rpc = None
@@ -141,8 +142,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--repository", type=Path, metavar="FOLDER", help="what is served: for chat")
     add("--log", metavar="FILE", help="where it says what happened; default: standard error")
     add("--host", default="127.0.0.1", metavar="ADDRESS")
-    add("--port", type=int, default=8000, help="8000; 0: a free one")
-    add("--grpc-port", type=int, default=8001, help="8001; 0: a free one")
+    add("--port", type=port, default=8000, help="8000; 0: a free one")
+    add("--grpc-port", type=port, default=8001, help="8001; 0: a free one")
     add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests at the end")
     drain = "before that: it is not ready, and serves (0)"
     add("--drain-seconds", type=float, default=0.0, metavar="S", help=drain)

@@ -19,6 +19,7 @@ import time
 
 import psutil
 
+from utils.cli import path, port
 from utils.paths import ROOT
 from utils.serving.gateway import Gateway
 from utils.serving.gateway.process import HOST, add_options
@@ -88,10 +89,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description="Serve a Triton model repository on this machine until Ctrl-C.",
     )
     add = parser.add_argument
-    add("--repo", default=REPOSITORY, metavar="FOLDER", help="the repository (triton_model_repo)")
+    add("--repo", type=path, default=REPOSITORY, metavar="FOLDER", help="triton_model_repo")
     add("--models", nargs="+", metavar="NAME", help="models to load; default: all")
-    for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        add(f"--{name}", type=int, default=port, metavar="PORT", help=f"{port}; 0: a free one")
+    for name, usual in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
+        add(f"--{name}", type=port, default=usual, metavar="PORT", help=f"{usual}; 0: a free one")
     add("--host", default=HOST, metavar="ADDRESS", help=f"{HOST}: for this machine only")
     add("--log", metavar="FILE", help="the server's log; default: a temporary file")
     add("--start-seconds", type=float, default=300.0, metavar="S", help="limit to be ready (300)")
