@@ -1,35 +1,60 @@
-"""The liveness probe of docs/serving/kubernetes.yaml: does the server still make a token?
+"""The liveness probe of docs/serving/kubernetes.yaml: does the server still make tokens?
 
-    python3 alive.py [URL] [SECONDS]       exit status 0: alive, 1: restart the container
+    python3 alive.py [URL] [SECONDS] [METRICS]    exit status 0: alive, 1: restart the container
 
-"Ready" is not enough: a server whose ranks hang still answers `/v2/health/live`. One token goes
-the whole way through tokenizer, queue and ranks. A full queue is a sign of life: a restart would
-lose the requests that wait.
+"Ready" is not enough: a server whose ranks hang still answers `/v2/health/live`. A server that has
+requests is alive while its counters grow, however long its queue is: a restart would lose all who
+wait. One that shows no progress has half of the time left to make one token, which goes the whole
+way through tokenizer, queue and ranks.
 """
 
 import json
+import re
 import sys
-import urllib.error
+import time
 import urllib.request
 
 
-def alive(url, seconds):
-    """Whether the server at `url` makes one token, or says that it is busy, within `seconds`."""
+def look(metrics):
+    """(work done, requests here) by the server's metrics; zeros where it does not answer."""
+    try:
+        with urllib.request.urlopen(metrics, timeout=2) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return 0.0, 0.0
+
+    def total(names):
+        return sum(map(float, re.findall(rf"^kintsugi_(?:{names}){{.*}} (\S+)$", text, re.M)))
+
+    return total("steps_total|tokens_total"), total("requests_running|queue_waiting")
+
+
+def progresses(metrics, seconds):
+    """Whether the server has requests and works for them; looks for so long."""
+    until, (before, here) = time.monotonic() + seconds, look(metrics)
+    while here and time.monotonic() < until:
+        time.sleep(0.2)
+        done, here = look(metrics)
+        if done > before:
+            return True
+    return False
+
+
+def answers(url, seconds):
+    """Whether the server makes one token."""
+    body = json.dumps({"text_input": "a", "max_tokens": 1}).encode()
     request = urllib.request.Request(
-        f"{url}/v2/models/gpt/generate",
-        data=json.dumps({"text_input": "a", "max_tokens": 1}).encode(),
-        headers={"Content-Type": "application/json"},
+        f"{url}/v2/models/gpt/generate", body, {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=seconds) as answer:
             return "text_output" in json.load(answer)
-    except urllib.error.HTTPError as error:
-        return "the queue is full" in error.read().decode(errors="replace")
     except (OSError, ValueError):
         return False
 
 
 if __name__ == "__main__":
     url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 20.0
-    sys.exit(0 if alive(url, seconds) else 1)
+    half = float(sys.argv[2] if len(sys.argv) > 2 else 20) / 2
+    metrics = sys.argv[3] if len(sys.argv) > 3 else "http://127.0.0.1:8002/metrics"
+    sys.exit(0 if progresses(metrics, half) or answers(url, half) else 1)

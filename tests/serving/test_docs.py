@@ -19,8 +19,10 @@ import pytest
 import yaml
 
 from tests.notebooks import rules as notebook_rules
+from tests.serving.probe import Asked, frozen, served_now, stream
 from tests.serving.processes import until
-from tests.serving.world import Reference
+from tests.serving.triton_models import settled
+from tests.serving.world import QUEUE, SLOTS, Reference, ranks
 from utils.paths import ROOT
 from utils.serving.client import Client
 from utils.serving.engine.config import EngineConfig
@@ -268,6 +270,24 @@ def test_probes_metric_and_hook_are_those_of_a_real_server(kinds, container, fro
     server.load("gpt")  # for the other tests of this server
 
 
+@pytest.mark.timeout(600)
+def test_a_busy_server_is_alive_and_a_hanging_one_is_not(container, server):
+    *command, _ = container["livenessProbe"]["exec"]["command"]
+    asked = [
+        Asked(stream, Client(server), "import ", max_tokens=300, temperature=1.0, seed=number)
+        for number in range(SLOTS + QUEUE)
+    ]
+    until(lambda: served_now(server) == SLOTS + QUEUE)
+    assert status([*command, "0.8"], server) == 0  # a token would come too late
+    with frozen(*ranks(server)):
+        more = [Asked(stream, Client(server), "def ") for _ in range(SLOTS + QUEUE)]
+        until(lambda: served_now(server) >= SLOTS + QUEUE)
+        settled(server)
+        assert status([*command, "2"], server) == 1  # also with a queue that is full
+    for each in asked + more:
+        each.outcome()
+
+
 def got(address, path):
     with urllib.request.urlopen(f"http://{address}{path}", timeout=60) as answer:
         return answer.read().decode()
@@ -278,5 +298,6 @@ def status(command, server):
     python, script, url, *words = command
     assert (python, url) == ("python3", "http://127.0.0.1:8000")
     line = [sys.executable, str(DOCS / Path(script).name), f"http://{server.http}", *words]
+    line += [f"http://{server.metrics}/metrics"] if "alive" in script else []
     key = {"TRITON_KEY": server.control_key}
     return subprocess.run(line, env=os.environ | key, timeout=200).returncode
