@@ -184,6 +184,10 @@ def test_a_stop_between_the_two_renames_is_repaired(tmp_path):
     model.save_pretrained(tmp_path / "model")
     (tmp_path / "model").rename(tmp_path / ".model.old")
     assert same(GPT.from_pretrained(tmp_path / "model"), model)
+    (tmp_path / ".model.partial").mkdir()
+    (tmp_path / ".model.partial" / ".tmpa1B2c3").touch()  # killed while safetensors wrote
+    model.save_pretrained(tmp_path / "model")
+    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_what_is_not_ours_is_never_replaced(tmp_path):

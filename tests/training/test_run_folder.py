@@ -172,7 +172,7 @@ def test_what_a_stranger_has_beside_it_stays(tmp_path, word):
 
 
 @pytest.mark.parametrize("name", ["checkpoint-5", ".checkpoint-5.gone", ".checkpoint-5.partial"])
-@pytest.mark.parametrize("entry", ["mine.txt", "model.safetensors"])
+@pytest.mark.parametrize("entry", ["mine.txt", "model.safetensors", ".tmpa1B2c3"])
 def test_what_a_stranger_has_under_our_names_stays(tmp_path, name, entry):
     """model.safetensors, because any program calls its own so; what a save left has no more."""
     run = tmp_path / "run"

@@ -44,6 +44,7 @@ OURS = re.compile(
     r"|(model|optimizer)(-\d+-of-\d+|-rank-\d+)?\.safetensors"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json"
 )
+UNFINISHED = re.compile(r"\.tmp\w{6}")  # what safetensors writes before it renames it
 
 
 class CheckpointError(ValueError):
@@ -272,7 +273,7 @@ def replacing(folder: str | Path) -> Iterator[Path]:
         raise CheckpointError(f"{folder} holds a training run's checkpoint: choose another folder")
     beside, old = _beside(folder, "partial"), _beside(folder, "old")
     for left_over in (beside, old):
-        check_replaceable(left_over)
+        check_replaceable(left_over, also=UNFINISHED)
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir(parents=True)
@@ -306,8 +307,8 @@ def recover(folder: str | Path) -> Path:
         if not folder.exists():
             with suppress(OSError):  # there is none, the usual case; or another was first
                 _beside(folder, "old").rename(folder)
-        elif folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.scandir(folder).close()  # whether it can be read
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"folder {folder!s:.60} cannot be read: {reason}") from None

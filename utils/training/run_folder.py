@@ -33,7 +33,8 @@ SUMS = "SHA256SUMS"
 _LOCK = ".lock"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _LEFT_OVER = re.compile(r"\.checkpoint-\d+\.(partial|gone)")
-_RANK = re.compile(r"rank-\d+")  # in a .partial: what one rank has not finished
+# in a .partial: what one rank has not finished
+_RANK = re.compile(rf"rank-\d+|{hf_format.UNFINISHED.pattern}")
 _LINK = re.compile(rf"\.({NEWEST}|{hf_format.OURS.pattern})\.link")
 _OWN = re.compile(
     rf"{_NAME.pattern}|{_LEFT_OVER.pattern}|{_LINK.pattern}|{NEWEST}|{re.escape(_LOCK)}"

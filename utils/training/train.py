@@ -39,28 +39,15 @@ from utils.models.tokenizer import Tokenizer
 from utils.parallel.context import own_positions
 from utils.parallel.mesh import Mesh, make_mesh
 from utils.parallel.parallelize import draw_weights
-from utils.ranks.context import (
-    MetricsLost,
-    asked_to_stop,
-    freed_memory_kept,
-    metric_lines,
-    world,
-)
+from utils.ranks.context import MetricsLost, asked_to_stop, freed_memory_kept, metric_lines, world
 from utils.ranks.heartbeat import RanksLost
 from utils.ranks.supervise import end_with
 from utils.shares import share
-from utils.training import checkpoint
+from utils.training import checkpoint, run_folder
 from utils.training.config import TrainConfig, check_ranks, parse
 from utils.training.deepspeed import DeepSpeedEngine
 from utils.training.optimizer import update_rule
-from utils.training.run_folder import (
-    RunFolder,
-    check_new,
-    check_own,
-    checkpoints,
-    holds_checkpoint,
-    run_of,
-)
+from utils.training.run_folder import RunFolder
 from utils.training.step import TrainStep, make_engine
 
 # ---- 1. small parts
@@ -205,11 +192,11 @@ def _check_out(config):
     if config.out is None:
         return
     out = hf_format.recover(config.out)
-    check_own(out)
-    if config.resume and run_of(hf_format.recover(config.resume)) == out:
+    run_folder.check_own(out)
+    if config.resume and run_folder.run_of(hf_format.recover(config.resume)) == out:
         return
-    check_new(out, config.metrics)
-    if holds_checkpoint(out):
+    run_folder.check_new(out, config.metrics)
+    if run_folder.holds_checkpoint(out):
         raise ValueError(
             f"{config.out} holds a checkpoint already: continue it with --resume "
             f"{config.out}, or choose another --out"
@@ -219,7 +206,7 @@ def _check_out(config):
 def _check_finite(name, nats, when, folder):
     """A loss; that of a step itself is of the weights before, which may have been saved."""
     if not math.isfinite(nats):
-        found = checkpoints(folder.folder) if folder.folder else []
+        found = run_folder.checkpoints(folder.folder) if folder.folder else []
         way = "lower --lr"
         if len(found) > 1:
             way += f"; if {found[0].name} is ruined already, go back: --resume {found[1]}"
