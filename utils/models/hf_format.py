@@ -44,7 +44,8 @@ OURS = re.compile(
     r"|(model|optimizer)(-\d+-of-\d+|-rank-\d+)?\.safetensors"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json"
 )
-UNFINISHED = re.compile(r"\.tmp\w{6}")  # what safetensors writes before it renames it
+# what safetensors writes before it renames it, and what NFS keeps while it is still being read
+UNFINISHED = re.compile(r"\.tmp\w{6}|\.nfs\w+")
 
 
 class CheckpointError(ValueError):
