@@ -136,7 +136,8 @@ def test_board_alerts_and_page_name_metrics_that_are_there(server):
     assert len(asked) > 20
     for expression in asked:
         found = re.findall(r"kintsugi_\w+", expression)
-        assert found and set(found) <= real, expression
+        assert found and set(found) <= real | made, expression
+    assert any("kintsugi_gateway" in rule["expr"] for rule in rules)
 
 
 def test_kubernetes_starts_the_same_server_as_the_page(container):

@@ -89,7 +89,7 @@ def test_a_watch_of_a_server_that_has_gone_has_no_rows():
 
 def test_whoever_sees_an_engine_at_rest_finds_all_counted(monkeypatch):
     """Each metric goes to Triton by itself, and somebody may read them in between."""
-    told = []
+    told, values = [], {}
 
     class Family(SimpleNamespace):
         COUNTER, GAUGE = "counter", "gauge"
@@ -102,6 +102,7 @@ def test_whoever_sees_an_engine_at_rest_finds_all_counted(monkeypatch):
 
         def tell(self, value):
             told.append(self.kind)
+            values[self.name] = value
 
     triton = SimpleNamespace(MetricFamily=Family, TRITONSERVER_RESPONSE_COMPLETE_FINAL=1)
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
@@ -114,5 +115,9 @@ def test_whoever_sees_an_engine_at_rest_finds_all_counted(monkeypatch):
     took = SimpleNamespace(counts=[1] * len(served.BOUNDS), sum=1.0, count=1)
     histograms = dict.fromkeys(served.HISTOGRAMS, took)
     engine = SimpleNamespace(stats=lambda: stats, histograms=lambda: histograms)
-    served.Metrics({}).tell(engine)
+    shown = served.Metrics({})
+    shown.tell(engine)
     assert told == sorted(told) and set(told) == {"counter", "gauge"}
+    shown.leave()  # as the version does: it is ready no more, and what it has done stays
+    assert (values["kintsugi_ready"], values["kintsugi_queue_waiting"]) == (0, 0)
+    assert values["kintsugi_tokens_total"] == 1

@@ -176,6 +176,7 @@ class TritonPythonModel:
         self.ended.set()  # a thread that goes on would hold up the server's exit
         self.watcher.join()
         self.metrics.tell(self.engine)
+        self.metrics.leave()
         self.engine.close()
 
 
@@ -247,6 +248,12 @@ class Metrics:
         # last: who sees the engine at rest finds all counted that it has done
         for key, (name, description) in GAUGES.items():
             self.metric(name, description, "GAUGE").set(float(stats[key]))
+
+    def leave(self):
+        """Gauges of a version that ends are 0. They stay: where this version is loaded again, the
+        new instance has the same ones, and the server may not survive if they are removed."""
+        for name, description in GAUGES.values():
+            self.metric(name, description, "GAUGE").set(0.0)
 
     def count(self, name, description, value, **labels):
         """Brings a counter, which takes only what is new, to this value."""

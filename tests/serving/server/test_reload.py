@@ -12,6 +12,7 @@ from tests.serving.probe import MODELS, Asked, generate, gone, processes, stream
 from tests.serving.processes import PATIENCE, until
 from tests.serving.world import configure, ranks, repo_of, serving
 from utils.serving.client import ServeError
+from utils.serving.metrics import metrics
 from utils.serving.server import ServerError
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
@@ -173,5 +174,7 @@ def test_promotion_under_load(server, client, first, repo):
         stop.set()
         shutil.rmtree(folder, ignore_errors=True)
         load_first(server)
+    shown = metrics(server).set_index(["name", "version"])["value"]
+    assert (shown["kintsugi_ready", "1"], shown["kintsugi_ready", "2"]) == (1, 0)
     assert [ask(client, door) for door in DOORS] == first
     assert client.answer("def ", max_tokens=1)["weights_version"] == "1"
