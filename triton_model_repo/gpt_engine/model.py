@@ -43,7 +43,10 @@ class Cancelled(Exception):
 
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-CODES = ((BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, "CANCELLED"))
+CODES = (
+    (BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, "CANCELLED"),
+    (FloatingPointError, "INTERNAL"),
+)
 # inputs that are one number each
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
 COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "kintsugi_"
@@ -206,8 +209,8 @@ class Call:
 
     def fail(self, error):
         """The last response: an error with its code."""
-        name = next((name for kind, name in CODES if isinstance(error, kind)), "INTERNAL")
-        text = f"{name}: {error if name != 'INTERNAL' else repr(error)}"
+        name = next((name for kind, name in CODES if isinstance(error, kind)), None)
+        text, name = f"{name}: {error}" if name else f"INTERNAL: {error!r}", name or "INTERNAL"
         error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, name))
         self._send(pb_utils.InferenceResponse([], error), final=True)
 

@@ -7,6 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
 from tests.serving.engines import ODD, TIED, reference, version_of
+from tests.serving.export_models import new_model
+from tests.serving.processes import PATIENCE
 from tests.tiers import first
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
@@ -52,6 +54,30 @@ def test_greedy_tokens_are_those_of_training(tp, eager, tmp_path, small_referenc
                 served[stream.id] += stream.result().tokens
         assert engine.stats()["running"] == engine.stats()["kv_used"] == 0
     assert served == wanted
+
+
+@pytest.mark.parametrize(("tp", "eager"), [(1, False), (2, True)])
+def test_logits_that_are_not_finite_fail_their_request_alone(tp, eager, tmp_path):
+    model = GPT.from_pretrained(new_model(tmp_path / "model", ODD))
+    with torch.no_grad():
+        model.get_parameter("model.embed_tokens.weight")[9] = torch.nan
+    tokenizer = Tokenizer.load(tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save(tmp_path / "model")
+    folder = export(tmp_path / "model", tmp_path / "repo", tp)
+    good, expected = [5, 6, 7], reference(model, [5, 6, 7], 40)
+    with Engine(folder, max_num_seqs=2, num_blocks=12, enforce_eager=eager) as engine:
+        for sampling in (SamplingParams(8, logprobs=2), SamplingParams(8, 1.0, top_k=5)):
+            company = engine.submit(good, SamplingParams(max_tokens=40))
+            with pytest.raises(FloatingPointError, match="logits that are not finite"):
+                engine.submit([9] * 60, sampling).result(PATIENCE)
+            assert company.result(PATIENCE).tokens == expected
+            prompts = [good, [1, 2, 3, 4] * 10, [8]]  # in blocks that the one before has left
+            streams = [engine.submit(tokens, SamplingParams(max_tokens=9)) for tokens in prompts]
+            for tokens, stream in zip(prompts, streams):
+                assert stream.result(PATIENCE).tokens == reference(model, tokens, 9)
+        now = engine.stats()
+    assert (now["requests_failed"], now["running"], now["kv_used"]) == (2, 0, 0)
 
 
 @pytest.mark.parametrize("config, tp, eager", [(ODD, 1, True), (ODD, 4, False), (TIED, 2, False)])

@@ -93,6 +93,13 @@ class Blocks:
                 if self.keys[block] is None:
                     self.free.move_to_end(block, last=False)
 
+    def forget(self, blocks: Sequence[int]) -> list[int]:
+        """Nobody finds these blocks again, except those that are read now; returns the others."""
+        left = [block for block in blocks if not self.readers[block]]
+        for block in left:
+            self._forget(block)
+        return left
+
     def clear(self) -> None:
         """Nothing is in the cache any more, and no request reads any."""
         self.__init__(self.size)

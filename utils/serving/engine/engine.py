@@ -26,12 +26,16 @@ from utils.serving.engine import trace
 from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.ranks import RankDied, RankGroup, WakeUp
 from utils.serving.engine.request import BadRequest, Completion, SamplingParams, Stream, Unavailable
-from utils.serving.engine.scheduler import Request, Scheduler
+from utils.serving.engine.scheduler import NOT_FINITE, Request, Scheduler
 from utils.serving.engine.stats import Histogram, Stats
 from utils.serving.engine.text_stream import Decoder, TextStream
 from utils.serving.engine.version import LoadError, Version
 
 LONGEST_PAUSE = 30.0  # seconds between two attempts to start ranks that do not start
+NO_NUMBERS = (
+    "the weights give logits that are not finite (NaN or infinity): check the checkpoint, or serve "
+    "it in a wider dtype"
+)
 
 
 class Engine:
@@ -242,6 +246,10 @@ class Engine:
                 told = {asked[int(place)]: x for place, x in answer.get("logprobs", {}).items()}
                 with self._lock:
                     served = self._scheduler.advance(step, answer["tokens"])
+                    if NOT_FINITE in answer["tokens"]:
+                        failed = [one for one in asked if one.finish == "failed"]
+                        failed = [one for one in failed if one in self._streams]
+                        self._fail(failed, FloatingPointError(NO_NUMBERS))
                     begin, now = max(begin, sent), time.monotonic()
                     self._stats.stepped(step, served, now - begin)
                     begin = now
@@ -319,13 +327,15 @@ class Engine:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def _fail_all(self, reason):
-        self._stats.failed += len(self._streams)
-        for stream, _ in self._streams.values():
-            stream.fail(Unavailable(reason))
-        self._streams.clear()
         self._scheduler.clear()
-        for request in list(self._traced):
-            self._end_trace(request, error=reason)
+        self._fail(list(self._streams), Unavailable(reason))
+
+    def _fail(self, requests, error):
+        self._stats.failed += len(requests)
+        for request in requests:
+            stream, _ = self._streams.pop(request)
+            stream.fail(error)
+            self._end_trace(request, error=str(error))
 
     def _announce(self):
         """Calls `on_ready` in a thread of its own: it may take its time."""

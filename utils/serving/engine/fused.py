@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from utils.serving.engine.blocks import BLOCK
 from utils.serving.engine.sampling import Sampler
-from utils.serving.engine.scheduler import LAST
+from utils.serving.engine.scheduler import LAST, NOT_FINITE
 
 
 def sizes_of(most: int) -> list[int]:
@@ -103,7 +103,7 @@ class FusedStep:
         chosen = torch.tensor(tokens, device=self.decoder.device)
         if self.decoder.tp > 1:
             dist.broadcast(chosen, 0)
-        self.last[torch.tensor(slots, device=self.decoder.device)] = chosen
+        self.last[torch.tensor(slots, device=self.decoder.device)] = chosen.clamp(min=0)
 
     def _forward(self, rows):
         decoder, kernels, cache = self.decoder, self.kernels, self.decoder.cache
@@ -137,9 +137,10 @@ class FusedStep:
             chosen = self.kernels.race(
                 logits, self.temperatures[slots], self.seeds[slots], positions
             )
+            chosen = torch.where(logits.amax(dim=-1).isfinite(), chosen, NOT_FINITE)
         if self.decoder.tp > 1:
             dist.broadcast(chosen, 0)
-        self.last[slots] = chosen
+        self.last[slots] = chosen.clamp(min=0)
         return chosen
 
     @torch.inference_mode()

@@ -244,6 +244,11 @@ class KVCache:
         table = self.blocks[slot, first : first + len(blocks)]
         table.copy_(torch.tensor(blocks, dtype=torch.int32))
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Sets what these blocks hold to zero."""
+        for layer in self.layers:
+            layer.clear(blocks)
+
     def begin(
         self,
         slots: torch.Tensor,
@@ -297,6 +302,9 @@ class LayerCache:
         self.keys[places] = k.to(self.numbers.dtype)
         self.values[places] = v.to(self.numbers.dtype)
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        self.numbers[:, blocks] = 0
+
     def kept(self, dtype: torch.dtype) -> torch.Tensor:
         """What this pass looks at, (2, B, K, L, D)."""
         return self._gathered(self.numbers).to(dtype)
@@ -321,6 +329,10 @@ class Int8LayerCache(LayerCache):
         key_scales, value_scales = self.scales
         key_scales[self.cache.places] = k_scales
         value_scales[self.cache.places] = v_scales
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        super().clear(blocks)
+        self.scales[:, blocks] = 0
 
     def kept(self, dtype: torch.dtype) -> torch.Tensor:
         return super().kept(torch.float32).mul_(self._gathered(self.scales)).to(dtype)

@@ -10,9 +10,12 @@ Maddison et al., arXiv:1411.0030), which only a tie of the best two could change
 up one number among V cumulated probabilities, each of which those bits move.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
+
+from utils.serving.engine.scheduler import NOT_FINITE
 
 
 class Sampler:
@@ -60,11 +63,15 @@ class Sampler:
 
 
 def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
-    """One token id for each row of logits (B, V), a list of int."""
+    """One token id for each row of logits (B, V), a list of int; NOT_FINITE where the largest logit
+    is NaN or infinite."""
     logits = logits.float().cpu()
-    tokens = logits.numpy().argmax(axis=-1).tolist()  # torch takes ten times as long for 16 rows
+    values = logits.numpy()
+    tokens = values.argmax(axis=-1).tolist()  # torch takes ten times as long for 16 rows
     for row, sampler in enumerate(samplers):
-        if sampler.generator is not None:
+        if not math.isfinite(values[row, tokens[row]]):  # argmax finds a NaN
+            tokens[row] = NOT_FINITE
+        elif sampler.generator is not None:
             tokens[row] = sampler.choose(logits[row])
     return tokens
 

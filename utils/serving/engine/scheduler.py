@@ -18,7 +18,7 @@ their steps in order, so what a planned step writes is there for the next.
 import secrets
 import uuid
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from utils.serving.engine.blocks import BLOCK, Blocks, NoBlocks, blocks_for, keys_of
@@ -26,6 +26,7 @@ from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 from utils.serving.engine.version import Version
 
 LAST = -1  # in place of a token: the one that the ranks chose last for this slot
+NOT_FINITE = -2  # in place of a token that ranks chose: its logits are NaN or infinite
 
 
 @dataclass(eq=False)
@@ -144,6 +145,7 @@ class Step:
     chunks: list[PrefillChunk]
     running: list[Request]
     grown: list[tuple[int, int]]  # (slot, one more block of it)
+    spoilt: Sequence[int] = ()  # blocks to set to zero before all else
 
     def expected(self) -> list[Request]:
         """The requests that get a token, in the order of the ranks' answer."""
@@ -158,7 +160,7 @@ class Step:
                 request.new[-1] if request.asked == 1 else LAST for request in self.running
             ],
             "blocks": self.grown,
-        }
+        } | ({"spoilt": list(self.spoilt)} if self.spoilt else {})
 
 
 class Scheduler:
@@ -189,6 +191,7 @@ class Scheduler:
         self.running = []  # requests that have a slot, as they joined
         self.waiting = deque()
         self.requests = {}  # by id: waiting and running
+        self._spoilt = []  # blocks that may hold NaN: a masked weight of 0 times NaN is NaN
         self.preemptions = 0  # how often a request gave its blocks to another
 
     def add(self, request: Request) -> None:
@@ -217,7 +220,10 @@ class Scheduler:
             request.cached += 1
             request.asked += 1
             self._keep(request)
-        return Step(chunks, running, grown) if chunks or running else None
+        if not chunks and not running:
+            return None
+        step, self._spoilt = Step(chunks, running, grown, self._spoilt), []
+        return step
 
     def _grow(self):
         """A block more for each request that needs one, the oldest first; the youngest pays."""
@@ -284,13 +290,19 @@ class Scheduler:
     def advance(self, step: Step, tokens: list[int]) -> list[tuple[Request, int]]:
         """Takes the tokens of a step: (request, token) for each request that goes on or ends now.
 
-        Those that were cancelled while the ranks worked are left out.
+        Those that were cancelled while the ranks worked are left out, and those that end because
+        their logits are not finite.
         """
         served = []
         for request, token in zip(step.expected(), tokens, strict=True):
             if request.finish is not None:
                 continue
             request.asked -= 1
+            if token == NOT_FINITE:
+                blocks = request.blocks
+                self.end(request, "failed")
+                self._spoilt += self.blocks.forget(blocks)
+                continue
             request.new.append(token)
             if token in self.end_tokens:
                 self.end(request, "stop")
@@ -324,4 +336,5 @@ class Scheduler:
         for request in ended:
             self.end(request, "cancelled")
         self.blocks = Blocks(self.blocks.size if num_blocks is None else num_blocks)
+        self._spoilt = []
         return ended

@@ -143,6 +143,8 @@ class SocketServer:
             yield {"error": f"INVALID_ARG: {error}"}
         except Unavailable as error:
             yield {"error": f"UNAVAILABLE: {error}"}
+        except FloatingPointError as error:
+            yield {"error": f"INTERNAL: {error}"}
         except (ValueError, TypeError, KeyError) as error:
             yield {"error": f"INTERNAL: {error!r}"}
 

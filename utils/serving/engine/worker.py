@@ -46,7 +46,7 @@ from utils.imports import collector_at_rest
 from utils.ranks.supervise import end_with
 from utils.serving.engine.blocks import BLOCK, blocks_for
 from utils.serving.engine.config import EngineConfig
-from utils.serving.engine.scheduler import LAST
+from utils.serving.engine.scheduler import LAST, NOT_FINITE
 from utils.serving.engine.version import LoadError, Version
 
 if TYPE_CHECKING:  # it imports torch
@@ -181,6 +181,8 @@ class Worker:
     def step(self, command: dict) -> dict:
         """Does what a Step of the scheduler says; the tokens are in the order that it expects."""
         tokens, told = [], {}
+        if spoilt := command.get("spoilt"):
+            self.decoder.cache.clear(spoilt)
         for piece in command["prefill"]:
             self._prefill(tokens, told, **piece)
         for slot, block in command["blocks"]:
@@ -231,14 +233,14 @@ class Worker:
         elif chosen is not None and not all(sampler.plain for sampler in samplers):
             if logits is not None:
                 for row, sampler in enumerate(samplers):
-                    if not sampler.plain:
+                    if not sampler.plain and chosen[row] != NOT_FINITE:
                         chosen[row] = sampler.choose(logits[row].float().cpu())
             self.fused.choose(slots, chosen)
         if logits is None:
             return
         for row, (slot, token) in enumerate(zip(slots, chosen)):
-            self.last[slot] = token
-            if self.logprobs[slot] is not None:
+            self.last[slot] = max(token, 0)  # a step that is under way may go on from it
+            if self.logprobs[slot] is not None and token != NOT_FINITE:
                 pairs = self._sampling.logprobs(logits[row], token, self.logprobs[slot])
                 told[len(tokens) + row] = pairs
         tokens += chosen
