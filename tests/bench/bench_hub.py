@@ -1,6 +1,6 @@
 """A class that opens its seats in the same moment: how long until the last is ready, and memory.
 
-    nice python -m tests.bench.bench_hub --seats 40 --ranks 4
+    python -m tests.bench.bench_hub --seats 40 --ranks 4
 
 The hub is that of the tests (as root, with its limits on seats), the seats are JupyterLabs, each on
 its own copy of the course. Every learner logs in at once; some then start the four ranks of lesson
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 
-from tests.bench.bench_seat import GIB, MIB, look
+from tests.bench.bench_seat import GIB, MIB, Look, look
 from tests.hub.hubs import RunningHub
 from tests.hub.visitor import Visitor
 
@@ -36,10 +36,10 @@ def sit(learner: Visitor) -> float:
     return time.monotonic() - begin
 
 
-def held(hub: RunningHub) -> list[int]:
-    """PSS of each seat, in bytes."""
+def seats(hub: RunningHub) -> list[Look]:
+    """What each seat holds and has computed."""
     children = psutil.Process(hub.process.pid).children()
-    return [look(child.pid, True).pss for child in children if child.name() == "bwrap"]
+    return [look(child.pid, True) for child in children if child.name() == "bwrap"]
 
 
 def main() -> None:
@@ -59,13 +59,17 @@ def main() -> None:
             f"{waited[-1]:.0f}"
         )
         assert "Active user limit exceeded" in Visitor(hub.address, "one-more").ask_in().text
-        idle = held(hub)
-        print(f"idle: {sum(idle) / GIB:.2f} GiB, {statistics.mean(idle) / MIB:.0f} MiB each")
+        idle = seats(hub)
+        memory = sum(seat.pss for seat in idle)
+        print(
+            f"idle: {memory / GIB:.2f} GiB, {memory / MIB / len(idle):.0f} MiB each; a start takes "
+            f"{statistics.mean(seat.cpu for seat in idle):.1f} core-seconds"
+        )
         begin = time.monotonic()
         busy = learners[: options.ranks]
         said = list(pool.map(lambda learner: learner.run(RANKS, LIMIT), busy))
         assert said == ["4\n"] * len(busy), said
-        grown = (sum(held(hub)) - sum(idle)) / MIB / len(busy)
+        grown = (sum(seat.pss for seat in seats(hub)) - memory) / MIB / len(busy)
         print(
             f"{len(busy)} of them start four ranks in {time.monotonic() - begin:.0f} s, "
             f"{grown:.0f} MiB more each"

@@ -197,6 +197,7 @@ def test_version_2_of_control_groups_is_told_the_same(tmp_path):
     assert told[f"{own}/seat-ada/memory.max"] == [str(3 << 30)]
     assert told[f"{own}/seat-ada/cpu.max"] == ["150000", str(PERIOD)]
     assert told[f"{own}/seat-ada/pids.max"] == ["400"]
+    assert told[f"{own}/seat-ada/cpu.weight"] == ["10"]
     assert {told[f"{own}/seat-bob/{name}.max"][0] for name in ("memory", "cpu", "pids")} == {"max"}
     # The hub itself has moved down by then, and finds the same place again.
     again = Limits(tmp_path, f"0::/slice/hub.service/{OWN}\n")

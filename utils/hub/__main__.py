@@ -215,7 +215,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.Seat.mem_limit, c.Seat.cpu_limit = int(options.memory * GIB), options.cores
     c.Seat.process_limit = options.processes
     # A class starts in the same minute, and the first time a seat copies the course.
-    c.Spawner.start_timeout = c.Spawner.http_timeout = 600
+    c.Spawner.start_timeout = c.Spawner.http_timeout = 1200
     # The page that waits comes at once; after 10 s JupyterHub 6.1 would stumble over a slow start.
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
     if options.idle:

@@ -111,12 +111,14 @@ class Limits:
                 "memory.max": "max" if memory is None else memory,
                 "memory.swap.max": "max" if memory is None else 0,
                 "cpu.max": f"{'max' if quota is None else quota} {PERIOD}",
+                "cpu.weight": 10,  # of 100 that the hub has: forty seats would starve it else
             }
         else:
             values = {
                 "memory.limit_in_bytes": -1 if memory is None else memory,
                 "cpu.cfs_period_us": PERIOD,
                 "cpu.cfs_quota_us": -1 if quota is None else quota,
+                "cpu.shares": 102,  # of 1024, likewise
             }
         values["pids.max"] = "max" if processes is None else processes
         for file, value in values.items():

@@ -16,6 +16,7 @@ sockets are files, which the one sees that shall. Where the hub ends, its seats 
 import asyncio
 import contextlib
 import glob
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -37,6 +38,8 @@ COPY = HOME / "kintsugi"
 SOCKET = Path("/run/seat/lab.sock")
 # What a seat sees of the system, where it is there.
 SYSTEM = [Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/sys")]
+# Seats that start at once: if all of a class did, each would be as late as the last.
+STARTS = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 GITCONFIG = Path(__file__).with_name("gitconfig")
 
 
@@ -232,14 +235,15 @@ class Seat(LocalProcessSpawner):
         self.cmd = [*words, *begin(Path(self.course), self.branch), "jupyterhub-singleuser"]
         self.notebook_dir, self.default_url = str(COPY), "/lab/tree/README.md"
         self.port = 8888  # JupyterLab's own: any other one excludes a socket
-        await super().start()
-        while not (run / SOCKET.name).exists():  # JupyterHub's start_timeout ends this
-            if await self.poll() is not None:
-                raise SeatError(
-                    f"The seat of {self.user.name} ended at once; the hub's log says why: ask who "
-                    "runs it."
-                )
-            await asyncio.sleep(0.1)
+        async with STARTS:
+            await super().start()
+            while not (run / SOCKET.name).exists():  # JupyterHub's start_timeout ends this
+                if await self.poll() is not None:
+                    raise SeatError(
+                        f"The seat of {self.user.name} ended at once; the hub's log says why: ask "
+                        "who runs it."
+                    )
+                await asyncio.sleep(0.1)
         return self.address
 
     async def _signal(self, sig: int) -> bool:
