@@ -13,7 +13,7 @@ from tests.tiers import first
 from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.model import ServedDecoder
 from utils.serving.engine.sampling import Sampler
-from utils.serving.engine.scheduler import LAST
+from utils.serving.engine.scheduler import LAST, NOT_FINITE
 from utils.serving.engine.version import Version
 from utils.serving.engine.worker import Worker
 from utils.serving.export import export
@@ -63,6 +63,11 @@ def two_ways(device, folder, dtype):
             fused.lengths[slot] += 1
             last[slot] = token
         found.append((logits.cpu(), plain.decode(slots, known).cpu(), tokens.tolist()))
+    fused.embedding[9] = torch.nan  # tied, it is in the logits of all
+    logits, tokens = fused.fused([0, 1], [9, 2], [fused.lengths[slot] for slot in (0, 1)])
+    finite = logits.isfinite().all(dim=-1)
+    assert not finite[0] and torch.equal(tokens == NOT_FINITE, ~finite)
+    assert fused.fused.last.min() >= 0
     return found
 
 

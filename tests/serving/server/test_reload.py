@@ -52,7 +52,7 @@ def load_first(server):
     """Version 1 serves again, alone; what ran before has gone."""
     server.load("gpt_engine")
     until(lambda: server.states("gpt_engine", "READY", "UNLOADING") == {1: "READY"})
-    until(lambda: len(processes(server)) == 1 + len(MODELS) + 3)
+    until(lambda: len(processes(server)) == 1 + len(MODELS) + 4)  # a tokenizer more, and ranks
 
 
 def ask(client, door):
