@@ -1,5 +1,5 @@
-"""Three learners of one hub in real browsers: each starts lesson 01's first ranks, all at the same
-time, each as if alone on the machine.
+"""Learners of one hub in real browsers. One attacks another's seat; three start lesson 01's first
+ranks at the same time, each as if alone on the machine.
 
 The picture in tests/artifacts/ is for people to look at.
 """
@@ -17,8 +17,6 @@ from tests.hub.hubs import CAN_LIMIT, RunningHub, need_seats
 from tests.patience import patience
 from utils.hub.seat import COPY
 from utils.paths import ROOT
-
-pytestmark = pytest.mark.thorough
 
 if not find_chromium() and not os.environ.get("CI"):
     pytest.skip("no Chromium: apt-get install chromium, or CHROMIUM=/path", allow_module_level=True)
@@ -194,6 +192,32 @@ def learners(hub, chromium):
     yield learners
 
 
+def attack(hub, thief, other):
+    """Her server takes the place of the thief's JupyterLab, and the other one clicks on its page:
+    (what became of it, the other one's terminals by now)."""
+    assert thief.tell(ATTACK.format(other=hub.seat(other.name))) == ""
+    page = other.page.context.new_page()
+    page.goto(hub.seat(thief.name))
+    with page.expect_popup() as popup:
+        page.get_by_role("button", name="free coffee").click()
+    popup.value.wait_for_function("() => window.jupyterapp")  # the other one's own lab
+    until(page.title, 60)
+    return page.title(), other.page.evaluate(TERMINALS)
+
+
+@pytest.mark.timeout(240)
+def test_a_learners_page_acts_in_no_other_seat(chromium, hub):
+    dora, emil = (Learner(hub, chromium, name) for name in ("dora", "emil"))
+    for learner in (dora, emil):
+        learner.log_in(LESSON)
+    for learner in (dora, emil):
+        learner.opened()
+    assert "web origin" not in hub.said()
+    assert attack(hub, dora, emil) == ("SecurityError", 0)
+    assert not (hub.folder / "homes" / emil.name / COPY.name / "stolen.txt").exists()
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_three_learners_start_ranks_at_the_same_time(learners):
     for learner in learners:
@@ -211,6 +235,7 @@ def test_three_learners_start_ranks_at_the_same_time(learners):
     assert int(ada.tell(count)) <= before - 4
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_every_seat_has_all_ports_and_sees_no_other_ones(learners, hub):
     for learner in learners:
@@ -224,6 +249,7 @@ def test_every_seat_has_all_ports_and_sees_no_other_ones(learners, hub):
     assert bob.tell("print([name for _, name in socket.if_nameindex()])") == "['lo']"
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_no_seat_sees_another_ones_files(learners, hub):
     for learner in learners:
@@ -237,6 +263,7 @@ def test_no_seat_sees_another_ones_files(learners, hub):
             assert "Read-only file system" in learner.tell(f"open('{place}/x', 'w')"), place
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not CAN_LIMIT, reason="only root may make control groups here")
 @pytest.mark.timeout(120)
 def test_limits_hold_and_reach_nobody_else(learners):
@@ -251,6 +278,7 @@ def test_limits_hold_and_reach_nobody_else(learners):
     assert int(ada.tell(MANY)) < 400
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(120)
 def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
     ada, bob, _ = learners
@@ -262,19 +290,7 @@ def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
     expect(thief.page.get_by_text("Invalid username or password")).to_be_visible(timeout=WAIT)
 
 
-def attack(hub, thief, other):
-    """Her server takes the place of the thief's JupyterLab, and the other one clicks on its page:
-    (what became of it, the other one's terminals by now)."""
-    assert thief.tell(ATTACK.format(other=hub.seat(other.name))) == ""
-    page = other.page.context.new_page()
-    page.goto(hub.seat(thief.name))
-    with page.expect_popup() as popup:
-        page.get_by_role("button", name="free coffee").click()
-    popup.value.wait_for_function("() => window.jupyterapp")  # the other one's own lab
-    until(page.title, 60)
-    return page.title(), other.page.evaluate(TERMINALS)
-
-
+@pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_without_a_domain_a_learners_page_acts_in_another_ones_seat(chromium):
     """The attack is real; the hub warns of it."""
@@ -288,12 +304,3 @@ def test_without_a_domain_a_learners_page_acts_in_another_ones_seat(chromium):
         assert attack(hub, ada, bob) == ("put 201 terminal 200", 1)
         stolen = hub.folder / "homes" / "bob" / COPY.name / "stolen.txt"
         assert stolen.read_text() == "by ada"
-
-
-@pytest.mark.timeout(120)
-def test_with_a_domain_the_same_page_acts_nowhere(learners, hub):
-    """The last test, for it takes ada's JupyterLab away."""
-    ada, bob, _ = learners
-    assert "web origin" not in hub.said()
-    assert attack(hub, ada, bob) == ("SecurityError", 0)
-    assert not (hub.folder / "homes" / bob.name / COPY.name / "stolen.txt").exists()

@@ -438,6 +438,6 @@ def counted(tokens: float = 0) -> dict[str, float]:
     """The engine's counters, when they have come to so many tokens: it tells them once a second."""
     for _ in looks(lab_server.SECONDS):
         found = dict(scrape(lab_server.server()))
-        if found.get("tokens_total", 0) >= tokens and "steps_total" in found:
+        if {"tokens_total", "steps_total"} <= found.keys() and found["tokens_total"] >= tokens:
             return found
     raise Wrong(f"the engine counts {found.get('tokens_total', 0):.0f} tokens of {tokens:.0f}.")
