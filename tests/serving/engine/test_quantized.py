@@ -7,6 +7,7 @@ from torch import nn
 from tests.serving.engine.test_config import decoder_of
 from tests.serving.engines import ODD, version_of
 from tests.serving.export_models import new_model
+from tests.tiers import first
 from utils.compression.quantize import pack, quantize, quantize_rows
 from utils.compression.scheme import INT4, INT8, SCHEMES
 from utils.models.gpt import GPT
@@ -169,7 +170,7 @@ def prompts():
     return [Tokenizer.load(ROOT / "models" / "small").encode(text) for text in TEXTS]
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", first(1, ["int8", "int4"]))
 def test_tokens_do_not_depend_on_company_ranks_or_compiler(tmp_path, prompts, dtype):
     """Alone on one rank in PyTorch's way, and compiled with others that come and go on two."""
     said = {}
