@@ -355,7 +355,7 @@ def train(
                 try:
                     write(row)
                 except MetricsLost as error:  # it stops and saves with its next step
-                    write, lost = history.append, error
+                    write, lost = (lambda row: None), error
                     asked.set()
                 if on_step:
                     on_step(row)

@@ -37,17 +37,6 @@ CLOSED = (
 
 
 @pytest.fixture(scope="module")
-def server(tiny_server):
-    return tiny_server
-
-
-@pytest.fixture(scope="module")
-def gateway(server):
-    with Gateway(server) as gateway:
-        yield gateway
-
-
-@pytest.fixture(scope="module")
 def locked(server):
     with Gateway(server, api_key="text") as gateway:
         yield gateway

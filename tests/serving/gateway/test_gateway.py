@@ -43,11 +43,6 @@ GENERATE = "/v2/models/gpt/generate"
 
 
 @pytest.fixture(scope="module")
-def server(tiny_server):
-    return tiny_server
-
-
-@pytest.fixture(scope="module")
 def gateway(server):
     with Gateway(server, body_bytes=BODY) as gateway:
         yield gateway

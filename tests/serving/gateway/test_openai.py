@@ -15,24 +15,12 @@ from tests.serving.probe import check_leaving, frozen
 from tests.serving.processes import PATIENCE, until
 from tests.serving.world import MODELS, ranks
 from utils.serving.client import Client
-from utils.serving.gateway import Gateway
 from utils.serving.gateway.openai_api import Chat
 from utils.serving.gateway.refusal import Refusal
 
 pytestmark = pytest.mark.timeout(900)
 
 TALK = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "def é"}]
-
-
-@pytest.fixture(scope="module")
-def server(tiny_server):
-    return tiny_server
-
-
-@pytest.fixture(scope="module")
-def gateway(server):
-    with Gateway(server) as gateway:
-        yield gateway
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,8 @@
 
 Once it listens it prints {"port": 8000, "grpc_port": 8001}. It ends when its standard input does:
 for --drain-seconds it only says that it is not ready, then it takes no more requests, and those
-that are under way have --exit-seconds. Its keys are in the
-environment: KINTSUGI_TRITON_KEY (for Triton's model control), KINTSUGI_CONTROL_KEY,
-KINTSUGI_API_KEY.
+that are under way have --exit-seconds. Its keys are in the environment: KINTSUGI_TRITON_KEY (for
+Triton's model control), KINTSUGI_CONTROL_KEY, KINTSUGI_API_KEY.
 """
 
 import argparse

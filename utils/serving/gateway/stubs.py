@@ -200,7 +200,8 @@ class Stubs:
         if self._known - alive:
             states = await self.triton.states()
             for model, version in await self._lacking(states, served_by(alive)):
-                self._heal(model, [stub for stub in alive if stub.version == version])
+                others = [one for one in alive if (one.model, one.version) == (model, version)]
+                self._heal(model, others)
         self._known = alive
         # only now: one that was stopped may be one that has died
         for model in set(self.down) - {stub.model for stub in stopped} - set(self._healing):
@@ -211,7 +212,7 @@ class Stubs:
         found = []
         for model, version in served_by(self._known):
             if states.get((model, version)) == "READY":
-                groups = (await self.triton.config(model)).get("instance_group", [{}])
+                groups = (await self.triton.config(model)).get("instance_group") or [{}]
                 if here[model, version] < sum(group.get("count", 1) for group in groups):
                     found.append((model, version))
         return found
@@ -226,7 +227,6 @@ class Stubs:
         for call in self._calls:
             if model in call.models:
                 call.end()
-        others = [stub for stub in others if stub.model == model]
         self._healing[model] = asyncio.create_task(self._load_again(model, others))
 
     async def _load_again(self, model, others):
