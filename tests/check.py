@@ -33,7 +33,7 @@ STEPS = (
     (
         "a real Triton server answers with the tokens of the model",
         "tests/serving/server/test_models.py::test_from_checkpoint_to_served_tokens_on_two_ranks",
-        "only lesson and lab 16 need it: docs/serving.md says what the server wants",
+        "only lesson and lab 17 need it: docs/serving.md says what the server wants",
     ),
 )
 SECONDS = 300  # for one step: a machine that needs them is too slow, or something hangs

@@ -1,6 +1,6 @@
 """What one learner of a hub needs, measured; how many fit on a machine, by arithmetic from that.
 
-    python -m tests.bench.bench_seat              lessons 01, 08, 15, 16, alone and three at once
+    python -m tests.bench.bench_seat              lessons 01, 08, 15, 17, alone and three at once
     python -m tests.bench.bench_seat --all        every lesson and every lab's solution, alone
 
 A seat is what a hub starts for a learner: a copy of the workshop, a home, a temporary folder and a
@@ -56,7 +56,7 @@ LESSONS = [  # 15 needs most memory of all
         "01_data_parallel",
         "08_pipeline_parallel",
         "15_compression",
-        "16_deploy_to_triton",
+        "17_deploy_to_triton",
     )
 ]
 KEPT = ("notebooks", "labs", "models", "docs", "README.md", "utils", "triton_model_repo")
@@ -409,7 +409,7 @@ def into(page: Path, text: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("notebooks", nargs="*", type=Path, help="instead of 01, 08, 15, 16")
+    parser.add_argument("notebooks", nargs="*", type=Path, help="instead of 01, 08, 15, 17")
     parser.add_argument("--once", action="store_true", help="one run each, alone, for memory")
     parser.add_argument("--all", action="store_true", help="so every lesson and lab's solution")
     parser.add_argument("--seats", type=int, nargs="+", default=[3], help="how many at once, too")

@@ -1,4 +1,4 @@
-"""The pictures of lesson 16 draw, say what they are given, and return what they found."""
+"""The pictures of lessons 16 and 17 draw, say what they are given, and return what they found."""
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,14 @@ def test_front_doors_shows_every_model_and_rank(tp):
     for name in ("client", "gateway", "HTTP", "gRPC", "gpt_tokenize", "gpt_engine", "tritonserver"):
         assert words.count(name) >= 1
     assert words.count(f"1/{tp} of each matrix") == (tp if 1 < tp <= 4 else 0)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_engine_shows_a_leader_and_every_rank(tp):
+    pictures.engine(tp)
+    words = "\n".join(words_of(plt.gcf()))
+    assert words.count("rank ") == tp and "leader" in words
+    assert ("all-reduce" in words) == (tp > 1)
 
 
 # ---- slots
@@ -69,6 +77,12 @@ def test_slots_draws_bars_and_returns_the_share_at_work():
     assert [text.get_text() for text in below.texts] == ["0", "1", "2"]
     assert below.patches[1].get_x() == 0
     assert below.patches[2].get_x() == 2  # request 2 joins where request 1 has left
+
+
+def test_step_work_stacks_prompts_on_decoded_tokens():
+    pictures.step_work({"whole": [(0, 2), (96, 2)], "chunks": [(16, 2)]})
+    heights = [[bar.get_height() for bar in axes.patches] for axes in plt.gcf().axes]
+    assert heights == [[2, 2, 0, 96], [2, 16]]
 
 
 # ---- load

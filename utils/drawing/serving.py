@@ -1,4 +1,4 @@
-"""Pictures of lesson 16: the way of a request, slots over time, load, metrics, predictions.
+"""Pictures of lessons 16 and 17: the way of a request, slots over time, load, metrics, predictions.
 
     slots({"static": static(lengths, 4), "continuous": continuous(lengths, 4)})
     throughput_latency({"tp 1": sweep(...), "tp 2": sweep(...)})      # of utils.serving.load
@@ -28,6 +28,33 @@ PARTS = {  # kinds of a decode step: (name in the legend, colour)
     "latency": ("messages: latency", "communication"),
     "bytes": ("messages: bytes", "gold"),
 }
+
+
+def engine(tp: int = 2) -> None:
+    """An inference engine by itself: the queue, the leader with slots and blocks, its ranks."""
+    sketch = Sketch(9.6, 2.5)
+    for place in range(4):
+        sketch.box(f"request {place}", "", x=0.15 + 0.32 * place, y=0.95, width=0.26, height=0.6,
+                   color="ink" if place else "muted", size=9)
+    sketch.text(0.75, 1.75, "requests wait", size=9.5)
+    sketch.box("leader", "leader\nwho is in the batch,\nwho has which blocks", x=2.25, y=0.6,
+               width=2.3, height=1.3, color="gold", size=10)
+    sketch.arrow("request 3", "leader")
+    sketch.text(3.4, 2.1, "tokens, after every step", size=9.5)
+    room = 2.3 / tp
+    for rank in range(tp):
+        y = 2.4 - (rank + 0.5) * room
+        sketch.box(f"rank {rank}", f"rank {rank}\n1/{tp} of each matrix, of each block" if tp > 1
+                   else "rank 0\nall matrices, all blocks", x=6.1, y=y - min(0.8, room - 0.2) / 2,
+                   width=2.7, height=min(0.8, room - 0.2), color=f"rank{rank}", size=9.5)
+        sketch.arrow("leader", f"rank {rank}", both=True)
+    if tp > 1:
+        look = {"arrowstyle": "<|-|>", "color": GOLD, "linewidth": 2.5}
+        sketch.axes.annotate("", (8.98, 0.3), (8.98, 2.2), arrowprops=look)
+        sketch.axes.text(9.2, 1.25, "all-reduce", rotation=90, color=GOLD, va="center",
+                         ha="center", fontsize=9.5)
+    sketch.text(5.3, 0.2, "a command per step", size=9.5)
+    sketch.show()
 
 
 def front_doors(tp: int = 2) -> None:
@@ -146,6 +173,22 @@ def _slot(axes, row, cells, most):
             axes.text(start + length / 2, row, str(number), color="white", ha="center",
                       va="center", fontsize=9, weight="bold")
         start += length
+
+
+def step_work(panels: dict[str, list[tuple[int, int]]], title: str = "") -> None:
+    """The positions that each step computes, {name: [(of prompts, decoded)]}, a panel each."""
+    _, places = figures.plt.subplots(1, len(panels), sharey=True, squeeze=False, figsize=(8.0, 2.8))
+    for axes, (name, steps) in zip(places[0], panels.items(), strict=True):
+        prompts, decoded = zip(*steps, strict=True)
+        axes.bar(range(len(steps)), decoded, color=BLUE, label="decoded")
+        axes.bar(range(len(steps)), prompts, bottom=decoded, color=figures.ORANGE,
+                 label="of a prompt")
+        axes.set(xlabel="step", title=name)
+    places[0, 0].set_ylabel("positions")
+    places[0, 0].legend(loc="upper right", fontsize=9)
+    if title:
+        places[0, 0].figure.suptitle(title, fontsize=12, weight="bold", x=0.01, ha="left")
+    figures.show()
 
 
 # ---- load
