@@ -34,13 +34,13 @@ def engine(tp: int = 2) -> None:
     """An inference engine by itself: the queue, the leader with slots and blocks, its ranks."""
     sketch = Sketch(9.6, 2.5)
     for place in range(4):
-        sketch.box(f"request {place}", "", x=0.15 + 0.32 * place, y=0.95, width=0.26, height=0.6,
-                   color="ink" if place else "muted", size=9)
-    sketch.text(0.75, 1.75, "requests wait", size=9.5)
-    sketch.box("leader", "leader\nwho is in the batch,\nwho has which blocks", x=2.25, y=0.6,
-               width=2.3, height=1.3, color="gold", size=10)
-    sketch.arrow("request 3", "leader")
-    sketch.text(3.4, 2.1, "tokens, after every step", size=9.5)
+        sketch.box(f"request {place}", " ", x=0.15 + 0.32 * place, y=0.95, width=0.26, height=0.6,
+                   color="ink")
+    sketch.text(0.75, 1.75, "queue of requests", size=9.5)
+    sketch.box("leader", "leader\nbatch, slots,\nblock tables", x=2.45, y=0.6, width=1.9,
+               height=1.3, color="gold", size=10)
+    sketch.arrow("request 3", "leader", both=True)
+    sketch.text(1.95, 0.7, "tokens,\nstep by step", size=9.5)
     room = 2.3 / tp
     for rank in range(tp):
         y = 2.4 - (rank + 0.5) * room
@@ -53,7 +53,7 @@ def engine(tp: int = 2) -> None:
         sketch.axes.annotate("", (8.98, 0.3), (8.98, 2.2), arrowprops=look)
         sketch.axes.text(9.2, 1.25, "all-reduce", rotation=90, color=GOLD, va="center",
                          ha="center", fontsize=9.5)
-    sketch.text(5.3, 0.2, "a command per step", size=9.5)
+    sketch.text(5.25, 1.25, "one command\nper step", size=9.5)
     sketch.show()
 
 
@@ -184,6 +184,7 @@ def step_work(panels: dict[str, list[tuple[int, int]]], title: str = "") -> None
         axes.bar(range(len(steps)), prompts, bottom=decoded, color=figures.ORANGE,
                  label="of a prompt")
         axes.set(xlabel="step", title=name)
+        axes.xaxis.get_major_locator().set_params(integer=True)
     places[0, 0].set_ylabel("positions")
     places[0, 0].legend(loc="upper right", fontsize=9)
     if title:
