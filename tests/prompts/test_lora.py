@@ -9,7 +9,14 @@ from utils.models.config import GPTConfig
 from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
 from utils.prompts import Example, PromptConfig, batch_of, matches, prompt_loss
-from utils.prompts.lora import MATRICES, PeerConfig, learned_numbers, prepared, tune_weights
+from utils.prompts.lora import (
+    MATRICES,
+    PeerConfig,
+    learned_numbers,
+    merged,
+    prepared,
+    tune_weights,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -59,6 +66,21 @@ def test_lora_learns_two_thin_matrices_beside_each(model):
     A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
     expected = x @ (layer.base_layer.weight + B @ A).T
     assert B.abs().max() > 0 and torch.allclose(layer(x), expected, atol=1e-5)
+
+
+def test_a_merged_adapter_is_a_plain_model_and_what_peft_makes_of_it(model):
+    config = PeerConfig("lora", lr=0.02, steps=5, batch=6, rank=2, alpha=6)
+    tuned, _ = tune_weights(model, TOKENIZER, EXAMPLES, config)
+    plain, tokens = merged(tuned), torch.arange(40)[None]
+    assert torch.allclose(plain(tokens), tuned(tokens), atol=1e-4)
+    assert plain.state_dict().keys() == model.state_dict().keys()
+    assert plain.lm_head.weight is plain.model.embed_tokens.weight
+    for name, layer in tuned.named_modules():  # by peft, in place
+        if hasattr(layer, "lora_A"):
+            layer.merge()
+            ours = plain.get_submodule(name).weight
+            assert torch.allclose(ours, layer.base_layer.weight, atol=1e-6)
+            assert not torch.equal(ours, model.get_submodule(name).weight)
 
 
 def test_lora_begins_as_the_model_it_was_given(model):

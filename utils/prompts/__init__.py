@@ -7,6 +7,7 @@ answer, matches                         what the model says then, and whether it
 read_examples, batch_of                 examples: a JSON-lines file -> tokens and targets
 save_prompt, load_prompt                a prompt on disk, which knows its model
 tune_weights, PeerConfig                full fine-tuning and LoRA, to compare
+merged                                  a model tuned with LoRA as a plain one
 curve, few_shot                         in-context learning: no training at all
 """
 
@@ -15,7 +16,7 @@ from utils.prompts.data import IGNORED, Example, batch_of, read_examples
 from utils.prompts.embedding import PromptedEmbedding, draw_prompt, frozen, prompted
 from utils.prompts.file import load_prompt, save_prompt
 from utils.prompts.in_context import curve, few_shot
-from utils.prompts.lora import PeerConfig, tune_weights
+from utils.prompts.lora import PeerConfig, merged, tune_weights
 from utils.prompts.parallel import PromptedRanks, tune_on_ranks
 from utils.prompts.tuning import PromptConfig, prompt_loss, tune
 
@@ -34,6 +35,7 @@ __all__ = [
     "frozen",
     "load_prompt",
     "matches",
+    "merged",
     "prompt_loss",
     "prompted",
     "read_examples",

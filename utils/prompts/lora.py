@@ -3,6 +3,7 @@
     tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("full", lr=3e-4))
     tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("lora", lr=1e-2, rank=4))
     learned_numbers(tuned)              # how many numbers were learned
+    merged(tuned)                       # the same model without LoRA's layers, to be exported
     matches(tuned, tokenizer, held_out) # of utils.prompts: the result is a GPT like any other
 
 The loss, the batches, their order and the schedule of the learning rate are those of `tune` in
@@ -98,6 +99,19 @@ def with_lora(model: GPT, config: PeerConfig) -> GPT:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
     return model
+
+
+@torch.no_grad()
+def merged(tuned: GPT) -> GPT:
+    """A plain copy of a model tuned with LoRA: each matrix is W + (alpha / rank) B A."""
+    plain = copy.deepcopy(tuned)
+    for name, layer in tuned.named_modules():
+        if hasattr(layer, "lora_A"):
+            A, B = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+            matrix = plain.get_submodule(name).base_layer
+            matrix.weight += layer.scaling["default"] * B @ A
+            plain.set_submodule(name, matrix)
+    return plain
 
 
 def learned_numbers(model: torch.nn.Module) -> int:
