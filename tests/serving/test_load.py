@@ -214,6 +214,11 @@ def test_summary_of_known_requests():
     # λ = 4 ended in 10 s; W = the mean of 2, 4, 8 and 1 s
     assert found["little"] == pytest.approx(4 / 10 * 15 / 4)
     assert "5 requests of 2 clients in 10.0 s, 2 failed" in str(load)
+    # per token after the first: 0.5, 0.75 and, of a single token, nothing to promise
+    assert load.goodput() == pytest.approx(found["requests_per_second"])
+    assert load.goodput(first=0.25) == pytest.approx(2 / 10)
+    assert load.goodput(per_token=0.5) == pytest.approx(2 / 10)
+    assert load.goodput(first=0.25, per_token=0.5) == pytest.approx(1 / 10)
 
 
 def test_summary_without_one_good_request():

@@ -3,6 +3,7 @@
     load = run(lambda i: client.stream(prompts[i % 8]), clients=16, requests=64, count=count_tokens)
     load.requests                       # a frame, one row a request: start, first, end, tokens, …
     load.summary["tokens_per_second"], load.summary["latency_p95"]
+    load.goodput(first=0.2, per_token=0.05)     # requests per second that kept this promise
 
 `send(i)` does request number i: it gives an iterator of pieces as they arrive, or the whole answer.
 
@@ -19,6 +20,7 @@ L = λ·W (Little, 1961). `summary` has λ·W beside the mean of a counter that 
 
 import bisect
 import itertools
+import math
 import random
 import threading
 import time
@@ -90,6 +92,15 @@ class Load:
         found["in_flight"] = (counts * gaps).sum() / gaps.sum() if len(counts) else float("nan")
         found["little"] = len(stay) / seconds * stay.mean() if len(stay) else float("nan")
         return {name: v if isinstance(v, int) else float(v) for name, v in found.items()}
+
+    def goodput(self, first: float = math.inf, per_token: float = math.inf) -> float:
+        """Requests per second that went well, with the first token within `first` seconds and on
+        average at most `per_token` seconds to each later one (as AIPerf's `--goodput` counts)."""
+        rows = self.requests[self.requests["error"].isna()]
+        between = (rows["end"] - rows["first"]) / (rows["tokens"] - 1)
+        slow = (rows["tokens"] > 1) & (between > per_token)
+        kept = (rows["first"] - rows["start"] <= first) & ~slow
+        return int(kept.sum()) / max(self.seconds, 1e-9)
 
     def __str__(self):
         s = self.summary
