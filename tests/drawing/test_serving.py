@@ -22,6 +22,13 @@ def title_of(axes):
     return axes.get_title(loc="left")
 
 
+def test_who_serves_names_every_server_and_engine():
+    pictures.who_serves()
+    words = "\n".join(words_of(plt.gcf()))
+    for name in ("Triton", "Dynamo", "vLLM", "TensorRT-LLM", "SGLang", "gateway", "engine"):
+        assert name in words
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_front_doors_shows_every_model_and_rank(tp):
     pictures.front_doors(tp)

@@ -103,6 +103,35 @@ def front_doors(tp: int = 2) -> None:
     sketch.show()
 
 
+def who_serves() -> None:
+    """Triton, Dynamo and the engines: who stands in front of whom."""
+    sketch = Sketch(9.6, 3.7)
+    sketch.box("clients", "clients", x=0.1, y=1.4, width=1.1, height=0.8, color="ink")
+    sketch.box("gateway", "gateway", x=1.9, y=2.75, width=1.6, height=0.6, color="ink", fill=False)
+    sketch.box("own", "the engine's own\nOpenAI server", x=1.9, y=1.5, width=1.6, height=0.65,
+               color="ink", fill=False, size=9.5)
+    sketch.box("dynamo", "Dynamo\nfront end, router", x=1.9, y=0.25, width=1.6, height=0.7,
+               color="rank2", size=9.5)
+    sketch.box("triton", "Triton\nmodels, versions,\nmetrics", x=4.4, y=2.55, width=1.5,
+               height=0.95, color="gold", size=9.5)
+    sketch.box("ours", "this workshop's engine", x=7.3, y=2.95, width=2.1, height=0.5,
+               color="data", size=9.5)
+    sketch.box("engines", " ", x=7.1, y=0.2, width=2.4, height=2.5, color="muted", fill=False)
+    sketch.box("backends", " ", x=7.2, y=1.05, width=2.2, height=1.55, color="gold", fill=False)
+    for row, name in enumerate(("vLLM", "TensorRT-LLM", "SGLang")):
+        sketch.box(name, name, x=7.3, y=1.95 - 0.75 * row, width=2.0, height=0.55, color="data")
+    for front in ("gateway", "own", "dynamo"):
+        sketch.arrow("clients", front)
+    sketch.arrow("gateway", "triton")
+    sketch.arrow("triton", "ours", "Python backend")
+    sketch.arrow("triton", "backends")
+    sketch.arrow("own", "engines")
+    sketch.arrow("dynamo", "engines", "by cached prefix")
+    sketch.arrow("dynamo", "triton")
+    sketch.text(4.62, 2.2, "in turn", align="left")
+    sketch.show()
+
+
 # ---- who is in which slot
 
 
