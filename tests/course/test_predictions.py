@@ -181,21 +181,37 @@ def test_without_the_variable_the_ledger_lies_in_the_repository(monkeypatch):
     assert ledger.home() == ROOT / ".kintsugi"
 
 
-def test_what_was_noted_under_a_lessons_old_number_is_carried_over(home):
+OLD = {  # a name of today: under the first numbering, and under the second
+    "01 payload": ("01 payload", "01 payload"),
+    "08 bubble": ("07 bubble", "08 bubble"),
+    "09 busiest": ("08 busiest", "09 busiest"),
+    "16 steps": ("14 steps", "16 steps"),
+    "17 in flight at half of the rate": (
+        "14 in flight at half of the rate", "16 in flight at half of the rate"
+    ),
+    "lab 10d frontier": ("lab 09d frontier", "lab 10d frontier"),
+    "lab 14a forward": ("lab 12a forward", "lab 14a forward"),
+    "lab 16a loop of a rank": ("lab 14c loop of a rank", "lab 16c loop of a rank"),
+    "lab 17a config.pbtxt": ("lab 14a config.pbtxt", "lab 16a config.pbtxt"),
+}
+
+
+@pytest.mark.parametrize("numbering", [1, 2, 3])
+def test_what_was_noted_under_an_old_name_is_carried_over(home, numbering):
     home.mkdir()
-    old = {
-        "predictions": {"07 bubble": {"value": 1.0}, "08 busiest": {}, "01 payload": {}},
-        "checks": {"lab 08c combine": True, "lab 09d frontier": True, "lab 12a forward": False},
-    }
+    names = [(*old, new)[numbering - 1] for new, old in OLD.items()]
+    old = {part: {name: {"of": name} for name in names} for part in ledger.PARTS}
+    if numbering > 1:
+        old["numbering"] = numbering
     (home / "ledger.json").write_text(json.dumps(old))
-    predict("16 steps", 2)
-    predict("08 bubble", None)
-    content = ledger.read()
-    assert set(content["predictions"]) == {"08 bubble", "09 busiest", "01 payload", "16 steps"}
-    assert content["predictions"]["08 bubble"]["value"] == 1.0
-    assert content["checks"] == {
-        "lab 09c combine": True, "lab 10d frontier": True, "lab 14a forward": False,
-    }
+    for _ in range(2):
+        content = ledger.read()
+        for part in ledger.PARTS:
+            assert {new: entry["of"] for new, entry in content[part].items()} == dict(
+                zip(OLD, names)
+            )
+        ledger.change(lambda content: None)  # now the file has the new names
+
 
 
 @pytest.mark.parametrize("before", ["12", "lab 12", "lab 13b"])

@@ -3,14 +3,14 @@
 It is `ledger.json` in the folder that the environment variable KINTSUGI_HOME names, else in
 `.kintsugi/` at the root of the repository (git ignores it):
 
-    {"numbering": 2, "predictions": {name: {...}}, "checks": {name: true or false},
+    {"numbering": 3, "predictions": {name: {...}}, "checks": {name: true or false},
      "tries": {name: {"count": 3, "at": seconds since 1970, "symptom": "…"}}, "help": {...}}
 
 `tries` are of checks: `at` is when the last symptom came or the answer became right. `help` is what
 the learner asks (`utils/course/hand.py`).
 
-Names begin with a lesson's number. Lessons 07 to 14 have been renumbered once: a file without
-"numbering" is of before, and its names are read as the new ones.
+Names begin with a lesson's number. Lessons have been renumbered twice: 07 to 14, then 16, which
+became 16 and 17. A file of an earlier numbering (the first has none) is read with the new names.
 
 Several notebooks may write at once: a change locks, reads, edits and writes the whole file, and the
 new file takes the old one's place in one step, so a reader never sees half of it.
@@ -30,8 +30,19 @@ from utils.paths import ROOT
 
 CLASS = "KINTSUGI_CLASS"  # environment variable of a kernel: its alias in the class
 PARTS = ("predictions", "checks", "tries", "help")
-NUMBERING = 2
-RENUMBERED = {"07": "08", "08": "09", "09": "10", "12": "14", "14": "16"}
+NUMBERING = 3
+RENUMBERED = {"07": "08", "08": "09", "09": "10", "12": "14", "14": "16"}  # 1 to 2
+RENAMED = {  # 2 to 3; "lab 16 …" and "16 …" otherwise keep their names
+    "lab 16a config.pbtxt": "lab 17a config.pbtxt",
+    "lab 16b a model of your own": "lab 17b a model of your own",
+    "lab 16b its client": "lab 17b its client",
+    "lab 16c loop of a rank": "lab 16a loop of a rank",
+    "lab 16d continuous batching": "lab 16b continuous batching",
+    "lab 16e goal": "lab 17c goal",
+    "lab 16 throughput of eight clients": "lab 17 throughput of eight clients",
+    "16 tokens a second, 16 clients over 1": "17 tokens a second, 16 clients over 1",
+    "16 in flight at half of the rate": "17 in flight at half of the rate",
+}
 
 
 class LedgerError(RuntimeError):
@@ -118,20 +129,19 @@ def _whole(content: dict) -> dict:
 
 
 def _renumbered(content: dict) -> dict:
-    """What was remembered under a lesson's old number, under its new one."""
-    if content.get("numbering") == NUMBERING:
-        return content
+    """What was remembered under an earlier name, under its name of today."""
+    numbering = content.get("numbering", 1)
 
     def new(name: str) -> str:
         known = re.match(r"(?:lab )?(\d\d)", name)
-        return (
-            name if known is None else name.replace(known[1], RENUMBERED.get(known[1], known[1]), 1)
-        )
+        if numbering == 1 and known:
+            name = name.replace(known[1], RENUMBERED.get(known[1], known[1]), 1)
+        return RENAMED.get(name, name)
 
-    return {
-        part: {new(name): entry for name, entry in entries.items()}
-        for part, entries in content.items()
-    }
+    if numbering != NUMBERING:
+        for part in PARTS:
+            content[part] = {new(name): entry for name, entry in content[part].items()}
+    return content
 
 
 def _replace(path: Path, content: dict) -> None:
