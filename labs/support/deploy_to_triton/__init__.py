@@ -1,1 +1,1 @@
-"""Lab 16, deploy to Triton: its checks, and what it gives."""
+"""Lab 17, deploy to Triton: its checks, and what it gives."""

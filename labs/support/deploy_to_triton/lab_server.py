@@ -1,14 +1,12 @@
 """Given: a server that stays, and models that come and go in it.
 
-    version = lab_server.put(lab_server.LEADER, config)                  # a model folder, loaded
+    lab_server.put(config, model="model.py")                             # a model folder, loaded
     lab_server.Stream(input_ids=[312, 7], max_tokens=[8]).events()       # what comes
     lab_server.close()                                                   # at the end
 
 The checks of this lab share one server, under explicit model control. It ends with its process.
 """
 
-import ast
-import functools
 import os
 import shutil
 import signal
@@ -19,33 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import tritonclient.grpc as grpc
-from tokenizers import Tokenizer
 from tritonclient.utils import InferenceServerException
 
+from labs.support.inference_engine.streams import fill
 from utils.course.assertions import NotHere
-from utils.models.gpt import GPT
-from utils.paths import ROOT
 from utils.serving.server import ServerError, TritonServer, server_available
 
 GIVEN = Path(__file__).resolve().parent / "triton_model"
-CHECKPOINT = ROOT / "models" / "small"
 NAME = "lab"
 SECONDS = 40.0  # until a stream must have ended
 LOAD = 90.0  # seconds until a model must be there, longer than its ranks may take (ranks.py)
 UNLOAD = 10.0  # seconds until a model must have gone
-LEADER = ["model.py", "leader.py", "model_shard.py"]  # what every model of this lab has
-RANKS = [*LEADER, "ranks.py", "start_rank.py"]  # and one with a rank.py
-PROMPTS = ("The list of", "class Queue:\n    def __init__(self", "import os\n\ndef main():\n")
-SETTINGS = """backend: "python"
-input { name: "input_ids" data_type: TYPE_INT32 dims: [ -1 ] }
-input { name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] optional: true }
-input { name: "arrival" data_type: TYPE_INT32 dims: [ 2 ] optional: true }
-output { name: "output_ids" data_type: TYPE_INT32 dims: [ -1 ] }
-model_transaction_policy { decoupled: true }
-instance_group { kind: KIND_MODEL count: 1 }
-"""
 _here = {"server": None, "folder": None}
 
 
@@ -68,7 +51,7 @@ def repository() -> Path:
     """The model repository, gone when the server is closed; with a model in it: it must have
     one."""
     if _here["folder"] is None:
-        _here["folder"] = Path(tempfile.mkdtemp(prefix="lab16-"))
+        _here["folder"] = Path(tempfile.mkdtemp(prefix="lab17-"))
         (_here["folder"] / NAME).mkdir()
         (_here["folder"] / NAME / "config.pbtxt").write_text('backend: "python"\n')
     return _here["folder"]
@@ -92,20 +75,14 @@ def stop(at_once: bool = True) -> None:
     _here["server"] = None
 
 
-def put(files: list[str], config: str, **others: Path | None) -> Path:
-    """Loads a model made of the given files of triton_model/ and of others (rank=the answer's
-    path). Returns its version folder. Raises ServerError with the reason."""
+def put(config: str, *files: Path, **answers: Path) -> Path:
+    """Loads a model made of given files and of answers (model=its path). Returns its version
+    folder. Raises ServerError with the reason."""
     take(NAME)
     version = repository() / NAME / "1"
     shutil.rmtree(version.parent)
     version.mkdir(parents=True)
-    for name in ("config.json", "model.safetensors"):
-        (version / name).symlink_to(CHECKPOINT / name)
-    (version / "utils").symlink_to(ROOT / "utils")  # an export copies what it needs of it
-    places = {name: GIVEN / name for name in files} | {f"{one}.py": others[one] for one in others}
-    for name, path in places.items():
-        if path:
-            shutil.copy(path, version / name)
+    fill(version, files, **answers)
     (version.parent / "config.pbtxt").write_text(config)
     load(NAME)
     return version
@@ -133,11 +110,6 @@ def take(name: str) -> None:
             server().unload(name, seconds=UNLOAD)
     except ServerError:
         stop()
-
-
-def settings(**parameters: Any) -> str:
-    """The config.pbtxt of the lab's model with these parameters: tp, slots, seconds."""
-    return SETTINGS + "\n".join(map(parameter, parameters, parameters.values()))
 
 
 def parameter(key: str, value: Any) -> str:
@@ -173,36 +145,3 @@ class Stream:
 def late(event: grpc.InferResult | InferenceServerException) -> bool:
     """Whether a stream's time has passed."""
     return isinstance(event, InferenceServerException) and "DEADLINE" in str(event.status())
-
-
-# ---- what the answers are compared with
-
-
-@functools.cache
-def prompt(number: int) -> tuple[int, ...]:
-    """Tokens of one of PROMPTS."""
-    tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
-    return tuple(tokenizer.encode(PROMPTS[number]).ids)
-
-
-@functools.cache
-def model() -> GPT:
-    """The whole model, fp32."""
-    torch.set_num_threads(1)  # it is so small that a second thread would only be waited for
-    return GPT.from_pretrained(CHECKPOINT, dtype=torch.float32)
-
-
-@functools.cache
-def right(number: int, count: int = 48) -> tuple[int, ...]:
-    """The tokens that the whole model says after a prompt: GPT.generate, greedily."""
-    tokens = prompt(number)
-    made = model().generate(torch.tensor([tokens]), count, temperature=0)
-    return tuple(made[0, len(tokens) :].tolist())
-
-
-def not_started(path: Path) -> None:
-    """Raises NotImplementedError with the first task of the file that is still to be done, so that
-    no server has to start for it."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Raise) and "NotImplementedError(" in ast.unparse(node):
-            raise NotImplementedError(ast.literal_eval(node.exc.args[0]))

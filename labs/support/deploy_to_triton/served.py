@@ -1,11 +1,10 @@
-"""Given: what the check cells of lab 16 ask of a real server, over the network.
+"""Given: what the check cells of lab 17 ask of a real server, over the network.
 
 Exercise b: your model gets drawn requests, alone and several in one call; your client asks a model
-that does what its requests say (played.py). Exercises c and d: your file is part of the lab's
-model, whose tokens must be the whole model's. Exercise e: the engine, your settings, under load.
+that does what its requests say (played.py). Exercise c: the engine, your settings, under load. At
+the end your configuration serves the engine of lab 16: its tokens must be the whole model's.
 """
 
-import json
 import operator
 import re
 import shutil
@@ -22,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from labs.support.deploy_to_triton import lab_server
 from labs.support.deploy_to_triton.lab_server import NAME, Stream, late
+from labs.support.inference_engine import streams
 from utils.course.assertions import NotHere, Wrong, described
 from utils.course.observe import looks
 from utils.course.runner import Trial
@@ -29,27 +29,6 @@ from utils.serving import load
 from utils.serving.client import Client
 from utils.serving.export import export
 from utils.serving.metrics import scrape, statistics
-from utils.serving.server import server_available
-
-NO_SERVER = "there is no Triton server on this machine to try it."
-
-
-def tokens_of(case: str, stream: Stream, prompt: int) -> list[int]:
-    """The tokens of a request; Wrong where they are not the whole model's."""
-    tokens = []
-    for event in stream.events():
-        if late(event):
-            lab_server.stop()  # an unload would wait for it
-            raise Wrong(f"{case} has not come to its end within {lab_server.SECONDS:g} s.")
-        if isinstance(event, InferenceServerException):
-            raise Wrong(f"{case} fails: {event}")
-        made = event.as_numpy("output_ids")
-        tokens += [] if made is None else made.tolist()
-    right = list(lab_server.right(prompt)[: len(tokens)])
-    if tokens != right:
-        raise Wrong(f"{case} has the tokens {tokens}, and {right} are the whole model's.")
-    return tokens
-
 
 # ---- b: the model
 
@@ -68,7 +47,7 @@ instance_group { kind: KIND_CPU count: 1 }
 
 def model(trial: Trial) -> str:
     """Judges `TritonPythonModel`."""
-    lab_server.not_started(trial.path)
+    streams.not_started(trial.path)
     size, rng = trial.draw.choice([2, 4, 5, 6, 7]), np.random.default_rng(trial.new_seed())
     load_yours(trial.path, size)
     right_burst(size, [drawn(rng, 1, 2 * size + 1)])
@@ -114,7 +93,7 @@ def several(rng: np.random.Generator, size: int) -> list[np.ndarray]:
 
 def load_yours(path: Path, size: int) -> None:
     """The answer as a model in the server."""
-    lab_server.put([], CONFIG + lab_server.parameter("size", size), model=path)
+    lab_server.put(CONFIG + lab_server.parameter("size", size), model=path)
 
 
 def right_burst(size: int, burst: list[np.ndarray]) -> bool:
@@ -182,10 +161,10 @@ ERROR, SILENT, PAUSE, EMPTY, LAST = -1, -2, -3, -4, -5  # what played.py takes f
 
 def client(trial: Trial) -> str:
     """Judges `ask`."""
-    lab_server.not_started(trial.path)
+    streams.not_started(trial.path)
     trial.forbid(("utils.serving",))
     config = CONFIG.replace("200000", "0")
-    version = lab_server.put([], config, model=lab_server.GIVEN / "played.py")
+    version = lab_server.put(config, model=lab_server.GIVEN / "played.py")
     cases, url = asked_for(np.random.default_rng(trial.new_seed())), lab_server.server().grpc
     requests = [one[1:] for one in cases]
     mark = version / "cancelled"
@@ -265,72 +244,7 @@ def right_outcome(case: str, numbers: np.ndarray, outcome: Any) -> None:
         right_total(f"{case}: total {number}", got, right)
 
 
-# ---- c: the ranks
-
-TOKENS = 12  # of a request
-STEP = 15.0  # seconds in which the served ranks must have made a step
-
-
-def right_ranks(path: Path) -> str:
-    """Two ranks in the real server. Returns the sentence for the check."""
-    if server_available():
-        return NO_SERVER
-    settings = lab_server.settings(tp=2, slots=4, seconds=STEP)
-    lab_server.put(lab_server.RANKS, settings, rank=path)
-    stream = Stream(input_ids=lab_server.prompt(0), max_tokens=[TOKENS])
-    tokens_of("in the server a request", stream, 0)
-    return "in a real server two ranks have the whole model's tokens."
-
-
-# ---- d: real streams
-
-SLOTS = 3
-# prompt, length, and the step in which it comes. The first is long; the next three come with it or
-# soon after it, one more than there are slots; one waits, and the last comes when slots are free
-STREAMS = ((0, 40, 0), (1, 14, 0), (2, 6, 0), (0, 9, 2), (1, 3, 3), (2, 4, 24))
-
-
-def right_streams(path: Path) -> str:
-    """The lab's model with this scheduler: all get the tokens that they get alone, in few steps.
-    Returns the sentence for the check."""
-    if server_available():
-        return NO_SERVER
-    rows = [len(step["slots"]) for step in decodes(load_scheduler(path))]
-    longest = max(tokens for _, tokens, _ in STREAMS) - 1  # its first token comes from the prefill
-    if max(rows) < SLOTS or len(rows) > longest + 2:
-        raise Wrong(
-            f"{len(STREAMS)} streams in {SLOTS} slots take {len(rows)} decode steps of at most "
-            f"{max(rows)} rows; {longest} will do, as many as the longest needs alone."
-        )
-    return (
-        f"{len(STREAMS)} real streams in {SLOTS} slots take {len(rows)} decode steps, as many as "
-        "the longest\nalone, and have the tokens that they have alone."
-    )
-
-
-def load_scheduler(path: Path | None) -> Path:
-    """The model with this scheduler.py (None: one request after the other); its version folder."""
-    config = lab_server.settings(tp=1, slots=SLOTS)
-    return lab_server.put(lab_server.LEADER, config, scheduler=path)
-
-
-def decodes(version: Path) -> list[dict]:
-    """Sends STREAMS to the model that was loaded. Returns the decode steps that were made. Raises
-    Wrong where one of them has not the tokens that it has alone."""
-    streams = [
-        Stream(input_ids=lab_server.prompt(number), max_tokens=[tokens],
-               arrival=[len(STREAMS), after])
-        for number, tokens, after in STREAMS
-    ]
-    for stream, (number, tokens, after) in zip(streams, STREAMS):
-        case = f"the stream of {tokens} tokens that comes in step {after}"
-        if len(got := tokens_of(case, stream, number)) != tokens:
-            raise Wrong(f"{case} has {len(got)}.")
-    steps = map(json.loads, (version / "diary-0").read_text().splitlines())
-    return [step for step in steps if step["do"] == "decode"]
-
-
-# ---- e: the goal
+# ---- c: the goal
 
 ENGINE = "gpt_engine"
 MIB = 2**20
@@ -393,7 +307,7 @@ def settings(trial: Trial) -> dict[str, int]:
 
 def memory(tp: int) -> tuple[int, int]:
     """Bytes of a rank's weights, fp32, and of a slot of its KV cache."""
-    model = lab_server.model()
+    model = streams.model()
     config, weights = model.config, sum(one.numel() for one in model.parameters())
     values = 2 * config.layers * config.key_value_heads * config.head_size * config.max_positions
     return 4 * weights // tp, 4 * values // tp
@@ -406,7 +320,7 @@ def serve(chosen: dict[str, int]) -> None:
     engine = lab_server.repository() / ENGINE
     options = {"max_num_seqs": chosen["slots"], "queue": chosen["queue"]}
     with tempfile.TemporaryDirectory() as folder:
-        export(lab_server.CHECKPOINT, folder, chosen["tp"], options=options)
+        export(streams.CHECKPOINT, folder, chosen["tp"], options=options)
         shutil.rmtree(engine, ignore_errors=True)
         shutil.copytree(Path(folder, ENGINE), engine)
     lab_server.load(ENGINE)
@@ -415,7 +329,7 @@ def serve(chosen: dict[str, int]) -> None:
 def requests(clients: int, count: int, tokens: int = LENGTH) -> load.Load:
     """Requests to the engine, so many at a time."""
     client = Client(lab_server.server())
-    prompts = [list(lab_server.prompt(number)) for number in (0, 1)]
+    prompts = [list(streams.prompt(number)) for number in (0, 1)]
     return load.run(lambda i: client.tokens(prompts[i % 2], max_tokens=tokens), clients, count)
 
 
@@ -441,3 +355,34 @@ def counted(tokens: float = 0) -> dict[str, float]:
         if {"tokens_total", "steps_total"} <= found.keys() and found["tokens_total"] >= tokens:
             return found
     raise Wrong(f"the engine counts {found.get('tokens_total', 0):.0f} tokens of {tokens:.0f}.")
+
+
+# ---- all of it together
+
+def right_engine(config: str, rank: Path, scheduler: Path) -> int:
+    """The six streams of lab 16 over the network, to its engine behind this config.pbtxt: how many
+    they are. Raises Wrong where their tokens are not those that each has alone."""
+    given = [*streams.ENGINE, lab_server.GIVEN / "model.py"]
+    lab_server.put(config, *given, rank=rank, scheduler=scheduler)
+    sent = [
+        Stream(input_ids=streams.prompt(number), max_tokens=[tokens],
+               arrival=[len(streams.STREAMS), after])
+        for number, tokens, after in streams.STREAMS
+    ]
+    streams.right_streams([tokens_of(stream) for stream in sent])
+    lab_server.take(NAME)
+    return len(sent)
+
+
+def tokens_of(stream: Stream) -> list[int]:
+    """The tokens of a request, when it has ended. Raises Wrong."""
+    tokens = []
+    for event in stream.events():
+        if late(event):
+            lab_server.stop()  # an unload would wait for it
+            raise Wrong(f"a stream has not ended after {lab_server.SECONDS:g} s.")
+        if isinstance(event, InferenceServerException):
+            raise Wrong(f"a stream fails: {event}")
+        made = event.as_numpy("output_ids")
+        tokens += [] if made is None else made.tolist()
+    return tokens

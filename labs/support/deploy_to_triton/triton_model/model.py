@@ -1,12 +1,8 @@
-"""Given: the Triton model of the exercises a, c and d: requests in, a stream of tokens out.
+"""Given: the Triton model of the last section: requests in, a stream of tokens out.
 
 Triton imports this file in a process of its own, the *stub*, makes one TritonPythonModel for each
 instance, and calls `execute` for whatever requests have come. Triton puts the version folder on the
-path: the files beside it are its own, and the workshop's `utils` lies there too.
-
-- one rank (no rank.py in the folder): the whole model, in this process
-- rank.py is there: `tp` ranks, processes of their own; this process leads
-- scheduler.py is there: your `step`; else one request after the other
+path: beside it are lab 16's leader and ranks, your rank.py and scheduler.py, and `utils`.
 """
 
 import json
@@ -14,29 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb
-from leader import Leader, Request, alone
+from leader import Leader, Request
+from ranks import Ranks
+from scheduler import step
 
 
 class TritonPythonModel:
     def initialize(self, args):
         config = json.loads(args["model_config"])
-        given = {key: value["string_value"] for key, value in config["parameters"].items()}
+        tp, slots = (int(config["parameters"][key]["string_value"]) for key in ("tp", "slots"))
         folder = Path(__file__).resolve().parent
-        slots = int(given.get("slots", 1))
-        if (folder / "rank.py").exists():
-            from ranks import Ranks
-
-            self.model = Ranks(folder, int(given["tp"]), slots, float(given.get("seconds", 20)))
-        else:
-            import torch
-            from model_shard import Shard
-
-            torch.set_num_threads(1)
-            self.model = Shard(folder, slots=slots, diary=folder / "diary-0")
-        step = alone
-        if (folder / "scheduler.py").exists():
-            from scheduler import step
         positions = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+        self.model = Ranks(folder, tp, slots)
         self.leader = Leader(self.model, step, slots, positions)
 
     def execute(self, requests):

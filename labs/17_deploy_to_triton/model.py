@@ -1,4 +1,4 @@
-"""Lab 16, exercise b: a Triton model of your own. It adds numbers up while its client looks on.
+"""Lab 17, exercise b: a Triton model of your own. It adds numbers up while its client looks on.
 
     config.pbtxt says
         max_batch_size: 16                                  a dimension more, in front of all shapes

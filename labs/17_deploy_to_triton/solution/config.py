@@ -1,4 +1,4 @@
-"""Lab 16, exercise a: the config.pbtxt, what the server has to know of a model.
+"""Lab 17, exercise a: the config.pbtxt, what the server has to know of a model.
 
     config(model)        the text of the file
 
@@ -32,4 +32,23 @@ import json
 
 def config(model):
     """The text of config.pbtxt for a model."""
-    raise NotImplementedError("return the text of config.pbtxt")
+    ### BEGIN SOLUTION: return the text of config.pbtxt
+    lines = ['backend: "python"', f"max_batch_size: {model.max_batch}"]
+    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        for tensor in tensors:
+            dtype = tensor.dtype.upper().replace("BFLOAT", "BF").replace("FLOAT", "FP")
+            dims = ", ".join(map(str, tensor.dims))
+            what = f"name: {json.dumps(tensor.name)} data_type: TYPE_{dtype} dims: [ {dims} ]"
+            optional = " optional: true" * tensor.optional
+            lines.append(f"{kind} {{ {what}{optional} }}")
+    if model.delay is not None:
+        lines.append(f"dynamic_batching {{ max_queue_delay_microseconds: {model.delay} }}")
+    if model.streams:
+        lines.append("model_transaction_policy { decoupled: true }")
+    kind = f"KIND_{model.device.upper()}"
+    lines.append(f"instance_group [ {{ kind: {kind} count: {model.instances} }} ]")
+    for name, value in model.parameters.items():
+        text = f"string_value: {json.dumps(str(value))}"  # a text of JSON is one of protobuf
+        lines.append(f"parameters {{ key: {json.dumps(name)} value {{ {text} }} }}")
+    return "\n".join(lines)
+    ### END SOLUTION

@@ -1,4 +1,4 @@
-"""Lab 16, exercise c: a rank of a tensor-parallel model that is served.
+"""Lab 16, exercise a: a rank of a tensor-parallel model that is served.
 
 `start_rank.py` (given) starts a process for each rank, makes the process group (gloo), loads the
 rank's shard of the weights with your `layer` in it, and calls your `loop`. The leader, which takes

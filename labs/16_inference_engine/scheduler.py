@@ -1,4 +1,4 @@
-"""Lab 16, exercise d: continuous batching: who joins the running batch, and who leaves it.
+"""Lab 16, exercise b: continuous batching: who joins the running batch, and who leaves it.
 
 The leader (leader.py, given) calls `step` again and again, as long as somebody is there.
 

@@ -1,4 +1,4 @@
-"""Lab 16, exercise e: the workshop's own engine, tuned to a goal.
+"""Lab 17, exercise c: the workshop's own engine, tuned to a goal.
 
 The checkpoint is models/small: 5 layers, 2 heads of 64, hidden size 128, 512 positions, 4096 words,
 1.5 million parameters. The engine computes in fp32 here.

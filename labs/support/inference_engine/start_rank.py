@@ -17,10 +17,10 @@ import torch.distributed as dist
 
 
 def work(folder, rank, size, slots, meeting, seconds):
-    """folder: of the version; meeting: a file where the ranks meet; seconds: for a step."""
+    """folder: with its files; meeting: a file where the ranks meet; seconds: for a step."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     torch.set_num_threads(1)
     late = datetime.timedelta(seconds=2 * seconds)  # the leader notices first
     dist.init_process_group("gloo", f"file://{meeting}", late, world_size=size, rank=rank)

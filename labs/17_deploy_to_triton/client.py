@@ -1,4 +1,4 @@
-"""Lab 16, exercise b: the client of a model that sends any number of responses.
+"""Lab 17, exercise b: the client of a model that sends any number of responses.
 
 Such a model is asked over a gRPC stream: a callback gets what comes, in another thread, each time a
 result or an error. The last result is marked, if the request asks for it:

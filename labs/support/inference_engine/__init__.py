@@ -1,0 +1,1 @@
+"""Lab 16, an inference engine: its checks, and what it gives."""
