@@ -254,7 +254,12 @@ def throughput_latency(curves: dict[str, dict], title: str = "", tokens: bool = 
     figures.show()
 
 
-def arrivals(streams: dict[str, Sequence[float]], title: str = "", unit: str = "s") -> dict:
+def arrivals(
+    streams: dict[str, Sequence[float]],
+    title: str = "",
+    unit: str = "s",
+    since: str = "the request",
+) -> dict:
     """One row a stream, a tick for each piece; gold: the first one. streams: {name: moments}.
 
     Returns {name: moment of the first piece}.
@@ -268,7 +273,7 @@ def arrivals(streams: dict[str, Sequence[float]], title: str = "", unit: str = "
         )
         axes.plot(min(moments), row, "|", color=GOLD, markersize=17, markeredgewidth=3)
     figures.lanes(axes, list(streams))
-    axes.set(xlabel=f"{unit} since the request; gold: the first piece", title=title)
+    axes.set(xlabel=f"{unit} since {since}; gold: the first piece", title=title)
     axes.set(ylim=(len(streams) - 0.4, -0.6), xlim=(0, None))
     figures.show()
     return {name: min(moments) for name, moments in streams.items()}
