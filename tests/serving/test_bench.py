@@ -1,4 +1,4 @@
-"""The bench and NVIDIA's load generator, on a real server; and their arithmetic."""
+"""The bench on a real server, and its arithmetic."""
 
 import json
 import math
@@ -24,10 +24,8 @@ from tests.bench.serving.__main__ import (
 from tests.bench.serving.contenders import CONTENDERS, SERVED, World, newest
 from tests.serving.world import configure, kintsugi, ranks, repo_of
 from utils.models.tokenizer import Tokenizer
-from utils.serving import perf_analyzer
 from utils.serving.engine.version import Version
 from utils.serving.load import Load
-from utils.serving.perf_analyzer import Absent, command, loads_of, profile
 from utils.serving.server import server_available
 
 # transformers on two threads, on a machine that others use
@@ -43,89 +41,6 @@ def repo(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(tiny_server):
     return tiny_server
-
-
-# ---- perf_analyzer
-
-
-def test_perf_analyzer_measures_the_served_model(server):
-    tokenizer = Tokenizer.load("models/tiny")
-    inputs = [
-        {"text_input": [text], "max_tokens": [4], "stream": [True],
-         "exclude_input_in_output": [True]}
-        for text in ("def f(", "class ")
-    ]
-    loads = profile(server.grpc, "gpt", inputs, (1, 2), requests=6,
-                    count=lambda text: len(tokenizer.encode(text)))
-    if isinstance(loads, str):
-        pytest.skip(loads)
-    assert sorted(loads) == [1, 2]
-    for many, load in loads.items():
-        assert load.clients == many
-        assert len(load.requests) >= 6
-        assert load.errors == {}
-        assert (load.requests["tokens"] > 0).all()
-        assert (load.requests["first"] <= load.requests["end"]).all()
-        assert load.summary["tokens_per_second"] > 0
-        assert 0 < load.in_flight["count"].max() <= many
-    with pytest.raises(RuntimeError, match="perf_analyzer failed"):
-        profile(server.grpc, "no_such_model", inputs, (1,), requests=1)
-
-
-def test_perf_analyzer_of_its_export():
-    """Two streams of one experiment: moments in ns, an empty last response."""
-    report = {
-        "experiments": [
-            {
-                "experiment": {"mode": "concurrency", "value": 2},
-                "requests": [
-                    {"timestamp": 2_000_000_000, "response_timestamps": [2_500_000_000],
-                     "response_outputs": [{"text_output": "c"}]},
-                    {"timestamp": 1_000_000_000,
-                     "response_timestamps": [1_250_000_000, 3_000_000_000, 3_000_000_001],
-                     "response_outputs": [{"text_output": "a b"}, {"text_output": "c"},
-                                          {"text_output": ""}]},
-                    {"timestamp": 2_750_000_000, "response_timestamps": [],
-                     "response_outputs": []},
-                ],
-            }
-        ]
-    }
-    load = loads_of(report, count=lambda text: len(text.split()))[2]
-    rows = load.requests
-    assert rows["start"].tolist() == [0, 1, 1.75]
-    assert rows["first"].tolist()[:2] == [0.25, 1.5]
-    assert rows["end"].tolist()[:2] == pytest.approx([2.0, 1.5])
-    assert rows["tokens"].tolist() == [3, 1, 0]
-    assert rows["pieces"].tolist() == [2, 1, 0]
-    assert load.errors == {"no response": 1}
-    assert load.seconds == pytest.approx(2)
-    flying = load.in_flight.set_index("seconds")["count"]
-    assert flying.iloc[[0, 50, 120, 160]].tolist() == [1, 1, 2, 1]
-
-
-def test_perf_analyzer_that_cannot_be_had_is_a_sentence(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))  # none is installed
-    said = profile("127.0.0.1:1", "gpt", [], folder=tmp_path / "none", fetch=False)
-    assert isinstance(said, str)
-    assert said.startswith("perf_analyzer")
-    assert str(tmp_path) not in said
-    assert not (tmp_path / "none").exists()
-
-
-def test_perf_analyzer_from_an_index_without_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(Absent, match="perf_analyzer"):
-        command(tmp_path / "share")
-    left = [file.name for file in (tmp_path / "share").rglob("*") if file.is_file()]
-    assert left == []
-
-
-def test_perf_analyzer_that_hangs_is_killed():
-    with pytest.raises(RuntimeError, match=r"did not end within 0\.5 s"):
-        perf_analyzer._run(["sleep", "600"], None, 0.5)
 
 
 # ---- the bench

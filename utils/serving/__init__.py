@@ -12,7 +12,7 @@ server/        a tritonserver from start to end, and the command (install: where
 gateway/       what stands in front of it: limits, keys, OpenAI's API, processes that are watched
 client         who asks it: text and tokens, whole or as they come
 metrics        what it says of itself
-load           many clients at once; perf_analyzer: NVIDIA's, as a second opinion
+load           many clients at once, and the goodput of their promise
 bench/         the engine, Triton and transformers in turns
 
 Import from the files: a rank starts with this room, so it brings nothing along.
