@@ -23,7 +23,6 @@ from tests.bench.serving.__main__ import (
 )
 from tests.bench.serving.contenders import CONTENDERS, SERVED, World, newest
 from tests.serving.world import configure, kintsugi, ranks, repo_of
-from utils.models.tokenizer import Tokenizer
 from utils.serving.engine.version import Version
 from utils.serving.load import Load
 from utils.serving.server import server_available
@@ -36,11 +35,6 @@ STREAMED = {*(n for n in CONTENDERS if n.endswith("stream")), "sequential", "sta
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory):
     return repo_of("tiny", 1, tmp_path_factory.mktemp("bench") / "repo")
-
-
-@pytest.fixture(scope="module")
-def server(tiny_server):
-    return tiny_server
 
 
 # ---- the bench

@@ -13,10 +13,11 @@ some folders bring, are left out.
 
 Source: github.com/triton-inference-server/vllm_backend, src/model.py, README.md and samples/ (state
 of January 2026). The backend makes AsyncEngineArgs of 1/model.json, so each key must be an argument
-of the vLLM in the image: these four are fields of that class in vLLM 0.33.0 (`disable_log_requests`,
-which older examples give, is gone: vllm-project/vllm pull request 21739). It refuses a model that is not
-decoupled, which it declares by itself only where the server completes configurations; the command
-of utils/serving/install.py for the container does not let it, so config.pbtxt says all.
+of the vLLM in the image: these four are fields of that class in vLLM 0.33.0
+(`disable_log_requests`, which older examples give, is gone: vllm-project/vllm pull request 21739).
+It refuses a model that is not decoupled, which it declares by itself only where the server
+completes configurations; the command of utils/serving/install.py for the container does not let it,
+so config.pbtxt says all.
 
 This was NOT run: the server of this workshop's wheel has no vLLM backend and vLLM needs a GPU. What
 is tested: the files parse, the server's own rules for names and types hold, and `transformers`
