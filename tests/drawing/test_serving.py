@@ -86,6 +86,14 @@ def test_slots_draws_bars_and_returns_the_share_at_work():
     assert below.patches[2].get_x() == 2  # request 2 joins where request 1 has left
 
 
+def test_block_tables_show_what_is_shared():
+    pictures.block_tables({"first": [4, 7], "second": [4, 9]})
+    axes = plt.gcf().axes[0]
+    first, own, shared, _ = [patch.get_facecolor() for patch in axes.patches]
+    assert first == shared != own
+    assert words_of(plt.gcf()) == ["block 4", "block 7", "block 4", "block 9"]
+
+
 def test_step_work_stacks_prompts_on_decoded_tokens():
     pictures.step_work({"whole": [(0, 2), (96, 2)], "chunks": [(16, 2)]})
     heights = [[bar.get_height() for bar in axes.patches] for axes in plt.gcf().axes]
@@ -126,7 +134,7 @@ def test_arrivals_mark_the_first_piece():
     found = pictures.arrivals({"a": [0.3, 0.5, 0.9], "b": [0.1]}, since="a prompt came")
     assert found == {"a": 0.3, "b": 0.1}
     axes = plt.gcf().axes[0]
-    assert axes.get_xlabel() == "s since a prompt came; gold: the first piece"
+    assert axes.get_xlabel() == "s since a prompt came; gold: the first"
     ticks = [line for line in axes.lines if line.get_marker() == "|"]
     assert [list(line.get_xdata()) for line in ticks] == [[0.3, 0.5, 0.9], [0.3], [0.1], [0.1]]
     assert ticks[1].get_color() == GOLD

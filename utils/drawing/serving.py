@@ -204,6 +204,19 @@ def _slot(axes, row, cells, most):
         start += length
 
 
+def block_tables(tables: dict[str, Sequence[int]], title: str = "") -> None:
+    """The blocks of each {name: table} in order, by number; blue where several tables have it."""
+    _, axes = figures.plt.subplots(figsize=(8.0, 0.7 + 0.45 * len(tables)))
+    every = [block for table in tables.values() for block in table]
+    for row, table in enumerate(tables.values()):
+        for place, block in enumerate(table):
+            color = BLUE if every.count(block) > 1 else figures.ORANGE
+            figures.block(axes, place, row - 0.4, 0.94, 0.8, color, f"block {block}")
+    figures.lanes(axes, tables)
+    axes.set(xlim=(-0.05, max(map(len, tables.values())) + 2), xticks=[], title=title)
+    figures.show()
+
+
 def step_work(panels: dict[str, list[tuple[int, int]]], title: str = "") -> None:
     """The positions that each step computes, {name: [(of prompts, decoded)]}, a panel each."""
     _, places = figures.plt.subplots(1, len(panels), sharey=True, squeeze=False, figsize=(8.0, 2.8))
@@ -273,7 +286,7 @@ def arrivals(
         )
         axes.plot(min(moments), row, "|", color=GOLD, markersize=17, markeredgewidth=3)
     figures.lanes(axes, list(streams))
-    axes.set(xlabel=f"{unit} since {since}; gold: the first piece", title=title)
+    axes.set(xlabel=f"{unit} since {since}; gold: the first", title=title)
     axes.set(ylim=(len(streams) - 0.4, -0.6), xlim=(0, None))
     figures.show()
     return {name: min(moments) for name, moments in streams.items()}
