@@ -165,7 +165,7 @@ class TritonPythonModel:
             while not self.news.empty():
                 show_ready(self.news.get())
             if time.monotonic() > tell:
-                self.metrics.tell(self.engine)
+                self.metrics.tell(self.engine, gauges=not self.socket_server.superseded())
                 tell = time.monotonic() + 0.2
 
     def is_ready(self):
@@ -175,11 +175,13 @@ class TritonPythonModel:
     def finalize(self):
         """Triton calls this when no request is in flight, on SIGTERM or after a newer version."""
         self.engine.on_ready = None
+        gauges = not self.socket_server.superseded()  # else they are the newer instance's
         self.socket_server.close()  # Triton does not know of those requests: they end here
         self.ended.set()  # a thread that goes on would hold up the server's exit
         self.watcher.join()
-        self.metrics.tell(self.engine)
-        self.metrics.leave()
+        self.metrics.tell(self.engine, gauges)
+        if gauges:
+            self.metrics.leave()
         self.engine.close()
 
 
@@ -236,7 +238,8 @@ class Metrics:
     def __init__(self, labels):
         self.labels, self.families, self.metrics, self.told = labels, {}, {}, {}
 
-    def tell(self, engine):
+    def tell(self, engine, gauges=True):
+        """gauges: False where a newer instance of the same version tells the same ones."""
         stats = engine.stats()
         stats["kv_use"] = stats["kv_used"] / stats["kv_size"]
         for key, (name, description) in COUNTERS.items():
@@ -249,7 +252,7 @@ class Metrics:
             self.count(f"{name}_sum", description, took.sum)
             self.count(f"{name}_count", description, took.count)
         # last: who sees the engine at rest finds all counted that it has done
-        for key, (name, description) in GAUGES.items():
+        for key, (name, description) in GAUGES.items() if gauges else ():
             self.metric(name, description, "GAUGE").set(float(stats[key]))
 
     def leave(self):

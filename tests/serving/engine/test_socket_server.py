@@ -55,6 +55,17 @@ def answers(connection):
         return [json.loads(line) for line in lines]
 
 
+def test_a_newer_instance_of_the_same_version_is_seen(engine, folder):
+    """It tells the gauges then: the older one would write its zeros into them."""
+    with a_socket(engine, folder) as server:
+        for version, seconds, newer in ((1, -9, False), (1, 9, True), (2, 9, False)):
+            other = folder / f"gpt_engine-{version}-{os.getppid()}.sock"
+            other.touch()
+            os.utime(other, ns=(server.made, server.made + 10**9 * seconds))
+            assert server.superseded() == newer
+            other.unlink()
+
+
 def test_one_answer_or_many(engine, folder):
     expected = engine.complete(TOKENS).tokens
     with a_socket(engine, folder) as server:

@@ -45,6 +45,7 @@ class SocketServer:
         self.closing = threading.Event()
         self.file = folder / f"{name}-{os.getpid()}.sock"
         self.listener = self._made()
+        self.made = self.file.stat().st_mtime_ns
         self.taker = threading.Thread(target=self._take, daemon=True, name="socket server")
         self.taker.start()
 
@@ -58,6 +59,13 @@ class SocketServer:
             time.sleep(0.02)
         with contextlib.suppress(OSError):
             self.file.parent.rmdir()
+
+    def superseded(self) -> bool:
+        """Whether a newer instance of the same version takes requests at a socket of its own."""
+        others = self.file.parent.glob(f"{self.file.stem.rpartition('-')[0]}-*.sock")
+        with contextlib.suppress(FileNotFoundError):  # it has just been removed
+            return any(other.stat().st_mtime_ns > self.made for other in others)
+        return False
 
     def watch(self) -> None:
         """Cancels the requests whose caller has gone; to be called now and then."""
