@@ -21,6 +21,8 @@ LAB = Lab(
     {
         "rank": ("contracts", "rank", "rank.py"),
         "batch": ("contracts", "batch", "scheduler.py"),
+        "blocks": ("check_blocks", "blocks", "blocks.py"),
+        "draft": ("check_drafts", "draft", "speculative.py"),
     },
 )
 
@@ -49,6 +51,8 @@ def test_nothing_is_measured_where_nothing_is_written(tmp_path):
     rank, scheduler = (str(tmp_path / name) for name in ("rank.py", "scheduler.py"))
     assert measurements.batches(scheduler) is None
     assert measurements.together(rank, scheduler) is None
+    assert measurements.paged(str(tmp_path / "blocks.py")) is None
+    assert measurements.speculated(str(tmp_path / "speculative.py")) is None
 
 
 def test_a_request_that_does_not_fit_harms_nobody_else():

@@ -1,13 +1,20 @@
 """Given: what the notebook shows of your answers, beside the checks; None if one is missing."""
 
 import functools
+import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+from torch.nn import functional as F
+
 from labs.support.inference_engine import contracts, leader, streams
 from utils.course.assertions import Wrong
 from utils.course.runner import Trial
+from utils.models.gpt import GPT
+from utils.paths import ROOT
+from utils.serving.engine.blocks import BLOCK, blocks_for
 
 
 def measured(function: Callable[..., dict]) -> Callable[..., dict | None]:
@@ -56,3 +63,84 @@ def together(rank: Path, scheduler: Path) -> dict:
     streams.right_streams(tokens)
     by_rows = {len(step["slots"]): step["bytes"] for step in steps}
     return {"steps": len(steps), "bytes": dict(sorted(by_rows.items()))}
+
+
+# ---- c
+
+LONGEST, SLOTS = 512, 8  # positions of the model; slots of as many that the memory has
+BEGINNINGS = (48, 96, 160)  # positions of three system prompts
+
+
+def load() -> list[tuple[int, int]]:
+    """400 requests: with which of BEGINNINGS each begins, and its positions in all."""
+    draw = random.Random(16)
+    kinds = [draw.randrange(len(BEGINNINGS)) for _ in range(400)]
+    own = [1 + int(draw.expovariate(1 / 60)) for _ in kinds]
+    return [(kind, min(BEGINNINGS[kind] + more, LONGEST)) for kind, more in zip(kinds, own)]
+
+
+@measured
+def paged(path: Path) -> dict:
+    """{way: requests, positions reserved, held and read} when the memory of 8 slots is full: with
+    slots, with your blocks, and with blocks that requests with the same beginning share."""
+    return Trial(path).alone("a load of requests", admitted)
+
+
+def admitted(answer) -> dict:
+    """In a process: as many requests as the memory takes."""
+    first = sum(positions for _, positions in load()[:SLOTS])
+    found = {"slots": (SLOTS, SLOTS * LONGEST, first, first)}
+    for way in ("blocks", "shared blocks"):
+        blocks = answer.Blocks(SLOTS * LONGEST // BLOCK)
+        requests = held = read = 0
+        for kind, positions in load():
+            keys = [f"{kind} {n}" for n in range(BEGINNINGS[kind] // BLOCK)] * (way != "blocks")
+            there = blocks.find(keys)
+            try:
+                taken = blocks.take(blocks_for(positions) - len(there))
+            except answer.NoBlocks:
+                blocks.release(there)
+                break
+            for block, key in zip(taken, keys[len(there) :]):
+                blocks.keep(block, key)
+            requests, held = requests + 1, held + positions
+            read += positions - BLOCK * len(there)
+        found[way] = requests, BLOCK * sum(map(bool, blocks.readers)), held, read
+    return found
+
+
+# ---- d
+
+NEW = 48  # tokens after each prompt
+
+
+@measured
+def speculated(path: Path, k: int = 4) -> dict:
+    """models/tiny drafts k tokens at a time for models/base, greedily: whether the tokens are
+    "equal" to those of base alone, its "passes", the "tokens", and of the drafted tokens how many
+    were "judged" (up to the first that is rejected) and "accepted"."""
+    return Trial(path).alone("models/tiny drafts", drafting, k, seconds=60.0)
+
+
+@torch.inference_mode()
+def drafting(answer, k: int) -> dict:
+    """In a process. In fp64, so that the largest logit is the same one on every machine."""
+    folders = (ROOT / "models" / name for name in ("tiny", "base"))
+    draft, target = (GPT.from_pretrained(folder, dtype=torch.float64) for folder in folders)
+    found = {"equal": True, "passes": 0, "tokens": 0, "judged": 0, "accepted": 0}
+    for prompt in map(streams.prompt, range(len(streams.PROMPTS))):
+        tokens = torch.tensor(prompt)
+        while len(tokens) < len(prompt) + NEW:
+            drafted = draft.generate(tokens[None], k, temperature=0)[0, len(tokens) :]
+            logits = target(torch.cat([tokens, drafted])[None])[0, len(tokens) - 1 :]  # (k+1, V)
+            best = logits.argmax(-1)
+            q, p = (F.one_hot(one, logits.shape[1]).double() for one in (drafted, best))
+            kept = answer.verify(drafted, q, p, torch.rand(k), lambda one: int(one.argmax()))
+            tokens = torch.cat([tokens, torch.tensor(kept)])
+            found["passes"] += 1
+            found["tokens"] += len(kept)
+            found["judged"] += min(len(kept), k)
+            found["accepted"] += len(kept) - 1
+        alone = target(tokens[None, :-1])[0, len(prompt) - 1 :].argmax(-1)  # after each token
+        found["equal"] = found["equal"] and torch.equal(alone, tokens[len(prompt) :])
+    return found

@@ -1,0 +1,102 @@
+"""Lab 16, exercise c: an allocator for the blocks of a paged cache.
+
+The cache has `size` blocks, numbered 0 … size-1; each holds the keys and values of the same number
+of positions. A request has a list of blocks, its *table*. Requests can share blocks: the *readers*
+of a block are the requests that have it in their table. A block without readers is free, and keeps
+its content until it is taken.
+
+    blocks = Blocks(64)
+    table = blocks.find(["a", "ab", "abc"])   # full blocks that hold the same beginning
+    table += blocks.take(3)                   # free ones
+    blocks.keep(table[0], "a")                # it is full now: others may find it by this key
+    copy = blocks.fork(table)                 # a second request goes on from here
+    copy[-1] = blocks.write(copy[-1])         # it writes: a block of its own
+    blocks.release(table)                     # the request is over
+
+The key of a full block identifies its content and everything that precedes it: blocks with the same
+key hold the same. A full block is never written to; a block that is not full has no key.
+"""
+
+
+class NoBlocks(RuntimeError):
+    """Not enough blocks are free. Nothing was taken."""
+
+
+class Blocks:
+    """readers: a list, how many requests read each block."""
+
+    def __init__(self, size):
+        self.readers = [0] * size
+        ### BEGIN SOLUTION: keep track of the free blocks and of the keys
+        self.free = dict.fromkeys(range(size))  # in the order in which they are taken
+        self.found = {}  # key -> block
+        self.keys = {}  # block -> key
+        ### END SOLUTION
+
+    def take(self, count):
+        """A list of `count` free blocks, each with one reader; raises NoBlocks if fewer are free.
+
+        The block released longest ago is taken first; those never used come before all others, the
+        lowest first. The content of a taken block is gone: its key no longer finds it.
+        """
+        ### BEGIN SOLUTION: take the free blocks that were released longest ago
+        if count > len(self.free):
+            raise NoBlocks(f"{count} blocks are wanted and {len(self.free)} are free")
+        taken = list(self.free)[:count]
+        for block in taken:
+            del self.free[block]
+            self.readers[block] = 1
+            self.found.pop(self.keys.pop(block, None), None)
+        return taken
+        ### END SOLUTION
+
+    def find(self, keys):
+        """The blocks of the longest beginning of `keys` that is in the cache, free or not, as a
+        list; each gets one more reader."""
+        ### BEGIN SOLUTION: look up one key after the other until one is missing
+        table = []
+        for key in keys:
+            if key not in self.found:
+                break
+            table.append(self.found[key])
+        return self.fork(table)
+        ### END SOLUTION
+
+    def keep(self, block, key):
+        """From now on `key` finds this block, which is full and has no key yet. If the key already
+        finds another block, it still does."""
+        ### BEGIN SOLUTION: remember the key, unless it is known
+        if key not in self.found:
+            self.found[key], self.keys[block] = block, key
+        ### END SOLUTION
+
+    def fork(self, table):
+        """A copy of the table for one more request: each of its blocks gets one more reader."""
+        ### BEGIN SOLUTION: count one more reader for each block
+        for block in table:
+            self.readers[block] += 1
+            self.free.pop(block, None)
+        return list(table)
+        ### END SOLUTION
+
+    def write(self, block):
+        """The block that a request with `block` in its table may write to: the same one if the
+        request is its only reader; otherwise a free one, which takes its place in the table (the
+        engine copies the content). Raises NoBlocks if none is free."""
+        ### BEGIN SOLUTION: copy on write
+        if self.readers[block] == 1:
+            return block
+        (copy,) = self.take(1)
+        self.readers[block] -= 1  # the others still read it
+        return copy
+        ### END SOLUTION
+
+    def release(self, table):
+        """A request has ended: each of its blocks has one reader fewer. The last block of the table
+        is released first: requests share their beginnings, not their ends."""
+        ### BEGIN SOLUTION: count one reader fewer for each block, from the last to the first
+        for block in reversed(table):
+            self.readers[block] -= 1
+            if not self.readers[block]:
+                self.free[block] = None
+        ### END SOLUTION
