@@ -1,7 +1,7 @@
 """Given: what exercise 16c asks for, a block allocator, and how its check cell judges it.
 
-The answer's Blocks gets drawn calls beside a reference, as requests make them that come, find what
-others have read, fork, write, grow and go.
+The answer's Blocks and a reference get the same drawn calls: those of requests that arrive, find
+shared beginnings, fork, write, grow and end.
 """
 
 from contextlib import suppress
@@ -205,7 +205,7 @@ def blocks(trial: Trial) -> str:
     trial.forbid(("utils", "vllm"))
     trial.alone("in one process", stories, trial.new_seed(), seconds=SECONDS)
     return (
-        "drawn requests in 1 to 9 blocks come, find what others have read, fork, write, grow and\n"
-        "go: the right blocks in the right order, readers right after each call, a copy where\n"
-        "several read what one writes; where too few are free NoBlocks, and nothing is taken."
+        "drawn requests arrive in 1 to 9 blocks, share beginnings, fork, write, grow and end:\n"
+        "the right blocks in the right order, readers right after each call, a copy on write only\n"
+        "where a block is shared; if too few are free, NoBlocks, and nothing is taken."
     )

@@ -1,7 +1,7 @@
 """Given: what exercise 16d asks for, the verification of a draft, and how its check cell judges it.
 
-First many draws, which must have the target's distribution; then drawn cases beside the rule in
-fp64, with given uniforms and a draw that is recorded.
+First, many draws must have the target's distribution; then drawn cases, with given uniforms and a
+recorded draw, are compared with the rule in fp64.
 """
 
 import operator
@@ -83,7 +83,7 @@ KINDS = ("plain", "p with zeros", "q with zeros", "p = q", "greedy p", "both gre
 
 @dataclass(frozen=True)
 class Draft:
-    """k drafted tokens of V. kind: of p and q; part: of 1, below which the uniforms are drawn."""
+    """k drafted tokens of V. kind: of p and q; part: the uniforms are drawn from [0, part)."""
 
     k: int
     V: int
@@ -182,6 +182,6 @@ def draft(trial: Trial) -> str:
     trial.alone("in one process", calls, trial.new_seed(), seconds=SECONDS)
     return (
         f"{DRAWS:,} draws have the target's distribution, within {SIGMAS:g} standard deviations;\n"
-        "drafts of 0 to 6 tokens, greedy, equal and with zeros: those below p/q are kept, until\n"
-        "the first that is not; one draw, from the right distribution."
+        "of drafts of 0 to 6 tokens, greedy ones, p = q and zeros included, those are kept whose\n"
+        "uniform is below p/q, up to the first that is not; one draw, from the right distribution."
     )

@@ -213,9 +213,9 @@ def rank(trial: Trial) -> str:
         if group.size == 2:
             group.run(group.case("models/small"), serve, the_small_models_story())
     return (
-        "attention and MLP are added up on 2 and 3 ranks, in fp32 or fp64, also when messages\n"
-        "come late: two all-reduces of x a layer, no more; rank 0 alone answers, each command\n"
-        "once, in order, bad requests too; the loop ends with its pipe, or when a rank has gone;\n"
+        "attention and MLP are summed over 2 and 3 ranks, in fp32 or fp64, also when messages\n"
+        "are late: two all-reduces of x per layer, no more; rank 0 alone answers, each command\n"
+        "once, in order, bad requests included; the loop ends with its pipe, or when a rank dies;\n"
         "two ranks have the whole model's tokens."
     )
 
@@ -380,10 +380,11 @@ def batch(trial: Trial) -> str:
             f"{max(rows)} rows; {longest} will do, as many as the longest needs alone."
         )
     return (
-        "drawn tables of 1 to 12 slots: the oldest join as soon as a slot is free, the lowest;\n"
-        "everybody who runs gets a token in each step, in one decode; who is over, complete,\n"
-        f"refused or gone, leaves; {len(tokens)} real streams in {slots} slots take {len(rows)} "
-        "decode steps, as\nmany as the longest alone, and have the tokens that they have alone."
+        "of drawn requests the oldest joins 1 to 12 slots as soon as one is free, the lowest;\n"
+        "every running request gets a token in each step, in one decode; requests that are over,\n"
+        f"complete, refused or cancelled, leave; {len(tokens)} real streams in {slots} slots take "
+        f"{len(rows)} decode steps, as\nmany as the longest alone, and each has the tokens that it "
+        "has alone."
     )
 
 
