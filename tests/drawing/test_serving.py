@@ -134,7 +134,7 @@ def test_arrivals_mark_the_first_piece():
     found = pictures.arrivals({"a": [0.3, 0.5, 0.9], "b": [0.1]}, since="a prompt came")
     assert found == {"a": 0.3, "b": 0.1}
     axes = plt.gcf().axes[0]
-    assert axes.get_xlabel() == "s since a prompt came; gold: the first"
+    assert axes.get_xlabel() == "s since a prompt came; gold: the first of each row"
     ticks = [line for line in axes.lines if line.get_marker() == "|"]
     assert [list(line.get_xdata()) for line in ticks] == [[0.3, 0.5, 0.9], [0.3], [0.1], [0.1]]
     assert ticks[1].get_color() == GOLD

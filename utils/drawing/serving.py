@@ -286,7 +286,7 @@ def arrivals(
         )
         axes.plot(min(moments), row, "|", color=GOLD, markersize=17, markeredgewidth=3)
     figures.lanes(axes, list(streams))
-    axes.set(xlabel=f"{unit} since {since}; gold: the first", title=title)
+    axes.set(xlabel=f"{unit} since {since}; gold: the first of each row", title=title)
     axes.set(ylim=(len(streams) - 0.4, -0.6), xlim=(0, None))
     figures.show()
     return {name: min(moments) for name, moments in streams.items()}
