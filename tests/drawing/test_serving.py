@@ -25,7 +25,8 @@ def title_of(axes):
 def test_who_serves_names_every_server_and_engine():
     pictures.who_serves()
     words = "\n".join(words_of(plt.gcf()))
-    for name in ("Triton", "Dynamo", "vLLM", "TensorRT-LLM", "SGLang", "gateway", "engine"):
+    for name in ("Triton", "Dynamo", "vLLM", "TensorRT-LLM", "SGLang", "gateway", "engine",
+                 "round-robin"):
         assert name in words
 
 
@@ -35,7 +36,8 @@ def test_front_doors_shows_every_model_and_rank(tp):
     words = "\n".join(words_of(plt.gcf()))
     assert words.count("rank ") == tp
     assert ("all-reduce" in words) == (tp > 1)
-    for name in ("client", "gateway", "HTTP", "gRPC", "gpt_tokenize", "gpt_engine", "tritonserver"):
+    for name in ("client", "gateway", "HTTP", "gRPC", "gpt_tokenize", "gpt_detokenize",
+                 "gpt_engine", "tritonserver"):
         assert words.count(name) >= 1
     assert words.count(f"1/{tp} of each matrix") == (tp if 1 < tp <= 4 else 0)
 
@@ -118,7 +120,7 @@ def test_throughput_latency_takes_summaries_in_the_order_of_clients():
     assert list(high.get_ydata()) == [0.2, 0.8]
     words = words_of(plt.gcf())
     assert {"1", "16", "tp 1", "tp 2"} <= set(words)
-    assert axes.get_ylim()[0] == 0
+    assert axes.get_xlim()[0] == axes.get_ylim()[0] == 0
     pictures.throughput_latency(curves, tokens=False)
     assert list(plt.gcf().axes[0].lines[1].get_xdata()) == [10, 90]
 

@@ -70,8 +70,8 @@ def front_doors(tp: int = 2) -> None:
     sketch.box("grpc", "gRPC\nstream", x=1.95, y=0.7, width=1.1, height=0.7, size=9.5)
     sketch.box("gpt", "gpt\ntext → text", x=3.55, y=2.15, width=1.2, height=0.8, color="rank2",
                size=9.5)
-    sketch.box("words", "gpt_tokenize", x=5.25, y=2.3, width=1.45, height=0.5, color="data",
-               size=9.5)
+    for name, y in (("gpt_detokenize", 2.75), ("gpt_tokenize", 2.2)):
+        sketch.box(name, x=5.25, y=y, width=1.45, height=0.45, color="data", size=9.5)
     sketch.box("engine", "gpt_engine\nleader:\nqueue, slots", x=5.25, y=0.6, width=1.45,
                height=0.9, color="gold", size=9.5)
     room = 2.7 / tp
@@ -90,11 +90,12 @@ def front_doors(tp: int = 2) -> None:
                          ha="center", fontsize=9.5)
     for door in ("http", "grpc", "gateway"):
         sketch.arrow("client", door, both=True)
-    sketch.arrow("gateway", "http", both=True)
+    for door in ("http", "grpc"):
+        sketch.arrow("gateway", door, both=True)
     sketch.arrow("http", "gpt", both=True)
     sketch.arrow("grpc", "gpt", both=True)
-    sketch.arrow("gpt", "words", "", both=True)
-    sketch.text(5.0, 2.72, "BLS", size=9)
+    sketch.arrow("gpt", "gpt_tokenize", both=True)
+    sketch.text(5.0, 2.64, "BLS", size=9)
     sketch.arrow("gpt", "engine", both=True)
     sketch.text(5.4, 1.87, "Unix socket:\nclosing it cancels", size=9, align="left")
     sketch.arrow("grpc", "engine", both=True)
@@ -104,7 +105,7 @@ def front_doors(tp: int = 2) -> None:
 
 
 def who_serves() -> None:
-    """Triton, Dynamo and the engines: who stands in front of whom."""
+    """Triton, Dynamo and the engines: which server is in front of which."""
     sketch = Sketch(9.6, 3.7)
     sketch.box("clients", "clients", x=0.1, y=1.4, width=1.1, height=0.8, color="ink")
     sketch.box("gateway", "gateway", x=1.9, y=2.75, width=1.6, height=0.6, color="ink", fill=False)
@@ -116,7 +117,7 @@ def who_serves() -> None:
                height=0.95, color="gold", size=9.5)
     sketch.box("ours", "this workshop's engine", x=7.3, y=2.95, width=2.1, height=0.5,
                color="data", size=9.5)
-    sketch.box("engines", " ", x=7.1, y=0.2, width=2.4, height=2.5, color="muted", fill=False)
+    sketch.box("engines", " ", x=6.9, y=0.2, width=2.6, height=2.5, color="muted", fill=False)
     sketch.box("backends", " ", x=7.2, y=1.05, width=2.2, height=1.55, color="gold", fill=False)
     for row, name in enumerate(("vLLM", "TensorRT-LLM", "SGLang")):
         sketch.box(name, name, x=7.3, y=1.95 - 0.75 * row, width=2.0, height=0.55, color="data")
@@ -126,9 +127,10 @@ def who_serves() -> None:
     sketch.arrow("triton", "ours", "Python backend")
     sketch.arrow("triton", "backends")
     sketch.arrow("own", "engines")
-    sketch.arrow("dynamo", "engines", "by cached prefix")
+    sketch.arrow("dynamo", "engines")
+    sketch.text(5.8, 0.75, "by cached prefix")
     sketch.arrow("dynamo", "triton")
-    sketch.text(4.62, 2.2, "in turn", align="left")
+    sketch.text(4.62, 2.2, "round-robin", align="left")
     sketch.show()
 
 
@@ -258,8 +260,8 @@ def throughput_latency(curves: dict[str, dict], title: str = "", tokens: bool = 
                           ha="center", fontsize=9, color=tint)
         ends.append((name, xs[-1], middle[-1], tint))
     axes.set(xlabel="tokens/s" if tokens else "requests/s", ylabel="latency in s", title=title)
-    axes.set_ylim(bottom=0)
     axes.margins(x=0.06)
+    axes.set(xlim=(0, None), ylim=(0, None))
     if len(ends) > 1:
         figures._label_ends(axes, ends)
     axes.text(0.01, 0.97, "dashed: 95th percentile; numbers: clients", fontsize=9, color=GREY,
