@@ -10,12 +10,9 @@ Looks and repositories are those of `world.py`. Nothing here sleeps as a proof.
 """
 
 import asyncio
-import ctypes
 import os
-import platform
 import re
 import signal
-import struct
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +22,6 @@ import pytest
 from tests.serving.processes import PATIENCE, alive, parent, until
 from tests.serving.world import kintsugi, ranks
 from utils.serving.client import ServeError
-from utils.serving.gateway.stubs import state
 
 MODELS = ["gpt", "gpt_engine", "gpt_tokenize", "gpt_detokenize"]
 
@@ -65,39 +61,6 @@ def frozen(*pids):
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-
-
-def stop_at_rest(stub):
-    """Stops a stub when none of its threads holds a mutex that it shares with Triton.
-
-    Triton 24.10 ends (boost::interprocess::lock_exception) where it wants one whose owner was
-    killed. Who owns one, the kernel knows (get_robust_list(2)).
-    """
-
-    def at_rest():
-        os.kill(stub, signal.SIGSTOP)
-        until(lambda: all(state(thread) == "T" for thread in threads(stub)))
-        if not any(map(holds_a_mutex, threads(stub))):
-            return True
-        os.kill(stub, signal.SIGCONT)
-
-    until(at_rest)
-
-
-def threads(pid):
-    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-
-
-def holds_a_mutex(thread):
-    """Whether a thread of another process, which is stopped, owns a robust mutex or takes one."""
-    libc, head, size = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p(), ctypes.c_size_t()
-    number = {"x86_64": 274, "aarch64": 100}[platform.machine()]
-    if libc.syscall(number, thread, ctypes.byref(head), ctypes.byref(size)):
-        raise OSError(ctypes.get_errno(), "get_robust_list")
-    with open(f"/proc/{thread}/mem", "rb", 0) as memory:
-        memory.seek(head.value)
-        first, _, pending = struct.unpack("3q", memory.read(24))
-    return first != head.value or pending != 0
 
 
 def memory(server):

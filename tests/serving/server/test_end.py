@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.serving.probe import stop_at_rest
 from tests.serving.processes import (
     PATIENCE,
     ROOT,
@@ -26,6 +25,7 @@ from tests.serving.processes import (
 )
 from tests.serving.triton_models import write_models
 from utils.serving.client import Client, ServeError
+from utils.serving.gateway.stubs import stop_at_rest
 from utils.serving.server import TritonServer, server_available
 
 pytestmark = [

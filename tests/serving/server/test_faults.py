@@ -17,7 +17,6 @@ from tests.serving.probe import (
     generate,
     gone,
     processes,
-    stop_at_rest,
     stream,
     tokens,
 )
@@ -25,6 +24,7 @@ from tests.serving.processes import PATIENCE, until
 from tests.serving.world import configure, kintsugi, pids, ranks, repo_of, serving
 from utils.serving.client import Client, ServeError
 from utils.serving.gateway import Gateway
+from utils.serving.gateway.stubs import stop_at_rest
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 

@@ -11,9 +11,13 @@ start it anew: streams hang, and the model counts as ready. So the gateway looks
 """
 
 import asyncio
+import ctypes
 import logging
 import os
+import platform
 import signal
+import struct
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
@@ -290,6 +294,36 @@ def stub_of(pid: int) -> Stub | None:
         return Stub(file.parents[1].name, file.parent.name, pid, begun)
     except OSError:
         return None
+
+
+def stop_at_rest(pid: int, seconds: float = 60.0) -> None:
+    """Stops a stub (SIGSTOP) while none of its threads holds a mutex that it shares with Triton, so
+    that it can be killed: 24.10 ends (boost::interprocess::lock_exception) where it wants a mutex
+    whose owner was killed. The kernel knows the owners (get_robust_list(2)). Raises TimeoutError.
+    """
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        os.kill(pid, signal.SIGSTOP)
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+        if all(state(thread) == "T" for thread in threads):
+            if not any(map(_holds_a_mutex, threads)):
+                return
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.001)
+    os.kill(pid, signal.SIGCONT)
+    raise TimeoutError(f"the threads of process {pid} were not at rest for {seconds:g} s")
+
+
+def _holds_a_mutex(thread):
+    """Whether a thread of another process, which is stopped, owns a robust mutex or takes one."""
+    libc, head, size = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p(), ctypes.c_size_t()
+    number = {"x86_64": 274, "aarch64": 100}[platform.machine()]
+    if libc.syscall(number, thread, ctypes.byref(head), ctypes.byref(size)):
+        raise OSError(ctypes.get_errno(), "get_robust_list")
+    with open(f"/proc/{thread}/mem", "rb", 0) as memory:
+        memory.seek(head.value)
+        first, _, pending = struct.unpack("3q", memory.read(24))
+    return first != head.value or pending != 0
 
 
 def state(pid: int) -> str:
