@@ -1,4 +1,4 @@
-"""Watches the processes in which Triton's Python models run, and heals what has died.
+"""Watches the processes in which Triton's Python models run, and restarts what Triton does not.
 
 Triton runs each Python model in a process of its own, a *stub*. When one is killed, Triton does not
 start it anew: streams hang, and the model counts as ready. So the gateway looks at the stubs itself
