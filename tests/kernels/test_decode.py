@@ -346,4 +346,4 @@ def test_what_is_read_most_is_read_by_128_bits(name, of_a_turn):
     assert code.spills == 0 and code.registers <= 128
     assert code.loads[128] * code.threads * 16 >= of_a_turn
     assert sum(code.loads.values()) - code.loads[128] < 6  # of the table, of x, of scales
-    assert re.search("HMMA|IMMA", code.sass)  # by the tensor cores
+    assert re.search("HMMA|IMMA", code.assembly)  # by the tensor cores

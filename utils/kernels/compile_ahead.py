@@ -4,7 +4,7 @@
 
 It is a process of its own, because one whose kernels are interpreted cannot compile. It needs no
 GPU and no driver, and imports neither torch nor the workshop. `ptxas` and `cuobjdump` lie in
-Triton's package.
+Triton's package; AMD's assembly is LLVM's own.
 """
 
 import json
@@ -21,19 +21,23 @@ def compile_ahead(
     signature: dict[str, str],
     constants: dict[str, Any],
     divisible: list[str],
-    capability: int,
+    target: tuple[str, int | str, int],
     warps: int,
 ) -> dict:
-    """{"ttgir", "ptx", "sass", "usage", "shared"}: texts of Triton and of cuobjdump, and bytes.
+    """{"ttgir", "assembly", "usage", "shared"}: texts of Triton and of its assembler, and bytes.
 
     source       a file of Python with the kernel and all that it uses
     signature    {argument: Triton's type}, in order; "constexpr" for `constants`
     divisible    arguments that 16 divides
+    target       Triton's word for the vendor, the architecture, threads of a warp
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    vendor = {"cuda": "NVIDIA", "hip": "AMD"}[target[0]]
+    if vendor.lower() not in triton.backends.backends:
+        raise RuntimeError(f"Triton {triton.__version__} here has no compiler for {vendor}'s GPUs")
     with tempfile.TemporaryDirectory() as folder:
         triton.knobs.cache.dir = folder  # nothing stays behind
         file = Path(folder) / "kernel.py"
@@ -48,18 +52,19 @@ def compile_ahead(
                 {places[name]: value for name, value in constants.items()},
                 {places[name]: [["tt.divisibility", 16]] for name in divisible},
             ),
-            target=GPUTarget("cuda", capability, 32),
+            target=GPUTarget(*target),
             options={"num_warps": warps},
         )
+        result = {"ttgir": compiled.asm["ttgir"], "shared": compiled.metadata.shared}
+        if vendor == "AMD":
+            return result | dict.fromkeys(("assembly", "usage"), compiled.asm["amdgcn"])
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(compiled.asm["cubin"])
         tool = triton.knobs.nvidia.cuobjdump.path
-        texts = {
+        return result | {
             name: subprocess.check_output([tool, flag, cubin], text=True)
-            for name, flag in (("sass", "--dump-sass"), ("usage", "--dump-resource-usage"))
+            for name, flag in (("assembly", "--dump-sass"), ("usage", "--dump-resource-usage"))
         }
-        texts |= {name: compiled.asm[name] for name in ("ttgir", "ptx")}
-        return {**texts, "shared": compiled.metadata.shared}
 
 
 if __name__ == "__main__":

@@ -5,12 +5,13 @@
     code.bytes_per(1024)           # 28.0 bytes for each of a program's 1024 numbers
     code.registers, code.spills, code.shared
     occupancy(code)                # how many warps an SM can hold at once, and what limits them
-    print(code.sass)
+    print(code.assembly)
 
 The arguments are those of a launch, and what Triton sees in them is what it would see then: types,
 and whether 16 divides an address or a whole number. `p[1:]` is a tensor whose address 16 does not
-divide; a tensor on the device "meta" has a size and no memory. Source: NVIDIA, CUDA Binary
-Utilities (instructions of Ampere and Hopper), https://docs.nvidia.com/cuda/cuda-binary-utilities/.
+divide; a tensor on the device "meta" has a size and no memory. Sources: NVIDIA, CUDA Binary
+Utilities (instructions of Ampere and Hopper), https://docs.nvidia.com/cuda/cuda-binary-utilities/;
+AMD, Instruction Set Architecture of CDNA 2 ("Flat, Scratch and Global", "Vector Memory").
 """
 
 import inspect
@@ -41,17 +42,53 @@ SECONDS = 300  # that a compilation may take; usual are 1 to 3
 
 
 @dataclass(frozen=True)
+class Vendor:
+    """Triton's word for a vendor, and how its instructions begin; `WIDTHS` says how they go on."""
+
+    backend: str
+    lanes: int  # threads of a warp (NVIDIA) or of a wave (AMD)
+    load: str
+    store: str
+    single: str  # how an instruction goes on that may serve a whole program: `_scalars`
+
+
+NVIDIA = Vendor("cuda", 32, load=r"\bLDG(?:STS)?", store=r"\bSTG", single="")
+AMD = Vendor(
+    "hip", 64,
+    load=r"\b(?:global|buffer|flat)_load(?!.*Folded)",  # "Folded": of a number that was spilled
+    store=r"\b(?:global|buffer|flat)_store(?!.*Folded)",
+    single=r" .* s\[\d+:\d+\](?!,)",  # the address is in scalar registers: one set for a wave
+)
+WIDTHS = {  # bits for a thread; without any of these words (`LDG.E`, `global_load_dword`) 32
+    "U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256,
+    "byte": 8, "ubyte": 8, "sbyte": 8, "short": 16, "ushort": 16, "sshort": 16,
+    "dwordx2": 64, "dwordx3": 96, "dwordx4": 128,
+}
+
+
+@dataclass(frozen=True)
 class GPU:
-    """What an SM of a GPU has. NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per
-    Compute Capability"; number of SMs: NVIDIA A100 and H100 Tensor Core GPU Architecture (SXM)."""
+    """What an SM of a GPU has, or AMD's *compute unit* (CU).
+
+    NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; NVIDIA
+    A100 and H100 Tensor Core GPU Architecture (SXM). ROCm documentation, "AMD GPU specifications";
+    LLVM, "User Guide for AMDGPU Backend" (units of registers and of shared memory).
+    """
 
     name: str
-    capability: int
+    arch: int | str
     sms: int
     shared: int  # bytes of shared memory
+    vendor: Vendor = NVIDIA
     registers: int = 65536  # of 32 bits
     warps: int = 64
     blocks: int = 32
+    unit: int = 128  # bytes in which shared memory is given to a program
+    reserved: int = 1024  # bytes of it that a program gives to the system
+
+
+def _amd(name, arch, cus, shared, unit=512):
+    return GPU(name, arch, cus, shared, AMD, 2 * 65536, warps=32, unit=unit, reserved=0)
 
 
 GPUS = {
@@ -59,6 +96,9 @@ GPUS = {
     for gpu in (
         GPU("A100", 80, sms=108, shared=164 * 1024),
         GPU("H100", 90, sms=132, shared=228 * 1024),
+        _amd("MI250X", "gfx90a", 110, 64 * 1024),  # one of its two dies, which is a device
+        _amd("MI300X", "gfx942", 304, 64 * 1024),
+        _amd("MI355X", "gfx950", 256, 160 * 1024, unit=1280),
     )
 }
 
@@ -79,8 +119,7 @@ class MachineCode:
     loads: dict[int, int]  # {bits for a thread: instructions} from global memory, widest first
     stores: dict[int, int]
     scalars: dict[int, int]  # not in these: a number that the whole program loads or stores once
-    sass: str = field(repr=False)  # the machine code as text
-    ptx: str = field(repr=False)
+    assembly: str = field(repr=False)  # the instructions as text
 
     def bytes_per(self, elements: int) -> float:
         """Bytes between global memory and registers for each of a program's `elements`, where
@@ -103,7 +142,7 @@ def machine_code(
     """
     if gpu not in GPUS:
         raise ValueError(f"gpu {gpu!r} is not one of {', '.join(GPUS)}")
-    function = _raw(kernel)
+    vendor, function = GPUS[gpu].vendor, _raw(kernel)
     if not isinstance(function, FunctionType):
         raise ValueError(f"{kernel!r} is no kernel: give a function under @triton.jit")
     try:
@@ -128,30 +167,49 @@ def machine_code(
         "signature": signature,
         "constants": constants,
         "divisible": divisible,
-        "capability": GPUS[gpu].capability,
+        "target": (vendor.backend, GPUS[gpu].arch, vendor.lanes),
         "warps": num_warps,
     }
     result = _in_a_child(json.dumps(request))
     if "error" in result:
         raise ValueError(f"{function.__name__} does not compile: {result['error']}")
-    usage = dict(re.findall(r"\b([A-Z]+):(\d+)", result["usage"].split(function.__name__)[-1]))
-    instructions = re.findall(r"/\*([0-9a-f]{4,})\*/ +(\S.*?) *;", result["sass"])
-    sass = "\n".join(f"{address}  {instruction}" for address, instruction in instructions)
-    loads, stores = (_widths(sass, kind) for kind in ("LDG(?:STS)?", "STG"))
-    scalars = _scalars(result["ttgir"], "load", loads) + _scalars(result["ttgir"], "store", stores)
+    read = _read_nvidia if vendor is NVIDIA else _read_amd
+    assembly, registers, spills = read(result["assembly"], result["usage"], function.__name__)
+    counts, scalars = [], Counter()
+    for kind, operation in ((vendor.load, "load"), (vendor.store, "store")):
+        found, single = _widths(assembly, kind), _widths(assembly, kind, vendor.single)
+        once = _scalars(result["ttgir"], operation, single)
+        counts.append(_widest_first(found - once))
+        scalars += once
     return MachineCode(
         function.__name__,
         gpu,
-        threads=32 * num_warps,
-        registers=int(usage["REG"]),
-        spills=int(usage["STACK"]) + int(usage["LOCAL"]),
+        threads=vendor.lanes * num_warps,
+        registers=registers,
+        spills=spills,
         shared=result["shared"],
-        loads=_widest_first(loads),
-        stores=_widest_first(stores),
+        loads=counts[0],
+        stores=counts[1],
         scalars=_widest_first(scalars),
-        sass=sass,
-        ptx=result["ptx"],
+        assembly=assembly,
     )
+
+
+def _read_nvidia(sass, usage, kernel):
+    """(instructions, registers, bytes spilled) from the words of cuobjdump."""
+    used = dict(re.findall(r"\b([A-Z]+):(\d+)", usage.split(kernel)[-1]))
+    instructions = re.findall(r"/\*([0-9a-f]{4,})\*/ +(\S.*?) *;", sass)
+    text = "\n".join(f"{address}  {instruction}" for address, instruction in instructions)
+    return text, int(used["REG"]), int(used["STACK"]) + int(used["LOCAL"])
+
+
+def _read_amd(amdgcn, usage, kernel):
+    """The same from LLVM's assembly, whose last lines describe the kernel."""
+    registers, spills = (
+        int(re.search(rf"\.{name}: +(\d+)", usage)[1])
+        for name in ("vgpr_count", "private_segment_fixed_size")
+    )
+    return "\n".join(re.findall(r"^\t([a-z]\w+.*)", amdgcn, re.M)), registers, spills
 
 
 def _raw(kernel):
@@ -218,27 +276,24 @@ def _in_a_child(request):
         return {"error": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
 
 
-def _widths(sass, kind):
-    """{bits: instructions} of one kind: `LDG.E.128` loads 128 bits, `STG.E` stores 32."""
-    found = Counter()
-    for suffixes in re.findall(rf"\b{kind}\b((?:\.\w+)*)", sass):
-        parts = suffixes.split(".")
-        wide = next((int(part) for part in parts if part in ("64", "128", "256")), None)
-        narrow = next((int(part[1:]) for part in parts if re.fullmatch("[US](8|16)", part)), None)
-        found[wide or narrow or 32] += 1
-    return found
+def _widths(assembly, kind, end=""):
+    """{bits: instructions} of one kind: `LDG.E.128` and `global_load_dwordx4` load 128 bits."""
+    words = re.findall(rf"{kind}((?:[._][a-zA-Z0-9]+)+){end}", assembly)
+    return Counter(
+        next((WIDTHS[word] for word in re.split("[._]", each) if word in WIDTHS), 32)
+        for each in words
+    )
 
 
 def _scalars(ttgir, operation, found):
-    """Takes out of `found` what Triton's own code loads or stores as a single number."""
+    """{bits: instructions} of those `found` that Triton's own code has as a single number. (Most of
+    AMD's are not among them: they go to a scalar unit of their own, as `s_load`.)"""
     scalars = Counter()
     for line in re.findall(rf"tt\.{operation}\b.* : !tt\.ptr<[a-z]+(\d+)>", ttgir):
         bits = int(line)
-        while bits > 8 and not found[bits]:  # of 64 bits of which 32 are used, 32 are loaded
+        while bits > 8 and not found[bits] - scalars[bits]:  # 32 of 64 bits used: 32 are loaded
             bits //= 2
-        taken = min(1, found[bits])
-        found[bits] -= taken
-        scalars[bits] += taken
+        scalars[bits] += min(1, found[bits] - scalars[bits])
     return scalars
 
 
@@ -261,22 +316,23 @@ class Occupancy:
 
 
 def occupancy(code: MachineCode) -> Occupancy:
-    """Programs and warps of a kernel on one SM, by the arithmetic of NVIDIA's occupancy calculator.
+    """Programs and warps of a kernel on one SM, by the arithmetic of NVIDIA's occupancy calculator,
+    which is LLVM's for AMD with other numbers.
 
-    Registers are given to a warp in units of 256, to warps in fours, shared memory to a program in
-    units of 128 bytes, and 1 KiB of it is the system's (CUDA C++ Programming Guide; Ampere and
-    Hopper Tuning Guides, "Occupancy").
+    Registers are given to a thread in units of 8, to warps in fours (an SM and a CU have four
+    schedulers), shared memory to a program in units (CUDA C++ Programming Guide; Ampere and Hopper
+    Tuning Guides, "Occupancy"; LLVM, llvm-calc-occupancy).
     """
     gpu = GPUS[code.gpu]
-    warps = code.threads // 32
-    of_a_warp = -(-code.registers * 32 // 256) * 256
+    warps = code.threads // gpu.vendor.lanes
+    of_a_warp = -(-code.registers // 8) * 8 * gpu.vendor.lanes
     held = gpu.registers // of_a_warp // 4 * 4
-    shared = -(-(code.shared + 1024) // 128) * 128
+    shared = -(-(code.shared + gpu.reserved) // gpu.unit) * gpu.unit
     limits = {
         "warps": gpu.warps // warps,
         "blocks": gpu.blocks,
         "registers": held // warps,
-        "shared memory": gpu.shared // shared,
+        "shared memory": gpu.shared // max(1, shared),
     }
     limit = min(limits, key=limits.__getitem__)
     programs = limits[limit]
