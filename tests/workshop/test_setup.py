@@ -239,6 +239,41 @@ def test_an_unknown_torch_is_refused(monkeypatch):
         setup.torch_kind()
 
 
+@pytest.mark.parametrize(
+    "version, kind",
+    [("90010", "rocm"), ("90402", "rocm"), ("110501", "cpu")],  # an MI250X, an MI300X, a laptop
+)
+def test_an_instinct_gpu_gets_rocm(tmp_path, monkeypatch, capsys, version, kind):
+    for node, target in enumerate(("0", version)):  # node 0 is the CPU
+        (tmp_path / str(node)).mkdir()
+        (tmp_path / str(node) / "properties").write_text(
+            f"simd_count 440\ngfx_target_version {target}\nvendor_id 4098\n"
+        )
+    monkeypatch.setattr(setup, "KFD", f"{tmp_path}/*/properties")
+    monkeypatch.setattr(setup, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(setup.platform, "system", lambda: "Linux")
+    monkeypatch.delenv("TORCH", raising=False)
+    assert setup.torch_kind() == kind
+    monkeypatch.setattr(setup, "has_nvidia_gpu", lambda: True)
+    for wanted in ("", "rocm", "cpu"):
+        monkeypatch.setenv("TORCH", wanted)
+        assert setup.torch_kind() == (wanted or "cuda")
+
+
+def test_rocm_torch_comes_from_its_index_with_its_own_triton(tmp_path, monkeypatch):
+    monkeypatch.setattr(setup, "VENV", str(tmp_path))
+    monkeypatch.setattr(setup, "reachable", lambda url: url.startswith("https://"))
+    index = "https://download.pytorch.org/whl/rocm7.2"
+    wanted = ["torch==2.13.0+rocm7.2", "--extra-index-url", index]
+    assert setup.torch_arguments("rocm", "torch==2.13.0") == wanted
+    monkeypatch.setattr(setup, "reachable", lambda url: False)
+    assert setup.torch_arguments("rocm", "torch==2.13.0") == wanted[:1]
+    assert setup.torch_arguments("cuda", "torch==2.13.0") == ["torch==2.13.0"]
+    lock = (ROOT / "requirements.txt").read_text().splitlines()
+    shorter = Path(setup.requirements("2.41", torch="rocm")).read_text().splitlines()
+    assert [line.split("==")[0] for line in lock if line not in shorter] == ["triton"]
+
+
 # --- which Python ---------------------------------------------------------------------------------
 
 

@@ -99,10 +99,10 @@ def explain(title: str, output: str, log: str) -> str:
             f"PIP_INDEX_URL=…, and call again; details are in {log}."
         )
     missing = re.search(r"No matching distribution found for (\S+)", output)
-    if missing and "+cpu" in missing.group(1):
+    if missing and "+" in missing.group(1):
         return (
-            "No CPU build of torch is in reach: allow download.pytorch.org, or take the build that "
-            "brings CUDA (3 GB) with make setup TORCH=cuda."
+            f"No {missing.group(1)} is in reach: allow download.pytorch.org, or take the build "
+            "that brings CUDA (3 GB) with make setup TORCH=cuda."
         )
     if missing:
         return (

@@ -2,17 +2,20 @@
 
 Runs with the system's Python and its standard library only. Each step is done once; an interrupted
 set-up goes on where it stopped. Torch comes first and by itself, because its right build depends
-on the machine: on Linux without an NVIDIA GPU the CPU build (0.2 GB), with one the build that
-brings CUDA (3 GB). `TORCH=cpu` and `TORCH=cuda` decide it by hand. A torch of the right version
-that is already in .venv (a ROCm build, say) is kept. `TRITON=no` leaves the Triton language out
-(0.7 GB on Linux; torch's CUDA build brings it all the same), `TRITON=yes` takes it in again.
+on the machine: on Linux without a GPU the CPU build (0.2 GB), with NVIDIA's the build that brings
+CUDA (3 GB), with AMD's Instinct the one for ROCm. `TORCH=cpu`, `TORCH=cuda` and `TORCH=rocm` decide
+it by hand. A torch of the right version that is already in .venv (a build of your own, say) is
+kept. `TRITON=no` leaves the Triton language out (0.7 GB on Linux; torch's builds for GPUs bring it
+all the same), `TRITON=yes` takes it in again.
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -26,9 +29,13 @@ from utils.workshop.pip import Pip, SetupError, say  # noqa: E402
 
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, "kintsugi.json")  # what was set up; empty while set-up is not finished
-CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+INDEX = "https://download.pytorch.org/whl/"
+LOCAL = {"cpu": "cpu", "rocm": "rocm7.2"}  # builds with an index of their own: torch==2.13.0+cpu
+BUILDS = {"cpu": "CPU", "cuda": "CUDA", "rocm": "ROCm"}
+KFD = "/sys/class/kfd/kfd/topology/nodes/*/properties"  # what Linux says of AMD's GPUs
+INSTINCT = {"90010", "90402", "90500"}  # gfx90a, gfx942, gfx950: a laptop's GPU is no reason
 SERVER_LIBC = "2.35"  # what nvidia-pytriton was built for
-DISK_GB = {"cpu": 5, "cuda": 12, "plain": 4, "installed": 1}
+DISK_GB = {"cpu": 5, "cuda": 12, "rocm": 25, "plain": 4, "installed": 1}  # rocm: not measured
 
 
 # --- what the machine must have -------------------------------------------------------------------
@@ -60,15 +67,17 @@ def old_libc(found: str, needed: str) -> bool:
     return bool(found) and numbers(found) < numbers(needed)
 
 
-def requirements(libc: str, triton: str = "yes") -> str:
+def requirements(libc: str, triton: str = "yes", torch: str = "") -> str:
     """The list to install: the lock, without the server on an old Linux, which needs a newer one,
-    and without the Triton language where it is not wanted."""
+    and without the Triton language where it is not wanted, or where torch has brought AMD's."""
     lock, left_out = os.path.join(ROOT, "requirements.txt"), []
     if platform.machine() == "x86_64" and old_libc(libc, SERVER_LIBC):
         say(f"   Without nvidia-pytriton: it needs glibc {SERVER_LIBC}, this system has {libc}.")
         say("   Nothing but the deploy lesson's own server is missing.")
         left_out.append("nvidia-pytriton==")
-    if triton == "no":
+    if torch == "rocm":  # triton-rocm is another package with the same folder
+        left_out.append("triton==")
+    elif triton == "no":
         say("   Without triton, as TRITON=no asks: lesson 12 needs it; make setup TRITON=yes.")
         left_out.append("triton==")
     if not left_out:
@@ -118,14 +127,24 @@ def has_nvidia_gpu() -> bool:
         return False
 
 
+def has_amd_gpu() -> bool:
+    """Whether AMD's driver is there with at least one Instinct GPU, as of MI200."""
+    for path in glob.glob(KFD):
+        with open(path) as file:
+            found = re.search(r"^gfx_target_version (\d+)$", file.read(), re.M)
+        if found and found[1] in INSTINCT:
+            return True
+    return False
+
+
 def torch_kind() -> str:
-    """What to install: "cpu" or "cuda" on Linux, "plain" on macOS, which has one build only."""
+    """What to install: one of `BUILDS` on Linux, "plain" on macOS, which has one build only."""
     wanted = os.environ.get("TORCH", "")
-    if wanted not in ("", "cpu", "cuda"):
-        raise SetupError(f"TORCH={wanted} is unknown: use TORCH=cpu or TORCH=cuda.")
+    if wanted and wanted not in BUILDS:
+        raise SetupError(f"TORCH={wanted} is unknown: use TORCH=cpu, TORCH=cuda or TORCH=rocm.")
     if platform.system() != "Linux":
         return "plain"
-    return wanted or ("cuda" if has_nvidia_gpu() else "cpu")
+    return wanted or ("cuda" if has_nvidia_gpu() else "rocm" if has_amd_gpu() else "cpu")
 
 
 def torch_changes() -> bool:
@@ -170,12 +189,13 @@ def reachable(url: str, seconds: float = 4) -> bool:
 
 def torch_arguments(kind: str, pin: str) -> list:
     """The arguments of `pip install` for torch: `pin` is its line in the lock, torch==2.13.0."""
-    if kind != "cpu":
+    if kind not in LOCAL:
         return [pin]
-    if reachable(CPU_INDEX + "/torch/"):
-        return [pin + "+cpu", "--extra-index-url", CPU_INDEX]
-    say("   PyTorch's own index is not in reach; looking for its CPU build in pip's own sources.")
-    return [pin + "+cpu"]
+    pin, index = f"{pin}+{LOCAL[kind]}", INDEX + LOCAL[kind]
+    if reachable(index + "/torch/"):
+        return [pin, "--extra-index-url", index]
+    say(f"   {index} is not in reach; looking for {pin} in pip's own sources.")
+    return [pin]
 
 
 # --- the steps ------------------------------------------------------------------------------------
@@ -276,10 +296,11 @@ def set_up() -> None:
     kind = "installed" if same_torch and not anew else torch_kind()
     check_disk(ROOT, DISK_GB[kind])
     if kind != "installed":
-        build = {"cpu": "torch (CPU build)", "cuda": "torch (CUDA build)", "plain": "torch"}[kind]
+        build = f"torch ({BUILDS[kind]} build)" if kind in BUILDS else "torch"
         pip.install(build, *["--force-reinstall"] * anew, *torch_arguments(kind, torch_pin()))
         write_stamp(torch=kind)
-    pip.install("packages", "-r", requirements(platform.libc_ver()[1], triton))
+    torch = read_stamp().get("torch", "")
+    pip.install("packages", "-r", requirements(platform.libc_ver()[1], triton, torch))
     pip.install("the workshop itself", "--no-deps", "--no-build-isolation", "-e", ROOT)
     write_stamp(fingerprint=fingerprint(), triton=triton)
 
@@ -300,8 +321,11 @@ def main() -> None:
                 fcntl.flock(folder, fcntl.LOCK_EX)
             if not ready():
                 set_up()
-        if read_stamp().get("torch") == "cpu" and os.path.exists("/dev/nvidiactl"):
-            say("A GPU is here, torch is the CPU build: make setup TORCH=cuda installs the other.")
+        if read_stamp().get("torch") == "cpu":
+            nvidia = os.path.exists("/dev/nvidiactl")
+            if better := "cuda" if nvidia else "rocm" if has_amd_gpu() else "":
+                say("A GPU is here, torch is the CPU build: "
+                    f"make setup TORCH={better} installs the other.")
         if "--quiet" not in sys.argv:
             say("The workshop is set up. Next: make lab")
     except SetupError as error:
