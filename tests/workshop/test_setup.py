@@ -3,7 +3,9 @@
 A workshop of three tiny packages is set up for real: a virtual environment, pip, wheels made here.
 """
 
+import difflib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -272,6 +274,20 @@ def test_rocm_torch_comes_from_its_index_with_its_own_triton(tmp_path, monkeypat
     lock = (ROOT / "requirements.txt").read_text().splitlines()
     shorter = Path(setup.requirements("2.41", torch="rocm")).read_text().splitlines()
     assert [line.split("==")[0] for line in lock if line not in shorter] == ["triton"]
+
+
+def test_the_page_on_amd_shows_what_hipify_makes(tmp_path):
+    from torch.utils.hipify import hipify_python
+
+    page = (ROOT / "docs" / "amd.md").read_text()
+    cuda, shown = (re.search(rf"```{kind}\n(.*?)```", page, re.S)[1] for kind in ("cuda", "diff"))
+    (tmp_path / "average.cu").write_text(cuda)
+    (made,) = hipify_python.hipify(
+        str(tmp_path), output_directory=f"{tmp_path}-amd", is_pytorch_extension=True
+    ).values()
+    lines = cuda.splitlines(), Path(made.hipified_path).read_text().splitlines()
+    changes = list(difflib.unified_diff(*lines, n=0, lineterm=""))[2:]
+    assert [line for line in changes if not line.startswith("@@")] == shown.splitlines()
 
 
 # --- which Python ---------------------------------------------------------------------------------
