@@ -251,6 +251,7 @@ def test_an_instinct_gpu_gets_rocm(tmp_path, monkeypatch, capsys, version, kind)
         (tmp_path / str(node) / "properties").write_text(
             f"simd_count 440\ngfx_target_version {target}\nvendor_id 4098\n"
         )
+    (tmp_path / "2" / "properties").mkdir(parents=True)  # of a GPU that a container may not see
     monkeypatch.setattr(setup, "KFD", f"{tmp_path}/*/properties")
     monkeypatch.setattr(setup, "has_nvidia_gpu", lambda: False)
     monkeypatch.setattr(setup.platform, "system", lambda: "Linux")
