@@ -396,6 +396,19 @@ def test_an_error_inside_leaves_nothing_behind():
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
+def test_past_its_limit_a_step_ends_with_what_is_held_by_kind():
+    model, _, _, optimizer, step = trained_gpt()
+    with Memory(model, optimizer) as memory:
+        step()
+    with Memory(model, optimizer, limit=memory.peak_bytes):
+        step()
+    short = Memory(model, optimizer, limit=memory.peak_bytes - 1)
+    held = r"holds \d\.\d\d MB, and may hold \d\.\d\d: (\w+ \d\.\d\d, )+\w+ \d\.\d\d$"
+    with pytest.raises(MemoryError, match=held), short:
+        step()
+    assert memory.peak_bytes == short.peak_bytes
+
+
 def test_nothing_beyond_is_known_on_a_cpu():
     with Memory(device="cpu") as memory:
         assert memory.unseen() == 0

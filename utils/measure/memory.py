@@ -12,6 +12,7 @@
     memory.phases           # {"forward": {…}, …}: the same at each phase's own peak
     memory.timeline         # [("forward", {…}), …]: one entry per change
     print(memory)           # a table of the phases
+    Memory(model, limit=40_000_000)             # ends with MemoryError past 40 MB
 
 The kinds, the first that fits:
 
@@ -36,9 +37,14 @@ allocator has handed out besides), and what existed before and no operator has t
 allocator rounds each tensor up to 512 B. Tensors on other devices and in memory-mapped files do not
 count. Of compiled code only what goes in and comes out is seen. The mode costs some microseconds an
 operator: measure time in another run.
+
+Limit. On a CPU it is the sharp one: the operator whose result takes the sum past it raises, at the
+same byte on every machine. Limits of the system (RLIMIT_DATA, cgroups) count stacks and arenas too,
+and know no kinds. On a GPU `torch.cuda.set_per_process_memory_fraction` is the allocator's own.
 """
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -82,11 +88,13 @@ class Memory:
     model      any module, also wrapped by DDP or FSDP
     optimizer  anything with `param_groups` and `state`, or several of them as its `parts`
     device     "cpu", "cuda" …; None: where the model's parameters are, else torch's default
+    limit      bytes; an operator that takes what is held past it raises MemoryError, by kind
     """
 
     model: torch.nn.Module | None = None
     optimizer: object = None
     device: str | torch.device | None = None
+    limit: float = math.inf
     _live: dict = field(default_factory=dict, repr=False)  # id of a storage -> _Held
     _log: list = field(default_factory=list, repr=False)  # (phase, _Held, bytes more or less)
     _phase: str = field(default="", repr=False)
@@ -97,6 +105,7 @@ class Memory:
             self.device = torch.get_default_device() if first is None else first.device
         self.device = torch.empty(0, device=self.device).device  # "cuda" -> "cuda:0"
         self._recording = self._stepping = False
+        self._bytes = 0
         self._task, self._backwards = -1, 0
         self._resizable, self._hooked = {}, {}
 
@@ -277,8 +286,15 @@ class Memory:
         # between two operators a library may resize anything, an operator only what comes out
         if outputs:
             self._measure_again(record for record in touched if id(record) in self._resizable)
+            if self._bytes > self.limit:
+                raise MemoryError(self._past_limit())
         else:
             self._measure_again()
+
+    def _past_limit(self):
+        kinds = sorted(self.now().items(), key=lambda kind: -kind[1])
+        held = ", ".join(f"{kind} {size / 1e6:.2f}" for kind, size in kinds if size)
+        return f"holds {self._bytes / 1e6:.2f} MB, and may hold {self.limit / 1e6:.2f}: {held}"
 
     def _held(self, tensor, forward=False):
         """The record of a tensor's storage, a new one where it is seen first; None: not counted."""
@@ -315,6 +331,7 @@ class Memory:
     def _change(self, record, size):
         if size != record.size:
             self._log.append((self._phase, record, size - record.size))
+            self._bytes += size - record.size
             record.size = size
 
 
