@@ -23,6 +23,7 @@ LAB = Lab(
         "by_hand": ("contracts", "by_hand", "by_hand.py"),
         **{name: ("contracts", name, "submissions.py") for name in SUBMITTED},
         "search": ("contracts", "search", "find_best.py"),
+        "ladder": ("contracts", "ladder", "ladder.py"),
     },
 )
 

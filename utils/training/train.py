@@ -136,7 +136,9 @@ class RunStopped(RuntimeError):
     """It was asked to stop before its end, and whoever starts it again and again shall do so."""
 
 
-def _start(config, device, mesh):
+def start(
+    config: TrainConfig, device: torch.device, mesh: Mesh
+) -> tuple[DeepSpeedEngine | TrainStep, dict]:
     """(engine, run): a new model and optimizer, or those of the checkpoint that is resumed."""
     torch.manual_seed(config.seed)
     weights = None
@@ -257,7 +259,7 @@ def train(
         train_tokens, held_out, tokenizer, text = _texts(config)
         byte_lengths = tokenizer.byte_lengths() if tokenizer.model else None
         mesh = make_mesh(**config.mesh_sizes(world_size))  # which ranks share what
-        engine, run = _start(config, device, mesh)
+        engine, run = start(config, device, mesh)
         if config.resume and run["text"] != text and rank == 0:
             _warn_of_another_text(text, run["text"])
 

@@ -1,7 +1,8 @@
 """Given: what the exercises of lab 10 ask for, and how their check cells judge it.
 
 `by_hand` is compared with the formulas for drawn sizes. A strategy is held against the fastest one
-that the planner finds, so every strategy that is as good passes; a rejected one gets its reason.
+that the planner finds, so every strategy that is as good passes; a rejected one gets its reason. A
+ladder is climbed on real ranks.
 """
 
 import inspect
@@ -13,6 +14,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from labs.support.five_dimensions import limit
 from labs.support.five_dimensions.cases import CASES, UNSEEN, Case, best
 from utils.course.assertions import Wrong, a_number, described
 from utils.course.properties import EXAMPLES, for_all
@@ -20,10 +22,15 @@ from utils.course.runner import Trial
 from utils.planner import Plan, Strategy, plan
 from utils.planner.plan import USABLE
 from utils.planner.strategy import defaults
+from utils.training.config import TrainConfig
 
 NEAR = 0.95  # of the fastest strategy's speed
 SEARCHED = 0.98  # of it, for a search
 TOO_LONG = 30.0  # seconds of processor time for a search; it takes at most one
+RUNGS = 5  # of a ladder, at least
+SURE = 0.12  # of the measured peak: how far a prediction may be off
+LOWER = 0.98  # of the peak before, at most
+APART = {"fp32": 1e-4, "bf16": 1e-2}  # nats, from the losses of one rank
 
 MEMORY_ADVICE = {
     "weights": "split the model further: tp, pp, or zero 3",
@@ -244,3 +251,89 @@ def search(trial: Trial) -> str:
         f"the fastest strategy is found for {len(UNSEEN)} models and machines. The last:\n"
         f"{words}: {strategy}"
     )
+
+
+# ---- f: the limit
+
+
+def ladder(trial: Trial) -> str:
+    """Judges `ladder` on real ranks: what is predicted to fit runs under the cap."""
+    limit.rows.clear()
+    with trial.ranks(1) as alone:
+        returned = alone.run("ladder", lambda answer: answer.ladder())[0]
+        rungs = [rung_of(number, one) for number, one in enumerate(listed(returned))]
+        one_rank = alone.run("one rank", limit.train, limit.RUN, seconds=limit.SECONDS)[0].losses
+    with trial.ranks(limit.RANKS) as group:
+        for words, flags, predicted, config in rungs:
+            cap = limit.CAP if 1e6 * predicted <= limit.CAP else math.inf
+            words += " is predicted to fit" * (cap < math.inf)
+            found = group.run(words, limit.train, config, cap, seconds=limit.SECONDS)
+            fullest = max(found, key=lambda one: one.peak)
+            as_predicted(words, predicted, fullest, config)
+            is_lower(words, fullest)
+            apart = max(abs(a - b) for a, b in zip(fullest.losses, one_rank))
+            if not apart <= APART[config.precision]:
+                raise Wrong(f"{words}: a loss is {apart:.2g} from that of one rank")
+            limit.rows.append(limit.Rung(flags, predicted, fullest))
+    return (
+        f"{len(rungs)} rungs on {limit.RANKS} real ranks, each lower than the one before and "
+        f"within {SURE:.0%} of its prediction;\nevery curve is that of one rank, and the last fits "
+        f"in {limit.CAP / 1e6:.0f} MB."
+    )
+
+
+def listed(rungs: Any) -> list:
+    asked = "a list of (options, MB) is asked for, such as [({}, 60.0), …]"
+    if not isinstance(rungs, (list, tuple)):
+        raise Wrong(f"{asked}, and this is {described(rungs)}")
+    for number, one in enumerate(rungs):
+        if not isinstance(one, (list, tuple)) or len(one) != 2 or not isinstance(one[0], dict):
+            raise Wrong(f"{asked}, and rung {number} is {described(one)}")
+    if len(rungs) < RUNGS or rungs[0][0]:
+        raise Wrong(f"a ladder begins with the plain run, {{}}, and has {RUNGS} rungs or more")
+    if 1e6 * a_number("the last rung", "its prediction", rungs[-1][1]) > limit.CAP:
+        raise Wrong(
+            f"the last rung is predicted at {rungs[-1][1]:.1f} MB, and a rank may hold "
+            f"{limit.CAP / 1e6:.0f}: climb on"
+        )
+    return list(rungs)
+
+
+def rung_of(number: int, rung: tuple) -> tuple:
+    """(words, options, MB predicted, TrainConfig)."""
+    flags, predicted = rung
+    words = f"rung {number}, {flags or 'plain'},"
+    try:
+        config = limit.configured(flags)
+    except (TypeError, ValueError) as error:
+        raise Wrong(f"{words} {error}") from None
+    return words, flags, a_number(words, "its prediction", predicted), config
+
+
+def as_predicted(
+    words: str, predicted: float, found: limit.Measured, config: TrainConfig
+) -> None:
+    peak = found.peak / 1e6
+    if abs(predicted / peak - 1) <= SURE:
+        return
+    kinds = sorted(found.held.items(), key=lambda kind: -kind[1])
+    held = ", ".join(f"{kind} {size / 1e6:.1f}" for kind, size in kinds)
+    hint = "Which kind does your prediction leave out?"
+    if predicted > 1e3 * peak:
+        hint = "A prediction is in MB, millions of bytes."
+    elif predicted < peak and config.accumulate > 1 and config.zero_stage() < 2:
+        hint = (
+            "DDP's buckets hold every gradient a second time: where micro-batches add up, both are "
+            "there at the peak,\nand the planner counts one."
+        )
+    raise Wrong(f"{words} {predicted:.1f} MB are predicted, {peak:.1f} measured: {held}.\n{hint}")
+
+
+def is_lower(words: str, found: limit.Measured) -> None:
+    """Than the rung before."""
+    if limit.rows and found.peak > LOWER * limit.rows[-1].measured.peak:
+        raise Wrong(
+            f"{words} holds {found.peak / 1e6:.1f} MB, and the rung before "
+            f"{limit.rows[-1].measured.peak / 1e6:.1f}: what it saves is not there at the peak. "
+            "Ask which kind\nis largest now, and for an option that lowers that one"
+        )

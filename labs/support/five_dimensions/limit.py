@@ -1,0 +1,180 @@
+"""Given: a run whose ranks may hold only CAP bytes, and what the planner says of it.
+
+planned(recompute="full").memory        # {kind: bytes} of a rank, before any run
+attempt(recompute="full")               # on RANKS real ranks, under the cap: prints how it ends
+table()                                 # what the last check of exercise f has measured
+
+The cap is that of `utils.measure.memory`: it counts tensors, so it is the same on every machine. On
+a GPU `torch.cuda.set_per_process_memory_fraction` makes the allocator itself refuse.
+"""
+
+import contextlib
+import gc
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from utils.course.assertions import Wrong
+from utils.course.runner import Trial
+from utils.data import corpus
+from utils.measure.memory import Memory
+from utils.parallel.mesh import make_mesh
+from utils.planner import MACHINES, Model, Plan, Strategy, plan
+from utils.ranks import RankError, Ranks
+from utils.training.config import TrainConfig, check_ranks
+from utils.training.train import micro_batches, start
+
+RANKS, CAP = 2, 24_000_000
+RUN = TrainConfig(layers=4, hidden=192, heads=4, batch=16, seq=64, steps=4, optimizer="adamw")
+OPTIONS = (  # that leave the run what it is
+    "accumulate", "precision", "recompute", "shard", "offload", "tp", "sequence_parallel", "pp",
+    "cp", "context",
+)
+SIZES = ("layers", "hidden", "heads", "kv_heads", "tie")  # of another model
+WATCHED = 2  # steps; in the second one the optimizer has its state
+SECONDS = 60.0  # of processor time for a run; it takes some
+
+
+class Measured(NamedTuple):
+    """Of a run: bytes by kind at the peak of the fullest rank, losses by step, tokens/s."""
+
+    held: dict[str, int]
+    losses: list[float]
+    speed: float
+
+    @property
+    def peak(self) -> int:
+        return sum(self.held.values())
+
+
+class Rung(NamedTuple):
+    """One row of the table."""
+
+    flags: dict[str, Any]
+    predicted: float  # MB
+    measured: Measured
+
+
+rows: list[Rung] = []  # of the last check
+
+
+def configured(flags: dict[str, Any], **sizes: Any) -> TrainConfig:
+    """The run with some options of the trainer. Raises ValueError for those of another run."""
+    for given, known in ((flags, OPTIONS), (sizes, SIZES)):
+        for name in given:
+            if name not in known:
+                raise ValueError(f"{name} is not one of the options {', '.join(known)}")
+    config = replace(RUN, **flags, **sizes)
+    if config.precision not in ("fp32", "bf16"):
+        raise ValueError(f"precision {config.precision} is not fp32 or bf16")
+    split = config.tp * config.pp * config.cp
+    if split not in (1, RANKS):
+        raise ValueError(f"tp · pp · cp = {split}, and there are {RANKS} ranks")
+    check_ranks(config, RANKS)
+    return config
+
+
+def planned(**flags: Any) -> Plan:
+    """What the planner says of the run with these options of the trainer."""
+    config = configured(flags)
+    if "activations" in config.offloads():
+        raise ValueError("the planner has no offloaded activations: predict this rung yourself")
+    mesh = config.mesh_sizes(RANKS)
+    strategy = Strategy(
+        **{axis: mesh[axis] for axis in ("dp", "pp", "cp", "tp")},
+        micro_batch=math.ceil(config.batch / mesh["dp"] / config.accumulation_steps()),
+        global_batch=config.batch,
+        recompute=config.recompute,
+        zero=config.zero_stage(),
+        sequence_parallel=config.sequence_parallel,
+        context=config.context,
+        offload="optimizer" if "optimizer" in config.offloads() else "none",
+        precision="mixed" if config.precision == "bf16" else "fp32",
+        software="eager",
+    )
+    return plan(Model.of(config.model_config(), config.seq), strategy, MACHINES["laptop"])
+
+
+def attempt(**flags: Any) -> None:
+    """Prints how the run ends under the cap."""
+    config = configured(flags)
+    with Ranks(RANKS, device="cpu", timeout=10) as ranks:  # one that ends is waited for no longer
+        try:
+            found = ranks.run(train, None, config, CAP)
+        except RankError as error:
+            ended = [one.message for one in error.failures.values() if one.kind == "MemoryError"]
+            if not ended:
+                raise
+            print(f"out of memory: a rank {ended[0]}")
+        else:
+            print(f"it fits: {max(one.peak for one in found) / 1e6:.1f} MB on the fullest rank")
+
+
+def largest(file: str | Path) -> float | None:
+    """Millions of parameters of the model of `largest_model`, which trains under the cap; None, and
+    why, where it is not written or does not."""
+    try:
+        sizes, flags = Trial(file).alone("largest_model", lambda answer: answer.largest_model())
+        config = configured(flags, **sizes)
+        with Trial(file).ranks(RANKS) as group:
+            group.run("largest_model", train, config, CAP, seconds=SECONDS)
+    except NotImplementedError:
+        print("largest_model is not written yet.")
+    except (Wrong, ValueError) as error:
+        print(error)
+    else:
+        return config.model_config().parameter_count() / 1e6
+
+
+def table() -> None:
+    """Prints the rungs of the last check."""
+    if not rows:
+        print("Run the check first.")
+        return
+    plain = rows[0].measured
+    print(f"{'MB: predicted':>13}{'measured':>10}{'tokens/s':>10}{'of plain':>10}{'loss':>9}")
+    for flags, predicted, found in rows:
+        words = " · ".join(f"{name} {value}" for name, value in flags.items()) or "plain"
+        print(
+            f"{predicted:>13.1f}{found.peak / 1e6:>10.1f}{found.speed:>10,.0f}"
+            f"{found.speed / plain.speed:>10.0%}{found.losses[-1]:>9.4f}  {words}"
+        )
+
+
+# ---- on a rank
+
+
+def train(answer: Any, config: TrainConfig, cap: float = math.inf) -> Measured:
+    """The trainer's steps: the first WATCHED under the meter, which ends them past `cap`; the
+    others by the clock, because the meter takes time."""
+    mesh = make_mesh(**config.mesh_sizes(dist.get_world_size()))
+    engine, _ = start(config, torch.device("cpu"), mesh)
+    text, tokens = corpus.split(corpus.load())[0], config.batch * config.seq
+    losses, seconds = [], []
+    gc.collect()
+    memory = Memory(nn.ModuleList(engine.ranks.stages), engine.optimizer, limit=cap)
+    with contextlib.ExitStack() as watched:
+        watched.enter_context(memory)
+        for number in range(config.steps):
+            if number == WATCHED:
+                watched.close()
+            began = time.perf_counter()
+            x, y = corpus.batch(
+                text, number, config.batch, config.seq, config.seed, mesh.dp.index, mesh.dp.size
+            )
+            parts = micro_batches(x, y, config.accumulation_steps())
+            loss = torch.tensor(float(engine.backward(parts, tokens)), dtype=torch.float64)
+            engine.step(config.clip)
+            dist.all_reduce(loss)
+            losses.append(loss.item() / tokens)
+            seconds.append(time.perf_counter() - began)
+    del engine  # before its process groups, as in the trainer
+    gc.collect()
+    mesh.close()
+    return Measured(memory.peak, losses, tokens / min(seconds[WATCHED:]))
