@@ -100,10 +100,10 @@ def explain(title: str, output: str, log: str) -> str:
         )
     missing = re.search(r"No matching distribution found for (\S+)", output)
     if missing and "+" in missing.group(1):
-        return (
-            f"No {missing.group(1)} is in reach: allow download.pytorch.org, or take the build "
-            "that brings CUDA (3 GB) with make setup TORCH=cuda."
-        )
+        other = "the build that brings CUDA (3 GB) with make setup TORCH=cuda"
+        if "+cpu" not in missing.group(1):
+            other = "the CPU build with make setup TORCH=cpu"
+        return f"No {missing.group(1)} is in reach: allow download.pytorch.org, or take {other}."
     if missing:
         return (
             f"The package index has no {missing.group(1)}: name another with PIP_INDEX_URL=…; "
