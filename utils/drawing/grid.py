@@ -102,3 +102,41 @@ def network(times: dict, *, title: str = "") -> None:
     axes.set_yticks(shown, [figures.number(tick) for tick in shown])
     axes.minorticks_off()
     figures.show()
+
+
+def cluster(nodes: int = 3, gpus: int = 4, spines: int = 2) -> None:
+    """Nodes of GPUs behind a switch of their own; a network card per GPU, whose rail joins the
+    cards of the same place in all nodes; spine switches above the rails."""
+    axes = figures.figure("tall")[1]
+    width = nodes * (gpus + 1) - 1
+
+    def box(middle, y, text, color, *, wide=0.8, ink="white", size=9):
+        figures.block(axes, middle - wide / 2, y, wide, 0.5, color, text, ink=ink, size=size)
+
+    def cable(lower, upper, color, thick=1.5):
+        axes.plot(*zip(lower, upper, strict=True), color=figures.shade(color), linewidth=thick,
+                  zorder=0)
+
+    rails = [width * (rail + 0.5) / gpus for rail in range(gpus)]
+    for spine in range(spines):
+        middle = width * (spine + 0.5) / spines
+        box(middle, 4.6, f"spine switch {spine}", "muted", wide=2.6)
+        for rail in rails:
+            cable((rail, 3.5), (middle, 4.6), "muted")
+    for rail, middle in enumerate(rails):
+        box(middle, 3.0, f"leaf switch, rail {rail}", f"rank{rail}", wide=2.9)
+    for node in range(nodes):
+        left = node * (gpus + 1)
+        axes.add_patch(FancyBboxPatch(
+            (left - 0.05, -0.1), gpus + 0.1, 1.75, facecolor=figures.PALE, edgecolor="none",
+            boxstyle="round,pad=0,rounding_size=0.12", zorder=-1))
+        box(left + gpus / 2, 0.0, f"node {node}: NVSwitch", "gold", wide=gpus - 0.2,
+            ink=figures.ink_on(figures.shade("gold")))
+        for gpu in range(gpus):
+            middle = left + gpu + 0.5
+            box(middle, 1.0, f"GPU {gpu}", f"rank{gpu}")
+            cable((middle, 0.5), (middle, 1.0), "gold", 6)
+            cable((middle, 1.5), (rails[gpu], 3.0), f"rank{gpu}")
+    axes.set(xlim=(-0.2, width + 0.2), ylim=(-0.3, 5.3))
+    axes.axis("off")
+    figures.show()

@@ -6,8 +6,9 @@ Each takes real sizes where it shows any, draws with `figures.Sketch`, and shows
 from itertools import pairwise
 
 from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
-from utils.drawing.figures import GOLD, Sketch
+from utils.drawing.figures import GOLD, Sketch, shade
 from utils.models.config import GPTConfig
 
 
@@ -135,3 +136,41 @@ def matrix_in_two() -> None:
 def seam(sketch: Sketch, x0: float, y0: float, x1: float, y1: float) -> None:
     """A gold line: where the pieces are joined again."""
     sketch.axes.add_line(Line2D((x0, x1), (y0, y1), color=GOLD, linewidth=3.5, zorder=5))
+
+
+def cpu_and_gpu() -> None:
+    """The two processors of a DGX H100: area is bytes on the chip, links are as wide as fast.
+
+    Sizes: Intel's data sheet of the Xeon Platinum 8480 (56 cores of 2 MB, 105 MB, eight channels of
+    DDR5-4800); NVIDIA's white paper on the H100 (132 SMs of 256 KB registers and 256 KB shared
+    memory, 50 MB, HBM3).
+    """
+    sketch = Sketch(8.6, 5.0)
+    chips = (  # name, unit, units per row, MB of one, MB shared, GB/s, memory
+        ("CPU: 56 cores", "2 MB per core", 8, 56, 2.0, "L3: 105 MB", 105.0, 307, "DDR5"),
+        ("GPU: 132 SMs", "0.5 MB per SM", 12, 132, 0.5, "L2: 50 MB", 50.0, 3350, "HBM3"),
+    )
+    side = 0.2  # inches for the square root of a megabyte
+    for left, (name, each, across, count, size, shared, shared_size, speed, memory) in zip(
+        (1.2, 5.2), chips, strict=True
+    ):
+        edge = side * size**0.5
+        width, rows = across * edge, -(-count // across)
+        bottom = 1.25
+        height = side**2 * shared_size / width
+        sketch.axes.add_patch(Rectangle((left, bottom), width, height, facecolor=shade("data")))
+        sketch.text(left + width / 2, bottom + height / 2, shared)
+        for unit in range(count):
+            row, column = divmod(unit, across)
+            corner = left + column * edge, bottom + height + row * edge
+            sketch.axes.add_patch(
+                Rectangle(corner, edge, edge, facecolor=shade("compute"), edgecolor="white"))
+        top = bottom + height + rows * edge
+        sketch.text(left + width / 2, top + 0.38, name, weight="bold")
+        sketch.text(left + width / 2, top + 0.15, each, size=9.5)
+        sketch.axes.add_patch(Rectangle(
+            (left + width / 2 - speed / 6000, 0.55), speed / 3000, bottom - 0.55,
+            facecolor=shade("communication")))
+        sketch.axes.add_patch(Rectangle((left, 0.15), width, 0.4, facecolor=shade("muted")))
+        sketch.text(left + width / 2, 0.35, f"{memory}: {speed:,} GB/s", color="white", size=9.5)
+    sketch.show()
