@@ -17,7 +17,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready lab class hub check test test-all test-kernels course book slides progress refresh labs lock base-model export serve bench gpu lint clean
+.PHONY: help setup ready update lab class hub check test test-all test-kernels course book slides progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -27,6 +27,10 @@ setup:     ## make the environment in .venv (once, some minutes; TORCH=cpu|cuda|
 
 ready:
 	$(SETUP) --quiet
+
+update: ready ## bring in the course's corrections; what you changed in notebooks and labs stays
+	PATH="$(CURDIR)/.venv/bin:$$PATH" docs/class/pull.sh "$$(git remote get-url origin)" "$$(git branch --show-current)" .
+	$(SETUP)
 
 lab: ready ## open JupyterLab on the table of lessons (PORT=8888; CLASS=address reports to a class)
 	$(RUN) utils.workshop.lab --port $(PORT) $(if $(CLASS),--class '$(CLASS)')

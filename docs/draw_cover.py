@@ -14,6 +14,7 @@ from matplotlib.path import Path as Outline
 from utils.drawing.figures import COLORS
 
 PATH = Path(__file__).parent / "pictures" / "cover.svg"
+WORDS = "#7A828E"  # legible on a light and on a dark page
 SEAMS = [  # zigzags from the rim down: x, y in units of the bowl's half width
     [(-0.52, 0.02), (-0.40, -0.14), (-0.50, -0.30), (-0.34, -0.46), (-0.42, -0.70), (-0.30, -1.0)],
     [(0.06, -0.12), (-0.06, -0.28), (0.10, -0.42), (-0.02, -0.60), (0.06, -0.78), (0.0, -1.1)],
@@ -58,19 +59,19 @@ def draw(axes):
 
 def main():
     matplotlib.rcParams["svg.hashsalt"] = "kintsugi"  # the same file from the same drawing
-    figure = plt.figure(figsize=(10, 2.6), facecolor="white", layout="none")
+    figure = plt.figure(figsize=(10, 2.6), layout="none")
     axes = figure.add_axes((0, 0, 1, 1))
     draw(axes)
-    axes.text(1.35, -0.16, "Kintsugi", size=34, weight="bold", color=COLORS["ink"], va="center")
+    axes.text(1.35, -0.16, "Kintsugi", size=34, weight="bold", color=COLORS["gold"], va="center")
     lines = [
         "A model too large for one device is broken into pieces.",
         "Communication is the gold that joins them:",
         "N ranks give exactly the model that one rank gives.",
     ]
     for row, line in enumerate(lines):
-        axes.text(1.36, -0.47 - 0.17 * row, line, size=14, color=COLORS["ink"], va="center")
+        axes.text(1.36, -0.47 - 0.17 * row, line, size=12.5, color=WORDS, va="center")
     PATH.parent.mkdir(exist_ok=True)
-    figure.savefig(PATH, metadata={"Date": None})
+    figure.savefig(PATH, metadata={"Date": None}, transparent=True)
     print(f"wrote {PATH.name}")
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A learner's copy of the course, fresh:  pull.sh ADDRESS BRANCH FOLDER
+# A learner's copy of the course, fresh:  pull.sh ADDRESS BRANCH FOLDER   (`make update` calls it, too)
 #
 # The first call clones. Each later one brings in what has changed, by nbgitpuller, which keeps what
 # the learner has written: where both sides changed a line, the learner's stays. Without a network
@@ -23,8 +23,9 @@ merge='cp %A %A.mine; git merge-file -q --ours %A %O %B
         cp %A.mine %A
     rm %A.mine'
 
+attributes="$folder/.git/info/attributes"
+grep -qs merge=notebook "$attributes" || echo "*.ipynb merge=notebook" >> "$attributes"
 git -C "$folder" config merge.notebook.driver "$merge" &&
-    echo "*.ipynb merge=notebook" > "$folder/.git/info/attributes" &&
     timeout 60 git -C "$folder" fetch && # what may hang may be cut off here, and not in a merge
     gitpuller "$address" "$branch" "$folder" ||
     echo "The course was not brought up to date; the copy stays as it was." >&2

@@ -22,7 +22,7 @@ from utils.workshop.notebooks import METADATA, answers, every_notebook, name, no
 
 NOTEBOOKS = every_notebook()
 LESSONS = [path for path in NOTEBOOKS if path.parent.name == "notebooks"]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_the_notebooks_are_there():
