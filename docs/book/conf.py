@@ -22,12 +22,27 @@ from sphinx.addnodes import download_reference, pending_xref
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(\]\([^)\s#]*#)([^)\s]+)(?=\))")
+IMPORT = re.compile(r"(?m)^(?:import|from) ")
 HTML_ID = re.compile(r"""<a\s[^>]*\b(?:id|name)=["']([^"']+)["']""")
+
+START = re.compile(r"(?ms)^## Start\n.*?(?=^\*\*For whom)")  # who reads the book needs no set-up
+DOORS = """\
+<div class="doors">
+<a href="notebooks/00_start_here.html"><b>Start reading</b> Lesson 00: what is in a machine?</a>
+<a href="docs/instructor.html"><b>Teach</b> Programmes, the room, lesson by lesson</a>
+<a href="docs/serving.html"><b>Deploy</b> The engine and its Triton server</a>
+</div>
+
+"""
+TEACH = re.compile(r"docs/(instructor|class)\b")  # an instructor's pages
 
 project = html_title = "Kintsugi"
 root_doc = "README"
 include_patterns = [
     "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "AGENTS.md",
     "docs/**.md",
     "notebooks/[0-9]*.ipynb",
     "labs/[0-9]*/lab.ipynb",  # the learner's copy: the worked answers stay in the repository
@@ -51,10 +66,12 @@ html_static_path = ["static", str(_tex_svg)]
 mathjax_path = "tex-svg.js"  # one file: it loads no fonts, so that it works from a folder as well
 mathjax3_config = {"options": {"enableMenu": False}}  # the menu would load more
 
+highlight_language = "none"  # of a block that names no language
 html_theme = "sphinx_book_theme"
 html_css_files = ["book.css"]
-html_show_copyright = False
-html_show_search_summary = False  # a page in a folder may not read another
+html_js_files = ["book.js"]
+html_favicon = "static/favicon.svg"
+html_copy_source = html_show_copyright = False
 html_context = {"default_mode": "auto"}  # dark or light as the reader's system has it
 html_theme_options = {
     "home_page_in_toc": True,
@@ -63,6 +80,7 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "navbar_persistent": [],  # the side has a search field
+    "content_footer_items": [],
 }
 
 shown_as_code: set[Path] = set()  # the files and folders that pages link to
@@ -89,9 +107,14 @@ def contents() -> str:
     stems = sorted({*lessons, *labs})
     read = [found[stem] for stem in stems for found in (lessons, labs) if stem in found]
     docs = sorted(ROOT.glob("docs/**/*.md"), key=lambda path: path.with_suffix(""))
-    others = [*docs, ROOT / "models/base/README.md"]
+    teach = [path for path in docs if TEACH.match(path.relative_to(ROOT).as_posix())]
+    others = [path for path in docs if path not in teach]
+    others += [ROOT / "models/base/README.md"]
+    others += [ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "AGENTS")]
     parts = []
-    for caption, paths in (("Lessons and labs", read), ("To look up", others)):
+    for caption, paths in (
+        ("Lessons and labs", read), ("To look up", others), ("For instructors", teach)
+    ):
         names = [path.relative_to(ROOT).with_suffix("").as_posix() for path in paths]
         parts += ["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""]
     return "\n".join(parts)
@@ -103,15 +126,18 @@ def source_read(app, docname: str, source: list[str]) -> None:
     if file.suffix != ".ipynb":
         source[0] = relinked(source[0], file.name)
         if docname == root_doc:
-            source[0] = source[0].replace("](build/book/index.html)", f"]({file.name})")
-            source[0] += "\n\n" + contents()
+            source[0] = START.sub(DOORS, source[0]) + "\n\n" + contents()
         return
     notebook = json.loads(source[0])
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             cell["source"] = relinked("".join(cell["source"]), file.name)
-        elif cell["metadata"].get("jupyter", {}).get("outputs_hidden"):
-            cell["metadata"].setdefault("tags", []).append("hide-output")
+            continue
+        tags = cell["metadata"].setdefault("tags", [])
+        if cell["metadata"].get("jupyter", {}).get("outputs_hidden"):
+            tags.append("hide-output")
+        if len(IMPORT.findall("".join(cell["source"]))) >= 5:
+            tags.append("hide-input")  # plumbing: one click away
     source[0] = json.dumps(notebook)
 
 
@@ -137,6 +163,19 @@ def doctree_read(app, doctree: nodes.document) -> None:
     if docname.startswith(("notebooks/", "labs/")):
         title = next(doctree.findall(nodes.title))
         title.parent.insert(title.parent.index(title) + 1, how_to_open(app, docname))
+        describe_figures(doctree)
+
+
+def describe_figures(doctree) -> None:
+    """A figure's alternative text is the first sentence of the words below it."""
+    figures = []
+    for node in doctree.findall(lambda node: isinstance(node, (nodes.image, nodes.paragraph))):
+        if isinstance(node, nodes.image):
+            figures.append(node)
+        elif words := node.astext().strip():
+            for image in figures:
+                image["alt"] = re.split(r"(?<=[.?!])\s", words, maxsplit=1)[0]
+            figures = []
 
 
 def code_link(app, docname: str, path: Path, *children: nodes.Node) -> nodes.reference:
@@ -197,6 +236,8 @@ def build_finished(app, error: Exception | None) -> None:
     if error is None:
         out = Path(app.outdir)
         (out / "index.html").write_bytes((out / f"{root_doc}.html").read_bytes())
+        for path in out.glob("_static/**/*.map"):  # for debugging the theme
+            path.unlink()
 
 
 def setup(app) -> None:

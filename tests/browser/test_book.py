@@ -18,6 +18,7 @@ needs_chromium()
 LESSONS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 LABS = sorted(ROOT.glob("labs/[0-9]*/lab.ipynb"))
 DOCS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "models/base/README.md"]
+DOCS += [ROOT / f"{name}.md" for name in ("CONTRIBUTING", "CHANGELOG", "AGENTS")]
 FORMULA = re.compile(r"(?<![\\$`])\$[^$`\n]+\$")
 ARTIFACTS = ROOT / "tests" / "artifacts"
 
@@ -172,7 +173,7 @@ def test_an_answer_is_folded_until_it_is_asked_for(browser, book):
     assert folded
     with watched(browser) as page:
         page.goto((book / name(path)).as_uri())
-        answers = page.locator("article details.hide")
+        answers = page.locator("article details.hide:not(.above-input)")
         assert answers.count() == len(folded)
         output = answers.first.locator(".output").first
         assert not output.is_visible()
