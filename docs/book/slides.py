@@ -7,11 +7,14 @@ Nothing is written twice. A lesson becomes a deck by these rules:
 
 - Each `##` heading begins a part of the deck, whose slides hang below each other; the space bar
   goes through all of them.
-- Of a paragraph the slide shows the first sentence and those with something in bold. Lists, tables,
-  formulas, code of at most 12 lines, outputs and figures are shown as they are stored.
-- Of longer code it shows names and docstrings, and nothing of what draws a figure. Imports are left
-  out. `predict(…)` becomes a call to guess; what answers it, and the words behind that, wait for a
-  key.
+- The title's slide has the lesson's first figure.
+- Figures, formulas, tables, lists and predictions are shown as they are stored. Of a
+  paragraph the slide shows the first sentence and those with something in bold, where it begins a
+  part, leads to something or stands below a figure or a prediction's result.
+- Code that defines something is shown in sections "by hand" and "break it", in at most 12 lines
+  without its imports; what was printed, where it answers a prediction or shows a bug. The rest is
+  for the notebook. `predict(…)` becomes a call to guess; what answers it, and the words behind
+  that, wait for a key.
 - Questions are shown whole, their answers are in the speaker's notes. Further reading is left out.
 - The notes are the lesson's own paragraphs in full, and what docs/instructor.md and
   docs/instructor/lessons.md say of the lesson or of one of its sections.
@@ -42,12 +45,15 @@ from pygments.lexers import PythonLexer
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = Path(__file__).with_name("slides")
 GUIDES = ("docs/instructor.md", "docs/instructor/lessons.md")
-MOST_LINES = 12  # of code that is shown whole
-MOST_OUTPUT = 24  # lines of printed text
+MOST_LINES = 12  # of code
+MOST_OUTPUT = 14  # lines of printed text
 SENTENCE = re.compile(r"(?<=[.!?])([)*”]*)\s+(?=[A-Z`$*(\[“])")
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 PREDICT = re.compile(r"""\bpredict\(\s*(["'])(.+?)\1,\s*None(?:,\s*(["'])(.*?)\3)?""")
-UNANSWERED = re.compile(r"(?m)^.*: write your .* in place of None\.\n?")  # what predict prints
+# What predict and reveal print where no number was written.
+UNANSWERED = re.compile(
+    r"(?m)^(.*: write your .* in place of None\.|  prediction +–|No prediction was made.*)\n?"
+)
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|al|Fig|No|approx)\.$")
 
 
@@ -123,12 +129,36 @@ class Part:
         found = re.match(r"\d+", self.title)
         return found[0] if found else ""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether words explain what is above them: a title, a figure, a prediction's result."""
+        shown = [piece.split(">", 1)[0] for piece in self.pieces if piece.startswith("<div")]
+        return not shown or re.search(r"piece (below|figure)|fragment", shown[-1]) is not None
+
     def add(self, kind: str, content: str, more: str = "") -> None:
         """One piece; slides.js keeps it whole, or cuts it by rows, items or lines."""
         kinds = " ".join(filter(None, ["piece", kind, more]))
         key = "" if self.waits is None else f' data-fragment-index="{self.waits}"'
         kinds += " fragment" if key else ""
         self.pieces.append(f'<div class="{kinds}"{key}>{content}</div>')
+
+    def leave_what_leads_nowhere(self) -> None:
+        """What leads to a figure, a table or code that is not on the slides goes to the notes."""
+        below = ""
+        for number in reversed(range(len(self.pieces))):
+            piece = self.pieces[number]
+            if not piece.startswith("<div"):
+                continue
+            kind = piece.split(">", 1)[0]
+            led_to = re.search(r"piece (figure|table|list|math|code|output|predict)", below)
+            alone = sum(other.startswith("<div") for other in self.pieces) == 1
+            if "piece text leads" in kind and not (led_to or alone or "<strong>" in piece):
+                words = piece.split(">", 1)[1].removesuffix("</div>")
+                self.pieces[number] = f'<aside class="notes">{words}</aside>'
+            elif "piece below" in kind and not re.search(r"piece (?!below|break)", below):
+                self.pieces[number] = ""  # a heading of nothing
+            else:
+                below = kind
 
     def note(self, text: str) -> None:
         """Markdown for the speaker."""
@@ -160,6 +190,10 @@ def deck(notebook: dict) -> list[Part]:
             add_code(part, cell, source, answered)
     for part in parts:
         part.waits = None
+        part.leave_what_leads_nowhere()
+    pictures = (piece for part in parts for piece in part.pieces if 'class="piece figure' in piece)
+    if picture := next(pictures, ""):
+        parts[0].pieces.insert(0, picture.replace("piece figure", "piece cover"))
     shown = [part for part in parts if not part.title.lower().startswith("further reading")]
     return [part for part in shown if part is parts[0] or part.pieces]
 
@@ -209,8 +243,10 @@ def add_markdown(parts: list[Part], source: str) -> None:
         elif kind == "p":
             shown = words if "question" in part.title.lower() else lead(words)
             leads = not re.search(r"[.!?][)*”]*$", shown) or "**Predict" in shown
-            part.add("text", MARKDOWN.render(shown), "leads" if leads else "")
-            if " ".join(words.split()) != " ".join(shown.split()):
+            explains = part.is_open or "**" in shown or "question" in part.title.lower()
+            if leads or explains:
+                part.add("text", MARKDOWN.render(shown), "leads" if leads else "")
+            if " ".join(words.split()) != " ".join(shown.split()) or not (leads or explains):
                 part.note(words)
         elif kind == "details":
             if not words.lower().startswith("answer"):  # then it is the question itself
@@ -239,10 +275,11 @@ def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
     if asked:
         return
     draws = any("image/png" in output.get("data", {}) for output in cell["outputs"])
-    hidden = draws or "hide-input" in cell["metadata"].get("tags", [])
+    bug = "break it" in part.title.lower()
+    hidden = draws or not (bug or "by hand" in part.title.lower())
     if shown := "" if hidden else code(source):
         text = highlight(shown, PythonLexer(), HtmlFormatter(nowrap=True))
-        part.add("code", f"<pre>{text.rstrip()}</pre>", "leads" if cell["outputs"] else "")
+        part.add("code", f"<pre>{text.rstrip()}</pre>")
     part.waits = part.waits if answer is None else answer
     for output in cell["outputs"]:
         data = output.get("data", {})
@@ -251,7 +288,7 @@ def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
             part.add("figure", f'<img alt="" src="data:image/png;base64,{picture}">')
         elif "text/html" in data:
             part.add("table", "".join(data["text/html"]))
-        elif text := printed(output):
+        elif (answer or bug) and (text := UNANSWERED.sub("", printed(output)).rstrip()):
             part.add("output", f"<pre>{html.escape(shortened(text))}</pre>")
 
 
@@ -272,43 +309,25 @@ def shortened(text: str) -> str:
 
 
 def code(source: str) -> str:
-    """What a slide shows of a cell's code; "" for nothing."""
+    """A cell's code without its imports, if it defines something and fits on a slide; else ""."""
     magic, _, rest = source.partition("\n") if source.startswith("%%") else ("", "", source)
-    lines = rest.splitlines()
     try:
         tree = ast.parse(re.sub(r"(?m)^(\s*)[%!]", r"\1# ", rest))
     except SyntaxError:
-        return source if len(lines) <= MOST_LINES else ""
-    gone, shortened = set(), set()  # lines
-    for node in tree.body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            gone.update(range(node.lineno, node.end_lineno + 1))
-    if len(lines) - len(gone) > MOST_LINES:
-        for node in tree.body:
-            for body in bodies(node):
-                gone.update(body)
-                shortened.update(body[:1])
-    kept = []
-    for number, line in enumerate(lines, start=1):
-        if number in shortened:
-            kept.append(" " * (len(line) - len(line.lstrip())) + "...")
-        elif number not in gone:
-            kept.append(line)
+        return ""
+    if not any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in tree.body):
+        return ""
+    gone = {
+        line
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for line in range(node.lineno, node.end_lineno + 1)
+    }
+    kept = [line for number, line in enumerate(rest.splitlines(), start=1) if number not in gone]
     text = re.sub(r"\n{2,}", "\n\n", "\n".join(kept)).strip("\n")
-    if len(text.splitlines()) > MOST_LINES + 4 or not text.strip():
+    if len(text.splitlines()) > MOST_LINES:
         return ""
     return f"{magic}\n{text}" if magic else text
-
-
-def bodies(node: ast.stmt) -> Iterator[range]:
-    """The lines of each definition behind its docstring."""
-    if isinstance(node, ast.ClassDef):
-        for statement in node.body:
-            yield from bodies(statement)
-    elif isinstance(node, ast.FunctionDef):
-        rest = node.body[1:] if ast.get_docstring(node) else node.body
-        if rest:
-            yield range(rest[0].lineno, node.end_lineno + 1)
 
 
 # --- the instructor guide -------------------------------------------------------------------------
@@ -453,7 +472,9 @@ def main() -> None:
     for path in sorted(ROOT.glob("notebooks/[0-9]*.ipynb")):
         title, text = page(path, guide)
         (out / f"{path.stem}.html").write_text(text, encoding="utf-8")
-        rows.append(f'<li><a href="{path.stem}.html">{html.escape(title)}</a></li>')
+        asked = re.search(r"\*\*The question:\*\* ([^\\]+)", path.read_text(encoding="utf-8"))
+        link = f'<a href="{path.stem}.html">{html.escape(title)}</a>'
+        rows.append(f"<li>{link} {html.escape(asked[1])}</li>")
     (out / "index.html").write_text(INDEX.format(rows="\n".join(rows)), encoding="utf-8")
 
 

@@ -166,4 +166,4 @@ def test_the_space_bar_goes_through_all_slides_and_keeps_their_order(browser, sl
                 return seen;
             }"""
         )
-    assert len(order) == len(set(order)) == total > 30
+    assert len(order) == len(set(order)) == total > 20
