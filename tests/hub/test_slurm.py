@@ -23,14 +23,14 @@ from tests.browser.jupyterlab import free_ports
 from tests.classroom.boards import until
 from tests.hub.visitor import Visitor
 from utils.paths import ROOT
+from utils.ranks import slurm
 from utils.ranks.supervise import Child, end, supervised
 
 pytestmark = pytest.mark.thorough
 
 CONFIG = ROOT / "docs" / "class" / "jupyterhub_slurm.py"
 USER, PASSWORD = getpass.getuser(), "of-a-test"
-DAEMONS = ("slurmctld", "slurmd", "sbatch")
-MISSING = [name for name in DAEMONS if shutil.which(name) is None]
+MISSING = slurm.missing()
 PROFILE = "4 cores, 8 GB, 4 hours"
 
 # The site: its own settings, but for what a test cannot have.
@@ -61,30 +61,7 @@ else:
 """
 
 # One node, this machine, which says that it has the cores and the memory of PROFILE.
-SLURM = """
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmdPort={ports[1]}
-SlurmUser={user}
-SlurmdUser={user}
-AuthType=auth/none
-CredType=cred/none
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-SlurmdParameters=config_overrides
-SchedulerParameters=sched_min_interval=0
-KillWait=10
-NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=8192
-PartitionName=all Nodes=ALL Default=YES
-"""
+NODE = "NodeName={host} NodeAddr=127.0.0.1 CPUs=4 RealMemory=8192\n"
 
 # A job's number is its process group.
 STAND_INS = {
@@ -128,7 +105,7 @@ def running(command: list[str], log: Path, **variables: str):
 def scheduler(request, tmp_path):
     """The variables that lead to sbatch, squeue and scancel."""
     folder = tmp_path / "slurm"
-    (folder / "state").mkdir(parents=True)
+    folder.mkdir()
     if request.param == "stand-ins":
         for name, text in STAND_INS.items():
             (folder / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -137,9 +114,10 @@ def scheduler(request, tmp_path):
         yield {"PATH": path}
         return
     if MISSING:
-        pytest.skip(f"not installed: {', '.join(MISSING)}")
-    conf, host = folder / "slurm.conf", socket.gethostname().partition(".")[0]
-    conf.write_text(SLURM.format(folder=folder, host=host, user=USER, ports=free_ports(2)))
+        pytest.skip(MISSING)
+    host = socket.gethostname().partition(".")[0]
+    ports = free_ports(2)
+    conf = slurm.configure(folder, f"{host}(127.0.0.1)", USER, ports, NODE.format(host=host))
     variables = {"SLURM_CONF": str(conf)}
     with contextlib.ExitStack() as stack:
         for name in ("slurmctld", "slurmd"):

@@ -1,6 +1,6 @@
 """Several processes on one machine: `Ranks` for the cells of a notebook, `launch` for programs,
-`nodes` for several nodes with slow links; `heartbeat` says for whom a rank waits in vain;
-`supervise` leads every child process of the workshop."""
+`nodes` for several nodes with slow links, `slurm` for a cluster of them; `heartbeat` says for whom
+a rank waits in vain; `supervise` leads every child process of the workshop."""
 
 from utils.ranks.magic import register_magic
 
