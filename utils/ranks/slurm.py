@@ -11,6 +11,7 @@ those of `utils/ranks/nodes.py`, so all that the daemons write and start goes wh
 Nobody needs a key inside (auth/none): their network leads nowhere else.
 """
 
+import os
 import shutil
 import tempfile
 import time
@@ -77,7 +78,7 @@ class Slurm(Nodes):
     """`count` compute nodes, node1 …, of `cores` cores each, and the login node, node0."""
 
     def __init__(self, count: int = 2, *, cores: int = 1):
-        if reason := missing():
+        if reason := Slurm.available():
             raise NodesError(reason)
         super().__init__(count + 1)
         self._daemons = []
@@ -99,6 +100,8 @@ class Slurm(Nodes):
     @staticmethod
     def available() -> str | None:
         """None where this machine can be a cluster, else one sentence that says why not."""
+        if hasattr(os, "geteuid") and os.geteuid():  # jobs are started by root, for their owner
+            return "A Slurm cluster on one machine needs root: slurmd starts the jobs of its users."
         return missing() or Nodes.available()
 
     def shell(self, line: str, seconds: float = 60.0) -> str:
@@ -111,7 +114,7 @@ class Slurm(Nodes):
             finally:
                 end([child], OVER)
             said.seek(0)
-            return said.read().strip()
+            return said.read().rstrip()
 
     def wait_until(self, condition: Callable[[], Any], seconds: float = 120.0) -> None:
         """Waits until condition() is true; NodesError after `seconds`, with slurmctld's words."""
