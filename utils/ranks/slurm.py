@@ -91,8 +91,8 @@ class Slurm(Nodes):
         try:
             for node in range(self.count):
                 self._start_daemon(node)
-            up = f"node[1-{count}] idle\n" if count > 1 else "node1 idle\n"
-            self.wait_until(lambda: self.shell("sinfo --noheader --format='%N %T'") + "\n" == up)
+            states = "sinfo --noheader --Node --format=%T"
+            self.wait_until(lambda: self.shell(states).split() == ["idle"] * count)
         except BaseException:
             self.close()
             raise
