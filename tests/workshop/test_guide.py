@@ -63,7 +63,7 @@ def test_every_lesson_has_its_place_and_the_minutes_of_the_readme():
 
 def test_the_twelve_weeks_add_up():
     known, seen, weeks = readme_minutes(), [], rows("Twelve weeks")
-    placed = {row[0][:2]: row[5] for row in rows("Programmes")}
+    placed = {row[0][:2]: row[6] for row in rows("Programmes")}
     for week, lessons, in_class, labs, at_home in weeks:
         named, of_labs = re.findall(r"\d\d", lessons), re.findall(r"\d\d", labs)
         assert int(in_class) == sum(known[lesson][0] for lesson in named), week
