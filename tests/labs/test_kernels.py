@@ -17,6 +17,7 @@ LAB = Lab(
         "clipped_adamw": ("contracts", "clipped_adamw", "clipped_adamw.py"),
         "softmax": ("contracts", "softmax", "softmax.py"),
         "fused_norm": ("contracts", "fused_norm", "fused_norm.py"),
+        "reshape": ("contracts", "reshape", "reshape.py"),
     },
 )
 

@@ -1,23 +1,30 @@
-"""Given: what the four exercises ask for, and how their check cells judge it.
+"""Given: what the five exercises ask for, and how their check cells judge it.
 
 Kernels run in Triton's interpreter on drawn tensors, each address looked at, and are compared with
 fp64; and they are launched on tensors without numbers, where a host that waits for one is seen, and
-compiled for an H100, without one.
+compiled for an H100, without one. A shape is held against the fastest one that a search finds.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 
 from labs.support.kernels.interpreter import LIBRARY, interpreted, there, watched
 from labs.support.kernels.launched import inside, wide
+from labs.support.kernels.shape import TILE, modelled
 from labs.support.kernels.traced import Traced
-from utils.course.assertions import Wrong, close
+from utils.course.assertions import Wrong, close, described
 from utils.course.observe import Look
-from utils.course.runner import Trial, fractions
+from utils.course.properties import for_all
+from utils.course.runner import Trial, attempted, fractions
+from utils.measure import timing
+from utils.models.gpt import GPT, GPTConfig
 
 COMPILES = 120.0  # seconds: a compilation takes 1 to 3, on a busy machine longer
 HUGE = 2**31 + 2**20 + 5  # numbers
@@ -27,6 +34,11 @@ ROWS = 4096  # of what is compiled
 LEAST, LONG = 128, 2**14  # numbers of a row that 128 bits are promised for
 NO_SPILL = 2**13  # numbers of a row up to which nothing may spill
 HUGE_ROWS = 2**31 // LONG + 1000, LONG
+SHAPES = 25  # drawn ones
+MORE = 1.02  # times the parameters of the given shape, at most
+NEAR = 1.02  # times the modelled time of the fastest shape
+DEEPER = 2  # layers more or fewer, at most
+EXAMPLE = GPTConfig(vocab_size=50257, hidden_size=1600, layers=8, heads=20)  # on 2 ranks
 
 
 def judged(
@@ -400,3 +412,128 @@ def _on_an_h100(answer) -> dict:
         "registers": found.registers, "warps": found.threads // 32, "programs an SM": held.programs,
         "occupancy": held.share, "loads": found.loads, "stores": found.stores,
     }
+
+
+# ---- e: the shape of a model
+
+
+def reshape(trial: Trial) -> str:
+    """Judges `reshape`."""
+    found = trial.alone("reshape", is_faster, trial.new_seed())
+    return (
+        f"for {SHAPES} drawn shapes the answer is at most {NEAR - 1:.0%} slower than the fastest\n"
+        f"that keeps the rules, with 0 to {MORE - 1:.0%} more parameters; where none is\n"
+        f"faster, the given shape comes back. The one above becomes {found}."
+    )
+
+
+def is_faster(answer: Any, seed: int) -> str:
+    """On a rank: what becomes of EXAMPLE."""
+    for_all(seed, given_shapes(), lambda case: judged_shape(answer.reshape(*case), *case), SHAPES)
+    judged_shape(found := answer.reshape(EXAMPLE, 2), EXAMPLE, 2)
+    ratio = modelled(found, 2) / modelled(EXAMPLE, 2)
+    return f"{sizes(found)},\nand takes {ratio:.3f} of its modelled time"
+
+
+def given_shapes() -> st.SearchStrategy:
+    """(GPTConfig, tp): heads of several sizes, vocabularies of real tokenizers, tiny models too."""
+    return st.builds(
+        lambda heads, head, layers, vocab, tied, theta, tp: (
+            GPTConfig(vocab, heads * head, layers, heads, tie_embeddings=tied, rope_theta=theta), tp
+        ),
+        st.integers(1, 20), st.sampled_from([16, 40, 64, 72, 80, 96, 100, 128]), st.integers(1, 8),
+        st.sampled_from([257, 5003, 32000, 50257]), st.booleans(), st.sampled_from([1e4, 5e5]),
+        st.sampled_from([1, 2, 4]),
+    )
+
+
+@lru_cache
+def fastest(given: GPTConfig, tp: int) -> GPTConfig:
+    """Of the shapes that keep the rules, and `given`."""
+    unit, least, best = TILE * tp, given.parameter_count(), given
+    for layers in range(max(1, given.layers - DEEPER), given.layers + DEEPER + 1):
+        for width in range(TILE, 4 * given.hidden_size + TILE, TILE):
+            for inner in range(unit * math.ceil(2 * width / unit), 4 * width + 1, unit):
+                one = replace(
+                    given, vocab_size=padded(given.vocab_size, unit), hidden_size=width,
+                    heads=width // 64, layers=layers, intermediate_size=inner,
+                )  # heads of 128 take the same time
+                if one.heads % tp == 0 and least <= one.parameter_count() <= MORE * least:
+                    best = min(best, one, key=lambda shape: modelled(shape, tp))
+    return best
+
+
+def padded(n: int, unit: int) -> int:
+    return unit * math.ceil(n / unit)
+
+
+def judged_shape(found: Any, given: GPTConfig, tp: int) -> None:
+    """Raises Wrong with the first rule that `found` breaks."""
+    case = f"reshape({sizes(given)}, tp={tp})"
+    if not isinstance(found, GPTConfig):
+        raise Wrong(f"{case}: a GPTConfig is asked for, and this is {described(found)}.")
+    top = fastest(given, tp)
+    case += f" is {sizes(found)}"
+    if found != given and (broken := next(broken_rules(found, given, tp), "")):
+        raise Wrong(f"{case}:\n{broken}.")
+    if found != given and modelled(found, tp) >= modelled(given, tp):
+        raise Wrong(f"{case}:\nit is not faster than the given shape: return that one then.")
+    if (slower := modelled(found, tp) / modelled(top, tp)) > NEAR:
+        raise Wrong(
+            f"{case}:\nits modelled time is {slower:.2f} times that of {sizes(top)}.\n"
+            "Are all widths, depths and MLPs that the rules allow compared, and by their time?"
+        )
+
+
+def broken_rules(found: GPTConfig, given: GPTConfig, tp: int) -> Iterator[str]:
+    unit, (low, high) = TILE * tp, (2 * found.hidden_size, 4 * found.hidden_size)
+    open_to_choice = ("vocab_size", "hidden_size", "heads", "layers", "intermediate_size")
+    ratio = found.parameter_count() / given.parameter_count()
+    if replace(found, **{name: getattr(given, name) for name in open_to_choice}) != given:
+        yield "more than its sizes has changed: what does `replace` keep?"
+    if found.vocab_size != padded(given.vocab_size, unit):
+        yield f"its vocabulary is not the given one, padded up to the next multiple of {unit}"
+    if found.hidden_size % TILE:
+        yield f"its width is no multiple of {TILE}"
+    if found.head_size not in (64, 128):
+        yield f"its heads have {found.head_size} values, and 64 or 128 are asked for"
+    if found.heads % tp:
+        yield f"{found.heads} heads cannot be divided equally among {tp} ranks"
+    if found.mlp_size % unit or not low <= found.mlp_size <= high:
+        yield f"its MLP should have a multiple of {unit} columns, from {low} to {high}"
+    if abs(found.layers - given.layers) > DEEPER:
+        yield f"its layers are more than {DEEPER} away from {given.layers}"
+    if not 1 <= ratio <= MORE:
+        yield (
+            f"it has {ratio:.4f} times the parameters, and 1 to {MORE} are asked for: a smaller\n"
+            "model is faster without any skill"
+        )
+
+
+def sizes(config: GPTConfig) -> str:
+    """Those of a model, in a few words."""
+    c = config
+    return (
+        f"{c.layers} × {c.hidden_size}, {c.heads} heads, MLP {c.mlp_size}, "
+        f"vocabulary {c.vocab_size}"
+    )
+
+
+def time_shapes(file: str, given: GPTConfig) -> dict[str, float] | None:
+    """{shape: ms of a forward and backward pass here}; None where `reshape` does not run."""
+    found = attempted(file, 1, lambda answer: vars(answer.reshape(given, 1)))
+    if found is None:
+        return None
+    shapes = {"given": given, "yours": GPTConfig(**found[0])}
+    steps = {f"{name}: {sizes(one)}": step(one) for name, one in shapes.items()}
+    return {name: 1e3 * seconds for name, seconds in timing.in_turn(steps, 5).items()}
+
+
+def step(config: GPTConfig) -> Callable[[], None]:
+    model, tokens = GPT(config), torch.arange(128)[None] % config.vocab_size
+
+    def run() -> None:
+        model.zero_grad()
+        model(tokens).logsumexp(-1).mean().backward()
+
+    return run

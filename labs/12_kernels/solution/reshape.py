@@ -1,0 +1,47 @@
+"""Exercise 12e: a faster shape with the same parameters.
+
+The sizes of a decoder are numbers in a config, and a GPU multiplies whole tiles in whole waves
+(lesson 12, section 9). Two models with as many parameters can differ in speed by a tenth, or more.
+
+    modelled(config, tp)      # seconds of a forward pass on one of tp H100s, by waves
+    config.parameter_count()  # exactly, without building the model
+"""
+
+import math
+from dataclasses import replace
+
+from labs.support.kernels.shape import modelled
+from utils.models.config import GPTConfig
+
+
+def reshape(given: GPTConfig, tp: int) -> GPTConfig:
+    """The shape with the least modelled time under these rules, for tp tensor-parallel ranks:
+
+    parameters          as many as `given` has, or up to 2 % more
+    vocab_size          the given one, padded up to the next multiple of 128 · tp
+    hidden_size         a multiple of 128
+    heads               of 64 or 128 values each; tp divides their number
+    intermediate_size   a multiple of 128 · tp, from 2 to 4 hidden sizes
+    layers              at least 1, at most 2 more or fewer than given
+
+    Everything else stays as it is. A shape at most 2 % slower than the fastest will do. Where no
+    such shape is faster than `given`, `given` itself is returned. `given` has as many key-value
+    heads as heads.
+    """
+    ### BEGIN SOLUTION: try every shape that the rules allow, and keep the fastest
+    unit, parameters, best = 128 * tp, given.parameter_count(), given
+    vocab = unit * math.ceil(given.vocab_size / unit)
+    for layers in range(max(1, given.layers - 2), given.layers + 3):
+        for width in range(128, 4 * given.hidden_size + 128, 128):
+            if width // 64 % tp:
+                continue
+            first = unit * math.ceil(2 * width / unit)
+            for inner in range(first, 4 * width + 1, unit):
+                shape = replace(
+                    given, vocab_size=vocab, hidden_size=width, heads=width // 64,
+                    layers=layers, intermediate_size=inner,
+                )
+                if parameters <= shape.parameter_count() <= 1.02 * parameters:
+                    best = min(best, shape, key=lambda one: modelled(one, tp))
+    return best
+    ### END SOLUTION
