@@ -15,6 +15,7 @@ peers       the training step beside nanoGPT's and transformers'
 decode      decode steps beside transformers' and gpt-fast's, and the planner's prediction
 profiles    the allocator's record of a step, NVML beside a trace, ncu
 kernels     AdamW and RMSNorm beside the copy and their peers
+shape       the matrix products of models of equal parameters but different shapes
 serving     the engine's tokens and its speed
 course      the tests that skip without a GPU, and the lessons
 

@@ -48,6 +48,7 @@ PARTS = {
     "context": Part("tests.gpu.training:context", "attention of 8k to 128k positions", 2),
     "adamw": Part("tests.gpu.kernels:adamw", "AdamW beside a copy, at up to 1 B parameters"),
     "rms_norm": Part("tests.gpu.kernels:rms_norm", "RMSNorm beside a copy"),
+    "shape": Part("tests.gpu.shape:shape", "models of equal parameters, by their shape"),
     "serving": Part("tests.gpu.serving:engine", "the engine: the CPU's tokens, tokens/s"),
     "decode-1b": Part("tests.gpu.decode:ours_1b", "the engine: 1.3 B parameters, bf16, int8"),
     "decode-1b-transformers": Part("tests.gpu.decode:transformers_1b", "its peer, two ways"),

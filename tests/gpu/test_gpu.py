@@ -2,18 +2,22 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 import torch
 
+from labs.support.kernels.shape import modelled
 from tests.gpu.__main__ import PARTS, REFERENCE, Part, main, run
 from tests.gpu.child import tried
 from tests.gpu.course import skipping
+from tests.gpu.shape import GIVEN, SHAPES, TP
 from tests.patience import patience
 from utils.paths import ROOT
 
@@ -179,12 +183,20 @@ def test_the_parts_are_listed(capsys):
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(PARTS)
 
 
+def test_a_card_times_the_shapes_of_lesson_12():
+    """The same names, and the modelled times that the lesson has stored."""
+    lesson = (ROOT / "notebooks" / "12_kernels.ipynb").read_text(encoding="utf-8")
+    for name, changes in SHAPES.items():
+        slower = modelled(replace(GIVEN, **changes), TP) / modelled(GIVEN, TP) - 1
+        assert re.search(rf'"{name} .*% +{re.escape(f"{slower:+.1%}")}', lesson), name
+
+
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
     """The cheap parts, on the CPU."""
     out, before = tmp_path / "record.json", set(REFERENCE.iterdir())
-    chosen = ["machine", "memory", "tests", "one-card", "decode-1b", "snapshot"]
+    chosen = ["machine", "memory", "tests", "one-card", "shape", "decode-1b", "snapshot"]
     status = main(["--rehearse", "--only", *chosen, "--out", str(out)])
     record = json.loads(out.read_text())
     parts = record["parts"]
@@ -192,11 +204,12 @@ def test_a_rehearsal_has_the_form_of_a_run(tmp_path):
     assert record["rehearsal"] is True and set(REFERENCE.iterdir()) == before
     keys = {"state", "why", "seconds", "rows", "date", "commit", "threads"}
     assert set(parts) == {*chosen} and all(keys == set(one) for one in parts.values())
-    machine, memory, skipped, one_card, decode, _ = (parts[name]["rows"] for name in chosen)
+    machine, memory, skipped, one_card, shapes, decode, _ = (parts[name]["rows"] for name in chosen)
     assert machine["device"]["torch"] == torch.__version__ and machine["copy"]["bytes_per_s"] > 0
     for row in memory.values():  # the planner rounds a small model's buffers up
         assert row["planned"] == pytest.approx(row["tensors"], rel=0.15)
     assert {"pp", "cp, ring", "ep", "shard 2"} < set(one_card)
+    assert set(shapes) == set(SHAPES) and all(row["seconds"] > 0 for row in shapes.values())
     assert decode["ours, bfloat16, 16"].keys() == {"tokens_per_s", "of_copy", "predicted"}
     assert {"tests/kernels", "tests/memory/test_offload.py"} < set(skipping())
     row = skipped["tests.memory.test_offload"]
