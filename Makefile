@@ -17,7 +17,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 
 .DEFAULT_GOAL := help
 .SILENT:
-.PHONY: help setup ready update lab class hub check test test-all test-kernels course book slides progress refresh labs lock base-model export serve bench gpu lint clean
+.PHONY: help setup ready update lab grade class hub check test test-all test-kernels course book slides progress refresh labs lock base-model export serve bench gpu lint clean
 
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ class: ready ## show an instructor how the room is doing (HOST=address BOARD=876
 
 hub: ready ## seats on this machine for a class without machines (HOST=address HUB=8001 DOMAIN=name SEATS=40; docs/class/hub.md)
 	$(RUN) utils.hub --host $(HOST) --port $(HUB) $(if $(DOMAIN),--domain '$(DOMAIN)') $(if $(SEATS),--seats $(SEATS))
+
+grade: ready ## run the labs' checks on what a class has handed in (FOLDERS="hand-in/*" OUT=grades.csv)
+	$(RUN) utils.hub.grade $(FOLDERS) --out $(or $(OUT),grades.csv)
 
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check

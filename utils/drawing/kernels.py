@@ -11,14 +11,16 @@ def roofline(
     bandwidth: float,
     points: dict[str, tuple[float, float]],
     *,
+    other: tuple[str, float, float] | None = None,
     title: str = "",
     ax: Axes | None = None,
 ) -> None:
-    """FLOP/s that a machine can reach, over FLOPs a byte, and where some work stands under it.
+    """FLOP/s that a machine can reach, over FLOPs per byte, and where some work is under it.
 
     peak        FLOP/s
     bandwidth   bytes/s
-    points      {name: (FLOPs a byte, FLOP/s)}
+    points      {name: (FLOPs per byte, FLOP/s)}
+    other       name, peak and bandwidth of a machine whose roof is drawn above, dashed
 
     Williams, Waterman, Patterson 2009, "Roofline", Communications of the ACM 52 (4).
     """
@@ -26,6 +28,13 @@ def roofline(
     ridge = peak / bandwidth  # FLOPs a byte from which on the peak decides
     xs = [x for x, _ in points.values()]
     left, right = min(*xs, ridge) / 3, max(*xs, ridge) * 12
+    highest = peak
+    if other:
+        name, highest, rate = other
+        right = max(right, 12 * highest / rate)
+        axes.plot([left, highest / rate, right], [left * rate, highest, highest], "--",
+                  color=figures.GREY)
+        axes.text(highest / rate, highest * 1.35, name, color=figures.GREY, ha="center")
     axes.plot([left, ridge], [left * bandwidth, peak], color=figures.ORANGE)
     axes.plot([ridge, right], [peak, peak], color=figures.BLUE)
     for name, (x, y) in points.items():
@@ -34,7 +43,7 @@ def roofline(
         axes.annotate(name, (x, y), **beside, fontsize=10)
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="FLOP/s", title=title)
     lowest = min(left * bandwidth, *(y for _, y in points.values()))
-    axes.set(xlim=(left, right), ylim=(lowest / 2, peak * 4))
+    axes.set(xlim=(left, right), ylim=(lowest / 2, highest * 4))
     flops, rate = (
         EngFormatter(unit)(float(f"{value:.3g}"))
         for unit, value in (("FLOP/s", peak), ("B/s", bandwidth))
