@@ -1,6 +1,7 @@
 """The board as a process: who gets in, what it takes, what it still has after it was killed."""
 
 import contextlib
+import csv
 import http.client
 import re
 import signal
@@ -60,6 +61,15 @@ def test_what_is_reported_is_on_the_page(board):
     assert board.report(message(right, alias="first", learner=learner))[0] == 200
     assert board.learners()["first"]["checks"][CHECK][:2] == [True, 2]
     assert board.room()[1]["predictions"][GUESS] >= 1
+
+
+def test_the_results_are_a_table_that_no_spreadsheet_computes(board):
+    formula = "=HYPERLINK(1)"
+    assert board.report(message(check(symptom=formula), alias="table"))[0] == 200
+    status, said, _ = board.ask("GET", "/results.csv", cookie=board.enter())
+    rows = list(csv.reader(said.splitlines()))
+    assert status == 200 and rows[0] == ["learner", "exercise", "verdict", "tries", "symptom"]
+    assert ["table", CHECK, "wrong", "1", f"'{formula}"] in rows
 
 
 def test_what_comes_again_changes_nothing(board):
@@ -154,6 +164,7 @@ def test_nobody_is_let_in_without_the_right_token(board):
         ("GET", "/join/x", {}),
         ("GET", "/", {"cookie": f"{name}={board.token}"}),
         ("GET", "/events", {}),
+        ("GET", "/results.csv", {}),
         ("GET", "/histogram?name=" + GUESS.replace(" ", "%20"), {}),
         ("POST", "/minutes", {"token": board.token}),
         ("POST", "/helped", {}),

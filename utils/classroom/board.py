@@ -6,6 +6,7 @@
     GET  /                   the page; /page.css, /page.js
     GET  /events             server-sent events: the room, then what changes
     GET  /histogram?name=…   predictions; &reveal=1 with theory and measurement
+    GET  /results.csv        a row for each learner and exercise
     POST /minutes            {"minutes": 45 or null}: until the end
     POST /helped             {"learner": 3}: the instructor has been there
     POST /removed            {"learner": 3}: is shown no more, whatever that lab reports
@@ -16,9 +17,11 @@ passes always: many learners share an address, and all seats of a hub do.
 
 import asyncio
 import contextlib
+import csv
 import hashlib
 import hmac
 import html
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -120,6 +123,7 @@ class Board:
             Route("/page.js", self.file),
             Route("/events", self.events),
             Route("/histogram", self.histogram),
+            Route("/results.csv", self.results),
             Route("/minutes", self.minutes, methods=["POST"]),
             Route("/helped", self.helped, methods=["POST"]),
             Route("/removed", self.removed, methods=["POST"]),
@@ -215,6 +219,21 @@ class Board:
         if name not in self.room.predictable:
             raise Refused(f"{name[:100]!r} is no prediction of the course")
         return JSONResponse(self.room.histogram(name, request.query_params.get("reveal") == "1"))
+
+    async def results(self, request: Request) -> Response:
+        self.check_instructor(request)
+        file = io.StringIO()
+        table = csv.writer(file)
+        table.writerow(("learner", "exercise", "verdict", "tries", "symptom"))
+        for number in sorted(self.room.learners.keys() - self.room.removed):
+            learner = self.room.learners[number]
+            for name, said in sorted(learner.checks.items()):
+                verdict = "ok" if said["done"] else "wrong"
+                row = learner.alias, name, verdict, said["tries"], said["symptom"]
+                # a spreadsheet would compute what begins like a formula
+                table.writerow([f"'{one}" if str(one)[:1] in "=+-@\t" else one for one in row])
+        name = {"Content-Disposition": 'attachment; filename="results.csv"'}
+        return Response(file.getvalue(), media_type="text/csv", headers=name)
 
     async def minutes(self, request: Request) -> Response:
         content = await self.asked(request)
