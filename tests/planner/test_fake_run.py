@@ -110,6 +110,7 @@ def test_a_rank_of_a_long_sequence_holds_and_sends_what_the_planner_says(way, re
     assert seen.sent("dp_cp") == 2 * 7 / 8 * 2 * seen.parameters
 
 
+@pytest.mark.thorough  # lesson 10 does it, too
 def test_a_trillion_parameters_go_through_the_same_code():
     config = GPTConfig(vocab_size=51200, hidden_size=25600, layers=128, heads=160)
     assert config.parameter_count() > 1e12
