@@ -41,7 +41,7 @@ def roofline(
         axes.plot(x, y, "o", color=figures.INK)
         beside = figures.RIGHT | {"xytext": (5, -10 if y > peak / 2 else 0)}  # not on the line
         axes.annotate(name, (x, y), **beside, fontsize=10)
-    axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="FLOP/s", title=title)
+    axes.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="FLOP/s", title=title)
     lowest = min(left * bandwidth, *(y for _, y in points.values()))
     axes.set(xlim=(left, right), ylim=(lowest / 2, highest * 4))
     flops, rate = (
