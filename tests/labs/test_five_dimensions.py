@@ -2,10 +2,12 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from labs.support.five_dimensions import limit
 from labs.support.five_dimensions.cases import UNSEEN, best, outcomes
 from labs.support.five_dimensions.contracts import SEARCHED, submitted
 from tests.labs.answers import Lab
@@ -15,6 +17,7 @@ from utils.planner import Strategy
 from utils.planner.plan import evaluate
 from utils.planner.search import candidates
 from utils.planner.strategy import Columns
+from utils.ranks import Ranks
 
 SUBMITTED = ("one_node", "cluster", "frontier")
 LAB = Lab(
@@ -96,3 +99,15 @@ def test_what_is_not_written_is_no_strategy(tmp_path):
     path = tmp_path / "submissions.py"
     path.write_text("def one_node():\n    raise NotImplementedError('yours')\n")
     assert submitted(path, "one_node") is None
+
+
+def test_the_table_says_where_a_step_of_each_rung_goes(capsys):
+    with Ranks(1, device="cpu") as ranks:
+        (found,) = ranks.run(limit.train, None, replace(limit.RUN, layers=1, batch=2))
+    limit.rows[:] = [limit.Rung({}, 1.0, found)]
+    limit.table()
+    header, row = capsys.readouterr().out.splitlines()[-2:]
+    assert header.split() == ["ms", "a", "step:", "compute", "communication", "bubble", "host"]
+    *ms, words = row.split()
+    assert words == "plain" and abs(sum(map(float, ms)) - found.split.total) <= 2
+    assert found.split.compute > 0

@@ -8,9 +8,9 @@ The cap is that of `utils.measure.memory`: it counts tensors, so it is the same 
 a GPU `torch.cuda.set_per_process_memory_fraction` makes the allocator itself refuse.
 """
 
-import contextlib
 import gc
 import math
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +23,10 @@ from torch import nn
 from utils.course.assertions import Wrong
 from utils.course.runner import Trial
 from utils.data import corpus
+from utils.measure import traces
 from utils.measure.memory import Memory
-from utils.parallel.mesh import make_mesh
+from utils.measure.profile import tracing
+from utils.parallel.mesh import Mesh, make_mesh
 from utils.planner import MACHINES, Model, Plan, Strategy, plan
 from utils.ranks import RankError, Ranks
 from utils.training.config import TrainConfig, check_ranks
@@ -42,11 +44,12 @@ SECONDS = 60.0  # of processor time for a run; it takes some
 
 
 class Measured(NamedTuple):
-    """Of a run: bytes by kind at the peak of the fullest rank, losses by step, tokens/s."""
+    """Of a rank: bytes by kind at the peak, losses by step, tokens/s, a step's time by kind."""
 
     held: dict[str, int]
-    losses: list[float]
+    losses: tuple[float, ...]
     speed: float
+    split: traces.Split
 
     @property
     def peak(self) -> int:
@@ -58,7 +61,11 @@ class Rung(NamedTuple):
 
     flags: dict[str, Any]
     predicted: float  # MB
-    measured: Measured
+    measured: Measured  # of the fullest rank
+
+    @property
+    def words(self) -> str:
+        return " · ".join(f"{name} {value}" for name, value in self.flags.items()) or "plain"
 
 
 rows: list[Rung] = []  # of the last check
@@ -139,42 +146,56 @@ def table() -> None:
         return
     plain = rows[0].measured
     print(f"{'MB: predicted':>13}{'measured':>10}{'tokens/s':>10}{'of plain':>10}{'loss':>9}")
-    for flags, predicted, found in rows:
-        words = " · ".join(f"{name} {value}" for name, value in flags.items()) or "plain"
+    for rung in rows:
+        found = rung.measured
         print(
-            f"{predicted:>13.1f}{found.peak / 1e6:>10.1f}{found.speed:>10,.0f}"
-            f"{found.speed / plain.speed:>10.0%}{found.losses[-1]:>9.4f}  {words}"
+            f"{rung.predicted:>13.1f}{found.peak / 1e6:>10.1f}{found.speed:>10,.0f}"
+            f"{found.speed / plain.speed:>10.0%}{found.losses[-1]:>9.4f}  {rung.words}"
         )
+    kinds = [kind for kind in traces.KINDS if kind != "data"]  # no run has a data loader
+    print("\nms a step:" + "".join(f"{kind:>14}" for kind in kinds))
+    for rung in rows:
+        ms = "".join(f"{getattr(rung.measured.split, kind):>14.0f}" for kind in kinds)
+        print(f"{'':<10}{ms}  {rung.words}")
 
 
 # ---- on a rank
 
 
 def train(answer: Any, config: TrainConfig, cap: float = math.inf) -> Measured:
-    """The trainer's steps: the first WATCHED under the meter, which ends them past `cap`; the
-    others by the clock, because the meter takes time."""
+    """The trainer's steps: the first WATCHED under the meter, which ends them past `cap`; then,
+    because the meter takes time, one by the clock alone and one under the profiler."""
     mesh = make_mesh(**config.mesh_sizes(dist.get_world_size()))
     engine, _ = start(config, torch.device("cpu"), mesh)
-    text, tokens = corpus.split(corpus.load())[0], config.batch * config.seq
-    losses, seconds = [], []
+    text, taken = corpus.split(corpus.load())[0], []
     gc.collect()
-    memory = Memory(nn.ModuleList(engine.ranks.stages), engine.optimizer, limit=cap)
-    with contextlib.ExitStack() as watched:
-        watched.enter_context(memory)
-        for number in range(config.steps):
-            if number == WATCHED:
-                watched.close()
-            began = time.perf_counter()
-            x, y = corpus.batch(
-                text, number, config.batch, config.seq, config.seed, mesh.dp.index, mesh.dp.size
-            )
-            parts = micro_batches(x, y, config.accumulation_steps())
-            loss = torch.tensor(float(engine.backward(parts, tokens)), dtype=torch.float64)
-            engine.step(config.clip)
-            dist.all_reduce(loss)
-            losses.append(loss.item() / tokens)
-            seconds.append(time.perf_counter() - began)
+    with Memory(nn.ModuleList(engine.ranks.stages), engine.optimizer, limit=cap) as memory:
+        for number in range(WATCHED):
+            taken.append(step(engine, config, mesh, text, number))
+    with tempfile.TemporaryDirectory() as folder:
+        with tracing(folder, steps=config.steps - WATCHED - 1, skip=1) as profiler:
+            for number in range(WATCHED, config.steps):
+                taken.append(step(engine, config, mesh, text, number))
+                profiler.step()
+        split = traces.split(*traces.read(folder))
     del engine  # before its process groups, as in the trainer
     gc.collect()
     mesh.close()
-    return Measured(memory.peak, losses, tokens / min(seconds[WATCHED:]))
+    losses, seconds = zip(*taken)
+    speed = config.batch * config.seq / min(seconds[WATCHED:])
+    return Measured(memory.peak, losses, speed, split)
+
+
+def step(
+    engine: Any, config: TrainConfig, mesh: Mesh, text: torch.Tensor, number: int
+) -> tuple[float, float]:
+    """Loss and seconds."""
+    began, tokens = time.perf_counter(), config.batch * config.seq
+    x, y = corpus.batch(
+        text, number, config.batch, config.seq, config.seed, mesh.dp.index, mesh.dp.size
+    )
+    parts = micro_batches(x, y, config.accumulation_steps())
+    loss = torch.tensor(float(engine.backward(parts, tokens)), dtype=torch.float64)
+    engine.step(config.clip)
+    dist.all_reduce(loss)
+    return loss.item() / tokens, time.perf_counter() - began
