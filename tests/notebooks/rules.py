@@ -22,6 +22,11 @@ ABSOLUTE = re.compile(r"(?<![\w.:/~\-<*])/(?:home|root|Users|tmp|opt|usr|var|mnt
 LINK = re.compile(r"""(!?)\[([^\]\[]*)\]\(\s*<?([^)\s>]+)[^)]*\)""")
 HTML_LINK = re.compile(r"""<(?:a|img)\b[^>]*?\b(?:href|src)\s*=\s*["']([^"']+)["']""")
 HTML_IMAGE = re.compile(r"<img\b[^>]*>")
+UNITS = "second|parameter|token|value|element|number"
+TRANSLATED = re.compile(  # what CONTRIBUTING.md, "Write", has other words for
+    r"\b(in place of|besides|mend(?:s|ed|ing)?|whole numbers?|so many|whoever|somebody|nobody|anew|"
+    rf"at the most|in per cent|(?:bytes|tokens|values|seconds) an? (?:{UNITS}))\b"
+)
 LOADS = {"LOAD_NAME", "LOAD_GLOBAL"}
 REVEALED = re.compile(r"(?m)^(\S.*)\n  prediction .*\n  theory +(.*)\n  measurement +(.*)$")
 
@@ -144,6 +149,15 @@ def no_local_paths(notebook, path) -> Iterator[str]:
                 yield f"{where(path, notebook, index)}: names the place {line}"
 
 
+def english(notebook, path) -> Iterator[str]:
+    """Texts have the field's words, not those of a translation."""
+    for index, cell in enumerate(notebook.cells):
+        if cell.cell_type == "markdown":
+            text = re.sub(r"`[^`]*`", "", cell.source)
+            for found in TRANSLATED.finditer(text):
+                yield f"{where(path, notebook, index)}: “{found[0]}” (CONTRIBUTING.md, Write)"
+
+
 def alt_texts(notebook, path) -> Iterator[str]:
     """A static image says in words what it shows."""
     for index, cell in enumerate(notebook.cells):
@@ -236,6 +250,7 @@ EVERYWHERE = [
     short_cells,
     findings,
     no_local_paths,
+    english,
     alt_texts,
     links,
     checks_pass,

@@ -121,6 +121,7 @@ FLAWS = [
     ("findings", lambda nb: nb.cells.pop(4)),
     ("no_local_paths", lambda nb: nb.cells[2].outputs.append(SAYS)),
     ("no_local_paths", lambda nb: nb.cells[3].update(source="open('/home/me/x')")),
+    ("english", lambda nb: nb.cells[1].update(source="so many bytes a token")),
     ("alt_texts", lambda nb: nb.cells[1].update(source="![](page.md)")),
     ("alt_texts", lambda nb: nb.cells[1].update(source='<img src="page.md">')),
     ("links", lambda nb: nb.cells[1].update(source="[gone](gone.md)")),
