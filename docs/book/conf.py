@@ -23,6 +23,7 @@ from sphinx.addnodes import download_reference, pending_xref
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(\]\([^)\s#]*#)([^)\s]+)(?=\))")
 IMPORT = re.compile(r"(?m)^(?:import|from) ")
+DEFINES = re.compile(r"(?m)^(?:def|class) ")
 HTML_ID = re.compile(r"""<a\s[^>]*\b(?:id|name)=["']([^"']+)["']""")
 
 START = re.compile(r"(?ms)^## Start\n.*?(?=^\*\*For whom)")  # who reads the book needs no set-up
@@ -136,7 +137,8 @@ def source_read(app, docname: str, source: list[str]) -> None:
         tags = cell["metadata"].setdefault("tags", [])
         if cell["metadata"].get("jupyter", {}).get("outputs_hidden"):
             tags.append("hide-output")
-        if len(IMPORT.findall("".join(cell["source"]))) >= 5:
+        code = "".join(cell["source"])
+        if len(IMPORT.findall(code)) >= 5 and not DEFINES.search(code):
             tags.append("hide-input")  # plumbing: one click away
     source[0] = json.dumps(notebook)
 
@@ -167,14 +169,14 @@ def doctree_read(app, doctree: nodes.document) -> None:
 
 
 def describe_figures(doctree) -> None:
-    """A figure's alternative text is the first sentence of the words below it."""
+    """A figure's alternative text is the first two sentences of the words below it."""
     figures = []
     for node in doctree.findall(lambda node: isinstance(node, (nodes.image, nodes.paragraph))):
         if isinstance(node, nodes.image):
             figures.append(node)
         elif words := node.astext().strip():
             for image in figures:
-                image["alt"] = re.split(r"(?<=[.?!])\s", words, maxsplit=1)[0]
+                image["alt"] = " ".join(re.split(r"(?<=[.?!])\s", words)[:2])
             figures = []
 
 

@@ -121,6 +121,8 @@ def main() -> None:
             for row in rows(folder.resolve()):
                 table.writerow(row)
                 print(" · ".join(part for part in row if part), flush=True)
+        file.flush()
+        os.fsync(file.fileno())
     beside.replace(options.out)
     print(f"\n{options.out}")
 
