@@ -60,7 +60,7 @@ def together(config: Path) -> int:
 def loads(settings: Path, clients: Sequence[int] = (1, 8)) -> dict:
     """{clients: summary of a closed loop of the engine with your settings}, and those "slots"."""
     chosen = served.settings(Trial(settings))
-    served.serve(chosen)
+    served.serve(chosen["tp"], max_num_seqs=chosen["slots"], queue=chosen["queue"])
     served.requests(1, 1)  # the first one warms up
     found = {many: served.requests(many, max(6, 3 * many), 32).summary for many in clients}
     lab_server.take(served.ENGINE)

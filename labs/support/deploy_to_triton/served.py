@@ -268,7 +268,7 @@ def goal(trial: Trial) -> str:
             f"{slot / MIB:.2f} MiB.\nMore ranks have less of both each, fewer slots less of the "
             "second."
         )
-    serve(chosen)
+    serve(tp, max_num_seqs=slots, queue=waits)
     few = burst(FEW, lambda refused, rows: refused or rows >= GOAL)
     if few[0]:
         raise Wrong(
@@ -313,14 +313,13 @@ def memory(tp: int) -> tuple[int, int]:
     return 4 * weights // tp, 4 * values // tp
 
 
-def serve(chosen: dict[str, int]) -> None:
-    """Exports and loads the engine with these settings in its config.pbtxt."""
+def serve(tp: int, dtype: str = "auto", **options: int) -> None:
+    """Exports and loads the engine, with these options in its config.pbtxt."""
     for name in (lab_server.NAME, ENGINE):
         lab_server.take(name)
     engine = lab_server.repository() / ENGINE
-    options = {"max_num_seqs": chosen["slots"], "queue": chosen["queue"]}
     with tempfile.TemporaryDirectory() as folder:
-        export(streams.CHECKPOINT, folder, chosen["tp"], options=options)
+        export(streams.CHECKPOINT, folder, tp, options=options, dtype=dtype)
         shutil.rmtree(engine, ignore_errors=True)
         shutil.copytree(Path(folder, ENGINE), engine)
     lab_server.load(ENGINE)

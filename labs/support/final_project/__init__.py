@@ -1,0 +1,1 @@
+"""The final project: its brief, its checks, and its page of results."""
