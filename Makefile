@@ -32,7 +32,7 @@ update: ready ## bring in the course's corrections; what you changed in notebook
 	PATH="$(CURDIR)/.venv/bin:$$PATH" docs/class/pull.sh "$$(git remote get-url origin)" "$$(git branch --show-current)" .
 	$(SETUP)
 
-lab: ready ## open JupyterLab on the table of lessons (PORT=8888; CLASS=address reports to a class)
+lab: ready ## open JupyterLab where you left off (PORT=8888; CLASS=address reports to a class)
 	$(RUN) utils.workshop.lab --port $(PORT) $(if $(CLASS),--class '$(CLASS)')
 
 class: ready ## show an instructor how the room is doing (HOST=address BOARD=8765; docs/class.md)
@@ -47,7 +47,7 @@ grade: ready ## run the labs' checks on what a class has handed in (FOLDERS="han
 check: ready ## can this machine run the workshop? (two minutes; run this first)
 	$(RUN) tests.check
 
-test: ready ## run the tests: every notebook, every proof, a quarter of the labs' wrong answers
+test: ready ## run the tests: every notebook, every proof, one wrong answer of each of the labs' exercises
 	$(RUN) pytest -n 3
 
 test-all: ready ## run all tests: every wrong answer, faults, kills, the hub, the book

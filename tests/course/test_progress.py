@@ -58,6 +58,10 @@ def test_the_report_follows_what_is_done(course, capsys):
     progress.report(course)
     out = capsys.readouterr().out
     assert "00 start here             1 of 2      1 of 2           –" in out
+    progress.write_page(course / "here.md", course)
+    page = (course / "here.md").read_text()
+    assert "“00 two” in [00 start here](notebooks/00_start_here.ipynb)." in page
+    assert "| [lab 01 data parallel](labs/01_data_parallel/lab.ipynb) | 0 of 1 | 1 of 2 |" in page
     assert "0 of 1      0 of 1      1 of 2" in out
     assert out.endswith("Next: your prediction “00 two” in 00 start here.\n")
 

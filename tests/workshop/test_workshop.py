@@ -224,7 +224,7 @@ def test_the_lab_serves_the_lessons_and_ends_with_ctrl_c():
         if "Ctrl-C" in line:
             break
     url = next(line for line in lines if line.startswith("http://"))
-    assert url.startswith(f"http://127.0.0.1:{port}/lab/tree/README.md?token=")
+    assert url.startswith(f"http://127.0.0.1:{port}/lab/tree/you_are_here.md?token=")
     settings = "lab/api/settings/@jupyterlab/apputils-extension:notification"
     base, token = url.split("lab/tree")[0], url.split("token=")[1]
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -1,4 +1,5 @@
-"""How far you are: predictions and checks of every lesson and lab (`make progress`).
+"""How far you are: predictions and checks of every lesson and lab (`make progress`), and the
+page on which `make lab` opens.
 
 The lessons and labs are those that lie in the repository; what belongs to each is read from its
 notebook (`predict("…` and `check("…`), what you have done from the ledger
@@ -7,21 +8,37 @@ notebook (`predict("…` and `check("…`), what you have done from the ledger
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from utils.cli import no_arguments
 from utils.course import ledger
 from utils.paths import ROOT
 
+PAGE = """# You are here
+
+**{next}**
+
+The [README](README.md) has the table of lessons, with questions and minutes. If you are stuck:
+[when something goes wrong](docs/machines.md#when-something-goes-wrong), the
+[glossary](docs/glossary.md), the three hints of each exercise.
+
+| lesson or lab | predictions made | checks passed |
+| --- | --- | --- |
+{rows}
+
+This page was written when the lab was opened; `make progress` says where you are now.
+"""
+
 
 @dataclass(frozen=True)
 class Part:
-    """One lesson or lab: its title and the names of its predictions and checks."""
+    """One lesson or lab: its title, its notebook and the names of its predictions and checks."""
 
     title: str
     predictions: tuple[str, ...]
     checks: tuple[str, ...]
+    path: Path = field(default=ROOT, compare=False)
 
 
 def parts(root: Path = ROOT) -> list[Part]:
@@ -43,6 +60,7 @@ def _part(stem: str, path: Path, prefix: str) -> Part:
         title=f"{prefix}{number} {words.replace('_', ' ')}",
         predictions=names_in("predict", code),
         checks=names_in("check", code),
+        path=path,
     )
 
 
@@ -58,10 +76,7 @@ def report(root: Path = ROOT) -> None:
     if not found:
         print(f"There are no lessons in {root}.")
         return
-    predictions, checks = content["predictions"], content["checks"]
-    made = {name for name, entry in predictions.items() if ledger.counts(entry)}
-    revealed = {name for name, entry in predictions.items() if entry.get("revealed")}
-    passed = {name for name, result in checks.items() if result}
+    made, revealed, passed = _done(content)
     width = max(len(part.title) for part in found)
     print(f"{'':<{width}}{'predicted':>12}{'revealed':>12}{'checks':>12}")
     for part in found:
@@ -72,6 +87,32 @@ def report(root: Path = ROOT) -> None:
         ]
         print(f"{part.title:<{width}}" + "".join(f"{column:>12}" for column in columns))
     print(_next(found, made | revealed, passed))
+
+
+def write_page(path: Path, root: Path = ROOT) -> None:
+    """Writes "You are here": what comes next, and how far each lesson and lab is, with links."""
+    found, (made, revealed, passed) = parts(root), _done(ledger.read())
+    rows = [
+        f"| [{part.title}]({part.path.relative_to(root)}) | {_share(part.predictions, made)} | "
+        f"{_share(part.checks, passed)} |"
+        for part in found
+    ]
+    text = _next(found, made | revealed, passed)
+    for part in found:
+        if text.endswith(f"in {part.title}."):
+            link = f"[{part.title}]({part.path.relative_to(root)})"
+            text = text.removesuffix(f"{part.title}.") + f"{link}."
+    path.write_text(PAGE.format(next=text, rows="\n".join(rows)), encoding="utf-8")
+
+
+def _done(content: dict) -> tuple[set[str], set[str], set[str]]:
+    """Names of predictions made, of predictions revealed, and of checks passed."""
+    predictions, checks = content["predictions"], content["checks"]
+    return (
+        {name for name, entry in predictions.items() if ledger.counts(entry)},
+        {name for name, entry in predictions.items() if entry.get("revealed")},
+        {name for name, result in checks.items() if result},
+    )
 
 
 def _share(names: tuple[str, ...], done: set[str]) -> str:

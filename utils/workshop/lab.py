@@ -1,4 +1,4 @@
-"""Open JupyterLab on the table of lessons: `make lab [PORT=8888] [CLASS=http://…/join/…]`.
+"""Open JupyterLab on a page that says where you are: `make lab [PORT=8888] [CLASS=http://…/join/…]`.
 
 The server listens on this machine only, asks for a token, and takes the workshop's settings
 (lab_settings/: no news, run times of cells, Markdown shown as pages, a closed notebook stops its
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from utils.classroom.join import JoinError, Membership, join, read_address
-from utils.course import ledger
+from utils.course import ledger, progress
 from utils.paths import ROOT
 from utils.ranks.supervise import Child, end, supervised
 
@@ -131,6 +131,16 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
+def first_page() -> str:
+    """The page on which the lab opens: "You are here", written now; else the README."""
+    page = ROOT / "you_are_here.md"
+    try:
+        progress.write_page(page)
+    except OSError:  # the folder may be read-only
+        return "README.md"
+    return page.name
+
+
 def show(url: str) -> Path:
     """Opens the browser at a page, which is returned, for this user only, that leads to `url`: its
     token must not be in a command line, which all can read."""
@@ -158,7 +168,7 @@ def serve(port: int, browser: bool, member: Membership | None = None) -> None:
         if member is not None:
             reporter = start_reporter(member)
         wait_until_ready(server, port, token)
-        url = f"http://{HOST}:{port}/lab/tree/README.md?token={token}"
+        url = f"http://{HOST}:{port}/lab/tree/{first_page()}?token={token}"
         print(f"JupyterLab runs at\n\n    {url}\n\nStop it with Ctrl-C.", flush=True)
         if "SSH_CONNECTION" in os.environ:
             tunnel = f"ssh -L {port}:{HOST}:{port} {socket.gethostname()}"
@@ -196,7 +206,7 @@ def report(member: Membership) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Open JupyterLab on the table of lessons.")
+    parser = argparse.ArgumentParser(description="Open JupyterLab where you left off.")
     parser.add_argument("--port", type=int, default=8888)
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument("--class", dest="address", metavar="ADDRESS", help="report to this class")
