@@ -1,11 +1,11 @@
-"""The checkpoint that is to be served: read as far as its headers, and refused with the reason.
+"""The checkpoint to be served: its headers are read, and an unfit one is refused with the reason.
 
     source = Source.read("models/base")          # sizes, tensors and their type; no weights yet
     source.copy_small_files(folder)              # config.json, tokenizer.json …
     prompts = find_prompts("prompts", source)    # {name: file}, each fit for this model
 
-A model is served as text, so it needs tokenizer.json. One that was trained on bytes has none, and
-gets one whose 256 tokens are the bytes.
+A model is served as text, so it needs tokenizer.json. A model trained on bytes has none and gets
+one whose 256 tokens are the bytes.
 """
 
 import re
@@ -28,13 +28,13 @@ from utils.serving.shard import NAMES
 
 PROMPT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 OTHERS = "--backend vllm writes any model that vLLM takes, for Triton's vLLM backend"
-# copied where they are
+# copied if they exist
 EXTRAS = ("generation_config.json", hf_format.TOKENIZER_CONFIG, "chat_template.jinja")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint folder that can be served. Make one with `read`."""
+    """A checkpoint folder that can be served. Create it with `read`."""
 
     folder: Path
     config: GPTConfig
@@ -44,7 +44,8 @@ class Source:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Source":
-        """Raises ExportError or CheckpointError, both ValueErrors, for what cannot be served."""
+        """Reads the folder's headers. Raises ExportError or CheckpointError, both ValueErrors, for
+        a checkpoint that cannot be served."""
         folder = hf_format.recover(folder)
         hf = hf_format.read_config(folder)
         try:
@@ -60,7 +61,7 @@ class Source:
         headers = {
             name: header
             for name, header in hf_format.read_headers(folder).items()
-            if not name.endswith("inv_freq")  # what follows from the rest
+            if not name.endswith("inv_freq")  # computed from the config
             and not (name == "lm_head.weight" and config.tie_embeddings)
         }
         dtype = _one_dtype(headers, folder)
@@ -70,7 +71,7 @@ class Source:
 
     @property
     def dtype_name(self) -> str:
-        """As torch and config.json call it: "bfloat16"."""
+        """The dtype as torch and config.json call it: "bfloat16"."""
         return NAMES[self.dtype]
 
     @property
@@ -79,11 +80,11 @@ class Source:
 
     @property
     def bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return self.parameters * WIDTHS[self.dtype_name]
 
     def copy_small_files(self, there: str | Path) -> None:
-        """Everything but weights."""
+        """Copies everything but the weights."""
         for name in (hf_format.CONFIG, hf_format.TOKENIZER, *EXTRAS):
             if (self.folder / name).is_file():
                 shutil.copyfile(self.folder / name, Path(there) / name)
@@ -92,7 +93,7 @@ class Source:
 
 
 def stored_dtypes(headers: hf_format.Headers) -> dict[str, str]:
-    """{a type, as safetensors calls it: a tensor of it}"""
+    """{dtype as safetensors calls it: the name of a tensor that has it}"""
     found, by_file = {}, {}
     for name, (file, _) in headers.items():
         by_file.setdefault(file, []).append(name)
@@ -104,7 +105,7 @@ def stored_dtypes(headers: hf_format.Headers) -> dict[str, str]:
 
 
 def _one_dtype(headers, where):
-    """The type of all these tensors; a plain floating-point one of at most 32 bits."""
+    """The one dtype of these tensors: floating point of at most 32 bits. Refuses anything else."""
     found = stored_dtypes(headers)
     for dtype, name in found.items():
         if dtype not in NAMES:
@@ -114,7 +115,7 @@ def _one_dtype(headers, where):
             )
     if len(found) != 1:
         held = " and ".join(f"{name} as {NAMES[dtype]}" for dtype, name in found.items())
-        raise ExportError(f"{where} holds {held or 'no tensors'}: save all of it in one type")
+        raise ExportError(f"{where} holds {held or 'no tensors'}: save all tensors in one dtype")
     return next(iter(found))
 
 
@@ -126,23 +127,23 @@ def _check_tokenizer(folder, config):
         if config.vocab_size != BYTES:
             raise ExportError(
                 f"{folder} has no {hf_format.TOKENIZER}, so its {config.vocab_size} tokens cannot "
-                "be served as text: copy the model's there (transformers' save_pretrained of a "
+                "be served as text: copy the model's into it (transformers' save_pretrained of a "
                 "fast tokenizer writes it)"
             )
         return
     size = Tokenizer.load(folder).size
     if size > config.vocab_size:
         raise ExportError(
-            f"{folder / hf_format.TOKENIZER} has {size} tokens, but the model knows "
-            f"{config.vocab_size}: bring the tokenizer that it was trained with"
+            f"{folder / hf_format.TOKENIZER} has {size} tokens, but the model has "
+            f"{config.vocab_size}: use the tokenizer that it was trained with"
         )
 
 
 def byte_tokenizer() -> HFTokenizer:
     """A tokenizers.Tokenizer whose token b is the byte b.
 
-    tokenizer.json holds text, so there each byte has a character: its own where that can be
-    printed, for the others those from 256 on (GPT-2's way, which ByteLevel follows).
+    tokenizer.json holds text, so each byte is written as a character: its own if printable, else
+    one from 256 on (GPT-2's mapping, which ByteLevel uses too).
     """
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = (byte for byte in range(BYTES) if byte not in printable)
@@ -164,7 +165,7 @@ def write_byte_tokenizer(folder: str | Path) -> None:
 
 
 def find_prompts(prompts: str | Path | None, source: Source) -> dict[str, Path]:
-    """{name: file} of a folder of NAME.safetensors, each checked against the model's sizes."""
+    """{name: file} for a folder of NAME.safetensors, each checked against the model's sizes."""
     if prompts is None:
         return {}
     folder = Path(prompts).expanduser()
@@ -174,14 +175,14 @@ def find_prompts(prompts: str | Path | None, source: Source) -> dict[str, Path]:
     for name, file in found.items():
         if not PROMPT_NAME.fullmatch(name):
             raise ExportError(
-                f"{file}: {name!r} is no plain word by which a request can name the prompt: "
+                f"{file}: {name!r} is not a plain word by which a request can name the prompt: "
                 "rename the file, with letters, digits, _ and - only"
             )
         prompt = load_prompt(file)
         length, hidden = prompt.shape
         if hidden != source.config.hidden_size:
             raise ExportError(
-                f"{file} holds vectors of {hidden} numbers, but the model's have "
+                f"{file} holds vectors of {hidden} elements, but the model's have "
                 f"{source.config.hidden_size}: it was tuned on another model"
             )
         if not 0 < length < source.config.max_positions:
@@ -190,18 +191,18 @@ def find_prompts(prompts: str | Path | None, source: Source) -> dict[str, Path]:
                 f"{source.config.max_positions} positions for them and the text: tune a shorter one"
             )
         if not prompt.is_floating_point() or not prompt.isfinite().all():
-            raise ExportError(f"{file} holds values that are not finite numbers: tune it again")
+            raise ExportError(f"{file} holds values that are not finite: tune it again")
     return found
 
 
 def check_prompts(found: dict[str, Path], fingerprint: str, source: Source) -> None:
-    """Every prompt was tuned on these very weights."""
+    """Refuses a prompt that was not tuned on exactly these weights."""
     for file in found.values():
         facts = prompt_facts(file)
         if facts.get("base_fingerprint") is None:
             raise ExportError(
-                f"{file} does not say which model it is for: save it with save_prompt of "
-                "utils.prompt_tuning"
+                f"{file} does not say which model it is for: save it with "
+                "utils.prompt_tuning.save_prompt"
             )
         if facts["base_fingerprint"] != fingerprint:
             raise ExportError(
@@ -212,6 +213,6 @@ def check_prompts(found: dict[str, Path], fingerprint: str, source: Source) -> N
 
 
 def facts_of_prompt(file: Path) -> dict:
-    """What manifest.json tells of a prompt: its length, and the facts in its file."""
+    """The entry for a prompt in manifest.json: its length, and the facts in its file."""
     facts = {name: text for name, text in prompt_facts(file).items() if name != "format"}
     return {**facts, "length": len(load_prompt(file))}

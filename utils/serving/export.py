@@ -1,4 +1,4 @@
-"""Exports a checkpoint into a Triton model repository, with files of weights for each rank.
+"""Exports a checkpoint into a Triton model repository, with weight files for each rank.
 
     folder = export("models/base", "triton_model_repo", tp=2, prompts="prompts")   # …/gpt_engine/1
     rebuild(folder, "again")                              # the checkpoint, bit for bit
@@ -9,17 +9,17 @@ From the shell:
         [--out triton_model_repo] [--backend python|vllm] [--dtype D] [--max-num-seqs N]
         [--max-model-len N] [--prefill-chunk N] [--kv-cache-dtype D] [--machine NAME]
 
-The model: a Hugging Face folder of a Llama, Mistral or Qwen2 without a sliding window (float32,
-bfloat16 or float16), with a tokenizer.json or trained on bytes; for vLLM any (vllm.py). What a
-version is computed in is its own, and its manifest says it, so one repository serves a model in
-fp32 and in int8 side by side: with "int8" and "int4" the matrices of its blocks are written as
-whole numbers, before they are cut (engine/stored.py).
+The model is a Hugging Face folder of a Llama, Mistral or Qwen2 without a sliding window (float32,
+bfloat16 or float16), with a tokenizer.json or trained on bytes; for vLLM, any model (vllm.py). Each
+version has its own compute dtype, recorded in its manifest, so one repository serves a model in
+fp32 and in int8 side by side. With "int8" and "int4" the matrices of its blocks are quantized to
+integers before they are sharded (engine/stored.py).
 
 The version's folder has everything that Triton's stock image with torch needs to serve it: code,
 the weights of each rank, config.json, tokenizer.json, prompts, and manifest.json with the size and
 SHA-256 of each. It appears whole or not at all (repository.py), and memory never holds more than
-the weights of one file (shard.py). What cannot be served is refused with a ValueError of one
-sentence.
+the weights of one file (shard.py). A model that cannot be served is refused with a ValueError of
+one sentence.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ __all__ = ["ExportError", "export", "rebuild"]
 PROGRAM = "utils.serving.export"
 CONFIG = Path(repository.ENGINE, "config.pbtxt")  # in a repository: the engine's options
 SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-FULL = 0.9  # of a device's memory: what a step makes, and the libraries, need the rest
+FULL = 0.9  # of a device's memory: a step's activations and the libraries need the rest
 
 
 def export(
@@ -70,21 +70,22 @@ def export(
 
     model     Hugging Face folder
     out       model repository: a new folder, or one that holds Triton models
-    tp        ranks, each of which gets files of its own; divides heads and key-value heads
+    tp        ranks, each with its own files; must divide heads and key-value heads
     prompts   folder of NAME.safetensors files of utils/prompts/file.py, tuned on this model
-    version   None: the lowest number that is free; but where the newest version is this model, cut
-              in the same way, with the same prompts and code, nothing is written
+    version   None: the lowest free number; but if the newest version is this model, sharded in the
+              same way, with the same prompts and code, nothing is written
     options   of EngineConfig, for the engine's config.pbtxt
-    machine   name of one of the planner's; what does not fit its devices is refused
-    dtype     that this version is computed with: "auto" (as stored, on the CPU float32), float32,
+    machine   one of the planner's machines, by name; a model too large for its devices is refused
+    dtype     compute dtype of this version: "auto" (as stored, on the CPU float32), float32,
               bfloat16, float16 or fp32, bf16, fp16; "int8", "int4": the matrices of its blocks are
-              stored and computed with as whole numbers
+              stored and used as integers
     """
     return _export(model, out, tp, prompts, version, options, machine, dtype)[0]
 
 
 def _export(model, out, tp, prompts, version, options=None, machine=None, dtype="auto"):
-    """(the version's folder, files that stayed as they were): None where nothing was written."""
+    """(the version's folder, edited files that were kept); None for the files if nothing was
+    written."""
     memory = None if machine is None else _memory_of(machine)
     compute = SHORT.get(dtype, dtype)
     if compute not in COMPUTE:
@@ -94,10 +95,10 @@ def _export(model, out, tp, prompts, version, options=None, machine=None, dtype=
     config = _config_of(out, options or {})
     if compute in FLOATS and config.dtype not in ("auto", compute):
         raise ExportError(
-            f"{Path(out) / CONFIG} has dtype {config.dtype}, which would overrule this version's "
-            f'{compute}: set it to "auto" there, and each version is computed in its own'
+            f"{Path(out) / CONFIG} has dtype {config.dtype}, which would override this version's "
+            f'{compute}: set it to "auto" there, and each version uses its own'
         )
-    if memory is not None:  # before anything is written: shapes say it all
+    if memory is not None:  # before anything is written: the shapes suffice
         _check_room(machine, memory, source, tp, config, compute)
     found = find_prompts(prompts, source)
     with repository.building(out) as building:
@@ -136,23 +137,23 @@ def _export(model, out, tp, prompts, version, options=None, machine=None, dtype=
             "files": small | {file.name: _facts(file) for file in sorted(folder.glob("rank-*"))},
             "prompts": {name: facts_of_prompt(file) for name, file in found.items()},
         }
-        if compute != "auto":  # an engine that knows format 1 alone would not heed it
+        if compute != "auto":  # an engine that knows only format 1 would ignore it
             manifest |= {"format": 2, "compute": compute}
         hf_format.write_json(folder / MANIFEST, manifest)
-        Version.read(folder)  # what the engine would refuse goes nowhere
+        Version.read(folder)  # never publish a version that the engine would refuse
         return building.publish(), building.kept
 
 
 def _limits(folder, positions):
-    """What cannot fit whatever is in it, so that nobody tokenizes it: no token of the tokenizer in
-    `folder` has more bytes than the longest."""
+    """The lengths beyond which no input can fit, so that it is refused without being tokenized: a
+    text cannot have more bytes than `positions` times those of the longest token in `folder`."""
     tokens = Tokenizer.from_file(str(folder / hf_format.TOKENIZER)).get_vocab()
     longest = max(len(token.encode()) for token in tokens)
     return {"ids": positions, "text_bytes": positions * longest}
 
 
 def _bytes(source, tp, compute):
-    """Of all ranks' weights."""
+    """Bytes of all ranks' weights."""
     return sum(
         math.prod(shape) * WIDTHS[kind]
         for rank in range(tp)
@@ -163,16 +164,16 @@ def _bytes(source, tp, compute):
 
 
 def _config_of(out, options):
-    """What the engine's options in the repository will be: a config.pbtxt that is there stays as it
-    is, and options that are not in it are refused."""
+    """The engine's options as the repository will have them: an existing config.pbtxt stays as it
+    is, and options that differ from it are refused."""
     there = Path(out).expanduser() / CONFIG
     if not there.exists():
-        return EngineConfig(**options)  # which is what the file that is copied there says
+        return EngineConfig(**options)  # its defaults are those of the file that is copied there
     config = engine_config(there)
     for name, wanted in options.items():
         if wanted != (given := getattr(config, name)):
             raise ExportError(
-                f"{there} is there already, and its {name} is {given}, not {wanted}: change it "
+                f"{there} exists already, and its {name} is {given}, not {wanted}: change it "
                 "there, or give another --out"
             )
     return config
@@ -180,22 +181,22 @@ def _config_of(out, options):
 
 def _memory_of(machine):
     """Bytes of a device of one of the planner's machines."""
-    from utils.planner.machine import MACHINES  # only who asks for one waits for it
+    from utils.planner.machine import MACHINES  # slow to import, and rarely needed
 
     if machine not in MACHINES:
-        raise ExportError(f"machine {machine!r} is not known: there are {', '.join(MACHINES)}")
+        raise ExportError(f"machine {machine!r} is not known: give one of {', '.join(MACHINES)}")
     return MACHINES[machine].memory
 
 
 def _check_room(machine, memory, source, tp, config, compute):
-    """Refuses what a rank of this model would not have room for on a device of the machine."""
+    """Refuses a model of which a rank would not fit on a device of the machine."""
     weights, cache = config.rank_bytes(source.config, tp, source.dtype_name, False, compute)
     most = FULL * memory
     if weights + cache > most:
         raise ExportError(
             f"a rank would hold {_gib(weights)} of weights and {_gib(cache)} of keys and values "
-            f"({config.max_num_seqs} requests of {config.length(source.config):,} positions), and "
-            f"{_gib(most)} of a device of {machine} can be used: more ranks, a lower "
+            f"({config.max_num_seqs} requests of {config.length(source.config):,} positions), but "
+            f"only {_gib(most)} of a device of {machine} can be used: give more ranks, a lower "
             "--max-model-len or --max-num-seqs, or fewer bits (--dtype, --kv-cache-dtype)"
         )
 
@@ -209,18 +210,18 @@ def _files(folder):
 
 
 def _facts(file):
-    """What the manifest says of a file."""
+    """The manifest's entry for a file."""
     with open(file, "rb") as data:
         sha256 = hashlib.file_digest(data, "sha256").hexdigest()
     return {"bytes": file.stat().st_size, "sha256": sha256}
 
 
 def _same(building, new, source, tp, compute, small, weights):
-    """The folder of the newest version if it is what would be written now, else None.
+    """The folder of the newest version if it equals the one to be written, else None.
 
-    new       the folder that has the code already
-    small     {name: facts} of all files but weights and code
-    weights   the fingerprint of the source's
+    new       the new version's folder, which already has the code
+    small     {name: facts} of all files except weights and code
+    weights   the fingerprint of the source's weights
     """
     if not building.filled():
         return None
@@ -238,27 +239,27 @@ def _same(building, new, source, tp, compute, small, weights):
 
 
 def _check_tokenizer(building, folder):
-    """All versions of a repository have one tokenizer: the models in front tokenise for all."""
+    """Refuses a second tokenizer: the front models of a repository tokenize for all versions."""
     ours = hf_format.read_json(folder / hf_format.TOKENIZER)
     for number in building.filled():
         if ours != hf_format.read_json(building.folder_of(number) / hf_format.TOKENIZER):
             raise ExportError(
-                f"version {number} of {building.out} has another tokenizer, and the models in "
-                "front of it tokenise for all versions: give another --out"
+                f"version {number} of {building.out} has a different tokenizer, and the front "
+                "models tokenize for all versions: give another --out"
             )
 
 
 def rebuild(version_folder: str | Path, folder: str | Path) -> Path:
     """Joins the ranks' files of a version into a Hugging Face folder equal to the exported one.
 
-    Raises LoadError (a ValueError) where a file is not what the manifest says, ExportError where
-    the version has whole numbers, from which the checkpoint does not come back.
+    Raises LoadError (a ValueError) if a file differs from its manifest entry, ExportError if the
+    version is quantized, because the checkpoint cannot be recovered from its integers.
     """
     version = Version.read(version_folder)
     if version.compute in SCHEMES:
         raise ExportError(
-            f"{version.folder} holds {version.compute} numbers, from which {version.name} does not "
-            "come back bit for bit: take the checkpoint itself, or a version of --dtype auto"
+            f"{version.folder} holds {version.compute} values, from which {version.name} cannot be "
+            "rebuilt bit for bit: use the checkpoint itself, or a version of --dtype auto"
         )
     there = version.folder
     shards = [[there / name for name in version.shards(rank)] for rank in range(version.tp)]
@@ -281,34 +282,34 @@ DTYPES = (*COMPUTE, *SHORT)
 
 @dataclass(frozen=True)
 class Command:
-    """What the command can be told."""
+    """The options of the command."""
 
-    model: str | None = option(None, "checkpoint folder, as Hugging Face's", None, "FOLDER")
-    tp: int = option(1, "ranks that share the model; divides its heads")
+    model: str | None = option(None, "checkpoint folder in Hugging Face's format", None, "FOLDER")
+    tp: int = option(1, "tensor-parallel ranks; must divide the model's heads")
     prompts: str | None = option(None, "folder of prompts, NAME.safetensors", None, "DIR")
     out: str = option("triton_model_repo", "model repository", None, "REPO")
-    version: int | None = option(None, "number of the version; default: the lowest free one")
+    version: int | None = option(None, "version number; default: the lowest free one")
     backend: str = option(
-        "python", "vllm: for Triton's vLLM backend instead of our engine", ("python", "vllm")
+        "python", "vllm: Triton's vLLM backend instead of our engine", ("python", "vllm")
     )
     dtype: str | None = option(
-        None, "that this version is computed with; int8, int4: its matrices are stored so", DTYPES
+        None, "compute dtype of this version; int8, int4: its matrices are stored so", DTYPES
     )
-    max_num_seqs: int | None = option(None, "requests that run together; 16", least=1)
+    max_num_seqs: int | None = option(None, "requests that run together; default: 16", least=1)
     max_model_len: int | None = option(
-        None, "positions of a request at most; what the model has", least=1
+        None, "most positions per request; default: as many as the model has", least=1
     )
     prefill_chunk: int | None = option(
-        None, "positions of prompts that are read in one step; 256", least=1
+        None, "prompt positions that one step reads; default: 256", least=1
     )
     kv_cache_dtype: str | None = option(
-        None, "of keys and values", ("auto", *FLOATS, "int8", *SHORT)
+        None, "dtype of keys and values", ("auto", *FLOATS, "int8", *SHORT)
     )
     machine: str | None = option(
-        None, "one of the planner's; what does not fit its devices is refused", None, "NAME"
+        None, "one of the planner's; a model too large for its devices is refused", None, "NAME"
     )
     mount: str = option(
-        vllm_variant.MOUNT, "with vllm: where the server will see the repository", None, "FOLDER"
+        vllm_variant.MOUNT, "with vllm: where the server will find the repository", None, "FOLDER"
     )
 
     def __post_init__(self):
@@ -317,7 +318,7 @@ class Command:
             raise ValueError("--model is missing: give the checkpoint's folder")
         if self.backend == "vllm" and self.prompts is not None:
             raise ValueError(
-                "--prompts does not go with --backend vllm, which takes text only: leave it out"
+                "--backend vllm takes text only, so it cannot use --prompts: leave it out"
             )
         for name in ("dtype", *ENGINE_OPTIONS, "machine"):
             if self.backend == "vllm" and getattr(self, name) is not None:
@@ -325,7 +326,7 @@ class Command:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exports and says what was written; returns the exit status."""
+    """Exports and reports what was written; returns the exit status."""
     texts = {"prog": f"python -m {PROGRAM}", "description": "Fill a Triton model repository."}
     return exit_status(
         PROGRAM,
@@ -357,7 +358,7 @@ def run(command: Command) -> None:
         report(folder)
         _report_memory(folder, engine_config(folder.parent / "config.pbtxt"))
         for name in kept:
-            print(f"kept, though this workshop has another one: {Path(command.out) / name}")
+            print(f"kept, although the workshop's differs: {Path(command.out) / name}")
         print(f"next: python -m utils.serving.server --repo {command.out}")
 
 
@@ -392,7 +393,7 @@ def _report_memory(folder, config):
     for held, place in places.items():
         print(f"a rank{place} holds {held}")
     length = config.length(version.model)
-    print(f"requests that run together: {config.max_num_seqs}, of {length:,} positions at most")
+    print(f"requests that run together: {config.max_num_seqs}, of at most {length:,} positions")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
     engine_config("repo/gpt_engine/config.pbtxt")          # the engine's options in it
     set_parameters(file, {"max_num_seqs": 8})
 
-What cannot be read raises ConfigError with file, line and field.
+A file that cannot be read raises ConfigError with file, line and field.
 """
 
 import re
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class ConfigError(ValueError):
-    """A config.pbtxt is not right; the message names file and field."""
+    """A config.pbtxt is invalid; the message names file and field."""
 
 
 def model_config(file: str | Path) -> "ModelConfig":
-    """The file as the message that Triton makes of it."""
-    from google.protobuf import text_format  # they take their time, and few callers ask
+    """The file parsed into Triton's protobuf message."""
+    from google.protobuf import text_format  # slow to import, and few callers need it
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
     try:
@@ -42,7 +42,7 @@ def engine_config(file: str | Path) -> EngineConfig:
 
 
 def set_parameters(file: str | Path, changes: dict[str, Any]) -> None:
-    """Gives parameters other values, in place; all else stays as it is."""
+    """Changes the values of parameters in place; everything else stays as it is."""
     text = Path(file).read_text(encoding="utf-8")
     for name, value in changes.items():
         entry = rf'(key:\s*"{name}"\s+value:?\s*{{\s*string_value:\s*")[^"]*'

@@ -1,17 +1,17 @@
-"""Puts what the export has built into a Triton model repository, so that no reader sees half of it.
+"""Publishes an export into a Triton model repository atomically: no reader sees half of it.
 
-    with building(out) as repository:                # a hidden folder beside `out`; nobody else
+    with building(out) as repository:                # a hidden folder beside `out`, locked
         folder = repository.open_version(2)          # empty, in the hidden folder
         …                                            # filled: code, weights, manifest.json
         repository.publish()                         # to disk, then renamed to out/gpt_engine/2
 
-A version appears by one rename, of a folder whose files are on the disk already. What a crash
-leaves behind is the hidden folder, which the next export removes.
+A version appears by a single rename of a folder whose files are already on disk. A crash leaves
+only the hidden folder behind, and the next export removes it.
 
 The code of a version is model.py, which Triton calls, and the engine with the files of this
-workshop that it imports, under the names that they have here (utils/serving/engine/engine.py): what
-is imported is found by reading, so nobody keeps a list. A version needs torch, numpy, safetensors
-and tokenizers besides.
+workshop that it imports, under the same names as here (utils/serving/engine/engine.py). Imports are
+found by parsing the files, so there is no list to maintain. A version also needs torch, numpy,
+safetensors and tokenizers.
 """
 
 import ast
@@ -31,27 +31,27 @@ from utils.paths import ROOT
 
 SOURCE = ROOT / "triton_model_repo"
 CODE = "utils/serving/engine"
-TRACE = f"{CODE}/trace.py"  # `gpt` has it, too
-STEP = f"{CODE}/step.cpp"  # compiled where it is served
+TRACE = f"{CODE}/trace.py"  # `gpt` has a copy too
+STEP = f"{CODE}/step.cpp"  # compiled on the machine that serves it
 ENGINE, VLLM = "gpt_engine", "gpt_vllm"
 FRONT = ("gpt", "gpt_tokenize", "gpt_detokenize")
 TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 LIMITS = "limits.json"  # of FRONT: how long a text, or a list of ids, may be
 VERSION = re.compile(r"[1-9]\d*")
-LARGEST = 2**63 - 1  # with a larger number Triton serves nothing of a repository
+LARGEST = 2**63 - 1  # if any number is larger, Triton serves nothing of a repository
 
 
 class ExportError(ValueError):
-    """What cannot be exported, or not to there; the message gives the reason and the fix."""
+    """The export or its destination is refused; the message gives the reason and the fix."""
 
 
 @contextmanager
 def building(out: str | Path, engine: str = ENGINE, last: str = MANIFEST) -> Iterator["Repository"]:
-    """A Repository for `out`, which other exports leave alone meanwhile.
+    """A Repository for `out`, locked against other exports.
 
     engine   the model that gets a version
-    last     the file of a version that is written last: one without it is not filled
+    last     the file of a version that is written last: a version without it is incomplete
     """
     out = Path(out).expanduser().resolve()
     made = not out.exists()
@@ -69,16 +69,16 @@ def building(out: str | Path, engine: str = ENGINE, last: str = MANIFEST) -> Ite
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
     except (OSError, SafetensorError) as error:
-        raise ExportError(f"{out} cannot be filled: {error}") from None
+        raise ExportError(f"{out} cannot be written: {error}") from None
     finally:
         if made:
             with suppress(OSError):
-                out.rmdir()  # only where nothing was put into it
+                out.rmdir()  # succeeds only if it is still empty
 
 
 @contextmanager
 def _locked(folder):
-    """Only one process at a time; the lock ends with the process."""
+    """Lets one process in at a time; the lock ends with the process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -88,7 +88,7 @@ def _locked(folder):
                 f"another export writes to {folder}: wait until it has ended"
             ) from None
         except OSError:
-            pass  # a network's file system may not lock folders
+            pass  # a network file system may not lock folders
         yield
     finally:
         os.close(descriptor)
@@ -101,40 +101,40 @@ def _check_place(out):
     for folder in (above, out) if out.exists() else (above,):
         if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise ExportError(
-                f"{out} cannot be written: {folder} is no folder to write to, so name another --out"
+                f"{out} cannot be written: {folder} is not a writable folder, so name another --out"
             )
     if out.exists() and out.stat().st_dev != out.parent.stat().st_dev:
         raise ExportError(
-            f"{out} is a volume of its own, so nothing can be built beside it and renamed: name a "
+            f"{out} is a volume of its own, so no folder beside it can be renamed into it: name a "
             f"folder in it, such as {out / 'models'}"
         )
 
 
 def _check_content(out):
-    """Only Triton models may stand in `out`: whatever else is there is somebody's."""
+    """Refuses an `out` that holds anything but Triton models: it may be someone else's folder."""
     ours = (ENGINE, *FRONT)
     for entry in sorted(out.iterdir()):
         if entry.name.startswith(".") or entry.name in ("README.md", "__pycache__"):
             continue
         if entry.name not in ours and not (entry / "config.pbtxt").is_file():
             raise ExportError(
-                f"{out} holds {entry.name}, which is no Triton model: name a new folder, or one "
-                "that holds models only"
+                f"{out} holds {entry.name}, which is not a Triton model: name a new folder, or one "
+                "that holds only models"
             )
     for name in FRONT:
         if (out / name).exists() and not (out / ENGINE).exists():
             raise ExportError(
-                f"{out} holds a model {name} that is not ours, for there is no {ENGINE} beside it: "
-                "name another folder"
+                f"{out} holds a model {name} that is not ours, because there is no {ENGINE} beside "
+                "it: name another folder"
             )
 
 
 def _check_left_over(beside):
-    """Of an export that was killed; anything else with that name is somebody's."""
+    """Refuses a hidden folder that is not the leftover of a killed export."""
     for path in beside.glob("*"):
         if path.name not in (ENGINE, VLLM, *FRONT):
             raise ExportError(
-                f"{beside} holds {path.name}, which no export has written: move it away"
+                f"{beside} holds {path.name}, which no export wrote: move it away"
             )
 
 
@@ -144,10 +144,10 @@ class Repository:
     def __init__(self, out: Path, beside: Path, engine: str, last: str):
         self.out, self.beside, self.engine, self.last = out, beside, engine, last
         self.version = None
-        self.kept = []  # files of the repository that are not as this workshop would write them
+        self.kept = []  # existing files that differ from those this workshop would write
 
     def filled(self) -> list[int]:
-        """The numbers of the versions that are there, in order."""
+        """The numbers of the complete versions, in order."""
         return sorted(
             int(folder.name)
             for folder in (self.out / self.engine).glob("*")
@@ -155,35 +155,35 @@ class Repository:
         )
 
     def folder_of(self, version: int) -> Path:
-        """Where a version stands, or will stand."""
+        """The folder of a version, existing or not."""
         return self.out / self.engine / str(version)
 
     def free_version(self, version: int | None = None) -> int:
-        """The version to write: the lowest that is not filled, or the one that is asked for."""
+        """The version to write: the requested one, or the lowest free number."""
         filled = self.filled()
         if version is None:
             return next(number for number in range(1, len(filled) + 2) if number not in filled)
         if type(version) is not int or not 1 <= version <= LARGEST:
-            raise ExportError(f"version {version!r} is none: versions are 1, 2, 3 … {LARGEST}")
+            raise ExportError(f"version {version!r} is invalid: versions are 1, 2, 3 … {LARGEST}")
         if version in filled:
             raise ExportError(
-                f"version {version} of {self.out} is there already: give another --version, as "
+                f"version {version} of {self.out} exists already: give another --version, such as "
                 f"{filled[-1] + 1}, or remove {self.folder_of(version)} first"
             )
         return version
 
     def open_version(self, version: int, size: int = 0) -> Path:
-        """A new, empty folder for the version of about `size` bytes, beside the repository."""
+        """A new, empty folder beside the repository for a version of about `size` bytes."""
         there = self.folder_of(version)
         for entry in sorted(there.iterdir()) if there.is_dir() else ():
             raise ExportError(
-                f"{there} holds {entry.name} and no {self.last}, so it is no version of ours, and "
-                "would be lost: move it away"
+                f"{there} holds {entry.name} but no {self.last}, so it is not one of our versions "
+                "and would be lost: move it away"
             )
         free = shutil.disk_usage(self.out).free
         if free < size:
             raise ExportError(
-                f"{self.out} has {free / 1e9:,.1f} GB of free space, and the version takes "
+                f"{self.out} has {free / 1e9:,.1f} GB of free space, but the version takes "
                 f"{size / 1e9:,.1f} GB: make room, or give another --out"
             )
         self.version = version
@@ -192,7 +192,7 @@ class Repository:
         return folder
 
     def publish(self) -> Path:
-        """Everything to disk, then into place; returns the version's folder."""
+        """Flushes everything to disk, then renames it into place; returns the version's folder."""
         target = self.folder_of(self.version)
         for path in sorted(self.beside.rglob("*")):
             to_disk(path)
@@ -207,8 +207,8 @@ class Repository:
         return target
 
     def _add_models(self):
-        """Whole models that are missing, and what is missing in others; what is there stays, also
-        where it was edited."""
+        """Adds missing models, and the missing files of existing ones; existing files stay, even if
+        they were edited."""
         version = self.beside / self.engine / str(self.version)
         for model in sorted(self.beside.iterdir(), key=lambda model: model.name == self.engine):
             if not (self.out / model.name).exists():
@@ -218,7 +218,7 @@ class Repository:
                 there = self.out / file.relative_to(self.beside)
                 if version in file.parents:
                     continue
-                made = file.name in (TOKENIZER, LIMITS)  # not by hand
+                made = file.name in (TOKENIZER, LIMITS)  # generated
                 ours = made or file.as_posix().endswith(TRACE)
                 if there.exists() and not ours:
                     if _content(there) != _content(file):
@@ -231,7 +231,7 @@ class Repository:
     def _add_version(self, target):
         folder = self.beside / self.engine / str(self.version)
         if not folder.exists():
-            return  # it came with the whole model
+            return  # it was moved with the whole model
         folder.rename(target)
 
 
@@ -239,39 +239,39 @@ class Repository:
 
 
 def copy_models(beside: Path) -> None:
-    """The hand-written files of all models but the versions of the engine; with `gpt`'s goes
-    TRACE."""
+    """Copies the hand-written files of all models, except the engine's versions, and TRACE for
+    `gpt`."""
     for file in _files(SOURCE):
         parts = file.relative_to(SOURCE).parts
         hand_written = parts[0] in FRONT and parts[1] == "1" and file.suffix != ".json"
         if "utils" in parts:
-            continue  # of an export to here
+            continue  # written by an export to SOURCE itself
         if hand_written or (parts[0] in (ENGINE, *FRONT) and parts[1] == "config.pbtxt"):
             _copy(file, beside / file.relative_to(SOURCE))
     _ship([TRACE], beside / FRONT[0] / "1")
 
 
 def copy_code(folder: Path) -> None:
-    """model.py and utils/ of a version: the engine, what it imports, and what it compiles."""
+    """Copies model.py and utils/ of a version: the engine, its imports, and the C++ it compiles."""
     _copy(SOURCE / ENGINE / "model.py", folder / "model.py")
     _ship(shipped(), folder)
     _copy(ROOT / STEP, folder / STEP)
 
 
 def _ship(names, folder):
-    """Files of this workshop into `folder`, under the names that they have here."""
+    """Copies files of this workshop into `folder`, under the same names."""
     for name in names:
         _copy(ROOT / name, folder / name)
         for package in list(Path(name).parents)[:-1]:
-            # Empty: what a room offers by its name is not what the engine needs of it.
+            # Empty, because the engine imports files and never a package's own names.
             (folder / package / "__init__.py").touch()
 
 
 def shipped(root: Path = ROOT, start: str = CODE) -> list[str]:
-    """Files of this workshop that a version gets, relative to `root`, in order: those of the folder
-    `start`, and what they import, and what that imports.
+    """Files of this workshop that a version gets, relative to `root`, sorted: those of the folder
+    `start` and everything that they import, directly or indirectly.
 
-    Raises ExportError for a name that one of them takes from a room and not from a file.
+    Raises ExportError for a name that one of them imports from a package and not from a file.
     """
     waiting = [file.relative_to(root) for file in sorted((root / start).glob("*.py"))]
     found = set()
@@ -284,7 +284,7 @@ def shipped(root: Path = ROOT, start: str = CODE) -> list[str]:
 
 
 def imported(root: Path, file: Path) -> list[Path]:
-    """The files under `root` that a file of it imports, wherever in it the import stands."""
+    """The files under `root` that one of its files imports, at any place in its code."""
     files = []
     for node in _imports((root / file).read_text()):
         if isinstance(node, ast.Import):
@@ -299,8 +299,8 @@ def imported(root: Path, file: Path) -> list[Path]:
                 files.append(module.with_suffix(".py"))
             elif module.parts[0] == file.parts[0]:
                 raise ExportError(
-                    f"{file} imports {'.'.join(module.parts)}, which is no file, so a version "
-                    "would lack it: import it from the file that it stands in"
+                    f"{file} imports {'.'.join(module.parts)}, which is not a file, so a version "
+                    "would lack it: import it from the file that defines it"
                 )
     return files
 

@@ -1,18 +1,18 @@
-"""Cuts a Hugging Face checkpoint into safetensors files for each rank, and joins such files again.
+"""Splits a Hugging Face checkpoint into safetensors files for each rank, and joins them again.
 
     split(headers, config, tp=2, dtype="float32", folder=folder)  # rank-0-of-2.safetensors, …
     split(headers, config, 2, "float32", folder, "int8")          # the blocks' matrices in 8 bits
     join([files of rank 0, files of rank 1], config, "float32", folder)   # model.safetensors
 
-The cuts are those of training, from the one table utils/models/tp_plan.py. Norms are on every rank;
-the biases of o and down on rank 0 only, because partial results are summed. Matrices become whole
-numbers before they are cut, so the ranks have the numbers of the whole, whatever tp is.
+Tensors are sharded as in training, by the same table, utils/models/tp_plan.py. Norms are on every
+rank; the biases of o and down are on rank 0 only, because partial results are summed. Matrices are
+quantized before they are sharded, so the integers do not depend on tp.
 
-A model may be larger than memory, and safetensors' writer wants all tensors of a file at once. So a
-rank's part that is larger than FILE_BYTES becomes several files, as large models of Hugging Face
-are: rank-0-of-2-00001-of-00003.safetensors. Memory holds the tensors of one file, and of the
-checkpoint one tensor, which is the one whose part is read; of one that becomes whole numbers,
-NUMBERS at a time.
+A model may be larger than memory, and safetensors' writer needs all tensors of a file at once. So a
+rank's shard that is larger than FILE_BYTES becomes several files, named as large models of Hugging
+Face are: rank-0-of-2-00001-of-00003.safetensors. Memory holds the tensors of one file and one
+tensor of the checkpoint, the one whose shard is being read; of a matrix that is quantized, NUMBERS
+elements at a time.
 """
 
 import math
@@ -31,8 +31,8 @@ from utils.models.tp_plan import Cut, tp_cuts
 from utils.serving.engine.stored import PACKED, SCALE, WIDTHS, inputs, rank_tensors
 from utils.serving.repository import ExportError
 
-FILE_BYTES = 2**30  # of a file at most; a tensor that is larger has a file of its own
-NUMBERS = 2**20  # of a matrix that become whole numbers at once
+FILE_BYTES = 2**30  # most bytes per file; a larger tensor has a file of its own
+NUMBERS = 2**20  # elements of a matrix that are quantized at once
 NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}  # safetensors': torch's
 
 
@@ -48,9 +48,9 @@ def split(
 
     headers   {name: (file, shape)} of the source, with the names of config.parameter_shapes()
     dtype     of all tensors of the source, by torch's name
-    compute   "int8" or "int4": the matrices of the blocks are written as whole numbers (stored.py)
+    compute   "int8" or "int4": the matrices of the blocks are written as integers (stored.py)
 
-    Raises ExportError for a matrix that holds what no whole number stands for.
+    Raises ExportError for a matrix to be quantized that holds values that are not finite.
     """
     cuts = tp_cuts(config, tp)
     for rank in range(tp):
@@ -58,7 +58,7 @@ def split(
         columns, scales = inputs(config, rank, tp), {}
 
         def part(name, rank=rank, tensors=tensors, columns=columns, scales=scales):
-            if name in scales:  # it came with its matrix, just before
+            if name in scales:  # computed with its matrix, just before
                 return scales.pop(name)
             matrix = name.removesuffix(PACKED)
             with safe_open(str(headers[matrix][0]), framework="pt") as data:
@@ -75,8 +75,8 @@ def split(
 
 
 def _quantized(whole, name, cut: Cut, rank, columns, compute):
-    """What a rank stores of a matrix, a safetensors slice: its whole numbers and their scales. Some
-    rows after the others: a row's scales need no other row."""
+    """A rank's shard of a matrix (a safetensors slice): its integers and their scales. Quantized
+    some rows at a time, since a row's scales depend on no other row."""
     rows, width = whole.get_shape()
     first = sum(cut.sizes[:rank]) if cut.dim == 0 else 0
     last = first + cut.sizes[rank] if cut.dim == 0 else rows
@@ -86,8 +86,8 @@ def _quantized(whole, name, cut: Cut, rank, columns, compute):
             part = quantize(whole[start : min(start + step, last)], SCHEMES[compute])
         except ValueError:
             raise ExportError(
-                f"{name} holds numbers that are not finite, which no {compute} stands for: train "
-                "on from a checkpoint before, or give --dtype auto"
+                f"{name} holds values that are not finite, which {compute} cannot represent: "
+                "resume training from an earlier checkpoint, or give --dtype auto"
             ) from None
         part = part.columns(*columns)
         if compute == "int4":  # groups are whole
@@ -104,8 +104,8 @@ def _quantized(whole, name, cut: Cut, rank, columns, compute):
 def join(
     shards: Sequence[Sequence[Path]], config: GPTConfig, dtype: str, folder: Path | str
 ) -> None:
-    """The inverse, of floating-point numbers: the weights of a Hugging Face folder, from the files
-    of each rank, in order."""
+    """The inverse for floating-point weights: writes those of a Hugging Face folder from each
+    rank's files, in order of rank."""
     cuts = tp_cuts(config, len(shards))
     places = [
         {name: file for file in files for name in hf_format.file_shapes(file)} for files in shards

@@ -3,25 +3,25 @@
     export_vllm("models/base", "triton_model_repo", tp=2)      # …/gpt_vllm/1
     python -m utils.serving.export --model models/base --tp 2 --backend vllm
 
-    gpt_vllm/config.pbtxt          backend "vllm"; vLLM takes the devices, so KIND_MODEL
-    gpt_vllm/1/model.json          arguments of vLLM's engine: the model's folder, how many GPUs
-    gpt_vllm/1/model/              the checkpoint as it is: vLLM splits it itself
+    gpt_vllm/config.pbtxt          backend "vllm"; vLLM chooses the devices, so KIND_MODEL
+    gpt_vllm/1/model.json          arguments of vLLM's engine: the model's folder, number of GPUs
+    gpt_vllm/1/model/              the checkpoint as it is: vLLM shards it itself
 
-Any model that vLLM takes, from a Hugging Face folder with its tokenizer and weights in safetensors:
-the `architectures` of config.json say which code of vLLM's computes it. Its files of Python, which
-some folders bring, are left out.
+It exports any model that vLLM takes, from a Hugging Face folder with its tokenizer and weights in
+safetensors: the `architectures` of config.json select vLLM's code for it. Python files in the
+folder are not copied.
 
-Source: github.com/triton-inference-server/vllm_backend, src/model.py, README.md and samples/ (state
-of January 2026). The backend makes AsyncEngineArgs of 1/model.json, so each key must be an argument
+Source: github.com/triton-inference-server/vllm_backend, src/model.py, README.md and samples/ (as of
+January 2026). The backend passes 1/model.json to AsyncEngineArgs, so each key must be an argument
 of the vLLM in the image: these four are fields of that class in vLLM 0.33.0
 (`disable_log_requests`, which older examples give, is gone: vllm-project/vllm pull request 21739).
-It refuses a model that is not decoupled, which it declares by itself only where the server
-completes configurations; the command of utils/serving/install.py for the container does not let it,
-so config.pbtxt says all.
+It refuses a model that is not decoupled, and declares this by itself only if the server may
+complete configurations. The container command of utils/serving/install.py forbids that, so
+config.pbtxt is complete.
 
-This was NOT run: the server of this workshop's wheel has no vLLM backend and vLLM needs a GPU. What
-is tested: the files parse, the server's own rules for names and types hold, and `transformers`
-opens the model's folder.
+This was NOT run: the server in this workshop's wheel has no vLLM backend, and vLLM needs a GPU. The
+tests check that the files parse, that the server's own rules for names and types hold, and that
+`transformers` opens the model's folder.
 """
 
 import shutil
@@ -37,7 +37,7 @@ from utils.serving.shard import NAMES
 
 MODEL = repository.VLLM
 ARGUMENTS = "model.json"
-SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # what goes along with the weights
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # copied along with the weights
 TOKENIZERS = (hf_format.TOKENIZER, "*.model", "vocab.*", "tekken.json")
 MOUNT = "/models"  # where the container's command puts the repository
 CONFIG = """\
@@ -73,17 +73,18 @@ output [
 def export_vllm(
     model: str | Path, out: str | Path, tp: int, version: int | None = None, mount: str = MOUNT
 ) -> Path:
-    """Writes a checkpoint for the vLLM backend into the repository `out`; returns 1/ or N/.
+    """Writes a checkpoint for the vLLM backend into the repository `out`; returns the version's
+    folder.
 
-    tp      GPUs that share the model; divides its heads
-    mount   where the server sees `out`: vLLM wants the model's folder as an absolute path
+    tp      tensor-parallel GPUs; must divide the model's heads
+    mount   where the server finds `out`: vLLM needs the model's folder as an absolute path
     Raises ValueError as `export` does.
     """
     source = hf_format.recover(model)
     hf, headers = hf_format.read_config(source), hf_format.read_headers(source)
     if not hf.get("architectures"):
         raise ExportError(
-            f"{source / hf_format.CONFIG} names no architectures, by which vLLM finds its code: "
+            f"{source / hf_format.CONFIG} names no architectures, by which vLLM selects its code: "
             "transformers' save_pretrained writes them"
         )
     heads = hf.get("num_attention_heads", hf.get("n_head"))
@@ -91,9 +92,9 @@ def export_vllm(
         raise ExportError(f"tp {tp!r} does not divide the model's {heads} heads")
     on_bytes = not any(any(source.glob(name)) for name in TOKENIZERS)
     if on_bytes and hf.get("vocab_size") != BYTES:
-        raise ExportError(f"{source} has no {hf_format.TOKENIZER}: copy the model's there")
+        raise ExportError(f"{source} has no {hf_format.TOKENIZER}: copy the model's into it")
     if not PurePosixPath(mount).is_absolute():
-        raise ExportError(f"--mount {mount} is no absolute path, which vLLM needs: give one")
+        raise ExportError(f"--mount {mount} is not an absolute path, but vLLM needs one")
     with repository.building(out, MODEL, ARGUMENTS) as building:
         number = building.free_version(version)
         files = {file for file, _ in headers.values()}
@@ -110,7 +111,7 @@ def export_vllm(
         arguments = {
             "model": str(PurePosixPath(mount) / MODEL / str(number) / "model"),
             "tensor_parallel_size": tp,
-            "dtype": dtypes[0] if len(dtypes) == 1 else "auto",  # which makes float16 of float32
+            "dtype": dtypes[0] if len(dtypes) == 1 else "auto",  # auto turns float32 into float16
             "gpu_memory_utilization": 0.5,  # of each GPU, as the backend's README has it
         }
         hf_format.write_json(folder / ARGUMENTS, arguments)
@@ -118,5 +119,5 @@ def export_vllm(
 
 
 def command(out: str | Path) -> str:
-    """What serves the repository in NVIDIA's image."""
+    """The command that serves the repository in NVIDIA's image."""
     return container_command(out)

@@ -151,9 +151,9 @@ def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys)
     assert config == EngineConfig(5, 40, 8, kv_cache_dtype="float32")
     assert Version.read(repo / "gpt_engine" / "1").compute == "bfloat16"  # is the version's own
     said = capsys.readouterr().out
-    assert "requests that run together: 5, of 40 positions at most" in said
+    assert "requests that run together: 5, of at most 40 positions" in said
     before = (repo / "gpt_engine" / "config.pbtxt").read_text()
-    with pytest.raises(ExportError, match=r"is there already, and its max_model_len is 40, not 41"):
+    with pytest.raises(ExportError, match=r"exists already, and its max_model_len is 40, not 41"):
         export(model, repo, 1, options={"max_num_seqs": 5, "max_model_len": 41}, version=2)
     export(model, repo, 1, options={"max_num_seqs": 5}, version=2)
     assert (repo / "gpt_engine" / "config.pbtxt").read_text() == before
@@ -190,7 +190,7 @@ def test_what_a_machine_has_no_room_for_is_not_exported(tmp_path):
     before = tmp_path.stat().st_mtime_ns
     with pytest.raises(ExportError, match=r"GiB of keys and values \(10000 requests of 1,000,000"):
         export(model, repo, 1, options={"max_num_seqs": 10_000}, machine="dgx-a100")
-    with pytest.raises(ExportError, match=r"machine 'dgx' is not known: there are .*dgx-a100"):
+    with pytest.raises(ExportError, match=r"machine 'dgx' is not known: give one of .*dgx-a100"):
         export(model, repo, 1, machine="dgx")
     assert tmp_path.stat().st_mtime_ns == before and not repo.exists()
     version = export(model, repo, 1, options={"max_num_seqs": 10}, machine="dgx-a100")

@@ -184,7 +184,7 @@ def test_versions_in_their_order(tmp_path, model):
     better = new_model(tmp_path / "better", seed=1)
     assert export(better, out, 1) == out / "gpt_engine" / "4"
     for version in (1, 3):
-        with pytest.raises(ExportError, match=f"version {version} .* is there already: .* as 5"):
+        with pytest.raises(ExportError, match=f"version {version} .* exists already: .* as 5"):
             export(model, out, 1, version=version)
     after = (out / "gpt_engine" / "1" / "manifest.json").stat()
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
@@ -208,7 +208,7 @@ def test_what_was_edited_in_a_repository_stays(tmp_path, model, capsys):
     words = ["--model", str(model), "--out", str(out), "--version", "2"]
     assert export_module.main(words) == 0
     printed = capsys.readouterr().out
-    assert f"kept, though this workshop has another one: {out / 'gpt' / 'config.pbtxt'}" in printed
+    assert f"kept, although the workshop's differs: {out / 'gpt' / 'config.pbtxt'}" in printed
     assert printed.count("kept") == 1
     assert (out / "gpt" / "config.pbtxt").read_text() == "# edited\n"
     assert (out / "gpt_tokenize" / "1" / "tokenizer.json").exists()
@@ -217,7 +217,7 @@ def test_what_was_edited_in_a_repository_stays(tmp_path, model, capsys):
 def test_a_version_with_another_tokenizer(tmp_path, model):
     other = new_model(tmp_path / "other", TIED)
     export(other, tmp_path / "repo", 1)
-    with pytest.raises(ExportError, match=r"version 1 of .* has another tokenizer.*another --out"):
+    with pytest.raises(ExportError, match=r"version 1 of .* a different tokenizer.*another --out"):
         export(model, tmp_path / "repo", 1)
     assert sorted(path.name for path in (tmp_path / "repo" / "gpt_engine").glob("[0-9]*")) == ["1"]
 
@@ -395,7 +395,7 @@ def test_the_command_says_what_it_wrote(tmp_path, prompts, capsys):
     count = f"{BYTES.parameter_count():,}"
     assert lines[-4] == f"base: {count} parameters as float32 on 2 ranks, 2 prompts"
     assert lines[-3] == "a rank holds 0.0 MiB of weights, 2.0 MiB of keys and values, float32"
-    assert lines[-2] == "requests that run together: 16, of 2,048 positions at most"
+    assert lines[-2] == "requests that run together: 16, of at most 2,048 positions"
     assert lines[-1] == f"next: python -m utils.serving.server --repo {out}"
     assert export_module.main([str(word) for word in arguments]) == 0
     [line] = capsys.readouterr().out.splitlines()
@@ -409,10 +409,10 @@ def test_the_command_says_what_it_wrote(tmp_path, prompts, capsys):
         (["--model", "MODEL", "--tp", "3"], "tp 3 does not divide"),
         (["--model", "MODEL", "--tp", "0"], "tp 0 is no number of ranks"),
         (["--model", "nowhere"], "nowhere does not exist"),
-        (["--model", "MODEL", "--out", "MODEL"], "holds config.json, which is no Triton model"),
-        (["--model", "MODEL", "--version", "0"], "version 0 is none"),
+        (["--model", "MODEL", "--out", "MODEL"], "holds config.json, which is not a Triton model"),
+        (["--model", "MODEL", "--version", "0"], "version 0 is invalid"),
         (["--model", "MODEL", "--prompts", "MODEL/none"], "none holds no prompts"),
-        (["--model", "MODEL", "--backend", "vllm", "--prompts", "x"], "--prompts does not go with"),
+        (["--model", "MODEL", "--backend", "vllm", "--prompts", "x"], "so it cannot use --prompts"),
     ],
 )
 def test_the_command_refuses_in_one_line(tmp_path, model, capsys, arguments, sentence):

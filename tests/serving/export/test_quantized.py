@@ -129,7 +129,7 @@ def test_a_matrix_of_what_no_whole_number_stands_for(tmp_path):
     name = "model.layers.0.self_attn.k_proj.weight"
     weights[name][3, 4] = torch.inf
     save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ExportError, match=f"{name} holds numbers that are not finite, which no"):
+    with pytest.raises(ExportError, match=f"{name} holds values that are not finite, which int"):
         export(checkpoint, tmp_path / "repo", 1, dtype="int4")
     assert not (tmp_path / "repo").exists()
 
@@ -137,7 +137,7 @@ def test_a_matrix_of_what_no_whole_number_stands_for(tmp_path):
 def test_a_checkpoint_does_not_come_back_from_whole_numbers(tmp_path, model):
     folder = export(model, tmp_path / "repo", 1, dtype="int8")
     with pytest.raises(
-        ExportError, match=r"repo/gpt_engine/1 holds int8 numbers, from which model"
+        ExportError, match=r"repo/gpt_engine/1 holds int8 values, from which model"
     ):
         rebuild(folder, tmp_path / "again")
     assert not (tmp_path / "again").exists()

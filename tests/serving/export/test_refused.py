@@ -80,7 +80,7 @@ NORM, WORDS = "model.norm.weight", "model.embed_tokens.weight"
         ),
         (
             lambda m: edit_weights(m, **{NORM: torch.ones(16, dtype=torch.bfloat16)}),
-            "float32 and model.norm.weight as bfloat16: save all of it in one type",
+            "float32 and model.norm.weight as bfloat16: save all tensors in one dtype",
         ),
         (
             lambda m: edit_weights(m, **{WORDS: torch.ones(256, 16, dtype=torch.int8)}),
@@ -96,7 +96,7 @@ NORM, WORDS = "model.norm.weight", "model.embed_tokens.weight"
         ),
         (
             lambda m: Tokenizer.train(["the mesh of the ranks"], 260).save(m),
-            "tokenizer.json has 260 tokens, but the model knows 256: bring the tokenizer",
+            "tokenizer.json has 260 tokens, but the model has 256: use the tokenizer",
         ),
     ],
 )
@@ -138,11 +138,11 @@ def test_places_that_are_not_for_us(tmp_path, model):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match=r"file is a file: name a folder"):
         export(model, tmp_path / "file", 1)
-    with pytest.raises(ExportError, match=r"file/repo cannot be written: .*file is no folder to"):
+    with pytest.raises(ExportError, match=r"file/repo cannot be written: .*file is not a writable"):
         export(model, tmp_path / "file" / "repo", 1)
     home = tmp_path / "home"
     (home / "letters").mkdir(parents=True)
-    with pytest.raises(ExportError, match="home holds letters, which is no Triton model: name"):
+    with pytest.raises(ExportError, match="home holds letters, which is not a Triton model: name"):
         export(model, home, 1)
     assert [path.name for path in home.iterdir()] == ["letters"] and hidden(tmp_path) == []
     theirs = tmp_path / "theirs" / "gpt"
@@ -153,11 +153,11 @@ def test_places_that_are_not_for_us(tmp_path, model):
     foreign = tmp_path / "foreign" / "gpt_engine" / "1"
     foreign.mkdir(parents=True)
     (foreign / "notes.txt").write_text("mine")
-    with pytest.raises(ExportError, match=r"holds notes.txt and no manifest.json, so it is no "):
+    with pytest.raises(ExportError, match=r"holds notes.txt but no manifest.json, so it is not "):
         export(model, tmp_path / "foreign", 1)
     assert (foreign / "notes.txt").read_text() == "mine"
     for version in (0, -1, "1", 1.5, 2**63):
-        with pytest.raises(ExportError, match=f"version {version!r} is none: versions are 1, 2"):
+        with pytest.raises(ExportError, match=f"version {version!r} is invalid: versions are 1, 2"):
             export(model, tmp_path / "repo", 1, version=version)
 
 
@@ -177,10 +177,10 @@ def with_prompt(tmp_path, model, name="kind", shape=(3, 16), base=None, value=0.
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"name": "two words"}, "'two words' is no plain word by which a request"),
-        ({"name": "größe"}, "'größe' is no plain word"),
-        ({"name": "-x"}, "'-x' is no plain word"),
-        ({"shape": (3, 8)}, "vectors of 8 numbers, but the model's have 16"),
+        ({"name": "two words"}, "'two words' is not a plain word by which a request"),
+        ({"name": "größe"}, "'größe' is not a plain word"),
+        ({"name": "-x"}, "'-x' is not a plain word"),
+        ({"shape": (3, 8)}, "vectors of 8 elements, but the model's have 16"),
         ({"shape": (0, 16)}, "has 0 virtual tokens"),
         ({"shape": (2048, 16)}, "has 2048 virtual tokens, but the model has 2048 positions"),
         ({"value": float("nan")}, "values that are not finite"),

@@ -61,7 +61,7 @@ def test_the_vllm_variant_of_other_models(tmp_path, model):
     gpt2 = tmp_path / "gpt2"
     sizes = GPT2Config(n_embd=16, n_layer=1, n_head=4, vocab_size=301)
     GPT2LMHeadModel(sizes).half().save_pretrained(gpt2)
-    with pytest.raises(ExportError, match=r"gpt2 has no tokenizer.json: copy the model's there"):
+    with pytest.raises(ExportError, match=r"gpt2 has no tokenizer.json: copy the model's into it"):
         export_vllm(gpt2, out, 2)
     (gpt2 / "vocab.json").write_text("{}")
     (gpt2 / "code.py").write_text("")
@@ -80,7 +80,7 @@ def test_the_vllm_variant_of_other_models(tmp_path, model):
     hf_format.write_json(gpt2 / "config.json", {"model_type": "gpt2"})
     with pytest.raises(ExportError, match=r"config.json names no architectures, by which vLLM"):
         export_vllm(gpt2, out, 2)
-    with pytest.raises(ExportError, match="--mount here is no absolute path"):
+    with pytest.raises(ExportError, match="--mount here is not an absolute path"):
         export_vllm(model, out, 2, mount="here")
-    with pytest.raises(ExportError, match=r"version 1 .* is there already"):
+    with pytest.raises(ExportError, match=r"version 1 .* exists already"):
         export_vllm(model, out, 2, version=1)

@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path, model):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))  # bytes of a file
     try:
-        with pytest.raises(ExportError, match=r"repo cannot be filled: .*File too large"):
+        with pytest.raises(ExportError, match=r"repo cannot be written: .*File too large"):
             export(model, tmp_path / "repo", 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
