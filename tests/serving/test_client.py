@@ -249,7 +249,7 @@ def test_an_answer_that_is_no_answer_of_triton(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=answer_once, args=(listener,), daemon=True).start()
         client = Client(http=f"127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE)
-        with pytest.raises(ServeError, match="this is no answer of Triton: b'hello'"):
+        with pytest.raises(ServeError, match="not a response of Triton: b'hello'"):
             client.generate("a")
 
 

@@ -55,7 +55,7 @@ def test_the_reason_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(install, "SYSTEM", Path("/nowhere"))
     monkeypatch.setenv("PATH", "/nowhere")
     reason = server_available()
-    assert "made for Linux on x86-64 and this is Darwin on arm64" in reason.splitlines()[0]
+    assert "built for Linux on x86-64 and this is Darwin on arm64" in reason.splitlines()[0]
     assert reason.splitlines()[1].startswith("docker run")
 
 

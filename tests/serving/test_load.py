@@ -213,7 +213,7 @@ def test_summary_of_known_requests():
     assert found["in_flight"] == pytest.approx((0 * 1 + 2 * 1 + 4 * 8) / 10)  # over time
     # λ = 4 ended in 10 s; W = the mean of 2, 4, 8 and 1 s
     assert found["little"] == pytest.approx(4 / 10 * 15 / 4)
-    assert "5 requests of 2 clients in 10.0 s, 2 failed" in str(load)
+    assert "5 requests by 2 clients in 10.0 s, 2 failed" in str(load)
     # per token after the first: 0.5, 0.75 and, of a single token, nothing to promise
     assert load.goodput() == pytest.approx(found["requests_per_second"])
     assert load.goodput(first=0.25) == pytest.approx(2 / 10)
@@ -270,7 +270,7 @@ def test_sweep_numbers_requests_on():
         ({"clients": 2.0}, "clients 2.0"),
         ({"requests": None}, "has no end: give requests or seconds"),
         ({"requests": 0}, "requests 0"),
-        ({"rate": -1.0}, "rate -1.0 is not a number above 0"),
+        ({"rate": -1.0}, "rate -1.0 is not a positive number"),
         ({"seconds": float("nan")}, "seconds nan"),
         ({"limit": 0}, "limit 0"),
     ],

@@ -75,7 +75,7 @@ def test_a_watch_sees_a_load_from_begin_to_end(server, client):
     rate = watch.rate("words_total")
     gaps = frame["seconds"].diff()
     assert (rate.to_numpy()[1:] * gaps.to_numpy()[1:]).sum() == pytest.approx(8)
-    with pytest.raises(ValueError, match="every 0 is no time"):
+    with pytest.raises(ValueError, match="every 0 is not an interval"):
         metrics.Watch(server, every=0)
 
 

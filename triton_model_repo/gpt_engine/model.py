@@ -1,16 +1,16 @@
-"""gpt_engine: token ids in, token ids out, while they are made (a *decoupled* model).
+"""gpt_engine: token ids in, token ids out, as they are generated (a *decoupled* model).
 
 One instance of this model is one engine (utils/serving/engine/): this process leads, and the
 ranks, one process each, hold a shard of the weights and follow. `execute` hands a request to the
-engine and returns at once; the engine puts it into its running batch, and a thread sends what comes
-out. So requests of many clients are in one batch at different places of their texts, which Triton's
-own dynamic batcher cannot do: it joins requests only before they begin and parts them only at the
-end.
+engine and returns at once; the engine adds it to its running batch, and a thread sends the output.
+So one batch holds requests of many clients at different positions in their texts, which Triton's
+own dynamic batcher cannot do: it groups requests only before they start and separates them only at
+the end.
 
-Errors carry Triton's code and begin with its name, because HTTP shows clients the text alone:
-INVALID_ARG for what the client should change, UNAVAILABLE for what may work a little later.
+Errors carry Triton's code and begin with its name, because HTTP shows clients only the text:
+INVALID_ARG if the client must change the request, UNAVAILABLE if it may work later.
 
-The export copies this file into each version of the model, and the engine with it.
+The export copies this file, with the engine, into each version of the model.
 """
 
 import json
@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# The engine of this very version, whatever else is installed under this name.
+# This version's own engine, whatever else is installed under this name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from utils.serving.engine import trace
@@ -47,40 +47,43 @@ CODES = (
     (BadRequest, "INVALID_ARG"), (Unavailable, "UNAVAILABLE"), (Cancelled, "CANCELLED"),
     (FloatingPointError, "INTERNAL"),
 )
-# inputs that are one number each
+# inputs of a single number
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
-COUNTERS = {  # of Engine.stats() -> what Prometheus reads at /metrics, after "kintsugi_"
-    # in this order: who reads so many tokens reads the steps that made them
+COUNTERS = {  # key in Engine.stats() -> name at /metrics, after "kintsugi_", and description
+    # steps first: a reader that sees some tokens also sees the steps that generated them
     "steps_total": ("steps_total", "Steps of the model, of one token or a chunk of a prompt."),
     "tokens_total": ("tokens_total", "Tokens generated."),
-    "prompt_tokens_total": ("prompt_tokens_total", "Positions of prompts."),
+    "prompt_tokens_total": ("prompt_tokens_total", "Prompt positions."),
     "prefix_cache_hits_total": (
         "prefix_cache_hits_total",
-        "Positions of prompts that were in the cache.",
+        "Prompt positions that were in the cache.",
     ),
     "preemptions_total": (
         "preemptions_total",
-        "Times that a request gave its blocks of the KV cache to an older one, to be read again.",
+        "Times that a request lost its KV cache blocks to an older one and was read again.",
     ),
     "requests_total": ("requests_total", "Requests accepted."),
     "requests_failed": ("requests_failed_total", "Requests that ended in an error."),
-    "requests_cancelled": ("requests_cancelled_total", "Requests that their client left."),
+    "requests_cancelled": ("requests_cancelled_total", "Requests cancelled by their client."),
     "requests_rejected": ("requests_rejected_total", "Requests refused: the queue was full."),
-    "restarts": ("rank_restarts_total", "Times that the ranks were started anew."),
+    "restarts": ("rank_restarts_total", "Times that the ranks were restarted."),
 }
 HISTOGRAMS = {
     "request_queue_time": "Seconds until a request has a slot.",
     "time_to_first_token": "Seconds from a request to its first token.",
     "inter_token_latency": "Seconds from a token to the next one of its request.",
-    "e2e_request_latency": "Seconds from a request to the end of its answer.",
+    "e2e_request_latency": "Seconds from a request to the end of its response.",
 }
 GAUGES = {
-    "tokens_per_second": ("tokens_per_second", "Tokens a second, of late."),
-    "time_to_first_token_last": ("time_to_first_token", "Seconds to the first token, lately."),
+    "tokens_per_second": ("tokens_per_second", "Tokens per second over the last 5 seconds."),
+    "time_to_first_token_last": (
+        "time_to_first_token",
+        "Seconds to the first token of the latest request.",
+    ),
     "occupancy": ("batch_occupancy", "Rows of the last step that carried a request, 0 to 1."),
     "kv_use": ("kv_use", "Share of the KV cache's blocks in use, 0 to 1."),
     "kv_used": ("kv_blocks_used", "Blocks of the KV cache in use, of 16 positions each."),
-    "kv_size": ("kv_blocks", "Blocks that the KV cache has."),
+    "kv_size": ("kv_blocks", "Blocks of the KV cache."),
     "running": ("requests_running", "Requests in the batch."),
     "waiting": ("queue_waiting", "Requests that wait for a slot."),
     "ready": ("ready", "1 while the ranks are up."),
@@ -89,16 +92,17 @@ GAUGES = {
 
 class TritonPythonModel:
     def initialize(self, args):
-        """Starts the ranks and waits for them; what it raises is why Triton refuses the version."""
+        """Starts the ranks and waits for them; if it raises, Triton reports why and refuses the
+        version."""
         config = json.loads(args["model_config"])
         setting = {name: value["string_value"] for name, value in config["parameters"].items()}
         options = EngineConfig.of_parameters(setting, f"{args['model_name']}/config.pbtxt")
         version = Path(args["model_repository"], args["model_version"])
         self.engine, self.pace = Engine(version, **asdict(options)), options.pace
         folder, name = folder_of(os.getppid()), f"gpt_engine-{args['model_version']}"
-        # `gpt` comes this way
+        # for requests from `gpt`
         self.socket_server = SocketServer(self.engine, folder, name, self.pace)
-        self.calls = set()  # direct requests that are not over, to see when their client leaves
+        self.calls = set()  # direct requests in flight, to detect clients that leave
         self.metrics = Metrics({"model": args["model_name"], "version": args["model_version"]})
         self.news = queue.SimpleQueue()  # the ranks are down (False), or up again (True)
         self.engine.on_ready = self.news.put
@@ -107,7 +111,7 @@ class TritonPythonModel:
         self.watcher.start()
 
     def execute(self, requests):
-        """Takes requests in; never waits. Whatever happens, each gets a last response."""
+        """Accepts requests without waiting. Whatever happens, each gets a last response."""
         for request in requests:
             call = Call(request)
             try:
@@ -117,7 +121,7 @@ class TritonPythonModel:
 
     def accept(self, call):
         name = string(call.request, "cancel")
-        if name is not None:  # a request that ends another one
+        if name is not None:  # a request to cancel another one
             found = self.engine.cancel(name)
             call.send(Chunk([], "", "cancelled" if found else ""), {}, final=True)
             return
@@ -134,7 +138,7 @@ class TritonPythonModel:
         threading.Thread(target=self.answer, args=(call, stream), daemon=True).start()
 
     def answer(self, call, stream):
-        """Sends what the engine makes of one request; chunks grow while it sends or sleeps."""
+        """Sends the engine's output for one request; chunks grow while it sends or sleeps."""
         try:
             self.calls.add((call, stream))
             same = {
@@ -146,7 +150,7 @@ class TritonPythonModel:
                 if piece.finish == "cancelled":
                     raise Cancelled("the request was cancelled")
                 call.send(piece, same, final=bool(piece.finish))
-                if not piece.finish:  # every send costs three processes a wake-up
+                if not piece.finish:  # every send wakes up three processes
                     time.sleep(self.pace)
         except Exception as error:
             stream.cancel()
@@ -155,7 +159,7 @@ class TritonPythonModel:
             self.calls.discard((call, stream))
 
     def watch(self):
-        """Clients that left, readiness, metrics: all that has no request to begin it."""
+        """Handles everything that no request triggers: clients that left, readiness, metrics."""
         tell = 0.0
         while not self.ended.wait(0.05):
             for call, stream in list(self.calls):
@@ -169,15 +173,17 @@ class TritonPythonModel:
                 tell = time.monotonic() + 0.2
 
     def is_ready(self):
-        """Newer servers ask this at /v2/models/gpt_engine/ready; older ones say 200 regardless."""
+        """Whether the ranks are up. Newer servers call this for /v2/models/gpt_engine/ready; older
+        ones always answer 200."""
         return bool(self.engine.stats()["ready"])
 
     def finalize(self):
-        """Triton calls this when no request is in flight, on SIGTERM or after a newer version."""
+        """Ends the engine. Triton calls this when no request is in flight, on SIGTERM or after a
+        newer version was loaded."""
         self.engine.on_ready = None
         gauges = not self.socket_server.superseded()  # else they are the newer instance's
-        self.socket_server.close()  # Triton does not know of those requests: they end here
-        self.ended.set()  # a thread that goes on would hold up the server's exit
+        self.socket_server.close()  # Triton does not know of these requests, so wait for them here
+        self.ended.set()  # a running thread would delay the server's exit
         self.watcher.join()
         self.metrics.tell(self.engine, gauges)
         if gauges:
@@ -186,9 +192,9 @@ class TritonPythonModel:
 
 
 class Call:
-    """A request and its way back.
+    """A request and its response sender.
 
-    After its last response a request must not be touched: `is_cancelled` would end the whole
+    After its last response a request must not be touched: `is_cancelled` would crash the whole
     server with a segmentation fault (seen in 24.10). Hence the lock.
     """
 
@@ -197,8 +203,7 @@ class Call:
         self.open, self.lock = True, threading.Lock()
 
     def send(self, piece, others, final):
-        """A response with new tokens and their text, which Triton brings to the client; others:
-        {output: array}."""
+        """Sends a response with new tokens and their text. others: {output: array}."""
         if piece.logprobs:
             others = others | {"logprobs": text_array(json.dumps(piece.logprobs))}
         outputs = {
@@ -210,7 +215,7 @@ class Call:
         self._send(pb_utils.InferenceResponse(tensors), final)
 
     def fail(self, error):
-        """The last response: an error with its code."""
+        """Sends the last response: an error with its code."""
         name = next((name for kind, name in CODES if isinstance(error, kind)), None)
         text, name = f"{name}: {error}" if name else f"INTERNAL: {error!r}", name or "INTERNAL"
         error = pb_utils.TritonError(text, getattr(pb_utils.TritonError, name))
@@ -223,23 +228,23 @@ class Call:
                 self.sender.send(response, flags=FINAL if final else 0)
 
     def left(self):
-        """Whether the client has gone, or called the request off."""
+        """Whether the client is gone or has cancelled the request."""
         with self.lock:
             return self.open and self.request.is_cancelled()
 
 
 class Metrics:
-    """What the engine counts, as custom metrics at Triton's /metrics.
+    """The engine's statistics as custom metrics at Triton's /metrics.
 
-    A histogram is the counters that Prometheus makes of one, NAME_seconds_bucket, _sum and _count,
-    because 24.10 has no other metrics than counters and gauges: `histogram_quantile` works on them.
+    A histogram is written as the counters that Prometheus would make of it, NAME_seconds_bucket,
+    _sum and _count, because 24.10 has only counters and gauges: `histogram_quantile` works on them.
     """
 
     def __init__(self, labels):
         self.labels, self.families, self.metrics, self.told = labels, {}, {}, {}
 
     def tell(self, engine, gauges=True):
-        """gauges: False where a newer instance of the same version tells the same ones."""
+        """Updates all metrics. gauges: False if a newer instance of the version reports them."""
         stats = engine.stats()
         stats["kv_use"] = stats["kv_used"] / stats["kv_size"]
         for key, (name, description) in COUNTERS.items():
@@ -251,18 +256,18 @@ class Metrics:
                 self.count(f"{name}_bucket", description, count, le=bound)
             self.count(f"{name}_sum", description, took.sum)
             self.count(f"{name}_count", description, took.count)
-        # last: who sees the engine at rest finds all counted that it has done
+        # last: a reader that sees an idle engine finds all of its work counted
         for key, (name, description) in GAUGES.items() if gauges else ():
             self.metric(name, description, "GAUGE").set(float(stats[key]))
 
     def leave(self):
-        """Gauges of a version that ends are 0. They stay: where this version is loaded again, the
-        new instance has the same ones, and the server may not survive if they are removed."""
+        """Sets the gauges of a version that ends to 0. They are not removed: an instance that loads
+        this version again has the same ones, and removing them may crash the server."""
         for name, description in GAUGES.values():
             self.metric(name, description, "GAUGE").set(0.0)
 
     def count(self, name, description, value, **labels):
-        """Brings a counter, which takes only what is new, to this value."""
+        """Raises a counter, which accepts only increments, to this value."""
         key = (name, *labels.values())
         metric = self.metric(name, description, "COUNTER", **labels)
         if new := float(value) - self.told.get(key, 0.0):
@@ -272,7 +277,7 @@ class Metrics:
     def metric(self, name, description, kind, **labels):
         key = (name, *labels.values())
         if key not in self.metrics:
-            if name not in self.families:  # both must live on
+            if name not in self.families:  # both must be kept alive
                 kind = getattr(pb_utils.MetricFamily, kind)
                 self.families[name] = pb_utils.MetricFamily(f"kintsugi_{name}", description, kind)
             self.metrics[key] = self.families[name].Metric(labels=self.labels | labels)
@@ -280,22 +285,22 @@ class Metrics:
 
 
 def text_array(text):
-    """An output of one text."""
+    """An output of a single text."""
     return np.array([text.encode()], dtype=object)
 
 
 def number(request, name):
-    """The one value of an optional input, as a Python number; None where it is not given."""
+    """The single value of an optional input as a Python number; None if it is not given."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     if tensor is None:
         return None
     value = tensor.as_numpy().reshape(-1)[0]
-    # the client's 0.7 came as FP32, 0.699999988...: the shortest number that is written so is 0.7
+    # the client's 0.7 arrived as FP32, 0.699999988..., whose shortest form is 0.7
     return float(str(value)) if isinstance(value, np.floating) else value.item()
 
 
 def strings(request, name):
-    """The values of an optional BYTES input. Raises BadRequest for what is no UTF-8."""
+    """The values of an optional BYTES input. Raises BadRequest for text that is not UTF-8."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     try:
         return [] if tensor is None else [value.decode() for value in tensor.as_numpy().reshape(-1)]
@@ -308,10 +313,10 @@ def string(request, name):
 
 
 def show_ready(ready):
-    """`gpt` shows load balancers whether the ranks are up: unloaded while they are down.
+    """Shows load balancers whether the ranks are up: `gpt` is unloaded while they are down.
 
     The model's own readiness cannot be switched in 24.10 (is_ready above came later), and only a
-    server in explicit mode lets a model load another one: elsewhere the call ends the server.
+    server in explicit mode lets a model load another one: otherwise the call crashes the server.
     """
     server = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ")
     if not re.search(rb"--model-control-mode[= ]explicit", server):

@@ -1,4 +1,4 @@
-"""The command that compares the served model with its peers; tests/bench/serving is the bench."""
+"""Compares the served model with its peers; the benchmark itself is in tests/bench/serving."""
 
 import sys
 

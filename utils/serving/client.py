@@ -1,20 +1,20 @@
-"""A client of the served model: text by HTTP, text and tokens as they come by HTTP and gRPC.
+"""A client of the served model: text over HTTP, streamed text and tokens over HTTP and gRPC.
 
     client = Client(server)                       # or Client(http="host:8000", grpc="host:8001")
     client.generate("def ", max_tokens=20)        # the whole text
-    for piece in client.stream("def "): …         # pieces of text as they come (HTTP, SSE)
-    async for piece in client.astream("def "): …  # the same by gRPC; leaving the loop cancels
-    for ids in client.tokens([17, 4, 99]): …      # token ids in and out, by gRPC
+    for piece in client.stream("def "): …         # chunks of text as they arrive (HTTP, SSE)
+    async for piece in client.astream("def "): …  # the same over gRPC; leaving the loop cancels
+    for ids in client.tokens([17, 4, 99]): …      # token ids in and out, over gRPC
 
-Parameters, all optional: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop (a text or
-some), prompt_name, logprobs, exclude_input_in_output. The server checks them; the client only knows
-their names, because Triton ignores a misspelled one. Every failure is a ServeError with the
-server's words. A stream that is left early is cancelled at the server. Clients may be shared by
-threads.
+Parameters, all optional: max_tokens, temperature (0: greedy), top_k, top_p, seed, stop (one text or
+several), prompt_name, logprobs, exclude_input_in_output. The server checks their values; the client
+checks only their names, because Triton ignores a misspelled one. Every failure is a ServeError with
+the server's message. A stream that is left early is cancelled on the server. Threads may share a
+client.
 
 A gRPC stream is half-closed once its request is sent, and after an error it is read to its end:
-cancelling a stream whose request is just over leaves a request behind in Triton 2.51, for which the
-server's stop then waits.
+cancelling a stream whose request has just ended leaves a stale request in Triton 2.51, on which the
+server's shutdown then waits.
 """
 
 import http.client
@@ -56,12 +56,12 @@ LATE = "DEADLINE_EXCEEDED"
 class ServeError(RuntimeError):
     """The server refused or failed, or did not answer.
 
-    message   its words
+    message   the server's message
     status    Triton's name of the error: INVALID_ARG, NOT_FOUND, UNAVAILABLE, CANCELLED, INTERNAL …
-              or DEADLINE_EXCEEDED: the call's own time limit; NO_ANSWER: nobody is there
-    http      the number that HTTP gave (200 in the middle of a stream, as Triton has it), or None
+              or DEADLINE_EXCEEDED: the call's own time limit; NO_ANSWER: no server answers
+    http      the HTTP status (200 in the middle of a stream, as Triton sends it), or None
 
-    Triton does not tell a client the name of a streaming model's error, so our models begin their
+    Triton does not send the client the name of a streaming model's error, so our models begin their
     messages with it: "UNAVAILABLE: the queue is full".
     """
 
@@ -77,7 +77,7 @@ class ServeError(RuntimeError):
 
 
 class Addresses(Protocol):
-    """What a client wants to know of a TritonServer, or of its Gateway: "host:port"."""
+    """The addresses, "host:port", that a TritonServer or its Gateway gives a client."""
 
     http: str
     grpc: str
@@ -87,8 +87,8 @@ class Client:
     """Talks to the models of a server.
 
     server    a TritonServer or Gateway; else give `http` and `grpc` as "host:port"
-    timeout   seconds that one call may take in all, a stream to its end
-    model     of text;  engine: of tokens
+    timeout   seconds that one call may take in all; for a stream, until its end
+    model     serves text;  engine: serves tokens
     """
 
     def __init__(
@@ -112,26 +112,26 @@ class Client:
     # --- HTTP -----------------------------------------------------------------------------------
 
     def generate(self, text: str, **parameters: Any) -> str:
-        """The whole text, when it is complete; it begins with the input unless told otherwise."""
+        """The complete text; it begins with the input unless exclude_input_in_output is set."""
         return self.answer(text, **parameters)["text_output"]
 
     def answer(self, text: str, **parameters: Any) -> dict:
-        """What `generate` gets, with everything in it: text_output, finish_reason, prompt_tokens,
-        completion_tokens, weights_version, and logprobs (a JSON text) where they are asked for."""
+        """The full response to `generate`: text_output, finish_reason, prompt_tokens,
+        completion_tokens, weights_version, and logprobs (JSON text) if requested."""
         return next(self._post("generate", text, parameters, stream=False))
 
     def stream(self, text: str, **parameters: Any) -> Iterator[str]:
-        """An iterator of pieces of the text, as they come (server-sent events)."""
+        """An iterator over chunks of the text, as they arrive (server-sent events)."""
         for event in self._post("generate_stream", text, parameters, stream=True):
             if event["text_output"]:
                 yield event["text_output"]
 
     def _post(self, endpoint, text, parameters, stream):
-        """The JSON objects of an answer: one, or one for each event of a stream."""
+        """The JSON objects of a response: one, or one for each event of a stream."""
         body = {"text_input": text, **known(parameters, TEXT), "stream": stream}
         until = time.monotonic() + self.timeout
         host, _, port = self.http.rpartition(":")
-        # A connection for each call: Triton waits for open ones before it stops.
+        # One connection per call, because Triton waits for open ones before it stops.
         connection = http.client.HTTPConnection(host, int(port), timeout=self.timeout)
         with closing(connection):
             try:
@@ -155,7 +155,7 @@ class Client:
     # --- gRPC -----------------------------------------------------------------------------------
 
     async def astream(self, text: str, **parameters: Any) -> AsyncIterator[str]:
-        """An asynchronous iterator of pieces of the text, as they come."""
+        """An asynchronous iterator over chunks of the text, as they arrive."""
         from grpc import RpcError
         from tritonclient.grpc import aio
 
@@ -182,9 +182,9 @@ class Client:
     def tokens(
         self, ids: Iterable[int], *, request_id: str = "", version: str = "", **parameters: Any
     ) -> Iterator[list[int]]:
-        """An iterator of lists of token ids, as they come, for a list of token ids.
+        """An iterator over lists of token ids, as they arrive, for a list of token ids.
 
-        version   of the engine, as "1"; "": the newest
+        version   of the engine, such as "1"; "": the newest
         """
         values = {"input_ids": list(ids), **known(parameters, SAMPLING), "stream": True}
         types = {"input_ids": "INT32", **SAMPLING, "stream": "BOOL"}
@@ -194,9 +194,9 @@ class Client:
                 yield found.tolist()
 
     def infer(self, model: str, inputs: list, request_id: str = "", version: str = "") -> Iterator:
-        """An iterator of tritonclient's results of any model, as they come, by gRPC.
+        """An iterator over the results of any model, as they arrive over gRPC.
 
-        inputs    tritonclient's InferInput
+        inputs    list of tritonclient's InferInput
         """
         import grpc
         from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
@@ -225,7 +225,7 @@ class Client:
 
 
 def known(parameters: dict, names: Iterable[str]) -> dict:
-    """The parameters that are given. Raises TypeError for a name that the model does not have."""
+    """The parameters that are not None. Raises TypeError for a name that the model lacks."""
     for name in parameters:
         if name not in names:
             raise TypeError(f"{name!r} is not a parameter of the model: it has {', '.join(names)}")
@@ -233,7 +233,7 @@ def known(parameters: dict, names: Iterable[str]) -> dict:
 
 
 def event_of(line: bytes, status: int) -> dict | None:
-    """One line of an answer as an object, None for an empty one. Raises ServeError."""
+    """One line of a response as an object; None for an empty line. Raises ServeError."""
     text = line.strip().removeprefix(b"data:").strip()
     if status != 200:
         raise ServeError(reason_of(text), http=status)
@@ -242,14 +242,14 @@ def event_of(line: bytes, status: int) -> dict | None:
     try:
         found = json.loads(text)
     except ValueError:
-        raise ServeError(f"this is no answer of Triton: {text[:200]!r}", http=status) from None
+        raise ServeError(f"not a response of Triton: {text[:200]!r}", http=status) from None
     if "error" in found:
         raise ServeError(found["error"], http=status)
     return found
 
 
 def reason_of(body: bytes) -> str:
-    """The text of an error's answer: what {"error": …} says, else the body itself."""
+    """The text of an error response: the value of {"error": …}, else the body itself."""
     body = body.strip().removeprefix(b"data:").strip()  # the one event of a stream
     try:
         return str(json.loads(body)["error"])
@@ -258,7 +258,7 @@ def reason_of(body: bytes) -> str:
 
 
 def tensors(values: dict, types: dict) -> list:
-    """tritonclient's inputs for {name: a value or a list of them}."""
+    """tritonclient's inputs for {name: a value or a list of values}."""
     from tritonclient.grpc import InferInput
 
     found = []
@@ -276,12 +276,12 @@ def tensors(values: dict, types: dict) -> list:
 
 
 def text_of(result: Any, name: str) -> str:
-    """The text in an output of one element; "" where the answer has none."""
+    """The text in an output of one element; "" if the response has none."""
     array = result.as_numpy(name)
     return "" if array is None or not array.size else array.reshape(-1)[0].decode()
 
 
 def rpc_error(status: str, message: str) -> ServeError:
-    """An error of gRPC; what gRPC itself calls unavailable is a server that is not there."""
+    """A gRPC error; UNAVAILABLE from gRPC itself means that no server answers."""
     nobody = status == "UNAVAILABLE" and not NAME.match(message)
     return ServeError(message, "NO_ANSWER" if nobody else status or None)

@@ -1,13 +1,13 @@
-"""Where a tritonserver is on this machine, and what to do where there is none.
+"""Finds the tritonserver of this machine, and says what to do if there is none.
 
-    reason = server_available()            # None, or one sentence and the container's command
+    reason = server_available()            # None, or a sentence and the container's command
     found = find_server()                  # Installation(binary, version of its Python stub, …)
     print(container_command("triton_model_repo", gpus="all"))
 
-Looked for in this order: the server inside the `nvidia-pytriton` wheel (Linux on x86-64 with glibc
-2.35 or newer), `/opt/tritonserver` as in NVIDIA's images, `tritonserver` on PATH. That of the wheel
-has the Python backend only, its files lie apart, and it must be told where they are: what
-`Installation.assemble` and `Installation.environment` do.
+It looks in this order: the server inside the `nvidia-pytriton` wheel (Linux on x86-64 with glibc
+2.35 or newer), `/opt/tritonserver` as in NVIDIA's images, `tritonserver` on PATH. The wheel's
+server has only the Python backend, and its files are scattered: `Installation.assemble` and
+`Installation.environment` tell it where they are.
 """
 
 import importlib.metadata
@@ -23,35 +23,37 @@ from pathlib import Path
 
 from utils.serving.model_config import ConfigError, model_config
 
-IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"  # named by Triton's compatibility table
-GLIBC = (2, 35)  # what the wheel was built for (its tag is manylinux_2_35)
+IMAGE = "nvcr.io/nvidia/tritonserver:26.07-vllm-python-py3"  # from Triton's compatibility table
+GLIBC = (2, 35)  # the wheel's tag is manylinux_2_35
 EXPORT = "python -m utils.serving.export"
-RESTRICTED = "model-repository,shared-memory,trace,logging"  # no client needs them
-CLOSED = "Closed=never"  # no call has a header with a capital letter: HTTP/2 resets its stream
-CONTROL = "kintsugi-control"  # the header of the key to a server's model control
-# Seconds from a load to the next load or unload. Triton calls a model loaded a moment before its
-# thread waits for requests. Taken away in that moment, which is long on a busy machine, the whole
-# server dies: StopBackendThread() of backend_model_instance.cc asks an empty list for its last.
+RESTRICTED = "model-repository,shared-memory,trace,logging"  # no client needs these
+CLOSED = "Closed=never"  # no call can send a capitalized header: HTTP/2 resets the stream
+CONTROL = "kintsugi-control"  # the header with the key for a server's model control
+# Seconds from a load to the next load or unload. Triton reports a model as loaded a moment before
+# the model's thread waits for requests. If it is unloaded in that moment, which is long on a busy
+# machine, the server crashes: StopBackendThread() of backend_model_instance.cc takes the last
+# element of an empty list.
 SETTLE = 0.5
-SYSTEM = Path("/opt/tritonserver")  # where NVIDIA's images and packages have it
+SYSTEM = Path("/opt/tritonserver")  # its place in NVIDIA's images and packages
 
 
 class ServerError(RuntimeError):
-    """A server that is not there, does not start or does not do what was asked of it."""
+    """The server is missing, did not start, or refused or failed a call."""
 
 
 @dataclass(frozen=True)
 class Installation:
-    """A tritonserver: its binary and, from the wheel, the packages' folder that it lies in."""
+    """A tritonserver: its binary and, if it is the wheel's, the site-packages folder."""
 
     binary: Path
-    packages: Path | None = None  # site-packages with the wheel; None: an installed server
+    packages: Path | None = None  # site-packages with the wheel; None: a system installation
 
     def assemble(self, folder: Path) -> Path | None:
-        """Makes the folder of backends below `folder`; returns it, or None: the server's own.
+        """Creates a folder of backends in `folder` and returns it; for a system installation,
+        returns the server's own, or None if it has none.
 
-        In the wheel the stub (the process that runs a model.py) lies apart from its backend, once
-        for each version of Python. Links are enough, and they are never out of date.
+        In the wheel the stub (the process that runs a model.py) is in another folder than its
+        backend, once per version of Python. Symbolic links suffice, and they never go stale.
         """
         if self.packages is None:
             return beside(self.binary, "backends")
@@ -64,7 +66,7 @@ class Installation:
         return backend.parent
 
     def caches(self) -> Path | None:
-        """The folder of response caches, or None: the server's own."""
+        """The folder of response caches, or None if the server has none."""
         if self.packages is None:
             return beside(self.binary, "caches")
         return self.packages / "pytriton" / "tritonserver" / "caches"
@@ -77,12 +79,12 @@ class Installation:
         return {path.name for path in folder.iterdir()} if folder.is_dir() else {"python"}
 
     def environment(self) -> dict[str, str]:
-        """The environment of the server and so of every model.py."""
+        """The environment of the server, and hence of every model.py."""
         environment = dict(os.environ)
         if self.packages is None:
             return environment
-        # The stub takes the packages of the first python3 on PATH and the first libpython that
-        # the loader finds: without these two lines those of the system, silently.
+        # The stub uses the packages of the first python3 on PATH and the first libpython that the
+        # loader finds: without these two changes it would silently use the system's.
         paths = [str(self.packages / "nvidia_pytriton.libs"), sysconfig.get_config_var("LIBDIR")]
         for name, first in (("LD_LIBRARY_PATH", paths), ("PATH", [Path(sys.executable).parent])):
             rest = [environment[name]] if environment.get(name) else []
@@ -95,7 +97,7 @@ STUB = "triton_python_backend_stub"
 
 
 def find_server() -> Installation:
-    """The tritonserver of this machine. Raises ServerError: one sentence and the container."""
+    """The tritonserver of this machine. Raises ServerError with the container's command."""
     reason = wheel_reason()
     if reason is None:
         packages = Path(importlib.util.find_spec("pytriton").origin).parent.parent
@@ -104,13 +106,13 @@ def find_server() -> Installation:
         if binary and os.access(binary, os.X_OK):
             return Installation(Path(binary).resolve())
     raise ServerError(
-        f"There is no tritonserver here: {reason}. With Docker and an NVIDIA GPU, or --gpus left "
-        f"out, this serves the same folder:\n{container_command('triton_model_repo')}"
+        f"There is no tritonserver here: {reason}. With Docker and an NVIDIA GPU (or without "
+        f"--gpus), this serves the same folder:\n{container_command('triton_model_repo')}"
     )
 
 
 def server_available() -> str | None:
-    """None where a server can be started, else the reason and the container's command."""
+    """None if a server can be started, else the reason and the container's command."""
     try:
         find_server()
     except ServerError as error:
@@ -119,10 +121,10 @@ def server_available() -> str | None:
 
 
 def wheel_reason() -> str | None:
-    """Why the wheel's server does not run here; None: it does."""
+    """Why the wheel's server cannot run here; None: it can."""
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine != "x86_64":
-        return f"its wheel is made for Linux on x86-64 and this is {system} on {machine}"
+        return f"its wheel is built for Linux on x86-64 and this is {system} on {machine}"
     if glibc() < GLIBC:
         needed, here = (".".join(map(str, v)) for v in (GLIBC, glibc()))
         return f"its wheel needs glibc {needed} or newer and this system has {here}"
@@ -131,7 +133,7 @@ def wheel_reason() -> str | None:
         return "nvidia-pytriton is not installed (make setup installs it)"
     triton = Path(specification.origin).parent / "tritonserver"
     if not (triton / "python_backend_stubs" / python_version() / STUB).is_file():
-        return f"its wheel brings no stub for Python {python_version()}: use Python 3.11 or 3.12"
+        return f"its wheel has no stub for Python {python_version()}: use Python 3.11 or 3.12"
     numpy = importlib.metadata.version("numpy")
     if int(numpy.split(".")[0]) >= 2:
         return f"its wheel needs numpy below 2 and this environment has {numpy} (make setup)"
@@ -139,12 +141,12 @@ def wheel_reason() -> str | None:
 
 
 def container_command(repo: str | Path, gpus: str | None = "all", image: str = IMAGE) -> str:
-    """The command that serves the folder `repo` in NVIDIA's image, as one string of some lines.
+    """The command that serves the folder `repo` in NVIDIA's image, as a string of several lines.
 
-    Put together from Docker's and Triton's documentation; not run by the workshop's tests.
-    Shared memory: between server and stubs, and NCCL's between ranks; memlock: NCCL pins memory.
+    It follows Docker's and Triton's documentation; the workshop's tests do not run it. The server
+    and its stubs need shared memory, as does NCCL; memlock is unlimited because NCCL pins memory.
 
-    gpus: as Docker's --gpus takes it ("all", "2", "device=0,1"); None: without a GPU.
+    gpus: the value of Docker's --gpus ("all", "2", "device=0,1"); None: without a GPU.
     """
     folder = Path(repo).resolve()
     lines = [
@@ -169,9 +171,9 @@ def gpus_argument(gpus: str) -> str:
 def models_of(
     repo: Path, wanted: list[str] | None, backends: set[str]
 ) -> tuple[list[str], dict[str, str]]:
-    """(names of the models to load, {name: reason} of those left out) of a model repository.
+    """(names of the models to load, {name: reason} for those left out) of a model repository.
 
-    wanted: names, or None for all whose backend the server has. Raises ServerError.
+    wanted: names, or None for every model whose backend the server has. Raises ServerError.
     """
     found = {path.parent.name: path for path in sorted(Path(repo).glob("*/config.pbtxt"))}
     if not found:
@@ -195,31 +197,31 @@ def models_of(
 
 
 def check_version(model: Path) -> None:
-    """Raises ServerError where the newest version of a model is not there, or has no code."""
+    """Raises ServerError if a model has no version or its newest version has no code."""
     versions = [int(path.name) for path in model.iterdir() if path.name.isdigit()]
     if not versions:
-        raise ServerError(f"{model} has no version yet: {EXPORT} fills it")
+        raise ServerError(f"{model} has no version yet: {EXPORT} writes one")
     newest = model / str(max(versions))
     if (newest / "manifest.json").is_file() and not (newest / "model.py").is_file():
         raise ServerError(
-            f"{newest} was exported before a version had all of its code: export it again, with "
+            f"{newest} was exported when versions did not include their code: export it again with "
             f"{EXPORT}"
         )
 
 
 def python_version() -> str:
-    """Of this interpreter, as the folder of a stub is named: "3.11"."""
+    """This interpreter's version, as the stub folders are named: "3.11"."""
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def glibc() -> tuple[int, ...]:
-    """The version of the C library, (0,) where it is another one (Alpine's musl)."""
+    """The version of glibc; (0,) if the C library is another (Alpine's musl)."""
     key = "CS_GNU_LIBC_VERSION"
     name, _, version = ((key in os.confstr_names and os.confstr(key)) or "").partition(" ")
     return tuple(map(int, version.split(".")[:2])) if name == "glibc" else (0,)
 
 
 def beside(binary: Path, name: str) -> Path | None:
-    """The folder `name` of an installation PREFIX/bin/tritonserver, where it has one."""
+    """The folder `name` of an installation PREFIX/bin/tritonserver, or None if it has none."""
     folder = binary.parent.parent / name
     return folder if folder.is_dir() else None

@@ -1,21 +1,23 @@
-"""A load generator: many clients at once, and what each of their requests met.
+"""A load generator: many clients at once, with the timings and errors of each request.
 
     load = run(lambda i: client.stream(prompts[i % 8]), clients=16, requests=64, count=count_tokens)
-    load.requests                       # a frame, one row a request: start, first, end, tokens, …
+    load.requests                       # a frame, one row per request: start, first, end, tokens, …
     load.summary["tokens_per_second"], load.summary["latency_p95"]
     load.goodput(first=0.2, per_token=0.05)     # requests per second that kept this promise
 
-`send(i)` does request number i: it gives an iterator of pieces as they arrive, or the whole answer.
+`send(i)` sends request number i and returns an iterator of chunks as they arrive, or the whole
+response.
 
-*Closed loop*: each of `clients` threads sends its next request when it has the answer to the one
-before. A slow server is asked less often, so a closed loop never sees a queue longer than its
-clients. *Open loop* (`rate`): requests arrive at random moments (Poisson), as from many users who
-do not know of each other; up to `clients` of them are under way. A request's clock starts when it
-arrives, not when a client is free to send it: else the waits of a server that stalls would be left
-out ("coordinated omission").
+*Closed loop*: each of `clients` threads sends its next request when the previous response is
+complete. A slow server gets fewer requests, so the queue of a closed loop is never longer than the
+number of clients. *Open loop* (`rate`): requests arrive at random times (Poisson), as from many
+independent users; up to `clients` of them are in flight. A request's clock starts when it arrives,
+not when a client is free to send it: otherwise the waits for a stalled server would not be counted
+("coordinated omission").
 
-Little's law: the mean number in the system is the rate of arrivals times the mean time in it,
-L = λ·W (Little, 1961). `summary` has λ·W beside the mean of a counter that was looked at meanwhile.
+Little's law: the mean number of requests in the system is their arrival rate times the mean time
+that each spends in it, L = λ·W (Little, 1961). `summary` reports λ·W next to the time average of
+the number in flight, which is sampled during the load.
 """
 
 import bisect
@@ -32,20 +34,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-GLANCE = 0.01  # seconds between two looks at the number in flight
-AFTER = 60.0  # seconds that the last requests have to end, where no limit is given
+GLANCE = 0.01  # seconds between two samples of the number in flight
+AFTER = 60.0  # seconds that the last requests have to end if no limit is given
 COLUMNS = ("client", "start", "sent", "first", "end", "tokens", "pieces", "error")
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a load has met.
+    """The results of a load.
 
-    requests    one row a request; seconds since the load began: `start` (arrived), `sent`, `first`
-                (piece), `end`; `tokens`, `pieces`, and `error`: a text, None where it went well.
-                What did not happen is NaN.
-    in_flight   frame of `seconds` and `count`: how many had started and not ended
-    seconds     from the beginning to the last end
+    requests    one row per request: `start` (arrival), `sent`, `first` (chunk) and `end` in seconds
+                since the load began; `tokens`; `pieces` (chunks); `error`: text, None on success.
+                Events that did not happen are NaN.
+    in_flight   frame of `seconds` and `count`: requests started but not ended
+    seconds     from the start of the load to the end of its last request
     """
 
     requests: pd.DataFrame
@@ -56,17 +58,17 @@ class Load:
 
     @property
     def errors(self) -> dict:
-        """{text of an error: how many requests met it}, the most frequent first."""
+        """{error text: number of requests}, most frequent first."""
         return self.requests["error"].dropna().value_counts().to_dict()
 
     @cached_property
     def summary(self) -> dict:
-        """Figures of the whole load, times in seconds. Latency and first token (`first_…`, the time
-        until the first piece) are of requests that went well; throughput counts their tokens;
-        `time_per_token` is the mean between two tokens after the first.
+        """Figures for the whole load, times in seconds. Latency and first token (`first_…`, the
+        time until the first chunk) cover successful requests; throughput counts their tokens;
+        `time_per_token` is the mean time between two tokens after the first.
 
-        `in_flight` is the mean of the counter over time, `little` is λ·W of all requests, failed
-        ones too.
+        `in_flight` is the time average of the number in flight; `little` is λ·W over all requests,
+        including failed ones.
         """
         rows, seconds = self.requests, max(self.seconds, 1e-9)
         good = rows[rows["error"].isna()]
@@ -94,8 +96,8 @@ class Load:
         return {name: v if isinstance(v, int) else float(v) for name, v in found.items()}
 
     def goodput(self, first: float = math.inf, per_token: float = math.inf) -> float:
-        """Requests per second that went well, with the first token within `first` seconds and on
-        average at most `per_token` seconds to each later one (as AIPerf's `--goodput` counts)."""
+        """Requests per second that succeeded with the first token within `first` seconds and on
+        average at most `per_token` seconds per later token (as AIPerf's `--goodput` counts)."""
         rows = self.requests[self.requests["error"].isna()]
         between = (rows["end"] - rows["first"]) / (rows["tokens"] - 1)
         slow = (rows["tokens"] > 1) & (between > per_token)
@@ -105,7 +107,7 @@ class Load:
     def __str__(self):
         s = self.summary
         return (
-            f"{s['requests']} requests of {self.clients} clients in {s['seconds']:.1f} s, "
+            f"{s['requests']} requests by {self.clients} clients in {s['seconds']:.1f} s, "
             f"{s['errors']} failed: {s['tokens_per_second']:.0f} tokens/s, latency "
             f"{s['latency_p50'] * 1e3:.0f} ms (p50) {s['latency_p95'] * 1e3:.0f} ms (p95), "
             f"first token {s['first_p50'] * 1e3:.0f} ms (p50)"
@@ -113,8 +115,8 @@ class Load:
 
 
 def tokens_of(piece: Any) -> float:
-    """How many tokens a piece is: its length if it is a list or an array, that of its `tokens` if
-    it has some (the engine's chunks); NaN for a text, which does not tell."""
+    """The number of tokens in a chunk: the length of a list or array, or of its `tokens` attribute
+    (the engine's chunks); NaN for text, whose tokens are unknown."""
     piece = getattr(piece, "tokens", piece)
     return float("nan") if isinstance(piece, (str, bytes)) else float(np.size(piece))
 
@@ -130,15 +132,15 @@ def run(
     count: Callable = tokens_of,
     limit: float | None = None,
 ) -> Load:
-    """Sends requests until `requests` were sent or `seconds` have passed, and waits for their ends.
+    """Sends requests until `requests` were sent or `seconds` have passed, then waits for their end.
 
-    send      send(i), i = 0, 1, 2, …: an iterator of pieces, or the whole answer
-    clients   threads; with `rate`: the most that are under way at once
-    rate      arrivals a second, drawn by `seed`; None: closed loop
-    count     tokens of a piece, called after the load, when it costs no one's time
-    limit     seconds for all of it; requests that have not ended by then are rows with an error.
-              Default: `seconds` (if given) and a minute, else five minutes
-    A request that raises is a row with its error. Raises ValueError for what makes no sense.
+    send      send(i), i = 0, 1, 2, …: returns an iterator of chunks, or the whole response
+    clients   threads; with `rate`: the most requests in flight at once
+    rate      mean arrivals per second, drawn from `seed`; None: closed loop
+    count     tokens of a chunk; called after the load, so that it slows down no request
+    limit     seconds for the whole load; requests that have not ended by then get an error.
+              Default: `seconds` (if given) plus a minute, else five minutes
+    If `send` raises, the request's row holds the error. Raises ValueError for invalid arguments.
     """
     _check(clients, requests, seconds, rate, limit)
     if limit is None:
@@ -160,9 +162,9 @@ def run(
 def sweep(
     send: Callable, clients: Iterable[int] = (1, 2, 4, 8, 16), per_client: int = 4, **options: Any
 ) -> dict[int, Load]:
-    """{clients: Load}: one closed loop for each number of clients, `per_client` requests each.
+    """{clients: Load}: one closed loop per number of clients, with `per_client` requests each.
 
-    `options` as for `run`; the numbers of the requests go on from one loop to the next."""
+    `options` as for `run`; request numbers continue from one loop to the next."""
     loads, begun = {}, 0
     for many in clients:
         loads[many] = run(
@@ -173,12 +175,12 @@ def sweep(
 
 
 def table(loads: dict) -> pd.DataFrame:
-    """The summaries of {name: Load} as a frame, a row each."""
+    """The summaries of {name: Load} as a frame, one row each."""
     return pd.DataFrame({name: load.summary for name, load in loads.items()}).T
 
 
 def arrivals(rate: float, seed: int = 0) -> Iterator[float]:
-    """Endless arrival times in seconds of a Poisson process: exponential gaps, `rate` a second."""
+    """Endless arrival times, in seconds, of a Poisson process of `rate` arrivals per second."""
     draw, moment = random.Random(seed), 0.0
     while True:
         moment += draw.expovariate(rate)
@@ -191,21 +193,21 @@ def _check(clients, requests, seconds, rate, limit):
     if requests is None and seconds is None:
         raise ValueError("the load has no end: give requests or seconds")
     if requests is not None and (type(requests) is not int or requests < 1):
-        raise ValueError(f"requests {requests!r} is not a whole number above 0")
+        raise ValueError(f"requests {requests!r} is not a positive integer")
     for name, value in (("seconds", seconds), ("rate", rate), ("limit", limit)):
         if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name} {value!r} is not a number above 0")
+            raise ValueError(f"{name} {value!r} is not a positive number")
 
 
 class _Course:
-    """What the clients share. A request is a row of the book; when the time is up the book closes,
-    and what a late client would still write into it is not taken."""
+    """The state that the clients share. Each request is a row of the book; when the time is up, the
+    book closes and ignores what late clients write."""
 
     def __init__(self, send, requests, seconds, rate, seed, limit):
         self.send, self.seconds, self.limit = send, seconds, limit
         self._numbers = itertools.count() if requests is None else iter(range(requests))
         self._due = arrivals(rate, seed) if rate else None
-        self._dues = []  # of the open loop: when each request arrives
+        self._dues = []  # open loop: arrival time of each request
         self._most = requests or float("inf")
         self._lock, self._book = threading.Lock(), {}
         self._ended, self._closed = 0, False
@@ -226,12 +228,12 @@ class _Course:
             try:
                 self._write(i, sent=self.now())
                 self._receive(self.send(i), i, pieces)
-            except BaseException as problem:  # also exit(): it is counted, and the client goes on
+            except BaseException as problem:  # also exit(): counted, and the client continues
                 error = f"{type(problem).__name__}: {problem}"
             self._write(i, end=self.now(), error=error, got=pieces)
 
     def _take(self, number):
-        """The number of the next request, when its time has come; None: there are no more."""
+        """Waits for the next request to be due and returns its number; None: no more requests."""
         with self._lock:
             now = self.now()
             late = self._due is None and self.seconds and now >= self.seconds
@@ -273,7 +275,7 @@ class _Course:
             if not pieces:
                 self._write(i, first=self.now())
             pieces.append(piece)
-            if self._closed:  # leave it as a client does who goes away
+            if self._closed:  # disconnect, as a client that leaves would
                 leave = getattr(answer, "cancel", None) or getattr(answer, "close", lambda: None)
                 leave()
                 break
@@ -281,7 +283,7 @@ class _Course:
     # ---- what the caller does meanwhile and after
 
     def watch(self, threads):
-        """Looks at how many are in flight until all clients are done or the time is up."""
+        """Samples the number in flight until all clients are done or the time is up."""
         glances = []
         try:
             while any(thread.is_alive() for thread in threads) and self.now() < self.limit:
@@ -291,12 +293,12 @@ class _Course:
             arrived = self._arrived()
             with self._lock:
                 self._closed = True
-        for i in range(arrived):  # an open loop: no client was free until the limit
+        for i in range(arrived):  # open loop: requests for which no client was free in time
             self._book.setdefault(i, {"start": self._dues[i]} if self._due else {})
         return glances
 
     def _arrived(self):
-        """Requests so far, in an open loop those that no client has taken yet among them."""
+        """Requests so far; in an open loop, including those that no client has taken yet."""
         with self._lock:
             if self._due is None:
                 return len(self._book)
@@ -306,7 +308,7 @@ class _Course:
             return min(bisect.bisect_right(self._dues, now), self._most)
 
     def rows(self, count):
-        """(the frame of all requests, seconds until the last of them ended)."""
+        """(frame of all requests, seconds until the last of them ended)."""
         for row in self._book.values():
             got = row.pop("got", [])
             row["pieces"] = len(got)

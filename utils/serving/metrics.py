@@ -1,16 +1,16 @@
-"""What a server says about itself: its metrics, ours among them, and its statistics, as frames.
+"""A server's metrics, including ours, and its statistics, as frames.
 
     metrics(server)                     # every sample of /metrics: name, labels, value
     scrape(server)                      # ours now: {"tokens_total": 512.0, "batch_occupancy": …}
     statistics(server)                  # a row for each model and version: requests, mean times
 
-    with Watch(server, every=0.1) as watch:      # a thread looks while the block runs
+    with Watch(server, every=0.1) as watch:      # a thread samples while the block runs
         run_a_load()
-    watch.frame["kv_use"]               # a row a look; its column `seconds` begins at 0
-    watch.rate("tokens_total")          # tokens/s between two looks
+    watch.frame["kv_use"]               # a row per sample; its column `seconds` begins at 0
+    watch.rate("tokens_total")          # tokens/s between two samples
 
-Metrics come in the text format of Prometheus, from a port of their own; a counter's name ends in
-`_total`. `server` is a TritonServer, or for metrics the "host:port" of any server's metrics.
+Metrics are in Prometheus's text format, on a port of their own; a counter's name ends in `_total`.
+`server` is a TritonServer or, for metrics, the "host:port" of any server's metrics.
 """
 
 import http.client
@@ -26,8 +26,8 @@ from utils.serving.install import ServerError
 from utils.serving.server.triton_server import TritonServer
 
 OURS = "kintsugi_"
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past every proxy
-LOST = (OSError, http.client.HTTPException)  # what a look raises that gets no answer
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # bypasses any proxy
+LOST = (OSError, http.client.HTTPException)  # errors of a sample that gets no answer
 TIMES = ("queue", "compute_input", "compute_infer", "compute_output")  # of Triton's statistics
 
 
@@ -39,7 +39,7 @@ def metrics(server: TritonServer | str, timeout: float = 5.0) -> pd.DataFrame:
     address = getattr(server, "metrics", server)
     with DIRECT.open(f"http://{address}/metrics", timeout=timeout) as answer:
         lines = answer.read().decode().splitlines()
-    # Without the lines on types: of a counter they would change the name, to NAME_total.
+    # Without the TYPE lines, which would make the parser append _total to a counter's name.
     text = "\n".join(line for line in lines if not line.startswith("#"))
     rows = [
         {"name": sample.name, **sample.labels, "value": sample.value}
@@ -51,10 +51,10 @@ def metrics(server: TritonServer | str, timeout: float = 5.0) -> pd.DataFrame:
 
 
 def scrape(server: TritonServer | str, prefix: str = OURS, by: str | None = None) -> pd.Series:
-    """The metrics whose names begin with `prefix`, now: {name without it: value}.
+    """The current metrics whose names begin with `prefix`: {name without it: value}.
 
-    Samples that differ in labels only are added up; a histogram gives its sum and count.
-    by: a label, like "model", that keeps them apart: {"request_success gpt": …}.
+    Samples that differ only in labels are summed; a histogram gives its sum and count.
+    by: a label, such as "model", that keeps them apart: {"request_success gpt": …}.
     """
     frame = metrics(server)
     if frame.empty or not (chosen := frame["name"].str.startswith(prefix)).any():
@@ -67,19 +67,19 @@ def scrape(server: TritonServer | str, prefix: str = OURS, by: str | None = None
 
 
 def statistics(server: TritonServer, model: str | None = None) -> pd.DataFrame:
-    """Triton's statistics, a row for each model and version, since it was loaded.
+    """Triton's statistics since loading, one row per model and version.
 
-    `requests` that went well, `failed`, `executions`, and means over the requests in seconds:
-    `request` from receipt to answer, of it `queue` and the three parts of the computation.
+    Successful `requests`, `failed`, `executions`, and mean seconds per request: `request`, from
+    receipt to answer, and of that `queue` and the three phases of the computation.
 
-    Of a decoupled model Triton sees the call alone: every request went well, as fast as `execute`
-    returned. What its answers met and how long they took is in our own metrics.
+    Of a decoupled model Triton sees only the call: every request counts as a success that ended
+    when `execute` returned. Outcomes and durations of its answers are in our own metrics.
     """
     path = f"models/{quote(model)}/stats" if model else "models/stats"
     try:
         found = server.ask("GET", path, seconds=5.0).json()["model_stats"]
     except ServerError as error:
-        raise OSError(f"the statistics cannot be had: {error}") from None
+        raise OSError(f"the statistics are not available: {error}") from None
     rows = []
     for entry in found:
         times = entry["inference_stats"]
@@ -96,14 +96,14 @@ def statistics(server: TritonServer, model: str | None = None) -> pd.DataFrame:
 
 
 def mean_seconds(total: dict) -> float:
-    """Of {"count": n, "ns": sum}; NaN where nothing was counted."""
+    """Mean seconds of {"count": n, "ns": sum}; NaN if the count is 0."""
     return total["ns"] / total["count"] / 1e9 if total["count"] else float("nan")
 
 
 class Watch:
-    """Looks at the metrics every `every` seconds while a block runs; `frame` has a row a look.
+    """Samples the metrics every `every` seconds while a block runs; `frame` has a row per sample.
 
-    A look that gets no answer leaves no row. prefix, by: as for `scrape`.
+    A sample that gets no answer adds no row. prefix, by: as for `scrape`.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Watch:
         by: str | None = None,
     ):
         if not 0 < every < float("inf"):
-            raise ValueError(f"every {every!r} is no time between looks: give seconds above 0")
+            raise ValueError(f"every {every!r} is not an interval: give seconds above 0")
         self.server, self.every, self.prefix, self.by = server, every, prefix, by
         self._rows, self._end = [], threading.Event()
 
@@ -128,7 +128,7 @@ class Watch:
     def __exit__(self, *exception):
         self._end.set()
         self._thread.join()
-        self._look()  # so that the last row has everything that the block did
+        self._look()  # so that the last row includes all of the block's work
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -136,9 +136,9 @@ class Watch:
         return pd.DataFrame(list(self._rows))
 
     def rate(self, name: str) -> pd.Series:
-        """The growth of a counter per second, between each look and the one before; by seconds."""
+        """A counter's growth per second between successive samples, indexed by `seconds`."""
         frame = self.frame.set_index("seconds")
-        # a counter that fell began anew: its model was loaded again
+        # a counter that fell was reset: its model was loaded again
         return frame[name].diff().clip(lower=0) / frame.index.to_series().diff()
 
     def _run(self):

@@ -33,12 +33,12 @@ def test_options_come_from_texts():
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("max_num_seq", "3", "'max_num_seq' is not known: is it max_num_seqs?"),
-        ("xyz", "3", "'xyz' is not known: there are max_num_seqs, max_model_len"),
-        ("max_num_seqs", "many", "max_num_seqs 'many' is not a whole number of at least 1"),
+        ("max_num_seq", "3", "'max_num_seq' is not known: did you mean max_num_seqs?"),
+        ("xyz", "3", "'xyz' is not known: known are max_num_seqs, max_model_len"),
+        ("max_num_seqs", "many", "max_num_seqs 'many' is not an integer of at least 1"),
         ("max_num_seqs", "1000000000000", "max_num_seqs 1000000000000 is too large: give 65536"),
-        ("max_num_seqs", "0", "max_num_seqs 0 is not a whole number of at least 1"),
-        ("max_model_len", "-5", "max_model_len -5 is not a whole number of at least 1"),
+        ("max_num_seqs", "0", "max_num_seqs 0 is not an integer of at least 1"),
+        ("max_model_len", "-5", "max_model_len -5 is not an integer of at least 1"),
         ("dtype", "int16", "dtype 'int16' is not known: give one of auto, float32"),
         (
             "dtype",
@@ -52,7 +52,7 @@ def test_options_come_from_texts():
         ),
         ("step_seconds", "nan", "step_seconds nan is not a time limit"),
         ("start_seconds", "inf", "start_seconds inf is not a time limit"),
-        ("queue", "-1", "queue -1 is not a whole number of at least 0"),
+        ("queue", "-1", "queue -1 is not an integer of at least 0"),
         ("device", "tpu", "device 'tpu' is not known: give one of auto, cpu, cuda"),
         ("enable_prefix_caching", "yes", "enable_prefix_caching 'yes' is not true or false"),
         ("enforce_eager", "1", "enforce_eager '1' is not true or false"),
@@ -121,13 +121,13 @@ def test_a_shorter_length_is_kept_to(tmp_path):
         assert len(engine.complete([1, 2, 3], seven).tokens) == 7
         assert len(engine.complete([1, 2], SamplingParams(max_tokens=-1)).tokens) == 8
         assert engine.stats()["kv_size"] == 2  # blocks
-        with pytest.raises(BadRequest, match=r"more than the 10 positions"):
+        with pytest.raises(BadRequest, match=r"exceed the 10 positions"):
             engine.complete([1, 2, 3, 4], seven)
 
 
 def test_blocks_that_do_not_hold_one_request_are_refused():
     assert EngineConfig(max_num_seqs=3).blocks(ENDLESS) == 3 * -(-ENDLESS.max_positions // 16)
-    with pytest.raises(ValueError, match=r"num_blocks 2 are fewer than the 3 of one request"):
+    with pytest.raises(ValueError, match=r"num_blocks 2 are fewer than the 3 that one request"):
         EngineConfig(max_model_len=33, num_blocks=2).blocks(ENDLESS)
 
 
@@ -135,7 +135,7 @@ def test_what_does_not_fit_the_memory_is_refused_by_the_ranks(tmp_path):
     folder = version_of(replace(ENDLESS, max_positions=10**6), tmp_path, 1)
     with pytest.raises(LoadError) as refused:
         Engine(folder, max_num_seqs=10_000)  # 1.3 terabytes, nearly all of it zeros
-    assert "1,192.1 GiB of keys and values are more than the " in str(refused.value)
+    assert "1,192.1 GiB of keys and values exceed the " in str(refused.value)
     assert str(refused.value).endswith("which are 1,000,000 and 10,000")
 
 

@@ -201,7 +201,7 @@ def test_an_engine_without_a_compiler_serves_and_says_so_once(tmp_path, tp, capf
             assert engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens == right
     said = capfd.readouterr().err
     assert said == (
-        "decode steps go through PyTorch, which takes longer: there is no C++ compiler "
+        "decode steps run in PyTorch, which is slower: there is no C++ compiler "
         "(/nowhere/c++)\n"
     )
 
@@ -272,8 +272,8 @@ def test_of_processes_that_want_it_at_once_one_compiles(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("exit 3", "refuses step.cpp: it gives no reason"),
-        ("echo 'step.cpp:7: error: no'; exit 1", "refuses step.cpp: step.cpp:7: error: no"),
+        ("exit 3", "rejects step.cpp: it gives no reason"),
+        ("echo 'step.cpp:7: error: no'; exit 1", "rejects step.cpp: step.cpp:7: error: no"),
         ("sleep 60", "takes too long"),
     ],
 )

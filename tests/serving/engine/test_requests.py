@@ -107,7 +107,7 @@ def test_a_waiting_request_can_be_cancelled(engine):
 
 def test_ids_are_unlike_each_other_while_they_are_served(engine):
     first = engine.submit([1], LONG, id="same")
-    with pytest.raises(BadRequest, match="'same' belongs to a request that is still served"):
+    with pytest.raises(BadRequest, match="'same' belongs to a request still being served"):
         engine.submit([1], id="same")
     for n in range(20):  # the next of this id gets none of the tokens that were on their way
         first.cancel()
@@ -121,7 +121,7 @@ def test_ids_are_unlike_each_other_while_they_are_served(engine):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (([301],), "token 301 is not in the vocabulary: ids are whole numbers from 0 to 300"),
+        (([301],), "token 301 is not in the vocabulary: ids are integers from 0 to 300"),
         (([],), "there is nothing to continue"),
         (("text",), "'text' is not a list of token ids"),
         (([1], {"max_tokens": 3}), "sampling is a dict"),
@@ -133,7 +133,7 @@ def test_ids_are_unlike_each_other_while_they_are_served(engine):
             r"0 virtual tokens \+ 11 tokens \+ max",
         ),
         (([1], SamplingParams(max_tokens=59_995), "kind"), "5 virtual .* the 60000 positions"),
-        (([1] * 60_000, SamplingParams(max_tokens=-1)), r"60000 tokens \+ max_tokens 1 are more"),
+        (([1] * 60_000, SamplingParams(max_tokens=-1)), r"60000 tokens \+ max_tokens 1 exceed"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(engine, arguments, message):

@@ -355,7 +355,7 @@ def test_a_version_from_before_the_engine_came_along(tmp_path, model):
     old = export(model, out, 1)
     (old / "model.py").unlink()
     shutil.rmtree(old / "utils")
-    with pytest.raises(ServerError, match=r"gpt_engine/1 was exported before .*: export it again"):
+    with pytest.raises(ServerError, match=r"gpt_engine/1 was exported when .*: export it again"):
         models_of(out, None, {"python"})
     assert Version.read(old).weights(0)
     assert export(model, out, 1) == out / "gpt_engine" / "2"

@@ -169,13 +169,13 @@ def test_what_a_template_refuses(api):
     with pytest.raises(openai.BadRequestError, match=r"the chat template refuses this: who is cat"):
         chat(api, [{"role": "cat", "content": "meow"}])
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    with pytest.raises(openai.BadRequestError, match="a part that is no text"):
+    with pytest.raises(openai.BadRequestError, match="a part that is not text"):
         chat(api, image)
 
 
 def test_without_a_template_there_is_no_chat(tmp_path):
     shutil.copytree(MODELS / "tiny", tmp_path / "gpt_engine" / "1")
-    with pytest.raises(Refusal, match="has no chat template: ask /v1/completions"):
+    with pytest.raises(Refusal, match="has no chat template: use /v1/completions"):
         asyncio.run(Chat(tmp_path).text(TALK))
 
 
@@ -196,7 +196,7 @@ def test_without_a_template_there_is_no_chat(tmp_path):
         ({"prompt": [1, 2]}, "prompt: input should be a valid string"),
         ({"prompt": []}, "prompt: "),
         ({"stop": ["a"] * 9}, "is not a list of at most 8 strings"),
-        ({"max_tokens": 99_999}, "positions that are served"),
+        ({"max_tokens": 99_999}, "positions of a request"),
         ({"extra_body": {"prompt_name": "nobody"}}, "prompt 'nobody' is unknown"),
     ],
 )

@@ -18,7 +18,7 @@ TEXT, TOKENS = "def ", [40, 41]
 
 # what is wrong -> a part of the message
 SAMPLING = [
-    ({"max_tokens": 0}, "max_tokens 0 is not a whole number from 1 to 2147483647, or -1 for no"),
+    ({"max_tokens": 0}, "max_tokens 0 is not an integer from 1 to 2147483647, or -1 for no"),
     ({"max_tokens": -2}, "max_tokens -2"),
     ({"max_tokens": 2**31 - 1}, "max_tokens 2147483647"),
     ({"max_tokens": 512}, "512 positions"),
@@ -31,7 +31,7 @@ SAMPLING = [
     ({"top_p": 1.5}, "top_p 1.5"),
     ({"top_p": math.nan}, "top_p nan"),
     ({"seed": -1}, "seed -1"),
-    ({"logprobs": 21}, "logprobs 21 is not a whole number from 0 to 20"),
+    ({"logprobs": 21}, "logprobs 21 is not an integer from 0 to 20"),
     ({"stop": ["x"] * 9}, "at most 8"),
     ({"stop": [""]}, "1 to 64"),
     ({"stop": ["x" * 65]}, "1 to 64"),

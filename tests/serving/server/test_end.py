@@ -146,7 +146,7 @@ COMMAND = [sys.executable, "-m", "utils.serving.server", "--http", 0, "--grpc", 
 def test_the_command_serves_until_it_is_told_to_end(repo, number):
     with started(*COMMAND, "--repo", repo) as program:
         lines = [program.stdout.readline()]
-        while lines[-1] and "Ctrl-C ends it" not in lines[-1]:
+        while lines[-1] and "Ctrl-C stops the server" not in lines[-1]:
             lines.append(program.stdout.readline())
         curl = next(shlex.split(line) for line in lines if "/v2/models/gpt/generate " in line)
         assert ask(curl) == '"text_output":"def "'
@@ -175,13 +175,13 @@ def test_the_command_starts_a_killed_gateway_again(repo):
 
 def test_the_command_ends_with_a_killed_server_and_says_so(repo):
     with started(*COMMAND, "--repo", repo) as program:
-        while "Ctrl-C ends it" not in program.stdout.readline():
+        while "Ctrl-C stops the server" not in program.stdout.readline():
             assert program.poll() is None
         below = psutil.Process(program.pid).children(recursive=True)
         next(process for process in below if process.name() == "tritonserver").kill()
         said = program.stdout.read()
         assert program.wait(PATIENCE) == 1
-        assert "tritonserver has ended by itself" in said
+        assert "tritonserver exited by itself" in said
         assert "started again" not in said
         wait_gone(below)
 

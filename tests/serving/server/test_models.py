@@ -199,7 +199,7 @@ def test_tokens_and_back(server, reference):
         assert back == text.replace("<|end|>", "")
     status, answer = post(server, "gpt_detokenize", ids=[7, 4096])
     assert status == 400
-    assert "INVALID_ARG: id 4096 is no token: ids go from 0 to 4095" in answer
+    assert "INVALID_ARG: id 4096 is not a token: ids are 0 to 4095" in answer
 
 
 def test_the_engine_in_one_response(client, reference):

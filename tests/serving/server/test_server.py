@@ -138,7 +138,7 @@ def test_a_model_that_takes_too_long_is_given_up(tmp_path):
 def test_a_taken_port_is_named(repo):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(ServerError, match=f"port {port} is taken: give grpc another one"):
+        with pytest.raises(ServerError, match=f"port {port} is taken: give grpc another,"):
             TritonServer(repo, grpc=port, quiet=True)
 
 
@@ -173,7 +173,8 @@ def test_the_lines_to_try_say_how_it_is_reached(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     said = command.to_try(server, front, tls=False)
     assert "curl -sN http://10.1.1.1:8000/v2/models/gpt/generate " in said
-    assert "load and unload models is drawn" in said and "Whoever reaches 10.1.1.1 may ask" in said
+    assert "load and unload models is drawn" in said
+    assert "Anyone who reaches 10.1.1.1 is served" in said
     monkeypatch.setenv("KINTSUGI_API_KEY", "secret")
     monkeypatch.setenv("KINTSUGI_CONTROL_KEY", "secret")
     said = command.to_try(server, front, tls=True)

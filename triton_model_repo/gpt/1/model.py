@@ -1,10 +1,10 @@
-"""gpt: text in, text out; what generate and generate_stream talk to.
+"""gpt: text in, text out; the model behind generate and generate_stream.
 
-It asks gpt_tokenize for the ids of the text by *BLS* (business logic scripting: a model calls
-another one of its server) and gpt_engine for what follows. That goes through a Unix socket beside
-the server (utils/serving/engine/socket_server.py), because BLS of 24.10 has no way to cancel a
-request and can hang when many streams run at once. So a client that leaves frees its slot, and who
-waits for an engine that was killed gets an error at once.
+It gets the text's ids from gpt_tokenize by *BLS* (business logic scripting: a model calls another
+model of its server) and the continuation from gpt_engine. The latter uses a Unix socket outside the
+server (utils/serving/engine/socket_server.py), because BLS in 24.10 cannot cancel a request and can
+hang when many streams run at once. So a client that leaves frees its slot, and a request whose
+engine is killed gets an error at once.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-# What the export put beside this file, whatever else is installed under this name.
+# The copy that the export put beside this file, whatever else is installed under this name.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from utils.serving.engine import trace
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 NUMBERS = ("max_tokens", "temperature", "top_k", "top_p", "seed", "logprobs")
-SAME = ("prompt_tokens", "weights_version")  # outputs that come from the engine as they are
+SAME = ("prompt_tokens", "weights_version")  # outputs passed on from the engine unchanged
 
 
 class Refusal(Exception):
@@ -43,15 +43,15 @@ class TritonPythonModel:
         self.text_bytes = json.loads(limits.read_text())["text_bytes"] if limits.exists() else 65536
         version = setting.get("weights_version", {"string_value": "0"})["string_value"]
         if not re.fullmatch(r"\d+", version):
-            raise ValueError(f"weights_version {version!r} is no version's number; 0: the newest")
+            raise ValueError(f"weights_version {version!r} is not a version number; 0: the newest")
         self.version = int(version)
-        self.calls = set()  # requests that are not over
+        self.calls = set()  # requests that have not ended
         self.ended = threading.Event()
         self.watcher = threading.Thread(target=self.watch, daemon=True)
         self.watcher.start()
 
     def execute(self, requests):
-        """Gives each request a thread, which waits; only so many, so that memory stays bounded."""
+        """Gives each request a thread, which waits; their number is limited to bound memory."""
         for request in requests:
             call = Call(request)
             if len(self.calls) < self.most:
@@ -78,7 +78,7 @@ class TritonPythonModel:
             self.calls.discard(call)
 
     def tokens_of(self, text):
-        """Bytes -> int32 (tokens,), by gpt_tokenize."""
+        """Bytes -> int32 (tokens,), from gpt_tokenize."""
         response = pb_utils.InferenceRequest(
             model_name="gpt_tokenize",
             requested_output_names=["ids"],
@@ -87,11 +87,11 @@ class TritonPythonModel:
         if not response.has_error():
             return pb_utils.get_output_tensor_by_name(response, "ids").as_numpy()
         message = response.error().message()
-        named = re.match(r"[A-Z_]+: ", message)  # our models' errors are
+        named = re.match(r"[A-Z_]+: ", message)  # our models' errors begin with their code
         raise Refusal(message if named else f"UNAVAILABLE: {message}")
 
     def generate(self, call, ids, text):
-        """Sends what gpt_engine makes of the ids; `text` goes before the first of it."""
+        """Sends gpt_engine's output for the ids; `text` precedes the first of it."""
         request = call.request
         sampling = {name: number(one(request, name)) for name in NUMBERS}
         sampling = {name: given for name, given in sampling.items() if given is not None}
@@ -115,7 +115,7 @@ class TritonPythonModel:
                 "finish_reason": answer["finish"] or "",
                 "completion_tokens": made,
             }
-            # a version that was exported by an older workshop does not say these
+            # a version exported by an older workshop does not send these
             same = {name: answer[name] for name in SAME if name in answer}
             call.known = same | {"completion_tokens": made, "finish": answer["finish"]}
             if "logprobs" in answer:
@@ -130,7 +130,7 @@ class TritonPythonModel:
         raise Refusal(f"UNAVAILABLE: {which} has died or is not loaded, try again later")
 
     def engine_lines(self, call, wanted):
-        """What gpt_engine answers, a line for each chunk; ends early where it dies."""
+        """gpt_engine's answer, one line per chunk; ends early if the engine dies."""
         pauses = (0, 0.05, 0.1)
         for file in (file for pause in pauses for file in engine_sockets(self.version, pause)):
             with socket.socket(socket.AF_UNIX) as connection:
@@ -143,24 +143,24 @@ class TritonPythonModel:
                     if first or call.gone:
                         yield from (x for x in itertools.chain([first], lines) if x[-1:] == b"\n")
                         return
-                except OSError:  # nobody is behind it, or no longer: look again for another one
+                except OSError:  # no engine behind it, or no longer: look for another socket
                     continue
 
     def watch(self):
-        """Clients that left."""
+        """Checks for clients that left."""
         while not self.ended.wait(0.05):
             for call in list(self.calls):
                 call.look()
 
     def finalize(self):
-        self.ended.set()  # a thread that goes on would hold up the server's exit
+        self.ended.set()  # a running thread would delay the server's exit
         self.watcher.join()
 
 
 class Call:
-    """A request and its way back.
+    """A request and its response sender.
 
-    After its last response a request must not be touched: `is_cancelled` would end the whole
+    After its last response a request must not be touched: `is_cancelled` would crash the whole
     server with a segmentation fault (seen in 24.10). Hence the lock.
     """
 
@@ -168,21 +168,21 @@ class Call:
         self.request, self.sender = request, request.get_response_sender()
         self.open, self.begun, self.gone = True, False, False
         self.lock, self.connection = threading.Lock(), None
-        self.came, self.known = time.time_ns(), {}  # known: what a trace says of it
+        self.came, self.known = time.time_ns(), {}  # known: attributes for its trace
         caller = trace.of_request(request)
         self.span = caller and caller.child()
 
     def send(self, outputs, final):
-        """A response: {output: its one value, an int, a text or bytes}."""
+        """Sends a response. outputs: {name: its single value, an int, a str or bytes}."""
         response = pb_utils.InferenceResponse([tensor(*item) for item in outputs.items()])
         alone = final and not self.begun  # the only response
         self.begun = True
         self._send(response, final=alone)
-        if final and not alone:  # after others the flag comes by itself: 24.10's HTTP front end
-            self._send(final=True)  # sometimes leaves a stream open that ends with a piece of text
+        if final and not alone:  # after others, send the flag separately: 24.10's HTTP front end
+            self._send(final=True)  # sometimes leaves a stream open that ends with text
 
     def fail(self, message):
-        """The last response: an error, whose message begins with the name of its code."""
+        """Sends the last response: an error, whose message begins with the name of its code."""
         code = getattr(pb_utils.TritonError, message.split(":")[0])
         self.known["error"] = message
         self._send(pb_utils.InferenceResponse([], pb_utils.TritonError(message, code)), final=True)
@@ -196,23 +196,23 @@ class Call:
                     trace.write("gpt", self.span, self.came, time.time_ns(), **self.known)
 
     def enter(self, connection):
-        """This request is served by the engine behind `connection`."""
+        """Records that the engine behind `connection` serves this request."""
         with self.lock:
             self.connection = connection
 
     def look(self):
-        """Whether the client has gone: then the engine's end of the connection sees it, too."""
+        """If the client is gone, closes the connection, so that the engine notices too."""
         with self.lock:
             if self.open and not self.gone and self.request.is_cancelled():
                 self.gone = True
             if self.gone and self.connection is not None:
-                with contextlib.suppress(OSError):  # closed already
+                with contextlib.suppress(OSError):  # already closed
                     self.connection.shutdown(socket.SHUT_RDWR)
 
 
 def engine_sockets(version=0, pause=0.0):
-    """The sockets of gpt_engine, of a version, or of all (0), the newest first; a killed engine
-    leaves its one."""
+    """The sockets of gpt_engine, of one version or of all (0), newest first; a killed engine leaves
+    its socket behind."""
     time.sleep(pause)
     folder = Path(tempfile.gettempdir(), f"kintsugi-{os.getuid()}-{os.getppid()}")
     found = [(int(file.stem.split("-")[1]), age(file), file) for file in folder.glob("*-*-*.sock")]
@@ -220,7 +220,7 @@ def engine_sockets(version=0, pause=0.0):
 
 
 def age(file):
-    """When a socket was made; 0.0 where it has just gone."""
+    """When a socket was created; 0.0 if it has just been removed."""
     try:
         return file.stat().st_mtime
     except OSError:
@@ -228,13 +228,13 @@ def age(file):
 
 
 def values(request, name):
-    """The values of an input; none where it is not given."""
+    """The values of an input; empty if it is not given."""
     tensor = pb_utils.get_input_tensor_by_name(request, name)
     return [] if tensor is None else tensor.as_numpy().reshape(-1)
 
 
 def one(request, name):
-    """The one value of an input; None where it is not given."""
+    """The single value of an input; None if it is not given."""
     return next(iter(values(request, name)), None)
 
 
@@ -246,7 +246,7 @@ def tensor(name, value):
 
 
 def number(value):
-    """A numpy number as Python's: 0.7 came as FP32, 0.699999988, whose shortest form is 0.7."""
+    """A numpy number as Python's: 0.7 arrived as FP32, 0.699999988, whose shortest form is 0.7."""
     return (
         float(str(value))
         if isinstance(value, np.floating)

@@ -1,7 +1,7 @@
-"""gpt_detokenize: token ids -> text, by the tokenizer.json beside this file.
+"""gpt_detokenize: token ids -> text, with the tokenizer.json beside this file.
 
-For whole answers. A single token may be half of a character: who streams takes the text that
-gpt_engine sends along, which holds such halves back.
+For whole answers. A single token may be half of a character: a streaming client should use the text
+that gpt_engine sends with the tokens, which holds such halves back.
 """
 
 import json
@@ -21,7 +21,7 @@ class TritonPythonModel:
         self.most = json.loads(limits.read_text())["ids"] if limits.exists() else 65536
 
     def execute(self, requests):
-        """One response per request, in their order: an ordinary model, not a decoupled one."""
+        """One response per request, in order: an ordinary model, not a decoupled one."""
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
@@ -31,14 +31,14 @@ class TritonPythonModel:
         ids = ids.tolist()
         outside = [value for value in ids if not 0 <= value < self.size]
         if outside:
-            return refusal(f"id {outside[0]} is no token: ids go from 0 to {self.size - 1}")
-        text = self.tokenizer.decode(ids)  # without special tokens, as "<|end|>"
+            return refusal(f"id {outside[0]} is not a token: ids are 0 to {self.size - 1}")
+        text = self.tokenizer.decode(ids)  # without special tokens, such as "<|end|>"
         return pb_utils.InferenceResponse(
             [pb_utils.Tensor("text", np.array([text.encode()], dtype=object))]
         )
 
 
 def refusal(why):
-    """An answer that says why there is none."""
+    """An error response."""
     error = pb_utils.TritonError(f"INVALID_ARG: {why}", pb_utils.TritonError.INVALID_ARG)
     return pb_utils.InferenceResponse([], error)

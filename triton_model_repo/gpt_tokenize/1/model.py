@@ -1,4 +1,4 @@
-"""gpt_tokenize: text -> token ids, by the tokenizer.json beside this file."""
+"""gpt_tokenize: text -> token ids, with the tokenizer.json beside this file."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ class TritonPythonModel:
         self.most = json.loads(limits.read_text())["text_bytes"] if limits.exists() else 65536
 
     def execute(self, requests):
-        """One response per request, in their order: an ordinary model, not a decoupled one."""
+        """One response per request, in order: an ordinary model, not a decoupled one."""
         return [self.answer(request) for request in requests]
 
     def answer(self, request):
@@ -31,6 +31,6 @@ class TritonPythonModel:
 
 
 def refusal(why):
-    """An answer that says why there is none."""
+    """An error response."""
     error = pb_utils.TritonError(f"INVALID_ARG: {why}", pb_utils.TritonError.INVALID_ARG)
     return pb_utils.InferenceResponse([], error)

@@ -1,18 +1,18 @@
-"""The engine: requests of many clients share one tensor-parallel model.
+"""The engine: requests from many clients share one tensor-parallel model.
 
-The export copies this folder into every version, with the files of `utils` that it imports; beside
-those it needs torch, numpy, safetensors and tokenizers only; on a GPU the Triton language, too,
+The export copies this folder into every version, with the files of `utils` that it imports. Besides
+those it needs only torch, numpy, safetensors and tokenizers, and on a GPU the Triton language,
 which comes with torch.
 
-engine          the leader: takes requests, plans steps, hands out tokens, starts ranks again
-request         SamplingParams, Stream, and what can go wrong
-scheduler       where a request joins the batch, and leaves it;  blocks: of the paged KV cache
-ranks, worker   the leader's side of the ranks, and the process of one
-model           a rank's part of the decoder with its KV cache;  sampling: logits -> tokens
-linear          its matrix product;  native, step.cpp: compiled for the CPU;  fused: for a GPU
-text_stream     tokens -> text, as soon as it is certain
-stats           what is counted, and how long requests take
-version         a version's folder, read and verified
-socket_server   requests of another process of this machine
-trace           which request was where, for whoever follows it through all processes
+engine          the leader: accepts requests, plans steps, hands out tokens, restarts ranks
+request         SamplingParams, Stream, and the errors of requests
+scheduler       when a request joins and leaves the batch;  blocks: of the paged KV cache
+ranks, worker   the leader's side of the ranks, and a rank's process
+model           a rank's shard of the decoder with its KV cache;  sampling: logits -> tokens
+linear          its matrix products;  native, step.cpp: compiled for the CPU;  fused: for a GPU
+text_stream     tokens -> text, as soon as it is final
+stats           counters, and histograms of durations
+version         reads and verifies a version's folder
+socket_server   requests from another process on this machine
+trace           spans that follow a request through all processes
 """

@@ -15,7 +15,7 @@ from utils.serving.engine.stored import COMPUTE, FLOATS, WIDTHS, rank_tensors
 
 DEVICES = ("auto", "cpu", "cuda")
 WHOLE = ("max_num_seqs", "max_model_len", "num_blocks", "prefill_chunk", "queue", "threads")
-MOST = {"max_num_seqs": 2**16, "queue": 2**20, "threads": 2**12}  # the leader has lists of them
+MOST = {"max_num_seqs": 2**16, "queue": 2**20, "threads": 2**12}  # the leader keeps lists of them
 SWITCHES = ("enable_prefix_caching", "enforce_eager")
 SWITCH = {"true": True, "false": False}  # as texts
 SECONDS = ("step_seconds", "start_seconds", "pace")
@@ -23,30 +23,29 @@ SECONDS = ("step_seconds", "start_seconds", "pace")
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The options of an engine, checked. Raises ValueError by name.
+    """The options of an engine, checked. Raises ValueError naming the option.
 
     max_num_seqs    requests that run together
-    max_model_len   positions of a request at most, virtual and new tokens with it; None: what the
-                    model has
-    prefill_chunk   positions of prompts that are read in one step: how long others wait for them
+    max_model_len   most positions per request, including virtual and new tokens; None: as many as
+                    the model has
+    prefill_chunk   prompt positions that one step reads; limits how long other requests wait
     num_blocks      blocks of the KV cache, of 16 positions each; None: as many as max_num_seqs
-                    requests of max_model_len need, but on a GPU no more than fit into it
-    enable_prefix_caching   whether a beginning that is in the cache is taken from there
-    queue           requests that may wait besides; more are refused with Unavailable
-    device          "cpu", "cuda" (one GPU a rank), or "auto": CUDA where every rank has a GPU
-    dtype           that floating-point weights are computed with; "auto": as the version says, else
-                    as stored, on the CPU float32
-    kv_cache_dtype  of keys and values; "auto": dtype; "int8": with a scale for each position and
-                    head
-    enforce_eager   whether decode steps go through PyTorch's operators, one by one: on the CPU not
-                    through step.cpp, which is compiled at the first start on a machine (native.py),
-                    on a GPU without kernels of our own and CUDA graphs (graphs.py)
-    threads         of each rank on the CPU; None: the cores but one, divided by the ranks (that one
-                    is for the leader and the clients: a thread that waits for a core stops the
+                    requests of max_model_len need, but on a GPU no more than fit
+    enable_prefix_caching   whether a prefix that is in the cache is reused
+    queue           further requests that may wait; more are refused with Unavailable
+    device          "cpu", "cuda" (one GPU per rank), or "auto": CUDA if every rank has a GPU
+    dtype           compute dtype of floating-point weights; "auto": the version's, else as stored,
+                    on the CPU float32
+    kv_cache_dtype  of keys and values; "auto": dtype; "int8": with a scale per position and head
+    enforce_eager   whether decode steps run PyTorch's operators one by one: on the CPU without
+                    step.cpp, which is compiled at the first start on a machine (native.py), on a
+                    GPU without our own kernels and CUDA graphs (fused.py)
+    threads         CPU threads per rank; None: all cores but one, divided among the ranks (the last
+                    is for the leader and the clients: a thread that waits for a core stalls its
                     rank)
     step_seconds    after which a rank that does not answer counts as dead
     start_seconds   after which ranks that are not ready count as dead
-    pace            seconds between two chunks of a stream, for who sends them: each costs wake-ups
+    pace            minimum seconds between two chunks of a stream; each chunk costs wake-ups
     """
 
     max_num_seqs: int = 16
@@ -70,7 +69,7 @@ class EngineConfig:
             if value is None and name in ("max_model_len", "num_blocks", "threads"):
                 continue
             if type(value) is not int or value < least:
-                raise ValueError(f"{name} {value!r} is not a whole number of at least {least}")
+                raise ValueError(f"{name} {value!r} is not an integer of at least {least}")
             if value > (most := MOST.get(name, 2**31 - 1)):
                 raise ValueError(f"{name} {value} is too large: give {most} or less")
         for name in SECONDS:
@@ -85,27 +84,27 @@ class EngineConfig:
         for name, known in words.items():
             if (given := getattr(self, name)) not in known:
                 fix = f"give one of {', '.join(known)}"
-                if name == "dtype" and given in COMPUTE:  # whole numbers are stored so
+                if name == "dtype" and given in COMPUTE:  # quantized at export
                     fix = f'give "auto", and export a version with --dtype {given}'
                 raise ValueError(f"{name} {given!r} is not known: {fix}")
 
     @classmethod
     def of_parameters(cls, parameters: dict[str, str], place: str) -> "EngineConfig":
-        """The options that the texts of a config.pbtxt give; 0 and "" stand for None.
+        """The options from the strings of a config.pbtxt; 0 and "" mean None.
 
-        place: where they stand, for messages. Raises ValueError by place and name.
+        place: their file, for messages. Raises ValueError naming the file and the option.
         """
         known, given = {field.name: field.default for field in fields(cls)}, {}
         for name, text in parameters.items():
             if name not in known:
                 near = "".join(difflib.get_close_matches(name, known, 1))
-                fix = f"is it {near}?" if near else f"there are {', '.join(known)}"
+                fix = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
                 raise ValueError(f"{place}: parameter {name!r} is not known: {fix}")
             kind = float if name in SECONDS else int if name in WHOLE else str
             try:
                 value = kind(text)
             except ValueError:
-                value = text  # the check names it
+                value = text  # the check refuses it by name
             if isinstance(known[name], bool):
                 value = SWITCH.get(text.lower(), text)
             given[name] = None if known[name] is None and value in (0, "") else value
@@ -115,23 +114,23 @@ class EngineConfig:
             raise ValueError(f"{place}: {error}") from None
 
     def length(self, model: GPTConfig) -> int:
-        """Positions of a request at most."""
+        """Most positions per request."""
         return min(self.max_model_len or model.max_positions, model.max_positions)
 
     def blocks(self, model: GPTConfig) -> int:
-        """Blocks of the cache. Raises ValueError where they do not hold one request."""
+        """Blocks of the cache. Raises ValueError if they cannot hold one request."""
         longest = blocks_for(self.length(model))
         wanted = self.max_num_seqs * longest if self.num_blocks is None else self.num_blocks
         if wanted < longest:
             raise ValueError(
-                f"num_blocks {wanted} are fewer than the {longest} of one request with "
-                f"{self.length(model)} positions: give more, or lower max_model_len"
+                f"num_blocks {wanted} are fewer than the {longest} that one request of "
+                f"{self.length(model)} positions needs: give more, or lower max_model_len"
             )
         return wanted
 
     def dtypes(self, stored: str, on_cpu: bool, compute: str = "auto") -> tuple[str, str]:
-        """The dtypes of floating-point weights and of the cache, by name, of a model whose weights
-        are stored as `stored`, in a version that computes in `compute` (stored.py)."""
+        """The dtypes, by name, of floating-point weights and of the cache, for a model stored as
+        `stored` in a version that computes in `compute` (stored.py)."""
         dtype = compute if self.dtype == "auto" and compute in FLOATS else self.dtype
         if dtype == "auto":
             dtype = "float32" if on_cpu else stored
@@ -140,9 +139,9 @@ class EngineConfig:
     def rank_bytes(
         self, model: GPTConfig, tp: int, stored: str, on_cpu: bool, compute: str = "auto"
     ) -> tuple[int, int]:
-        """Bytes of the weights of the rank that has most of them, of `tp` that share a model which
-        is stored as `stored` and computed in `compute`; and of its keys and values, which it
-        reserves at its start."""
+        """(bytes of weights, bytes of keys and values) of the rank with the most weights, of `tp`
+        ranks of a model stored as `stored` and computed in `compute`. The cache is allocated at the
+        start."""
         dtype, cache_dtype = self.dtypes(stored, on_cpu, compute)
         weights = max(
             sum(

@@ -6,11 +6,11 @@
             print(chunk.text, end="")
         engine.complete([17, 4]).tokens                           # submit and wait
 
-One thread, the leader's loop, does the same four things again and again: plan who is served, tell
-the ranks, hand out the tokens of the step before while they compute, take the new ones. Where one
-rank computes alone, it has its next step before it has done the one before. Requests
-come from any thread. Model, cache and random numbers are in the ranks (`worker.py`), processes of
-their own; when one dies, all requests end with Unavailable and the ranks are started again.
+One thread, the leader's loop, repeats four things: plan a step, send it to the ranks, hand out the
+tokens of the previous step while they compute, and receive the new ones. A single rank gets its
+next step before it has finished the current one. Requests come from any thread. Model, cache and
+random numbers are in the ranks (`worker.py`), which are separate processes; when one dies, all
+requests end with Unavailable and the ranks are started again.
 """
 
 import copy
@@ -31,7 +31,7 @@ from utils.serving.engine.stats import Histogram, Stats
 from utils.serving.engine.text_stream import Decoder, TextStream
 from utils.serving.engine.version import LoadError, Version
 
-LONGEST_PAUSE = 30.0  # seconds between two attempts to start ranks that do not start
+LONGEST_PAUSE = 30.0  # most seconds between two attempts to start ranks
 NO_NUMBERS = (
     "the weights give logits that are not finite (NaN or infinity): check the checkpoint, or serve "
     "it in a wider dtype"
@@ -41,11 +41,12 @@ NO_NUMBERS = (
 class Engine:
     """Serves one version folder of the model repository.
 
-    folder     what the export wrote; its manifest says how many ranks
+    folder     written by the export; its manifest gives the number of ranks
     restarts   whether ranks that died are started again
     options    of EngineConfig
 
-    Raises ValueError for options, LoadError (by file name), Unavailable where ranks do not start.
+    Raises ValueError for invalid options, LoadError naming the file, Unavailable if the ranks do
+    not start.
     """
 
     def __init__(self, folder: str | Path, *, restarts: bool = True, **options: Any):
@@ -56,13 +57,13 @@ class Engine:
         self.decoder = Decoder.read(folder)
         self.restarts = restarts
         self.on_ready = None  # called with False when the ranks have died, True when they are back
-        config.blocks(self.model)  # they are enough; how many there are the ranks say
+        config.blocks(self.model)  # checks that they suffice; the ranks report their number
         self._scheduler = Scheduler(
             config.max_num_seqs, 0, config.queue, config.prefill_chunk, self.model.end_tokens,
             config.enable_prefix_caching,
         )
         self._streams = {}  # Request -> (Stream, TextStream)
-        self._traced = {}  # Request -> Phases, of those that are traced
+        self._traced = {}  # Request -> Phases, for requests that are traced
         self._stats = Stats()
         self._lock = threading.Lock()  # over scheduler, streams and statistics
         self._wake_up = WakeUp()  # when there is work
@@ -84,7 +85,7 @@ class Engine:
             self.close()
             raise error if isinstance(error, LoadError) else Unavailable(str(error))
 
-    # --- what callers use, from any thread ------------------------------------------------------
+    # --- for callers, from any thread -----------------------------------------------------------
 
     def submit(
         self,
@@ -97,9 +98,9 @@ class Engine:
         """Puts a request into the queue and returns its Stream.
 
         tokens   token ids;   prompt   name of virtual tokens to put before them
-        id       a name to cancel it by, unlike all others now served; None: one is made
-        context  the span that it is served for: queue, prefill and decode become spans of it
-        Raises BadRequest, and Unavailable when the queue is full or the ranks are down.
+        id       a name to cancel it by, unique among requests being served; None: a random one
+        context  the span of the caller: queue, prefill and decode become its children
+        Raises BadRequest, or Unavailable when the queue is full or the ranks are down.
         """
         request = Request.of(self.version, self.max_model_len, tokens, sampling, prompt, id)
         stream = Stream(request.id, self.cancel, request.length)
@@ -109,7 +110,7 @@ class Engine:
                 self._stats.rejected += 1
                 raise Unavailable(self._why_not)
             if request.id in self._scheduler.requests:
-                raise BadRequest(f"the id {request.id!r} belongs to a request that is still served")
+                raise BadRequest(f"the id {request.id!r} belongs to a request still being served")
             try:
                 self._scheduler.add(request)
             except Unavailable:
@@ -129,7 +130,7 @@ class Engine:
     def complete(
         self, tokens: list[int], sampling: SamplingParams | None = None, prompt: str | None = None
     ) -> Completion:
-        """Submits a request and waits for all of it: a Completion. Raises as `submit` does."""
+        """Submits a request and waits for its Completion. Raises as `submit` does."""
         stream = self.submit(tokens, sampling, prompt)
         try:
             return stream.result()
@@ -138,7 +139,7 @@ class Engine:
             raise
 
     def cancel(self, id: str) -> bool:
-        """Ends a request now and frees its slot; whether there was one of this id."""
+        """Ends a request now and frees its slot; returns whether one with this id existed."""
         with self._lock:
             request = self._scheduler.requests.get(id)
             if request is None:
@@ -152,12 +153,12 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return self._ready
 
     @property
     def threads(self) -> int:
-        """Threads of each rank on the CPU."""
+        """CPU threads of each rank."""
         return self._group.threads if self._group else 0
 
     @property
@@ -167,13 +168,13 @@ class Engine:
         return group.pids if group else []
 
     def stats(self) -> dict:
-        """What the engine does now and has done: a dictionary of numbers."""
+        """The engine's current state and counters, as a dictionary of numbers."""
         with self._lock:
             now = self._stats.read(self._scheduler, len(self._streams))
             return {"ready": self._ready} | now
 
     def histograms(self) -> dict[str, Histogram]:
-        """How long requests took, by name, since the start: `Stats` says what each is."""
+        """Histograms of durations since the start, by name; `Stats` explains each."""
         with self._lock:
             return copy.deepcopy(self._stats.histograms)
 
@@ -185,7 +186,7 @@ class Engine:
             self._fail_all(self._why_not)
         self._wake_up.wake()
         self._loop.join(1.0)
-        while self._loop.is_alive():  # in a step, or in a start that takes long: no need to wait
+        while self._loop.is_alive():  # in a step or a slow start: no need to wait for it
             if self._group:
                 self._group.kill()
             self._loop.join(0.1)
@@ -210,7 +211,7 @@ class Engine:
         while not self._closed.is_set():
             try:
                 self._serve()
-            except Exception as error:  # whatever it is: nobody may wait for ever
+            except Exception as error:  # whatever it is, no request may wait forever
                 if not isinstance(error, RankDied):
                     traceback.print_exc()
                 self._lose_ranks(error)
@@ -219,12 +220,12 @@ class Engine:
             self._group.close()
 
     def _serve(self):
-        """Continuous batching: until the engine closes, or a rank dies.
+        """Runs continuous batching until the engine closes or a rank dies.
 
-        Where the ranks can, a step is sent while they do the one before."""
+        If the ranks allow it, a step is sent while they compute the previous one."""
         under_way = deque()  # (step, when it was sent)
-        served, told = [], {}  # (request, token) of the last step; what is to be told of tokens
-        begin = 0.0  # of the step that the ranks do
+        served, told = [], {}  # (request, token) of the last step; log-probabilities to report
+        begin = 0.0  # of the step that the ranks compute
         while not self._closed.is_set():
             with self._lock:
                 step = self._scheduler.plan()
@@ -255,8 +256,8 @@ class Engine:
                     begin = now
 
     def _hand_out(self, served, told):
-        """Gives each request its token as text, with the log-probabilities that are `told` of it;
-        one whose stop string has come ends here."""
+        """Gives each request its token as text, with the log-probabilities in `told`; a request
+        whose stop string has appeared ends here."""
         with self._lock:
             for request, token in served:
                 if request not in self._streams:  # cancelled meanwhile
@@ -269,7 +270,7 @@ class Engine:
                     new, stopped = text.add(token)
                 if stopped:
                     self._scheduler.end(request, "stop")
-                    request.finish = "stop"  # also where it was at its last token
+                    request.finish = "stop"  # even if this was its last token anyway
                 if request.finish:
                     new += text.end()
                     del self._streams[request]
@@ -279,7 +280,7 @@ class Engine:
                 stream.put([token], new, request.finish, known)
 
     def _begin_prefill(self, step):
-        """For the traces of requests that have just got a slot."""
+        """Starts the prefill span of traced requests that have just got a slot."""
         with self._lock:
             for chunk in step.chunks:
                 if chunk.first and chunk.request in self._traced:
@@ -298,24 +299,24 @@ class Engine:
             self._ready = not self._closed.is_set()
 
     def _lose_ranks(self, error):
-        """Ends all that is served or waits: what was computed for it is gone."""
+        """Ends every request, running or waiting: their computed state is lost."""
         with self._lock:
             self._ready = False
             if not self._closed.is_set():
-                then = "; its ranks are started again, try again later" if self.restarts else ""
+                then = "; its ranks are being restarted, try again later" if self.restarts else ""
                 self._why_not = f"the engine is down: {error}{then}"
                 self._fail_all(f"{error}: the request was cut off, send it again")
                 self._announcements.put(False)
         self._group.close()
 
     def _restart(self):
-        """Starts ranks again, for as long as it takes; without `restarts`, waits to be closed."""
+        """Tries to start the ranks until it succeeds; without `restarts`, waits to be closed."""
         pause = 0.5
         while not self._closed.is_set():
             if self.restarts:
                 try:
                     self._start_ranks()
-                except Exception as error:  # from a damaged file to a machine without memory
+                except Exception as error:  # anything from a damaged file to a lack of memory
                     self._group.close()
                     with self._lock:
                         self._why_not = f"the ranks do not start: {error}"
@@ -338,7 +339,7 @@ class Engine:
             self._end_trace(request, error=str(error))
 
     def _announce(self):
-        """Calls `on_ready` in a thread of its own: it may take its time."""
+        """Calls `on_ready`, in its own thread because the callback may be slow."""
         while (news := self._announcements.get()) is not None:
             try:
                 if self.on_ready is not None:

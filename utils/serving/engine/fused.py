@@ -1,16 +1,16 @@
-"""A decode step on a GPU: kernels of our own between the matrix products, as one CUDA graph.
+"""A decode step on a GPU: our own kernels between the matrix products, in one CUDA graph.
 
     step = FusedStep(decoder, kernels)            # kernels: the module utils.kernels.decode
     step.join(slot, sampler, logits, position)    # a prompt was read: its first token, a tensor
     logits, tokens = step([0, 3], [17, LAST], [64, 5])
 
-PyTorch's own way (model.py) starts some 35 operators per layer, and copies keys and values side by
-side before it looks at them; it is the reference. Here a layer has about ten, keys and values
-are read where they are, tokens are chosen on the device, and a graph starts everything at once: one
-graph for each of some numbers of rows, and a batch takes the next larger. All that changes from
-step to step is read from tensors that stay where they are.
+The reference in PyTorch (model.py) launches about 35 operators per layer, and gathers keys and
+values into one tensor before it attends to them. Here a layer has about ten operators, keys and
+values are read in place, tokens are chosen on the device, and a graph launches everything at once.
+There is a graph for each of several batch sizes, and a batch uses the next larger one. Everything
+that changes from step to step is read from tensors at fixed addresses.
 
-On a CPU the interpreter of the Triton language runs the same kernels, without graphs: for tests.
+On a CPU the interpreter of the Triton language runs the same kernels, without graphs, for tests.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from utils.serving.engine.scheduler import LAST, NOT_FINITE
 
 
 def sizes_of(most: int) -> list[int]:
-    """Numbers of rows that have a graph: 1, 2, 4, 8, 16, 24 and so on, up to `most`."""
+    """The numbers of rows that have a graph: 1, 2, 4, 8, 16, 24 and so on, up to `most`."""
     return sorted({size for size in (1, 2, 4, *range(8, most, 8), most) if size <= most})
 
 
 class FusedStep:
-    """All of a decode step of one rank, tokens in and tokens out.
+    """A whole decode step of one rank, from tokens to tokens.
 
-    decoder   ServedDecoder, whose keys and values have the dtype of what is computed
+    decoder   ServedDecoder whose keys and values have the compute dtype
     """
 
     def __init__(self, decoder: Any, kernels: ModuleType):
@@ -50,10 +50,10 @@ class FusedStep:
         }
         turns = torch.view_as_real(cache.turns)  # (P, D/2, 2)
         self.cos, self.sin = (part.contiguous().to(device) for part in turns.unbind(-1))
-        # tokens, slots and positions of a step: where the host writes, and where the device reads
+        # tokens, slots and positions of a step: written by the host, then read by the device
         self.given = torch.zeros(3, slots, dtype=torch.long, pin_memory=device.type == "cuda")
         self.read = self.given.to(device)
-        # of each slot: its last token, and how it draws
+        # of each slot: its last token, and how its tokens are drawn
         self.last = torch.zeros(slots, dtype=torch.long, device=device)
         self.seeds = torch.zeros(slots, dtype=torch.long, device=device)
         self.temperatures = torch.zeros(slots, device=device)
@@ -65,14 +65,14 @@ class FusedStep:
     def __call__(
         self, slots: Sequence[int], tokens: Sequence[int], positions: Sequence[int]
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Logits (B, V) on rank 0, else None, and the tokens (B,) that follow, on every rank. Both
-        are overwritten by the next step.
+        """Logits (B, V) on rank 0, else None, and the next tokens (B,) on every rank. The next step
+        overwrites both.
 
-        tokens   of these slots; LAST: the one that was chosen last
+        tokens   of these slots; LAST: the token that was chosen last
         """
         B = len(slots)
         rows = next(size for size in self.sizes if size >= B)
-        # a row that is not needed is the first one again: it writes the same to the same place
+        # padding rows repeat the first one: they write the same values to the same place
         columns = [*range(B), *[0] * (rows - B)]
         step = torch.tensor([tokens, slots, positions])[:, columns]
         self.given[:, :rows] = step
@@ -88,9 +88,9 @@ class FusedStep:
     def join(
         self, slot: int, sampler: Sampler, logits: torch.Tensor | None, position: int
     ) -> torch.Tensor:
-        """The token (1,) behind a prompt that was read, from its logits (1, V) on rank 0.
+        """The token (1,) after a prompt, from the prompt's logits (1, V) on rank 0.
 
-        position   of the last token that was read
+        position   of the prompt's last token
         """
         self.seeds[slot], self.temperatures[slot] = sampler.seed, sampler.temperature
         where = torch.tensor([slot], device=self.decoder.device)
@@ -99,7 +99,7 @@ class FusedStep:
 
     @torch.inference_mode()
     def choose(self, slots: Sequence[int], tokens: Sequence[int]) -> None:
-        """What rank 0 has chosen for some slots by itself; on other ranks `tokens` is not read."""
+        """Broadcasts tokens that rank 0 chose outside the step; other ranks ignore `tokens`."""
         chosen = torch.tensor(tokens, device=self.decoder.device)
         if self.decoder.tp > 1:
             dist.broadcast(chosen, 0)
@@ -131,7 +131,7 @@ class FusedStep:
         return logits, self._chosen(logits, slots, positions)
 
     def _chosen(self, logits, slots, positions):
-        """Tokens (B,) on every rank, which are then the last ones of these slots."""
+        """Chooses tokens (B,), on every rank, and records them as these slots' last ones."""
         chosen = torch.empty_like(slots)
         if logits is not None:
             chosen = self.kernels.race(
@@ -145,8 +145,8 @@ class FusedStep:
 
     @torch.inference_mode()
     def _captured(self, rows):
-        """(graph, logits, tokens) of a step with as many rows; until then all are slot 0's."""
-        stream = torch.cuda.Stream()  # what is started first may compile or allocate: not captured
+        """(graph, logits, tokens) of a step with this many rows, captured with slot 0 in each."""
+        stream = torch.cuda.Stream()  # the first run may compile or allocate, so do not capture it
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self._forward(rows)

@@ -1,36 +1,36 @@
-"""The engine's matrix products by PyTorch: what a rank multiplies with its part of a matrix.
+"""The engine's matrix products in PyTorch: a rank's input times its shard of a matrix.
 
     product = Linear(weight, bias, summed=False)
     y = product(x)                                   # (..., in) -> (..., out)
 
 Linear        floating point
-Int8Linear    8-bit whole numbers on both sides: each row of x gets a scale of its own
-Int4Linear    4-bit weights, which become floating point a little at a time
+Int8Linear    8-bit integers on both sides: each row of x has its own scale
+Int4Linear    4-bit weights, converted to floating point a little at a time
 
-They are the reference of native.py, which has the same products compiled for the CPU, and what
-computes where that is not to be had.
+They are the reference for native.py, which has the same products compiled for the CPU, and the
+fallback where that is not available.
 
-A decode step multiplies few rows, so its time is that of reading the matrices. On the CPU they are
-therefore kept in 16 bits where that is enough (`in_half`): half the bytes, and FBGEMM's kernel for
-few rows loses less time besides. All matrices of models/base take 0.4 ms in place of 1.6 with one
-row, and 2.5 in place of 4.8 with 16 (one thread of an AMD EPYC of 2022).
+A decode step multiplies few rows, so its time is dominated by reading the matrices. On the CPU they
+are therefore kept in 16 bits if that is accurate enough (`in_half`): half the bytes, and FBGEMM's
+kernel is also more efficient for few rows. All matrices of models/base take 0.4 ms instead of 1.6
+with one row, and 2.5 instead of 4.8 with 16 (one thread of an AMD EPYC of 2022).
 
-Whole numbers and their scales take in memory what they take in the files (stored.py). A row of a
-result follows from its row of x alone, so no token depends on the requests that it is served with.
-On a GPU few rows go through kernels of utils/kernels/decode.py, which read the stored numbers once;
-many go through PyTorch's plain operators, in floating point.
+Integers and their scales take as much memory as in the files (stored.py). A row of a result depends
+only on its row of x, so no token depends on the requests that it is batched with. On a GPU, few
+rows go through kernels of utils/kernels/decode.py, which read the stored integers once; many rows
+go through PyTorch's plain operators, in floating point.
 
-Milliseconds of the 32 matrices of models/base's blocks, and of six of 1,024 to 4,096 numbers; one
-thread of a CPU with VNNI, weights that came from bfloat16:
+Milliseconds for the 32 matrices of models/base's blocks, and for six of 1,024 to 4,096 elements;
+one thread of a CPU with VNNI, weights that came from bfloat16:
 
     rows        1    16   256          1    16   256
     16 bits   0.3   2.1    35        1.7   8.8   132
     8 bits    0.9   1.9    17        1.7   5.1    37
     4 bits    3.6   6.3    39        9.0    20   153
 
-So 8 bits save time where rows are many, 4 bits save memory only; compiled, both save more. (The
-kernel for 4 bits that PyTorch has, `_weight_int4pack_mm_for_cpu`, takes the time of 16 bits; it
-rounds x, scales and results to bfloat16, and then two ranks would not have the tokens of one.)
+So 8 bits save time when there are many rows, and 4 bits save only memory; compiled, both save more.
+(PyTorch's own 4-bit kernel, `_weight_int4pack_mm_for_cpu`, takes as long as 16 bits; it rounds x,
+scales and results to bfloat16, so that two ranks would not give the same tokens as one.)
 """
 
 import functools
@@ -46,15 +46,15 @@ from torch.nn import functional as F
 from utils.compression.scheme import INT8
 
 FEW = 64  # rows of x
-NUMBERS = 2**18  # of a matrix in 4 bits that are floating point at once: they stay in a CPU's cache
+NUMBERS = 2**18  # elements of a 4-bit matrix converted at once: they stay in a CPU's cache
 
-# when PyTorch takes these two functions out, `in_half` goes its other way
+# when PyTorch removes these two functions, `in_half` uses its other path
 warnings.filterwarnings("ignore", "fbgemm_.* is deprecated")
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Linear:
-    """y = x·Wᵀ + b; `summed`: these are partial results, of which every rank gets the sum."""
+    """y = x·Wᵀ + b; `summed`: partial results, which are summed over the ranks (all-reduce)."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, summed: bool = False):
         self.product, self.summed = product_with(weight, bias), summed
@@ -67,18 +67,18 @@ class Linear:
 
 
 def product_with(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    """x -> x·Wᵀ + b, the fastest for this matrix (out, in) on its device."""
+    """The fastest x -> x·Wᵀ + b for this matrix (out, in) on its device."""
     if weight.device.type == "cpu" and weight.dtype == torch.float32:
         if half_is_enough(weight) and "fbgemm" in torch.backends.quantized.supported_engines:
             return in_half(weight, bias)
-        # a CPU multiplies a matrix faster that lies in memory column by column
+        # on a CPU the product is faster with a matrix in column-major order
         weight = weight.t().contiguous().t()
     return partial(F.linear, weight=weight, bias=bias)
 
 
 def half_is_enough(weight: torch.Tensor) -> bool:
-    """Whether 16 bits change the matrix by less than one rounding to fp32 does. Of numbers that
-    came from bfloat16 they change only those below 2⁻¹⁷ (and none where all are below 65504)."""
+    """Whether rounding to fp16 changes the matrix by less than a rounding to fp32 would. Of values
+    that came from bfloat16 and are below 65504, it changes only those below 2⁻¹⁷."""
     away = torch.linalg.vector_norm(weight.half().float() - weight)
     return bool(away <= torch.finfo(weight.dtype).eps / 2 * torch.linalg.vector_norm(weight))
 
@@ -86,7 +86,7 @@ def half_is_enough(weight: torch.Tensor) -> bool:
 def in_half(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     """The product with a matrix kept in fp16; x, the sums and y are fp32."""
     if torch.get_num_threads() == 1 and hasattr(torch, "fbgemm_linear_fp16_weight_fp32_activation"):
-        # it knows one thread only, and a call costs 10 µs less
+        # single-threaded, and 10 µs less per call
         packed = torch.fbgemm_pack_gemm_matrix_fp16(weight)
         product = torch.fbgemm_linear_fp16_weight_fp32_activation
         return lambda x: product(x, packed, bias)
@@ -94,17 +94,17 @@ def in_half(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     return lambda x: torch.ops.quantized.linear_dynamic_fp16(x, packed)
 
 
-# ---- whole numbers
+# ---- integers
 
 
 class QuantizedLinear:
-    """The same with W in whole numbers: `product` says how."""
+    """The same with W in integers; subclasses define `product`."""
 
     def __init__(self, bias: torch.Tensor | None, summed: bool, kernels: ModuleType | None):
         self.bias, self.summed, self.kernels = bias, summed, kernels
 
     def few(self, x: torch.Tensor) -> bool:
-        """Whether a kernel of our own takes as few rows."""
+        """Whether x has so few rows that our own kernel handles it."""
         return self.kernels is not None and x.numel() <= FEW * x.shape[-1]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -117,11 +117,11 @@ class QuantizedLinear:
 
 
 class Int8Linear(QuantizedLinear):
-    """W and x in 8 bits: the sums of products are whole numbers, without rounding.
+    """W and x in 8 bits: the sums of products are integers, without rounding.
 
-    Where ranks have columns of W, and so of x, the scale of a row of x is that of its columns on
-    all ranks: one more message, of a number for each row, and all whole numbers are those of one
-    rank.
+    If ranks have columns of W, and hence of x, the scale of a row of x covers its columns on all
+    ranks. This takes one more message, of one value per row, and makes all integers equal to those
+    of a single rank.
 
     values (N, K) int8;   scale (N, 1) fp32;   kernels   utils.kernels.decode, for few rows, or None
     """
@@ -142,14 +142,14 @@ class Int8Linear(QuantizedLinear):
         """x (..., K) -> (..., N)"""
         if self.few(x) and not self.summed:
             return self._by_kernel(x, None)
-        # (..., 1): the largest number; a norm is slower
+        # (..., 1): the largest value; a norm is slower
         scale = x.abs().amax(dim=-1, keepdim=True).float()
         if self.summed:
             dist.all_reduce(scale, op=dist.ReduceOp.MAX)
         scale.div_(INT8.highest)
         if self.few(x):
             return self._by_kernel(x, scale.view(-1, 1))
-        # in a row of zeros 0 / 0 becomes some whole number, and its scale is 0
+        # in a row of zeros 0 · inf becomes some integer, but its scale is 0
         values = (x * scale.reciprocal()).round_().to(torch.int8)
         y = self.multiply(values.view(-1, x.shape[-1]), self.values)
         return (y.view(*x.shape[:-1], -1) * scale).mul_(self.scale)
@@ -162,10 +162,10 @@ class Int8Linear(QuantizedLinear):
 
 
 class Int4Linear(QuantizedLinear):
-    """W in 4 bits, x as it is.
+    """W in 4 bits, x unchanged.
 
-    packed   uint8 (N, G · 16), two columns in a byte;   scale fp32 (N, G), one for 32 columns
-    offset   columns of the first group that another rank has
+    packed   uint8 (N, G · 16), two columns per byte;   scale fp32 (N, G), one per 32 columns
+    offset   columns of the first group that are on another rank
     kernels  utils.kernels.decode, for few rows, or None
     """
 
@@ -184,7 +184,7 @@ class Int4Linear(QuantizedLinear):
         self.packed = packed.t().unflatten(0, (G, -1))  # (G, 16, N)
         if kernels is None:
             self.packed, self.stored = self.packed.contiguous(), None
-        # four bits that stand at the upper end of a byte are 16 times themselves, with their sign
+        # four bits in the upper half of a byte, read as int8, are 16 times their signed value
         self.scale = (scale.t() / 16).contiguous()[:, None]  # (G, 1, N)
         self.step = max(1, NUMBERS // self.packed[0].numel())
 
@@ -208,8 +208,8 @@ class Int4Linear(QuantizedLinear):
 
 @functools.cache
 def exact(device: str) -> bool:
-    """Whether PyTorch's product of whole numbers is right here. A CPU without VNNI adds up pairs of
-    products in 16 bits, where the largest do not fit; a GPU refuses products of few rows."""
+    """Whether PyTorch's integer product is exact on this device. A CPU without VNNI adds pairs of
+    products in 16 bits, which overflow; a GPU refuses products of few rows."""
     if device != "cpu":
         return False
     largest = torch.full((64, 64), INT8.highest, dtype=torch.int8)
@@ -217,5 +217,5 @@ def exact(device: str) -> bool:
 
 
 def _float_product(x, w):
-    """The same in fp32, where sums up to 2^24 are exact: of 1,040 products at least."""
+    """The same in fp32, where sums up to 2^24 are exact: those of at least 1,040 products."""
     return x.float() @ w.float()

@@ -1,18 +1,16 @@
-"""One rank's part of the model, with its KV cache: the decoder of utils/models/gpt.py, served.
+"""One rank's shard of the model with its KV cache: the decoder of utils/models/gpt.py for serving.
 
     decoder = ServedDecoder(config, weights, rank, tp, max_num_seqs=16, max_model_len=512)
     logits = decoder.prefill(slot, start=0, tokens=[5, 7])       # (1, V) on rank 0, else None
     logits = decoder.decode([0, 3], [17, 4])                     # (2, V): one token for each slot
 
-Shapes: B rows of the batch, T positions of this pass, L positions that attention looks at, P at
-most, W blocks of BLOCK positions for these, C hidden size, V vocabulary, D head size; of this rank
-H query heads, K key-value heads, M columns of the MLP. All ranks make the same calls in the same
-order.
+Shapes: B rows of the batch, T positions of this pass, L positions that attention sees, at most P, W
+blocks of BLOCK positions for these, C hidden size, V vocabulary, D head size; of this rank H query
+heads, K key-value heads, M columns of the MLP. All ranks make the same calls in the same order.
 
-What ranks say to each other (Shoeybi et al., arXiv:1909.08053): a pass over B·T positions makes
-2 · layers + 1 all-reduces of B·T·C numbers (the embedding, where virtual tokens do not count, then
-attention and MLP of each layer), and, where logits are wanted, one gather of B · ceil(V / tp)
-numbers from each rank to rank 0.
+Communication (Shoeybi et al., arXiv:1909.08053): a pass over B·T positions makes 2 · layers + 1
+all-reduces of B·T·C elements (the embedding, without virtual tokens, then attention and MLP of each
+layer) and, if logits are wanted, one gather of B · ceil(V / tp) elements from each rank to rank 0.
 """
 
 from collections.abc import Sequence
@@ -34,11 +32,11 @@ from utils.serving.engine.native import Library, NativeLinear, Step
 from utils.serving.engine.stored import PACKED, SCALE, inputs
 from utils.shares import shares
 
-# ---- 1. a block as it is served
+# ---- 1. a block for serving
 #
-# What a layer computes is `forward` of the model's own classes. Here they are plain objects and no
-# nn.Modules: nobody trains, hooks or moves them, and a module's call and its attributes would take
-# a tenth of a decode step of a small model.
+# A layer computes `forward` of the model's own classes. Here they are plain objects instead of
+# nn.Modules: they are not trained, hooked or moved, and a module's call and attribute lookups would
+# take a tenth of a small model's decode step.
 
 
 class Norm:
@@ -46,25 +44,25 @@ class Norm:
 
     def __init__(self, weight: torch.Tensor, eps: float):
         self.weight, self.eps = weight, eps
-        # = x·w·sqrt(C) / hypot(|x|, sqrt(C·eps)): half the time of torch's chain of operators
+        # = x·w·sqrt(C) / hypot(|x|, sqrt(C·eps)): takes half as long as torch's chain of operators
         size = torch.tensor(float(len(weight)), device=weight.device)
         self.scaled, self.least = weight * size.sqrt().to(weight), (size * eps).sqrt()
         self.by_hand = weight.device.type == "cpu" and weight.dtype == torch.float32
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.by_hand:  # other devices have one kernel; below fp32 it minds the precision
+        if not self.by_hand:  # a single kernel elsewhere; below fp32 it keeps the precision
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)  # (B, T, 1)
         return (x * self.scaled).div_(norm.hypot_(self.least))
 
 
 class Attention:
-    """This rank's heads. q, k and v read the same x: one matrix for the three is read and started
-    once.
+    """This rank's heads. q, k and v read the same x, so one matrix combines the three: one launch.
 
-    Positions turn pairs of values of q and k, i and i + D/2 of a head. Here the two stand side by
-    side, because the rows of their matrices do: together they are a complex number, and a turn is
-    one multiplication. The products q·k are the same in any order that both have.
+    Positions rotate pairs of elements of q and k, i and i + D/2 of a head. Here each pair is
+    adjacent, because the rows of the matrices were reordered: it forms a complex number, and a
+    rotation is one multiplication. The products q·k do not depend on the order, if q and k share
+    it.
     """
 
     __call__ = gpt.Attention.forward
@@ -80,7 +78,7 @@ class Attention:
     def project(
         self, x: torch.Tensor, turns: torch.Tensor, _: None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """turns (B, T, 1, D/2): cos + i·sin of each angle."""
+        """q, k and v of x, q and k rotated. turns (B, T, 1, D/2): cos + i·sin of each angle."""
         B, T, _ = x.shape
         H, K = self.heads, self.kv_heads
         qkv = self.qkv_proj(x).float().view(B, T, H + 2 * K, self.head_size)
@@ -89,7 +87,7 @@ class Attention:
 
 
 class MLP:
-    """This rank's columns, gate and up in one matrix."""
+    """This rank's columns, with gate and up in one matrix."""
 
     __call__ = gpt.MLP.forward
 
@@ -102,7 +100,7 @@ class MLP:
 
 
 class Block:
-    """One layer, with the weights of this rank."""
+    """One layer, with this rank's weights."""
 
     __call__ = gpt.Block.forward
 
@@ -113,7 +111,7 @@ class Block:
 
 
 class Layers:
-    """All of them, from hidden states to hidden states: what is at the ends is cut by words."""
+    """All layers, from hidden states to hidden states; embedding and head are sharded by tokens."""
 
     __call__ = gpt.Decoder.forward
     embed_tokens = norm = None
@@ -123,8 +121,8 @@ class Layers:
 
 
 class Part:
-    """Weights of this rank whose names begin with `prefix`, one layer's as a rule. They are taken
-    out as they are used, so that none is in memory twice for long."""
+    """This rank's weights whose names begin with `prefix`, usually those of one layer. They are
+    removed as they are used, so that none is in memory twice for long."""
 
     def __init__(
         self,
@@ -142,7 +140,7 @@ class Part:
         self.place = {"device": device, "dtype": dtype}
 
     def take(self, name: str) -> torch.Tensor | None:
-        """A tensor where and in which type it is computed with; None where there is none."""
+        """A tensor on its device and in its compute dtype; None if there is none."""
         tensor = self.weights.pop(self.prefix + name, None)
         return None if tensor is None else tensor.to(**self.place)
 
@@ -156,8 +154,8 @@ class Part:
     def linear(
         self, module: str, *names: str, summed: bool = False
     ) -> Linear | Int8Linear | Int4Linear | NativeLinear:
-        """Several matrices that read the same input, one above the other. The bias of o and down
-        is on rank 0 only: the sum over the ranks adds it once."""
+        """Several matrices with the same input, concatenated by rows. The bias of o and down is on
+        rank 0 only, so the sum over the ranks adds it once."""
         biases = [self.take(f"{module}.{name}.bias") for name in names]
         bias = None if biases[0] is None else torch.cat(biases)
         names, summed = [f"{module}.{name}.weight" for name in names], summed and self.tp > 1
@@ -169,7 +167,7 @@ class Part:
         return Linear(weight, bias, summed)
 
     def _quantized(self, names, bias, summed):
-        """The same of matrices in whole numbers, whose scales are those of their rows."""
+        """The same for matrices in integers, whose scales belong to their rows."""
 
         def whole(ending):
             parts = [self.weights.pop(self.prefix + name + ending) for name in names]
@@ -193,16 +191,16 @@ class Part:
 
 
 class KVCache:
-    """Keys and values of all layers in blocks, and which blocks each slot has; for one pass, where
-    its positions stand and what they may look at.
+    """Keys and values of all layers in blocks, with each slot's block table; for one pass, also its
+    positions and its mask.
 
-    Here attention looks at a copy of a slot's blocks, side by side; the compiled step and the
-    kernels for a GPU look up where each is.
+    Here attention reads a contiguous copy of a slot's blocks; the compiled step and the GPU kernels
+    read the blocks in place.
 
     config      GPTConfig;   kv_heads   of this rank
-    slots       how many, of P positions at most;   num_blocks   None: enough for all
-    pairs       whether a turn is one complex number, in `cos`, as `Attention` wants it here; else
-                `cos` and `sin` are those of the model
+    slots       number of slots, of at most P positions;   num_blocks   None: enough for all
+    pairs       whether a rotation is one complex number, in `cos`, as `Attention` here needs it;
+                else `cos` and `sin` are those of the model
     """
 
     def __init__(
@@ -218,11 +216,11 @@ class KVCache:
         pairs: bool = False,
     ):
         width, head_size = blocks_for(positions), config.head_size
-        # Until it is told otherwise a slot has blocks of its own, one after another.
+        # Until `assign` is called, a slot has consecutive blocks of its own.
         count = slots * width if num_blocks is None else num_blocks
         own = torch.arange(slots * width, dtype=torch.int32, device=device) % count
         self.blocks = own.view(slots, width)  # (slots, W)
-        # Zeros, not whatever memory held: a masked weight of 0 times NaN would be NaN.
+        # Zeros, not uninitialized memory: a masked weight of 0 times NaN would be NaN.
         numbers = (2, count, kv_heads, BLOCK, head_size)
         kind = Int8LayerCache if kv_cache_dtype == torch.int8 else LayerCache
         self.layers = [
@@ -245,7 +243,7 @@ class KVCache:
         table.copy_(torch.tensor(blocks, dtype=torch.int32))
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Sets what these blocks hold to zero."""
+        """Sets the contents of these blocks to zero."""
         for layer in self.layers:
             layer.clear(blocks)
 
@@ -257,9 +255,9 @@ class KVCache:
         mask: torch.Tensor | None,
         causal: bool,
     ) -> "KVCache":
-        """A pass over some slots (B,).
+        """Prepares a pass over some slots (B,).
 
-        positions (B, T) of what comes in;   longest: how many positions are looked at, L
+        positions (B, T) of the input;   longest: number of positions that attention sees, L
         """
         self.longest, self.mask, self.causal = longest, mask, causal
         self.looked_at = self.blocks[slots, : blocks_for(longest)].long()  # (B, W)
@@ -269,7 +267,7 @@ class KVCache:
         return self
 
     def tables(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What turns queries and keys to the positions of this pass, (B, T, 1, D)."""
+        """Cosines and sines for the positions of this pass, (B, T, 1, D)."""
         return self.cos, self.sin
 
 
@@ -281,16 +279,16 @@ class LayerCache:
         self.keys, self.values = numbers
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Keeps k and v (B, T, K, D), and lets q (B, T, H, D) look at all there is: (B, T, H·D)."""
+        """Stores k and v (B, T, K, D); the attention of q (B, T, H, D) to all: (B, T, H·D)."""
         B, T, H, D = q.shape
         K, now = k.shape[2], self.cache
         self.keep(k, v)
         k, v = self.kept(q.dtype)  # (B, K, L, D) each
-        if T == 1:  # queries that share a key-value head stand where positions would
+        if T == 1:  # queries that share a key-value head take the place of positions
             q = q.view(B, K, H // K, D)
         else:
             q = q.transpose(1, 2)  # (B, H, T, D)
-            if q.is_cuda and q.shape[1] != K:  # its kernels with a mask want as many of each
+            if q.is_cuda and q.shape[1] != K:  # CUDA's kernels with a mask need H = K
                 k, v = (one.repeat_interleave(H // K, dim=1) for one in (k, v))
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=now.mask, is_causal=now.causal, enable_gqa=q.shape[1] != k.shape[1]
@@ -306,7 +304,7 @@ class LayerCache:
         self.numbers[:, blocks] = 0
 
     def kept(self, dtype: torch.dtype) -> torch.Tensor:
-        """What this pass looks at, (2, B, K, L, D)."""
+        """The keys and values that this pass sees, (2, B, K, L, D)."""
         return self._gathered(self.numbers).to(dtype)
 
     def _gathered(self, numbers):
@@ -317,7 +315,7 @@ class LayerCache:
 
 
 class Int8LayerCache(LayerCache):
-    """The same in 8 bits: the D numbers of a position and head have one scale."""
+    """The same in 8 bits, with one scale for the D elements of each position and head."""
 
     def __init__(self, cache: KVCache, numbers: torch.Tensor):
         super().__init__(cache, numbers)
@@ -342,18 +340,18 @@ class Int8LayerCache(LayerCache):
 
 
 class ServedDecoder:
-    """This rank's piece of the model and of the KV cache.
+    """This rank's shard of the model and of the KV cache.
 
     config          GPTConfig;   weights {name: tensor} of this rank;   prompts {name: (P, C)}
     max_num_seqs    requests at the same time: slots
-    max_model_len   positions of each, at most
-    num_blocks      of the cache, for all of them; None: enough for all. Where there are others,
-                    `cache.assign` says which a slot has
-    dtype, kv_cache_dtype   of what is computed, and of the keys and values that are kept
-    library         the compiled matrix products and decode step (native.py): for the CPU and fp32;
-                    with keys and values that are not fp32, the products only. None: PyTorch's
-    kernels         the module utils.kernels.decode: products of whole numbers with few rows, and,
-                    where keys and values have `dtype`, the fused step (fused.py). None: PyTorch's
+    max_model_len   most positions of each
+    num_blocks      of the whole cache; None: enough for all slots. Otherwise `cache.assign` must
+                    give each slot its blocks
+    dtype, kv_cache_dtype   of the computation, and of the stored keys and values
+    library         the compiled matrix products and decode step (native.py), for the CPU and fp32;
+                    if keys and values are not fp32, only the products. None: PyTorch's
+    kernels         the module utils.kernels.decode: integer products with few rows and, if keys and
+                    values have `dtype`, the fused step (fused.py). None: PyTorch's
     """
 
     def __init__(
@@ -373,12 +371,12 @@ class ServedDecoder:
         kernels: ModuleType | None = None,
     ):
         self.rank, self.tp, self.device = rank, tp, torch.device(device)
-        weights = dict(weights)  # they are taken out of it
+        weights = dict(weights)  # entries are removed as they are used
         where = tp, self.device, dtype, inputs(config, rank, tp), library, kernels
         top = Part(weights, "", *where)
         words = shares(config.vocab_size, tp)
         self.words, self.first_word = words, sum(words[:rank])
-        # a gather wants equal parts: where tp does not divide V, the last ranks add a row of zeros
+        # a gather needs equal sizes: if tp does not divide V, the last ranks add a row of zeros
         self.embedding = _padded(top.take("model.embed_tokens.weight"), words[0])  # (V/tp, C)
         head = self.embedding
         if not config.tie_embeddings:
@@ -414,7 +412,7 @@ class ServedDecoder:
     ) -> torch.Tensor | None:
         """Reads the next tokens of one request into its slot, from position `start` on.
 
-        prompt    virtual tokens that come before the tokens: their name, the first, the last + 1
+        prompt    virtual tokens before the tokens: their name, first index, last index + 1
         logits    whether to return those of the last position, (1, V) on rank 0; else None
         """
         x = self.embed(torch.tensor(tokens, dtype=torch.long, device=self.device)[None])
@@ -423,11 +421,11 @@ class ServedDecoder:
             x = torch.cat((self.prompts[name][None, first:last], x), dim=1)
         stop = start + x.shape[1]
         positions = self.all_positions[None, start:stop]  # (1, T)
-        # at the start "causal" is all that is to be said, and a mask would only be slower
+        # at the start "causal" suffices, and a mask would only be slower
         mask = None
-        if start:  # four dimensions: with three, attention on the CPU goes a way four times as slow
+        if start:  # four dimensions: with three, attention on the CPU is four times as slow
             mask = self.all_positions[:stop] <= positions[:, None, :, None]  # (1, 1, T, L)
-            if x.is_cuda:  # the same, but said, so that a kernel without a mask in memory takes it
+            if x.is_cuda:  # the same mask by name, so that a kernel without one in memory is used
                 mask = causal_lower_right(x.shape[1], stop) if x.shape[1] > 1 else None
         x = self._through(x, [slot], positions, stop, mask, causal=start == 0)
         self.lengths[slot] = stop
@@ -435,7 +433,7 @@ class ServedDecoder:
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], tokens: Sequence[int]) -> torch.Tensor | None:
-        """One token more for each of the slots: logits (B, V) on rank 0, in their order."""
+        """Reads one more token for each slot: logits (B, V) on rank 0, in the order of `slots`."""
         where = [self.lengths[slot] for slot in slots]
         for slot in slots:
             self.lengths[slot] += 1
@@ -443,10 +441,10 @@ class ServedDecoder:
             return self._logits(self.step(self.embed(torch.tensor(tokens)), slots, where))
         tokens = torch.tensor(tokens, device=self.device)[:, None]  # (B, 1)
         positions = torch.tensor(where, device=self.device)[:, None]  # (B, 1)
-        longest, mask = max(where) + 1, None  # a row alone looks at all there is
+        longest, mask = max(where) + 1, None  # a single row sees all positions
         if len(slots) > 1:
             seen = self.all_positions[:longest] <= positions[:, None, None]  # (B, 1, 1, L)
-            # as numbers: attention on the CPU would make them of truth values in each layer
+            # as floats: from booleans, attention on the CPU would convert them in each layer
             mask = torch.where(seen, 0.0, -torch.inf).to(self.embedding.dtype)
         x = self._through(self.embed(tokens), slots, positions, longest, mask, causal=False)
         return self._logits(x[:, -1])
@@ -456,7 +454,7 @@ class ServedDecoder:
         return self.layers(x, context=self.cache.begin(slots, *where, causal))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens of any shape -> (..., C): each rank knows some words, the sum knows all."""
+        """Tokens of any shape -> (..., C): each rank embeds its own tokens; the sum has all."""
         if self.tp == 1:
             return F.embedding(tokens, self.embedding)
         own = tokens - self.first_word

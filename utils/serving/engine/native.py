@@ -1,26 +1,26 @@
-"""A decode step in C++ on the CPU: step.cpp, compiled once on a machine and called through ctypes.
+"""A decode step in C++ on the CPU: step.cpp, compiled once per machine and called through ctypes.
 
-    library = load(seconds=60)                       # NotCompiled says why there is none
+    library = load(seconds=60)                       # NotCompiled gives the reason on failure
     product = library.floats(weight, bias)           # or library.int8(...), library.int4(...)
     y = product(x)                                   # (..., K) -> (..., N)
     step = Step(library, config, blocks, cache)
     x = step(x, slots=[0, 3], positions=[17, 5])     # (B, C) -> (B, C)
 
-The operators of PyTorch's own way (model.py, linear.py) cost more than the arithmetic of a small
-model. That way is the reference, and the one where there is no compiler, on a GPU, with dtypes but
-float32, and with `enforce_eager`. Milliseconds of a decode step of models/base at position 64, one
-thread of a CPU with VNNI, PyTorch's way and this one:
+For a small model, PyTorch's operators (model.py, linear.py) cost more than the arithmetic. They are
+the reference, and are used without a compiler, on a GPU, with dtypes other than float32, and with
+`enforce_eager`. Milliseconds per decode step of models/base at position 64, one thread of a CPU
+with VNNI, with PyTorch's operators and with this file:
 
     rows             1            4           16
     fp32     1.5   0.8    2.6   1.4    7.2   4.5
     int8     2.5   0.5    4.3   1.0    8.0   3.2
     int4     4.9   0.7    6.8   1.5   11.6   4.5
 
-In int8 with 16 rows about half of that is attention, which reads 17 MB of keys and values.
+In int8 with 16 rows, about half of the time is attention, which reads 17 MB of keys and values.
 
-What is compiled stays in ~/.cache/kintsugi (or $XDG_CACHE_HOME/kintsugi), under a name that
-follows from step.cpp, the flags and this CPU. Of processes that want it at once one compiles, in
-some seconds, and the others wait for it.
+The compiled library is cached in ~/.cache/kintsugi (or $XDG_CACHE_HOME/kintsugi), under a name
+derived from step.cpp, the flags and this CPU. If several processes need it at once, one compiles it
+within seconds and the others wait.
 """
 
 import ctypes
@@ -51,25 +51,25 @@ from utils.serving.engine.linear import half_is_enough
 SOURCE = Path(__file__).with_name("step.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
-# what errno and floating-point traps are for, nobody asks: so rounding and roots are vectorized
+# without errno and floating-point traps, rounding and square roots are vectorized
 FLAGS += ["-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]
 
 
 class NotCompiled(RuntimeError):
-    """There is no compiled step; the message says why."""
+    """There is no compiled step; the message gives the reason."""
 
 
 def load(seconds: float) -> "Library":
-    """The compiled step.cpp, from the cache or made now. Raises NotCompiled, after so many seconds
-    at the latest."""
+    """The compiled step.cpp, from the cache or compiled now. Raises NotCompiled, after `seconds` at
+    the latest."""
     try:
         return Library(ctypes.CDLL(str(_compiled(seconds))))
-    except (OSError, RuntimeError) as error:  # no place to write, a home that is not known
+    except (OSError, RuntimeError) as error:  # no writable folder, an unknown home
         raise NotCompiled(str(error).partition("\n")[0]) from None
 
 
 def _compiled(seconds):
-    """The file of the library."""
+    """The file of the compiled library."""
     deadline = time.monotonic() + seconds
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     file = Path(cache, "kintsugi", f"step-{_key()}.so")
@@ -81,12 +81,12 @@ def _compiled(seconds):
         if not file.exists():
             beside = file.with_suffix(".new")
             _compile(beside, deadline)
-            beside.replace(file)  # it appears whole
+            beside.replace(file)  # atomically
     return file
 
 
 def _key():
-    """What the compiled file depends on."""
+    """A hash of everything that the compiled file depends on."""
     cpu = [platform.machine()]
     if (info := Path("/proc/cpuinfo")).exists():
         told = ("flags", "Features", "model", "CPU part")  # of the first core
@@ -96,7 +96,7 @@ def _key():
 
 
 def _take(lock, deadline):
-    """Waits until no other process compiles: a lock ends with who holds it."""
+    """Waits until no other process compiles: a lock ends with the process that holds it."""
     while True:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,11 +107,11 @@ def _take(lock, deadline):
 
 
 def _compile(file, deadline):
-    given = shlex.split(os.environ.get("CXX", ""))  # may have flags of its own
+    given = shlex.split(os.environ.get("CXX", ""))  # may include flags
     compiler = next(filter(shutil.which, given[:1] or COMPILERS), None)
     if compiler is None:
         raise NotCompiled(f"there is no C++ compiler ({', '.join(given[:1] or COMPILERS)})")
-    # a file and no pipe: parts of a compiler that was stopped may hold a pipe open
+    # a file instead of a pipe: subprocesses of a killed compiler may hold a pipe open
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         try:
             done = subprocess.run(
@@ -124,7 +124,7 @@ def _compile(file, deadline):
         if done.returncode:
             said.seek(0)
             wrong = next((line for line in said if "error" in line), "it gives no reason").strip()
-            raise NotCompiled(f"{compiler} refuses step.cpp: {wrong}")
+            raise NotCompiled(f"{compiler} rejects step.cpp: {wrong}")
 
 
 # ---- 2. matrices
@@ -140,7 +140,7 @@ class _Matrix(ctypes.Structure):
 
 
 class Library:
-    """What the compiled file offers, and matrices in the order in which it reads them."""
+    """The functions of the compiled file, and matrices in the layout that it reads."""
 
     def __init__(self, functions: ctypes.CDLL):
         self.lanes = functions.lanes()
@@ -152,7 +152,7 @@ class Library:
     def floats(
         self, weight: torch.Tensor, bias: torch.Tensor | None, summed: bool = False
     ) -> "NativeLinear":
-        """weight (N, K) fp32, kept in 16 bits where that is enough."""
+        """weight (N, K) fp32, kept in 16 bits if that is accurate enough."""
         N, K = weight.shape
         kind, kept = (FP16, weight.half()) if half_is_enough(weight) else (FP32, weight)
         panels = self._padded(kept).view(-1, self.lanes, K).transpose(1, 2)
@@ -163,7 +163,7 @@ class Library:
     ) -> "NativeLinear":
         """values int8 (N, K), scale fp32 (N, 1), as Int8Linear."""
         N, K = values.shape
-        values = F.pad(values, (0, -K % 4)).view(torch.uint8) ^ 128  # 128 more
+        values = F.pad(values, (0, -K % 4)).view(torch.uint8) ^ 128  # adds 128
         panels = self._padded(values).view(-1, self.lanes, (K + 3) // 4, 4).transpose(1, 2)
         return NativeLinear(self, (BYTES, N, K, 0), panels, scale[:, 0], bias, summed)
 
@@ -176,7 +176,7 @@ class Library:
         offset: int,
         columns: int,
     ) -> "NativeLinear":
-        """packed uint8 (N, G · 16), scale fp32 (N, G), as Int4Linear; of `columns` inputs."""
+        """packed uint8 (N, G · 16), scale fp32 (N, G), as Int4Linear; `columns` inputs."""
         N, G = scale.shape
         eights = packed.contiguous().view(torch.int32)  # of a little-endian CPU
         panels = self._padded(eights).view(-1, self.lanes, eights.shape[1]).transpose(1, 2)
@@ -188,7 +188,7 @@ class Library:
 
 
 class NativeLinear:
-    """y = x·Wᵀ + b in fp32, with the meaning of Linear, Int8Linear or Int4Linear."""
+    """y = x·Wᵀ + b in fp32, equivalent to Linear, Int8Linear or Int4Linear."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class NativeLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., K) -> (..., N)"""
         x, scale = x.contiguous(), None
-        if self.summed and self.kind == BYTES:  # of a row on all ranks, as in Int8Linear
+        if self.summed and self.kind == BYTES:  # a row's scale over all ranks, as in Int8Linear
             scale = x.abs().amax(dim=-1)
             dist.all_reduce(scale, op=dist.ReduceOp.MAX)
             scale.div_(INT8.highest)
@@ -253,12 +253,12 @@ class _Pass(ctypes.Structure):
 
 
 class Step:
-    """All layers of one rank for one token of each of some slots.
+    """All layers of one rank for one token in each of some slots.
 
-    A layer has four stages: up to what attention gives, its output projection, up to what the MLP's
-    activation gives, its down projection. One rank runs all stages of all layers in one call; of
-    several, each call ends where ranks have something to say to each other, and that is the same
-    as in PyTorch's way.
+    A layer has four stages: up to the output of attention, its output projection, up to the output
+    of the MLP's activation, its down projection. A single rank runs all stages of all layers in one
+    call; with several ranks, each call ends where they must communicate, with the same collectives
+    as in PyTorch.
 
     blocks   of model.py, whose matrices are NativeLinear;   cache   its KVCache, fp32
     """
@@ -276,14 +276,14 @@ class Step:
             torch.get_num_threads(), C, H, K, D, M, W, config.norm_eps,
             self.turns.data_ptr(), self.table.data_ptr(), ctypes.addressof(layers),
         )
-        self.layers = layers  # they live as long as the model that points to them
+        self.layers = layers  # kept alive, because the model points to them
         widths = C, C, max((H + 2 * K) * D, 2 * M), max(H * D, M)
         self.y, *self.room = (torch.empty(slots, width) for width in widths)
         self.scale = torch.empty(slots)
         self.plan = list(self._plan(4 * len(blocks), tp))
 
     def _plan(self, stages, tp):
-        """(first, last + 1, what the ranks then share and how) of each call."""
+        """(first stage, last stage + 1, tensor to all-reduce, reduction) of each call."""
         if tp == 1:
             yield 0, stages, None, None
             return

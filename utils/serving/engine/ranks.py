@@ -1,4 +1,4 @@
-"""The leader's side of the ranks: N processes that do one step together, or die together.
+"""The leader's side of the ranks: N processes that run each step together, or die together.
 
     group = RankGroup(version, EngineConfig(max_num_seqs=16))
     group.ready()                                            # LoadError, RankDied
@@ -6,10 +6,10 @@
     tokens = group.receive()                                 # RankDied, at once or at step_seconds
     group.close()                                            # no process is left
 
-A rank is `worker.py` of the folder that this file stands in, run by Python: with pipes for commands
-and answers, and a temporary file where the ranks meet. Their parent is one more process, which has
-imported torch for all and says how each ends. When one of them dies or stops, the others wait for
-it in a collective; so the leader watches all, kills the rest, and says who was first.
+A rank runs `worker.py` of this file's folder in Python, with pipes for commands and answers, and a
+temporary file for the rendezvous. The ranks' parent is a further process, which imports torch for
+all of them and reports how each ends. When a rank dies or stops, the others wait for it in a
+collective; so the leader watches all ranks, kills the rest, and reports which failed first.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ from utils.serving.engine.config import EngineConfig
 from utils.serving.engine.version import LoadError, Version
 
 ROOT = Path(__file__).resolve().parents[3]  # the folder of `utils`: the workshop, or a version
-# PyTorch asks Linux for pages of 2 MiB: with those of 4 KiB a CPU spends a tenth of a decode step
-# on finding where keys and values are.
+# Makes PyTorch request pages of 2 MiB from Linux: with pages of 4 KiB, a CPU spends a tenth of a
+# decode step on translating the addresses of keys and values.
 ENVIRONMENT = {"THP_MEM_ALLOC_ENABLE": "1"}
-# First on the path, so that a rank's files are those of its leader, whatever is installed.
+# First on the path, so that a rank runs the same files as its leader, whatever is installed.
 START = """
 import json, sys
 sys.path[:] = [sys.argv[1], *filter(None, sys.path)]
@@ -49,7 +49,7 @@ class RankDied(RuntimeError):
 
 
 class WakeUp:
-    """Lets any thread end the wait of the one that waits for ranks to speak."""
+    """Lets any thread interrupt the thread that waits for the ranks."""
 
     def __init__(self):
         self._reader, self._writer = socket.socketpair()
@@ -60,7 +60,7 @@ class WakeUp:
         return self._reader.fileno()
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # full: there is enough to read
+        with contextlib.suppress(BlockingIOError):  # full: it will wake up anyway
             self._writer.send(b".")
 
     def clear(self) -> None:
@@ -69,7 +69,7 @@ class WakeUp:
 
 
 class Rank(Pipes):
-    """Our ends of the pipes of a rank; `theirs` are its own, to hand over."""
+    """Our ends of a rank's pipes; `theirs` are the rank's ends, to be inherited."""
 
     def __init__(self):
         commands, to = os.pipe()
@@ -81,7 +81,8 @@ class Rank(Pipes):
         self._room.register(to, select.POLLOUT)
 
     def tell(self, command: dict, seconds: float) -> None:
-        """Raises ChildEnded if nobody reads there any more, TimeoutError if nobody does now."""
+        """Sends a command. Raises ChildEnded if the rank has ended, TimeoutError if it does not
+        read."""
         data, deadline = memoryview(pickle.dumps(command)), time.monotonic() + seconds
         while data:
             if not self._room.poll(1000 * max(0, deadline - time.monotonic())):
@@ -92,14 +93,14 @@ class Rank(Pipes):
                 raise ChildEnded from None
 
     def listen(self) -> None:
-        """Reads what has come of its answers. Raises ChildEnded."""
+        """Reads the bytes that have arrived. Raises ChildEnded."""
         data = os.read(self.fileno(), 1 << 20)
         if not data:
             raise ChildEnded
         self._unread += data
 
     def answer(self) -> dict | None:
-        """The next one that has come; None where it is not whole yet."""
+        """The next answer that has arrived; None if it is incomplete."""
         size = 4 + int.from_bytes(self._unread[:4], "little")
         if len(self._unread) < max(5, size):
             return None
@@ -107,7 +108,7 @@ class Rank(Pipes):
         return pickle.loads(data)
 
     def handed_over(self) -> None:
-        """They are somebody else's now; closed there, they are closed."""
+        """Closes our copies of the rank's ends, once it has inherited them."""
         for end_of_it in self.theirs:
             os.close(end_of_it)
         self.theirs = ()
@@ -120,17 +121,17 @@ class Rank(Pipes):
 class RankGroup:
     """The ranks of one version of a model, as processes: call `ready` before the first step.
 
-    Make, use and close it in one thread: on Linux a rank ends with the thread that started it.
+    Create, use and close it in one thread: on Linux a rank ends with the thread that started it.
 
-    Raises LoadError where the version can not be loaded, RankDied where a rank fails.
+    Raises LoadError if the version cannot be loaded, RankDied if a rank fails.
     """
 
     def __init__(self, version: Version, config: EngineConfig):
         self.size = version.tp
         self.start_seconds, self.step_seconds = config.start_seconds, config.step_seconds
         self.threads = config.threads or max(1, (cores() - 1) // self.size)
-        self.pids = []  # process ids by rank, once they are known
-        self.blocks, self.ahead = 0, 1  # of the cache; steps that may be under way: likewise
+        self.pids = []  # process ids by rank, once known
+        self.blocks, self.ahead = 0, 1  # blocks of the cache, steps that may be in flight; likewise
         self._parent, self._ranks, self._ended = None, [], {}  # _ended: {rank: exit status}
         self._meeting = tempfile.mkdtemp(prefix="ranks-")
         try:
@@ -160,21 +161,21 @@ class RankGroup:
             raise
 
     def ready(self) -> None:
-        """Waits until all ranks have loaded their part."""
+        """Waits until all ranks have loaded their shard."""
         answer = self.receive(self.start_seconds)
         self.blocks, self.ahead = answer["blocks"], answer["ahead"]
         if "eager" in answer:
-            _say(f"decode steps go through PyTorch, which takes longer: {answer['eager']}")
-        self._listen(self.step_seconds)  # who they are is the first that it says
+            _say(f"decode steps run in PyTorch, which is slower: {answer['eager']}")
+        self._listen(self.step_seconds)  # the parent's first message: the process ids
         shutil.rmtree(self._meeting, ignore_errors=True)
 
     def send(self, command: dict) -> None:
-        """The same command for every rank."""
+        """Sends the same command to every rank."""
         for rank in range(self.size):
             self._tell(rank, command)
 
     def receive(self, seconds: float | None = None) -> dict:
-        """The answer of rank 0 to the oldest command that has none, once all have answered."""
+        """Rank 0's answer to the oldest unanswered command, once all ranks have answered it."""
         seconds = self.step_seconds if seconds is None else seconds
         deadline = time.monotonic() + seconds
         answers, silent = {}, set(range(self.size))
@@ -198,17 +199,17 @@ class RankGroup:
                     raise RankDied(self._who_died(rank)) from None
 
     def wait(self, wake_up: WakeUp) -> None:
-        """Until somebody wakes it; RankDied when a rank ends meanwhile."""
+        """Waits until woken; raises RankDied if a rank ends in the meantime."""
         self._poll.register(wake_up, select.POLLIN)
         ready = [descriptor for descriptor, _ in self._poll.poll()]
         self._poll.unregister(wake_up)
         wake_up.clear()
         for rank, output in enumerate(self._outputs):
-            if output in ready:  # it has nothing to say now: this is the end of its pipe
+            if output in ready:  # no answer is due, so this is the end of its pipe
                 raise RankDied(self._who_died(rank))
 
     def close(self) -> None:
-        """Ends the ranks: idle ones end by themselves when their pipe closes, others are killed."""
+        """Ends the ranks: idle ones exit by themselves when their pipe closes; kills the others."""
         for rank in self._ranks:
             rank.close_input()
         end([self._parent] if self._parent else [], 0.3)
@@ -218,14 +219,14 @@ class RankGroup:
         shutil.rmtree(self._meeting, ignore_errors=True)
 
     def kill(self) -> None:
-        """Ends the ranks from another thread; who waits in `receive` gets RankDied."""
+        """Ends the ranks from another thread; a waiting `receive` raises RankDied."""
         if parent := self._parent:
             parent.kill()  # and all of its process group
 
     # --- one rank -------------------------------------------------------------------------------
 
     def _tell(self, rank, message):
-        # a pipe takes 64 KiB without a reader: a long chunk of a prompt waits for a rank to read
+        # a pipe buffers 64 KiB: a longer chunk of a prompt waits until the rank reads
         try:
             self._ranks[rank].tell(message, self.step_seconds)
         except TimeoutError:
@@ -236,7 +237,7 @@ class RankGroup:
     # --- what went wrong ------------------------------------------------------------------------
 
     def _failure(self, rank, answer):
-        """The error of the rank that failed first: it has said so by the time that others do."""
+        """The error of the rank that failed first: its report has arrived when others report."""
         failures = {rank: answer}
         for other in set(range(self.size)) - {rank}:
             with contextlib.suppress(ChildEnded, BlockingIOError):
@@ -251,10 +252,11 @@ class RankGroup:
         return RankDied(self._who_died(rank, answer["error"]))
 
     def _who_died(self, rank, error=None):
-        """Names the rank to blame: one that was killed, before one whose collective failed then.
+        """Names the rank to blame: one that was killed, rather than one whose collective failed as
+        a result.
 
-        `rank` has ended or is about to, so its status is certain to come, later on a busy machine;
-        that of a killed one comes within half a second more, if not before.
+        `rank` has ended or is about to, so its status will arrive, later on a busy machine; that of
+        a killed rank arrives at most half a second after it.
         """
         deadline, known = time.monotonic() + self.step_seconds, False
         while True:
@@ -273,7 +275,7 @@ class RankGroup:
         return f"{self._name(rank)} ended with status {self._status(rank)}: {who.last_words()}"
 
     def _listen(self, seconds):
-        """Takes what the parent of the ranks says within some seconds."""
+        """Reads one message from the ranks' parent, if it arrives within `seconds`."""
         try:
             news = json.loads(self._parent.answer(seconds))
         except TimeoutError:
@@ -287,7 +289,7 @@ class RankGroup:
             self._ended[news["rank"]] = news["status"]
 
     def _status(self, rank):
-        """A rank's exit status, None while it runs; without its parent it is that of the parent."""
+        """A rank's exit status; None while it runs; the parent's, if that has ended."""
         return self._ended.get(rank, self._parent.returncode)
 
     def _who_is_late(self, ranks, seconds):
@@ -303,13 +305,13 @@ class RankGroup:
 
 
 def python() -> str:
-    """The interpreter for ranks. In an embedded one, as in a server, sys.executable is another
+    """The interpreter for ranks. If Python is embedded, as in a server, sys.executable is another
     program; then it is the first python3 on PATH."""
     if Path(sys.executable or "").name.startswith("python"):
         return sys.executable
     found = shutil.which("python3")
     if found is None:
-        raise RankDied("there is no python3 on PATH to run the ranks with")
+        raise RankDied("there is no python3 on PATH to run the ranks")
     return found
 
 

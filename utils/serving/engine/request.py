@@ -1,10 +1,10 @@
-"""A request as its caller sees it: how to sample, what comes back, and what can go wrong.
+"""A request as its caller sees it: sampling parameters, streamed results, and errors.
 
     SamplingParams(max_tokens=32, temperature=0.8, top_p=0.9, seed=1, stop=("\\n\\n",))
     stream = engine.submit(tokens, sampling)
     for chunk in stream: chunk.tokens, chunk.text, chunk.finish
 
-A sampling that makes no sense is refused when it is made, with BadRequest.
+Invalid sampling parameters raise BadRequest when the object is created.
 """
 
 import math
@@ -14,30 +14,30 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-STOPS, STOP_CHARACTERS = 8, 64  # stop strings of a request, characters of each
-LOGPROBS = 20  # of the likeliest tokens that are told beside each
+STOPS, STOP_CHARACTERS = 8, 64  # most stop strings per request, most characters in each
+LOGPROBS = 20  # most alternatives reported per token
 
 
 class BadRequest(ValueError):
-    """The request can not be served, now or ever; the message names the value and the fix."""
+    """The request can never be served; the message names the value and the fix."""
 
 
 class Unavailable(RuntimeError):
-    """The request was not served, through no fault of its own: try again later."""
+    """The request was not served, through no fault of its own; it may be retried later."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends. Raises BadRequest.
 
-    max_tokens    new tokens at most; -1: as many as fit into the engine's max_model_len
+    max_tokens    most new tokens; -1: as many as fit into the engine's max_model_len
     temperature   0: always the likeliest token; 1: the model's own probabilities
     top_k         only the k likeliest tokens; 0: all
     top_p         only the likeliest tokens that together have this probability; 1: all
-    seed          equal seeds give equal tokens, whatever else is served; None: drawn
+    seed          equal seeds give equal tokens, whatever else is served; None: random
     stop          up to 8 strings of 1 to 64 characters; the text ends before the first of them
-    logprobs      each token's log-probability is told, and as many of the likeliest ones beside
-                  it (0 to 20); None: nothing is told
+    logprobs      report each token's log-probability and those of this many likeliest tokens
+                  (0 to 20); None: report none
     """
 
     max_tokens: int = 64
@@ -66,7 +66,7 @@ class SamplingParams:
 
 
 def _whole(name, value, least, most=2**31 - 1, none=None):
-    """The value as an int; `none`: one more that is allowed, for "no limit"."""
+    """The value as an int; `none`: a further value that means "no limit"."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -74,7 +74,7 @@ def _whole(name, value, least, most=2**31 - 1, none=None):
     if number is None or isinstance(value, bool) or not (least <= number <= most or number == none):
         no_limit = "" if none is None else f", or {none} for no limit"
         raise BadRequest(
-            f"{name} {_short(value)} is not a whole number from {least} to {most}{no_limit}"
+            f"{name} {_short(value)} is not an integer from {least} to {most}{no_limit}"
         )
     return number
 
@@ -102,36 +102,36 @@ def _strings(stop):
 
 
 def check_tokens(tokens: Any, vocab_size: int) -> list[int]:
-    """The tokens as a list of int. Raises BadRequest for what is no list of token ids."""
+    """The tokens as a list of int. Raises BadRequest for anything but a list of token ids."""
     tokens = tokens.tolist() if hasattr(tokens, "tolist") else tokens  # numpy, torch
     if not isinstance(tokens, (list, tuple)):
         raise BadRequest(f"tokens {_short(tokens)} is not a list of token ids")
     for token in tokens:
         if type(token) is not int or not 0 <= token < vocab_size:
             raise BadRequest(
-                f"token {_short(token)} is not in the vocabulary: ids are whole numbers from 0 to "
+                f"token {_short(token)} is not in the vocabulary: ids are integers from 0 to "
                 f"{vocab_size - 1}"
             )
     return list(tokens)
 
 
 def _short(value):
-    """A value for a message, cut where a client sent a novel."""
+    """A value for a message, shortened if necessary."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-# ---- what comes back
+# ---- results
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """What was generated since the last chunk.
+    """The output since the last chunk.
 
-    tokens   int ids, the end token with them, if it came
-    text     what is certain of the text; the end token and the stop string are not in it
-    finish   None while it goes on, then "stop" (end token or stop string), "length" or "cancelled"
-    logprobs   where they were asked for, one for each token: what `Decoder.told` says of it
+    tokens   ids, including the end token if it was generated
+    text     the text that is final; it excludes the end token and the stop string
+    finish   None until the end, then "stop" (end token or stop string), "length" or "cancelled"
+    logprobs   if requested, one entry per token, as `Decoder.told` returns it
     """
 
     tokens: list[int]
@@ -141,23 +141,23 @@ class Chunk:
 
 
 class Completion(Chunk):
-    """All that was generated for a request: the chunks together."""
+    """The whole output of a request: all chunks together."""
 
 
 class Stream:
-    """The answer to one request, while it is made: iterate over it for chunks, or wait for all.
+    """The output of one request as it is generated: iterate over chunks, or wait for the whole.
 
-    Whoever reads slowly gets larger chunks; the engine never waits for a reader. Where the engine
-    could not finish the request, the last chunk is followed by Unavailable. One reader a stream.
+    A slow reader gets larger chunks; the engine never waits for a reader. If the engine cannot
+    finish the request, Unavailable follows the last chunk. A stream has a single reader.
 
-    prompt_tokens   positions of the request before the answer: tokens and virtual ones
+    prompt_tokens   positions before the output: tokens and virtual tokens
     """
 
     def __init__(self, id: str, cancel: Callable[[str], object], prompt_tokens: int):
         self.id, self.prompt_tokens = id, prompt_tokens
         self._cancel = cancel
         self._changed = threading.Condition(threading.Lock())
-        self._tokens, self._text, self._logprobs = [], [], []  # what was not read yet
+        self._tokens, self._text, self._logprobs = [], [], []  # not read yet
         self._finish, self._error = None, None
         self._watched = False  # whether the reader wants to be woken at every token
 
@@ -169,7 +169,7 @@ class Stream:
                 return
 
     def read(self, timeout: float | None = None) -> Chunk | None:
-        """The next Chunk, as soon as there is something; None when `timeout` seconds have passed.
+        """The next Chunk, as soon as there is any output; None after `timeout` seconds.
 
         Raises Unavailable.
         """
@@ -180,7 +180,7 @@ class Stream:
             return self._take(Chunk)
 
     def result(self, timeout: float | None = None) -> Completion | None:
-        """The Completion: all that was not read yet, at the end; None after `timeout` seconds.
+        """Waits for the end; returns all output not read yet, or None after `timeout` seconds.
 
         Raises Unavailable.
         """
@@ -192,7 +192,7 @@ class Stream:
             return self._take(Completion)
 
     def cancel(self) -> None:
-        """Ends the request now; its last chunk has finish "cancelled". Too late does nothing."""
+        """Ends the request now; its last chunk has finish "cancelled". No effect once it ended."""
         self._cancel(self.id)
 
     def _something(self):
@@ -219,7 +219,7 @@ class Stream:
         finish: str | None = None,
         logprobs: Sequence[dict] = (),
     ) -> None:
-        """More of the answer; a finish ends it."""
+        """Appends output; a finish ends the stream."""
         with self._changed:
             if self._ended():
                 return
@@ -232,7 +232,7 @@ class Stream:
                 self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """The answer ends with this exception."""
+        """Ends the stream with this exception."""
         with self._changed:
             if not self._ended():
                 self._error = error

@@ -1,13 +1,14 @@
-"""Logits -> tokens: each row of the batch in its own way, with its own random numbers.
+"""Logits -> tokens: each row of the batch has its own parameters and random numbers.
 
     sampler = Sampler(temperature=0.8, top_k=50, top_p=0.9, seed=1)
     sample(logits, [sampler, ...])          # (B, V) and B samplers -> B token ids
     logprobs(logits[0], token, count=5)     # [(token, -0.7), then the 5 likeliest]
 
-What a row draws depends on its seed alone, not on its company in the batch. Its logits do depend on
-that a little, in the last bits; so a token is drawn as the winner of a race (the Gumbel-max trick:
-Maddison et al., arXiv:1411.0030), which only a tie of the best two could change, and not by looking
-up one number among V cumulated probabilities, each of which those bits move.
+A row's random numbers depend only on its seed, not on the other rows of the batch. Its logits do
+depend on them slightly, in the last bits. So a token is drawn as the winner of a race (the
+Gumbel-max trick: Maddison et al., arXiv:1411.0030), which those bits change only if the best two
+are almost tied, and not by comparing a random number with V cumulative probabilities, all of which
+those bits shift.
 """
 
 import math
@@ -19,7 +20,7 @@ from utils.serving.engine.scheduler import NOT_FINITE
 
 
 class Sampler:
-    """How one request chooses its tokens, and how far its random numbers have come."""
+    """How one request chooses its tokens, with the state of its random numbers."""
 
     def __init__(self, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0):
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
@@ -28,16 +29,16 @@ class Sampler:
 
     @property
     def plain(self) -> bool:
-        """Whether all tokens run in the race, or it is the largest logit's."""
+        """Whether all tokens take part in the race, or the largest logit simply wins."""
         return self.generator is None or (not self.top_k and self.top_p == 1)
 
     def skip(self, tokens: int, vocab_size: int) -> None:
-        """Goes on behind as many tokens as were drawn already."""
+        """Skips the random numbers of tokens that were already drawn."""
         for _ in range(tokens if self.generator else 0):
             torch.rand(vocab_size, dtype=torch.double, generator=self.generator)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """The next token for logits (V,), which are fp32 on the CPU."""
+        """The next token for logits (V,), fp32 on the CPU."""
         # in fp64, and the largest is 0: no temperature overflows
         scores = (logits.double() - logits.max()) / self.temperature
         if 0 < self.top_k < len(scores):
@@ -46,28 +47,28 @@ class Sampler:
         probabilities = scores.softmax(dim=-1)
         if self.top_p < 1:
             probabilities = self._nucleus(probabilities)
-        # A token of probability p arrives after an exponential time of mean 1/p. The first to
-        # arrive is each token as often as its probability says.
+        # A token of probability p arrives after an exponentially distributed time of mean 1/p; the
+        # probability that it arrives first is p.
         times = -torch.rand(len(scores), dtype=torch.double, generator=self.generator).log()
         return int((probabilities / times).argmax())
 
     def _nucleus(self, probabilities):
-        """Probabilities with 0 for all but the likeliest that together have top_p (nucleus
+        """Probabilities set to 0 for all but the likeliest tokens that together have top_p (nucleus
         sampling: Holtzman et al., arXiv:1904.09751)."""
         ordered, tokens = probabilities.topk(min(len(probabilities), 1024))
-        if ordered.sum() < self.top_p:  # seldom, and sorting a large vocabulary is slow
+        if ordered.sum() < self.top_p:  # rarely, and sorting a large vocabulary is slow
             ordered, tokens = probabilities.sort(descending=True)
-        before = ordered.cumsum(dim=-1) - ordered  # of all that are likelier
+        before = ordered.cumsum(dim=-1) - ordered  # of all likelier tokens
         kept = ordered.masked_fill_(before >= self.top_p, 0.0)  # the likeliest always stays
         return torch.zeros_like(probabilities).scatter_(0, tokens, kept)
 
 
 def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
-    """One token id for each row of logits (B, V), a list of int; NOT_FINITE where the largest logit
-    is NaN or infinite."""
+    """One token id for each row of logits (B, V); NOT_FINITE if the row's largest logit is NaN or
+    infinite."""
     logits = logits.float().cpu()
     values = logits.numpy()
-    tokens = values.argmax(axis=-1).tolist()  # torch takes ten times as long for 16 rows
+    tokens = values.argmax(axis=-1).tolist()  # torch takes ten times as long with 16 rows
     for row, sampler in enumerate(samplers):
         if not math.isfinite(values[row, tokens[row]]):  # argmax finds a NaN
             tokens[row] = NOT_FINITE
@@ -77,10 +78,10 @@ def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
 
 
 def logprobs(logits: torch.Tensor, token: int, count: int) -> list[tuple[int, float]]:
-    """Natural logarithms of what the model itself gives tokens, whatever the sampler does with it:
-    log_softmax of logits (V,), before temperature, top_k and top_p.
+    """The model's own log-probabilities: log_softmax of logits (V,), before temperature, top_k and
+    top_p.
 
-    Returns (id, log-probability) of `token`, then of the `count` likeliest, in order.
+    Returns (id, log-probability) of `token`, then of the `count` likeliest tokens, in order.
     """
     known = logits.float().cpu().log_softmax(dim=-1)
     best = known.topk(min(count, len(known)))

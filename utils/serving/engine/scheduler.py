@@ -1,18 +1,18 @@
-"""Who is served when: the queue, the running batch, the blocks of the cache, and each step's work.
+"""Schedules requests: the queue, the running batch, the blocks of the cache, and each step's work.
 
     scheduler = Scheduler(max_num_seqs=16, num_blocks=512, queue=64, prefill_chunk=256)
     scheduler.add(request)                  # Unavailable when the queue is full
-    step = scheduler.plan()                 # a Step, or None where there is nothing to do
+    step = scheduler.plan()                 # a Step, or None if there is nothing to do
     done = scheduler.advance(step, tokens)  # the ranks' tokens -> [(request, token), ...]
 
-Continuous batching (Yu et al., Orca, OSDI 2022): requests join and leave between two steps; nobody
-waits for the longest. A long prompt is read in chunks, so that those who run go on meanwhile
-(Agrawal et al., arXiv:2308.16369). A request takes blocks of the cache as it grows (`blocks.py`);
-where none is left, the one that joined last gives its blocks back and waits, first in the queue, to
-be read again. No torch and no clock: this is bookkeeping only.
+Continuous batching (Yu et al., Orca, OSDI 2022): requests join and leave between two steps, and
+none waits for the longest. A long prompt is read in chunks, so that running requests continue in
+the meantime (Agrawal et al., arXiv:2308.16369). A request takes blocks of the cache as it grows
+(`blocks.py`); if none is left, the request that joined last gives its blocks back and waits, first
+in the queue, to be read again. No torch and no clock: this is pure bookkeeping.
 
-A step may be planned before the tokens of the step before are there: the ranks know them. They do
-their steps in order, so what a planned step writes is there for the next.
+A step may be planned before the previous step's tokens have arrived: the ranks know them. They
+execute steps in order, so whatever a planned step writes is available to the next.
 """
 
 import secrets
@@ -25,8 +25,8 @@ from utils.serving.engine.blocks import BLOCK, Blocks, NoBlocks, blocks_for, key
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable, check_tokens
 from utils.serving.engine.version import Version
 
-LAST = -1  # in place of a token: the one that the ranks chose last for this slot
-NOT_FINITE = -2  # in place of a token that ranks chose: its logits are NaN or infinite
+LAST = -1  # instead of a token: the one that the ranks chose last for this slot
+NOT_FINITE = -2  # instead of a token that ranks chose: its logits are NaN or infinite
 
 
 @dataclass(eq=False)
@@ -37,20 +37,20 @@ class Request:
     tokens: list[int]
     sampling: SamplingParams
     prompt: str | None = None  # name of the virtual tokens in front
-    virtual: int = 0  # how many those are
+    virtual: int = 0  # how many virtual tokens
     slot: int | None = None  # where the ranks keep its table and its sampler, while it runs
     blocks: list[int] = field(default_factory=list)  # its table: block i has positions 16 i to ...
-    keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as they are known
-    kept: int = 0  # blocks that others can find
-    preempted: bool = False  # whether its blocks were given to another once
-    shared: int = 0  # positions at its beginning that were in the cache when it joined
+    keys: list[bytes] = field(default_factory=list)  # of its full blocks, as far as known
+    kept: int = 0  # blocks that other requests can find
+    preempted: bool = False  # whether its blocks were ever given to another request
+    shared: int = 0  # positions of its prefix that were in the cache when it joined
     target: int = 0  # positions to be read before its next token
-    cached: int = 0  # positions of it that are in the cache once the planned steps are done
+    cached: int = 0  # its positions in the cache once the planned steps are done
     new: list[int] = field(default_factory=list)  # generated so far
-    asked: int = 0  # tokens of planned steps that have not come
+    asked: int = 0  # tokens of planned steps that have not arrived
     finish: str | None = None
-    came: float = 0.0  # when, on the clock of whoever keeps statistics
-    heard: float = 0.0  # when its last token came, likewise
+    came: float = 0.0  # arrival time, on the clock of the statistics
+    heard: float = 0.0  # time of its last token, on the same clock
 
     @classmethod
     def of(
@@ -62,8 +62,8 @@ class Request:
         prompt: str | None = None,
         id: str | None = None,
     ) -> "Request":
-        """The request of a caller, if `version` can serve it in `max_model_len` positions; else
-        BadRequest."""
+        """A caller's request. Raises BadRequest unless `version` can serve it within
+        `max_model_len` positions."""
         tokens = check_tokens(tokens, version.model.vocab_size)
         sampling = SamplingParams() if sampling is None else sampling
         if not isinstance(sampling, SamplingParams):
@@ -77,14 +77,14 @@ class Request:
                 raise BadRequest(f"prompt {prompt!r:.80} is unknown: this version has {known}")
             virtual = version.prompts[prompt]
         if not tokens and not virtual:
-            raise BadRequest("there is nothing to continue: give one token at least, or a prompt")
-        if sampling.max_tokens == -1:  # no limit but the positions; one must be left
+            raise BadRequest("there is nothing to continue: give at least one token, or a prompt")
+        if sampling.max_tokens == -1:  # as many as positions are left, but at least one
             left = max_model_len - virtual - len(tokens)
             sampling = replace(sampling, max_tokens=max(1, left))
         if virtual + len(tokens) + sampling.max_tokens > max_model_len:
             raise BadRequest(
                 f"{virtual} virtual tokens + {len(tokens)} tokens + max_tokens "
-                f"{sampling.max_tokens} are more than the {max_model_len} positions that are served"
+                f"{sampling.max_tokens} exceed the {max_model_len} positions of a request"
             )
         if sampling.seed is None and sampling.temperature > 0:
             sampling = replace(sampling, seed=secrets.randbits(63))
@@ -97,25 +97,25 @@ class Request:
 
     @property
     def decoding(self) -> bool:
-        """Whether all is read that comes before the next token, and one more is wanted."""
+        """Whether everything before the next token has been read, and another token is wanted."""
         read = self.cached >= self.target
         return read and len(self.new) + self.asked < self.sampling.max_tokens
 
     def content(self) -> list:
-        """What stands at each of its positions that is known."""
+        """The content of each known position."""
         return [(self.prompt, i) for i in range(self.virtual)] + self.tokens + self.new
 
 
 @dataclass(frozen=True)
 class PrefillChunk:
-    """A part of a request's positions, to be read in one step."""
+    """A range of a request's positions, to be read in one step."""
 
     request: Request
     start: int
     stop: int
-    first: bool  # whether nothing of it was read since it joined the batch
+    first: bool  # whether nothing of the request has been read since it joined the batch
     last: bool  # whether a new token follows
-    again: bool  # whether all that was read before, and its blocks were given to another
+    again: bool  # whether it was read before and lost its blocks to another request
 
     def command(self) -> dict:
         """The chunk for the ranks."""
@@ -131,7 +131,7 @@ class PrefillChunk:
         if self.last:
             wanted = request.sampling
             command["sampling"] = [wanted.temperature, wanted.top_k, wanted.top_p, wanted.seed]
-            if request.new:  # random numbers that are behind it
+            if request.new:  # random numbers already used
                 command["drawn"] = len(request.new)
             if wanted.logprobs is not None:
                 command["logprobs"] = wanted.logprobs
@@ -145,14 +145,14 @@ class Step:
     chunks: list[PrefillChunk]
     running: list[Request]
     grown: list[tuple[int, int]]  # (slot, one more block of it)
-    spoilt: Sequence[int] = ()  # blocks to set to zero before all else
+    spoilt: Sequence[int] = ()  # blocks to zero first
 
     def expected(self) -> list[Request]:
-        """The requests that get a token, in the order of the ranks' answer."""
+        """The requests that get a token, in the order of the ranks' reply."""
         return [chunk.request for chunk in self.chunks if chunk.last] + self.running
 
     def command(self) -> dict:
-        """What the ranks are told."""
+        """The command for the ranks."""
         return {
             "prefill": [chunk.command() for chunk in self.chunks],
             "slots": [request.slot for request in self.running],
@@ -166,12 +166,12 @@ class Step:
 class Scheduler:
     """First come, first served.
 
-    max_num_seqs    requests that run together: as many slots there are
-    num_blocks      blocks of the cache, at least as many as one request of the longest needs
-    queue           requests that may wait besides
-    prefill_chunk   positions of prompts that are read in one step at most, over all requests
+    max_num_seqs    requests that run together: the number of slots
+    num_blocks      blocks of the cache, at least as many as the longest request needs
+    queue           further requests that may wait
+    prefill_chunk   most prompt positions that one step reads, over all requests
     end_tokens      ids that end a text
-    enable_prefix_caching   whether a beginning that is in the cache is taken from there
+    enable_prefix_caching   whether a prefix that is in the cache is reused
     """
 
     def __init__(
@@ -188,14 +188,14 @@ class Scheduler:
         self.enable_prefix_caching = enable_prefix_caching
         self.blocks = Blocks(num_blocks)
         self.free = list(range(max_num_seqs))  # slots
-        self.running = []  # requests that have a slot, as they joined
+        self.running = []  # requests that have a slot, in order of joining
         self.waiting = deque()
         self.requests = {}  # by id: waiting and running
         self._spoilt = []  # blocks that may hold NaN: a masked weight of 0 times NaN is NaN
-        self.preemptions = 0  # how often a request gave its blocks to another
+        self.preemptions = 0  # how often a request lost its blocks to another
 
     def add(self, request: Request) -> None:
-        """Puts a request into the queue. Raises Unavailable when that is full."""
+        """Puts a request into the queue. Raises Unavailable when the queue is full."""
         if len(self.waiting) >= self.queue + len(self.free):
             raise Unavailable(
                 f"the queue is full: {len(self.running)} requests run and {len(self.waiting)} "
@@ -205,18 +205,18 @@ class Scheduler:
         self.waiting.append(request)
 
     def plan(self) -> Step | None:
-        """The next Step; None where nothing runs and nobody waits."""
+        """The next Step; None if no request runs or waits."""
         grown = self._grow()
         running = [request for request in self.running if request.decoding]
         left, chunks = self.prefill_chunk, []
-        for request in self.running:  # those whose prompt was read in part go first
+        for request in self.running:  # requests whose prompt was read in part go first
             if request.cached < request.target and left > 0:
                 chunks.append(self._chunk(request, left))
                 left -= chunks[-1].stop - chunks[-1].start
         while left > 0 and self.waiting and self.free and self._enter(self.waiting[0]):
             chunks.append(self._chunk(self.waiting.popleft(), left))
             left -= chunks[-1].stop - chunks[-1].start
-        for request in running:  # last, as the ranks do it: no chunk finds what they write now
+        for request in running:  # last, as on the ranks: no chunk may find what this step writes
             request.cached += 1
             request.asked += 1
             self._keep(request)
@@ -226,7 +226,7 @@ class Scheduler:
         return step
 
     def _grow(self):
-        """A block more for each request that needs one, the oldest first; the youngest pays."""
+        """Gives a block to each request that needs one, oldest first, at the youngest's expense."""
         grown = []
         for request in list(self.running):
             if request.decoding and request.cached == BLOCK * len(request.blocks):
@@ -254,14 +254,14 @@ class Scheduler:
         return PrefillChunk(request, start, request.cached, first, last, request.preempted)
 
     def _enter(self, request):
-        """Gives a request a slot and all blocks of what is to be read of it, as far as they hold
-        it already; whether there are enough."""
-        if request.asked:  # it was preempted in this plan, and one token is still on its way
+        """Gives a request a slot and blocks for all positions to be read, reusing those that
+        already hold its prefix; returns whether there are enough."""
+        if request.asked:  # it was preempted in this plan, and a token is still to arrive
             return False
         content = request.content()
         if self.enable_prefix_caching:
             request.keys = keys_of(content, request.keys)
-        # the last position is always read: what follows comes from it
+        # the last position is always read: the next token is computed from it
         found = self.blocks.find(request.keys[: (len(content) - 1) // BLOCK])
         try:
             more = self.blocks.take(blocks_for(len(content)) - len(found))
@@ -276,7 +276,7 @@ class Scheduler:
         return True
 
     def _keep(self, request):
-        """Lets others find the blocks of a request that are full and known."""
+        """Lets other requests find a request's blocks that are full and known."""
         if not self.enable_prefix_caching:
             return
         known = request.length + len(request.new)
@@ -288,9 +288,10 @@ class Scheduler:
         request.kept = max(request.kept, full)
 
     def advance(self, step: Step, tokens: list[int]) -> list[tuple[Request, int]]:
-        """Takes the tokens of a step: (request, token) for each request that goes on or ends now.
+        """Takes the tokens of a step; returns (request, token) for each request that continues or
+        ends now.
 
-        Those that were cancelled while the ranks worked are left out, and those that end because
+        Requests that were cancelled in the meantime are left out, and so are those that end because
         their logits are not finite.
         """
         served = []
@@ -312,7 +313,7 @@ class Scheduler:
         return served
 
     def end(self, request: Request, finish: str) -> None:
-        """Ends a request, wherever it is; slot and blocks are free for the next plan."""
+        """Ends a request, waiting or running, and frees its slot and blocks for the next plan."""
         if request.finish is not None:
             return
         request.finish = finish
@@ -330,8 +331,8 @@ class Scheduler:
         request.slot, request.blocks = None, []
 
     def clear(self, num_blocks: int | None = None) -> list[Request]:
-        """Ends every request, waiting or running, and returns them; the cache counts as empty, and
-        has as many blocks as are given."""
+        """Ends every request, waiting or running, and returns them; the cache counts as empty, with
+        `num_blocks` blocks (None: as many as before)."""
         ended = list(self.requests.values())
         for request in ended:
             self.end(request, "cancelled")

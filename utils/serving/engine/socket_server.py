@@ -1,15 +1,16 @@
-"""The engine behind a Unix socket: requests of another process of the same machine.
+"""The engine behind a Unix socket: requests from another process on the same machine.
 
-    server = SocketServer(engine, folder, name)    # in gpt_engine: takes requests until its close()
+    server = SocketServer(engine, folder, name)    # in gpt_engine: accepts requests until close()
 
     -> {"ids": [17, 4], "sampling": {"max_tokens": 8}, "prompt": null, "stream": true, …}
-    <- {"ids": [99], "text": " the", "finish": null, …}     a line for each chunk, or one for all
+    <- {"ids": [99], "text": " the", "finish": null, …}     a line per chunk, or a single line
     <- {"ids": [3], "text": ".", "finish": "length", …}     or {"error": "CODE: why"}
 
-… stands for what is the same in all lines of an answer, prompt_tokens and weights_version, and for
-logprobs, where the sampling asks for them. A request that is traced has its traceparent with it.
-One connection is one request, in lines of JSON; who closes it cancels. The model `gpt` comes this
-way: calls between models of Triton 24.10 (BLS) can neither cancel nor stream under load.
+… stands for prompt_tokens and weights_version, which are the same in all lines of an answer, and
+for logprobs, if the sampling requests them. A traced request also has its traceparent.
+A connection carries one request, in lines of JSON; closing it cancels the request. The model `gpt`
+uses this socket, because calls between models of Triton 24.10 (BLS) can neither cancel nor stream
+under load.
 """
 
 import contextlib
@@ -26,18 +27,19 @@ from utils.serving.engine import trace
 from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import BadRequest, SamplingParams, Unavailable
 
-DRAIN = 60.0  # seconds that requests may take to end once the socket is closed
+DRAIN = 60.0  # seconds that requests may take to end after the socket is closed
 
 
 def folder_of(server: int) -> Path:
-    """Where the sockets of the models of one server are: a folder of this user, by the server's
+    """The folder of the sockets of one server's models, named after this user and the server's
     process id."""
     return Path(tempfile.gettempdir(), f"kintsugi-{os.getuid()}-{server}")
 
 
 class SocketServer:
-    """Takes requests for `engine` at the socket FOLDER/NAME-PID.sock, as an old and a new instance
-    of one version may be there together; at most one chunk of each request in `pace` seconds."""
+    """Accepts requests for `engine` on the socket FOLDER/NAME-PID.sock. The PID is in the name
+    because an old and a new instance of one version may coexist. Sends at most one chunk per
+    request every `pace` seconds."""
 
     def __init__(self, engine: Engine, folder: Path, name: str, pace: float = 0.0):
         self.engine, self.pace = engine, pace
@@ -50,7 +52,7 @@ class SocketServer:
         self.taker.start()
 
     def close(self) -> None:
-        """No more requests; waits for those that are here."""
+        """Accepts no more requests, and waits for those that are running."""
         self.file.unlink(missing_ok=True)
         self.closing.set()
         self.taker.join()
@@ -61,28 +63,29 @@ class SocketServer:
             self.file.parent.rmdir()
 
     def superseded(self) -> bool:
-        """Whether a newer instance of the same version takes requests at a socket of its own."""
+        """Whether a newer instance of the same version accepts requests on its own socket."""
         others = self.file.parent.glob(f"{self.file.stem.rpartition('-')[0]}-*.sock")
         with contextlib.suppress(FileNotFoundError):  # it has just been removed
             return any(other.stat().st_mtime_ns > self.made for other in others)
         return False
 
     def watch(self) -> None:
-        """Cancels the requests whose caller has gone; to be called now and then."""
+        """Cancels the requests whose callers are gone; to be called from time to time."""
         for connection, stream in list(self.open.items()):
             try:
                 gone = not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except BlockingIOError:
-                gone = False  # nothing to read: it waits for its answer
+                gone = False  # nothing to read: the caller waits for its answer
             except ConnectionError:
                 gone = True
             except OSError:
-                gone = False  # closed: it has its answer
+                gone = False  # closed: the caller has its answer
             if gone and stream is not None:
                 stream.cancel()
 
     def _made(self):
-        """The socket; who finds its file finds somebody behind it, or an engine that was killed."""
+        """The socket. Its file appears only once it listens, so a caller that finds the file can
+        connect, unless the engine was killed."""
         beside = self.file.with_suffix(".new")
         for attempt in range(5):
             listener = socket.socket(socket.AF_UNIX)
@@ -99,10 +102,10 @@ class SocketServer:
                     raise
 
     def _take(self):
-        """Until the socket is closed and everybody is in who came before."""
+        """Accepts connections until the socket is closed and all earlier callers are accepted."""
         with self.listener:
             while True:
-                closing = self.closing.is_set()  # the file was gone before this wait
+                closing = self.closing.is_set()  # if so, the file was removed before this wait
                 try:
                     connection, _ = self.listener.accept()
                 except TimeoutError:
@@ -117,14 +120,14 @@ class SocketServer:
             with connection:
                 for answer in self._answers(connection):
                     connection.sendall(json.dumps(answer).encode() + b"\n")
-        except OSError:  # the caller has gone
+        except OSError:  # the caller is gone
             if stream := self.open.get(connection):
                 stream.cancel()
         finally:
             del self.open[connection]
 
     def _answers(self, connection):
-        """What is sent for the request that a connection brings."""
+        """The lines to send for a connection's request."""
         try:
             with connection.makefile("rb") as lines:
                 request = json.loads(lines.readline())
@@ -145,7 +148,7 @@ class SocketServer:
                 known = {} if sampling.logprobs is None else {"logprobs": piece.logprobs}
                 answer = {"ids": piece.tokens, "text": piece.text, "finish": piece.finish}
                 yield answer | known | same
-                if not piece.finish:  # every chunk costs three processes a wake-up
+                if not piece.finish:  # every chunk wakes up three processes
                     time.sleep(self.pace)
         except BadRequest as error:
             yield {"error": f"INVALID_ARG: {error}"}
@@ -158,13 +161,13 @@ class SocketServer:
 
 
 def own_folder(folder: Path) -> None:
-    """Makes the folder, for this user only; removes what killed servers and engines left."""
+    """Creates the folder, for this user only; removes leftovers of killed servers and engines."""
     for old in folder.parent.glob(f"kintsugi-{os.getuid()}-*"):
         if _dead(old.name):
             shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else: remove it")
+        raise PermissionError(f"{folder} belongs to another user: remove it")
     for old in folder.glob("*-*.sock"):
         if _dead(old.stem):
             old.unlink(missing_ok=True)

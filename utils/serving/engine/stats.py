@@ -1,4 +1,4 @@
-"""What an engine counts, for its metrics.
+"""The counters and histograms of an engine, for its metrics.
 
 stats.submitted(request);  stats.stepped(step, served, seconds);  stats.finished(request)
 stats.read(scheduler, streams)                  # a dictionary of numbers
@@ -12,7 +12,7 @@ from collections import deque
 
 from utils.serving.engine.scheduler import Request, Scheduler, Step
 
-WINDOW = 5.0  # seconds that "tokens per second" looks back
+WINDOW = 5.0  # seconds over which "tokens per second" is averaged
 BOUNDS = (  # of a histogram, in seconds
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
     math.inf,
@@ -23,8 +23,8 @@ HISTOGRAMS = (
 
 
 class Histogram:
-    """How often something took so long: `counts` of at most each of BOUNDS seconds, as Prometheus
-    has it (each with all below), their `sum` in seconds and their number, `count`."""
+    """A cumulative histogram of durations, as in Prometheus: `counts` of those of at most each of
+    BOUNDS seconds, their `sum` in seconds, and their number, `count`."""
 
     def __init__(self):
         self.counts, self.sum, self.count = [0] * len(BOUNDS), 0.0, 0
@@ -36,10 +36,10 @@ class Histogram:
 
 
 class Stats:
-    """What the engine counts: since the start, and of the last moments.
+    """The engine's counters since the start, and its rates over the last seconds.
 
-    histograms   of requests, by vLLM's names: request_queue_time (until a slot is free), then
-                 time_to_first_token and e2e_request_latency (both since they came), and
+    histograms   of requests, by vLLM's names: request_queue_time (until a slot is free),
+                 time_to_first_token and e2e_request_latency (both since arrival), and
                  inter_token_latency (from one token to the next)
     """
 
@@ -52,12 +52,12 @@ class Stats:
         self._recent = deque()  # (when, tokens, seconds) of the steps in the window
 
     def submitted(self, request: Request) -> None:
-        """A request was taken."""
+        """Records an accepted request."""
         self.requests += 1
         request.came = time.monotonic()
 
     def stepped(self, step: Step, served: list[tuple[Request, int]], seconds: float) -> None:
-        """A step has given these (request, token)."""
+        """Records a step that produced these (request, token)."""
         now, took = time.monotonic(), self.histograms
         self.steps += 1
         self.tokens += len(served)
@@ -80,7 +80,7 @@ class Stats:
         self._forget(now)
 
     def finished(self, request: Request) -> None:
-        """A request has all that it asked for."""
+        """Records a request that ended normally."""
         self.histograms["e2e_request_latency"].observe(time.monotonic() - request.came)
 
     def _forget(self, now):
@@ -90,8 +90,8 @@ class Stats:
     def read(self, scheduler: Scheduler, streams: int) -> dict:
         """Numbers by name; times in seconds, `kv_` in blocks.
 
-        streams: requests that do not have all of their answer, those that wait among them. One
-        whose slot is free already still runs until its last token is handed out.
+        streams: requests whose answer is incomplete, including those that wait. A request whose
+        slot is already free still counts as running until its last token is handed out.
         """
         now = time.monotonic()
         self._forget(now)

@@ -1,19 +1,19 @@
-// A decode step of one rank on a CPU: what model.py and linear.py compute, in a few loops.
+// A decode step of one rank on a CPU: the computation of model.py and linear.py in a few loops.
 //
-// An operator of PyTorch costs some microseconds, and in a decode step of a small model that is
-// more than its arithmetic. native.py compiles this file once on a machine and calls it through
-// ctypes; nothing of PyTorch is in it, so that takes seconds. Where there is no compiler the engine
-// does without.
+// A PyTorch operator costs several microseconds, which in a decode step of a small model is more
+// than its arithmetic. native.py compiles this file once per machine and calls it through ctypes.
+// It does not use PyTorch, so compiling takes only seconds. Without a compiler the engine uses
+// PyTorch's operators.
 //
 //     product     y = x·Wᵀ + b
-//     stages      parts of the layers' forward, from one to another
+//     stages      a range of stages of the layers' forward
 //
 // Shapes as in model.py: B rows (one token of each request), C hidden size, D head size, W blocks
-// of BLOCK positions in the table of a slot; of this rank H query heads, K key-value heads, M columns of the
-// MLP. In products W is (N, K). All is fp32 but matrices.
+// of BLOCK positions in a slot's table; of this rank H query heads, K key-value heads, M columns of
+// the MLP. In products W is (N, K). Everything except matrices is fp32.
 //
-// A row's numbers follow from this row alone: each sum has its terms in one order, whatever company
-// and however many threads there are.
+// A row's values depend only on this row: each sum adds its terms in a fixed order, whatever the
+// other rows and the number of threads.
 
 #include <algorithm>
 #include <cmath>
@@ -25,7 +25,7 @@
 #include <immintrin.h>
 #endif
 
-// ---- 1. numbers side by side, as many as a register of this CPU holds
+// ---- 1. vectors of as many values as a register of this CPU holds
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, REGISTERS = 32;
@@ -54,12 +54,12 @@ static inline Floats load(const Half* from) {  // fp16 -> fp32, exactly
         sign[i] = (int32_t)((uint32_t)(from[i].bits & 0x8000) << 16);
         rest[i] = (from[i].bits & 0x7fff) << 13;
     }
-    // exponents count from -15 there and from -127 here
+    // the exponent bias is 15 in fp16 and 127 in fp32
     return (Floats)((Ints)((Floats)rest * 0x1p112f) | sign);
 #endif
 }
 
-// LANES numbers from place n on, of N that there are
+// LANES values from index n on, zeros from N on
 static inline Floats some(const float* from, int64_t n, int64_t N) {
     if (n + LANES <= N) return load(from + n);
     float rest[LANES] = {};
@@ -69,14 +69,14 @@ static inline Floats some(const float* from, int64_t n, int64_t N) {
 
 static inline Floats add(Floats sum, Floats w, float x) { return sum + w * x; }
 
-// Adds to each lane its four products of a byte 0..255 of `w` and a byte -127..127 of `x`.
+// Adds to each lane four products: its bytes of `w` (0..255) times the bytes of `x` (-127..127).
 static inline Ints add(Ints sum, Ints w, int32_t x) {
 #if defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(x));
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(x));
 #elif defined(__AVX2__) && !defined(__AVX512F__)
-    // as numbers of 16 bits: what multiplies bytes here adds up pairs in 16, where they do not fit
+    // in 16 bits, because the byte instruction adds pairs of products in 16 bits, which overflow
     const __m256i all = _mm256_set1_epi32(x);
     const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8);
     const __m256i odd = _mm256_srai_epi16(all, 8);
@@ -91,24 +91,24 @@ static inline Ints add(Ints sum, Ints w, int32_t x) {
 
 // ---- 2. matrices
 //
-// A matrix lies in panels of LANES outputs: what a register takes from one is a column of it, which
-// a number of x multiplies. So no sum goes across a register, and each has its terms in their order.
+// A matrix is stored in panels of LANES outputs: a register loads one column of a panel, which is
+// multiplied by one value of x. So no sum crosses lanes, and each adds its terms in order.
 
 enum Kind : int64_t { FP32, FP16, INT8, INT4 };
-constexpr int64_t GROUP = 32;  // INT4: columns that have one scale
+constexpr int64_t GROUP = 32;  // INT4: columns per scale
 
 struct Matrix {
     Kind kind;
     int64_t N, K;
-    int64_t offset;      // INT4: columns of the first group that another rank has
+    int64_t offset;      // INT4: columns of the first group that are on another rank
     const void* panels;  // FP32, FP16: (N/LANES, K, LANES)
-                         // INT8: 128 more than the numbers, uint8 (N/LANES, K/4, LANES, 4)
-                         // INT4: eight numbers, the first lowest, int32 (N/LANES, G·4, LANES)
+                         // INT8: values + 128, uint8 (N/LANES, K/4, LANES, 4)
+                         // INT4: eight values, the first lowest, int32 (N/LANES, G·4, LANES)
     const float* scale;  // INT8: (N);   INT4: (N/LANES, G, LANES)
     const float* bias;   // (N), or null
 };
 
-// A format says how a column of panel p is read.
+// A format reads the columns of panel p.
 
 template <class Stored> struct Real {
     typedef float Number;
@@ -136,7 +136,7 @@ struct FourBits {
     }
 };
 
-struct EightBits {  // four columns of W at a time, and so four numbers of x
+struct EightBits {  // four columns of W at a time, and hence four values of x
     typedef int32_t Number;
     typedef Ints Sum;
     const int32_t* at;
@@ -146,13 +146,13 @@ struct EightBits {  // four columns of W at a time, and so four numbers of x
     Ints column(int64_t k) const { return *(const Ints*)(at + k * LANES); }
 };
 
-// Rows of x that go through a matrix together, as many as have their sums in registers.
+// Most rows of x multiplied together, so that their sums fit in registers.
 constexpr int MOST = REGISTERS / 2;
 
 template <class Number> struct Rows {
     std::vector<Number> numbers;  // (columns, rows)
     float scale[MOST];            // INT8: of each row
-    int32_t excess[MOST];         // INT8: what the 128 in W adds to its sums
+    int32_t excess[MOST];         // INT8: the amount that the + 128 in W adds to a row's sums
 };
 
 static inline Floats finished(const Matrix&, Floats sum, int64_t, const Rows<float>&, int) {
@@ -163,7 +163,7 @@ static inline Floats finished(const Matrix& m, Ints sum, int64_t n, const Rows<i
     return __builtin_convertvector(sum - x.excess[r], Floats) * x.scale[r] * some(m.scale, n, m.N);
 }
 
-// Some rows of x and the outputs of some panels: the innermost loops, whose sums are in registers.
+// Some rows of x times some panels: the innermost loops, with sums in registers.
 template <class Format, int ROWS, int PANELS>
 static inline void tile(const Matrix& m, const Rows<typename Format::Number>& x, int64_t p,
                         float* y) {
@@ -197,7 +197,7 @@ static void block(const Matrix& m, const Rows<typename Format::Number>& x, int64
     for (; p < stop; p++) tile<Format, ROWS, 1>(m, x, p, y);
 }
 
-// How these loops want rows of x: (columns, rows); in 8 bits, four numbers of a row in one.
+// Arranges rows of x for these loops: (columns, rows); in 8 bits, four values of a row in one.
 static void arrange(const Matrix& m, const float* x, int rows, const float*, Rows<float>& to) {
     const int64_t columns = m.kind == INT4 ? FourBits::columns(m) : m.K;
     to.numbers.resize(columns * rows);
@@ -206,7 +206,7 @@ static void arrange(const Matrix& m, const float* x, int rows, const float*, Row
         for (int64_t k = 0; k < m.K; k++) to.numbers[(m.offset + k) * rows + r] = x[k];
 }
 
-// The largest size of K numbers, / 127: with this scale all fit in 8 bits.
+// The largest absolute value of K, / 127: with this scale all fit in 8 bits.
 static float scale_of(const float* x, int64_t K) {
     float most = 0;
 #pragma omp simd reduction(max : most)
@@ -242,12 +242,12 @@ static void by_rows(const Matrix& m, const float* x, int64_t rows, const float* 
         block<Format, R + 1>...};
     const int64_t parts = (rows + MOST - 1) / MOST, panels = (m.N + LANES - 1) / LANES;
     auto many = [&](int64_t part) { return (int)std::min<int64_t>(MOST, rows - part * MOST); };
-    static thread_local std::vector<Arranged> kept;  // its memory serves again
-    std::vector<Arranged>& arranged = kept;          // this thread's, for all threads
+    static thread_local std::vector<Arranged> kept;  // reuses its memory
+    std::vector<Arranged>& arranged = kept;          // this thread's, read by all threads
     if (arranged.size() < (size_t)parts) arranged.resize(parts);
     for (int64_t i = 0; i < parts; i++)
         arrange(m, x + i * MOST * m.K, many(i), scale ? scale + i * MOST : nullptr, arranged[i]);
-    // a few panels stay in a core's cache while all rows go through them
+    // a few panels stay in a core's cache while all rows are multiplied with them
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t p = 0; p < panels; p += 4)
         for (int64_t i = 0; i < parts; i++)
@@ -266,10 +266,10 @@ static void multiply(const Matrix& m, const float* x, int64_t rows, const float*
     }
 }
 
-// ---- 3. what stands between matrices
+// ---- 3. operations between matrices
 
-// e^x to some units in the last place: 2^n · e^r, where |r| <= ln 2 / 2. Unlike std::exp the
-// compiler computes it for a register of numbers at once. (The polynomial is that of Cephes' expf.)
+// e^x to within a few units in the last place: 2^n · e^r, where |r| <= ln 2 / 2. Unlike std::exp,
+// the compiler vectorizes it. (The polynomial is that of Cephes' expf.)
 static inline float exponential(float x) {
     x = std::min(std::max(x, -87.0f), 88.0f);
     const float n = std::nearbyintf(x * 1.44269504f);
@@ -287,7 +287,7 @@ static inline float exponential(float x) {
     return p * power;
 }
 
-// Heads (D) side by side, turned to a position: neighbours are a complex number, as in model.py.
+// Rotates consecutive heads (D) to a position: adjacent pairs are complex numbers, as in model.py.
 static void turn(float* heads, int64_t many, const float* turns, int64_t D) {
     for (int64_t h = 0; h < many; h++, heads += D)
         for (int64_t d = 0; d < D; d += 2) {
@@ -298,7 +298,7 @@ static void turn(float* heads, int64_t many, const float* turns, int64_t D) {
 
 constexpr int64_t BLOCK = 16;  // positions of a block of the cache, as in blocks.py
 
-// Where the keys and values (heads, BLOCK, D) are that a slot has, of some heads.
+// The location of a slot's keys and values (heads, BLOCK, D), for some heads.
 struct Kept {
     float *keys, *values;   // of block 0
     const int32_t* blocks;  // of the slot, in the order of its positions
@@ -306,9 +306,9 @@ struct Kept {
     int64_t block(int64_t l) const { return blocks[l / BLOCK] * stride; }
 };
 
-// The queries of some heads, `group` to each, look at L positions: y (heads · group, D), like q.
-// All heads look at a block before any looks at the next: what they read stands side by side then.
-// p: room for L numbers of each query
+// The attention of some heads' queries, `group` per head, to L positions: y (heads · group, D),
+// like q. All heads read a block before any reads the next, so that memory is read contiguously.
+// p: room for L values per query
 static inline void attend(const float* q, const Kept& kept, int64_t heads, int64_t group, int64_t L,
                           int64_t D, float* __restrict__ p, float* __restrict__ y) {
     const float root = 1 / std::sqrt((float)D);
@@ -371,14 +371,14 @@ struct Pass {
     int64_t B;
     const int64_t *slots, *positions;  // (B)
     float* x;                          // (B, C)
-    float* y;                          // (B, C): what is to be added to x
+    float* y;                          // (B, C): to be added to x
     float* h;                          // (B, C)
     float* wide;                       // (B, (H + 2 K) D) or (B, 2 M)
     float* narrow;                     // (B, H D) or (B, M)
-    float* scale;                      // (B): of `narrow` in 8 bits
+    float* scale;                      // (B): scales of `narrow` in 8 bits
 };
 
-// x += y, and h: the norm of that
+// x += y; h = norm(x)
 static void add_and_norm(const Model& m, const Pass& now, const float* weight) {
     for (int64_t b = 0; b < now.B; b++) {
         float *x = now.x + b * m.C, *y = now.y + b * m.C, *h = now.h + b * m.C, squares = 0;
@@ -390,10 +390,10 @@ static void add_and_norm(const Model& m, const Pass& now, const float* weight) {
     }
 }
 
-// Turns q and k, puts k and v to the others of their slot, and looks at all of them.
+// Rotates q and k, stores k and v in their slot's blocks, and attends to all of the slot.
 static void keep_and_attend(const Model& m, const Pass& now, const Layer& layer) {
     const int64_t D = m.D, group = m.H / m.K;
-    // a row to a thread; where there are fewer, some of its heads
+    // a row per thread; if there are fewer rows, some of a row's heads
     const int64_t parts = std::min(m.K, (m.threads + now.B - 1) / now.B);
 #pragma omp parallel for collapse(2) num_threads(m.threads) if (m.threads > 1)
     for (int64_t b = 0; b < now.B; b++)
@@ -414,14 +414,14 @@ static void keep_and_attend(const Model& m, const Pass& now, const Layer& layer)
                 std::memcpy(kept.values + place + h * BLOCK * D, v + h * D, 4 * D);
             }
             float* y = now.narrow + (b * m.H + j * group) * D;
-            // the compiler keeps y in registers where it knows the size
+            // the compiler keeps y in registers if it knows the size
             if (D == 64) attend(q, kept, heads, group, L, 64, room.data(), y);
             else if (D == 128) attend(q, kept, heads, group, L, 128, room.data(), y);
             else attend(q, kept, heads, group, L, D, room.data(), y);
         }
 }
 
-// Half of a layer but its last product, which may want to know the scale of other ranks first
+// Half of a layer without its last product, which may need the other ranks' scales first
 static void up_to(const Matrix& last, const Model& m, const Pass& now, const Layer& layer) {
     if (&last == &layer.o) {
         add_and_norm(m, now, layer.attention_norm);
@@ -446,7 +446,8 @@ void product(const Matrix* m, const float* x, int64_t rows, const float* scale, 
     multiply(*m, x, rows, scale, y, (int)threads);
 }
 
-// Four to a layer: up to the o matrix, this, up to the down matrix, this.
+// Runs stages first .. last - 1. A layer has four: up to the o matrix, its product, up to the down
+// matrix, its product.
 void stages(const Model* m, const Pass* now, int64_t first, int64_t last) {
     for (int64_t stage = first; stage < last; stage++) {
         const Layer& layer = m->layers[stage / 4];

@@ -1,15 +1,15 @@
-"""Tokens -> text, as soon as it is certain: half a character and half a stop string wait.
+"""Tokens -> text, as soon as it is final: half a character or half a stop string is held back.
 
     decoder = Decoder.read(folder)
     text = TextStream(decoder, prompt=[5, 7], stop=("\\n\\n",))
-    text.add(token)         # ("new text", False); True: a stop string came, the text ends before it
-    text.end()              # what was held back, when no more tokens come
+    text.add(token)         # ("new text", False); True: a stop string, the text ends before it
+    text.end()              # the text held back, when no more tokens follow
 
-A token can be a part of a character: "€" may come as three tokens, and the first two are no text
-yet. Where a vocabulary falls back to bytes (Llama 2), nothing of a run of bytes is certain before
-the run is over: one bad byte makes all of it bad. A stop string can come in pieces as well: with
-stop "END", "E" waits for what follows. All texts together are what the tokenizer makes of prompt
-and answer, without what it makes of the prompt.
+A token can be part of a character: "€" may arrive as three tokens, of which the first two are not
+text yet. If a vocabulary falls back to bytes (Llama 2), no part of a run of bytes is final before
+the run ends, because one bad byte invalidates all of it. A stop string can also arrive in pieces:
+with stop "END", "E" waits for what follows. Together, the texts equal the tokenizer's decoding of
+prompt and answer without its decoding of the prompt.
 """
 
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # what decoding makes of bytes that are no UTF-8
-LONGEST = 3  # as many bytes can be the beginning of one character of UTF-8
-NEIGHBOURS = 4  # tokens before a text that say how it begins: a space, the bytes of a character
+NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"  # decoding returns it for bytes that are not UTF-8
+LONGEST = 3  # most bytes of an incomplete UTF-8 character
+NEIGHBOURS = 4  # tokens before a text that affect its beginning: a space, bytes of a character
 
 
 def byte_letters() -> dict[str, int]:
-    """The letters that byte-level BPE writes bytes with: those that can be seen stand for
-    themselves, the others follow from "Ā" on (Radford et al., GPT-2, 2019)."""
+    """The letters with which byte-level BPE writes bytes: printable bytes are themselves, the
+    others are written from "Ā" on (Radford et al., GPT-2, 2019)."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in seen]
     letters = [*map(chr, seen), *(chr(256 + number) for number in range(len(rest)))]
@@ -33,7 +33,7 @@ def byte_letters() -> dict[str, int]:
 
 
 class Decoder:
-    """Token ids -> text. tokenizer: None where a model brings none, and a token is a byte.
+    """Token ids -> text. tokenizer: None if the model has none; then a token is a byte.
 
     fallback: the ids of single bytes, for characters that the vocabulary does not have.
     letters: of a byte-level BPE, letter -> byte; else None.
@@ -41,7 +41,7 @@ class Decoder:
 
     def __init__(self, tokenizer: Tokenizer | None = None):
         self.tokenizer, self.fallback, self.letters = tokenizer, frozenset(), None
-        self.known = {}  # bytes of the tokens that somebody asked for
+        self.known = {}  # cache of bytes_of
         if tokenizer is not None:
             if tokenizer.decoder is not None and tokenizer.decoder.decode(["Ġ"]) == " ":
                 self.letters = byte_letters()
@@ -67,7 +67,7 @@ class Decoder:
         return b"".join(map(self.bytes_of, ids)).decode("utf-8", errors="replace")
 
     def bytes_of(self, id: int) -> bytes:
-        """The bytes of one token, as it stands within a text; they may be half a character."""
+        """The bytes of one token within a text; they may be part of a character."""
         if id not in self.known:
             self.known[id] = self._bytes_of(id)
         return self.known[id]
@@ -76,7 +76,7 @@ class Decoder:
         if self.tokenizer is None:
             return bytes([id]) if id < 256 else b"\xff"
         piece = self.tokenizer.id_to_token(id)
-        if piece is None:  # a row of the embedding that is no token
+        if piece is None:  # a row of the embedding without a token
             return b""
         if id in self.fallback:
             return bytes([int(piece[1:-1], 16)])  # "<0xE6>"
@@ -84,11 +84,11 @@ class Decoder:
             return bytes(map(self.letters.get, piece))
         if self.letters:
             return piece.encode()
-        # a space before it shows only behind a neighbour, and that may be the token itself
+        # a leading space appears only after another token, for which the token itself will do
         return self([id, id])[len(self([id])) :].encode()
 
     def told(self, pairs: Sequence[tuple[int, float]]) -> dict:
-        """What an answer says of a token: (id, log-probability) of it, then of the likeliest."""
+        """A token's entry in an answer, from (id, log-probability) of it and of the likeliest."""
         chosen, *likeliest = [self._named(id, logprob) for id, logprob in pairs]
         return chosen | {"top_logprobs": likeliest}
 
@@ -106,17 +106,17 @@ class TextStream:
         begin = len(prompt)
         while begin and prompt[begin - 1] in decoder.fallback:
             begin -= 1
-        # Tokens before the window are done with. What those before `fresh` say was given out; they
-        # are kept because what a token says can depend on its neighbour (a space before it).
+        # Tokens before the window are no longer needed. The text of those before `fresh` has been
+        # returned; they are kept because a token's text can depend on its neighbour (a space).
         self.window = list(prompt[max(0, begin - NEIGHBOURS) :])
         self.fresh = len(self.window)
-        self.before = self.decoder(self.window)  # the prompt's share, until more is certain
-        self.given = 0  # characters of the window's text that were given out
+        self.before = self.decoder(self.window)  # the prompt's text, until more is final
+        self.given = 0  # characters of the window's text that were returned
         self.held = ""  # could be the beginning of a stop string
         self.stopped = False
 
     def add(self, token: int) -> tuple[str, bool]:
-        """(text that is certain now, whether a stop string has come) with one more token."""
+        """(text that is now final, whether a stop string appeared) after one more token."""
         self.window.append(token)
         if token in self.decoder.fallback:
             return "", False
@@ -125,12 +125,12 @@ class TextStream:
         new = self._new(said[: len(said) - unsure])
         fresh = self.window[self.fresh :]
         if not unsure and (heard := len(self.decoder(fresh))):
-            # the window moves on: the tokens that were new are the neighbours of the next
+            # move the window: the tokens that were new become the neighbours of the next
             self.window, self.fresh, self.given, self.before = fresh, len(fresh), heard, ""
         return self._until_stop(new)
 
     def end(self) -> str:
-        """The rest of the text, when no more tokens come; half a character is marked �."""
+        """The rest of the text, when no more tokens follow; an incomplete character becomes �."""
         if self.stopped:
             return ""
         text, stopped = self._until_stop(self._new(self.decoder(self.window)))
@@ -138,7 +138,7 @@ class TextStream:
         return text if stopped else text + held
 
     def _new(self, certain):
-        """What was not given out of a text that is certain."""
+        """The part of a final text that was not returned yet."""
         if self.before:
             self.given = len(commonprefix((self.before, certain)))  # noqa: RUF071 (of characters)
         new = certain[self.given :]

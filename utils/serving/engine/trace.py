@@ -1,13 +1,13 @@
-"""Traces: which request was where, and how long, in every process that it passes.
+"""Traces: where each request was, and how long, in every process that it passes through.
 
-    context = parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")   # of a caller
-    mine = context.child()                # a span of ours, whose parent is the caller's
-    ask(..., traceparent=mine.header())   # the next one, whose spans are children of ours
+    context = parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")   # the caller's
+    mine = context.child()                # our span, whose parent is the caller's
+    ask(..., traceparent=mine.header())   # the next process, whose spans are children of ours
     write("gpt", mine, begin_ns, end_ns, finish="stop")
 
 W3C Trace Context, level 1 (https://www.w3.org/TR/trace-context/). A span is one line of JSON in the
 file that the environment variable KINTSUGI_TRACE names, with the names of OpenTelemetry's JSON; all
-processes of a machine write to the same file. Where the variable is not set, nothing is written.
+processes of a machine write to the same file. If the variable is not set, nothing is written.
 """
 
 import functools
@@ -39,12 +39,12 @@ class Context:
         return Context(self.trace_id, span_id, self.sampled, self.span_id)
 
     def header(self) -> str:
-        """The traceparent for whoever works for this span."""
+        """The traceparent to send with calls made for this span."""
         return f"00-{self.trace_id}-{self.span_id}-{self.sampled:02x}"
 
 
 def parse(traceparent: str | None) -> Context | None:
-    """The caller's context; None where there is none, or what came is no traceparent."""
+    """The caller's context; None if there is none or it is not a valid traceparent."""
     found = FORM.fullmatch(traceparent) if isinstance(traceparent, str) else None
     if found is None or not int(found[1], 16) or not int(found[2], 16):
         return None
@@ -52,11 +52,11 @@ def parse(traceparent: str | None) -> Context | None:
 
 
 def of_request(request: Any) -> Context | None:
-    """The context of a request of Triton: by gRPC of its header, which the server is told to hand
-    on; by `generate` of a field of its JSON, as that hands on no header (server's issue 8790)."""
+    """The context of a Triton request: with gRPC from its header, which the server is configured
+    to forward; with `generate` from a JSON field, as it forwards no header (server issue 8790)."""
     try:
         given = json.loads(request.parameters() or "{}")
-    except ValueError:  # a header that is no text
+    except ValueError:  # a header that is not text
         return None
     return parse({name.lower(): value for name, value in given.items()}.get(HEADER))
 
@@ -64,10 +64,10 @@ def of_request(request: Any) -> Context | None:
 def write(
     name: str, context: Context | None, begin_ns: int, end_ns: int, **attributes: Any
 ) -> None:
-    """Records a span, if it was sampled. begin_ns, end_ns: of time.time_ns(); attributes: what JSON
-    has.
+    """Records a span, if it was sampled. begin_ns, end_ns: from time.time_ns(); attributes: JSON
+    values.
 
-    Never raises: where the file cannot be written, standard error says so once.
+    Never raises: if the file cannot be written, reports it once on standard error.
     """
     file = os.environ.get("KINTSUGI_TRACE")
     if not file or context is None or not context.sampled:
@@ -78,10 +78,10 @@ def write(
         "startTimeUnixNano": begin_ns, "endTimeUnixNano": end_ns, "attributes": attributes,
     }
     try:
-        # a pipe without a reader is an error then, and no wait
+        # so that a pipe without a reader is an error instead of a wait
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
         descriptor = os.open(file, flags, 0o644)
-        try:  # one call, so that lines of several processes do not mix
+        try:  # one call, so that lines of several processes are not interleaved
             os.write(descriptor, json.dumps(span).encode() + b"\n")
         finally:
             os.close(descriptor)
@@ -95,9 +95,9 @@ def _complain(sentence):
 
 
 class Phases:
-    """Spans one after the other, all children of `context`: what a request goes through.
+    """Consecutive spans of a request, all children of `context`.
 
-    begin(name)   ends the span before, with the attributes of all, and those given then
+    begin(name)   ends the previous span, with the common attributes and those given now
     """
 
     def __init__(self, context: Context, **attributes: Any):
@@ -105,7 +105,7 @@ class Phases:
         self.name, self.since = None, 0
 
     def begin(self, name: str | None, **attributes: Any) -> None:
-        """The next span; None: there is none."""
+        """Begins the next span; None: no further span."""
         now = time.time_ns()
         if self.name is not None:
             known = self.attributes | attributes

@@ -1,17 +1,17 @@
-"""A version folder of the model repository: what the export wrote, read and verified.
+"""A version folder of the model repository, as written by the export: reads and verifies it.
 
-    version = Version.read("triton_model_repo/gpt_engine/1")     # the leader: no tensor is read
+    version = Version.read("triton_model_repo/gpt_engine/1")     # the leader: reads no tensor
     version.model.vocab_size, version.tp, version.prompts        # prompts: {name: virtual tokens}
     weights = version.weights(rank)                              # a rank: {name: tensor}
     prompts = version.prompt_tensors()                           # {name: (P, C)}
 
 manifest.json names every file with its bytes and SHA-256, and it is written last: a folder without
-it is not complete. Each rank reads rank-R-of-N.safetensors, its part of every tensor, under Hugging
-Face's names (of whole numbers: stored.py); a large part is in several files,
-rank-R-of-N-00001-of-00003.safetensors. Whatever is missing, changed or cut short raises LoadError
-with the file's name. The manifest's "compute" says what the version computes in; where there is
-none, as in all versions of format 1, that is "auto".
-Nothing but JSON and safetensors is read: neither can run code.
+it is incomplete. Each rank reads rank-R-of-N.safetensors, its shard of every tensor, under Hugging
+Face's names (for quantized ones, see stored.py); a large shard is in several files,
+rank-R-of-N-00001-of-00003.safetensors. A file that is missing, changed or truncated raises
+LoadError with its name. The manifest's "compute" is the version's compute dtype; if absent, as in
+all versions of format 1, it is "auto".
+Only JSON and safetensors are read: neither can run code.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ MANIFEST = "manifest.json"
 
 
 class LoadError(ValueError):
-    """The version folder can not be served; the message names the file and what is wrong."""
+    """The version folder cannot be served; the message names the file and the problem."""
 
 
 def prompt_file(name: str) -> str:
-    """Where a prompt is, in the version folder."""
+    """The path of a prompt in the version folder."""
     return f"prompts/{name}.safetensors"
 
 
@@ -51,7 +51,7 @@ class Version:
 
     @classmethod
     def read(cls, folder: Path | str) -> "Version":
-        """Reads the manifest and the configuration, and verifies all but the weights' hashes."""
+        """Reads manifest and configuration, and verifies everything but the weights' hashes."""
         folder = Path(folder)
         manifest = _json(folder, MANIFEST, "is this version complete? Export it again")
         for key, kind in (("tp", int), ("files", dict), ("prompts", dict)):
@@ -91,22 +91,22 @@ class Version:
 
     @property
     def tp(self) -> int:
-        """Ranks that share the model."""
+        """Tensor-parallel ranks."""
         return self.manifest["tp"]
 
     @property
     def stored(self) -> str:
-        """The dtype of the weights that are stored in floating point."""
+        """The dtype of the weights stored in floating point."""
         return self.manifest["dtype"]
 
     @property
     def compute(self) -> str:
-        """What it computes in: "auto", a dtype, or "int8" or "int4"."""
+        """The compute dtype: "auto", a floating-point dtype, "int8" or "int4"."""
         return self.manifest.get("compute", "auto")
 
     @property
     def number(self) -> str:
-        """The version's number in the repository, "2": its folder's name."""
+        """The version's number in the repository, its folder's name: "2"."""
         return self.folder.name
 
     @property
@@ -115,7 +115,7 @@ class Version:
 
     @property
     def prompts(self) -> dict[str, int]:
-        """{name of a prompt: how many virtual tokens it has}."""
+        """{prompt name: number of virtual tokens}."""
         return {name: facts["length"] for name, facts in self.manifest["prompts"].items()}
 
     def shards(self, rank: int) -> list[str]:
@@ -125,20 +125,20 @@ class Version:
         return sorted(filter(several.fullmatch, self.manifest["files"])) or [f"{stem}.safetensors"]
 
     def listed(self, name: str) -> dict:
-        """What the manifest says of a file."""
+        """The manifest's entry for a file."""
         facts = self.manifest["files"].get(name)
         if not isinstance(facts, dict) or not {"bytes", "sha256"} <= set(facts):
             raise LoadError(f"{self.folder / MANIFEST} does not list {name}: export it again")
         return facts
 
     def verify(self, name: str, values: bool = True) -> None:
-        """Compares a file's size, and its SHA-256 where `values`, with the manifest."""
+        """Compares a file's size and, with `values`, its SHA-256 with the manifest."""
         facts, file = self.listed(name), self.folder / name
         try:
             size = file.stat().st_size
             if size != facts["bytes"]:
                 raise LoadError(
-                    f"{file} has {size} bytes and should have {facts['bytes']}: it is cut short or "
+                    f"{file} has {size} bytes and should have {facts['bytes']}: it is truncated or "
                     "was changed, copy or export it again"
                 )
             if values and _sha256(file) != facts["sha256"]:
@@ -150,22 +150,22 @@ class Version:
             raise LoadError(f"{file} cannot be read: {error.strerror}") from None
 
     def weights(self, rank: int) -> "dict[str, torch.Tensor]":
-        """{name: tensor} of one rank, verified, in the stored types on the CPU."""
+        """{name: tensor} of one rank, verified, in the stored dtypes on the CPU."""
         tensors = {}
         expected = rank_tensors(self.model, rank, self.tp, self.stored, self.compute)
         for name in self.shards(rank):
             self.verify(name)
             for key, tensor in _tensors(self.folder / name).items():
                 if key not in expected:
-                    raise LoadError(f"{self.folder / name} holds {key}, which the model has not")
+                    raise LoadError(f"{self.folder / name} holds {key}, which the model lacks")
                 dtype, shape = expected[key]
                 if tuple(tensor.shape) != shape:
                     raise LoadError(
-                        f"{self.folder / name}: {key} has shape {list(tensor.shape)}, and rank "
+                        f"{self.folder / name}: {key} has shape {list(tensor.shape)}, but rank "
                         f"{rank} of {self.tp} needs {list(shape)}"
                     )
                 if (found := str(tensor.dtype).removeprefix("torch.")) != dtype:
-                    raise LoadError(f"{self.folder / name}: {key} is {found}, and not {dtype}")
+                    raise LoadError(f"{self.folder / name}: {key} is {found}, not {dtype}")
                 tensors[key] = tensor
         for key in expected:
             if key not in tensors:
@@ -188,11 +188,11 @@ class Version:
 
 
 def _config(folder, files):
-    """The sizes that config.json gives. Raises ValueError for a model that this engine has not."""
+    """The sizes in config.json. Raises ValueError for a model that this engine does not support."""
     config = GPTConfig.from_hf(_json(folder, "config.json"))
     if config.experts is not None:
-        raise ValueError("a mixture of experts is served by no code here")
-    if "generation_config.json" in files:  # its end tokens overrule
+        raise ValueError("this engine does not serve a mixture of experts")
+    if "generation_config.json" in files:  # its end tokens take precedence
         ends = _json(folder, "generation_config.json").get("eos_token_id")
         if ends is not None:
             config = replace(config, eos_token_id=tuple(ends) if isinstance(ends, list) else ends)

@@ -1,30 +1,29 @@
-"""The processes of the ranks: a command in, an answer out, until their leader ends.
+"""The processes of the ranks: each reads commands and sends answers until the leader ends.
 
     {"prefill": [...], "slots": [0, 3], "tokens": [17, 4], "blocks": [[3, 90]]}
       ->  {"tokens": [9, 23]}     rank 0
       ->  {}                      the others
 
-"blocks" are slots that have got one block of the cache more; a chunk to prefill brings its own.
-Where a request asks for them, "logprobs" comes with the tokens, by their places among these:
-{"1": [[23, -0.4], ...]}.
+"blocks" lists slots that get one more block of the cache; a chunk to prefill includes its own. If a
+request wants them, "logprobs" accompanies the tokens, keyed by their index: {"1": [[23, -0.4],
+...]}.
 
-Both are pickles, an answer with its length in front (`ranks.py` reads and writes them): of a step
-that takes less than a millisecond, JSON would be a part. A token -1 stands for the one that the
-rank has chosen last for this slot: the leader may send a step before it knows what the one before
-gave.
+Both are pickles, an answer with its length in front (`ranks.py` reads and writes them): JSON would
+take a noticeable part of a step of less than a millisecond. A token -1 means the one that the rank
+chose last for this slot: the leader may send a step before it knows the previous step's tokens.
 
-The first command tells the rank who it is (`ranks.py` starts it); the answer to that comes when
-the model is ready: {"ready": true, "blocks": 512, "ahead": 2}, how many blocks the cache has and
-how many steps may be under way, or {"load_error": "...", "at": 7.2}. With "ready" comes "eager",
-and why, where there is no compiled step (native.py). All ranks get the same commands, so they make
-the same collectives in the same order; rank 0 has the logits and chooses the tokens.
+The first command gives the rank its setup (`ranks.py` starts it); the answer arrives when the model
+is ready: {"ready": true, "blocks": 512, "ahead": 2} with the number of blocks of the cache and the
+number of steps that may be in flight, or {"load_error": "...", "at": 7.2}. If there is no compiled
+step (native.py), "eager" gives the reason. All ranks get the same commands, so they call the same
+collectives in the same order; rank 0 has the logits and chooses the tokens.
 
-One process, the ranks' parent, imports torch and forks them: they start in the time of one. It
-says who they are and how they end: {"pids": [...]}, then {"rank": 1, "status": -9} for each.
+One process, the ranks' parent, imports torch and forks them, so all start in the time of one. It
+reports their process ids and their ends: {"pids": [...]}, then {"rank": 1, "status": -9} for each.
 
-A rank ends when the pipe closes, when its parent has gone in whatever way (which ends with the
-leader), or after {"error": "...", "at": 7.2}: in seconds of the clock that all processes share,
-because the other ranks fail at its end, and their answers may be read before this one.
+A rank ends when the pipe closes, when its parent is gone (which ends with the leader), or after
+{"error": "...", "at": 7.2}. That time is in seconds of the clock that all processes share, because
+the other ranks then fail too, and their answers may be read before this one.
 """
 
 import contextlib
@@ -62,7 +61,7 @@ NEEDED = (
 
 
 def main(ends: Sequence[Sequence[int]]) -> None:
-    """The ranks' parent: forks one for each (commands, answers, errors), file descriptors of it."""
+    """Runs the ranks' parent: forks a rank per (commands, answers, errors), its descriptors."""
     leader, news = os.getppid(), _own_output()
     _listen_to_nobody_else()
     with collector_at_rest():
@@ -83,8 +82,8 @@ def main(ends: Sequence[Sequence[int]]) -> None:
 
 
 def _ended():
-    """(exit status, process id) of the children that have ended, of one at least: who was killed
-    comes first, for the others may have ended of it."""
+    """Waits for children to end: (exit status, process id) of at least one, killed ones first,
+    because they may be the reason why others ended."""
     ended = [os.wait()]
     with contextlib.suppress(ChildProcessError):  # none is left
         while (more := os.waitpid(-1, os.WNOHANG))[0]:
@@ -121,7 +120,7 @@ def serve() -> None:
         _answer(answers, ready | ({"eager": worker.eager} if worker.eager else {}))
         while True:
             _answer(answers, worker.step(pickle.load(commands)))
-    except EOFError:  # the leader has ended
+    except EOFError:  # the leader has exited
         pass
     except LoadError as error:
         _answer(answers, {"load_error": str(error), "at": time.monotonic()})
@@ -129,7 +128,7 @@ def serve() -> None:
         first_line = str(error).partition("\n")[0]
         text = f"{type(error).__name__}: {first_line}"
         _answer(answers, {"error": text, "at": time.monotonic()})
-    os._exit(0)  # no farewell to the other ranks: who is left there may not answer
+    os._exit(0)  # without cleaning up with the other ranks, which may not respond
 
 
 class Worker:
@@ -150,15 +149,15 @@ class Worker:
         self.blocks = config.blocks(version.model)
         if self.rank == 0 or device.type != "cpu":
             self.blocks = _blocks(torch, device, version, config)
-        if tp > 1:  # on the CPU all ranks share what rank 0 has found, and none has taken any yet
+        if tp > 1:  # on the CPU, rank 0 measured free memory before any rank allocated
             _join(setup, tp, device)
             self.blocks = _fewest(torch, self.blocks, device)
         compiled, kernels, self.eager = None, None, None
         if device.type == "cpu" and names[0] == "float32" and not config.enforce_eager:
             compiled, self.eager = library(config.start_seconds / 2, tp)
         if device.type == "cuda":
-            # for half precision PyTorch prefers cuDNN's attention, which makes a plan for each
-            # length that it has not seen: 50 ms
+            # for half precision PyTorch prefers cuDNN's attention, which spends 50 ms on a plan for
+            # each new length
             torch.backends.cuda.enable_cudnn_sdp(False)
             if not config.enforce_eager:
                 kernels, self.eager = _kernels()
@@ -169,17 +168,17 @@ class Worker:
         )
         self.fused = self.decoder.fused
         self.samplers = [None] * config.max_num_seqs
-        self.logprobs = [None] * config.max_num_seqs  # how many each slot wants to be told
-        self.last = [0] * config.max_num_seqs  # token of each slot
-        # steps that may be under way at once: of several ranks one alone knows the tokens
+        self.logprobs = [None] * config.max_num_seqs  # alternatives that each slot reports
+        self.last = [0] * config.max_num_seqs  # last token of each slot
+        # steps that may be in flight: without the fused step, only rank 0 of several knows tokens
         self.ahead = 2 if tp == 1 or self.fused else 1
-        # the first pass of a process is slow, and NCCL meets in its first collective
+        # warm-up: a process's first pass is slow, and NCCL connects in its first collective
         self.decoder.prefill(0, 0, [0])
         if config.length(version.model) > 1:
             self.decoder.decode([0], [0])
 
     def step(self, command: dict) -> dict:
-        """Does what a Step of the scheduler says; the tokens are in the order that it expects."""
+        """Executes a Step of the scheduler; returns the tokens in the order that it expects."""
         tokens, told = [], {}
         if spoilt := command.get("spoilt"):
             self.decoder.cache.clear(spoilt)
@@ -223,9 +222,9 @@ class Worker:
         self._choose(self.decoder.decode(slots, known), slots, out, told)
 
     def _choose(self, logits, slots, tokens, told, chosen=None):
-        """Adds a token of each slot, and what is to be told of it.
+        """Appends a token for each slot, and its log-probabilities if wanted.
 
-        chosen   those of the fused step, in which only the race is run
+        chosen   tokens of the fused step, which ignores top_k and top_p; None: choose here
         """
         samplers = [self.samplers[slot] for slot in slots]
         if chosen is None and logits is not None:
@@ -239,7 +238,7 @@ class Worker:
         if logits is None:
             return
         for row, (slot, token) in enumerate(zip(slots, chosen)):
-            self.last[slot] = max(token, 0)  # a step that is under way may go on from it
+            self.last[slot] = max(token, 0)  # a step in flight may continue from it
             if self.logprobs[slot] is not None and token != NOT_FINITE:
                 pairs = self._sampling.logprobs(logits[row], token, self.logprobs[slot])
                 told[len(tokens) + row] = pairs
@@ -247,7 +246,7 @@ class Worker:
 
 
 def _own_output():
-    """Lines out. What anyone prints goes to standard error, never between the lines."""
+    """The output for messages. Other prints go to standard error, never between messages."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
@@ -265,26 +264,26 @@ def _answer(answers, message):
 
 
 def _listen_to_nobody_else():
-    """What ends a terminal's processes together is not for a rank: its leader decides, and lets
-    requests end first."""
+    """Ignores the signals that end all processes of a terminal: the leader decides when a rank
+    ends, and lets requests finish first."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
 
 
 def _device(torch, wanted, rank, tp):
-    """The device of this rank: a GPU of its own, or the CPU."""
+    """This rank's device: its own GPU, or the CPU."""
     gpus = torch.cuda.device_count()
     if wanted == "cpu" or (wanted == "auto" and gpus < tp):
         return torch.device("cpu")
     if gpus < tp:
-        raise LoadError(f'{tp} ranks need {tp} GPUs and this machine has {gpus}: device="cpu"')
+        raise LoadError(f'{tp} ranks need {tp} GPUs, but there are {gpus}: give device="cpu"')
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
 
 
 def library(seconds: float, tp: int) -> tuple["Library | None", str | None]:
-    """The compiled step, or None and why, after so many seconds at the latest. Either all ranks
-    have it or none: in a step they must have the same to say to each other."""
+    """(compiled step or None, reason why not), after `seconds` at the latest. Either all ranks have
+    it or none, because in a step they must call the same collectives."""
     import torch
     import torch.distributed as dist
 
@@ -304,7 +303,7 @@ def library(seconds: float, tp: int) -> tuple["Library | None", str | None]:
 
 
 def _kernels():
-    """The kernels of a decode step, or None and why."""
+    """(kernels of a decode step or None, reason why not)."""
     if importlib.util.find_spec("triton") is None:
         return None, "the Triton language is not installed"
     from utils.kernels import decode
@@ -313,8 +312,8 @@ def _kernels():
 
 
 def _blocks(torch, device, version, config):
-    """Blocks of the cache. Refuses what the memory cannot hold: Linux would promise it, and kill
-    later. On a GPU, where nobody said how many, as many as fit."""
+    """The number of blocks of the cache. Refuses more than memory can hold, which Linux would
+    promise and then kill the process. On a GPU, without num_blocks, as many as fit."""
     model, on_cpu = version.model, device.type == "cpu"
     wanted = config.blocks(model)
     weights, cache = config.rank_bytes(model, version.tp, version.stored, on_cpu, version.compute)
@@ -327,7 +326,7 @@ def _blocks(torch, device, version, config):
             return fit
     gib = (f"{amount / 2**30:,.1f} GiB" for amount in (ranks * weights, ranks * cache, free))
     raise LoadError(
-        "{} of weights and {} of keys and values are more than the {} of memory that are free: "
+        "{} of weights and {} of keys and values exceed the {} of free memory: "
         "lower max_model_len or max_num_seqs, which are {:,} and {:,}".format(
             *gib, config.length(model), config.max_num_seqs
         )
@@ -335,12 +334,12 @@ def _blocks(torch, device, version, config):
 
 
 def _free_on_gpu(torch, device):
-    """Bytes; a tenth stays for what a step computes."""
+    """Free bytes, less a tenth for what a step computes."""
     return 0.9 * torch.cuda.mem_get_info(device)[0]
 
 
 def _fewest(torch, blocks, device):
-    """Of what all ranks have room for."""
+    """The largest number of blocks for which all ranks have room."""
     import torch.distributed as dist
 
     fewest = torch.tensor(blocks, device=device)
@@ -349,7 +348,7 @@ def _fewest(torch, blocks, device):
 
 
 def free_memory() -> float:
-    """Bytes of memory that this machine has left, or the container around this process."""
+    """Free bytes of memory of this machine or of this process's container, whichever is less."""
     left = [math.inf]
     with contextlib.suppress(OSError, ValueError):
         known = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -1,11 +1,11 @@
-"""The gateway's process: `utils/serving/gateway/process.py` starts it and says what it listens to.
+"""The gateway's process, started by `utils/serving/gateway/process.py`.
 
     python -m utils.serving.gateway --triton 127.0.0.1:21034 --pid 4711 --port 8000
 
 Once it listens it prints {"port": 8000, "grpc_port": 8001}. It ends when its standard input does:
-for --drain-seconds it only says that it is not ready, then it takes no more requests, and those
-that are under way have --exit-seconds. Its keys are in the environment: KINTSUGI_TRITON_KEY (for
-Triton's model control), KINTSUGI_CONTROL_KEY, KINTSUGI_API_KEY.
+for --drain-seconds it reports that it is not ready but still serves; then it accepts no more
+requests, and those in flight have --exit-seconds to finish. Its keys are in the environment:
+KINTSUGI_TRITON_KEY (for Triton's model control), KINTSUGI_CONTROL_KEY, KINTSUGI_API_KEY.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from utils.serving.gateway.process import add_options
 from utils.serving.gateway.stubs import Stubs
 from utils.serving.gateway.triton import Triton
 
-KEPT = 75  # seconds that an idle client may stay
-HEAD_SECONDS = 15.0  # that the head of a request may take to come
+KEPT = 75  # seconds that an idle connection is kept
+HEAD_SECONDS = 15.0  # within which the head of a request must arrive
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,14 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         asyncio.run(serve(options))
-    except OSError as error:  # the port, a file of TLS, the server
-        print(f"the gateway has no work: {error}", file=sys.stderr)
+    except OSError as error:  # the port, a TLS file, the server
+        print(f"the gateway cannot serve: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 async def serve(given: argparse.Namespace) -> None:
-    """Until standard input ends, or the server. Raises OSError."""
+    """Serves until standard input or the server ends. Raises OSError."""
     options = Options(
         body_bytes=given.body_bytes, requests=given.requests, seconds=given.seconds,
         repository=given.repository, control_key=os.environ.get("KINTSUGI_CONTROL_KEY") or None,
@@ -65,11 +65,11 @@ async def serve(given: argparse.Namespace) -> None:
         )
         config.load()
         family = socket.AF_INET6 if ":" in given.host else socket.AF_INET
-        # by its number: asyncio sends at once (TCP_NODELAY) only what it sees to be TCP
+        # with the protocol's number: asyncio sets TCP_NODELAY only on sockets that name TCP
         with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as own:
             own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             own.bind((given.host, given.port))
-            await stubs.begin()  # it may take minutes: a wrong port or certificate is told before
+            await stubs.begin()  # may take minutes, so the port and certificate are checked first
             own.listen(1024)
             ports = {"port": own.getsockname()[1]}
             rpc = None
@@ -90,11 +90,11 @@ async def serve(given: argparse.Namespace) -> None:
             server.should_exit = True
             await asyncio.gather(serving, *([rpc.stop(given.exit_seconds)] if rpc else []))
         if not ends[1].done():
-            raise ChildProcessError("the server has ended")
+            raise ChildProcessError("the server has exited")
 
 
 class Protocol(H11Protocol):
-    """HTTP whose connections have HEAD_SECONDS for the head of a request."""
+    """HTTP/1.1 that closes a connection if a request's head takes longer than HEAD_SECONDS."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -115,14 +115,14 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """One that leaves signals to `until_told`."""
+    """A uvicorn server that leaves signals to `until_told`."""
 
     def capture_signals(self) -> AbstractContextManager:
         return nullcontext()
 
 
 async def until_told() -> None:
-    """Standard input has ended, or SIGTERM or SIGINT came."""
+    """Waits for the end of standard input, SIGTERM or SIGINT."""
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_reader(sys.stdin.fileno(), told.set)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -136,15 +136,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--triton", required=True, metavar="HOST:PORT", help="Triton's HTTP, or unix:FILE")
     add("--triton-grpc", metavar="HOST:PORT", help="Triton's gRPC, or unix:FILE; default: none")
-    add("--metrics", metavar="HOST:PORT", help="where its metrics are")
+    add("--metrics", metavar="HOST:PORT", help="Triton's metrics")
     add("--pid", type=int, metavar="N", help="the server's process, to watch its models")
-    add("--repository", type=Path, metavar="FOLDER", help="what is served: for chat")
-    add("--log", metavar="FILE", help="where it says what happened; default: standard error")
+    add("--repository", type=Path, metavar="FOLDER", help="the served folder, for chat templates")
+    add("--log", metavar="FILE", help="log file; default: standard error")
     add("--host", default="127.0.0.1", metavar="ADDRESS")
-    add("--port", type=port, default=8000, help="8000; 0: a free one")
-    add("--grpc-port", type=port, default=8001, help="8001; 0: a free one")
-    add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests at the end")
-    drain = "before that: it is not ready, and serves (0)"
+    add("--port", type=port, default=8000, help="8000; 0: a free port")
+    add("--grpc-port", type=port, default=8001, help="8001; 0: a free port")
+    finish = "time limit for requests in flight at the end (15)"
+    add("--exit-seconds", type=float, default=15.0, metavar="S", help=finish)
+    drain = "before that, time in which it is not ready but still serves (0)"
     add("--drain-seconds", type=float, default=0.0, metavar="S", help=drain)
     add_options(parser)
     return parser.parse_args(arguments)

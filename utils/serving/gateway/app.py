@@ -1,12 +1,12 @@
-"""The gateway's routes: what comes in is checked, passed on to Triton, and its errors are told. An
-ASGI application on Starlette.
+"""The gateway's routes: an ASGI application on Starlette that checks requests, forwards them to
+Triton and reports errors.
 
     /v2/…                      Triton's own protocol: health, models, generate, infer
     /v2/repository/…           model control, with a key
     /v1/…                      OpenAI's API (openai_api.py)
-    /metrics                   Triton's metrics, the models', the gateway's
+    /metrics                   metrics of Triton, the models and the gateway
 
-What is not listed in `Front.routes` does not pass: Triton's shared memory, trace and log settings.
+Paths not listed in `Front.routes` are closed: Triton's shared memory, trace and log settings.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ from utils.serving.gateway.refusal import Refusal, json_response
 from utils.serving.gateway.stubs import Call, Stubs
 from utils.serving.gateway.triton import Triton
 
-MODEL = "gpt"  # what OpenAI's API asks
-CONFIG_SECONDS = 2.0  # that a model's configuration is kept
-BODY_SECONDS = 30.0  # in which a request must have come
+MODEL = "gpt"  # the model behind OpenAI's API
+CONFIG_SECONDS = 2.0  # that a model's configuration is cached
+BODY_SECONDS = 30.0  # within which a request's body must arrive
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)  # seconds
 PASSED_ON = ("Content-Type", "Inference-Header-Content-Length")
 JSON = "application/json"
@@ -50,13 +50,13 @@ log = logging.getLogger("gateway")
 
 @dataclass(frozen=True)
 class Options:
-    """body_bytes       of a request, at most
-    requests         that are under way together, at most; more are answered 429
-    seconds          that one may take, a stream to its end
-    repository       the folder that is served, for the chat template
-    control_key      that model control wants as `Authorization: Bearer KEY`; None: there is none
-    api_key          that all the rest wants; None: nothing
-    local            whether only this machine reaches the gateway
+    """body_bytes       most bytes per request body
+    requests         most requests in flight; further ones are answered 429
+    seconds          time limit of a request; for a stream, until its end
+    repository       the served folder, for the chat template
+    control_key      required for model control as `Authorization: Bearer KEY`; None: no control
+    api_key          required for everything else; None: no key
+    local            whether only this machine can reach the gateway
     """
 
     body_bytes: int
@@ -69,7 +69,7 @@ class Options:
 
 
 class Front:
-    """The handlers. triton: an open one; stubs: watched by somebody."""
+    """The handlers. triton: already open; stubs: run by the caller."""
 
     def __init__(self, triton: Triton, stubs: Stubs, options: Options):
         self.triton, self.stubs, self.options = triton, stubs, options
@@ -78,19 +78,19 @@ class Front:
         self.configs: dict[str, tuple[float, dict]] = {}
         self.registry = CollectorRegistry()
         self.answered = Counter(
-            "kintsugi_gateway_requests", "Answers, by route and HTTP status.",
+            "kintsugi_gateway_requests", "Responses, by route and HTTP status.",
             ("route", "status"), registry=self.registry,
         )
         self.took = Histogram(
-            "kintsugi_gateway_seconds", "Seconds from a request to the end of its answer.",
+            "kintsugi_gateway_seconds", "Seconds from a request to the end of its response.",
             ("route",), registry=self.registry, buckets=BOUNDS,
         )
         Gauge(
-            "kintsugi_gateway_requests_running", "Requests under way.", registry=self.registry
+            "kintsugi_gateway_requests_running", "Requests in flight.", registry=self.registry
         ).set_function(lambda: self.under_way)
         Gauge(
-            "kintsugi_gateway_model_loads", "Models that were loaded again after their process "
-            "had died.", registry=self.registry,
+            "kintsugi_gateway_model_loads", "Models loaded again after their process died.",
+            registry=self.registry,
         ).set_function(lambda: stubs.loads)
 
     def application(self) -> ASGIApp:
@@ -142,7 +142,7 @@ class Front:
     # --- around every request -------------------------------------------------------------------
 
     def observed(self, app: ASGIApp) -> ASGIApp:
-        """What comes is counted, timed and traced."""
+        """The application with every request counted, timed and traced."""
 
         async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
@@ -150,7 +150,7 @@ class Front:
             begin, given = time.time_ns(), dict(scope["headers"]).get(trace.HEADER.encode(), b"")
             context = span_of(given.decode("latin-1"))
             scope["state"] = {"context": context, "route": "unknown"}
-            status, told = 499, 499  # the client has left, unless the answer comes to its end
+            status, told = 499, 499  # the client left, unless the response is completed
 
             async def sending(message: Message) -> None:
                 nonlocal status, told
@@ -170,7 +170,7 @@ class Front:
         return wrapped
 
     def note(self, route: str, status: int | str, begin: int, context: Context) -> None:
-        """Counts a request that has ended, begun at `begin` (time.time_ns), times it, and writes
+        """Counts and times a request that began at `begin` (time.time_ns) and has ended; writes
         its span."""
         end = time.time_ns()
         self.took.labels(route).observe((end - begin) / 1e9)
@@ -178,7 +178,7 @@ class Front:
         trace.write("gateway", context, begin, end, route=route, status=status)
 
     def _open(self, path: str, handler: Callable) -> Callable:
-        """The handler of a route, which is noted, and whose key is asked for."""
+        """A route's handler that first records the route and checks caller and key."""
         route = path.replace(":triton", "").replace(":int", "")
 
         async def handle(request: Request) -> Response:
@@ -194,7 +194,7 @@ class Front:
         return error.response(openai=request.url.path.startswith("/v1/"))
 
     async def unknown(self, request: Request, error: Exception) -> Response:
-        """No such path, or method."""
+        """No such path or method."""
         assert isinstance(error, HTTPException)
         kind = "NOT_FOUND" if error.status_code == 404 else "INVALID_ARG"
         why = f"{kind}: {error.detail}: the gateway has no such path or method"
@@ -205,21 +205,21 @@ class Front:
         return await self.refused(request, Refusal(f"INTERNAL: {error!r}"))
 
     async def left(self, request: Request, error: Exception) -> Response:
-        """Nobody is there to read it."""
+        """The client has left; no one reads the response."""
         return Response(status_code=499)
 
     def _check_key(self, request, route):
-        """Model control has a key of its own; probes and Prometheus have none."""
+        """Checks the API key; model control has its own key, probes and Prometheus need none."""
         key, open_to_all = self.options.api_key, ("/v2/repository", "/v2/health", "/metrics")
         if key is not None and not route.startswith(open_to_all):
             check_bearer(request.headers.get("Authorization", ""), key)
 
     async def _body(self, request) -> bytes:
-        """The body, if it is no larger than allowed and comes in time. One that is too large is
-        read to its end: a client that still sends would not see the answer."""
+        """The body, if it is not too large and arrives in time. One that is too large is read to
+        its end, because a client that is still sending would not see the response."""
         found, size, most = bytearray(), 0, self.options.body_bytes
         if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
-            raise Refusal(f"INVALID_ARG: Content-Encoding {coding:.80}: send it as it is", 415)
+            raise Refusal(f"INVALID_ARG: Content-Encoding {coding:.80}: send it unencoded", 415)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for piece in request.stream():
@@ -228,7 +228,7 @@ class Front:
                         found += piece
         except TimeoutError:
             if size <= most:
-                why = f"INVALID_ARG: the body did not come within {BODY_SECONDS:g} s"
+                why = f"INVALID_ARG: the body did not arrive within {BODY_SECONDS:g} s"
                 raise Refusal(why, 408) from None
         if size > most:
             raise Refusal(f"INVALID_ARG: the body is larger than {most} bytes", 413)
@@ -236,7 +236,7 @@ class Front:
 
     @asynccontextmanager
     async def call(self, model: str) -> AsyncIterator[Call]:
-        """Around a question to a model: its time limit, and a place among those under way."""
+        """Surrounds a call to a model: its time limit, and its place among those in flight."""
         most = self.options.requests
         if self.under_way >= most:
             raise Refusal(f"UNAVAILABLE: {most} requests are here already, try again later")
@@ -263,7 +263,7 @@ class Front:
             raise Refusal(f"INVALID_ARG: {BINARY} {header:.40} is not within the body")
         checks.check_infer(checks.object_of(body[: int(header)]), len(body))
         if (await self._config(model)).get("model_transaction_policy", {}).get("decoupled"):
-            why = f"{model} gives any number of answers: ask generate, or infer by gRPC"
+            why = f"{model} sends any number of responses: use generate, or infer over gRPC"
             raise Refusal(f"UNSUPPORTED: {why}")
         return await self._forward(request, model, body, stream=False)
 
@@ -285,7 +285,7 @@ class Front:
                 async for piece in answer.content.iter_any():
                     yield piece
 
-        async def pieces():  # in a task of its own, which the time limit of the call ends
+        async def pieces():  # in its own task, which the call's time limit cancels
             async with aclosing(openai_api.merged([read()])) as found:
                 async for _, piece in found:
                     yield piece
@@ -293,8 +293,8 @@ class Front:
         return await self._streamed(request, pieces())
 
     async def _streamed(self, request, pieces: AsyncIterator[bytes], openai: bool = False):
-        """Server-sent events. What goes wrong before the first is an answer of its own; later it
-        is the last event."""
+        """Server-sent events. An error before the first event becomes the whole response; a later
+        one becomes the last event."""
         first = await unless_left(request, anext(pieces, b""))
 
         async def all_of_them():
@@ -305,7 +305,7 @@ class Front:
             except Refusal as refusal:
                 yield event(refusal.body(openai))
             except ClientDisconnect:
-                return  # there is nobody to tell
+                return  # no one reads the response
             finally:
                 await pieces.aclose()
 
@@ -314,12 +314,12 @@ class Front:
         )
 
     async def passed(self, request: Request) -> Response:
-        """What asks no model."""
+        """Forwards a call that runs no model."""
         body = await self.triton.whole("GET", request.url.path)
         return Response(body, media_type=JSON)
 
     async def ready(self, request: Request) -> Response:
-        """Whether everything that should be served is."""
+        """Whether every model that should be served is."""
         if why := await self.stubs.why_not_ready():
             raise Refusal(f"UNAVAILABLE: {why}")
         return Response()
@@ -338,7 +338,7 @@ class Front:
         now = time.monotonic()
         known = self.configs.get(model)
         if known is None or now - known[0] > CONFIG_SECONDS:
-            if known is not None:  # one request asks for all: the others go on with what is known
+            if known is not None:  # one request refreshes it for all: the others use the old one
                 self.configs[model] = now, known[1]
             try:
                 known = self.configs[model] = now, await self.triton.config(model)
@@ -373,7 +373,7 @@ class Front:
         model, action = request.path_params["model"], request.url.path.rpartition("/")[2]
         given = checks.object_of(await self._body(request) or b"{}")
         parameters = checks.control_parameters(given, action)
-        if "config" in parameters:  # a whole one could name any file of this machine as code
+        if "config" in parameters:  # a complete one could run any file of this machine as code
             served = await self.triton.config(model)
             parameters["config"] = checks.changed_config(parameters["config"], served)
         await getattr(self.stubs, action)(model, json.dumps({"parameters": parameters}).encode())
@@ -383,7 +383,7 @@ class Front:
     # --- OpenAI's API ---------------------------------------------------------------------------
 
     async def models(self, request: Request) -> Response:
-        """One model is there, if it is."""
+        """The one model, if it is served."""
         name = request.path_params.get("model", MODEL)
         self._check_model(name)
         served = any(
@@ -420,7 +420,7 @@ class Front:
         return json_response(reply.whole(await unless_left(request, whole_answers(streams))))
 
     async def _answers(self, request, body) -> AsyncIterator[dict]:
-        """What `gpt` says to one request, response for response."""
+        """The responses of `gpt` to one request."""
         call = ("POST", f"/v2/models/{MODEL}/generate_stream", traced(body, request))
         async with self.call(MODEL), self.triton.ask(*call) as answer:
             async for line in answer.content:
@@ -447,7 +447,7 @@ class Front:
     # --- metrics --------------------------------------------------------------------------------
 
     async def metrics(self, request: Request) -> Response:
-        """Triton's and the models' metrics, and those of the gateway."""
+        """The metrics of Triton, the models and the gateway."""
         text = generate_latest(self.registry)
         try:
             text = await self.triton.metrics() + text
@@ -457,7 +457,7 @@ class Front:
 
 
 class Name(Convertor[str]):
-    """A model's name as it stands in a path: ".." or "/" would lead to other paths of Triton."""
+    """A model's name in a path: ".." or "/" would lead to other paths of Triton."""
 
     regex = r"[\w-][\w.-]*"
 
@@ -472,14 +472,14 @@ register_url_convertor("triton", Name())
 
 
 class Streamed(StreamingResponse):
-    """A stream that looks by itself whether its client is there (`unless_left`)."""
+    """A stream that itself checks whether its client has left (`unless_left`)."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.stream_response(send)
 
 
 async def unless_left(request: Request, work: Awaitable[Any]) -> Any:
-    """What `work` gives. Cancels it and raises ClientDisconnect when the client leaves before."""
+    """The result of `work`. If the client leaves first, cancels it and raises ClientDisconnect."""
 
     async def leaving():
         while (await request.receive())["type"] != "http.disconnect":
@@ -498,7 +498,7 @@ async def unless_left(request: Request, work: Awaitable[Any]) -> Any:
 
 
 async def whole_answers(streams: list[AsyncIterator[dict]]) -> list[openai_api.Answer]:
-    """Each stream to its end."""
+    """Reads each stream to its end."""
     answers = [openai_api.Answer() for _ in streams]
     async for number, answer in openai_api.merged(streams):
         answers[number].add(answer)
@@ -506,13 +506,13 @@ async def whole_answers(streams: list[AsyncIterator[dict]]) -> list[openai_api.A
 
 
 def span_of(traceparent: str | None) -> Context:
-    """The gateway's span of a request: a child of its caller's, or the first of a new trace."""
+    """The gateway's span of a request: a child of the caller's, or the first of a new trace."""
     caller = trace.parse(traceparent)
     return caller.child() if caller else Context(secrets.token_hex(16), secrets.token_hex(8), True)
 
 
 def check_bearer(authorization: str, key: str) -> None:
-    """Refuses a request whose header is not that of the key."""
+    """Refuses a request whose header does not hold the key."""
     scheme, _, given = authorization.partition(" ")
     same = hmac.compare_digest(given.encode(errors="surrogateescape"), key.encode())
     if scheme.lower() != "bearer" or not same:
@@ -520,8 +520,9 @@ def check_bearer(authorization: str, key: str) -> None:
 
 
 def traced(body: dict, request: Request) -> bytes:
-    """The body of a generate with its trace: Triton hands no header of those on to a model, but
-    every field that is no input (https://github.com/triton-inference-server/server/issues/8790)."""
+    """The body of a generate request with its trace in a field: Triton does not pass that call's
+    headers to a model, but it does pass every field that is not an input
+    (https://github.com/triton-inference-server/server/issues/8790)."""
     return json.dumps(body | {trace.HEADER: request.state.context.header()}).encode()
 
 

@@ -1,7 +1,7 @@
-"""What a body may hold before it reaches Triton, which takes more than is good for it.
+"""Checks of request bodies before they reach Triton, which accepts more than is good for it.
 
-The server of the wheel (2.51) ends at a body of some 4.2 MB and at a `shape` of 2**40, ignores a
-misspelt field of `generate`, and takes the lowest 32 bits of a number that is too large.
+The wheel's server (2.51) crashes on a body of about 4.2 MB and on a `shape` of 2**40, ignores a
+misspelled field of `generate`, and keeps only the lowest 32 bits of a number that is too large.
 """
 
 import difflib
@@ -21,25 +21,25 @@ WHOLE = {
 }
 LARGEST = {"TYPE_FP16": 65504.0, "TYPE_BF16": 3.38e38, "TYPE_FP32": 3.4e38, "TYPE_FP64": math.inf}
 DEEPEST = 32  # levels of lists in the data of a tensor
-GENERATE = {"id"}  # fields of generate that are no input
+GENERATE = {"id"}  # fields of generate that are not inputs
 INFER = {"id", "parameters", "inputs", "outputs"}
 TENSOR = {"name", "shape", "datatype", "parameters", "data"}
 
 
 def check_caller(headers: Mapping[str, str], local: bool) -> None:
-    """Refuses a page of another site: in a browser on this machine it reaches what only this
-    machine reaches (`local`), also by a name of its own (DNS rebinding)."""
+    """Refuses web pages of other sites: in a browser on this machine they reach addresses that are
+    `local` to it, even under a name of their own (DNS rebinding)."""
     host, origin = headers.get("Host", ""), headers.get("Origin")
     foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
     if foreign or (origin is not None and origin.partition("://")[2] != host):
-        raise Refusal("UNAUTHENTICATED: a page of another site may not ask this server", 403)
+        raise Refusal("UNAUTHENTICATED: pages of other sites may not call this server", 403)
     if local and host and not is_loopback(urlsplit(f"//{host}").hostname or ""):
-        why = f"Host {host:.80} is not this machine, and nobody else is served"
-        raise Refusal(f"UNAUTHENTICATED: {why}: ask localhost, or start with --host", 403)
+        why = f"Host {host:.80} is not this machine, the only one served"
+        raise Refusal(f"UNAUTHENTICATED: {why}: call localhost, or start with --host", 403)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
 
 
 def object_of(body: bytes) -> dict:
-    """The JSON object that a body is. Raises Refusal."""
+    """The body as a JSON object. Raises Refusal."""
     try:
         found = json.loads(body, parse_constant=_no_number)
     except RecursionError:
@@ -72,12 +72,12 @@ def check_generate(body: dict, config: dict, stream: bool) -> None:
             raise Refusal(f"INVALID_ARG: {name} is missing")
     if body.get("stream") is True and not stream:
         raise Refusal(
-            "INVALID_ARG: stream is true, and generate gives one answer: ask generate_stream"
+            "INVALID_ARG: stream is true, but generate sends one response: use generate_stream"
         )
 
 
 def _check_values(name, value, given):
-    """One value where the input has one, else a list of them too."""
+    """Refuses values of the wrong number or type; a single one may also come without a list."""
     dims = [int(size) for size in given["dims"]]
     values = value if isinstance(value, list) else [value]
     if len(dims) != 1 or (dims[0] >= 0 and len(values) != dims[0]):
@@ -95,7 +95,7 @@ def _check_value(name, value, kind):
     elif kind in WHOLE:
         least, most = WHOLE[kind]
         right = number and isinstance(value, int) and least <= value <= most
-        wanted = f"a whole number from {least} to {most}"
+        wanted = f"an integer from {least} to {most}"
     else:
         right = number and abs(value) <= LARGEST.get(kind, 0.0)
         wanted = "a finite number"
@@ -104,10 +104,10 @@ def _check_value(name, value, kind):
 
 
 def check_infer(header: dict, size: int) -> None:
-    """Refuses a request of infer whose JSON part, in a body of `size` bytes, makes no sense.
+    """Refuses an infer request whose JSON part, in a body of `size` bytes, is invalid.
 
-    A number takes a byte at least, however it is sent: no tensor has more numbers than the body
-    has bytes.
+    However it is sent, each element takes at least one byte, so no tensor can have more elements
+    than the body has bytes.
     """
     _known(header, INFER, "field")
     _check_parameters(header.get("parameters", {}))
@@ -125,7 +125,7 @@ def check_infer(header: dict, size: int) -> None:
 
 
 def control_parameters(body: dict, action: str) -> dict:
-    """What a request to load or unload a model says; files and what is not known are refused."""
+    """The parameters of a request to load or unload a model; files and unknown ones are refused."""
     parameters = body.get("parameters", {})
     if not isinstance(parameters, dict):
         raise Refusal(f"INVALID_ARG: parameters {_short(parameters)} are not an object")
@@ -133,21 +133,21 @@ def control_parameters(body: dict, action: str) -> dict:
     for name in parameters:
         if name != known:
             raise Refusal(
-                f"INVALID_ARG: {_short(name)} does not pass the gateway: {action} takes {known}"
+                f"INVALID_ARG: the gateway does not pass on {_short(name)}: {action} takes {known}"
             )
     return parameters
 
 
 def changed_config(config: Any, served: dict) -> str:
-    """`served`, a model's configuration, with other values of the parameters that it has: nothing
-    else of `config`, a JSON text, may differ. Raises Refusal."""
+    """A model's configuration `served`, with new values for its parameters from `config`, a JSON
+    text in which nothing else may differ. Raises Refusal."""
     if not isinstance(config, str):
         raise Refusal("INVALID_ARG: config is not a JSON text")
     given = object_of(config.encode(errors="replace"))
     parameters = given.get("parameters", {})
     if not isinstance(parameters, dict):
         raise Refusal("INVALID_ARG: the parameters of config are not an object")
-    # Triton's backends read those in capitals themselves: EXECUTION_ENV_PATH names a file to run
+    # Triton's backends use those in capitals themselves: EXECUTION_ENV_PATH names a file to run
     known = {name for name in served.get("parameters", {}) if not name.isupper()}
     for name, value in parameters.items():
         same = value == served.get("parameters", {}).get(name)
@@ -160,8 +160,8 @@ def changed_config(config: Any, served: dict) -> str:
     for name in given.keys() - {"parameters"}:
         if given[name] != served.get(name):
             raise Refusal(
-                f"INVALID_ARG: {_short(name)} of config cannot be changed: parameters can, the "
-                "rest in config.pbtxt"
+                f"INVALID_ARG: {_short(name)} of config cannot be changed by request: only "
+                "parameters can, the rest in config.pbtxt"
             )
     return json.dumps(served | {"parameters": served.get("parameters", {}) | parameters})
 
@@ -169,15 +169,15 @@ def changed_config(config: Any, served: dict) -> str:
 def _check_shape(tensor, size):
     shape = tensor.get("shape")
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise Refusal(f"INVALID_ARG: shape {_short(shape)} is not a list of whole numbers")
+        raise Refusal(f"INVALID_ARG: shape {_short(shape)} is not a list of integers of 0 or more")
     if max(shape, default=0) > size or math.prod(shape) > size:
         raise Refusal(
-            f"INVALID_ARG: shape {_short(shape)} has more numbers than the body has bytes, {size}"
+            f"INVALID_ARG: shape {_short(shape)} has more elements than the body has bytes, {size}"
         )
 
 
 def _check_parameters(parameters):
-    """A client of the gateway has no memory together with the server."""
+    """Refuses shared memory, which clients of the gateway do not have with the server."""
     if not isinstance(parameters, dict):
         raise Refusal(f"INVALID_ARG: parameters {_short(parameters)} are not an object")
     for name in parameters:
@@ -189,7 +189,7 @@ def _check_parameters(parameters):
 
 
 def _depth(data) -> int:
-    """Levels of lists, wherever they are deepest; counted as far as matters."""
+    """The depth of nested lists, counted up to one level more than DEEPEST."""
     deep, level = 0, [data]
     while deep <= DEEPEST and (lists := [one for one in level if isinstance(one, list)]):
         deep, level = deep + 1, [one for some in lists for one in some]
@@ -207,7 +207,7 @@ def _known(body: dict, names: set[str], what: str) -> None:
 
 
 def _no_number(name):
-    raise Refusal(f"INVALID_ARG: {name} is not a number of JSON")
+    raise Refusal(f"INVALID_ARG: {name} is not a number in JSON")
 
 
 def _short(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""The gateway's gRPC: the calls that a client needs, with HTTP's key and limits.
+"""The gateway's gRPC: the calls that a client needs, with the same key and limits as HTTP.
 
-What is not among CALLS is UNIMPLEMENTED, and does not reach Triton: model control, shared memory,
+Any call not among CALLS is UNIMPLEMENTED and does not reach Triton: model control, shared memory,
 traces, log settings.
 """
 
@@ -20,10 +20,10 @@ from utils.serving.engine import trace
 from utils.serving.gateway.app import Front, check_bearer, span_of
 from utils.serving.gateway.refusal import Refusal
 
-CODES = {  # of gRPC, by the name that begins a refusal, where they differ
+CODES = {  # gRPC's status by the name that begins a refusal, if they differ
     "INVALID_ARG": "INVALID_ARGUMENT", "UNSUPPORTED": "UNIMPLEMENTED",
 }
-WITHOUT_KEY = {"ServerLive", "ServerReady", "ModelReady"}  # a probe has none
+WITHOUT_KEY = {"ServerLive", "ServerReady", "ModelReady"}  # probes have no key
 CALLS = {
     *WITHOUT_KEY, "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer",
     "ModelStreamInfer",
@@ -33,7 +33,7 @@ ANY_SIZE = [("grpc.max_receive_message_length", -1)]
 
 
 def passed(name: str) -> Callable:
-    """A call that asks no model: as Triton answers it."""
+    """A handler that forwards a call that runs no model."""
 
     async def handle(self: "Door", request: Any, context: grpc.aio.ServicerContext) -> Any:
         async with self._observed(name, context) as metadata:
@@ -43,7 +43,7 @@ def passed(name: str) -> Callable:
 
 
 class Door:
-    """The calls. triton: of an open channel."""
+    """The handlers of the calls. triton: a stub on an open channel."""
 
     def __init__(self, front: Front, triton: GRPCInferenceServiceStub):
         self.front, self.triton = front, triton
@@ -74,7 +74,7 @@ class Door:
     async def ModelStreamInfer(
         self, requests: AsyncIterator, context: grpc.aio.ServicerContext
     ) -> None:
-        """Its time limit begins anew with each message: a client may keep its stream."""
+        """Restarts the time limit with each message, so a client may keep its stream open."""
         async with self._observed("ModelStreamInfer", context) as metadata:
             first = await anext(aiter(requests), None)
             if first is None:
@@ -98,15 +98,15 @@ class Door:
 
     @asynccontextmanager
     async def _observed(self, name, context):
-        """Counts, times and traces a call; gives the metadata that go on. What is refused, here or
-        by Triton, is the call's status."""
+        """Counts, times and traces a call; yields the metadata to forward. A refusal, here or by
+        Triton, becomes the call's status."""
         given = {key.lower(): value for key, value in context.invocation_metadata()}
         begin, span = time.time_ns(), span_of(given.get(trace.HEADER))
         status = "CANCELLED"
         try:
             if self.front.options.api_key is not None and name not in WITHOUT_KEY:
                 check_bearer(given.get("authorization", ""), self.front.options.api_key)
-            # nothing else: with triton_grpc_error, what comes after an error ends Triton 24.10
+            # nothing else: with triton_grpc_error, a message after an error crashes Triton 24.10
             yield [(trace.HEADER, span.header())]
             status = "OK"
         except Refusal as refusal:
@@ -124,7 +124,7 @@ class Door:
             self.front.note(f"gRPC {name}", status, begin, span)
 
     def handlers(self) -> grpc.GenericRpcHandler:
-        """What a server needs to know of CALLS."""
+        """The handlers of CALLS for a server."""
         service, found = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"], {}
         for name in CALLS:
             method = service.methods_by_name[name]
@@ -140,15 +140,15 @@ class Door:
 async def opened(
     front: Front, triton: str, address: str, tls_cert: str | None = None, tls_key: str | None = None
 ) -> tuple[grpc.aio.Server, int]:
-    """A server of gRPC that listens at `address`, in front of Triton's at `triton`; and its port.
+    """A gRPC server that listens on `address`, in front of Triton's at `triton`; and its port.
 
-    tls_cert   the file of a certificate: TLS;  tls_key: of its key, where that has none
+    tls_cert   certificate file; None: no TLS;  tls_key: key file, if the certificate's has no key
     Raises OSError.
     """
     limits = [
         ("grpc.max_receive_message_length", front.options.body_bytes), ("grpc.so_reuseport", 0),
     ]
-    logging.getLogger("grpc").setLevel(logging.CRITICAL)  # a client's mistakes are no news
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)  # clients' mistakes need no log
     stub = GRPCInferenceServiceStub(grpc.aio.insecure_channel(triton, options=ANY_SIZE))
     server = grpc.aio.server(handlers=[Door(front, stub).handlers()], options=limits)
     try:
@@ -158,6 +158,6 @@ async def opened(
             pair = Path(tls_key or tls_cert).read_bytes(), Path(tls_cert).read_bytes()
             port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
     except RuntimeError as error:
-        raise OSError(f"gRPC cannot listen at {address}: {error}") from None
+        raise OSError(f"gRPC cannot listen on {address}: {error}") from None
     await server.start()
     return server, port

@@ -4,9 +4,9 @@
     POST /v1/chat/completions    {"model": "gpt", "messages": [{"role": "user", "content": "Hi"}]}
     GET  /v1/models
 
-What is here does what OpenAI's reference says; what is not here is refused by its name, never
-ignored. Beside it: top_k and prompt_name, as in `generate` (extra_body of the official client).
-Each choice is a request of its own to `gpt`, so all of them run in one batch.
+Fields that exist here do what OpenAI's reference says; any other is refused by name, never ignored.
+In addition there are top_k and prompt_name, as in `generate` (extra_body in the official client).
+Each choice is a separate request to `gpt`, so all of them run in one batch.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from utils.serving.gateway.refusal import Refusal
 
-CHOICES = 16  # of a request
+CHOICES = 16  # most choices per request
 COMPLETION_TOKENS = 16  # OpenAI's default
 AS_MANY_AS_FIT = -1
 
@@ -34,7 +34,7 @@ class StreamOptions(BaseModel):
 
 
 class Sampling(BaseModel):
-    """What both endpoints have. A Literal: only what changes nothing is taken."""
+    """The fields of both endpoints. A Literal accepts only the value that has no effect."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     model: str
@@ -53,7 +53,7 @@ class Sampling(BaseModel):
     logit_bias: Annotated[dict, Field(max_length=0)] | None = None
 
     def request(self, text: str, choice: int) -> dict:
-        """The body of generate for one choice; equal seeds give different choices of a request."""
+        """The body of generate for one choice; each choice of a request has a seed of its own."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         seed = None if self.seed is None else (self.seed + choice) % 2**63
         fields = {
@@ -102,7 +102,7 @@ class Completions(Sampling):
 
 
 class Message(BaseModel):
-    """One message: the text alone, or OpenAI's list of parts, which must be texts."""
+    """One message: plain text, or OpenAI's list of parts, all of which must be text."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     role: str
@@ -115,7 +115,7 @@ class Message(BaseModel):
         elif all(set(part) == {"type", "text"} and part["type"] == "text" for part in self.content):
             text = "".join(str(part["text"]) for part in self.content)
         else:
-            raise Refusal("INVALID_ARG: a message has a part that is no text")
+            raise Refusal("INVALID_ARG: a message has a part that is not text")
         return {"role": self.role, "content": text}
 
 
@@ -156,7 +156,7 @@ class ChatCompletions(Sampling):
 
 
 class Answer:
-    """What one choice has said: a piece of it, or all pieces together."""
+    """The output of one choice: a chunk of it, or all chunks together."""
 
     def __init__(self):
         self.text, self.finish, self.logprobs, self.version = "", "", [], ""
@@ -164,7 +164,7 @@ class Answer:
         self.begin = 0  # characters before it
 
     def add(self, event: dict) -> None:
-        """One response of `gpt`."""
+        """Appends one response of `gpt`."""
         self.text += event["text_output"]
         self.finish = event["finish_reason"]
         self.prompt_tokens = event["prompt_tokens"]
@@ -173,7 +173,7 @@ class Answer:
         self.logprobs += json.loads(event.get("logprobs") or "[]")
 
     def offsets(self) -> list[int]:
-        """Where each token begins in the text of the answer."""
+        """The offset of each token in the text of the answer."""
         found, place = [], self.begin
         for one in self.logprobs:
             found.append(place)
@@ -184,14 +184,14 @@ class Answer:
 class Chat:
     """The chat template of the newest version's own tokenizer.
 
-    repository   the folder that is served; None: no chat
+    repository   the served folder; None: no chat
     """
 
     def __init__(self, repository: Path | None):
         self.repository, self.read = repository, {}
 
     async def text(self, messages: list[dict]) -> str:
-        """What the model is asked for these messages. Raises Refusal."""
+        """The prompt that these messages become. Raises Refusal."""
         return await asyncio.to_thread(self._text, messages)
 
     def _text(self, messages):
@@ -203,15 +203,15 @@ class Chat:
         tokenizer = self.read[folder]
         if not tokenizer.chat_template:
             raise Refusal(
-                "UNSUPPORTED: this model's tokenizer has no chat template: ask /v1/completions"
+                "UNSUPPORTED: this model's tokenizer has no chat template: use /v1/completions"
             )
         try:
             text = tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
             )
-        except Exception as error:  # a template raises what it likes
+        except Exception as error:  # a template may raise anything
             raise Refusal(f"INVALID_ARG: the chat template refuses this: {error}") from None
-        # the server's tokenizer puts its first token in front by itself
+        # the server's tokenizer prepends the BOS token itself
         begin, added = tokenizer.bos_token, tokenizer("").input_ids
         if begin and added[:1] == [tokenizer.bos_token_id]:
             text = text.removeprefix(begin)
@@ -224,12 +224,12 @@ class Chat:
             if (path / "tokenizer.json").exists()
         )
         if not versions:
-            raise Refusal("UNSUPPORTED: the gateway does not see the repository: no chat")
+            raise Refusal("UNSUPPORTED: no chat, because the gateway cannot see the repository")
         return versions[-1][1]
 
 
 def parsed(kind: type[Sampling], body: dict) -> Sampling:
-    """The request as an object. Raises Refusal with the first thing that is wrong."""
+    """The request as an object. Raises Refusal with the first error."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -241,12 +241,12 @@ def parsed(kind: type[Sampling], body: dict) -> Sampling:
 
 
 def _is_type(part) -> bool:
-    """Whether a part of pydantic's place is the name of a type, not of a field."""
+    """Whether a part of pydantic's `loc` names a type, not a field."""
     return isinstance(part, str) and (part in ("str", "float", "int") or "[" in part)
 
 
 class Reply:
-    """The answer to one request: its choices, whole or as events."""
+    """The response to one request: its choices, whole or as events."""
 
     def __init__(self, request: Sampling):
         self.request = request
@@ -260,7 +260,7 @@ class Reply:
         self.version = ""
 
     def whole(self, answers: list[Answer]) -> dict:
-        """The one body of an answer that is not streamed."""
+        """The body of a response that is not streamed."""
         choices = []
         for number, answer in enumerate(answers):
             self._count(number, answer)
@@ -276,14 +276,14 @@ class Reply:
         return {**self._head(streamed=True), "choices": [choice], **usage}
 
     def last_event(self) -> dict | None:
-        """What all choices have used, where it was asked for."""
+        """The event with the usage of all choices, if it was requested."""
         options = self.request.stream_options
         if not (options and options.include_usage):
             return None
         return {**self._head(streamed=True), "choices": [], "usage": self.used()}
 
     def used(self) -> dict:
-        """Tokens; the prompt of several choices counts once."""
+        """The token counts; a prompt with several choices counts once."""
         n = self.request.n or 1
         prompt = sum(tokens for number, (tokens, _) in self.usage.items() if number % n == 0)
         made = sum(tokens for _, tokens in self.usage.values())
@@ -301,7 +301,7 @@ class Reply:
 
 
 async def merged(streams: list[AsyncIterator[Any]]) -> AsyncIterator[tuple[int, Any]]:
-    """(number, item) of several streams, as the items come. The first error ends all."""
+    """(stream number, item) from several streams, as items arrive. The first error ends all."""
     queue: asyncio.Queue = asyncio.Queue(maxsize=64)
 
     async def read(number, stream):

@@ -2,9 +2,9 @@
 
     with TritonServer(repo) as server, Gateway(server, port=8000) as gateway:
         gateway.http, gateway.grpc      # "127.0.0.1:8000", …
-        gateway.alive();  gateway.start()   # after it was killed: at the same port
+        gateway.alive();  gateway.start()   # after it was killed: on the same port
 
-The process (`__main__.py`) ends with whoever started it.
+The process (`__main__.py`) ends with the process that started it.
 """
 
 import argparse
@@ -26,16 +26,16 @@ KILL = 5.0  # seconds after exit_seconds until it is killed
 def add_options(parser: argparse._ActionsContainer) -> None:
     """The limits of a gateway, for a command line."""
     add = parser.add_argument
-    add("--body-bytes", type=int, default=1 << 20, metavar="N", help="of a request (1 MiB)")
-    add("--requests", type=int, default=256, metavar="N", help="under way together (256)")
-    add("--seconds", type=float, default=600.0, metavar="S", help="for one request (600)")
-    add("--load-seconds", type=float, default=300.0, metavar="S", help="for one load (300)")
-    add("--tls-cert", metavar="FILE", help="a certificate: HTTPS in place of HTTP")
-    add("--tls-key", metavar="FILE", help="its key, where the certificate's file has none")
+    add("--body-bytes", type=int, default=1 << 20, metavar="N", help="limit per request (1 MiB)")
+    add("--requests", type=int, default=256, metavar="N", help="most in flight (256)")
+    add("--seconds", type=float, default=600.0, metavar="S", help="time limit per request (600)")
+    add("--load-seconds", type=float, default=300.0, metavar="S", help="time limit per load (300)")
+    add("--tls-cert", metavar="FILE", help="certificate; serves HTTPS instead of HTTP")
+    add("--tls-key", metavar="FILE", help="its key, if the certificate's file has none")
 
 
 class Served(Protocol):
-    """What a gateway wants to know of a TritonServer."""
+    """The attributes of a TritonServer that a gateway needs."""
 
     http: str
     grpc: str
@@ -47,12 +47,12 @@ class Served(Protocol):
 
 
 class Gateway:
-    """The gateway of a server that runs, at `host` and `port` (0: a free one).
+    """The gateway of a running server, on `host` and `port` (0: a free one).
 
-    control_key   that clients must give to load and unload models; None: one is drawn
-    api_key       that they must give for the rest; None: none
-    options                further ones of the command, by name: body_bytes, requests, seconds, …
-    Raises ServerError where it does not start.
+    control_key   required from clients to load and unload models; None: a random one
+    api_key       required for everything else; None: no key
+    options       further options of the command, by name: body_bytes, requests, seconds, …
+    Raises ServerError if it does not start.
     """
 
     def __init__(
@@ -101,21 +101,21 @@ class Gateway:
             self.port, self.grpc_port = ports["port"], ports["grpc_port"]
         except (ChildEnded, TimeoutError):
             self._child.wait(1.0)
-            why = self._child.last_words() or f"it does not listen after {START:g} s"
+            why = self._child.last_words() or f"it was not listening after {START:g} s"
             self.close()
-            raise ServerError(f"the gateway has not started: {why}") from None
+            raise ServerError(f"the gateway did not start: {why}") from None
         except BaseException:  # also Ctrl-C
             self.close()
             raise
 
     @property
     def http(self) -> str:
-        """ "host:port" for clients of this machine."""
+        """ "host:port" for clients on this machine."""
         return f"{HOST if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     @property
     def grpc(self) -> str:
-        """The same of gRPC."""
+        """The same for gRPC."""
         return f"{HOST if self.host == '0.0.0.0' else self.host}:{self.grpc_port}"
 
     @property
@@ -123,11 +123,11 @@ class Gateway:
         return self._child.pid
 
     def alive(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process is running."""
         return self._child is not None and self._child.returncode is None
 
     def close(self) -> None:
-        """Ends it; requests under way have `exit_seconds`. Closing twice does nothing."""
+        """Ends it; requests in flight have `exit_seconds`. Closing twice does nothing."""
         if self._child is not None:
             drain = self._options.get("drain_seconds", 0.0)
             end([self._child], drain + self.exit_seconds + KILL)

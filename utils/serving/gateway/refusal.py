@@ -1,10 +1,10 @@
-"""A request that is not served, as an answer of HTTP.
+"""A refused request as an HTTP response.
 
     raise Refusal("UNAVAILABLE: the queue is full")          # 429, Retry-After: 1
     raise Refusal("INVALID_ARG: the body is too large", 413)
 
-The message begins with Triton's name of the error; the status is the one that HTTP has for it,
-where Triton answers every error of a streaming model with 400.
+The message begins with Triton's name of the error; the status is HTTP's for it, whereas Triton
+answers every error of a streaming model with 400.
 """
 
 import json
@@ -27,7 +27,7 @@ OPENAI = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 
 
 class Refusal(Exception):
-    """message: "KIND: why"; status: of HTTP, from the kind where it is not given."""
+    """message: "KIND: why"; status: HTTP's; None: derived from the kind."""
 
     def __init__(self, message: str, status: int | None = None):
         if not NAME.match(message):
@@ -37,7 +37,7 @@ class Refusal(Exception):
         self.status = status or (429 if FULL.match(message) else STATUS[NAME.match(message)[1]])
 
     def body(self, openai: bool = False) -> dict:
-        """The answer as JSON: Triton's, or OpenAI's form of it."""
+        """The JSON body, in Triton's or OpenAI's form."""
         if not openai:
             return {"error": self.message}
         kind = "invalid_request_error" if self.status < 500 else "server_error"
@@ -53,5 +53,5 @@ class Refusal(Exception):
 def json_response(
     body: dict, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """An answer in JSON."""
+    """A JSON response."""
     return Response(json.dumps(body), status, headers, "application/json")

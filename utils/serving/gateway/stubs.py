@@ -1,13 +1,14 @@
 """Watches the processes in which Triton's Python models run, and restarts what Triton does not.
 
 Triton runs each Python model in a process of its own, a *stub*. When one is killed, Triton does not
-start it anew: streams hang, and the model counts as ready. So the gateway looks at the stubs itself
-(Linux: /proc), several times a second:
+restart it: streams hang, and the model still counts as ready. So the gateway checks the stubs
+itself (Linux: /proc), several times per second:
 
-- one has died: its requests end with an error, new ones are refused, and the model is unloaded and
-  loaded, again and again until it is there;
-- one is stopped: its requests wait; after HUNG seconds it is killed, and that was the first case;
-- a load that takes longer than its time limit: the stub that loads is killed, so the load fails.
+- a stub has died: its requests end with an error, new ones are refused, and the model is unloaded
+  and loaded repeatedly until it is back;
+- a stub is stopped: its requests wait; after HUNG seconds it is killed, which leads to the first
+  case;
+- a load takes longer than its time limit: the loading stub is killed, so the load fails.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from pathlib import Path
 from utils.serving.gateway.refusal import Refusal
 from utils.serving.gateway.triton import Triton
 
-LOOK = 0.4  # seconds between two looks
+LOOK = 0.4  # seconds between two checks
 HUNG = 10.0  # seconds that a stub may be stopped
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds between two attempts to load a model again
 UNLOAD = 60.0  # seconds
@@ -37,7 +38,7 @@ log = logging.getLogger("gateway")
 
 @dataclass(frozen=True)
 class Stub:
-    """A process of a model. begun: when, on the kernel's clock, to know an old from a new one."""
+    """A process of a model. begun: start time on the kernel's clock, which tells old from new."""
 
     model: str
     version: str
@@ -46,25 +47,25 @@ class Stub:
 
 
 class Call:
-    """A request under way, or a stream of them."""
+    """A request in flight, or a stream of requests."""
 
     def __init__(self, limit: asyncio.Timeout, model: str, seconds: float):
         self.limit, self.models, self.seconds = limit, {model}, seconds
 
     def goes_on(self, model: str | None = None) -> None:
-        """Another message has come, to this model: the time limit begins anew."""
+        """Another message has arrived, for this model: restarts the time limit."""
         self.models |= {model} - {None}
         if not self.limit.expired():
             self.limit.reschedule(asyncio.get_running_loop().time() + self.seconds)
 
     def end(self) -> None:
-        """Its time is over."""
+        """Lets it time out now."""
         self.seconds = 0.0
         self.goes_on()
 
 
 class Stubs:
-    """The stubs of the server with the process id `pid`; None: nobody is watched.
+    """The stubs of the server with the process id `pid`; None: none are watched.
 
     load_seconds   time limit of a load
     """
@@ -72,10 +73,10 @@ class Stubs:
     def __init__(self, triton: Triton, pid: int | None, load_seconds: float):
         self.triton, self.pid, self.load_seconds = triton, pid, load_seconds
         self.wanted: set[str] = set()  # models that should be served
-        self.down: dict[str, str] = {}  # {model: why it is not}
+        self.down: dict[str, str] = {}  # {model: why it is not served}
         self.leaving = False  # whether the gateway is about to end
         self.loads = 0  # models that were loaded again
-        self._known: set[Stub] = set()  # that ran at the last look
+        self._known: set[Stub] = set()  # that ran at the last check
         self._stopped: dict[Stub, float] = {}  # since when
         self._calls: set[Call] = set()
         self._healing: dict[str, asyncio.Task] = {}
@@ -84,8 +85,8 @@ class Stubs:
 
     @asynccontextmanager
     async def call(self, model: str, seconds: float) -> AsyncIterator[Call]:
-        """A request to `model` of at most so many seconds. Raises Refusal where the model is down,
-        now or before the request has ended."""
+        """A request to `model` with a time limit. Raises Refusal if the model is down now or goes
+        down before the request ends."""
         self.refuse_if_down(model)
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -101,14 +102,14 @@ class Stubs:
             raise Refusal(f"DEADLINE_EXCEEDED: no answer after {seconds:g} s") from None
 
     def refuse_if_down(self, model: str) -> None:
-        """Raises Refusal with the reason."""
+        """Raises Refusal with the reason if the model is down."""
         if why := self.down.get(model):
             raise Refusal(f"UNAVAILABLE: {why}, try again later")
 
     async def why_not_ready(self) -> str | None:
-        """None where every model that should be served is; else one that is not.
+        """None if every model that should be served is; else the reason why one is not.
 
-        Triton's own answer is none: it is false for ever once a model was unloaded.
+        Triton's own answer is useless: it stays false once any model has been unloaded.
         """
         if self.leaving:
             return "this server is about to end"
@@ -120,16 +121,16 @@ class Stubs:
     # --- model control --------------------------------------------------------------------------
 
     async def load(self, model: str, body: bytes = b"{}") -> None:
-        """Loads a model, or what is new of it; a load that hangs is ended and tried once more."""
+        """Loads a model, or its changes; a load that hangs is ended and retried once."""
         try:
             await self._load(model, body)
         except Hangs:
-            log.warning("%s: loading is tried again", model)
+            log.warning("%s: retrying the load", model)
             await self._load(model, body)
         self.wanted.add(model)
 
     async def unload(self, model: str, body: bytes = b"{}") -> None:
-        """Unloads a model, which is not wanted from now on."""
+        """Unloads a model, which is no longer wanted."""
         self.wanted.discard(model)
         await self.triton.control(model, "unload", UNLOAD, body)
 
@@ -139,8 +140,8 @@ class Stubs:
             self.triton.control(model, "load", self.load_seconds + UNLOAD, body)
         )
         if not (await asyncio.wait({task}, timeout=self.load_seconds))[0]:
-            killed = 0  # when the last that was killed began: an older one may be that which serves
-            while not task.done():  # the stub may be still to come
+            killed = 0  # start time of the last stub killed: an older one may be in service
+            while not task.done():  # the stub may not have started yet
                 with suppress(Refusal):
                     hang = [stub for stub in await self._loading(model) if stub.begun > killed]
                     self._kill(hang)
@@ -162,14 +163,14 @@ class Stubs:
 
     def _kill(self, stubs: Iterable[Stub]):
         for stub in stubs:
-            log.error("%s version %s hangs: its process is killed", stub.model, stub.version)
+            log.error("%s version %s hangs: killing its process", stub.model, stub.version)
             with suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)
 
     # --- the watch ------------------------------------------------------------------------------
 
     async def begin(self) -> None:
-        """Waits for the server; what it serves then is wanted. Raises TimeoutError."""
+        """Waits for the server; the models that it serves then are wanted. Raises TimeoutError."""
         until = asyncio.get_running_loop().time() + self.load_seconds
         while True:
             with suppress(Refusal):  # it is not up yet
@@ -181,18 +182,18 @@ class Stubs:
             await asyncio.sleep(LOOK)
 
     async def run(self) -> None:
-        """Until the server has gone."""
+        """Watches until the server is gone."""
         while self.pid is None or Path(f"/proc/{self.pid}").exists():
             try:
                 await self._look()
-            except Refusal as error:  # Triton does not answer: why_not_ready says so, too
+            except Refusal as error:  # Triton does not answer; why_not_ready reports it too
                 log.warning("%s", error.message)
             await asyncio.sleep(LOOK)
 
     async def _look(self):
         now = asyncio.get_running_loop().time()
-        # The kernel's lists of children may lack one for a moment, when a thread of the server ends
-        # and another becomes its parent: so who was there is asked for by its own number, too.
+        # The kernel's lists of children may lack a stub for a moment, when a thread of the server
+        # ends and another becomes its parent: so known stubs are also looked up by their own pid.
         found = {*self.stubs(), *(stub for stub in self._known if stub_of(stub.pid) == stub)}
         here = {stub: state(stub.pid) for stub in found}
         stopped = {stub for stub, letter in here.items() if letter in "Tt"}
@@ -207,12 +208,12 @@ class Stubs:
                 others = [one for one in alive if (one.model, one.version) == (model, version)]
                 self._heal(model, others)
         self._known = alive
-        # only now: one that was stopped may be one that has died
+        # only now: a stub that was stopped may have died
         for model in set(self.down) - {stub.model for stub in stopped} - set(self._healing):
             del self.down[model]
 
     async def _lacking(self, states, here):
-        """Versions of models that are served and have fewer processes than instances."""
+        """Served versions of models that have fewer processes than instances."""
         found = []
         for model, version in served_by(self._known):
             if states.get((model, version)) == "READY":
@@ -222,12 +223,12 @@ class Stubs:
         return found
 
     def _heal(self, model, others):
-        """others: of the version whose process has died; Triton leaves them where that one had
-        requests."""
+        """Starts to reload a model. others: the remaining processes of its version, which Triton
+        does not end if the dead one had requests."""
         if model in self._healing:
             return
-        log.error("%s has died: it is loaded again", model)
-        self.down[model] = f"{model} has died and is loaded again"
+        log.error("%s has died: loading it again", model)
+        self.down[model] = f"{model} has died and is being loaded again"
         for call in self._calls:
             if model in call.models:
                 call.end()
@@ -238,7 +239,7 @@ class Stubs:
         try:
             while model in self.wanted:
                 try:
-                    await self.triton.control(model, "unload", UNLOAD)  # else there is nothing new
+                    await self.triton.control(model, "unload", UNLOAD)  # or load would do nothing
                     await self._load(model)
                     await self._load_the_rest()
                     self._kill(stub for stub in others if stub_of(stub.pid) == stub)
@@ -253,7 +254,7 @@ class Stubs:
             del self._healing[model], self.down[model]
 
     async def _load_the_rest(self):
-        """Models that went with it: an engine takes `gpt` out of service while it is down."""
+        """Loads models that went down with it: while an engine is down, `gpt` is out of service."""
         for model in sorted(self.wanted - await self._served("READY", "LOADING")):
             await self._load(model)
 
@@ -267,9 +268,9 @@ class Stubs:
         if self.pid is None:
             return []
         found, threads = [], f"/proc/{self.pid}/task"
-        with suppress(OSError):  # the server has gone
+        with suppress(OSError):  # the server is gone
             for thread in os.listdir(threads):
-                with suppress(OSError):  # the thread has gone
+                with suppress(OSError):  # the thread is gone
                     found += read(f"{threads}/{thread}/children").split()
         return [stub for pid in found if (stub := stub_of(int(pid)))]
 
@@ -284,7 +285,7 @@ def served_by(stubs: Iterable[Stub]) -> Counter[tuple[str, str]]:
 
 
 def stub_of(pid: int) -> Stub | None:
-    """A process as a stub; None where it is none, or has gone."""
+    """A process as a stub; None if it is not a stub or is gone."""
     try:
         words = read(f"/proc/{pid}/cmdline").split("\0")
         if not words[0].endswith("triton_python_backend_stub"):
@@ -297,9 +298,10 @@ def stub_of(pid: int) -> Stub | None:
 
 
 def stop_at_rest(pid: int, seconds: float = 60.0) -> None:
-    """Stops a stub (SIGSTOP) while none of its threads holds a mutex that it shares with Triton, so
-    that it can be killed: 24.10 ends (boost::interprocess::lock_exception) where it wants a mutex
-    whose owner was killed. The kernel knows the owners (get_robust_list(2)). Raises TimeoutError.
+    """Stops a stub (SIGSTOP) at a moment when none of its threads holds a mutex shared with Triton,
+    so that it can be killed: Triton 24.10 crashes (boost::interprocess::lock_exception) when it
+    locks a mutex whose owner was killed. The kernel knows the owners (get_robust_list(2)). Raises
+    TimeoutError.
     """
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -315,7 +317,7 @@ def stop_at_rest(pid: int, seconds: float = 60.0) -> None:
 
 
 def _holds_a_mutex(thread):
-    """Whether a thread of another process, which is stopped, owns a robust mutex or takes one."""
+    """Whether a thread of another, stopped process owns a robust mutex or is locking one."""
     libc, head, size = ctypes.CDLL(None, use_errno=True), ctypes.c_void_p(), ctypes.c_size_t()
     number = {"x86_64": 274, "aarch64": 100}[platform.machine()]
     if libc.syscall(number, thread, ctypes.byref(head), ctypes.byref(size)):
@@ -327,7 +329,7 @@ def _holds_a_mutex(thread):
 
 
 def state(pid: int) -> str:
-    """The letter of a process's state, "X" where it has gone (proc(5))."""
+    """The letter of a process's state; "X" if it is gone (proc(5))."""
     try:
         return _stat(pid)[0]
     except OSError:
@@ -335,13 +337,13 @@ def state(pid: int) -> str:
 
 
 def _stat(pid):
-    """The fields of /proc/PID/stat behind the name, which may hold anything."""
+    """The fields of /proc/PID/stat after the name, which may contain any character."""
     return read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def read(file: str) -> str:
-    """A small file of /proc. Each look reads some two hundred, one for every thread of the server:
-    so by the cheapest way, which takes 4 µs where Path.read_text takes 20. Raises OSError."""
+    """A small file of /proc. Each check reads about two hundred, one per thread of the server, so
+    it uses the fastest way: 4 µs, compared to 20 µs for Path.read_text. Raises OSError."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, 1 << 16).decode(errors="replace")

@@ -1,11 +1,11 @@
-"""Triton's HTTP, asked by the gateway.
+"""The gateway's client for Triton's HTTP.
 
     async with Triton("127.0.0.1:8000", key=key) as triton:
         await triton.get("/v2/models/gpt/config")
         async with triton.post("/v2/models/gpt/generate_stream", body) as answer:
             async for piece in answer.content.iter_any(): …
 
-Whatever goes wrong is a Refusal.
+Every error is a Refusal.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from utils.serving.client import ServeError, reason_of
 from utils.serving.gateway.refusal import Refusal
 from utils.serving.install import CONTROL, SETTLE
 
-SECONDS = 5.0  # that a question may take which no model is asked
+SECONDS = 5.0  # time limit of a call that runs no model
 UNREADABLE = re.compile(r"Unable to parse|failed to parse the request")
-IDLE = 0.5  # seconds that a connection is kept for the next question to a model
+IDLE = 0.5  # seconds that a connection is kept for the next call to a model
 
 
 class Triton:
-    """A server on this machine, at "host:port" or "unix:FILE". metrics: where those are; key: for
-    model control.
+    """A server on this machine, at "host:port" or "unix:FILE". metrics: the address of its metrics;
+    key: for model control.
 
-    Triton takes no new connections when it stops, and waits for the end of open ones. So those to
-    the models are kept, but not for long, and everything else has a connection of its own: a model
-    is not asked any more once its configuration cannot be had.
+    When Triton stops, it accepts no new connections and waits for the end of open ones. So
+    connections for model calls are kept, but not for long, and every other call has a connection of
+    its own: a model is no longer called once its configuration cannot be read.
     """
 
     def __init__(self, address: str, metrics: str | None = None, key: str | None = None):
@@ -69,9 +69,9 @@ class Triton:
         headers: Mapping[str, str] | None = None,
         kept: bool = True,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A call and its answer of status 200, whose body is still to be read.
+        """A call's response of status 200, whose body has not been read yet.
 
-        kept   whether the connection may be one that was used before, and may be used again
+        kept   whether the call may reuse a connection and keep it for the next one
         """
         session = self._kept if kept else self._single
         try:
@@ -80,11 +80,11 @@ class Triton:
                     raise refusal_of(await answer.read(), answer.status)
                 yield answer
         except (aiohttp.ClientError, OSError) as error:
-            why = f"UNAVAILABLE: the server has ended the connection: {error!r}"
+            why = f"UNAVAILABLE: the server closed the connection: {error!r}"
             raise Refusal(why) from None
 
     async def whole(self, *call: Any, seconds: float = SECONDS) -> bytes:
-        """The body of an answer. Raises Refusal also after `seconds`."""
+        """The body of a response. Raises Refusal, also after `seconds`."""
         try:
             async with asyncio.timeout(seconds), self.ask(*call, kept=False) as answer:
                 return await answer.read()
@@ -93,7 +93,7 @@ class Triton:
             raise Refusal(why) from None
 
     async def config(self, model: str) -> dict:
-        """A model's configuration, defaults filled in."""
+        """A model's configuration, including defaults."""
         return json.loads(await self.whole("GET", f"/v2/models/{model}/config"))
 
     async def states(self) -> dict[tuple[str, str], str]:
@@ -105,15 +105,15 @@ class Triton:
         }
 
     async def metrics(self) -> bytes:
-        """What Prometheus reads."""
+        """The metrics as Prometheus reads them."""
         return await self.whole("GET", f"http://{self._metrics}/metrics") if self._metrics else b""
 
     async def settle(self) -> None:
-        """Waits until what was loaded last has stayed for a moment, see SETTLE."""
+        """Waits until SETTLE seconds have passed since the last load."""
         await asyncio.sleep(self._loaded + SETTLE - time.monotonic())
 
     async def control(self, model: str, action: str, seconds: float, body: bytes = b"{}") -> None:
-        """Loads or unloads a model; returns when Triton has said that it is done."""
+        """Loads or unloads a model; returns when Triton reports that it is done."""
         call = ("POST", f"/v2/repository/models/{model}/{action}", body, self.control_headers)
         await self.settle()
         try:
@@ -124,9 +124,9 @@ class Triton:
 
 
 def refusal_of(body: bytes, status: int) -> Refusal:
-    """Triton's answer of another status than 200."""
+    """Triton's response of a status other than 200 as a Refusal."""
     why = reason_of(body) or f"the server answers {status}"
-    if UNREADABLE.match(why):  # it says 500 to some bodies that it cannot read
+    if UNREADABLE.match(why):  # Triton answers 500 to some bodies that it cannot parse
         why = f"INVALID_ARG: {why}"
     error = ServeError(why, http=status)
     return Refusal(f"{error.status}: {error.message.removeprefix(f'{error.status}: ')}")

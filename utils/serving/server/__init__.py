@@ -1,4 +1,4 @@
-"""A Triton Inference Server on this machine: as a context manager, or as a command.
+"""A Triton Inference Server on this machine, as a context manager or a command.
 
 with TritonServer("triton_model_repo") as server: …            # triton_server.py
 python -m utils.serving.server --repo triton_model_repo        # with the gateway, until Ctrl-C

@@ -2,13 +2,12 @@
 
     python -m utils.serving.server --repo triton_model_repo
 
-The gateway has the ports of HTTP and gRPC. Triton itself listens at sockets that only this user can
-open. A gateway that is killed is started again; when the server
-ends by itself, so does the command: whoever runs it in production starts it anew.
+The gateway owns the HTTP and gRPC ports. Triton itself listens on sockets that only this user can
+open. A gateway that is killed is started again; if the server exits by itself, so does the command:
+in production a supervisor should restart it.
 
-It says how far it is and then what to try with curl. Its exit status: 0 it was told to end
-and every request in flight ended well; 1 the server did not start, or ended by itself; 2 wrong
-arguments.
+It prints its progress and then what to try with curl. Exit status: 0: it was told to stop and every
+request in flight completed; 1: the server did not start or exited by itself; 2: wrong arguments.
 """
 
 import argparse
@@ -27,25 +26,25 @@ from utils.serving.server import ServerError, TritonServer
 from utils.serving.server.triton_server import taken
 
 REPOSITORY = ROOT / "triton_model_repo"
-LOOK = 0.2  # seconds between two looks at whether the server is still there
+LOOK = 0.2  # seconds between two checks that the server is alive
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serves; returns the exit status."""
     options = parse(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored where a shell's & starts us
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's & starts us with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     server = None
     try:
         with triton(options) as server, gateway(options, server) as front:
             print(to_try(server, front, bool(options.tls_cert)), flush=True)
             while server.alive():
-                # it also ends when the server has gone, which `alive` knows a moment later
+                # it also exits when the server is gone, which `alive` sees a moment later
                 if not front.alive() and psutil.pid_exists(server.pid):
-                    print("the gateway has died: it is started again", file=sys.stderr)
+                    print("the gateway has died: starting it again", file=sys.stderr)
                     front.start()
                 time.sleep(LOOK)
-            print(f"tritonserver has ended by itself. Its log:\n{server.tail()}", file=sys.stderr)
+            print(f"tritonserver exited by itself. Its log:\n{server.tail()}", file=sys.stderr)
             return 1
     except ServerError as error:
         print(error, file=sys.stderr)
@@ -60,10 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def triton(options: argparse.Namespace) -> TritonServer:
-    """The server, which the gateway alone talks to."""
+    """The server, reachable only through the gateway."""
     for name in ("http", "grpc"):
         if (port := getattr(options, name)) and taken(options.host, port):
-            raise ServerError(f"port {port} is taken: give {name} another one, or 0 for any")
+            raise ServerError(f"port {port} is taken: give {name} another, or 0 for any free port")
     return TritonServer(
         options.repo, options.models, options.log, options.start_seconds, options.exit_seconds,
         metrics=options.metrics, private=True,
@@ -71,7 +70,7 @@ def triton(options: argparse.Namespace) -> TritonServer:
 
 
 def gateway(options: argparse.Namespace, server: TritonServer) -> Gateway:
-    """What clients talk to; its keys are in the environment."""
+    """The gateway that clients talk to; its keys are in the environment."""
     return Gateway(
         server, host=options.host, port=options.http, grpc_port=options.grpc,
         exit_seconds=options.exit_seconds,
@@ -83,7 +82,7 @@ def gateway(options: argparse.Namespace, server: TritonServer) -> Gateway:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line, named as the arguments of TritonServer and Gateway are."""
+    """The command line; options have the names of TritonServer's and Gateway's arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m utils.serving.server",
         description="Serve a Triton model repository on this machine until Ctrl-C.",
@@ -92,11 +91,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--repo", type=path, default=REPOSITORY, metavar="FOLDER", help="triton_model_repo")
     add("--models", nargs="+", metavar="NAME", help="models to load; default: all")
     for name, usual in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        add(f"--{name}", type=port, default=usual, metavar="PORT", help=f"{usual}; 0: a free one")
-    add("--host", default=HOST, metavar="ADDRESS", help=f"{HOST}: for this machine only")
+        add(f"--{name}", type=port, default=usual, metavar="PORT", help=f"{usual}; 0: a free port")
+    add("--host", default=HOST, metavar="ADDRESS", help=f"{HOST}: this machine only")
     add("--log", metavar="FILE", help="the server's log; default: a temporary file")
-    add("--start-seconds", type=float, default=300.0, metavar="S", help="limit to be ready (300)")
-    add("--exit-seconds", type=float, default=15.0, metavar="S", help="for requests in flight (15)")
+    ready, finish = "time limit to be ready (300)", "time limit for requests in flight (15)"
+    add("--start-seconds", type=float, default=300.0, metavar="S", help=ready)
+    add("--exit-seconds", type=float, default=15.0, metavar="S", help=finish)
     front = parser.add_argument_group("the gateway")
     add_options(front)
     return parser.parse_args(arguments)
@@ -122,9 +122,9 @@ def to_try(server: TritonServer, front: Gateway, tls: bool) -> str:
     if not os.environ.get("KINTSUGI_CONTROL_KEY"):
         lines.append(f"The key to load and unload models is {front.control_key}")
     if front.host not in (HOST, "localhost") and not os.environ.get("KINTSUGI_API_KEY"):
-        lines.append(f"Whoever reaches {front.host} may ask: KINTSUGI_API_KEY would be a key.")
+        lines.append(f"Anyone who reaches {front.host} is served: set KINTSUGI_API_KEY for a key.")
     lines += [f"{name} is left out: {reason}" for name, reason in server.left_out.items()]
-    return "\n".join([*lines, f"The log is {server.log}. Ctrl-C ends it."])
+    return "\n".join([*lines, f"The log is {server.log}. Ctrl-C stops the server."])
 
 
 if __name__ == "__main__":

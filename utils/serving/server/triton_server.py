@@ -3,14 +3,13 @@
     with TritonServer("triton_model_repo") as server:      # ready when the block begins
         server.http, server.grpc, server.metrics           # "127.0.0.1:21034", …
         server.load("gpt");  server.unload("gpt");  server.ready("gpt");  server.versions("gpt")
-                                                           # at the end requests in flight end first
+                                                           # on exit requests in flight finish first
 
-The server is a real one, with an address on this machine only (127.0.0.1). It has a process group
-of its own, so the Ctrl-C that interrupts a cell does not reach it; `utils/ranks/supervise.py` ends
-it, its stubs and its ranks with whoever started it. `utils/serving/install.py` knows where its
-binary is.
+The server is real, and reachable only from this machine (127.0.0.1). It has a process group of its
+own, so a Ctrl-C that interrupts a cell does not reach it; `utils/ranks/supervise.py` ends it, its
+stubs and its ranks with the process that started it. `utils/serving/install.py` finds its binary.
 
-1. the server   2. how it starts: ports, progress, why it failed   3. its log
+1. the server   2. how it starts: ports, progress, reasons of failure   3. its log
 """
 
 import json
@@ -43,11 +42,11 @@ from utils.serving.install import (
 )
 
 HOST = "127.0.0.1"
-PORTS = range(20000, 32000)  # below those that the kernel hands out to outgoing connections
-TRIES = 5  # starts with other ports, should somebody take one between our look and the server's
+PORTS = range(20000, 32000)  # below those that the kernel assigns to outgoing connections
+TRIES = 5  # starts with new ports, in case another program takes one between our check and the bind
 KILL = 5.0  # seconds after the server's own time limit until it is killed
-# The model that calls the others. On SIGTERM Triton lets requests by HTTP end first, but stops all
-# models at once for those by gRPC: a request that is on its way from one to the next would fail.
+# The model that calls the others. On SIGTERM Triton lets HTTP requests end first, but with gRPC it
+# stops all models at once: a request on its way from one model to the next would fail.
 FRONT = "gpt"
 LOAD = 120.0  # seconds that a model may take to load or to unload
 
@@ -58,21 +57,21 @@ LOAD = 120.0  # seconds that a model may take to load or to unload
 class TritonServer:
     """A tritonserver that serves the folder `repo`; ready when this returns.
 
-    models    names of the models to load; None: all that the folder has
-    log       the file that the server writes; None: a temporary one, gone with this object
+    models    names of the models to load; None: all in the folder
+    log       the server's log file; None: a temporary one, deleted with this object
     start_seconds   time limit until the models are ready
     exit_seconds    how long requests in flight may take at the end
-    control   "explicit": models are loaded and unloaded by request; "none": all at start, for good
-    private   whether HTTP and gRPC are at sockets that the user of this process alone can open
-    host      the address to listen at; "0.0.0.0": all that this machine has
+    control   "explicit": models are loaded and unloaded on request; "none": all at start, for good
+    private   whether HTTP and gRPC are at sockets that only the user of this process can open
+    host      the address to listen on; "0.0.0.0": all addresses of this machine
     http, grpc, metrics   port numbers; 0: free ones
-    options   further words for tritonserver's command line
-    quiet     no word while it starts
+    options   further arguments for tritonserver's command line
+    quiet     print nothing while it starts
 
-    `http`, `grpc` and `metrics` are then "host:port" or "unix:FILE", `pid` the server's, `log` the
-    file, `control_key` what model control by HTTP wants in its header CONTROL. That key stands on
-    the server's command line: it keeps out web pages and the network, not those who are logged in
-    here, whom `private` keeps out. By gRPC nobody controls models.
+    Afterwards `http`, `grpc` and `metrics` are "host:port" or "unix:FILE", `pid` is the server's,
+    `log` the file, and `control_key` the key that model control over HTTP requires in its header
+    CONTROL. That key is on the server's command line: it keeps out web pages and the network, but
+    not users logged in to this machine, whom `private` keeps out. gRPC offers no model control.
     Raises ServerError when it cannot start: the model's own reason first, then the log's tail.
     """
 
@@ -108,15 +107,15 @@ class TritonServer:
         try:
             backends = installation.assemble(self._folder)
             self._start(installation, backends, (http, grpc, metrics), progress)
-        except BaseException:  # also Ctrl-C: nothing stays behind
+        except BaseException:  # on Ctrl-C too, nothing may stay behind
             progress.end("failed")
             finish(self._held, self.exit_seconds, keep_folder=True, at_once=True)
             raise
 
-    # --- what is called -------------------------------------------------------------------------
+    # --- public methods -------------------------------------------------------------------------
 
     def ready(self, model: str | None = None) -> bool:
-        """Whether the server, or one of its models, says that it is ready. Never raises."""
+        """Whether the server, or one of its models, reports that it is ready. Never raises."""
         path = f"models/{quote(model)}/ready" if model else "health/ready"
         with suppress(ServerError):
             self.ask("GET", path, seconds=5.0)
@@ -124,10 +123,10 @@ class TritonServer:
         return False
 
     def load(self, model: str, config: dict | None = None, seconds: float = LOAD) -> None:
-        """Loads a model, or what is new of it. config: instead of its config.pbtxt, until it is
-        unloaded; seconds: until the server must have answered.
+        """Loads a model, or its changes. config: replaces its config.pbtxt until it is unloaded;
+        seconds: time limit for the server's answer.
 
-        Raises ServerError with the model's own reason; versions that were served still are.
+        Raises ServerError with the model's own reason; versions already served stay in service.
         """
         try:
             self._settle()
@@ -139,7 +138,7 @@ class TritonServer:
             self._loaded = time.monotonic()
 
     def unload(self, model: str, dependents: bool = False, seconds: float = LOAD) -> None:
-        """Unloads a model and returns when its requests have ended and it has gone."""
+        """Unloads a model; returns when its requests have ended and it is gone."""
         self._settle()
         until = time.monotonic() + seconds
         body = {"parameters": {"unload_dependents": bool(dependents)}}
@@ -154,23 +153,23 @@ class TritonServer:
         return sorted(self.states(model, "READY"))
 
     def states(self, model: str, *which: str) -> dict[int, str]:
-        """{version: state} of a model, of all states or of some: "READY", "LOADING", …"""
+        """{version: state} of a model, for all states or only these: "READY", "LOADING", …"""
         entries = self.ask("POST", "repository/index", {}).json()
         mine = [entry for entry in entries if entry["name"] == model and entry.get("version")]
         states = {int(entry["version"]): entry.get("state", "") for entry in mine}
         return {v: state for v, state in states.items() if not which or state in which}
 
     def config(self, model: str) -> dict:
-        """The configuration that a model is served with, defaults filled in."""
+        """The configuration that a model is served with, including defaults."""
         return self.ask("GET", f"models/{quote(model)}/config").json()
 
     def ask(
         self, method: str, path: str, body: dict | None = None, seconds: float = LOAD
     ) -> httpx.Response:
-        """The answer to a call of HTTP, by its path behind /v2/; what the server refuses, or does
-        not answer, is a ServerError.
+        """The response to an HTTP call, by its path after /v2/. Raises ServerError if the server
+        refuses it or does not answer.
 
-        Each call has a connection of its own: Triton waits for open ones before it stops.
+        Each call has its own connection, because Triton waits for open ones before it stops.
         """
         kind, _, file = self.http.partition(":")
         unix = kind == "unix"
@@ -187,7 +186,7 @@ class TritonServer:
         return answer
 
     def alive(self) -> bool:
-        """Whether the server's process is there."""
+        """Whether the server's process is running."""
         child = self._held["child"]
         return child is not None and child.returncode is None
 
@@ -198,7 +197,7 @@ class TritonServer:
     def close(self) -> int | None:
         """Ends the server and all its processes; requests in flight have `exit_seconds` to end.
 
-        Returns its exit status: 0 when nothing had to be cut short. Closing twice does nothing.
+        Returns its exit status: 0 if no request was cut short. Closing twice does nothing.
         """
         if FRONT in self.models and self.control == "explicit" and self.alive():
             with suppress(ServerError):
@@ -241,7 +240,7 @@ class TritonServer:
                 self._loaded = time.monotonic()
                 return
             if last or all(wanted) or not port_was_taken(end_of(self.log)):
-                what = "has no port" if self.alive() else f"ended with status {self.returncode}"
+                what = "has no port" if self.alive() else f"exited with status {self.returncode}"
                 raise ServerError(failure(self.log, what, self.log.parent == self._folder))
             finish(self._held, self.exit_seconds, keep_folder=True, at_once=True)
 
@@ -255,7 +254,7 @@ class TritonServer:
             f"--grpc-port={grpc_port}",
             f"--metrics-address={self.host}", f"--metrics-port={metrics_port}",
             f"--exit-timeout-secs={self.exit_seconds}",
-            "--disable-auto-complete-config",  # else every model is started twice
+            "--disable-auto-complete-config",  # otherwise every model is started twice
             "--metrics-interval-ms=500",
             "--http-header-forward-pattern=traceparent",  # to the models, as a request's parameter
             "--grpc-header-forward-pattern=traceparent",
@@ -280,20 +279,20 @@ class TritonServer:
         )
         with open(heard, "rb") as said:
             self.log.write_bytes(b"")
-            with self.log.open("ab") as log, open(told, "wb"):  # the gateway writes there, too
+            with self.log.open("ab") as log, open(told, "wb"):  # the gateway also writes to the log
                 self._held["child"] = Child(words, output=log, env=environment, fds=(told,))
-            pid = said.read()  # the supervisor writes it at once, or ends
+            pid = said.read()  # the supervisor writes it at once, or exits
         self.pid = int(pid) if pid else None
 
     def _wait(self, name, progress) -> bool:
-        """Waits until this very server serves the models; False: it has ended or lacks a port."""
+        """Waits until this server serves the models; False: it exited or lacks a port."""
         until = time.monotonic() + self.start_seconds
         while self.alive():
             if self._is_ours(name) and self.ready() and all(map(self.ready, self.models)):
                 if listens(self.pid, self.metrics):
                     return True
                 if port_was_taken(end_of(self.log)):
-                    return False  # without its metrics alone the server would go on
+                    return False  # without only its metrics port, the server would keep running
             if time.monotonic() > until:
                 what = f"was not ready after {self.start_seconds:g} s"
                 raise ServerError(failure(self.log, what, self.log.parent == self._folder))
@@ -302,13 +301,13 @@ class TritonServer:
         return False
 
     def _is_ours(self, name) -> bool:
-        """With a taken port another server may answer; ours has the name that we gave it."""
+        """Whether our server answers: if the port was taken, another one may; ours has `name`."""
         with suppress(ServerError, ValueError, KeyError):
             return self.ask("GET", "", seconds=5.0).json()["name"] == name
         return False
 
     def _settle(self):
-        """Waits until what was loaded last can be taken away."""
+        """Waits until the last loaded model can be unloaded safely (SETTLE)."""
         time.sleep(max(0.0, self._loaded + SETTLE - time.monotonic()))
 
 
@@ -331,7 +330,7 @@ def finish(held: dict, seconds: float, keep_folder: bool = False, at_once: bool 
 def check_limits(
     control: str, models: list[str] | None, start_seconds: float, exit_seconds: float
 ) -> None:
-    """Refuses arguments that make no sense, before anything is started."""
+    """Refuses invalid arguments before anything is started."""
     if control not in ("explicit", "none"):
         raise ValueError(f'control {control!r} is not known: give "explicit" or "none"')
     if models is not None and control == "none":
@@ -349,7 +348,9 @@ def choose_ports(wanted: tuple[int, int, int], host: str) -> list[int]:
     chosen = []
     for port, option in zip(wanted, ("http", "grpc", "metrics")):
         if port and taken(host, port):
-            raise ServerError(f"port {port} is taken: give {option} another one, or 0 for any")
+            raise ServerError(
+                f"port {port} is taken: give {option} another, or 0 for any free port"
+            )
         while not port or port in chosen:
             candidate = PORTS[secrets.randbelow(len(PORTS))]
             port = 0 if taken(host, candidate) or candidate in wanted else candidate
@@ -358,9 +359,10 @@ def choose_ports(wanted: tuple[int, int, int], host: str) -> list[int]:
 
 
 def taken(host: str, port: int) -> bool:
-    """Whether somebody listens on this port."""
+    """Whether another process listens on this port."""
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not that of old ones
+        # connections that have ended do not count
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
         except OSError:
@@ -369,8 +371,8 @@ def taken(host: str, port: int) -> bool:
 
 
 class Progress:
-    """What is said while a server starts: in a terminal one line that changes, else one that does
-    not depend on the machine, in one piece: a stored notebook is compared with it."""
+    """Progress while a server starts: in a terminal a line that is updated; elsewhere a single line
+    that does not depend on the machine, because stored notebooks are compared with it."""
 
     def __init__(self, server: TritonServer, quiet: bool):
         self.server, self.quiet, self.terminal = server, quiet, sys.stdout.isatty()
@@ -384,7 +386,7 @@ class Progress:
         self._show(f"tritonserver: {time.monotonic() - self.begin:.0f} s, {', '.join(missing)} …")
 
     def end(self, how: str) -> None:
-        """The last word: "ready" or "failed"."""
+        """Prints the result: "ready" or "failed"."""
         if self.quiet:
             return
         text = f"tritonserver starts: {', '.join(self.server.models)} … {how}"
@@ -399,14 +401,14 @@ class Progress:
 
 
 def failure(log: Path, what: str, temporary: bool) -> str:
-    """The message about a server that did not start: reasons, then the end of its log."""
+    """The message for a server that did not start: reasons, then the end of its log."""
     head = "".join(f"{reason}\n" for reason in reasons(end_of(log)))
-    where = "name a log file to keep all of it" if temporary else log
+    where = "give a log file to keep all of it" if temporary else log
     return f"{head}tritonserver {what}. The end of its log ({where}):\n{tail(log, 12)}"
 
 
 def listens(pid: int, address: str) -> bool:
-    """Whether the process `pid` listens at the port of an address, "host:port"."""
+    """Whether the process `pid` listens on the port of an address, "host:port"."""
     with suppress(psutil.Error):
         port = int(address.rpartition(":")[2])
         connections = psutil.Process(pid).net_connections("tcp")
@@ -424,7 +426,7 @@ LOAD_FAILURES = [
     re.compile(r"Poll failed for model directory '(?P<name>[^']+)': (?P<why>.*)", re.DOTALL),
     re.compile(r"failed to start (?P<name>\w+) service: (?P<why>.*)", re.DOTALL),
 ]
-VERSION_NUMBER = re.compile(r"' version (\d+): ")  # Triton quotes the name alone
+VERSION_NUMBER = re.compile(r"' version (\d+): ")  # Triton quotes only the name
 CONFIG_ERROR = re.compile(r"Error parsing text-format inference.ModelConfig: (?P<why>.*)")
 # E1122 07:45:40.050702 22841 file.cc:12] "
 LINE_HEAD = re.compile(r'^[IWEF]\d{4} \S+ +\d+ \S+\] "?')
@@ -436,7 +438,7 @@ TABLE_ROWS = ("+-", "| ")  # how lines of Triton's tables begin
 
 
 def end_of(path: str | Path) -> str:
-    """The end of the log as text; "" when there is none yet."""
+    """The end of the log as text; "" if there is no log yet."""
     try:
         with Path(path).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LOG_END))
@@ -455,11 +457,11 @@ def tail(path: str | Path, lines: int = 20) -> str:
 
 
 def reasons(text: str) -> list[str]:
-    """Why models could not be loaded or a port not be opened, each reason once, in order."""
+    """Why models could not be loaded or a port could not be opened: each reason once, in order."""
     found, details = [], ""
     for line in text.splitlines():
         if match := CONFIG_ERROR.search(line):
-            details = f": {match['why']}"  # the parser's words come before the server's
+            details = f": {match['why']}"  # the parser's message precedes the server's
         message = VERSION_NUMBER.sub(r" version \1': ", LINE_HEAD.sub("", line))
         for pattern in LOAD_FAILURES:
             if match := pattern.search(message):
@@ -470,7 +472,7 @@ def reasons(text: str) -> list[str]:
 
 
 def load_reason(model: str, text: str) -> str:
-    """The same from the answer to a request to load a model."""
+    """The same, from the response to a load request."""
     found = [
         f"{model} version {match[1]}: {own_words(match[2])}"
         for match in VERSION_STATE.finditer(text)
@@ -479,7 +481,7 @@ def load_reason(model: str, text: str) -> str:
 
 
 def own_words(text: str) -> str:
-    """A reason without Triton's status, the traceback and the quotes around it."""
+    """A reason without Triton's status, the traceback and enclosing quotes."""
     text = text.replace("\\n", "\n").partition("\n\nAt:")[0]
     return STATUS_WORD.sub("", text.strip().strip('"').strip())
 
