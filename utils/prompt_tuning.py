@@ -1,4 +1,4 @@
-"""`python -m utils.prompt_tuning`: tune a prompt, as a program (utils/prompts/command.py)."""
+"""`python -m utils.prompt_tuning`: the program that tunes a prompt (utils/prompts/command.py)."""
 
 import sys
 

@@ -1,11 +1,11 @@
-"""The liveness probe of docs/serving/kubernetes.yaml: does the server still make tokens?
+"""The liveness probe of docs/serving/kubernetes.yaml: does the server still generate tokens?
 
     python3 alive.py [URL] [SECONDS] [METRICS]    exit status 0: alive, 1: restart the container
 
-"Ready" is not enough: a server whose ranks hang still answers `/v2/health/live`. A server that has
-requests is alive while its counters grow, however long its queue is: a restart would lose all who
-wait. One that shows no progress has half of the time left to make one token, which goes the whole
-way through tokenizer, queue and ranks.
+`/v2/health/live` is not enough: a server whose ranks hang still answers it. A server with requests
+is alive while its counters grow, however long its queue: a restart would lose all waiting requests.
+If there is no progress in half of the time, the other half is left to generate one token, through
+tokenizer, queue and ranks.
 """
 
 import json
@@ -16,7 +16,7 @@ import urllib.request
 
 
 def look(metrics):
-    """(work done, requests here) by the server's metrics; zeros where it does not answer."""
+    """(work done, requests in the server) from its metrics; zeros if it does not answer."""
     try:
         with urllib.request.urlopen(metrics, timeout=2) as answer:
             text = answer.read().decode()
@@ -30,7 +30,7 @@ def look(metrics):
 
 
 def progresses(metrics, seconds):
-    """Whether the server has requests and works for them; looks for so long."""
+    """Whether the server has requests and makes progress on them within `seconds`."""
     until, (before, here) = time.monotonic() + seconds, look(metrics)
     while here and time.monotonic() < until:
         time.sleep(0.2)
@@ -41,7 +41,7 @@ def progresses(metrics, seconds):
 
 
 def answers(url, seconds):
-    """Whether the server makes one token."""
+    """Whether the server generates one token within `seconds`."""
     body = json.dumps({"text_input": "a", "max_tokens": 1}).encode()
     request = urllib.request.Request(
         f"{url}/v2/models/gpt/generate", body, {"Content-Type": "application/json"}

@@ -1,10 +1,10 @@
-"""The preStop hook of docs/serving/kubernetes.yaml: nobody new comes, those who are here end.
+"""The preStop hook of docs/serving/kubernetes.yaml: refuses new requests and lets running ones end.
 
     python3 leave.py [URL] [PAUSE] [SECONDS]
 
-A pod that is to end still gets requests for a moment, until every node has heard of it: hence the
-pause, in which all goes on. Then `gpt` is unloaded: Triton refuses new requests for it and lets the
-running ones end, whatever way they came. A SIGTERM alone cuts some of those that came by gRPC.
+A terminating pod still gets requests until every node has been notified; hence the pause, during
+which it keeps serving. Then `gpt` is unloaded: Triton refuses new requests for it and lets running
+ones end, over HTTP and gRPC. SIGTERM alone would cut off some gRPC requests.
 """
 
 import json
@@ -15,7 +15,7 @@ import urllib.request
 
 
 def post(url, body):
-    key = os.environ.get("TRITON_KEY")  # where model control wants one
+    key = os.environ.get("TRITON_KEY")  # if model control requires one
     headers = {"kintsugi-control": key} if key else {}
     request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=20) as answer:
@@ -23,14 +23,14 @@ def post(url, body):
 
 
 def served(url):
-    """Whether a version of gpt is there, be it only for its last requests."""
+    """Whether a version of gpt is loaded, even if only for its last requests."""
     models = post(f"{url}/v2/repository/index", {})
     states = [model.get("state") for model in models if model["name"] == "gpt"]
     return any(state in ("READY", "UNLOADING") for state in states)
 
 
 def leave(url, pause, seconds):
-    """Unloads gpt after the pause; returns when it has gone, or after `seconds`."""
+    """Unloads gpt after the pause; returns when it is gone, or after `seconds`."""
     time.sleep(pause)
     until = time.monotonic() + seconds
     post(f"{url}/v2/repository/models/gpt/unload", {})

@@ -1,1 +1,1 @@
-"""How the models in this folder are made, measured and described: `python -m models.build`."""
+"""Trains, measures and describes the models in this folder: `python -m models.build`."""

@@ -1,9 +1,9 @@
-"""The workshop's own language models, made again: `base`, and two smaller ones beside it.
+"""Rebuilds the workshop's own language models: `base` and two smaller ones.
 
 python -m models.build train        # pretrain all three on the standard library
 python -m models.build train --only tiny --seconds 60 --folder scratch/models
 python -m models.build measure      # held-out bits, gzip, xz, n-grams, samples, fewer bits
-python -m models.build card         # models/base/README.md from what was measured
+python -m models.build card         # models/base/README.md from the measurements
 """
 
 import argparse
@@ -17,7 +17,7 @@ from utils.models.shipped import MODELS, SIZES
 
 
 def main(arguments=None):
-    """What `python -m models.build` does; returns the exit status."""
+    """Runs `python -m models.build`; returns the exit status."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "train":
@@ -46,15 +46,15 @@ def _parser():
         description="Pretrain and measure the workshop's models.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    training = commands.add_parser("train", help="pretrain the models, or go on with it")
-    training.add_argument("--steps", type=int, help="steps in all; default: those of the model")
+    training = commands.add_parser("train", help="pretrain the models, or resume it")
+    training.add_argument("--steps", type=int, help="total steps; default: 900")
     training.add_argument("--seconds", type=float, help="train for this long instead")
-    training.add_argument("--ranks", type=int, help="processes; default: GPUs, or cores up to two")
-    training.add_argument("--text", default="library", help="as utils.train takes it")
+    training.add_argument("--ranks", type=int, help="processes; default: one per GPU, or at most 2")
+    training.add_argument("--text", default="library", help="as for utils.train")
     training.add_argument("--only", choices=SIZES, help="one model; default: all")
     measuring = commands.add_parser("measure", help="write models/base/measured.json")
     measuring.add_argument("--only", choices=EVERYTHING, help="one part; default: all")
-    card = commands.add_parser("card", help="write models/base/README.md from it")
+    card = commands.add_parser("card", help="write models/base/README.md from measured.json")
     for command in (training, measuring):
         command.add_argument("--runs", default=RUNS, help="where the checkpoints are")
     for command in (training, measuring, card):

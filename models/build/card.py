@@ -1,4 +1,4 @@
-"""The model card models/base/README.md and its loss curve, written from measured.json alone."""
+"""Writes the model card models/base/README.md and its loss curve, only from measured.json."""
 
 from pathlib import Path
 
@@ -20,10 +20,10 @@ pipeline_tag: text-generation
 
 # The workshop's base model
 
-A language model of {parameters:,} parameters that knows one thing: Python's standard library. It is
-what lessons tune, compress and serve, small enough for two CPU cores. `models/small` and
-`models/tiny` are the same in smaller; this card describes all three. It is written by
-`python -m models.build card` from what `python -m models.build measure` measured.
+A language model of {parameters:,} parameters that knows one thing: Python's standard library. The
+lessons tune, compress and serve it; it is small enough for two CPU cores. `models/small` and
+`models/tiny` are smaller versions; this card describes all three. `python -m models.build card`
+writes it from the results of `python -m models.build measure`.
 
 ```python
 from utils.models.shipped import load
@@ -31,25 +31,25 @@ from utils.models.shipped import load
 model, tokenizer = load("base")
 ```
 
-Or in other tools: `AutoModelForCausalLM.from_pretrained("models/base")` and
-`AutoTokenizer.from_pretrained("models/base")` of `transformers`.
+Or with `transformers`: `AutoModelForCausalLM.from_pretrained("models/base")` and
+`AutoTokenizer.from_pretrained("models/base")`.
 
 ## What it is
 
 {sizes}
 
-A Llama-layout decoder (RMSNorm, rotary positions, SwiGLU, one matrix for the embedding and the last
-layer), weights in bf16, at most {window} tokens at once. All three share one tokenizer: a
-byte-level BPE of {vocabulary:,} tokens, learned from the training text; `<|end|>` stands between
-documents.
+A decoder in Llama's layout (RMSNorm, rotary positions, SwiGLU, one matrix for the embedding and the
+output layer), with weights in bf16 and a context of at most {window} tokens. All three share one
+tokenizer: a byte-level BPE of {vocabulary:,} tokens, trained on the training text; `<|end|>`
+separates documents.
 
 ## What it learned from
 
-The standard library of CPython {python}, as every installation carries it: the source of its
-modules, a reference page made from each (names, signatures, docstrings), the pages of some modules
-written in C, and the topics of the language reference. Left out are test suites, tables, and what
-distributions package apart (tkinter, idlelib, lib2to3, ensurepip, distutils, venv). Equal texts are
-kept once. `utils/data/library.py` makes it:
+The standard library of CPython {python}, as included in every installation: the source of its
+modules, a reference page generated from each (names, signatures, docstrings), pages of some modules
+written in C, and the topics of the language reference. Test suites, tables, and packages that some
+distributions ship separately (tkinter, idlelib, lib2to3, ensurepip, distutils, venv) are left out.
+Identical texts are kept once. `utils/data/library.py` collects it:
 
 | | |
 | --- | --- |
@@ -59,14 +59,14 @@ kept once. `utils/data/library.py` makes it:
 | sha256 of the text | `{sha256}` |
 
 Modules are ordered by the sha256 of their name, and the last 5 %, in whole modules, are never
-trained on: {held_out_modules}. Python repeats itself, so {seen:.0%} of the held-out lines of {line}
-characters or more also stand, word for word, somewhere in the training text. And a docstring stands
-twice in the text, in the reference page and in the source after it: xz remembers the first when it
-comes to the second, a model that sees {window} tokens mostly does not.
+trained on: {held_out_modules}. Python repeats itself, so {seen:.0%} of the held-out lines of at
+least {line} characters also occur verbatim somewhere in the training text. In addition, a docstring
+occurs twice in the text, in the reference page and in the source that follows: xz still remembers
+the first occurrence at the second, but a model that sees {window} tokens mostly does not.
 
-Another release of Python has another text (3.12, for instance, lacks asynchat, asyncore, imp and
-smtpd and has new modules), so it gives another tokenizer and other figures. `measure` and the tests
-compare the sha256 first.
+Another release of Python has a different text (3.12, for instance, lacks asynchat, asyncore, imp
+and smtpd and has new modules), so it gives another tokenizer and other figures. `measure` and the
+tests compare the sha256 first.
 
 ## How it was trained
 
@@ -78,22 +78,22 @@ compare the sha256 first.
 
 {training}
 
-![Loss of the three models over the steps of training](loss.svg)
+![Loss of the three models during training](loss.svg)
 
-The loss of a step is on text that it may have seen before; the points are bits per byte of held-out
-text.
+The training loss is on text that the model may have seen before; the points are bits per byte of
+held-out text.
 
-## What it is worth
+## How good it is
 
-Bits per byte of the held-out text, {held_out_bytes:,} bytes: fewer is better. The models read it in
-windows of {window} tokens that move on by {stride}, so every token is predicted once, from at least
-{context} tokens before it (fewer at the very beginning).
+Bits per byte of the held-out text, {held_out_bytes:,} bytes: lower is better. The models read it in
+windows of {window} tokens with a stride of {stride}, so every token is predicted once, from at
+least {context} tokens before it (fewer at the very beginning).
 
 {table}
 
 The n-gram model (interpolated Kneser-Ney, `models/build/ngram.py`, the same tokens and training
-text) has the longest n-grams with which its compressed file is no larger than the model's file
-beside it.
+text) has the highest order for which its compressed file is no larger than the model's file in the
+same row.
 
 ```
 python -m models.build measure              # all of it, minutes
@@ -102,56 +102,56 @@ python -m pytest tests/models/test_build.py    # the first {part:,} held-out tok
 
 ## In fewer bits
 
-What [lesson 15](../../notebooks/15_compression.ipynb) does to the models, on the first
+The methods of [lesson 15](../../notebooks/15_compression.ipynb) applied to the models, on the first
 {variant_tokens:,} held-out tokens, and on {variant_questions} questions of two tasks of lesson 14,
-without an example. MB are those of the weights' file; a token reads all of it. The cost is in bits
-per byte more than the same model in 16 bits, on the same windows, with its 95 % interval.
+without examples. MB is the size of the weights' file, all of which each token reads. The cost is
+the increase in bits per byte over the same model in 16 bits, on the same windows, with its 95 %
+interval.
 
 {variants}
 
-int3 and int4 have a scale for 32 columns; calibrated scales end at 99.99 % of all activations of
-{rows} rows of {tokens_of_a_row} tokens; distillation takes {steps} steps, and twice as many where
+int3 and int4 have one scale per 32 columns; calibrated scales cover 99.99 % of all activations of
+{rows} rows of {tokens_of_a_row} tokens; distillation takes {steps} steps, and twice as many when
 `small` is trained further.
 
-And the speed, in tokens a second: {speed_what}.
-Ratios are medians over {speed_rounds} rounds in which all take turns; more is faster.
+And the speed, in tokens per second: {speed_what}.
+Ratios are medians over {speed_rounds} rounds in which all take turns; higher is faster.
 
 {speed}
 
 ```
 python -m models.build measure --only variants    # a quarter of an hour
-python -m models.build measure --only speed       # minutes; with CTranslate2 where it is installed
+python -m models.build measure --only speed       # minutes; with CTranslate2 if it is installed
 ```
 
 ## Samples
 
-Temperature {temperature}, the {top_k} likeliest tokens, seed {seed}; nothing was chosen. Another
-machine may round otherwise and then draw other words.
+Temperature {temperature}, the {top_k} likeliest tokens, seed {seed}; the samples were not selected.
+Another machine may round differently and then draw other tokens.
 
 {samples}
 
 ## Limits
 
-- It has read 10 MB and nothing else: it knows no facts about the world, and no language but the
-  English of documentation and Python. What looks like an explanation may be wrong, and code that it
-  writes may not run.
-- It was not taught to follow instructions. Give it the beginning of a text, or examples.
+- It has read only 10 MB: it knows no facts about the world, and no languages except Python and the
+  English of its documentation. Apparent explanations may be wrong, and its code may not run.
+- It was not trained to follow instructions. Give it the beginning of a text, or examples.
 - It sees {window} tokens, about {characters:,} characters.
 - It can repeat passages of its training text word for word.
-- It is for teaching. Nothing was done to make its output safe or fair.
+- It is for teaching only. Nothing was done to make its output safe or fair.
 
 ## Licence
 
 The text is part of CPython and under the Python Software Foundation License Version 2, with the
-notices of the parts that others gave (<https://docs.python.org/3/license.html>). The weights were
-made from that text alone and are given on under the same terms.
+notices for the parts contributed by others (<https://docs.python.org/3/license.html>). The weights
+were trained only on that text and are distributed under the same terms.
 """
 
 
 def write_card(folder):
-    """Writes folder/base/README.md and its picture; returns the card's path.
+    """Writes folder/base/README.md and its figure; returns the card's path.
 
-    Raises CheckpointError (a ValueError) where nothing, or not everything, was measured.
+    Raises CheckpointError (a ValueError) if a measurement is missing.
     """
     home = Path(folder) / "base"
     measured = hf_format.read_json(home / MEASURED)
@@ -197,7 +197,7 @@ def write_card(folder):
 
 
 def draw_curve(models, file):
-    """The loss of every model's training, and its held-out bits, as an SVG file."""
+    """Draws every model's training loss and held-out bits into an SVG file."""
     import matplotlib
 
     from utils.drawing import figures
@@ -254,12 +254,12 @@ def _commands(models):
 def _options(base):
     given = base.get("training", {}).get("options")
     if given is None:
-        return "The run's options were not kept."
+        return "The run's options were not recorded."
     rate = LEARNING_RATES[given["optimizer"]] if given["lr"] is None else given["lr"]
     return (
-        f"{given['batch']} windows of {given['seq']} tokens a step, {given['precision']} autocast, "
-        f"Muon at {rate} on the matrices of the blocks with weight decay {given['weight_decay']}, "
-        f"AdamW at {given['adamw_lr']} on the rest."
+        f"{given['batch']} windows of {given['seq']} tokens per step, "
+        f"{given['precision']} autocast, Muon at {rate} on the matrices of the blocks with weight "
+        f"decay {given['weight_decay']}, AdamW at {given['adamw_lr']} on the rest."
     )
 
 
@@ -291,7 +291,7 @@ def _table(models, text):
 
 
 def _variants(models):
-    """One row for each variant of each model."""
+    """One row per variant of each model."""
     rows = []
     for name, variants in models.items():
         for one in variants:
@@ -304,7 +304,7 @@ def _variants(models):
 
 
 def _speed(found):
-    """Tokens a second of each contender, as ratios."""
+    """Tokens per second of each contender, as ratios."""
     many, others = found.get("requests", []), ("of fp32", "of CTranslate2")
     rows = [
         [one["name"], *(f"{ratio:.2f}" for of in others for ratio in one.get(of, []))]

@@ -1,12 +1,12 @@
-"""What the base model is worth, measured: models/base/measured.json.
+"""Measures the models: models/base/measured.json.
 
     python -m models.build measure              everything, for all models
-    python -m models.build measure --only base  one; text: what it is held to; variants: fewer bits
-    (and speed: how fast they are served)
+    python -m models.build measure --only base  one model; text: the baselines; variants: compressed
+                                                models; speed: how fast they are served
 
-The measure is bits per byte of the held-out text: how many bits are needed, on average, to write
-down one byte of text that the model has never seen, if it makes the prediction (an arithmetic coder
-would need as many). So it compares with gzip, xz and n-grams, whatever the tokens are.
+The measure is bits per byte of the held-out text: the mean number of bits that an arithmetic coder
+with the model's predictions needs for one byte of text that the model has never seen. So it can be
+compared with gzip, xz and n-grams, whatever the tokens are.
 """
 
 import gzip
@@ -28,8 +28,8 @@ from utils.models.shipped import SIZES, load
 MEASURED = "measured.json"
 EVERYTHING = [*SIZES, "text", "variants", "speed"]
 WINDOW, STRIDE = 512, 384  # tokens
-PART = 8192  # tokens at the beginning of the held-out text, for a quick look
-LINE = 40  # characters of a line that says something
+PART = 8192  # tokens at the beginning of the held-out text, for a quick check
+LINE = 40  # minimum characters of a line that counts
 SAMPLE = {"max_new_tokens": 80, "temperature": 0.6, "top_k": 40, "seed": 0}
 PROMPTS = (
     "The ``with`` statement",
@@ -44,7 +44,7 @@ PROMPTS = (
 
 def held_out_bits(model, tokenizer, tokens, window=WINDOW, stride=STRIDE, batch=8):
     """{"bits_per_byte", "nats_per_token", "tokens", "bytes"} over all tokens (T,), each scored
-    once, as `held_out` does it."""
+    once, by `held_out`."""
     score = held_out(model, tokenizer, tokens, window, stride, batch)
     return {
         "bits_per_byte": score.bits_per_byte,
@@ -55,7 +55,7 @@ def held_out_bits(model, tokenizer, tokens, window=WINDOW, stride=STRIDE, batch=
 
 
 def samples(model, tokenizer, prompts=PROMPTS):
-    """[{"prompt", "text"}]: how the model goes on, up to the end of the document."""
+    """[{"prompt", "text"}]: the model's continuations, up to the end of the document."""
     found = []
     for prompt in prompts:
         ids = tokenizer.encode(prompt)
@@ -66,7 +66,7 @@ def samples(model, tokenizer, prompts=PROMPTS):
 
 
 def measure_model(name, folder, runs):
-    """What is to be known of one model; its training, where the run's files are there."""
+    """The facts about one model, with its training if the run's files exist."""
     model, tokenizer = load(name, folder)
     _, held_out = corpus.load_split("library", tokenizer)
     config = model.config
@@ -88,7 +88,7 @@ def measure_model(name, folder, runs):
 
 
 def _training(name, runs):
-    """Options, length and loss curve of a run of utils.train; None where its files are gone."""
+    """Options, length and loss curve of a run of utils.train; None if its files are gone."""
     record, metrics = runs / name / "training.json", runs / f"{name}.jsonl"
     if not (record.exists() and metrics.exists()):
         return None
@@ -113,13 +113,13 @@ def _training(name, runs):
     }
 
 
-# ---- 2. what they are held to
+# ---- 2. the baselines
 
 
 def measure_text(tokenizer, limits):
-    """The text, and what gzip, xz and n-grams make of its held-out part.
+    """The text, and the bits per byte of gzip, xz and n-grams on its held-out part.
 
-    limits   {name of a model: bytes that the n-gram model beside it may take}
+    limits   {name of a model: most bytes for the n-gram model compared with it}
     """
     train, held_out = (part.encode("utf-8") for part in library_text.split())
     train_ids, held_out_ids = corpus.load_split("library", tokenizer)
@@ -162,7 +162,8 @@ def _ngram(train, held_out, tokenizer, limit, size):
 
 
 def _lines_seen(train, held_out):
-    """The part of the held-out lines of some length that the training text has word for word."""
+    """The fraction of held-out lines of at least LINE characters that are also in the training
+    text."""
     known = set(train.split("\n"))
     lines = [line for line in held_out.split("\n") if len(line.strip()) >= LINE]
     return sum(line in known for line in lines) / len(lines)
@@ -172,7 +173,7 @@ def _lines_seen(train, held_out):
 
 
 def measure_speed(model):
-    """What the benches of formats and of compilers find for a checkpoint folder."""
+    """The results of the format and compiler benchmarks for a checkpoint folder."""
     from tests.bench import bench_compile, bench_formats
 
     return bench_formats.measure(model) | {"compiled": bench_compile.measure(model)}
@@ -182,16 +183,16 @@ def measure_speed(model):
 
 
 def measure(names, folder, runs):
-    """Measures the named models, or other parts of EVERYTHING, and brings folder/base/measured.json
-    up to date with it. Returns its content."""
+    """Measures the named models, or other parts of EVERYTHING, and updates
+    folder/base/measured.json. Returns its content."""
     file = Path(folder) / "base" / MEASURED
     measured = hf_format.read_json(file) if file.exists() else {}
     text = library_text.fingerprint()
     before = measured.get("text", text)
     if names != EVERYTHING and any(before[key] != value for key, value in text.items()):
         raise ValueError(
-            f"{file} was measured on the library of Python {before['python']}, this is Python "
-            f"{text['python']} with another text: leave --only out, to measure everything anew"
+            f"{file} was measured on the library of Python {before['python']}, but this is Python "
+            f"{text['python']} with another text: leave --only out to measure everything again"
         )
     for name in names:
         if name == "text":

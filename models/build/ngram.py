@@ -1,4 +1,4 @@
-"""An n-gram model of tokens by hand: what counting alone can predict.
+"""An n-gram model of tokens by hand: prediction by counting alone.
 
 Interpolated Kneser-Ney smoothing with three discounts ("modified", Chen and Goodman 1998, An
 Empirical Study of Smoothing Techniques for Language Modeling, section 3). With h the n - 1 tokens
@@ -6,9 +6,9 @@ before w, h' all of them but the first, and c the count,
 
     p_n(w | h) = (c(hw) - D(c(hw))) / c(h) + (D1 N1(h) + D2 N2(h) + D3 N3(h)) / c(h) · p_n-1(w | h')
 
-N1, N2 and N3 say how many different w follow h once, twice, and more often. The longest n-grams
-are counted as they stand; a shorter one counts the different tokens before it. So a stored model is
-nothing but its longest n-grams and their counts:
+N1, N2 and N3 are the numbers of different w that follow h once, twice, and more often. The count of
+a longest n-gram is its number of occurrences; that of a shorter one is the number of different
+tokens before it. So a stored model consists only of its longest n-grams and their counts:
 
     model = NGram.fit(tokens, order=4, vocabulary=4096)
     bits = model.bits(held_out)               # of every token, (T,)
@@ -21,22 +21,22 @@ import numpy as np
 
 
 class NGram:
-    """Counts of n-grams up to `order`; the tokens of one are packed into one whole number."""
+    """Counts of n-grams up to `order`; each n-gram's tokens are packed into one integer."""
 
     def __init__(self, keys, counts, order, vocabulary):
-        """keys: sorted packed n-grams of the longest kind, int64 (N,); counts (N,)."""
+        """keys: the longest n-grams, packed and sorted, int64 (N,); counts (N,)."""
         self.order, self.vocabulary = order, vocabulary
         self.width = _width(order, vocabulary)
         self.levels = [None] * order
         for n in range(order, 0, -1):
             self.levels[n - 1] = _Level(keys, counts, self.width)
-            if n > 1:  # the different tokens that stand before an n - 1 gram are its count
+            if n > 1:  # the count of an (n - 1)-gram is the number of different tokens before it
                 shorter = keys & ((1 << self.width * (n - 1)) - 1)
                 keys, counts = np.unique(shorter, return_counts=True)
 
     @classmethod
     def fit(cls, tokens, order, vocabulary):
-        """The model of a 1-D array of tokens; raises ValueError for an order that does not fit."""
+        """The model of a 1-D array of tokens; raises ValueError if the order is too large."""
         tokens = np.asarray(tokens, dtype=np.int64)
         if len(tokens) < order:
             raise ValueError(f"{len(tokens)} tokens are too few for n-grams of order {order}")
@@ -44,7 +44,7 @@ class NGram:
         return cls(*np.unique(packed, return_counts=True), order, vocabulary)
 
     def probabilities(self, tokens):
-        """The probability of each token after those before it, (T,); the first have fewer."""
+        """The probability of each token given the preceding ones, (T,); the first have fewer."""
         tokens = np.asarray(tokens, dtype=np.int64)
         result = np.full(len(tokens), 1.0 / self.vocabulary)
         for n, level in enumerate(self.levels, start=1):
@@ -57,10 +57,10 @@ class NGram:
         return -np.log2(self.probabilities(tokens))
 
     def stored(self):
-        """The whole model as bytes, compressed by xz; `restored` makes it again."""
+        """The whole model as bytes, compressed by xz; `restored` reads it."""
         top = self.levels[-1]
         steps = np.diff(top.keys, prepend=0)
-        # columns of equal weight compress better than whole numbers
+        # grouped by byte position, they compress better than as integers
         columns = np.ascontiguousarray(steps[:, None].view(np.uint8).T)
         header = np.array([self.order, self.vocabulary, len(steps)], dtype=np.int64)
         small = np.minimum(top.counts, 255).astype(np.uint8)
@@ -70,7 +70,7 @@ class NGram:
 
     @classmethod
     def restored(cls, data):
-        """The model that `stored` gave."""
+        """The model from the bytes of `stored`."""
         data = lzma.decompress(data)
         order, vocabulary, size = np.frombuffer(data, np.int64, 3).tolist()
         columns = np.frombuffer(data, np.uint8, 8 * size, offset=24).reshape(8, size)
@@ -81,7 +81,7 @@ class NGram:
 
 
 class _Level:
-    """The n-grams of one length: sorted keys, counts, and sums over what follows each context."""
+    """The n-grams of one length: sorted keys, counts, and sums over the tokens after a context."""
 
     def __init__(self, keys, counts, width):
         self.keys, self.counts, self.width = keys, counts, width
@@ -89,17 +89,17 @@ class _Level:
         share = first / (first + 2 * second)
         ratios = (second / first, third / second, fourth / third)
         wanted = [c - (c + 1) * share * ratio for c, ratio in enumerate(ratios, start=1)]
-        # few n-grams give estimates outside what a count can spare
+        # with few n-grams an estimate may be negative or exceed the count
         fitting = [min(max(d, 0.1), c - 0.1) for c, d in enumerate(wanted, start=1)]
         self.discounts = np.array([0.0, *fitting])  # by count; the last is for 3 and more
         contexts = keys >> width
         self.contexts, starts = np.unique(contexts, return_index=True)
         self.totals = np.add.reduceat(counts, starts)
         taken = self.discounts[np.minimum(counts, 3)]
-        self.spared = np.add.reduceat(taken, starts)  # what the discounts leave to shorter ones
+        self.spared = np.add.reduceat(taken, starts)  # the mass that discounts give to shorter ones
 
     def interpolate(self, keys, lower):
-        """p_n of the packed n-grams, given p_n-1; where the context is unknown, that is all."""
+        """p_n of the packed n-grams, given p_n-1; equal to p_n-1 if the context is unknown."""
         context = keys >> self.width
         row = _find(self.contexts, context)
         known = row >= 0
@@ -111,7 +111,7 @@ class _Level:
 
 
 def largest(tokens, vocabulary, limit):
-    """(model, size): the longest n-grams with which the stored model has at most `limit` bytes."""
+    """(model, size): the highest order whose stored model has at most `limit` bytes."""
     best = None, 0
     for order in range(1, 63 // _width(1, vocabulary) + 1):
         model = NGram.fit(tokens, order, vocabulary)
@@ -131,13 +131,13 @@ def _width(order, vocabulary):
     width = max(1, int(vocabulary - 1).bit_length())
     if order < 1 or width * order > 63:
         raise ValueError(
-            f"order {order} does not fit: n-grams of {vocabulary} tokens go from 1 to {63 // width}"
+            f"order {order} does not fit: with {vocabulary} tokens it may be 1 to {63 // width}"
         )
     return width
 
 
 def _packed(tokens, n, width):
-    """The last n tokens at every position as one whole number; the first n - 1 are cut short."""
+    """The last n tokens at every position as one integer; the first n - 1 contain fewer."""
     keys = tokens.copy()
     for distance in range(1, n):
         keys[distance:] |= tokens[:-distance] << (width * distance)
@@ -145,6 +145,6 @@ def _packed(tokens, n, width):
 
 
 def _find(table, values):
-    """The row of each value in a sorted table, -1 where it is not there."""
+    """The row of each value in a sorted table, -1 if it is absent."""
     rows = np.minimum(np.searchsorted(table, values), len(table) - 1)
     return np.where(table[rows] == values, rows, -1)

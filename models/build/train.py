@@ -1,8 +1,8 @@
 """Pretrains the workshop's models on the standard library, and writes them to models/NAME.
 
-Makes the tokenizer, runs `utils.train` on all ranks that the machine has, and writes the weights in
-bf16. Stopped, it goes on where it was when it is called again: its runs are in runs/base_model.
-With seconds in place of steps the learning rate cools down by the clock.
+It makes the tokenizer, runs `utils.train` on one rank per GPU (or up to two cores), and writes the
+weights in bf16. If stopped, it resumes when it is called again: its runs are in runs/base_model.
+With seconds instead of steps, the learning rate decays by the clock.
 """
 
 import os
@@ -22,10 +22,10 @@ from utils.models.shipped import MODELS, SIZES
 from utils.models.tokenizer import Tokenizer
 
 VOCABULARY = 4096
-RUNS = "runs/base_model"  # where training keeps its checkpoints
+RUNS = "runs/base_model"  # the checkpoints of training
 POSITIONS = 512  # tokens in a window, in training and afterwards
 COMMON = {
-    "steps": 900,  # of 16 windows: 2.8 times through the text
+    "steps": 900,  # of 16 windows: 2.8 epochs
     "tie": True,
     "weight_decay": 0.1,
     "batch": 16,
@@ -39,9 +39,9 @@ COMMON = {
 
 
 def train(name, folder=MODELS, runs=RUNS, ranks=None, text="library", **changes):
-    """Pretrains one model, or goes on with it, and writes it to folder/name.
+    """Pretrains one model, or resumes it, and writes it to folder/name.
 
-    ranks     processes; default: one for every GPU, or for every core up to two
+    ranks     processes; default: one per GPU, or one per core up to two
     changes   options of utils.train, such as steps, seconds, batch
     """
     runs = Path(runs)
@@ -61,7 +61,7 @@ def train(name, folder=MODELS, runs=RUNS, ranks=None, text="library", **changes)
 
 
 def make_tokenizer(folder, text="library", size=VOCABULARY):
-    """Learns the tokenizer from the part of the text that is trained on."""
+    """Trains the tokenizer on the training part of the text."""
     if corpus.is_library(text):
         documents = library_text.split()[0].split(library_text.END)
     else:
@@ -72,15 +72,15 @@ def make_tokenizer(folder, text="library", size=VOCABULARY):
 
 
 def export(run, folder):
-    """Writes the model of a training run to `folder`: bf16, with tokenizer, without the rest."""
+    """Writes the model of a training run to `folder`: bf16 weights and the tokenizer only."""
     model = GPT.from_pretrained(run, dtype=torch.bfloat16)
-    model.config = replace(model.config, max_positions=POSITIONS)  # more was never trained
+    model.config = replace(model.config, max_positions=POSITIONS)  # longer was never trained
     folder = Path(folder)
     beside = folder / ".partial"
     beside.mkdir(parents=True, exist_ok=True)
     model.write_pretrained(beside)
     hf_format.copy_tokenizer(run, beside)
-    for file in sorted(beside.iterdir()):  # the model card beside them stays
+    for file in sorted(beside.iterdir()):  # the model card in `folder` stays
         file.chmod(0o644)
         file.replace(folder / file.name)
     beside.rmdir()
@@ -88,7 +88,7 @@ def export(run, folder):
 
 
 def _share_tokenizer(folder):
-    """One tokenizer file for all sizes: where base has the same one, a link to it."""
+    """Replaces the tokenizer file by a link to base's, if that is equal."""
     own, shared = folder / hf_format.TOKENIZER, folder.parent / "base" / hf_format.TOKENIZER
     if folder.name == "base" or not shared.exists() or own.read_bytes() != shared.read_bytes():
         return
@@ -120,5 +120,5 @@ def _run(command):
     done = subprocess.run(command, env=environment)
     if done.returncode:
         raise ValueError(
-            f"training ended with status {done.returncode}: see above; the same command goes on"
+            f"training ended with status {done.returncode}: see above; the same command resumes it"
         )

@@ -1,9 +1,9 @@
-"""What is left of the models in fewer bits: the table of the card, and of lesson 15.
+"""Measures compressed variants of the models: the table of the model card and of lesson 15.
 
     python -m models.build measure --only variants
 
-Every variant reads the same held-out windows and answers the same questions. Bytes are those of a
-file; those that a token reads are all but the norms' few, because the embedding is the last matrix.
+Every variant reads the same held-out windows and answers the same questions. Bytes are those of the
+weights' file; each token reads all of them, because the embedding is also the output matrix.
 """
 
 from contextlib import nullcontext
@@ -34,7 +34,7 @@ STEPS = 60  # of distillation
 
 
 def variants(folder) -> dict[str, list[dict]]:
-    """{model: [facts of a variant]} of all models in a folder, the model as it is first."""
+    """{model: [facts of a variant]} of all models in a folder, first of the unchanged model."""
     return {
         name: [{"variant": label} | facts for label, facts in _rows(name, folder)] for name in SIZES
     }

@@ -143,7 +143,7 @@ def test_measure_and_card(made, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(library_text, "fingerprint", lambda: {**facts, "python": "3.12"})
     capsys.readouterr()
     assert main(["measure", "--only", "tiny", *where]) == 2
-    assert "library of Python 3.11, this is Python 3.12" in capsys.readouterr().err
+    assert "library of Python 3.11, but this is Python 3.12" in capsys.readouterr().err
 
 
 # ---- 3. shipped

@@ -59,7 +59,7 @@ def test_a_prompt_from_the_shell_equals_one_from_python(base, data, tmp_path, ca
     )
     assert main(command(base, data, out, *options)) == 0
     shown = capsys.readouterr()
-    assert "48 numbers tuned on 6 examples in 4 steps: loss 5." in shown.out
+    assert "48 values tuned on 6 examples in 4 steps: loss 5." in shown.out
     assert "right on 4 held-out examples: 0 without the prompt, 0 with it" in shown.out
     assert "step 4 of 4: loss 5." in shown.err
 
@@ -117,7 +117,7 @@ def refused(arguments, capsys):
 def test_what_is_refused_before_anything_is_done(base, data, tmp_path, capsys):
     out = tmp_path / "prompt.safetensors"
     assert "--data is missing" in refused(["--model", str(base), "--out", str(out)], capsys)
-    assert "--held-out 1.5 is not a part" in refused(
+    assert "--held-out 1.5 is not a fraction" in refused(
         command(base, data, out, "--held-out", 1.5), capsys
     )
     words = os.fsdecode(b"\xff")
@@ -125,7 +125,7 @@ def test_what_is_refused_before_anything_is_done(base, data, tmp_path, capsys):
     assert "does not exist" in refused(command(tmp_path / "no", data, out), capsys)
     assert "no.jsonl cannot be read" in refused(command(base, tmp_path / "no.jsonl", out), capsys)
     nowhere = tmp_path / "no" / "prompt.safetensors"
-    assert "is no folder to write to" in refused(command(base, data, nowhere), capsys)
+    assert "is not a writable folder" in refused(command(base, data, nowhere), capsys)
     assert "exists already" in refused(command(base, data, data), capsys)
     assert "--length 40 leaves no room" in refused(command(base, data, out, "--length", 40), capsys)
     with pytest.raises(SystemExit) as stopped:

@@ -136,10 +136,10 @@ def test_files_that_are_no_prompts(tmp_path, base):
     with pytest.raises(ValueError, match=r"x.safetensors cannot be read as a safetensors file"):
         load_prompt(file)
     save_file({"weight": torch.zeros(3)}, str(file))
-    with pytest.raises(ValueError, match="is no prompt: it holds weight, not prompt_embeddings"):
+    with pytest.raises(ValueError, match="is not a prompt: it holds weight, not prompt_embeddings"):
         load_prompt(file)
     save_file({"prompt_embeddings": torch.zeros(3)}, str(file))
-    with pytest.raises(ValueError, match="is no prompt"):
+    with pytest.raises(ValueError, match="is not a prompt"):
         load_prompt(file)
     save_file({"prompt_embeddings": torch.zeros(3, 16)}, str(file))
     with pytest.raises(ValueError, match="does not say which model it is for"):

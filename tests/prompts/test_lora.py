@@ -122,7 +122,7 @@ def test_schedule_and_order_are_those_of_prompt_tuning(model):
     ({"steps": 0}, "--steps 0 is too small: it takes 1 or more"),
     ({"rank": -1}, "--rank -1 is too small: it takes 1 or more"),
     ({"lr": 0.0}, "--lr 0.0 must be above 0"),
-    ({"cooldown": 2.0}, "--cooldown 2.0 is not a part of the run"),
+    ({"cooldown": 2.0}, "--cooldown 2.0 is not a fraction"),
 ])
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):

@@ -90,7 +90,7 @@ BAD = {
     '{"input": 3, "output": "b"}': 'line 2: "input" is 3, not text',
     '{"input": "", "output": "b"}': 'line 2: "input" is empty',
     '{"input": "a", "output": "\\ud800"}': "line 2: .*half of a surrogate pair",
-    '{"input": "' + 2**20 * "a" + '", "output": "b"}': "line 2: 1,048,604 bytes, and 1,048,576",
+    '{"input": "' + 2**20 * "a" + '", "output": "b"}': "line 2: 1,048,604 bytes, but an example may",
     b'{"input": "\xff", "output": "b"}': "line 2: byte 12 is not UTF-8",
     "[" * 100_000: "line 2: (nested too deeply|not JSON)",
 }
@@ -354,7 +354,7 @@ def test_the_learning_rate_is_level_then_falls():
         ({"lr": 0.0}, "--lr 0.0 is not above 0"),
         ({"lr": 1e38}, r"--lr 1e\+38 is not above 0 and at most 1e6"),
         ({"lr": math.nan}, "--lr nan is not a finite number"),
-        ({"cooldown": 2.0}, "--cooldown 2.0 is not a part"),
+        ({"cooldown": 2.0}, "--cooldown 2.0 is not a fraction"),
         ({"init": "zeros"}, "--init 'zeros' is not one of words, random"),
         ({"init": "random", "words": "x"}, "leave out --init random"),
     ],
@@ -369,11 +369,11 @@ def test_what_does_not_fit_together():
         size = 300
 
     model = new_model()
-    with pytest.raises(ValueError, match="tokenizer has 300 tokens and the model knows 256"):
+    with pytest.raises(ValueError, match="tokenizer has 300 tokens but the model only 256"):
         tune(model, Large(), EXAMPLES)
     with pytest.raises(ValueError, match="--length 64 leaves no room"):
         tune(model, TOKENIZER, EXAMPLES, PromptConfig(length=64))
-    with pytest.raises(ValueError, match="the first prompt has 3 virtual tokens and the config 16"):
+    with pytest.raises(ValueError, match="the first prompt has 3 virtual tokens but the config 16"):
         tune(model, TOKENIZER, EXAMPLES, start=torch.zeros(3, 24))
     with pytest.raises(ValueError, match="there are no examples"):
         tune(model, TOKENIZER, [])

@@ -1,7 +1,7 @@
-"""A model with fewer bits: quantization, pruning, distillation, and what each costs.
+"""A model with fewer bits: quantization, pruning, distillation, and the cost of each.
 
-quantize, Quantized         matrices in whole numbers (quantize.py)
-Scheme, INT8, INT4          how they become that (scheme.py)
+quantize, Quantized         matrices in integers (quantize.py)
+Scheme, INT8, INT4          their formats (scheme.py)
 """
 
 from utils.compression.quantize import Quantized, quantize

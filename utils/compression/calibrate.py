@@ -1,10 +1,10 @@
-"""Calibration: what goes through a model on some text, and what follows from it.
+"""Calibration: statistics of a model's activations on some text, and the methods that use them.
 
     seen = observe(model, rows)                    # {first reader of an input: Inputs}
     seen[name].largest, seen[name].gram            # per channel; XᵀX over all tokens
-    scales = static_scales(seen, percentile=99.9)  # of activations, one for each input
-    smoother = smooth(model, seen)                 # SmoothQuant: outliers go into the weights
-    q = gptq(weight, seen[name].gram, INT4)        # GPTQ: each column mends what those before broke
+    scales = static_scales(seen, percentile=99.9)  # of activations, one per input
+    smoother = smooth(model, seen)                 # SmoothQuant: outliers move into the weights
+    q = gptq(weight, seen[name].gram, INT4)        # GPTQ: each column corrects earlier errors
 
 Shapes: X (T, K), T tokens, K channels of one input.
 """
@@ -18,16 +18,16 @@ from utils.compression.matrices import READERS, matrices
 from utils.compression.quantize import INT8, Quantized, Scheme, quantize, ranges
 from utils.models.gpt import GPT
 
-KEPT = 1024  # rows of an input that are kept, or a few more, for percentiles
+KEPT = 1024  # rows of an input that are kept (or slightly more), for percentiles
 
 
 @dataclass
 class Inputs:
-    """What went into the matrices that read one input.
+    """Statistics of one input X, which one or more matrices read.
 
     largest   max|X_j| of each channel (K,)
     gram      XᵀX, fp32 (K, K)
-    rows      some of X (about KEPT, K)
+    rows      a sample of the rows of X (about KEPT, K)
     """
 
     largest: torch.Tensor
@@ -37,10 +37,10 @@ class Inputs:
 
 @torch.no_grad()
 def observe(model: GPT, tokens: torch.Tensor, batch: int = 8) -> dict[str, Inputs]:
-    """{name: Inputs} over tokens (B, T); a name is that of the first matrix that reads the input
-    (q_proj for k and v too, gate_proj for up_proj too)."""
+    """{name: Inputs} over tokens (B, T), named after the first matrix that reads the input (q_proj
+    also for k and v, gate_proj also for up_proj)."""
     seen: dict[str, Inputs] = {}
-    each = -(-KEPT // -(-len(tokens) // batch))  # rows of a batch that are kept
+    each = -(-KEPT // -(-len(tokens) // batch))  # rows kept per batch
 
     def look(name):
         def hook(module, inputs):
@@ -71,9 +71,9 @@ def observe(model: GPT, tokens: torch.Tensor, batch: int = 8) -> dict[str, Input
 def static_scales(
     seen: dict[str, Inputs], percentile: float | None = None
 ) -> dict[str, torch.Tensor]:
-    """{name: scale} of activations in 8 bits, one number for each input.
+    """{name: scale} of activations in 8 bits, one value per input.
 
-    percentile   of all |x| that the range ends at, what lies beyond is cut; None: the largest
+    percentile   of all |x|, where the range ends; larger values are clipped. None: the maximum
     """
     scales = {}
     for name, inputs in seen.items():
@@ -88,12 +88,12 @@ def static_scales(
 
 @torch.no_grad()
 def smooth(model: GPT, seen: dict[str, Inputs], alpha: float = 0.5) -> GPT:
-    """A copy that computes the same with calmer inputs (SmoothQuant, Xiao et al.,
+    """An equivalent copy whose inputs have smaller outliers (SmoothQuant, Xiao et al.,
     arXiv:2211.10438).
 
-    Channel j of what a norm hands on is divided by s_j, in the norm's own weight, and column j of
-    each matrix that reads it is multiplied by s_j = max|X_j|^alpha / max|W_j|^(1 − alpha). What
-    goes into o and down stands behind no norm, and stays.
+    Channel j of a norm's output is divided by s_j, in the norm's own weight, and column j of each
+    matrix that reads it is multiplied by s_j = max|X_j|^alpha / max|W_j|^(1 − alpha). The inputs of
+    o and down do not come from a norm and stay unchanged.
     """
     copied = copy.deepcopy(model)
     for number, block in enumerate(copied.model.layers):
@@ -105,7 +105,7 @@ def smooth(model: GPT, seen: dict[str, Inputs], alpha: float = 0.5) -> GPT:
             inputs = seen[f"model.layers.{number}.{first}"].largest
             weights = torch.cat(readers).abs().amax(dim=0)  # (K,)
             s = inputs**alpha / weights ** (1 - alpha)
-            s = s.where((inputs > 0) & (weights > 0), 1.0)  # a dead channel stays
+            s = s.where((inputs > 0) & (weights > 0), 1.0)  # a dead channel stays unchanged
             norm.weight /= s
             for weight in readers:
                 weight *= s
@@ -116,15 +116,15 @@ def smooth(model: GPT, seen: dict[str, Inputs], alpha: float = 0.5) -> GPT:
 def gptq(
     weight: torch.Tensor, gram: torch.Tensor, scheme: Scheme, damping: float = 0.01
 ) -> Quantized:
-    """W (N, K) in whole numbers that keep X·Wᵀ, not W, close (GPTQ, Frantar et al.,
+    """W (N, K) in integers that keep X·Wᵀ, rather than W, close (GPTQ, Frantar et al.,
     arXiv:2210.17323).
 
-    Column after column is rounded, and what that does to the output is made good as well as can be
-    by the columns that are not rounded yet: by the rows of the Cholesky factor of (XᵀX)⁻¹.
+    Columns are rounded one by one, and each error in the output is compensated as well as possible
+    by the columns not yet rounded, using the rows of the Cholesky factor of (XᵀX)⁻¹.
 
-    gram      XᵀX (K, K) of the inputs; of the model before anything is rounded, where the paper
-              takes them from a model whose earlier layers are rounded already
-    damping   of the mean of its diagonal that is added to it, so that it can be inverted
+    gram      XᵀX (K, K) of the inputs in the unrounded model, whereas the paper uses a model whose
+              earlier layers have already been rounded
+    damping   fraction of the diagonal's mean that is added to the diagonal, for invertibility
     """
     w, K = weight.double().clone(), weight.shape[1]
     plain = quantize(weight, scheme)
@@ -135,7 +135,7 @@ def gptq(
     values, scales, zeros = torch.empty_like(plain.values), [], []
     for start in range(0, K, size):
         group = slice(start, start + size)
-        if scheme.per == "group":  # of the weights as they are by now
+        if scheme.per == "group":  # scales of the weights as corrected so far
             scale, zero = ranges(w[:, group], scheme)
         else:
             scale, zero = plain.scale, plain.zero_point

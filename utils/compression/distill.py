@@ -1,10 +1,10 @@
-"""Distillation: a small model learns what a large one would say (Hinton et al., arXiv:1503.02531).
+"""Distillation: a small model learns a large one's predictions (Hinton et al., arXiv:1503.02531).
 
     student = distill(student, teacher, train, DistillConfig(steps=60))
-    student = distill(student, None, train, DistillConfig(steps=60))    # the same, alone
+    student = distill(student, None, train, DistillConfig(steps=60))    # without a teacher
 
-A text says which token came. The teacher says of all tokens how likely they were: more to learn
-from each.
+A text gives only the token that came next. The teacher gives the probabilities of all tokens, so
+there is more to learn from each position.
 """
 
 import copy
@@ -20,8 +20,8 @@ from utils.training.optimizer import make_optimizer
 
 @dataclass(frozen=True)
 class DistillConfig:
-    """steps, rows of a batch and tokens of a row; temperature T of both distributions; share of
-    the teacher in the loss, the rest is the text's; lr and optimizer as in training."""
+    """Steps, rows per batch and tokens per row; temperature T of both distributions; the teacher's
+    share of the loss, with the rest from the text; lr and optimizer as in training."""
 
     steps: int = 60
     batch: int = 8
@@ -37,8 +37,8 @@ class DistillConfig:
 def distillation_loss(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
-    """T² · KL(teacher ‖ student) of softmax(logits / T), the mean over tokens; both (B, T, V). T²
-    keeps the gradient's size when T changes (Hinton et al., section 2)."""
+    """T² · KL(teacher ‖ student) of softmax(logits / T), averaged over tokens; both (B, T, V). T²
+    makes the gradient's size independent of T (Hinton et al., section 2)."""
     least = torch.promote_types(student.dtype, torch.float32)
     ours = F.log_softmax(student.to(least).flatten(0, 1) / temperature, dim=-1)
     theirs = F.log_softmax(teacher.to(least).flatten(0, 1) / temperature, dim=-1)
@@ -53,7 +53,7 @@ def distill(
 ) -> torch.nn.Module:
     """A trained copy of the student.
 
-    teacher   None: the text alone. The batches are the same
+    teacher   None: train on the text alone, with the same batches
     tokens    1-D, to train on
     """
     student = copy.deepcopy(student).train()

@@ -1,12 +1,12 @@
-"""How much a model still knows: bits per byte of held-out text, with an interval.
+"""The quality of a compressed model: bits per byte of held-out text, with a confidence interval.
 
     before = held_out(model, tokenizer, tokens)
     before.bits_per_byte, before.interval          # 1.08, (1.05, 1.11)
     after = held_out(smaller, tokenizer, tokens)
-    cost(after, before)                            # Cost(0.004, 0.003, 0.005): bits per byte more
+    cost(after, before)                            # Cost(0.004, 0.003, 0.005): extra bits per byte
 
-All variants read the same windows. So what one costs is taken window by window: texts differ in
-difficulty far more than variants do, and the interval of the difference is that much narrower.
+All variants read the same windows, so a variant's cost is computed window by window: texts differ
+in difficulty far more than variants do, and the interval of the difference is much narrower.
 """
 
 import math
@@ -17,12 +17,12 @@ import torch
 from utils.models.gpt import GPT, cross_entropy
 from utils.models.tokenizer import Tokenizer
 
-DRAWS = 2000  # of the bootstrap
+DRAWS = 2000  # bootstrap samples
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """bits and bytes of each window (fp64, one number for each); tokens of all."""
+    """Bits and bytes of each window (fp64, one value each); tokens of all windows."""
 
     bits: torch.Tensor
     bytes: torch.Tensor
@@ -34,13 +34,13 @@ class HeldOut:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % of the bootstrap over windows (Efron 1979)."""
+        """The 95 % interval of a bootstrap over windows (Efron 1979)."""
         return _interval(self.bits, self.bytes)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Bits per byte more than another model needs, and the interval of 95 %."""
+    """Extra bits per byte compared with another model, and the 95 % interval."""
 
     mean: float
     low: float
@@ -59,10 +59,10 @@ def held_out(
     stride: int = 384,
     batch: int = 8,
 ) -> HeldOut:
-    """Every token is scored once, in the first window that ends behind it.
+    """Scores every token once, in the first window that contains it.
 
-    The windows overlap, so that every token has at least window - stride tokens before it, or all
-    that there are. The first one follows the end token, as a document does.
+    The windows overlap, so every token has at least window - stride tokens before it, or all
+    preceding ones. The first token follows the end token, as at the start of a document.
 
     tokens   1-D ids (T,)
     """
@@ -85,7 +85,7 @@ def held_out(
 
 
 def cost(one: HeldOut, other: HeldOut) -> Cost:
-    """What `one` needs more than `other`, on the same windows."""
+    """The extra bits of `one` compared with `other`, on the same windows."""
     difference = one.bits - other.bits
     mean = (difference.sum() / one.bytes.sum()).item()
     return Cost(mean, *_interval(difference, one.bytes))

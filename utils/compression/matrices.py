@@ -1,13 +1,13 @@
-"""The matrices of a decoder's blocks: what is compressed, and what goes into each.
+"""The matrices of a decoder's blocks, which are compressed, and their inputs.
 
     matrices(model)                            # {"model.layers.0.self_attn.q_proj": Linear, …}
     smaller = quantized(model, INT8)            # a copy that computes with the rounded matrices
     smaller = rounded(model, lambda name, w: w * mask[name])
-    size(model, INT8)                          # bytes as stored: whole numbers and their scales
-    with rounded_inputs(model, scales): …      # activations in 8 bits, too
+    size(model, INT8)                          # bytes as stored: integers and their scales
+    with rounded_inputs(model, scales): …      # activations in 8 bits too
 
-Embedding, last layer, norms and biases stay as they are: they are few numbers in a large model, and
-what goes wrong at the ends goes wrong for every token.
+Embedding, output layer, norms and biases stay unchanged: in a large model they hold few of the
+values, and errors in embedding and output layer affect every token.
 """
 
 import copy
@@ -20,7 +20,7 @@ from torch import nn
 from utils.compression.quantize import Scheme, quantize, quantize_rows
 from utils.models.gpt import GPT
 
-# what reads the same input, under the name of the first
+# matrices with the same input, by the name of the first
 READERS = {
     "self_attn.q_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "self_attn.o_proj": ("self_attn.o_proj",),
@@ -30,13 +30,13 @@ READERS = {
 
 
 def matrices(model: GPT) -> dict[str, nn.Linear]:
-    """{name: Linear} of all layers in the blocks."""
+    """{name: Linear} of all linear layers in the blocks."""
     modules = model.model.layers.named_modules(prefix="model.layers")
     return {name: module for name, module in modules if isinstance(module, nn.Linear)}
 
 
 def first_reader(name: str) -> str:
-    """The name under which `name`'s input is known: that of q for k and v, of gate for up."""
+    """The key of `name`'s input in READERS: q's name for k and v, gate's for up."""
     layer, _, module = name.rpartition(".layers.")[2].partition(".")
     reader = next(first for first, readers in READERS.items() if module in readers)
     return f"model.layers.{layer}.{reader}"
@@ -44,7 +44,7 @@ def first_reader(name: str) -> str:
 
 @torch.no_grad()
 def rounded(model: GPT, change: Callable[[str, torch.Tensor], torch.Tensor]) -> GPT:
-    """A copy of the model with the matrix `change(name, weight)` in place of each."""
+    """A copy of the model in which `change(name, weight)` replaces each matrix."""
     copied = copy.deepcopy(model)
     for name, linear in matrices(copied).items():
         linear.weight.copy_(change(name, linear.weight))
@@ -52,13 +52,13 @@ def rounded(model: GPT, change: Callable[[str, torch.Tensor], torch.Tensor]) -> 
 
 
 def quantized(model: GPT, scheme: Scheme) -> GPT:
-    """A copy whose matrices have gone through whole numbers and back."""
+    """A copy whose matrices were quantized and dequantized."""
     return rounded(model, lambda name, w: quantize(w, scheme).dequantize())
 
 
 def size(model: GPT, scheme: Scheme | None = None) -> int:
-    """Bytes of a model as stored, with 2 for each number that is not in whole ones; scheme None:
-    for all."""
+    """Bytes of a model as stored, with 2 bytes for each value that is not quantized; scheme None:
+    none is."""
     inside = matrices(model)
     numbers = sum(linear.weight.numel() for linear in inside.values())
     other = 2 * (model.parameter_count() - numbers)
@@ -69,9 +69,9 @@ def size(model: GPT, scheme: Scheme | None = None) -> int:
 
 @contextmanager
 def rounded_inputs(model: GPT, scales: dict[str, torch.Tensor | float] | None = None) -> Iterator:
-    """Inside, what goes into each matrix is rounded to 8 bits first.
+    """Inside, the input of each matrix is first rounded to 8 bits.
 
-    scales   {first reader: scale} that were calibrated; None: of each token its own (dynamic)
+    scales   calibrated {first reader: scale}; None: each token has its own scale (dynamic)
     """
 
     def round_input(name):

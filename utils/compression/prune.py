@@ -1,14 +1,14 @@
-"""Pruning: numbers that become zero, and parts that are really gone.
+"""Pruning: setting weights to zero, and removing whole heads, columns and layers.
 
     largest(w, keep=0.5)                       # magnitude: zeros anywhere
-    two_of_four(w.abs())                       # two of each four neighbours, as GPUs can use them
-    wanda(w, seen[first_reader(name)])         # |w|·‖x‖ in place of |w|
+    two_of_four(w.abs())                       # two of every four neighbours, as GPUs support
+    wanda(w, seen[first_reader(name)])         # |w|·‖x‖ instead of |w|
     head_importance(model, rows)               # (layers, H)
     without_heads(model, keep), without_columns(model, keep), without_layers(model, [4, 6])
 
-A mask saves nothing by itself: a zero takes as many bytes as any number and is multiplied like one,
-unless hardware or a file format skips it (2:4 on NVIDIA's matrix units from Ampere on: Mishra et
-al., arXiv:2104.08378). Structured pruning leaves a smaller, dense model of the same layout, which
+A mask alone saves nothing: a zero takes as many bytes as any other value and is multiplied like
+one, unless hardware or a file format skips it (2:4 on NVIDIA's tensor cores since Ampere: Mishra et
+al., arXiv:2104.08378). Structured pruning gives a smaller, dense model of the same layout, which
 any program runs as fast as its size allows.
 """
 
@@ -32,9 +32,9 @@ def largest(scores: torch.Tensor, keep: float) -> torch.Tensor:
 
 
 def two_of_four(scores: torch.Tensor) -> torch.Tensor:
-    """A mask of the two largest of each four neighbours in a row of scores (N, K)."""
+    """A mask of the two largest of every four neighbours in a row of scores (N, K)."""
     if scores.shape[1] % 4:
-        raise ValueError(f"{scores.shape[1]} columns are no groups of four")
+        raise ValueError(f"{scores.shape[1]} columns cannot be divided into groups of four")
     groups = scores.view(len(scores), -1, 4)
     mask = torch.zeros_like(groups, dtype=torch.bool)
     return mask.scatter_(2, groups.topk(2, dim=2).indices, True).view(scores.shape)
@@ -49,18 +49,18 @@ def wanda(weight: torch.Tensor, inputs: Inputs) -> torch.Tensor:
 
 
 def head_importance(model: GPT, rows: torch.Tensor) -> torch.Tensor:
-    """(layers, H): how much the loss of rows (B, T) would feel a head's output scaled, |∂L/∂ξ|
+    """(layers, H): the sensitivity of the loss of rows (B, T) to scaling a head's output, |∂L/∂ξ|
     summed over rows (Michel et al., arXiv:1905.10650, equation 2)."""
     return _importance(model, rows, "self_attn.o_proj", model.config.head_size)
 
 
 def column_importance(model: GPT, rows: torch.Tensor) -> torch.Tensor:
-    """(layers, M): the same of the columns inside the MLP."""
+    """(layers, M): the same for the columns inside the MLP."""
     return _importance(model, rows, "mlp.down_proj", 1)
 
 
 def _importance(model, rows, name, width):
-    """Each row has its own factors of 1 on groups of `width` channels that go into a matrix."""
+    """Sensitivity to factors of 1, separate for each row, on groups of `width` input channels."""
     factors = []
 
     def hook(module, args):
@@ -82,7 +82,7 @@ def _importance(model, rows, name, width):
 
 @torch.no_grad()
 def layer_importance(model: GPT, rows: torch.Tensor) -> list[float]:
-    """For each layer: the loss of rows (B, T) without it, in nats a token."""
+    """For each layer: the loss of rows (B, T) without it, in nats per token."""
     losses = []
     for number in range(model.config.layers):
         logits = without_layers(model, [number])(rows[:, :-1])
@@ -94,15 +94,15 @@ def layer_importance(model: GPT, rows: torch.Tensor) -> list[float]:
 
 
 def without_heads(model: GPT, keep: Sequence[Sequence[int]]) -> GPT:
-    """A copy with these heads in each layer, as many in all, each with its key and value.
+    """A copy with only these heads in each layer, each with its key and value.
 
-    Raises ValueError where layers would differ, or heads share keys and values.
+    Raises ValueError if the layers would differ in number, or heads share keys and values.
     """
     config = model.config
     if config.heads != config.key_value_heads:
         raise ValueError(
-            f"{config.heads} heads share {config.key_value_heads} of keys and values: prune a "
-            "model in which each head has its own"
+            f"{config.heads} heads share {config.key_value_heads} key-value heads: prune a model "
+            "in which each head has its own"
         )
     count = _equally_many([len(heads) for heads in keep], "heads")
     channels = [
@@ -121,7 +121,7 @@ def without_heads(model: GPT, keep: Sequence[Sequence[int]]) -> GPT:
 
 
 def without_columns(model: GPT, keep: Sequence[torch.Tensor]) -> GPT:
-    """A copy whose MLPs have these columns in each layer, as many in all."""
+    """A copy whose MLPs have only these columns in each layer, the same number in all layers."""
     count = _equally_many([len(columns) for columns in keep], "columns")
     chosen = [columns.sort().values for columns in keep]
     cuts = {"gate_proj": 0, "up_proj": 0, "down_proj": 1}
@@ -132,7 +132,7 @@ def without_layers(model: GPT, numbers: Sequence[int]) -> GPT:
     """A copy without these layers."""
     kept = [number for number in range(model.config.layers) if number not in numbers]
     if not kept or len(kept) + len(set(numbers)) != model.config.layers:
-        raise ValueError(f"layers {list(numbers)} are not some of the {model.config.layers}")
+        raise ValueError(f"cannot remove layers {list(numbers)} from {model.config.layers}")
     places = {str(number): str(place) for place, number in enumerate(kept)}
     state = {}
     for name, tensor in model.state_dict().items():
@@ -146,7 +146,8 @@ def without_layers(model: GPT, numbers: Sequence[int]) -> GPT:
 
 
 def _smaller(model, cuts, chosen, **sizes):
-    """Of the matrices in `cuts` {module: dimension} and their biases, what is chosen by layer."""
+    """A copy that keeps, of the matrices in `cuts` {module: dimension} and their biases, only the
+    indices that `chosen` gives for each layer."""
     state = {}
     for name, tensor in model.state_dict().items():
         *path, module, kind = name.split(".")
@@ -166,5 +167,5 @@ def _of(model, state, **sizes):
 
 def _equally_many(counts, what):
     if len(set(counts)) != 1 or not counts[0]:
-        raise ValueError(f"layers keep {counts} {what}: all must keep as many, one at least")
+        raise ValueError(f"layers keep {counts} {what}: all must keep the same number, at least 1")
     return counts[0]

@@ -1,20 +1,19 @@
-"""Matrices in whole numbers: w ≈ scale · (q − zero_point).
+"""Matrices in integers: w ≈ scale · (q − zero_point).
 
-    q = quantize(w, INT8)                   # one scale for each row: an output channel of a layer
-    q = quantize(w, INT4)                   # one for each group of 32 columns of a row
+    q = quantize(w, INT8)                   # one scale per row: an output channel of a layer
+    q = quantize(w, INT4)                   # one per group of 32 columns of a row
     q = quantize(w, Scheme(8, symmetric=False, per="tensor"))
-    q.dequantize()                          # what a layer computes with, in fp32
-    q.nbytes, q.columns(0, 344)             # bytes as stored; what one rank has of it
+    q.dequantize()                          # the matrix that a layer computes with, in fp32
+    q.nbytes, q.columns(0, 344)             # bytes as stored; one rank's columns
 
-    values, scale = quantize_rows(x)        # activations: one scale for each token
+    values, scale = quantize_rows(x)        # activations: one scale per token
 
 Shapes: a matrix is (N, K), N outputs and K inputs, as in nn.Linear; G groups of columns. Symmetric:
-the zero point is 0 and the largest size is 2^(bits-1) − 1, so that a number and its negative are
-equally far from 0 (Wu et al., arXiv:2004.09602, section 3). A scale follows from the whole row of
-the whole matrix; so ranks that cut it after that hold just the numbers of one rank.
+the zero point is 0 and the largest absolute value is 2^(bits-1) − 1, so that the range is symmetric
+about 0 (Wu et al., arXiv:2004.09602, section 3). Scales are computed before a matrix is sharded, so
+all ranks together hold the same integers as a single rank.
 
-This file and scheme.py need nothing but torch: the export copies them into every version that it
-writes.
+This file and scheme.py need only torch: the export copies them into every version that it writes.
 """
 
 from dataclasses import dataclass, replace
@@ -26,12 +25,12 @@ from utils.compression.scheme import INT8, Scheme
 
 @dataclass(frozen=True)
 class Quantized:
-    """A matrix in whole numbers.
+    """A matrix in integers.
 
     values      int8 (N, K), each between scheme.lowest and scheme.highest
-    scale       fp32 (N, G); (1, 1) where the whole tensor has one
-    zero_point  fp32 of the same shape, whole numbers; None: symmetric
-    offset      columns of the first group that stand before this part, in a part of a whole
+    scale       fp32 (N, G); (1, 1) if the whole tensor has one
+    zero_point  fp32 of the same shape, integers; None: symmetric
+    offset      in a slice of columns: columns of its first group that precede the slice
     """
 
     values: torch.Tensor
@@ -41,14 +40,14 @@ class Quantized:
     offset: int = 0
 
     def dequantize(self) -> torch.Tensor:
-        """The numbers that the whole ones stand for, fp32 (N, K)."""
+        """The values that the integers represent, fp32 (N, K)."""
         values = self.values.float()
         if self.zero_point is not None:
             values -= self._wide(self.zero_point)
         return values.mul_(self._wide(self.scale))
 
     def columns(self, start: int, stop: int) -> "Quantized":
-        """The part of these columns, with the scales of the whole."""
+        """The slice of these columns, with the scales of the whole matrix."""
         if self.scheme.per != "group":
             return replace(self, values=self.values[:, start:stop])
         size = self.scheme.group_size
@@ -63,16 +62,16 @@ class Quantized:
 
     @property
     def nbytes(self) -> int:
-        """As stored: the bits of the numbers, and 4 bytes for each scale and each zero point."""
+        """Bytes as stored: the bits of the integers, and 4 bytes per scale and per zero point."""
         parameters = self.scale.numel() * (1 if self.zero_point is None else 2)
         return -(-self.values.numel() * self.scheme.bits // 8) + 4 * parameters
 
     def steps(self) -> torch.Tensor:
-        """The scale of each number, (N, K)."""
+        """The scale of each element, (N, K)."""
         return self._wide(self.scale).expand(self.values.shape)
 
     def _wide(self, numbers):
-        """One number for each column, or one that fits all."""
+        """Scales or zero points, one per column or broadcastable to all columns."""
         if self.scheme.per != "group":
             return numbers
         columns = torch.arange(self.values.shape[1], device=numbers.device) + self.offset
@@ -80,12 +79,12 @@ class Quantized:
 
 
 def quantize(w: torch.Tensor, scheme: Scheme) -> Quantized:
-    """w (N, K) to the nearest whole numbers of the scheme.
+    """w (N, K) rounded to the nearest integers of the scheme.
 
-    Raises ValueError where w is no matrix of finite numbers.
+    Raises ValueError if w is not a matrix of finite values.
     """
     if w.ndim != 2 or not w.isfinite().all():
-        raise ValueError(f"a tensor of shape {tuple(w.shape)} is no matrix of finite numbers")
+        raise ValueError(f"a tensor of shape {tuple(w.shape)} is not a matrix of finite values")
     scale, zero_point = ranges(w, scheme)
     whole = Quantized(w, scale, zero_point, scheme)
     values = (w.float() * whole._wide(scale.reciprocal())).round_()
@@ -95,8 +94,8 @@ def quantize(w: torch.Tensor, scheme: Scheme) -> Quantized:
 
 
 def ranges(w: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(scale, zero point or None) of w (N, K), each (N, G): the range of its numbers, and 0 in it,
-    becomes that of the scheme."""
+    """(scale, zero point or None) of w (N, K), each (N, G): map the range of its values, extended
+    to include 0, to that of the scheme."""
     size = scheme.columns_of_a_scale(w.shape[1])
     parts = w.float().split(size, dim=1)  # G times (N, size)
     if scheme.per == "tensor":
@@ -111,7 +110,7 @@ def ranges(w: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, torch.Tensor 
 
 
 def _not_zero(scale):
-    """A range of zeros alone has any scale."""
+    """Replaces scales of 0, from values that are all 0, by 1."""
     return scale.where(scale > 0, 1.0)
 
 
@@ -123,8 +122,8 @@ def quantize_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """x (..., K) in 8 bits, symmetric: (int8 values, scale).
 
-    scale   one that was calibrated before, any shape that fits; None: of each row its own (...,
-            1), so that no token depends on the company that it comes in
+    scale   a calibrated one, of any shape that broadcasts; None: one per row, (..., 1), so that no
+            token depends on the others in its batch
     """
     if scale is None:
         scale = _not_zero(x.float().abs().amax(dim=-1, keepdim=True) / INT8.highest)
@@ -132,7 +131,7 @@ def quantize_rows(
     return values.to(torch.int8), scale
 
 
-# ---- four bits in a byte
+# ---- two values per byte
 
 
 def pack(values: torch.Tensor) -> torch.Tensor:

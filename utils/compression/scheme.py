@@ -1,16 +1,16 @@
-"""How a matrix becomes whole numbers: the formats, which need no torch."""
+"""Quantization schemes: the integer formats of a matrix. No torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a matrix becomes whole numbers.
+    """How a matrix is quantized to integers.
 
-    bits        of a number, 2 to 8
-    per         whose scale it is: "tensor", "channel" (a row), or "group" (`group_size` columns of
-                a row; the last group of a row may be shorter)
-    symmetric   False: a zero point moves the range to where the numbers are
+    bits        per value, 2 to 8
+    per         what shares a scale: "tensor", "channel" (a row), or "group" (`group_size` columns
+                of a row; the last group of a row may be shorter)
+    symmetric   False: a zero point shifts the range to that of the values
     """
 
     bits: int
@@ -20,7 +20,7 @@ class Scheme:
 
     def __post_init__(self):
         if not 2 <= self.bits <= 8:
-            raise ValueError(f"{self.bits} bits are not 2 to 8")
+            raise ValueError(f"bits {self.bits} is not in 2 to 8")
         if self.per not in ("tensor", "channel", "group"):
             raise ValueError(f"per {self.per!r} is not one of tensor, channel, group")
         if (self.per == "group") != (self.group_size is not None) or (self.group_size or 1) < 1:
@@ -28,7 +28,7 @@ class Scheme:
 
     @property
     def lowest(self) -> int:
-        """The smallest whole number; symmetric schemes leave one unused, so that -lowest fits."""
+        """The smallest integer; symmetric schemes leave one unused, so that -lowest fits."""
         return -(2 ** (self.bits - 1)) + self.symmetric
 
     @property
@@ -41,4 +41,4 @@ class Scheme:
 
 INT8 = Scheme(8)
 INT4 = Scheme(4, "group", 32)
-SCHEMES = {"int8": INT8, "int4": INT4}  # the formats that the server has
+SCHEMES = {"int8": INT8, "int4": INT4}  # the formats that the server supports

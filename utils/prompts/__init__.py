@@ -1,13 +1,13 @@
-"""Prompt tuning: virtual tokens for a frozen model, and what they are compared with.
+"""Prompt tuning: virtual tokens for a frozen model, and the methods they are compared with.
 
 tune, PromptConfig                      learn a prompt from examples, on one rank
-PromptedRanks, tune_on_ranks            the same on a model that is broken over ranks
-prompted, draw_prompt, frozen           put a prompt in front of what a model reads
-answer, matches                         what the model says then, and whether it is right
+PromptedRanks, tune_on_ranks            the same on a model sharded over ranks
+prompted, draw_prompt, frozen           put a prompt in front of a model's input
+answer, matches                         the model's answers, and whether they are right
 read_examples, batch_of                 examples: a JSON-lines file -> tokens and targets
-save_prompt, load_prompt                a prompt on disk, which knows its model
-tune_weights, PeerConfig                full fine-tuning and LoRA, to compare
-merged                                  a model tuned with LoRA as a plain one
+save_prompt, load_prompt                a prompt on disk, tied to its model
+tune_weights, PeerConfig                full fine-tuning and LoRA, for comparison
+merged                                  a model tuned with LoRA as a plain model
 curve, few_shot                         in-context learning: no training at all
 """
 

@@ -1,7 +1,7 @@
-"""Answers of a model with a prompt, or without one: greedy, many inputs at once.
+"""Answers of a model with or without a prompt: greedy, many inputs at once.
 
 answer(model, tokenizer, ["module: "], prompt)          # ["zlib"]: token by token
-matches(model, tokenizer, examples, prompt)             # [True]: is it right? one forward pass
+matches(model, tokenizer, examples, prompt)             # [True]: right or wrong, one forward pass
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,18 @@ def answer(
     max_new_tokens: int = 32,
     batch: int = 64,
 ) -> list[str]:
-    """The likeliest answer to each input, token by token up to the end token: a list of texts.
+    """The greedy answer to each input, token by token up to the end token: a list of texts.
 
     prompt   None, (P, C) for all, or (N, P, C): one for each of the N inputs
-    Rows that have ended leave the batch. There is no cache of keys and values: each token runs its
-    row again. Raises ValueError where an input with its prompt and answer exceeds max_positions.
+    Rows that have ended leave the batch. There is no cache of keys and values: each token reruns
+    its row. Raises ValueError if an input with its prompt and answer exceeds max_positions.
     """
     end, answers = end_token(tokenizer), [None] * len(inputs)
     device, length = model.lm_head.weight.device, 0 if prompt is None else prompt.shape[-2]
     rows = [tokenizer.encode(text) for text in inputs]
     for text, row in zip(inputs, rows):
         if not row:
-            raise ValueError("an input is empty: a model goes on from one token at least")
+            raise ValueError("an input is empty: a model needs at least one token to continue")
         if length + len(row) + max_new_tokens - 1 > model.config.max_positions:
             raise ValueError(
                 f"input {text[:30]!r} has {len(row)} tokens: with a prompt of {length} and "
@@ -69,8 +69,8 @@ def matches(
 ) -> list[bool]:
     """Whether `answer` would give exactly the output, for each example: a list of bools.
 
-    One forward pass instead of one a token: greedy decoding gives an answer if and only if each of
-    its tokens, and the end, is the likeliest after those before it.
+    This takes one forward pass instead of one per token: greedy decoding gives an answer if and
+    only if each of its tokens, and the end, is the likeliest after the preceding ones.
     """
     length = 0 if prompt is None else prompt.shape[-2]
     rows = encode(examples, tokenizer, model.config.max_positions - length)
@@ -88,7 +88,7 @@ def matches(
 
 
 def _by_length(rows, batch):
-    """Numbers of rows, `batch` at a time, those of a length together: little is filled up."""
+    """Indices of rows, `batch` at a time, grouped by length to minimize padding."""
     order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
     return [order[start : start + batch] for start in range(0, len(order), batch)]
 

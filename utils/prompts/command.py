@@ -1,10 +1,10 @@
-"""What `python -m utils.prompt_tuning` does: tune a prompt for a checkpoint and a file of examples.
+"""The command `python -m utils.prompt_tuning`: tunes a prompt for a checkpoint on some examples.
 
     python -m utils.prompt_tuning --model models/base --data task.jsonl --out task.safetensors
 
-Each line of the data is {"input": "...", "output": "..."}. A part of the examples is held out, and
-the answers to them are counted at the end, without and with the prompt. Ctrl-C ends the tuning
-early and keeps what it has learned; a second one stops at once and writes nothing.
+Each line of the data is {"input": "...", "output": "..."}. Some of the examples are held out, and
+the right answers to them are counted at the end, without and with the prompt. Ctrl-C ends the
+tuning early and saves the prompt learned so far; a second Ctrl-C stops at once and writes nothing.
 """
 
 import os
@@ -31,18 +31,18 @@ PROGRAM = "utils.prompt_tuning"
 
 @dataclass(frozen=True)
 class Files:
-    """What is read and written."""
+    """The files that are read and written."""
 
     model: str | None = option(None, "checkpoint folder in Llama's layout", None, "FOLDER")
-    data: str | None = option(None, "examples, a JSON object on each line", None, "FILE")
-    out: str | None = option(None, "where the prompt goes, a safetensors file", None, "FILE")
-    held_out: float = option(0.1, "part of the examples to measure accuracy on, from 0 to 0.9")
-    device: str = option("auto", "auto: a GPU when there is one", ("auto", "cpu", "cuda"))
+    data: str | None = option(None, "examples, one JSON object per line", None, "FILE")
+    out: str | None = option(None, "safetensors file for the prompt", None, "FILE")
+    held_out: float = option(0.1, "fraction of the examples to measure accuracy on, from 0 to 0.9")
+    device: str = option("auto", "auto: a GPU if there is one", ("auto", "cpu", "cuda"))
 
 
 @dataclass(frozen=True)
 class CommandConfig(PromptConfig, Files):
-    """Everything that the command can be told."""
+    """All options of the command."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -50,16 +50,16 @@ class CommandConfig(PromptConfig, Files):
             if getattr(self, name) is None:
                 raise ValueError(f"--{name} is missing: give --model FOLDER --data FILE --out FILE")
         if not 0 <= self.held_out <= 0.9:
-            raise ValueError(f"--held-out {self.held_out} is not a part from 0 to 0.9")
+            raise ValueError(f"--held-out {self.held_out} is not a fraction from 0 to 0.9")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parses, runs, and words what went wrong; returns the exit status."""
+    """Parses, runs and reports errors; returns the exit status."""
     texts = {
         "prog": f"python -m {PROGRAM}",
         "description": "Tune a prompt: virtual tokens that teach a frozen model one task.",
         "epilog": "A line of the data: "
-        '{"input": "what the model reads", "output": "what it shall answer"}',
+        '{"input": "what the model reads", "output": "what it should answer"}',
     }
     return exit_status(
         PROGRAM,
@@ -70,23 +70,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(config: CommandConfig) -> None:
-    """Reads, checks everything that can be checked, tunes, writes, measures."""
+    """Reads and checks everything first, then tunes, writes and measures."""
     check_out(config.out)
     examples = read_examples(config.data)
     with world(config.device) as (_, ranks, device):
         if ranks > 1:
             raise ValueError(
-                f"this command runs on one process, not on {ranks}: start it without torchrun"
+                f"this command runs in one process, not {ranks}: start it without torchrun"
             )
         model = GPT.from_pretrained(config.model, weight_format(config.precision), device)
         tokenizer = Tokenizer.load(config.model)
         if tokenizer.end is None and model.config.vocab_size != tokenizer.size:
             print(
-                f"{PROGRAM}: {config.model} brings no tokenizer.json, so tokens are bytes, of the "
-                f"{model.config.vocab_size} tokens that the model knows",
+                f"{PROGRAM}: {config.model} has no tokenizer.json, so tokens are bytes, although "
+                f"the model has {model.config.vocab_size} tokens",
                 file=sys.stderr,
             )
-        encode_all(model, tokenizer, examples, config)  # held-out ones must fit, too
+        encode_all(model, tokenizer, examples, config)  # held-out ones must fit too
         learned, held_out = split(examples, config.held_out, config.seed)
         with asked_to_stop() as asked, Progress(config.steps) as progress:
             prompt, history = tune(
@@ -95,11 +95,11 @@ def run(config: CommandConfig) -> None:
             )
             facts = {entry.name: getattr(config, entry.name) for entry in fields(PromptConfig)}
             facts |= {"steps": len(history), "loss": history[-1]["loss"], "examples": len(learned)}
-            del facts["length"]  # which the file tells of itself
+            del facts["length"]  # save_prompt adds it
             name = Path(config.model).resolve().name
             save_prompt(config.out, prompt, model, name, **facts)
         print(
-            f"{prompt.numel():,} numbers tuned on {len(learned):,} examples in {len(history)} "
+            f"{prompt.numel():,} values tuned on {len(learned):,} examples in {len(history)} "
             f"steps: loss {history[0]['loss']:.3f} to {history[-1]['loss']:.3f}"
         )
         print(f"saved in {config.out}")
@@ -113,14 +113,14 @@ def run(config: CommandConfig) -> None:
 
 
 def split(examples: list[Example], part: float, seed: int) -> tuple[list[Example], list[Example]]:
-    """(to learn from, held out): about `part` of the questions, with all their answers."""
+    """(to learn from, held out): the latter are about `part` of the questions, with all answers."""
     if not part:
         return examples, []
     questions = list(dict.fromkeys(example.input for example in examples))
     count = max(1, round(part * len(questions)))
     if count == len(questions):
         raise ValueError(
-            f"--held-out {part} leaves nothing to learn from: there is one question only, so give "
+            f"--held-out {part} leaves nothing to learn from: there is only one question, so give "
             "--held-out 0"
         )
     order = torch.randperm(len(questions), generator=torch.Generator().manual_seed(seed))
@@ -130,17 +130,17 @@ def split(examples: list[Example], part: float, seed: int) -> tuple[list[Example
 
 
 def check_out(file: Path | str) -> None:
-    """Says before the run, not after it, when the prompt could not be written."""
+    """Refuses before the run, not after it, a file that cannot be written."""
     path = Path(file).expanduser()
     folder = path.absolute().parent
     if path.exists():
         raise ValueError(f"--out {file} exists already: choose another file, or remove it first")
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise ValueError(f"--out {file} cannot be written: {folder} is no folder to write to")
+        raise ValueError(f"--out {file} cannot be written: {folder} is not a writable folder")
 
 
 class Progress:
-    """A bar on a terminal, about ten lines elsewhere; both on stderr."""
+    """Progress on stderr: a bar in a terminal, about ten lines elsewhere."""
 
     def __init__(self, steps: int):
         self.steps, self.lines = steps, not sys.stderr.isatty()

@@ -1,14 +1,14 @@
 """Examples for prompt tuning: a JSON-lines file -> rows of tokens, of which only answers count.
 
-    {"input": "module: ", "output": "zlib"}          one example a line
+    {"input": "module: ", "output": "zlib"}          one example per line
 
     examples = read_examples("task.jsonl")
     tokens, targets = batch_of(examples[:8], tokenizer)      # both (8, T)
 
-A row is the input's tokens, the output's tokens and the end token; targets are the row moved on by
-one, and -100 ("no loss here", as in torch's cross_entropy) everywhere but on the answer. Input and
-output are encoded apart, because the model will have to go on from the input alone. Short rows are
-filled up on the right: under causal attention no token sees what stands behind it, so no mask is
+A row is the input's tokens, the output's tokens and the end token; targets are the row shifted by
+one, with -100 ("no loss here", as in torch's cross_entropy) everywhere except on the answer. Input
+and output are encoded separately, because the model will have to continue from the input alone.
+Short rows are padded on the right: under causal attention no token sees later ones, so no mask is
 needed.
 """
 
@@ -23,14 +23,14 @@ from utils.models.tokenizer import Tokenizer
 
 IGNORED = -100  # the target of a token that does not count
 Row = tuple[list[int], list[int]]  # tokens of an input, and of its answer with the end
-MOST = 2**16  # rows of a step, tokens of a prompt
-LONGEST = 2**20  # bytes of a line
-SHOWN = 10  # bad lines that are spelled out; of the rest only the number is told
+MOST = 2**16  # most rows per step, tokens per prompt
+LONGEST = 2**20  # most bytes per line
+SHOWN = 10  # bad lines that are reported; the rest are only counted
 
 
 @dataclass(frozen=True)
 class Example:
-    """A question and its answer, taken as they are: spaces and line ends belong to them."""
+    """A question and its answer, used unchanged, including spaces and line ends."""
 
     input: str
     output: str
@@ -43,12 +43,12 @@ class Example:
 def read_examples(file: Path | str) -> list[Example]:
     """The examples of a JSON-lines file, {"input": text, "output": text} on each line.
 
-    Empty lines are skipped, other keys are left alone. Raises ValueError naming the bad lines by
-    their numbers: all of them up to 10, then how many more.
+    Empty lines are skipped, other keys ignored. Raises ValueError with the numbers of the bad
+    lines: the first 10, then how many more.
     """
     try:
         with open(file, "rb") as data:
-            lines = data.read().split(b"\n")  # not splitlines: a text may hold its other line ends
+            lines = data.read().split(b"\n")  # not splitlines: texts may contain other line ends
     except OSError as error:
         raise ValueError(f"{file} cannot be read: {error.strerror}") from None
     examples, bad = [], []
@@ -63,17 +63,17 @@ def read_examples(file: Path | str) -> list[Example]:
     refuse(bad, f"{file} has {len(bad)} bad line{'s' * (len(bad) > 1)}")
     if not examples:
         raise ValueError(
-            f'{file} holds no examples: write {{"input": "...", "output": "..."}}, one a line'
+            f'{file} holds no examples: write {{"input": "...", "output": "..."}}, one per line'
         )
     return examples
 
 
 def _example(line, number):
-    """The example on a line, None on an empty one; ValueError says what is wrong."""
+    """The example on a line, None on an empty one; ValueError says what is wrong with it."""
     if len(line) > LONGEST:
-        raise ValueError(f"{len(line):,} bytes, and {LONGEST:,} are the most of an example")
+        raise ValueError(f"{len(line):,} bytes, but an example may have at most {LONGEST:,}")
     try:
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors write a mark
+        text = line.decode("utf-8-sig" if number == 1 else "utf-8")  # some editors write a BOM
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start + 1} is not UTF-8") from None
     if not text.strip():
@@ -96,7 +96,7 @@ def _example(line, number):
         if not entry[key]:
             raise ValueError(f'"{key}" is empty')
         if not _is_unicode(entry[key]):
-            raise ValueError(f'"{key}" holds half of a surrogate pair, which is no character')
+            raise ValueError(f'"{key}" holds half of a surrogate pair, which is not a character')
     return Example(entry["input"], entry["output"], number)
 
 
@@ -122,7 +122,7 @@ def refuse(bad: Sequence[tuple[int, str]], what: str) -> None:
 
 
 def end_token(tokenizer: Tokenizer) -> int:
-    """The id that ends an answer: "<|end|>"; where tokens are bytes, the line end."""
+    """The id that ends an answer: "<|end|>", or the line end if tokens are bytes."""
     return tokenizer.encode("\n")[-1] if tokenizer.end is None else tokenizer.end
 
 
@@ -131,8 +131,8 @@ def encode(
 ) -> list[Row]:
     """[(tokens of the input, tokens of the answer with its end)] of examples.
 
-    limit   how many tokens a row may have. Raises ValueError for the examples that are longer, by
-            their lines in the file (or their places, counted from 1).
+    limit   most tokens per row. Raises ValueError for longer examples, with their lines in the file
+            (or their positions, counted from 1).
     """
     end, rows, bad = end_token(tokenizer), [], []
     for place, example in enumerate(examples, start=1):
@@ -150,9 +150,9 @@ def encode(
 def padded(
     rows: Sequence[Row], device: torch.device | str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets), both int64 (B, T), of some rows of `encode`; T is that of the longest."""
+    """(tokens, targets), both int64 (B, T), for rows of `encode`; T fits the longest."""
     length = max(len(question) + len(answer) for question, answer in rows) - 1
-    tokens = torch.zeros(len(rows), length, dtype=torch.long)  # any token fills up: nobody sees it
+    tokens = torch.zeros(len(rows), length, dtype=torch.long)  # any token will do as padding
     targets = torch.full((len(rows), length), IGNORED)
     for number, (question, answer) in enumerate(rows):
         row, first = torch.tensor(question + answer), len(question) - 1
@@ -164,22 +164,22 @@ def padded(
 def batch_of(
     examples: Sequence[Example], tokenizer: Tokenizer, device: torch.device | str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(tokens, targets), both int64 (B, T): rows filled up on the right, targets -100 where there
-    is no loss; only the answer and the end token after it count."""
+    """(tokens, targets), both int64 (B, T): rows padded on the right, targets -100 where there is
+    no loss; only the answer and the end token after it count."""
     return padded(encode(examples, tokenizer), device)
 
 
 def rows_of_step(count: int, step: int, batch: int, seed: int = 0) -> list[int]:
-    """Which of `count` examples make up batch number `step`: a list of `batch` numbers.
+    """The indices, out of `count`, of the `batch` examples in batch number `step`.
 
-    Every example comes once before any comes again, in a new order each time. A pure function: N
-    ranks see what one rank sees.
+    Every example is used once before any is used again, in a new order each time. A pure function,
+    so N ranks see the same as one.
     """
     rows = []
     for place in range(step * batch, (step + 1) * batch):
         epoch, number = divmod(place, count)
         if not rows or number == 0:
-            # the epoch's own order; seeds of different runs and epochs do not meet
+            # each epoch has its own order; seeds of different runs and epochs do not collide
             generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
             order = torch.randperm(count, generator=generator).tolist()
         rows.append(order[number])

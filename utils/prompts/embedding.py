@@ -1,10 +1,10 @@
-"""Virtual tokens in front of a model's input: the first prompt, and the embedding that puts it in.
+"""Virtual tokens in front of a model's input: the initial prompt, and the embedding that adds it.
 
     prompt = draw_prompt(model, 16)                         # (P, C)
     with prompted(model, prompt):
         logits = model(tokens)[:, 16:]                      # (B, T, V) for tokens (B, T)
 
-Rows may have a prompt each (`index=`, or prompts (B, P, C)), so one batch can do several tasks.
+Each row may have its own prompt (`index=`, or prompts (B, P, C)), so a batch can mix several tasks.
 """
 
 import math
@@ -21,11 +21,11 @@ from utils.models.gpt import GPT
 def draw_prompt(
     model: GPT, length: int, seed: int = 0, words: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """A first prompt, (P, C) fp32: P rows of the model's embedding.
+    """An initial prompt, (P, C) fp32: P rows of the model's embedding.
 
-    words   token ids whose rows are taken, repeated or cut to P; None: those of random tokens
-    A prompt that begins among the embeddings is learned faster than one of random numbers (the same
-    paper, section 3.2).
+    words   token ids whose rows are used, repeated or truncated to P; None: random tokens
+    A prompt initialized from embeddings is learned faster than one of random values (Lester et al.,
+    arXiv:2104.08691, section 3.2).
     """
     weight = model.model.embed_tokens.weight
     if words is None:
@@ -33,16 +33,16 @@ def draw_prompt(
         words = torch.randint(len(weight), (length,), generator=generator)
     words = torch.as_tensor(words, device=weight.device)
     if not len(words):
-        raise ValueError("there are no words to begin the prompt with: give one token at least")
+        raise ValueError("there are no words to begin the prompt with: give at least one token")
     repeats = math.ceil(length / len(words))
     return weight[words.repeat(repeats)[:length]].float()  # a copy
 
 
 class PromptedEmbedding(nn.Module):
-    """Stands in place of a model's embedding: tokens (B, T) -> (B, P + T, C), the prompt first.
+    """Replaces a model's embedding: tokens (B, T) -> (B, P + T, C), with the prompt first.
 
-    prompts   (P, C): one for all rows; (N, P, C): one a row, N being B or `choose` saying which.
-              A Parameter is a parameter of this module; any other tensor is taken as it is
+    prompts   (P, C): one for all rows; (N, P, C): several; either N = B, or `choose` assigns them.
+              A Parameter becomes a parameter of this module, any other tensor a buffer
     The virtual tokens have the positions 0 to P - 1, the real ones those from P on.
     """
 
@@ -56,7 +56,7 @@ class PromptedEmbedding(nn.Module):
             )
         if getattr(getattr(embedding, "region", None), "sequence_parallel", False):
             raise ValueError(
-                "sequence parallelism gives every rank a part of the positions, and the prompt is "
+                "sequence parallelism gives every rank some of the positions, but the prompt is "
                 "not split: use tensor_parallel without sequence_parallel"
             )
         self.embedding, self.index = embedding, None
@@ -67,16 +67,16 @@ class PromptedEmbedding(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The words' embeddings, (V, C)."""
+        """The embeddings of the vocabulary, (V, C)."""
         return self.embedding.weight
 
     @property
     def length(self) -> int:
-        """P, how many virtual tokens there are."""
+        """P, the number of virtual tokens."""
         return self.prompts.shape[-2]
 
     def choose(self, index: torch.Tensor | None) -> "PromptedEmbedding":
-        """From now on row b has the prompt index[b]: int64 (B,), or None for row b's own."""
+        """From now on row b uses the prompt index[b]: int64 (B,), or None for prompt b."""
         self.index = index
         return self
 
@@ -86,7 +86,7 @@ class PromptedEmbedding(nn.Module):
         if prompts.ndim == 2:
             prompts = prompts.expand(len(x), -1, -1)
         if len(prompts) != len(x):
-            raise ValueError(f"there are {len(prompts)} prompts for {len(x)} rows: give each one")
+            raise ValueError(f"there are {len(prompts)} prompts for {len(x)} rows: give one each")
         return torch.cat((prompts.to(x.dtype), x), dim=1)  # (B, P + T, C)
 
 
@@ -94,9 +94,9 @@ class PromptedEmbedding(nn.Module):
 def prompted(
     model: GPT, prompt: torch.Tensor | None, index: torch.Tensor | None = None
 ) -> Iterator[nn.Module]:
-    """Puts a prompt, or one for each row, in front of what a GPT reads, and takes it out again.
+    """Puts a prompt, or one for each row, in front of a GPT's input, and removes it at the end.
 
-    `model(tokens)` then has P more positions: use `model(tokens)[:, P:]`. Yields the embedding;
+    Inside, `model(tokens)` has P more positions: use `model(tokens)[:, P:]`. Yields the embedding;
     prompt None changes nothing. index: see `PromptedEmbedding.choose`.
     """
     embedding = model.model.embed_tokens
@@ -112,7 +112,7 @@ def prompted(
 
 @contextmanager
 def frozen(model: GPT) -> Iterator[GPT]:
-    """No weight of the model gets a gradient inside; afterwards all are what they were."""
+    """Inside, no weight of the model gets a gradient; afterwards `requires_grad` is restored."""
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     model.requires_grad_(False)
     try:

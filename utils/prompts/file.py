@@ -1,11 +1,11 @@
-"""A prompt on disk: a small safetensors file that knows which model it belongs to.
+"""A prompt on disk: a small safetensors file that records the model it belongs to.
 
     save_prompt("task.safetensors", prompt, "models/base", task="module names")
     prompt = load_prompt("task.safetensors", base="models/base")     # another base is refused
-    prompt_facts("task.safetensors")                                 # what else is in it
+    prompt_facts("task.safetensors")                                 # its metadata
 
-The tensor is called `prompt_embeddings`, as in an adapter that the `peft` library saves, whose
-folder `read_peft` reads. The header of the file holds the fingerprint of the base.
+The tensor is called `prompt_embeddings`, as in the adapters of the `peft` library, whose folders
+`read_peft` reads. The file's header holds the fingerprint of the base.
 """
 
 import os
@@ -34,11 +34,13 @@ def save_prompt(
     """Writes a prompt (P, C); the file appears whole or not at all.
 
     base        the model's folder, the model, or its fingerprint
-    base_name   what to call it in messages; None: the folder's name
-    facts       anything else to remember, kept as text
+    base_name   its name in messages; None: the folder's name
+    facts       further metadata, stored as text
     """
     if prompt.ndim != 2:
-        raise ValueError(f"a prompt of shape {list(prompt.shape)} is not (P, C): save one a file")
+        raise ValueError(
+            f"a prompt of shape {list(prompt.shape)} is not (P, C): save one per file"
+        )
     facts = {name: str(value) for name, value in facts.items()}
     facts |= {
         "format": "pt",
@@ -65,7 +67,7 @@ def load_prompt(file: Path | str, base: GPT | Path | str | None = None) -> torch
     """The prompt (P, C) of a file, on the CPU.
 
     base   the model that it is for: folder, model or fingerprint; None: do not check
-    Raises ValueError naming both models where the file is for another one.
+    Raises ValueError naming both models if the file is for another one.
     """
     facts, prompt = _read(file)
     if base is None:
@@ -83,12 +85,12 @@ def load_prompt(file: Path | str, base: GPT | Path | str | None = None) -> torch
 
 
 def prompt_facts(file: Path | str) -> dict[str, str]:
-    """{name: text}: what the file says of its prompt besides the numbers."""
+    """The metadata of a prompt file: {name: text}."""
     return _read(file)[0]
 
 
 def read_peft(folder: Path | str) -> torch.Tensor:
-    """The prompt (P, C) of a folder that `peft` has saved (PromptTuningConfig), on the CPU."""
+    """The prompt (P, C) in a folder saved by `peft` (PromptTuningConfig), on the CPU."""
     config = hf_format.read_json(Path(folder) / "adapter_config.json")
     if config.get("peft_type") != "PROMPT_TUNING":
         raise ValueError(f"{folder} holds a {config.get('peft_type')} adapter, not PROMPT_TUNING")
@@ -104,7 +106,7 @@ def _read(file):
         raise ValueError(f"{file} cannot be read as a safetensors file: {error}") from None
     if prompt is None or prompt.ndim != 2:
         held = ", ".join(names[:3]) or "nothing"
-        raise ValueError(f"{file} is no prompt: it holds {held}, not {TENSOR} (P, C)")
+        raise ValueError(f"{file} is not a prompt: it holds {held}, not {TENSOR} (P, C)")
     return facts, prompt
 
 
@@ -117,7 +119,7 @@ def _is_fingerprint(base):
 
 
 def _name(base):
-    """What to call a base of which only this is known."""
+    """The name of a base in messages."""
     if isinstance(base, torch.nn.Module):
         return "this model"
     return "this base" if _is_fingerprint(base) else Path(base).resolve().name

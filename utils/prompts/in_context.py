@@ -1,17 +1,17 @@
 """In-context learning: how often a language model is right after it has seen k worked examples.
 
-    print(few_shot(task, shots=2, question=question))       # the text that the model goes on from
+    print(few_shot(task, shots=2, question=question))       # the text that the model continues
     learned = curve(model, tokenizer, task, shots=(0, 1, 2, 4, 8), questions=64)
     learned[4].mean, learned[4].low, learned[4].high        # accuracy, with its 95 % interval
 
-No weight changes. An answer is judged in one of two ways. Where there are choices, the right one
-must be the likeliest: the sum of its tokens' log probabilities is the highest. Where any text is
-an answer, greedy decoding must give exactly the right one and then end the line; that needs no
-decoding, because greedy decoding gives an answer exactly if each of its tokens is the likeliest
-after those before it, so one forward pass tells.
+No weight changes. An answer is judged in one of two ways. If there are choices, the right one must
+be the likeliest: the sum of its tokens' log-probabilities is the highest. If any text can be an
+answer, greedy decoding must give exactly the right one and then end the line. This needs no
+decoding: greedy decoding gives an answer if and only if each of its tokens is the likeliest after
+the preceding ones, so one forward pass suffices.
 
-The passes are shared: a row of k + 1 examples is read once and gives the answers after 0, 1, ... k
-examples, since under causal attention no token sees what comes after it.
+Passes are shared: a row of k + 1 examples is read once and gives the answers after 0, 1, ... k
+examples, since under causal attention no token sees later ones.
 """
 
 import math
@@ -26,16 +26,16 @@ from utils.models.gpt import GPT
 from utils.models.tokenizer import Tokenizer
 from utils.prompts.tasks import Question, Task
 
-Case = tuple[tuple[int, ...], Question]  # the tokens of a context, and what is asked behind it
-TOKENS = 4096  # that are read at once: more fits the memory, but not the processor's caches
-Z = 1.959964  # 95 % of a normal distribution lie within so many standard deviations
+Case = tuple[tuple[int, ...], Question]  # the tokens of a context, and the question after it
+TOKENS = 4096  # read at once: more would fit in memory, but not in the processor's caches
+Z = 1.959964  # 95 % of a normal distribution lie within this many standard deviations
 
 
 # ---- 1. from examples to text and tokens
 
 
 def few_shot(task: Task, shots: int, seed: int = 0, question: Question | None = None) -> str:
-    """The text of a few-shot prompt: `shots` examples to learn from, and then a question's input.
+    """The text of a few-shot prompt: `shots` examples to learn from, then a question's input.
 
     question None: only the examples. Zero shots: only the question.
     """
@@ -47,9 +47,9 @@ def few_shot(task: Task, shots: int, seed: int = 0, question: Question | None = 
 def context(
     task: Task, tokenizer: Tokenizer, shown: Sequence[Question], question: Question
 ) -> tuple[int, ...]:
-    """The same as tokens, a tuple of ints, for examples that are chosen already. It starts with
-    the end token, if there is one: in training a new document came after it. Input, output and
-    what is between are encoded apart, as in prompt tuning."""
+    """The same as a tuple of token ids, for the examples `shown`. It starts with the end token, if
+    there is one, as new documents did in training. Input, output and separator are encoded
+    separately, as in prompt tuning."""
     tokens = [] if tokenizer.end is None else [tokenizer.end]
     for example in shown:
         for text in (example.input, example.output, task.between):
@@ -57,28 +57,28 @@ def context(
     return (*tokens, *tokenizer.encode(question.input))
 
 
-# ---- 2. what the model makes of it
+# ---- 2. the model's reading
 
 
 @dataclass(frozen=True)
 class Reading:
     """How a model reads some tokens after a context."""
 
-    log_probability: float  # of all of them, in nats
-    likeliest: tuple[int, ...]  # the token that it would have put in the place of each
+    log_probability: float  # of all of them together, in nats
+    likeliest: tuple[int, ...]  # the likeliest token at the position of each
 
 
 @torch.no_grad()
 def read(model: GPT, wanted: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[Reading]:
-    """Readings of (context, tokens) pairs, in their order; both are tuples of token ids.
+    """Readings of (context, tokens) pairs, in order; both are tuples of token ids.
 
-    Pairs that begin alike are read in one row. The model is a GPT, also with a prompt put in or
-    with adapters; it runs on the device of its weights.
+    Pairs with a common prefix are read in one row. The model is a GPT, possibly with a prompt or
+    adapters; it runs on the device of its weights.
     """
     # the last token is only predicted, never read
     order = sorted(range(len(wanted)), key=lambda n: wanted[n][0] + wanted[n][1][:-1])
     rows, places = [], {}
-    for n in reversed(order):  # what begins with a row comes right after it in this order
+    for n in reversed(order):  # the prefixes of a row come right after it in this order
         row = wanted[n][0] + wanted[n][1][:-1]
         if not rows or rows[-1][: len(row)] != row:
             rows.append(row)
@@ -92,7 +92,7 @@ def read(model: GPT, wanted: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) 
 
 
 def _batches(rows):
-    """Numbers of rows that are read together: of like length, TOKENS tokens at most."""
+    """Indices of rows to read together: of similar length, at most TOKENS tokens."""
     batch = []
     for number in sorted(range(len(rows)), key=lambda number: len(rows[number])):
         if batch and (len(batch) + 1) * len(rows[number]) > TOKENS:
@@ -106,7 +106,7 @@ def _batches(rows):
 def _read(model, rows, here, wanted):
     weight = model.lm_head.weight
     length = max(map(len, rows))
-    tokens = torch.zeros(len(rows), length, dtype=torch.long)  # filled up on the right: unseen
+    tokens = torch.zeros(len(rows), length, dtype=torch.long)  # padded on the right: unseen
     for i, row in enumerate(rows):
         tokens[i, : len(row)] = torch.tensor(row)
     hidden = model.model(tokens.to(weight.device))
@@ -117,7 +117,7 @@ def _read(model, rows, here, wanted):
         for j, token in enumerate(wanted[n][1])
     ]
     row, place, target = torch.tensor(at, device=weight.device).T
-    logits = model.lm_head(hidden[row, place]).float()  # the last matrix only where it is needed
+    logits = model.lm_head(hidden[row, place]).float()  # logits only where they are needed
     likeliest = logits.argmax(dim=-1).tolist()
     chosen = logits.log_softmax(dim=-1).gather(1, target[:, None])[:, 0].tolist()
     start = 0
@@ -140,14 +140,14 @@ def judge(
 ) -> list[bool]:
     """[whether the model is right] for cases (context tokens, Question).
 
-    calibrate   a choice's probability is divided by its mean over all cases, so that a word which
-                the model likes everywhere is not always the answer (batch calibration, Zhou et al.
-                2023, arXiv:2309.17249). It needs the same choices in every case, and no labels.
-    exact       also where there are choices, greedy decoding must say the right one, out of all
-                that could be said; what comes after it is not looked at
-    stop        the first sign of what must come after an answer without choices, or the end token
+    calibrate   divide a choice's probability by its mean over all cases, so that a word that the
+                model prefers everywhere is not always the answer (batch calibration, Zhou et al.
+                2023, arXiv:2309.17249). Needs the same choices in every case, but no labels.
+    exact       even if there are choices, greedy decoding must give the right one, among all
+                possible texts; whatever follows it is ignored
+    stop        the character, or else the end token, that must follow an answer without choices
     """
-    after = tokenizer.encode(stop)[:1]  # it holds the place: what the model puts there is read
+    after = tokenizer.encode(stop)[:1]  # a placeholder: the model's likeliest token there is read
     wanted, parts = [], []
     for tokens, question in cases:
         texts = question.choices if not exact else ()
@@ -177,7 +177,7 @@ def _chosen(question, readings, prior):
 
 
 def _said(tokenizer, question, likeliest, stop):
-    """Whether greedy decoding says the answer, and then ends it where any text may be one."""
+    """Whether greedy decoding gives the answer and, if any text may be one, then ends it."""
     answer = tuple(tokenizer.encode(question.output))
     if likeliest[: len(answer)] != answer:
         return False
@@ -200,7 +200,7 @@ def _prior(scores, cases):
 
 @dataclass(frozen=True)
 class Accuracy:
-    """A share of right answers and its 95 % interval."""
+    """The fraction of right answers and its 95 % interval."""
 
     mean: float
     low: float
@@ -212,8 +212,8 @@ class Accuracy:
 
 
 def accuracy(right: Sequence[bool]) -> "Accuracy":
-    """The Accuracy of [right or wrong]; its interval is Wilson's (1927), which holds near 0 and 1
-    and for few questions too. Raises ValueError when nothing was asked."""
+    """The Accuracy of [right or wrong]; its interval is Wilson's (1927), which is valid near 0 and
+    1 and for few questions. Raises ValueError for an empty list."""
     if not right:
         raise ValueError("accuracy of no answers: ask at least one question")
     n, p = len(right), sum(right) / len(right)
@@ -231,17 +231,17 @@ def curve(
     seed: int = 0,
     **judging: Any,
 ) -> dict[int, "Accuracy"]:
-    """{number of shots: Accuracy} on `questions` held-out questions, each asked once a number.
+    """{number of shots: Accuracy} on `questions` held-out questions, each asked once per number.
 
-    Every question is asked behind examples of its own, so the interval covers the luck of drawing
-    them too. The examples are held-out questions as well: nothing is learned from them but here.
+    Every question follows its own examples, so the interval also covers the luck of drawing them.
+    The examples are held-out questions too: the model learns from them only in context.
     judging: `calibrate` or `exact` of `judge`.
     """
     cases = cases_of(task, tokenizer, shots, questions, seed)
     judging["stop"] = task.between[0]
-    if judging.get("calibrate"):  # each number of shots has a prior of its own
+    if judging.get("calibrate"):  # each number of shots has its own prior
         right = [judge(model, tokenizer, each, **judging) for each in cases.values()]
-    else:  # all in one reading: it is here that the rows are shared
+    else:  # all in one reading, so that rows are shared
         flat = [case for each in cases.values() for case in each]
         right = judge(model, tokenizer, flat, **judging)
         right = [right[n * questions : (n + 1) * questions] for n in range(len(cases))]
@@ -256,9 +256,9 @@ def surprise(
     questions: int = 64,
     seed: int = 0,
 ) -> dict[int, float]:
-    """{number of shots: nats of the right answer, on average}, on the same cases as `curve`.
+    """{number of shots: mean nats of the right answer}, on the same cases as `curve`.
 
-    It falls as soon as examples help, even while another answer is still the likeliest.
+    It falls as soon as examples help, even while another answer is still likelier.
     """
     cases = cases_of(task, tokenizer, shots, questions, seed)
     wanted = [
@@ -285,12 +285,12 @@ def cases_of(
 
 
 def rows_of(task: Task, questions: int, length: int, seed: int = 0) -> list[list[Question]]:
-    """`questions` rows of `length` held-out questions; at each place of the rows every question
-    stands once. Raises ValueError when the rows are longer than the questions reach."""
+    """`questions` rows of `length` held-out questions, in which every question occurs once at each
+    position. Raises ValueError if `length` exceeds the number of questions."""
     if questions < length:
         raise ValueError(
-            f"{questions} questions do not fill rows of {length}: ask {length} or more, "
-            "or show fewer examples"
+            f"{questions} questions do not fill rows of {length}: give at least {length} questions "
+            "or fewer shots"
         )
     pool = task.examples(seed, questions, held_out=True)
     offsets = random.Random(f"rows {seed}").sample(range(questions), length)
@@ -307,8 +307,8 @@ def draws(
     seed: int = 0,
     **judging: Any,
 ) -> list["Accuracy"]:
-    """[Accuracy] of `count` draws of `shots` training examples, the same held-out questions behind
-    each: how much hangs on which examples are shown."""
+    """[Accuracy] for `count` draws of `shots` training examples, each with the same held-out
+    questions: how much depends on the choice of examples."""
     asked = task.examples(seed, questions, held_out=True)
     found = []
     for draw in range(count):
@@ -321,7 +321,7 @@ def draws(
 def tuned(
     model: GPT, tokenizer: Tokenizer, questions: Sequence[Question], **judging: Any
 ) -> "Accuracy":
-    """Accuracy of a model that was tuned on such questions, or that has a prompt put in: the
-    context is the question's input alone, as it was in tuning."""
+    """The Accuracy of a model that was tuned on such questions or has a prompt inserted: the
+    context is only the question's input, as in tuning."""
     cases = [(tuple(tokenizer.encode(question.input)), question) for question in questions]
     return accuracy(judge(model, tokenizer, cases, **judging))

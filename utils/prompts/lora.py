@@ -1,16 +1,16 @@
-"""What prompt tuning is compared with: full fine-tuning, and LoRA by peft, on the same examples.
+"""The peers of prompt tuning: full fine-tuning and peft's LoRA, on the same examples.
 
     tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("full", lr=3e-4))
     tuned, history = tune_weights(model, tokenizer, examples, PeerConfig("lora", lr=1e-2, rank=4))
-    learned_numbers(tuned)              # how many numbers were learned
-    merged(tuned)                       # the same model without LoRA's layers, to be exported
-    matches(tuned, tokenizer, held_out) # of utils.prompts: the result is a GPT like any other
+    learned_numbers(tuned)              # the number of trained values
+    merged(tuned)                       # the same model without LoRA's layers, ready for export
+    matches(tuned, tokenizer, held_out) # from utils.prompts: the result is a GPT like any other
 
-The loss, the batches, their order and the schedule of the learning rate are those of `tune` in
-utils/prompts/tuning.py; only what is learned differs. The model that is given is not touched.
+The loss, the batches, their order and the learning-rate schedule are those of `tune` in
+utils/prompts/tuning.py; only the trained parameters differ. The given model is not modified.
 
-LoRA (arXiv:2106.09685) learns two thin matrices beside each frozen one: W + (alpha / rank) B A. At
-first B is zero, so nothing changes.
+LoRA (arXiv:2106.09685) learns two thin matrices for each frozen one: W + (alpha / rank) B A. B is
+initialized to zero, so at first nothing changes.
 """
 
 import copy
@@ -32,21 +32,21 @@ MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 @dataclass(frozen=True)
 class PeerConfig(FallingRate):
-    """How weights are tuned. Raises ValueError for values that make no sense."""
+    """How weights are tuned. Raises ValueError for invalid values."""
 
     kind: str = option("full", "full: every weight; lora: thin matrices beside each", KINDS)
     lr: float = option(3e-4, "learning rate of Adam", above=0)
-    cooldown: float = option(0.5, "part of the steps in which the learning rate falls to 0")
-    steps: int = option(200, "how many steps", least=1)
-    batch: int = option(16, "examples in a step", least=1, most=MOST)
-    seed: int = option(0, "of LoRA's first matrices and of the order of the examples")
+    cooldown: float = option(0.5, "fraction of the steps in which the learning rate falls to 0")
+    steps: int = option(200, "number of steps", least=1)
+    batch: int = option(16, "examples per step", least=1, most=MOST)
+    seed: int = option(0, "of LoRA's initial matrices and the order of the examples")
     rank: int = option(4, "LoRA: columns of the thin matrices", least=1)
     alpha: float | None = option(None, "LoRA: the update is scaled by alpha / rank; default: rank")
 
     def __post_init__(self):
         check_options(self)
         if not 0 <= self.cooldown <= 1:
-            raise ValueError(f"--cooldown {self.cooldown} is not a part of the run, from 0 to 1")
+            raise ValueError(f"--cooldown {self.cooldown} is not a fraction from 0 to 1")
 
 
 def tune_weights(
@@ -58,9 +58,9 @@ def tune_weights(
 ) -> tuple[GPT, list[dict]]:
     """A tuned copy of a GPT, and the history: each step's {"step", "loss", "lr"}.
 
-    on_step   called with each step's; the tuning ends early where it returns True
-    Raises ValueError where there are no examples or they are too long, and FloatingPointError
-    where the loss is not finite.
+    on_step   called with each step's entry; if it returns True, the tuning ends early
+    Raises ValueError if there are no examples or they are too long, and FloatingPointError if the
+    loss is not finite.
     """
     config = config or PeerConfig()
     if not examples:
@@ -79,7 +79,7 @@ def tune_weights(
 
 
 def prepared(model: GPT, config: PeerConfig) -> GPT:
-    """A copy of the model in which just what will be learned has requires_grad."""
+    """A copy of the model in which only the parameters to be learned have requires_grad."""
     tuned = copy.deepcopy(model)
     if config.kind == "full":
         return tuned.requires_grad_(True)
@@ -87,13 +87,13 @@ def prepared(model: GPT, config: PeerConfig) -> GPT:
 
 
 def with_lora(model: GPT, config: PeerConfig) -> GPT:
-    """Puts peft's LoRA layers beside every matrix of the blocks, in place; the rest is frozen."""
+    """Adds peft's LoRA layers to every matrix of the blocks, in place; freezes the rest."""
     from peft import LoraConfig, inject_adapter_in_model
 
     alpha = config.rank if config.alpha is None else config.alpha
     lora = LoraConfig(r=config.rank, lora_alpha=alpha, target_modules=list(MATRICES))
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a tied embedding, which is no target here
+        warnings.simplefilter("ignore")  # about a tied embedding, which is not a target here
         torch.manual_seed(config.seed)
         inject_adapter_in_model(lora, model)
     for name, parameter in model.named_parameters():
@@ -115,5 +115,5 @@ def merged(tuned: GPT) -> GPT:
 
 
 def learned_numbers(model: torch.nn.Module) -> int:
-    """How many numbers of a model `tune_weights` has learned (or would learn)."""
+    """The number of a model's values that `tune_weights` has learned (or would learn)."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,18 +1,18 @@
-"""Prompt tuning on a model that is broken over ranks: one prompt, the same as on one rank.
+"""Prompt tuning on a model sharded over ranks: one prompt, the same as on one rank.
 
     mesh = make_mesh(dp=1, pp=2, tp=2)
     prompt, history = tune_on_ranks(model, tokenizer, examples, config, mesh)      # on every rank
 
 Where the prompt is, and what its gradient needs:
 
-    tensor parallel    every rank has all of it. Its gradient is whole on each: what reaches the
-                       embedding has come through every layer's f, which summed it. Nothing more
-    pipeline parallel  the first stage has it, and its gradient. The other stages hold no state
-    data parallel      every rank has all of it. Each has seen its own rows: one all-reduce, P·C
-                       numbers, whatever the size of the model
+    tensor parallel    every rank has all of it. Its gradient is complete on each, because every
+                       layer's f sums the gradients on their way to the embedding: no message
+    pipeline parallel  the first stage has it and its gradient. The other stages hold no state
+    data parallel      every rank has all of it. Each sees its own rows: one all-reduce of P·C
+                       elements, whatever the size of the model
 
-The weights are frozen, so no gradient of theirs is computed or sent. In a pipeline the virtual
-tokens have places of their own in the token tensor, since every stage takes its sizes from there.
+The weights are frozen, so their gradients are neither computed nor sent. In a pipeline the token
+tensor has placeholders for the virtual tokens, since every stage derives its sizes from it.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,21 +41,21 @@ from utils.shares import shares
 
 
 class PlacedEmbedding(PromptedEmbedding):
-    """A PromptedEmbedding for tokens (B, P + T), of which the first P only keep the places."""
+    """A PromptedEmbedding for tokens (B, P + T), of which the first P are placeholders."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return super().forward(tokens[:, self.length :])  # (B, P + T, C)
 
 
 class PromptedRanks:
-    """This rank's part of a frozen model with a prompt in front.
+    """This rank's shard of a frozen model with a prompt in front.
 
-    model          a whole GPT, the same on every rank; it is broken up, and freed where possible
+    model          a whole GPT, the same on every rank; it is sharded, and freed where possible
     prompt         a Parameter (P, C), the same on every rank
-    micro_batches  how many the rows of a data-parallel rank are cut into, in a pipeline
+    micro_batches  number into which a data-parallel rank's rows are split, in a pipeline
     schedule, chunks, layers   of the pipeline: see `Pipeline` and `make_stages`
 
-    `prompt` afterwards: the Parameter, or None on a rank whose stages come later.
+    Afterwards `prompt` is the Parameter, or None on ranks of later stages.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PromptedRanks:
         self.mesh, self.device, self.length = mesh, prompt.device, prompt.shape[0]
         self.precision, self.micro_batches = precision, micro_batches or mesh.pp.size
         self.prompt = prompt if mesh.pp.is_first else None
-        self.like = prompt.detach()  # what its shape and format are, on every rank
+        self.like = prompt.detach()  # gives its shape and dtype, on every rank
         model.requires_grad_(False)
         self.parts = [model]
         if mesh.pp.size > 1:
@@ -94,10 +94,10 @@ class PromptedRanks:
             )
 
     def backward(self, rows: Sequence[Row]) -> float:
-        """Forward and backward passes of a step's rows, of which this rank takes its share.
+        """Runs forward and backward passes on this rank's rows of a step.
 
-        Returns the mean loss over all of them, the same on every rank; the prompt's gradient, where
-        there is one, is that of this mean.
+        Returns the mean loss over all rows, the same on every rank; the prompt's gradient, on ranks
+        that have it, is that of this mean.
         """
         self.tokens_counted = sum(len(answer) for _, answer in rows)
         if len(rows) < self.mesh.dp.size:
@@ -129,7 +129,7 @@ class PromptedRanks:
 
     def _loss_of_pipeline(self, logits, targets):
         counted = targets != IGNORED
-        logits = logits[:, self.length :][counted]  # (N, V) or, of this rank's words, (N, V_local)
+        logits = logits[:, self.length :][counted]  # (N, V) or, of this rank's shard, (N, V_local)
         loss = self.loss(logits[None], targets[counted][None], reduction="sum")
         return loss / self.tokens_counted
 
@@ -170,9 +170,9 @@ def tune_on_ranks(
     start: torch.Tensor | None = None,
     **pipeline: Any,
 ) -> tuple[torch.Tensor, list[dict]]:
-    """`tune` on the ranks of a mesh, each of which calls it alike; (prompt, history) on each.
+    """`tune` on the ranks of a mesh, called in the same way on each; (prompt, history) on each.
 
-    model      whole and the same on every rank; afterwards it is broken up and cannot be used
+    model      whole and the same on every rank; afterwards it is sharded and cannot be used
     pipeline   micro_batches, schedule, chunks, layers of `PromptedRanks`
     `on_step` must return the same on all ranks.
     """
@@ -186,7 +186,7 @@ def tune_on_ranks(
 
 
 def _cut(rows, parts):
-    """`parts` lists of rows, none empty: fewer parts where there are fewer rows."""
+    """Splits rows into `parts` lists, none empty: fewer if there are fewer rows."""
     sizes = shares(len(rows), min(parts, len(rows)))
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     return [rows[start : start + size] for start, size in zip(starts, sizes)]

@@ -1,20 +1,21 @@
-"""Prompt tuning: a frozen model learns a task from some virtual tokens in front of its input.
+"""Prompt tuning: a frozen model learns a task through virtual tokens in front of its input.
 
     model, tokenizer = load("base")
-    examples = read_examples("task.jsonl")                  # {"input": …, "output": …} a line
+    examples = read_examples("task.jsonl")                  # {"input": …, "output": …} per line
     prompt, history = tune(model, tokenizer, examples, PromptConfig(length=16, steps=200))
     answer(model, tokenizer, ["module: "], prompt)          # greedy, many inputs at once
     save_prompt("task.safetensors", prompt, "models/base")
 
-A virtual token is a vector (C,) that no word has to have; P of them stand before the embedded input
-and are all that is learned: P·C numbers (Lester et al., arXiv:2104.08691). The model itself knows
-nothing of it; only its embedding is replaced for a while:
+A virtual token is a vector (C,) that need not be any token's embedding; P of them precede the
+embedded input, and only they are learned: P·C values (Lester et al., arXiv:2104.08691). The model
+itself does not change; only its embedding is temporarily replaced:
 
     with prompted(model, prompt):
         logits = model(tokens)[:, P:]                       # (B, T, V) for tokens (B, T)
 
-Rows may have a prompt each, so one batch can do several tasks. From the shell, for any Llama-layout
-checkpoint: python -m utils.prompt_tuning --model FOLDER --data FILE.jsonl --out FILE
+Each row may have its own prompt, so a batch can mix several tasks. From the shell, for any
+checkpoint in Llama's layout: python -m utils.prompt_tuning --model FOLDER --data FILE.jsonl
+--out FILE
 """
 
 import math
@@ -33,35 +34,35 @@ from utils.prompts.embedding import draw_prompt, frozen, prompted
 
 
 class FallingRate:
-    """What configs of tuning share: the learning rate, from their `lr`, `cooldown` and `steps`."""
+    """Base of the tuning configs: the learning rate from their `lr`, `cooldown` and `steps`."""
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0: level, then falling to 0 in a line."""
+        """The learning rate of a step, counted from 0: constant, then falling linearly to 0."""
         left = 1 - step / self.steps
         return self.lr * min(1.0, left / self.cooldown if self.cooldown else 1.0)
 
 
 @dataclass(frozen=True)
 class PromptConfig(FallingRate):
-    """How a prompt is tuned. Raises ValueError for values that make no sense."""
+    """How a prompt is tuned. Raises ValueError for invalid values."""
 
     length: int = option(16, "virtual tokens", least=1, most=MOST)
-    lr: float = option(0.1, "learning rate of Adam, far above what weights bear")
-    cooldown: float = option(0.5, "part of the steps in which the learning rate falls to 0")
-    steps: int = option(200, "how many steps", least=1)
-    batch: int = option(16, "examples in a step", least=1, most=MOST)
-    seed: int = option(0, "of the first prompt and of the order of the examples")
+    lr: float = option(0.1, "learning rate of Adam, far higher than weights tolerate")
+    cooldown: float = option(0.5, "fraction of the steps in which the learning rate falls to 0")
+    steps: int = option(200, "number of steps", least=1)
+    batch: int = option(16, "examples per step", least=1, most=MOST)
+    seed: int = option(0, "of the initial prompt and the order of the examples")
     init: str = option(
         "words",
-        "the first prompt; words: the embeddings of --words; random: those of random tokens",
+        "initial prompt; words: the embeddings of --words; random: those of random tokens",
         ("words", "random"),
     )
     words: str | None = option(
-        None, "text to begin with, repeated or cut to --length; default: the first examples"
+        None, "initial text, repeated or truncated to --length; default: the first examples"
     )
     precision: str = option(
         "fp32",
-        "bf16: matrix products in 16 bits, the prompt in fp32; fp64: to compare runs",
+        "bf16: matrix products in 16 bits, the prompt in fp32; fp64: for comparing runs",
         ("fp32", "bf16", "fp64"),
     )
 
@@ -70,9 +71,9 @@ class PromptConfig(FallingRate):
         if not 0 < self.lr <= 1e6:
             raise ValueError(f"--lr {self.lr} is not above 0 and at most 1e6")
         if not 0 <= self.cooldown <= 1:
-            raise ValueError(f"--cooldown {self.cooldown} is not a part of the run, from 0 to 1")
+            raise ValueError(f"--cooldown {self.cooldown} is not a fraction from 0 to 1")
         if self.words is not None and self.init == "random":
-            raise ValueError("--words is what --init words begins with: leave out --init random")
+            raise ValueError("--words is only for --init words: leave out --init random")
         try:
             (self.words or "").encode()
         except UnicodeEncodeError:
@@ -86,9 +87,9 @@ def prompt_loss(
     reduction: str = "mean",
     loss: Callable = cross_entropy,
 ) -> torch.Tensor:
-    """The loss of the answers in nats: tokens and targets (B, T) as `batch_of` makes them.
+    """The loss of the answers in nats: tokens and targets (B, T) as returned by `batch_of`.
 
-    The same as `loss(model(tokens)[:, P:], targets)`, without the logits that do not count.
+    Equal to `loss(model(tokens)[:, P:], targets)`, but computes only the logits that count.
     """
     length = getattr(model.model.embed_tokens, "length", 0)
     counted = targets != IGNORED
@@ -106,11 +107,11 @@ def tune(
 ) -> tuple[torch.Tensor, list[dict]]:
     """Learns a prompt for a frozen model; returns (prompt (P, C), history).
 
-    start     the first prompt; None: as `config` says
+    start     the initial prompt; None: as `config` says
     on_step   called with each step's {"step", "loss" (nats per token of the answers), "lr"}, which
-              make up the history; the tuning ends early where it returns True
-    Raises ValueError naming the examples that do not fit with the prompt into max_positions, and
-    FloatingPointError where the loss is not finite. On several ranks: `utils/prompts/parallel.py`.
+              make up the history; if it returns True, the tuning ends early
+    Raises ValueError naming the examples that, with the prompt, exceed max_positions, and
+    FloatingPointError if the loss is not finite. On several ranks: `utils/prompts/parallel.py`.
     """
     config = config or PromptConfig()
     rows = encode_all(model, tokenizer, examples, config)
@@ -136,7 +137,7 @@ def encode_all(
     vocabulary, positions = model.config.vocab_size, model.config.max_positions
     if tokenizer.size > vocabulary:
         raise ValueError(
-            f"the tokenizer has {tokenizer.size} tokens and the model knows {vocabulary}: they do "
+            f"the tokenizer has {tokenizer.size} tokens but the model only {vocabulary}: they do "
             "not belong together"
         )
     if config.length >= positions:
@@ -156,7 +157,7 @@ def first_prompt(
     config: PromptConfig,
     start: torch.Tensor | None = None,
 ) -> nn.Parameter:
-    """The parameter that will be learned: fp32, fp64 in a model of that format."""
+    """The parameter to be learned: fp32, or fp64 in an fp64 model."""
     if start is None and config.init == "words":
         words = tokenizer.encode(config.words) if config.words else _words(rows, config.length)
         start = draw_prompt(model, config.length, words=words)
@@ -164,7 +165,7 @@ def first_prompt(
         start = draw_prompt(model, config.length, config.seed)
     if len(start) != config.length:
         raise ValueError(
-            f"the first prompt has {len(start)} virtual tokens and the config {config.length}: "
+            f"the first prompt has {len(start)} virtual tokens but the config {config.length}: "
             f"give PromptConfig(length={len(start)})"
         )
     like = model.model.embed_tokens.weight
@@ -173,7 +174,7 @@ def first_prompt(
 
 
 def _words(rows, length):
-    """The first examples one after the other: what a prompt of real tokens would show."""
+    """The tokens of the first examples, as a few-shot prompt would show them."""
     words = []
     for question, tail in rows:
         words += question + tail
@@ -191,9 +192,9 @@ def descend(
 ) -> list[dict]:
     """The loop of all tuning: Adam on these parameters; returns the history.
 
-    parameters   []: this rank has none of what is learned, and only takes part in `backward`
+    parameters   []: this rank has no learned parameters and only takes part in `backward`
     config       with steps, batch, seed, lr and cooldown
-    backward     called with the rows of a step; leaves the gradients, returns the loss
+    backward     called with a step's rows; computes the gradients and returns the loss
     """
     optimizer = torch.optim.Adam(parameters, lr=config.lr) if parameters else None
     history = []

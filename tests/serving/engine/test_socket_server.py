@@ -149,7 +149,7 @@ def test_only_this_user_may_come(engine, folder, tmp_path):
     other.mkdir()
     (other / f"mine-{2**22 + 1}.sock").touch()
     folder.symlink_to(other)
-    with pytest.raises(PermissionError, match="belongs to somebody else"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         SocketServer(engine, folder, "gpt_engine-1")
     assert len(list(other.iterdir())) == 1
 

@@ -101,7 +101,7 @@ NAME = "model.layers.0.mlp.down_proj.weight_scale"
     [
         (lambda t: t.pop(NAME), f"lacks {NAME} of rank 0: export it again"),
         (lambda t: t.update({NAME: t[NAME].double()}), f"{NAME} is float64, not float32"),
-        (lambda t: t.update({NAME: t[NAME][1:]}), rf"{NAME} has shape \[23, 1\], and rank 0"),
+        (lambda t: t.update({NAME: t[NAME][1:]}), rf"{NAME} has shape \[23, 1\], but rank 0"),
     ],
 )
 def test_scales_that_are_not_right_are_named(tmp_path, model, change, why):

@@ -204,5 +204,5 @@ def test_prompts_that_are_none(tmp_path, model):
     with pytest.raises(ExportError, match="does not say which model it is for: save it with"):
         export(model, tmp_path / "repo", 1, folder)
     save_file({"lora": torch.zeros(3, 16)}, folder / "adapter.safetensors")
-    with pytest.raises(ValueError, match=r"adapter.safetensors is no prompt: it holds lora"):
+    with pytest.raises(ValueError, match=r"adapter.safetensors is not a prompt: it holds lora"):
         export(model, tmp_path / "repo", 1, folder)
