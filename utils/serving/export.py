@@ -173,7 +173,7 @@ def _config_of(out, options):
     for name, wanted in options.items():
         if wanted != (given := getattr(config, name)):
             raise ExportError(
-                f"{there} exists already, and its {name} is {given}, not {wanted}: change it "
+                f"{there} already exists, and its {name} is {given}, not {wanted}: change it "
                 "there, or give another --out"
             )
     return config
@@ -189,7 +189,7 @@ def _memory_of(machine):
 
 
 def _check_room(machine, memory, source, tp, config, compute):
-    """Refuses a model of which a rank would not fit on a device of the machine."""
+    """Refuses a model if one of its ranks would not fit on a device of the machine."""
     weights, cache = config.rank_bytes(source.config, tp, source.dtype_name, False, compute)
     most = FULL * memory
     if weights + cache > most:
@@ -293,7 +293,7 @@ class Command:
         "python", "vllm: Triton's vLLM backend instead of our engine", ("python", "vllm")
     )
     dtype: str | None = option(
-        None, "compute dtype of this version; int8, int4: its matrices are stored so", DTYPES
+        None, "compute dtype of this version; int8, int4: also stores its matrices so", DTYPES
     )
     max_num_seqs: int | None = option(None, "requests that run together; default: 16", least=1)
     max_model_len: int | None = option(

@@ -289,7 +289,7 @@ class _Course:
             while any(thread.is_alive() for thread in threads) and self.now() < self.limit:
                 glances.append((self.now(), self._arrived() - self._ended))
                 time.sleep(GLANCE)
-        finally:  # also when interrupted: the clients stop at their next piece
+        finally:  # even when interrupted: the clients stop at their next chunk
             arrived = self._arrived()
             with self._lock:
                 self._closed = True

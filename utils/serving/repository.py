@@ -167,7 +167,7 @@ class Repository:
             raise ExportError(f"version {version!r} is invalid: versions are 1, 2, 3 … {LARGEST}")
         if version in filled:
             raise ExportError(
-                f"version {version} of {self.out} exists already: give another --version, such as "
+                f"version {version} of {self.out} already exists: give another --version, such as "
                 f"{filled[-1] + 1}, or remove {self.folder_of(version)} first"
             )
         return version

@@ -153,7 +153,7 @@ def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys)
     said = capsys.readouterr().out
     assert "requests that run together: 5, of at most 40 positions" in said
     before = (repo / "gpt_engine" / "config.pbtxt").read_text()
-    with pytest.raises(ExportError, match=r"exists already, and its max_model_len is 40, not 41"):
+    with pytest.raises(ExportError, match=r"already exists, and its max_model_len is 40, not 41"):
         export(model, repo, 1, options={"max_num_seqs": 5, "max_model_len": 41}, version=2)
     export(model, repo, 1, options={"max_num_seqs": 5}, version=2)
     assert (repo / "gpt_engine" / "config.pbtxt").read_text() == before

@@ -184,7 +184,7 @@ def test_versions_in_their_order(tmp_path, model):
     better = new_model(tmp_path / "better", seed=1)
     assert export(better, out, 1) == out / "gpt_engine" / "4"
     for version in (1, 3):
-        with pytest.raises(ExportError, match=f"version {version} .* exists already: .* as 5"):
+        with pytest.raises(ExportError, match=f"version {version} .* already exists: .* as 5"):
             export(model, out, 1, version=version)
     after = (out / "gpt_engine" / "1" / "manifest.json").stat()
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)

@@ -82,5 +82,5 @@ def test_the_vllm_variant_of_other_models(tmp_path, model):
         export_vllm(gpt2, out, 2)
     with pytest.raises(ExportError, match="--mount here is not an absolute path"):
         export_vllm(model, out, 2, mount="here")
-    with pytest.raises(ExportError, match=r"version 1 .* exists already"):
+    with pytest.raises(ExportError, match=r"version 1 .* already exists"):
         export_vllm(model, out, 2, version=1)

@@ -182,7 +182,7 @@ def test_the_command_ends_with_a_killed_server_and_says_so(repo):
         said = program.stdout.read()
         assert program.wait(PATIENCE) == 1
         assert "tritonserver exited by itself" in said
-        assert "started again" not in said
+        assert "starting it again" not in said
         wait_gone(below)
 
 

@@ -184,7 +184,7 @@ def test_as_many_tokens_as_fit(client, reference):
     answer = client.answer(text, max_tokens=-1)
     assert counted(answer)[:2] == [500, 12] and answer["finish_reason"] == "length"
     assert len(engine_ids(client, tokens, max_tokens=-1)) == 12
-    with pytest.raises(ServeError, match=r"512 tokens .* more than the 512 positions"):
+    with pytest.raises(ServeError, match=r"512 tokens .* exceed the 512 positions"):
         engine_ids(client, [7] * 512, max_tokens=-1)
 
 

@@ -180,7 +180,7 @@ def test_the_lines_to_try_say_how_it_is_reached(monkeypatch):
     said = command.to_try(server, front, tls=True)
     assert "http://" not in said and 'base_url="https://10.1.1.1:8000/v1"' in said
     assert 'curl -sN -k -H "Authorization: Bearer $KINTSUGI_API_KEY" https://' in said
-    assert "drawn" not in said and "may ask" not in said and "secret" not in said
+    assert "drawn" not in said and "is served" not in said and "secret" not in said
 
 
 @pytest.mark.parametrize(

@@ -334,7 +334,7 @@ def _blocks(torch, device, version, config):
 
 
 def _free_on_gpu(torch, device):
-    """Free bytes, less a tenth for what a step computes."""
+    """Free bytes, less a tenth for a step's activations."""
     return 0.9 * torch.cuda.mem_get_info(device)[0]
 
 

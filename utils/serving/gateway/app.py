@@ -43,7 +43,7 @@ BODY_SECONDS = 30.0  # within which a request's body must arrive
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)  # seconds
 PASSED_ON = ("Content-Type", "Inference-Header-Content-Length")
 JSON = "application/json"
-BINARY = "Inference-Header-Content-Length"  # bytes of the JSON part, where tensors follow it
+BINARY = "Inference-Header-Content-Length"  # bytes of the JSON part, if tensors follow it
 
 log = logging.getLogger("gateway")
 

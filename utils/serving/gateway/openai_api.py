@@ -256,7 +256,7 @@ class Reply:
             "created": int(time.time()),
             "model": request.model,
         }
-        self.usage = {}  # choice -> (tokens of its prompt, tokens made)
+        self.usage = {}  # choice -> (tokens of its prompt, tokens generated)
         self.version = ""
 
     def whole(self, answers: list[Answer]) -> dict:

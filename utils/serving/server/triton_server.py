@@ -9,7 +9,7 @@ The server is real, and reachable only from this machine (127.0.0.1). It has a p
 own, so a Ctrl-C that interrupts a cell does not reach it; `utils/ranks/supervise.py` ends it, its
 stubs and its ranks with the process that started it. `utils/serving/install.py` finds its binary.
 
-1. the server   2. how it starts: ports, progress, reasons of failure   3. its log
+1. the server   2. how it starts: ports, progress, failures   3. its log
 """
 
 import json
@@ -62,7 +62,7 @@ class TritonServer:
     start_seconds   time limit until the models are ready
     exit_seconds    how long requests in flight may take at the end
     control   "explicit": models are loaded and unloaded on request; "none": all at start, for good
-    private   whether HTTP and gRPC are at sockets that only the user of this process can open
+    private   whether HTTP and gRPC use sockets that only the user of this process can open
     host      the address to listen on; "0.0.0.0": all addresses of this machine
     http, grpc, metrics   port numbers; 0: free ones
     options   further arguments for tritonserver's command line
