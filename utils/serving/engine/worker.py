@@ -22,8 +22,8 @@ One process, the ranks' parent, imports torch and forks them, so all start in th
 reports their process ids and their ends: {"pids": [...]}, then {"rank": 1, "status": -9} for each.
 
 A rank ends when the pipe closes, when its parent is gone (which ends with the leader), or after
-{"error": "...", "at": 7.2}. That time is in seconds of the clock that all processes share, because
-the other ranks then fail too, and their answers may be read before this one.
+sending {"error": "...", "at": 7.2}. The time "at" is in seconds of the clock that all processes
+share: the other ranks then fail too, and their answers may be read before this one.
 """
 
 import contextlib
