@@ -90,7 +90,7 @@ BAD = {
     '{"input": 3, "output": "b"}': 'line 2: "input" is 3, not text',
     '{"input": "", "output": "b"}': 'line 2: "input" is empty',
     '{"input": "a", "output": "\\ud800"}': "line 2: .*half of a surrogate pair",
-    '{"input": "' + 2**20 * "a" + '", "output": "b"}': "line 2: 1,048,604 bytes, but an example may",
+    '{"input": "' + 2**20 * "a" + '", "output": "b"}': "line 2: 1,048,604 bytes, but an example",
     b'{"input": "\xff", "output": "b"}': "line 2: byte 12 is not UTF-8",
     "[" * 100_000: "line 2: (nested too deeply|not JSON)",
 }

@@ -38,7 +38,7 @@ def distillation_loss(
     student: torch.Tensor, teacher: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
     """T² · KL(teacher ‖ student) of softmax(logits / T), averaged over tokens; both (B, T, V). T²
-    makes the gradient's size independent of T (Hinton et al., section 2)."""
+    makes the gradient's size roughly independent of T (Hinton et al., section 2)."""
     least = torch.promote_types(student.dtype, torch.float32)
     ours = F.log_softmax(student.to(least).flatten(0, 1) / temperature, dim=-1)
     theirs = F.log_softmax(teacher.to(least).flatten(0, 1) / temperature, dim=-1)
