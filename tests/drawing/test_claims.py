@@ -57,7 +57,7 @@ def test_the_numbers_in_the_picture_add_up_to_the_model(config):
     embedding, norm, attention, norm_b, mlp, last_norm, head = sizes
     total = embedding + config.layers * (norm + attention + norm_b + mlp) + last_norm + head
     assert total == GPT(config).parameter_count()
-    assert f"{config.layers} blocks, one after the other" in labels
+    assert f"{config.layers} blocks in sequence" in labels
 
 
 def test_the_map_names_every_lesson_that_cuts_something():
@@ -412,16 +412,16 @@ def test_partners_have_one_colour():
 def test_every_rank_has_its_piece():
     grid.pieces(dp=2, pp=2, tp=2, layers=4)
     words = texts(plt.gcf().axes[0])
-    assert "rank 5\nlayers 2 to 3\npart 1 of each matrix" in words
-    assert "rank 2\nlayers 0 to 1\npart 0 of each matrix" in words
+    assert "rank 5\nlayers 2 to 3\nslice 1 of each matrix" in words
+    assert "rank 2\nlayers 0 to 1\nslice 0 of each matrix" in words
 
 
 def test_ranks_of_cp_have_the_same_piece():
     grid.pieces(dp=1, pp=2, tp=2, layers=4, cp=2)
     words = texts(plt.gcf().axes[0])
     pair = [text for text in words if text.startswith(("rank 1\n", "rank 3\n"))]
-    assert {text[6:] for text in pair} == {"\nlayers 0 to 1\npart 1 of\nmatrices"}
-    assert "rows of replica 0,\nshare 1 of the positions" in words
+    assert {text[6:] for text in pair} == {"\nlayers 0 to 1\nslice 1 of\nmatrices"}
+    assert "rows of replica 0,\nslice 1 of the positions" in words
 
 
 def test_a_slower_network_is_further_right():
@@ -456,5 +456,5 @@ def test_each_number_is_in_one_program_and_the_others_are_masked(n, block):
 
 
 def test_no_number_is_one_sentence():
-    with pytest.raises(ValueError, match="0 numbers in blocks of 4"):
+    with pytest.raises(ValueError, match="0 elements in blocks of 4"):
         kernels.blocks(0, 4)

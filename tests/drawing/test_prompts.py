@@ -125,4 +125,4 @@ def test_every_rank_of_the_first_stage_has_the_prompt():
     pictures.prompt_on_ranks(stages=3, tp=2)
     words = words_of(plt.gcf())
     assert words.count("prompt") == 2
-    assert "rank 5: its part of stage 2" in words
+    assert "rank 5: its slice of stage 2" in words

@@ -80,8 +80,8 @@ def test_slots_draws_bars_and_returns_the_share_at_work():
     )
     assert found == {"static": (10, 12 / 20), "continuous": (6, 12 / 12)}
     above, below = plt.gcf().axes
-    assert title_of(above) == "static: 10 steps, 60% of the rows are somebody's"
-    assert title_of(below) == "continuous: 6 steps, 100% of the rows are somebody's"
+    assert title_of(above) == "static: 10 steps, 60% of the rows are used"
+    assert title_of(below) == "continuous: 6 steps, 100% of the rows are used"
     assert sorted(bar.get_width() for bar in below.patches) == sorted(lengths)
     assert [text.get_text() for text in below.texts] == ["0", "1", "2"]
     assert below.patches[1].get_x() == 0

@@ -1,4 +1,4 @@
-"""Drawings of gradient accumulation: what a step does one after another, and what memory holds."""
+"""Drawings of gradient accumulation: what a step does over time, and what memory holds."""
 
 from utils.drawing import figures
 
@@ -7,13 +7,13 @@ FORWARD, BACKWARD, STEP = 1.0, 2.0, 1.0  # durations; a backward pass takes abou
 
 
 def accumulation(micro_batches: int = 4) -> None:
-    """One step twice: the batch as a whole, and in micro-batches. A sketch, nothing is measured."""
+    """One step drawn twice: the whole batch, and in micro-batches. A sketch, not a measurement."""
     _, panels = figures.plt.subplots(1, 2, figsize=figures.SIZES["normal"], sharey=True)
     whole, pieces = panels
     _step(whole, 1, micro_batches)
     _step(pieces, micro_batches, 1)
     whole.set(title="the whole batch at once", ylabel="memory")
-    pieces.set(title=f"{micro_batches} micro-batches, one after another")
+    pieces.set(title=f"{micro_batches} micro-batches in turn")
     pieces.legend(loc="upper right", fontsize=10)
     figures.show()
 
@@ -47,7 +47,7 @@ def _step(axes, micro_batches: int, size: float) -> None:
 
 
 def _bar(axes, start: float, end: float, text: str, color: str) -> None:
-    """One piece of work on the lane below the memory; short pieces show their first letter."""
+    """One pass on the lane below the memory; a short one shows only its first letter."""
     axes.barh(-0.75, end - start, 0.8, left=start, color=figures.shade(color), edgecolor="white")
     word = text if end - start > 2.5 else text[0].upper()
     axes.text((start + end) / 2, -0.75, word, ha="center", va="center", fontsize=9,

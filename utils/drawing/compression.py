@@ -1,4 +1,4 @@
-"""Drawings of lesson 15: numbers on a grid, channels, what a variant costs, size against bits."""
+"""Drawings of lesson 15: values on a grid, channels, the cost of a variant, size against bits."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ def grids(
     title: str = "",
     group: torch.Tensor | None = None,
 ) -> None:
-    """Where some numbers lie (above), and the places that each way of rounding has for them.
+    """Some values (on top), and the grid on which each way of rounding puts them.
 
-    numbers (K,);   ways {name: the same numbers as a Quantized of one row}
-    group   those of the numbers that the last way has, in its colour
+    numbers (K,);   ways {name: the same values as a Quantized of one row}
+    group   those of the values that the last way has, in its colour
     """
     _, axes = figures.figure()
     axes.plot(numbers, torch.zeros_like(numbers), "|", color=figures.INK, markersize=16)
@@ -34,13 +34,13 @@ def grids(
         axes.plot(places, torch.full_like(places, row), "|", color=tint, markersize=9)
         used = q.dequantize()[0].unique()
         axes.plot(used, torch.full_like(used, row), "o", color=tint, markersize=5)
-    figures.lanes(axes, ["the numbers", *ways])
+    figures.lanes(axes, ["the values", *ways])
     axes.set(xlabel="value", title=title)
     figures.show()
 
 
 def channels(largest: dict[str, torch.Tensor], title: str = "") -> None:
-    """The largest size in each channel, {name: (K,)}, one panel each, on one scale."""
+    """The largest magnitude in each channel: {name: (K,)}, a panel per name, on one scale."""
     _, panels = figures.figure(columns=len(largest))
     top = max(values.max().item() for values in largest.values())
     for index, (axes, (name, values)) in enumerate(zip(panels, largest.items())):
@@ -51,7 +51,7 @@ def channels(largest: dict[str, torch.Tensor], title: str = "") -> None:
 
 
 def costs(found: dict[str, Cost], title: str = "", colors: Sequence[str] = ()) -> None:
-    """Bits per byte more than the model that they were made of, with intervals, {name: Cost}."""
+    """Extra bits per byte over the original model, with intervals: {name: Cost}."""
     _, axes = figures.figure("tall" if len(found) > 6 else "normal")
     for row, one in enumerate(found.values()):
         tint = colors[row] if colors else figures.BLUE
@@ -63,7 +63,7 @@ def costs(found: dict[str, Cost], title: str = "", colors: Sequence[str] = ()) -
     figures.lanes(axes, found)
     axes.axvline(0, color=figures.GREY, linewidth=1)
     axes.set_xscale("symlog", linthresh=0.01)
-    axes.set(xlabel="bits per byte more (linear to 0.01, then logarithmic)", title=title)
+    axes.set(xlabel="extra bits per byte (linear to 0.01, then logarithmic)", title=title)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.margins(x=0.15)
     figures.show()
@@ -72,7 +72,7 @@ def costs(found: dict[str, Cost], title: str = "", colors: Sequence[str] = ()) -
 def frontier(
     points: dict[str, dict[str, tuple[float, float]]], title: str = "", x: str = "MB"
 ) -> None:
-    """Bits per byte over size: {model: {variant: (size, bits per byte)}}, a line a model."""
+    """Bits per byte over size: {model: {variant: (size, bits per byte)}}, a line per model."""
     _, axes = figures.figure("tall")
     for index, (model, variants) in enumerate(points.items()):
         xs, ys = zip(*sorted(variants.values()))

@@ -1,12 +1,12 @@
-"""Drawings of lesson 07: who looks at whom, a ring's turns and clocks, two ways to cut a sequence.
+"""Drawings of lesson 07: queries and their keys, a ring's turns and clocks, splits of a sequence.
 
     who_looks({"neighbours": positions(16, 4, False), "early and late": positions(16, 4)})
     turns(positions(16, 4))
-    clocks({"neighbours": logs, "early and late": others})      # logs: one of each rank
+    clocks({"neighbours": logs, "early and late": others})      # logs: one per rank
     layer()
     ways({"title": {"ring": (ranks, bytes), …}}, counted)
 
-Colour is a rank in all of them.
+In all of them, colour is the rank.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from matplotlib.patches import Patch
 from utils.drawing import figures
 from utils.parallel.context.positions import Ranges, products
 
-Log = Sequence[tuple[str, float, float]]  # of utils.measure.timing.watched, one turn after another
+Log = Sequence[tuple[str, float, float]]  # of utils.measure.timing.watched, turn by turn
 
 
 def who_looks(cuts: dict[str, tuple[Ranges, ...]]) -> None:
-    """Queries below one another, the keys that they look at side by side; colour is the rank.
+    """Queries from top to bottom, the keys they attend to from left to right; colour is the rank.
 
-    cuts: {title: positions of each rank}. Beside each, the part of all products that a rank has.
+    cuts: {title: positions of each rank}. The labels have each rank's percentage of all products.
     """
     _, panels = figures.figure("normal", columns=len(cuts))
     for axes, (title, places) in zip(panels, cuts.items(), strict=True):
@@ -90,13 +90,13 @@ def clocks(panels: dict[str, Sequence[Log]], *, unit: str = "s") -> None:
 
 
 def span(logs: Sequence[Log]) -> float:
-    """Seconds from the first rank's begin to the last one's end."""
+    """Seconds from the first rank's start to the last one's end."""
     ends = [end for log in logs for _, _, end in log]
     return max(ends) - min(begin for log in logs for _, begin, _ in log)
 
 
 def layer() -> None:
-    """One layer, left to right: who has what under three ways to cut it; numbers are ranks."""
+    """One layer, left to right: what each rank has under three splits; numbers are ranks."""
     cuts = (("sequence parallel: 2 ranks of tensor parallelism", 1, 2),
             ("context parallel: 2 ranks", 2, 1),
             ("both: 2 × 2 ranks", 2, 2))
@@ -130,7 +130,7 @@ def _part(axes, left, width, cp, tp, inside):
     for c in range(cp):
         for t in range(tp):
             tint = figures.shade(f"rank{c * tp + t}")
-            if inside:  # all of cp's positions, a part of the heads or columns
+            if inside:  # all of the positions of c, some of the heads or columns
                 place = (left + t * width / tp, 2 - 2 * (c + 1) / cp, width / tp, 2 / cp)
             else:
                 place = (left, 2 - 2 * (c * tp + t + 1) / (cp * tp), width, 2 / (cp * tp))
@@ -151,7 +151,7 @@ def ways(
     *,
     y: str,
 ) -> None:
-    """What travels, for more and more ranks: lines are formulas, dots what was counted.
+    """Traffic by number of ranks: lines are formulas, dots are counts.
 
     formulas, counted: {title of a panel: {way: (ranks, amounts)}}
     """
@@ -180,7 +180,7 @@ def _cells(axes, cells, color):
 
 
 def _name_ranks(axes, places, words, size):
-    """Each rank's name in its colour, words behind it, where no query looks at a key."""
+    """Each rank's name in its colour, followed by `words`, where no query attends to a key."""
     for rank, word in enumerate(words):
         axes.text(_length(places), _length(places) * (0.04 + 0.09 * rank) * size / 8,
                   f"rank {rank}{word}", color=figures.shade(f"rank{rank}"), ha="right",
@@ -188,7 +188,7 @@ def _name_ranks(axes, places, words, size):
 
 
 def _square(axes, places, title):
-    """Queries from top to bottom, keys from left to right; the numbers of positions aside."""
+    """Axes with queries from top to bottom and keys from left to right, without ticks."""
     length = _length(places)
     axes.set(xlim=(-0.2, length + 0.2), ylim=(length + 0.2, -0.2), aspect="equal", title=title)
     axes.set(xlabel="keys", ylabel="queries", xticks=[], yticks=[])

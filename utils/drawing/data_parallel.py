@@ -1,8 +1,8 @@
-"""Drawings of ranks: who holds what, and what moves where."""
+"""Drawings of ranks: what each one holds, and what moves where."""
 
 from utils.drawing import figures
 
-# What each rank holds before and after, chunk by chunk: the number of the rank it came from,
+# What each rank holds before and after, chunk by chunk: the number of the source rank,
 # "sum" for the sum over all ranks, None for nothing.
 RANKS = range(4)
 OWN = [[rank] * 4 for rank in RANKS]
@@ -18,7 +18,7 @@ COLLECTIVES = {
 
 
 def data_parallel(ranks: int = 4) -> None:
-    """One training step on `ranks` ranks: own rows, the same model, one sum of the gradients."""
+    """One training step on `ranks` ranks: own rows, the same model, summed gradients."""
     sketch = figures.Sketch(8, 3.3)
     width, left = 1.6, 1.2
     for y, text in (
@@ -33,11 +33,11 @@ def data_parallel(ranks: int = 4) -> None:
             f"data {rank}", f"rows of rank {rank}", x=x, y=2.72, width=width, color=f"rank{rank}"
         )
         sketch.box(f"model {rank}", "same copy", x=x, y=1.88, width=width)
-        sketch.box(f"gradient {rank}", "a part", x=x, y=1.04, width=width, color=f"rank{rank}")
+        sketch.box(f"gradient {rank}", "partial", x=x, y=1.04, width=width, color=f"rank{rank}")
         sketch.arrow(f"data {rank}", f"model {rank}")
         sketch.arrow(f"model {rank}", f"gradient {rank}")
     total = ranks * (width + 0.08) - 0.08
-    text = "all-reduce: every rank gets the sum of the parts, and makes the same step"
+    text = "all-reduce: every rank gets the sum and takes the same step"
     sketch.box("sum", text, x=left, y=0.12, width=total, color="gold")
     for rank in range(ranks):
         x = left + rank * (width + 0.08)
@@ -47,7 +47,7 @@ def data_parallel(ranks: int = 4) -> None:
 
 
 def collectives() -> None:
-    """Four ranks, four chunks each: who holds what before and after each collective."""
+    """Four ranks with four chunks each: what they hold before and after each collective."""
     _, panels = figures.plt.subplots(2, 2, figsize=(8, 4.2))
     for axes, (name, (before, after)) in zip(panels.flat, COLLECTIVES.items(), strict=True):
         _chunks(axes, before, left=0)
@@ -59,7 +59,7 @@ def collectives() -> None:
 
 
 def _chunks(axes, rows, left: float) -> None:
-    """One row of chunks for each rank, coloured by the rank that the chunk comes from."""
+    """One row of chunks per rank, coloured by the rank that a chunk comes from."""
     for rank, row in enumerate(rows):
         if left == 0:
             axes.text(-0.2, rank + 0.4, f"rank {rank}", ha="right", va="center", fontsize=10)
@@ -71,7 +71,7 @@ def _chunks(axes, rows, left: float) -> None:
 
 
 def ring(ranks: int = 4) -> None:
-    """An all-reduce on a ring, round by round: how many ranks' values each chunk is the sum of."""
+    """An all-reduce on a ring, round by round: how many ranks' values each chunk sums."""
     _, panels = figures.plt.subplots(2, ranks, figsize=(8, 3.6))
     held = [[1] * ranks for _ in range(ranks)]
     _round(panels[0][0], held, "own values", arrived=[])

@@ -1,4 +1,4 @@
-"""Drawings of lesson 09: a token's way through a mixture, an all-to-all, the loads of experts."""
+"""Drawings of lesson 09: a token's path through a mixture, an all-to-all, the loads of experts."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ WAYS = {0: (0.7, "0.7"), 2: (0.3, "0.3")}  # expert -> its weight for the token 
 
 
 def mixture() -> None:
-    """One token in a layer of four experts: the router chooses two, their results are added up."""
+    """One token in a layer of four experts: the router chooses two and their results are summed."""
     sketch = figures.Sketch(8, 3.4)
     sketch.box("token", "one token's\nvector x", x=0.1, y=1.4, width=1.3, height=0.7, color="data")
     sketch.box("router", "router\nsoftmax(W x)", x=2.0, y=1.4, width=1.4, height=0.7, color="gold")
@@ -26,14 +26,14 @@ def mixture() -> None:
             sketch.arrow("router", name, color=color)
             sketch.arrow(name, "sum", color=color)
     sketch.arrow("token", "router")
-    sketch.text(2.7, 2.75, "chosen: the k = 2\nlikeliest of E = 4", color="muted")
+    sketch.text(2.7, 2.75, "chosen: the k = 2 most\nlikely of E = 4", color="muted")
     sketch.text(2.7, 0.5, "the others compute\nnothing for this token", color="muted")
     sketch.show()
 
 
 def sent(table: Sequence[Sequence[int]]) -> tuple[list, list]:
-    """What an all-to-all moves, cell by cell: (before, after), each a list by rank of
-    [(from, to), …] in the order in which the rows lie there.
+    """What an all-to-all moves, row by row: (before, after), each a list by rank of
+    [(from, to), …] in the order of the rows on that rank.
 
     table   table[r][d]: rows that rank r has for rank d
     """
@@ -63,9 +63,9 @@ def exchange(table: Sequence[Sequence[int]]) -> None:
 def loads(
     counts: Sequence[int], capacity: float | None = None, title: str = "", ax: Axes | None = None
 ) -> None:
-    """How many choices fell on each expert; the line is the mean, what is above capacity is pale.
+    """How often each expert was chosen; the line is the mean, choices above capacity are pale.
 
-    counts: by expert; capacity: what an expert takes, or None
+    counts: by expert; capacity: the most that an expert takes, or None
     """
     axes = figures.figure()[1] if ax is None else ax
     mean = sum(counts) / len(counts)
@@ -86,7 +86,7 @@ def loads(
 
 
 def _level(axes, height, name, color, style) -> None:
-    """A line across, with its name right of the axes."""
+    """A line across, with its name to the right of the axes."""
     axes.axhline(height, color=color, linestyle=style)
     axes.text(1.01, height, name, color=color, va="center", transform=axes.get_yaxis_transform())
 

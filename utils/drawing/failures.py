@@ -12,8 +12,7 @@ TINTS = dict(zip(KINDS, ("compute", "gold", "communication", "muted")))
 
 
 def lives(runs: dict[str, Iterable[tuple[str, float]]], *, unit: str, title: str = "") -> None:
-    """A lane for each run, made of its `spans` (kind, time) one after another; a cross where a
-    failure strikes."""
+    """A lane per run with its `spans` (kind, time) in order; a cross where a failure strikes."""
     _, axes = figures.figure("normal")
     for lane, spans in enumerate(runs.values()):
         now = 0.0
@@ -44,9 +43,9 @@ def intervals(
 ) -> None:
     """How much longer a run takes, in %, by the time between two checkpoints.
 
-    points: {what they are: [(interval in seconds, stretch)]}, drawn over the formula's curve;
+    points: {label: [(interval in seconds, stretch)]}, drawn over the formula's curve;
     unit: of the axis, and its seconds; band: (interval, lowest, highest stretch) of nine in ten
-    simulated runs, and the curve is theirs: failures strike while a run computes, and only then.
+    simulated runs. With a band, the formula assumes what they do: failures only while computing.
     """
     _, axes = figures.figure("normal")
     name, seconds = unit

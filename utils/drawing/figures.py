@@ -1,4 +1,4 @@
-"""The course's plots, one look: fixed sizes, colours by role, labels on the thing itself.
+"""The workshop's plots in one style: fixed sizes, colours by role, direct labels.
 
     from utils.drawing import figures
 
@@ -6,9 +6,9 @@
     figures.bars({"compute": 3.1, "communication": 0.4}, unit="ms", title="one step")
     figures.prediction([("prediction", 10, "MB"), ("theory", 8, "MB"), ("measurement", 8.1, "MB")])
 
-Every function draws and shows a figure of its own; given `ax=`, it draws there, shows nothing, and
+Every function draws and shows its own figure; given `ax=`, it draws there without showing, and
 the caller ends with `figures.show()`. `Sketch` draws boxes and arrows; `block`, `lanes` and
-`heat_map` are what the drawings of the lessons are made of.
+`heat_map` are the building blocks of the lessons' drawings.
 Sizes never depend on the data: the notebook test compares `<Figure size … >`.
 """
 
@@ -23,8 +23,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-# The colours of Okabe and Ito (2008), made to be told apart by colour-blind readers; their yellow
-# is darkened to kintsugi gold so that it holds on white.
+# The palette of Okabe and Ito (2008), which colour-blind readers can tell apart; its yellow is
+# darkened to kintsugi gold to be visible on white.
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, AMBER, GOLD, INK = "#56B4E9", "#E69F00", "#A87900", "#23272E"
 GREY, PALE = "#8A8F98", "#E9EBEE"
@@ -38,12 +38,12 @@ COLORS = {
     "gold": GOLD, "ink": INK, "muted": GREY, "pale": PALE,
 }
 CYCLE = [BLUE, ORANGE, GREEN, PINK, SKY, AMBER, INK, GREY]
-RIGHT = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}  # a label beside a point
+RIGHT = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}  # right of a point
 SIZES = {"strip": (8.0, 1.9), "normal": (8.0, 3.6), "tall": (8.0, 5.0)}  # inches
 
 
 def use() -> None:
-    """Sets the look for every matplotlib figure of this process. Importing this module calls it."""
+    """Set the style of every matplotlib figure of this process. Importing this module calls it."""
     plt.rcParams.update({
         "figure.figsize": SIZES["normal"], "figure.dpi": 110, "figure.constrained_layout.use": True,
         "figure.facecolor": "white", "savefig.facecolor": "white", "font.size": 11,
@@ -58,7 +58,7 @@ def use() -> None:
 
 
 def shade(name: str, index: int = 0) -> str:
-    """The colour of a role, of a rank (`rank 3`), of that name; else `index` picks one."""
+    """The colour of a role, a rank (`rank 3`) or a colour name; otherwise `index` picks one."""
     key = str(name).replace(" ", "").lower()
     if key.startswith("rank") and key[4:].isdigit():
         return CYCLE[int(key[4:]) % len(CYCLE)]
@@ -68,26 +68,29 @@ def shade(name: str, index: int = 0) -> str:
 
 
 def ink_on(color: str, bright: float = 0.6) -> str:
-    """The colour of a text on `color`: white, or ink where it is as bright as `bright` of white."""
+    """The text colour on `color`: white, or ink if the brightness of `color` is at least `bright`.
+
+    bright: 0 (black) to 1 (white).
+    """
     red, green, blue = matplotlib.colors.to_rgb(color)
     return "white" if 0.3 * red + 0.6 * green + 0.1 * blue < bright else INK
 
 
 def figure(size: str = "normal", columns: int = 1) -> tuple[Figure, Any]:
-    """A figure of a fixed size (`strip`, `normal`, `tall`) and its Axes (several: an array)."""
+    """A figure of a fixed size (`strip`, `normal`, `tall`) and its Axes (an array if several)."""
     if size not in SIZES:
         raise ValueError(f"figure size {size!r} is not one of {', '.join(SIZES)}")
     return plt.subplots(1, columns, figsize=SIZES[size])
 
 
 def show() -> None:
-    """Shows what was drawn; silent where there is nowhere to show it (tests, scripts)."""
+    """Show the drawing; do nothing without a display (tests, scripts)."""
     if matplotlib.get_backend().lower() != "agg":
         plt.show()
 
 
 def number(value: float) -> str:
-    """A short label of 3 digits: 0.25, 1234, 12.3k, 874k, 3.2G; 1.2e-07 for the tiny."""
+    """A short label: 0.25, 1234, 12.3k, 874k, 3.2G; 1.2e-07 for tiny values."""
     if value == 0 or not math.isfinite(value):
         return f"{value:.0f}"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -137,17 +140,17 @@ def curves(
 
 
 def _plain_ticks(axes) -> None:
-    """Writes 0.3, 2, 10k on logarithmic axes in place of powers of ten; call it after drawing."""
+    """Write 0.3, 2, 10k on logarithmic axes instead of powers of ten; call it after drawing."""
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()
             axis.set_major_formatter(lambda value, _: number(value))
-            if high < 20 * low:  # less than a decade and a half: the powers of ten are too few
+            if high < 20 * low:  # a short axis has too few powers of ten
                 axis.set_minor_formatter(lambda value, _: number(value))
 
 
 def _label_ends(axes, ends) -> None:
-    """Writes each curve's name right of its last point, moved apart where two would touch."""
+    """Write each curve's name to the right of its last point, moved apart where two would touch."""
     axes.margins(x=0.02)
     axes.figure.canvas.draw()  # the scale of the axes is known only after a layout
     height = axes.get_window_extent().height
@@ -159,7 +162,7 @@ def _label_ends(axes, ends) -> None:
     ordered = sorted(ends, key=lambda end: place[end[0]])
     below = -math.inf
     for rest, (name, _, _, tint) in zip(range(len(ends))[::-1], ordered, strict=True):
-        below = max(min(place[name], 1 - rest * gap), below + gap)  # the rest fits above it
+        below = max(min(place[name], 1 - rest * gap), below + gap)  # leave room for the rest above
         axes.text(1.01, below, name, color=tint, transform=axes.transAxes, va="center", fontsize=11)
 
 
@@ -172,9 +175,9 @@ def bars(
     log: bool = False,
     ax: Axes | None = None,
 ) -> None:
-    """Horizontal bars, first on top, the value written at the end of each.
+    """Horizontal bars, the first on top, each with its value at the end.
 
-    values: {name: number or None}; None leaves an empty row with a dash.
+    values: {name: value or None}; None leaves an empty row with a dash.
     """
     axes = figure("strip" if len(values) <= 3 else "normal")[1] if ax is None else ax
     names = list(values)
@@ -192,7 +195,7 @@ def bars(
 
 
 def _name_rows(axes, names, title) -> None:
-    """Rows of horizontal bars: names at the left, the first on top, room for numbers at right."""
+    """Label rows of horizontal bars: names on the left, the first on top, room for values."""
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
@@ -226,7 +229,7 @@ def stack(
     colors: dict[str, str] | None = None,
     ax: Axes | None = None,
 ) -> None:
-    """Horizontal bars made of parts: {bar: {part: value}}; every part is named once, below."""
+    """Stacked horizontal bars: {bar: {part: value}}; the legend below names each part once."""
     axes = figure("strip" if len(groups) <= 2 else "normal")[1] if ax is None else ax
     parts = list(dict.fromkeys(part for group in groups.values() for part in group))
     for row, group in enumerate(groups.values()):
@@ -294,7 +297,7 @@ def block(
     """A rectangle from (x, y) in the units of the axes, its text in the middle.
 
     color: a role, a rank or a colour, "none" for an outline; ink and size: of the text;
-    look: what else matplotlib's Rectangle takes.
+    look: further arguments of matplotlib's Rectangle.
     """
     face = color if color == "none" else shade(color)
     axes.add_patch(Rectangle((x, y), width, height, facecolor=face, edgecolor=edge, **look))
@@ -305,7 +308,7 @@ def block(
 
 
 def lanes(axes: Axes, names: Collection, middle: float = 0.0) -> None:
-    """One lane for each name, the first on top, `middle` below its number; no lines between."""
+    """One lane per name, the first on top, its name `middle` below its index; no grid lines."""
     axes.set_yticks([lane + middle for lane in range(len(names))], [str(name) for name in names])
     axes.set_ylim(len(names) + 2 * middle - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
@@ -320,8 +323,8 @@ def heat_map(
 ) -> None:
     """A table as a picture, the names of its columns on top.
 
-    cells: {(row number, column number): (text, strength)}; strength 0 to 1 is how green the cell
-    is, None writes it in grey.
+    cells: {(row index, column index): (text, strength)}; strength: how green the cell is, 0 to 1;
+    None: grey text.
     """
     for (row, column), (text, strength) in cells.items():
         ink = GREY if strength is None else INK
@@ -389,7 +392,7 @@ class Sketch:
         both: bool = False,
         bend: float = 0.0,
     ) -> None:
-        """From one box's edge to another's (both are names), the text beside the middle."""
+        """An arrow from one box's edge to another's (both by name), the text beside its middle."""
         (x0, y0), (x1, y1) = self._edge(start, end), self._edge(end, start)
         look = {"arrowstyle": "<|-|>" if both else "-|>", "color": shade(color), "linewidth": 1.5,
                 "shrinkA": 1, "shrinkB": 1, "connectionstyle": f"arc3,rad={bend}"}
@@ -415,7 +418,7 @@ class Sketch:
         )
 
     def show(self) -> None:
-        """Shows the page."""
+        """Show the page."""
         show()
 
     def _edge(self, name, other):

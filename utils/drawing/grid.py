@@ -1,4 +1,4 @@
-"""Drawings of lesson 10: who talks to whom, and which piece of the model is on which rank."""
+"""Drawings of lesson 10: which ranks communicate, and what part of the model each rank holds."""
 
 import itertools
 
@@ -12,8 +12,8 @@ TINTS = ("rank0", "rank1", "rank2", "rank3", "rank4", "rank5", "rank6", "rank7")
 
 
 def who_talks(dp: int = 2, pp: int = 2, tp: int = 2, cp: int = 1, per_node: int = 4) -> None:
-    """One panel for each axis: ranks of one colour form a group; frames are nodes. Without context
-    parallelism, cp 1, it has no panel."""
+    """One panel per axis: ranks of one colour form a group; frames are nodes. With cp 1, context
+    parallelism has no panel."""
     ranks = grid(dp=dp, pp=pp, tp=tp, cp=cp)
     names = [name for name in WORDS if name != "cp" or cp > 1]
     size = "tall" if ranks.numel() > 8 else "normal"
@@ -25,7 +25,7 @@ def who_talks(dp: int = 2, pp: int = 2, tp: int = 2, cp: int = 1, per_node: int 
             tint = figures.shade(TINTS[index % len(TINTS)])
             places = [_place(rank, per_node) for rank in group]
             for here, there in itertools.pairwise(places):
-                far = here[1] - there[1] > 1.3  # others stand between: go round them
+                far = here[1] - there[1] > 1.3  # other ranks are between: go around them
                 bend = 0.0 if not far else (0.35 if group[0] // 2 % 2 == 0 else -0.35)
                 look = {"arrowstyle": "-", "color": tint, "linewidth": 3, "zorder": 1,
                         "connectionstyle": f"arc3,rad={bend}"}
@@ -54,15 +54,15 @@ def _nodes(axes, ranks, per_node):
 
 
 def _place(rank, per_node):
-    """Where a rank stands."""
+    """The position of a rank."""
     node, local = divmod(rank, per_node)
     height = -(-per_node // 2)
     return local % 2, -node * (height + 0.55) - local // 2
 
 
 def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4, cp: int = 1) -> None:
-    """Each replica as a stack of layers, cut into stages across and into slices downwards; with
-    context parallelism it stands there cp times, for some positions each."""
+    """Each replica as a stack of layers, split into stages from top to bottom and into slices from
+    left to right; with context parallelism it is drawn cp times, each for some positions."""
     ranks = grid(dp=dp, pp=pp, tp=tp, cp=cp).flatten(1, 3)  # (pp, dp · cp, tp)
     axes = figures.figure()[1]
     for copy in range(dp * cp):
@@ -72,14 +72,14 @@ def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4, cp: int = 1) 
             first, stop = layers * stage // pp, layers * (stage + 1) // pp
             for slice_ in range(tp):
                 rank = int(ranks[stage, copy, slice_])
-                part = f"part {slice_} of each matrix" if cp == 1 else f"part {slice_} of\nmatrices"
+                part = f"slice {slice_} of" + (" each matrix" if cp == 1 else "\nmatrices")
                 text = f"rank {rank}\nlayers {first} to {stop - 1}\n{part}"
                 ink = figures.ink_on(figures.shade(f"rank{rank}"), 0.5)
                 figures.block(axes, left + slice_, stage * 1.1, 0.96, 1, f"rank{rank}", text,
                               ink=ink, size=9 if cp == 1 else 7.5, alpha=0.9)
         words = f"replica {replica}: its own rows"
         if cp > 1:
-            words = f"rows of replica {replica},\nshare {share} of the positions"
+            words = f"rows of replica {replica},\nslice {share} of the positions"
         axes.text(left + tp / 2, pp * 1.1 + 0.08, words, ha="center", va="top", fontsize=10)
     lines_below = 0.25 if cp == 1 else 0.4
     axes.set(xlim=(-0.1, dp * cp * (tp + 0.5) - 0.4), ylim=(pp * 1.1 + lines_below, -0.1))
@@ -88,10 +88,10 @@ def pieces(dp: int = 2, pp: int = 2, tp: int = 2, layers: int = 4, cp: int = 1) 
 
 
 def network(times: dict, *, title: str = "") -> None:
-    """{mix: {Gbit/s: milliseconds}}: one line a mix, slower networks to the right."""
+    """{mix: {Gbit/s: milliseconds}}: one line per mix, slower networks to the right."""
     series = {mix: (list(row), list(row.values())) for mix, row in times.items()}
     axes = figures.figure()[1]
-    figures.curves(series, x="Gbit/s between the nodes", y="ms a step", log="xy", markers=True,
+    figures.curves(series, x="Gbit/s between the nodes", y="ms per step", log="xy", markers=True,
                    title=title, ax=axes)
     axes.invert_xaxis()
     speeds = sorted({speed for row in times.values() for speed in row})
@@ -105,8 +105,8 @@ def network(times: dict, *, title: str = "") -> None:
 
 
 def cluster(nodes: int = 3, gpus: int = 4, spines: int = 2) -> None:
-    """Nodes of GPUs behind a switch of their own; a network card per GPU, whose rail joins the
-    cards of the same place in all nodes; spine switches above the rails."""
+    """Nodes of GPUs, each with its own switch; a network card per GPU, whose rail joins the cards
+    in the same position of all nodes; spine switches above the rails."""
     axes = figures.figure("tall")[1]
     width = nodes * (gpus + 1) - 1
 

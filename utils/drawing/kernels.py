@@ -1,4 +1,4 @@
-"""Drawings of lesson 12: the roofline, and how programs share out the numbers of a tensor."""
+"""Drawings of lesson 12: the roofline, and how programs divide the elements of a tensor."""
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
@@ -15,7 +15,7 @@ def roofline(
     title: str = "",
     ax: Axes | None = None,
 ) -> None:
-    """FLOP/s that a machine can reach, over FLOPs per byte, and where some work is under it.
+    """The FLOP/s that a machine can reach, over FLOPs per byte, and some work below this roof.
 
     peak        FLOP/s
     bandwidth   bytes/s
@@ -25,7 +25,7 @@ def roofline(
     Williams, Waterman, Patterson 2009, "Roofline", Communications of the ACM 52 (4).
     """
     axes = figures.figure("tall")[1] if ax is None else ax
-    ridge = peak / bandwidth  # FLOPs a byte from which on the peak decides
+    ridge = peak / bandwidth  # FLOPs per byte above which the peak is the limit
     xs = [x for x, _ in points.values()]
     left, right = min(*xs, ridge) / 3, max(*xs, ridge) * 12
     highest = peak
@@ -59,12 +59,12 @@ def roofline(
 
 
 def blocks(n: int, block: int) -> None:
-    """n numbers shared out over programs of `block` places each; those with a false mask are grey.
+    """n elements divided among programs of `block` places each; places with a false mask are grey.
 
-    Raises ValueError for fewer than one number or place.
+    Raises ValueError for fewer than one element or place.
     """
     if n < 1 or block < 1:
-        raise ValueError(f"{n} numbers in blocks of {block}: give 1 or more of both")
+        raise ValueError(f"{n} elements in blocks of {block}: both must be at least 1")
     _, axes = figures.figure("strip")
     for place in range(-(-n // block) * block):
         program, inside = divmod(place, block)

@@ -1,4 +1,4 @@
-"""The course's standard figure of memory: what a step holds, by kind, from change to change."""
+"""The workshop's standard memory figure: what a step holds, by kind, change by change."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,12 +13,12 @@ UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 def timeline(
     memory: Memory, title: str = "", ax: Axes | None = None, top: float | None = None
 ) -> None:
-    """Stacked areas of what `memory` saw, one step to the right for each change; phases marked.
+    """Stacked areas of the recorded memory, with the phases marked.
 
-    The x axis counts changes (a tensor is made or dies), not seconds. `top` fixes the height in
-    bytes, so that two figures can be compared.
+    The x axis counts changes (a tensor is allocated or freed), not seconds. `top` fixes the height
+    in bytes, for two figures to be comparable.
     """
-    rows = [row for row in memory.timeline if row[0]]  # what was there before has no phase
+    rows = [row for row in memory.timeline if row[0]]  # rows before the first phase have none
     if not rows:
         raise ValueError("memory.timeline has no phase: use `with memory.phase(…)` inside `with`")
     axes = figures.figure()[1] if ax is None else ax
@@ -38,7 +38,7 @@ def timeline(
     peak = int(levels.sum(axis=0).argmax())
     axes.plot(peak, levels[:, peak].sum(), "v", color=figures.INK, markersize=7)
     axes.set(xlim=(0, len(rows) - 1), ylim=(0, height), ylabel=letter, title=title)
-    axes.set_xlabel("changes of memory, in order")
+    axes.set_xlabel("memory changes, in order")
     axes.legend(*map(reversed, axes.get_legend_handles_labels()),
                 loc="center left", bbox_to_anchor=(1.0, 0.5))
     if ax is None:
@@ -60,7 +60,7 @@ def _mark_phases(axes, phases, height) -> None:
 
 
 def recomputation(layers: int = 6) -> None:
-    """What is kept when the forward pass ends: all, the layers' inputs, or those of segments."""
+    """What is kept when the forward pass ends: all, each layer's input, or each segment's."""
     sketch = figures.Sketch(8.4, 3.1)
     rows = (("keep all", 1, False), ("every layer\nrecomputed", 1, True),
             (f"segments of\n{layers // 2} layers", layers // 2, True))

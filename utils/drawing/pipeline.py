@@ -1,7 +1,7 @@
-"""Drawings of lesson 08: the stages, and who does what when, simulated or from real event logs.
+"""Drawings of lesson 08: the stages, and what each rank does when, simulated or from event logs.
 
     rows = of_simulation(simulate(schedule("1f1b", 4, 8)))   # what should happen
-    rows = of_events(ranks.run(…))                           # what has happened, in seconds
+    rows = of_events(ranks.run(…))                           # what did happen, in seconds
     timeline(rows, title="1F1B")
     ideal_and_real("1F1B", ideal, real)                      # both, and the memory below
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TINTS = {"F": figures.BLUE, "B": figures.ORANGE, "W": figures.GREEN}
 WORDS = {"F": "forward", "B": "backward", "W": "weight gradients"}
-RANKS = (figures.PINK, figures.SKY, figures.GOLD, figures.INK)  # what no action has
+RANKS = (figures.PINK, figures.SKY, figures.GOLD, figures.INK)  # not the colour of an action
 
 
 # ---- rows
@@ -33,9 +33,9 @@ def of_simulation(simulation: "Simulation") -> list[list[tuple]]:
 
 
 def of_events(logs: Sequence[Sequence[tuple]], unit: float = 1.0) -> list[list[tuple]]:
-    """Rows of every rank's `Pipeline.events`, from the first one's begin, waiting left out.
+    """Rows of every rank's `Pipeline.events`, from the first one's start, without the waiting.
 
-    unit  seconds that are drawn as one
+    unit  seconds per unit of the drawing
     """
     start = min(begin for events in logs for *_, begin, _ in events)
     return [
@@ -49,7 +49,7 @@ def of_events(logs: Sequence[Sequence[tuple]], unit: float = 1.0) -> list[list[t
 
 
 def bubble(rows: Sequence[Sequence[tuple]]) -> float:
-    """The part of the time from first to last in which an average rank does nothing, 0 to 1."""
+    """The fraction of the time from first to last action that the average rank is idle, 0 to 1."""
     busy = sum(end - begin for row in rows for *_, begin, end in row)
     first = min(begin for row in rows for *_, begin, _ in row)
     last = max(end for row in rows for *_, end in row)
@@ -57,9 +57,9 @@ def bubble(rows: Sequence[Sequence[tuple]]) -> float:
 
 
 def kept(row: Sequence[tuple]) -> tuple[list[float], list[float]]:
-    """(moments, micro-batches whose activations a rank keeps from then on), chunks as parts.
+    """(moments, micro-batches whose activations a rank keeps from then on), chunks as fractions.
 
-    They are kept from the begin of F to the end of B, or of W where there is one.
+    They are kept from the start of F to the end of B, or of W if there is one.
     """
     chunks = 1 + max(chunk for _, _, chunk, _, _ in row)
     last = "W" if any(kind == "W" for kind, *_ in row) else "B"
@@ -79,10 +79,10 @@ def kept(row: Sequence[tuple]) -> tuple[list[float], list[float]]:
 
 
 def stages(layers: Sequence[Sequence[int]], ranks: int | None = None) -> None:
-    """A model's layers cut into stages: which rank holds which, and what passes between them.
+    """A model's layers split into stages: which rank holds which, and what passes between them.
 
-    layers  for each global stage the numbers of its layers; ranks: fewer than stages where a rank
-            holds several (stage s is on rank s mod ranks)
+    layers  the layer numbers of each global stage
+    ranks   fewer than stages if a rank holds several (stage s is on rank s mod ranks)
     """
     ranks = ranks or len(layers)
     sketch = figures.Sketch(8, 2.5)
@@ -109,7 +109,7 @@ def stages(layers: Sequence[Sequence[int]], ranks: int | None = None) -> None:
                 sketch.axes.annotate("", (ends[1], y), (ends[0], y), arrowprops=look)
     sketch.text(0.1, 0.35, "→ hidden states (B, T, C) in the forward pass", color=figures.BLUE,
                 align="left")
-    sketch.text(0.1, 0.12, "← their gradients, as large, in the backward pass",
+    sketch.text(0.1, 0.12, "← their gradients, equally large, in the backward pass",
                 color=figures.ORANGE, align="left")
     sketch.show()
 
@@ -122,7 +122,7 @@ def timeline(
     ax: Axes | None = None,
     end: float | None = None,
 ) -> None:
-    """Who does what when: a row for each rank, a box for each action with its micro-batch.
+    """What each rank does when: a row per rank, a box per action with its micro-batch.
 
     Paler boxes are a rank's later chunks. end: where the axis ends (None: with the last action).
     """
@@ -131,7 +131,7 @@ def timeline(
     end = end or last
     kinds = [kind for kind in WORDS if any(kind == action[0] for row in rows for action in row)]
     chunks = 1 + max(action[2] for row in rows for action in row)
-    wide = axes.figure.get_size_inches()[0] / end  # inches for one unit of time
+    wide = axes.figure.get_size_inches()[0] / end  # inches per unit of time
     for rank, row in enumerate(rows):
         figures.block(axes, 0, rank, last, 0.86, "pale")
         for kind, number, chunk, begin, stop in row:
@@ -169,7 +169,7 @@ def timelines(panels: dict, *, unit: str = "", title: str = "") -> None:
 def ideal_and_real(
     name: str, ideal: Sequence[Sequence[tuple]], real: Sequence[Sequence[tuple]], unit: str = ""
 ) -> None:
-    """A schedule as simulated, as it happened, and the micro-batches kept on every rank."""
+    """A schedule as simulated and as it ran, and the micro-batches kept on every rank."""
     _, places = figures.plt.subplots(
         3, 1, figsize=figures.SIZES["tall"], sharex=True, height_ratios=(1, 1, 1)
     )

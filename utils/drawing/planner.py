@@ -30,10 +30,10 @@ TINTS = {
 }
 
 
-# ---- against what others measured
+# ---- against published measurements
 
 
-def errors(groups: dict, title: str = "", unit: str = "TFLOP/s a GPU") -> None:
+def errors(groups: dict, title: str = "", unit: str = "TFLOP/s per GPU") -> None:
     """Published and predicted speed of every row, and the error: {source: rows of `published`}."""
     rows = [(name, row) for name, group in groups.items() for row in group]
     axes = figures.plt.subplots(figsize=(8.0, 1.1 + 0.27 * len(rows)))[1]
@@ -70,7 +70,7 @@ def signed(share: float) -> str:
 # ---- one plan, several plans
 
 
-def memory_of(plans: dict, title: str = "memory of a rank") -> None:
+def memory_of(plans: dict, title: str = "memory per rank") -> None:
     """{name: plan}: bytes by kind, in GB, and the device's limit."""
     parts = {
         name: {kind: one.memory[kind] / 1e9 for kind in MEMORY_KINDS if one.memory[kind] > 0}
@@ -89,7 +89,7 @@ def memory_of(plans: dict, title: str = "memory of a rank") -> None:
 
 
 def time_of(plans: dict, title: str = "a step", share: bool = True) -> None:
-    """{name: plan}: seconds by kind; `share`: per cent of each plan's own step."""
+    """{name: plan}: seconds by kind; `share`: in percent of each plan's own step."""
     colors = TINTS | {"optimizer": "ink"}
     kinds = [kind for kind in STEP_KINDS if any(one.seconds[kind] > 0 for one in plans.values())]
     parts = {}
@@ -133,7 +133,7 @@ def strategy_map(
     across: str = "pp",
     **fixed: Any,
 ) -> None:
-    """The best MFU of every tp × pp, or across tp × cp; a dash: nothing is possible or fits."""
+    """The best MFU of every tp × pp, or of every tp × cp; a dash: no plan is possible or fits."""
     found = best_of_each(model, machine, gpus, across, **fixed)
     rows, columns = sorted({tp for tp, _ in found}), sorted({other for _, other in found})
     rates = {key: one.mfu for key, one in found.items() if one}
@@ -165,8 +165,8 @@ def micro_batch_curves(
     title: str = "",
     **options: Any,
 ) -> dict:
-    """Share of the peak over micro-batches of a pipeline, one curve for each (tp, pp, dp); returns
-    {name: [shares]}. Recomputation counts as work, as in the paper."""
+    """Fraction of the peak over micro-batches per pipeline, one curve for each (tp, pp, dp);
+    returns {name: [fractions]}. Recomputation counts as work, as in the paper."""
     series = {}
     for tp, pp, dp in splits:
         plans = [
@@ -177,7 +177,7 @@ def micro_batch_curves(
     axes = figures.figure()[1]
     figures.curves(
         {name: (batches, [100 * share for share in shares]) for name, shares in series.items()},
-        x="micro-batches of each pipeline", y="% of the peak", title=title, log="x", markers=True,
+        x="micro-batches per pipeline", y="% of the peak", title=title, log="x", markers=True,
         ax=axes,
     )
     axes.set_xticks(batches, [str(m) for m in batches])
@@ -187,7 +187,7 @@ def micro_batch_curves(
 
 
 def card(one: Plan, ax: Any = None) -> None:
-    """One plan in a picture: its memory against the device's, its step by kind."""
+    """One plan in a figure: its memory against the device's, its step by kind."""
     pair = figures.plt.subplots(2, 1, figsize=(8.0, 2.6))[1] if ax is None else ax
     limit = USABLE * one.machine.memory / 1e9
     memory = {kind: one.memory[kind] / 1e9 for kind in MEMORY_KINDS if one.memory[kind] > 0}

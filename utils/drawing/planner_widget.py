@@ -5,8 +5,7 @@
     explorer()                       # in JupyterLab: sliders; elsewhere: the figure of one plan
     explorer("1t", "frontier", 3072, live=False)
 
-Where nobody can move a slider (a run without a browser, a missing ipywidgets), the same picture is
-drawn once, for the start values.
+Without sliders (no browser, or no ipywidgets), the same figure is drawn once, for the start values.
 """
 
 import html
@@ -29,10 +28,10 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 def explorer(
     model: str = "gpt3-175b", machine: str = "dgx-a100", gpus: int = 1024, live: bool | None = None
 ) -> None:
-    """Shows the sliders, or one figure.
+    """Show the sliders, or one figure.
 
     model, machine  names of presets;  gpus: devices at the start
-    live    None: sliders where a Jupyter server runs this kernel and ipywidgets is there
+    live    None: sliders if a Jupyter server runs this kernel and ipywidgets is installed
     """
     start = {"model": model, "machine": machine, "gpus": gpus, "tp": 8, "cp": 1, "pp": 8,
              "context": "ring", "interleave": 1, "micro_batch": 1, "recompute": "full", "zero": 1,
@@ -56,10 +55,10 @@ def explorer(
 def work_out(
     model: str, machine: str, gpus: int, tp: int, pp: int, cp: int = 1, **choices: Any
 ) -> Plan:
-    """The plan of what the sliders say; dp is what remains. Raises ValueError where none does."""
+    """The plan that the sliders set, with the dp that remains; ValueError if none does."""
     if gpus % (tp * cp * pp):
         raise ValueError(
-            f"{gpus} GPUs are not a multiple of tp · cp · pp = {tp} · {cp} · {pp}: dp is no number"
+            f"{gpus} GPUs are not a multiple of tp · cp · pp = {tp} · {cp} · {pp}: dp is not whole"
         )
     strategy = Strategy(gpus // (tp * cp * pp), pp, tp, cp=cp, **choices)
     return plan(MODELS[model], strategy, MACHINES[machine])
@@ -69,7 +68,7 @@ def sentence(one: Plan) -> str:
     """A plan in one line."""
     return (
         f"{one.model.name}, {one.strategy}: {'fits' if one.fits else 'does not fit'}, "
-        f"{one.memory['total'] / 1e9:.1f} GB a rank, {one.seconds['total']:.2f} s a step, "
+        f"{one.memory['total'] / 1e9:.1f} GB per rank, {one.seconds['total']:.2f} s per step, "
         f"MFU {one.mfu:.1%}."
     )
 
@@ -95,7 +94,7 @@ def _ipywidgets():
 
 
 def _panel(widgets, start):
-    """The sliders, the button and the picture, joined."""
+    """The sliders, the button and the figure, connected."""
     known = {"model": [*MODELS], "machine": [*MACHINES], "recompute": [*RECOMPUTE],
              "context": [*CONTEXT]}
     ranges = {"gpus": sorted({*GPUS, start["gpus"]}), "tp": SIZES[:6], "cp": SIZES[:6],

@@ -1,6 +1,6 @@
-"""Drawings of number formats: their bits, their ranges, what falls out of them, a loss scale.
+"""Drawings of number formats: their bits, ranges and losses, and a loss scale.
 
-They look like `utils.drawing.figures`; sizes never depend on the data.
+They share the style of `utils.drawing.figures`; sizes never depend on the data.
 """
 
 import math
@@ -17,7 +17,7 @@ LOST, POOR = figures.ORANGE, figures.AMBER  # becomes zero or infinite; keeps on
 
 
 def bits(value: float | None = None, forms: dict[str, Format] = FORMATS) -> None:
-    """One row of boxes for each format; with a value, its own bits and what it becomes."""
+    """One row of boxes per format; with a value, its bits and what it becomes."""
     _, axes = figures.plt.subplots(figsize=(8.6, 0.42 * len(forms) + 1.0))
     for row, form in enumerate(forms.values()):
         y = len(forms) - row
@@ -53,7 +53,7 @@ def ranges(forms: dict[str, Format] = FORMATS) -> None:
         low, normal = math.log2(form.smallest), math.log2(form.smallest_normal)
         high = math.log2(form.largest)
         axes.barh(row, normal - low, left=low, height=0.55, color=POOR,
-                  label="subnormal: ever fewer digits" if row == 0 else None)
+                  label="subnormal: fewer and fewer digits" if row == 0 else None)
         axes.barh(row, high - normal, left=normal, height=0.55, color=figures.BLUE,
                   label="all digits" if row == 0 else None)
         digits = f"{(form.mantissa + 1) * math.log10(2):.1f} digits"
@@ -61,7 +61,7 @@ def ranges(forms: dict[str, Format] = FORMATS) -> None:
     axes.set_yticks(range(len(forms)), list(forms))
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set(xlim=(-155, 165), xlabel="size of the number, as a power of 2",
+    axes.set(xlim=(-155, 165), xlabel="magnitude, as a power of 2",
              title="range comes from the exponent, digits from the mantissa")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, fontsize=10)
     figures.show()
@@ -70,9 +70,9 @@ def ranges(forms: dict[str, Format] = FORMATS) -> None:
 def histogram(
     groups: dict[str, torch.Tensor], form: Format, *, title: str = "", ax: Axes | None = None
 ) -> None:
-    """How large the numbers of each group are, with the limits of `form`.
+    """The magnitudes of each group's elements, with the limits of `form`.
 
-    groups: {name: tensor}; numbers that are 0 already are left out. Orange: lost, to zero or to
+    groups: {name: tensor}; elements that are already 0 are left out. Orange: lost, to zero or
     infinity; amber: subnormal.
     """
     axes = figures.figure()[1] if ax is None else ax
@@ -96,8 +96,8 @@ def histogram(
         (high, 24, "∞"),
     ):
         axes.text((left + right) / 2, top * 0.98, word, ha="center", va="top", fontsize=9)
-    axes.set(xlim=(-60, 24), ylim=(0, top), xlabel="size, as a power of 2",
-             ylabel="% of the numbers", title=title)
+    axes.set(xlim=(-60, 24), ylim=(0, top), xlabel="magnitude, as a power of 2",
+             ylabel="% of the elements", title=title)
     axes.legend(loc="center right" if min(middles) < low else "center left", fontsize=10)
     if ax is None:
         figures.show()

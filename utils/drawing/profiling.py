@@ -1,10 +1,10 @@
 """A report of utils.measure.findings as figures: where the time of each rank's mean step goes.
 
 made = report("traces")
-time_split(made)        # a bar for each rank, for a few ranks
+time_split(made)        # a bar per rank, for a few ranks
 rank_map(made)          # a heat map rank × kind, for many
 
-And one step of one rank, how busy it was from moment to moment: busy(traces.busy(trace), ms).
+And how busy one rank was from moment to moment of one step: busy(traces.busy(trace), ms).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from utils.measure.findings import Report
 from utils.measure.traces import KINDS
 
 TINTS = {"bubble": "gold", "host": "muted"}
-FEW = 8  # ranks whose numbers fit into the cells of the map
+FEW = 8  # up to this many ranks, the values fit into the cells of the map
 
 
 def time_split(made: Report, *, title: str = "a step, rank by rank") -> None:
-    """One bar of ms for each rank, made of the kinds that occur."""
+    """One bar per rank, in ms, stacked from the kinds that occur."""
     kinds = [kind for kind in KINDS if any(getattr(one, kind) for one in made.ranks)]
     bars = {f"rank {one.rank}": {k: getattr(one, k) for k in kinds} for one in made.ranks}
     figures.stack(bars, unit="ms", title=title, colors=TINTS)
 
 
 def rank_map(made: Report, *, title: str = "") -> None:
-    """A column for each rank, a row for each kind, and one for how long the others wait for it; the
+    """A column per rank, a row per kind, and a row for how long the others wait for the rank; the
     greener a cell, the more of a mean step it takes."""
     ranks, rows = made.ranks, [*KINDS, "others wait"]
     few = len(ranks) <= FEW
@@ -53,7 +53,7 @@ def busy(
     notes: Sequence[tuple[float, str, str]] = (),
     title: str = "",
 ) -> None:
-    """A step of `ms` on one rank: a lane for each kind, as high as its share of each moment.
+    """A step of `ms` on one rank: a lane per kind, its height the fraction of each moment.
 
     shares: {"compute" …: (bins,) shares, 0 to 1} of `utils.measure.traces.busy`. notes: (ms, kind,
     text), from left to right, each with an arrow to that moment of the kind's lane.
@@ -71,5 +71,5 @@ def busy(
         axes.annotate(text, (moment, kinds.index(kind) + 0.4), place, fontsize=10, ha=side,
                       arrowprops=arrow)
     axes.set(xlim=(0, ms), ylim=(len(kinds) - 0.1, -0.4 * len(notes) - 0.3), title=title)
-    axes.set_xlabel("ms since the step began; a lane's height: share of the moment")
+    axes.set_xlabel("ms since the step began; a lane's height: fraction of the time")
     figures.show()

@@ -1,6 +1,6 @@
 """Drawings of lesson 14: where virtual tokens enter, one row, accuracies, prompts in a batch.
 
-Gold is what is trained, grey is frozen.
+Gold is trained, grey is frozen.
 """
 
 import re
@@ -51,7 +51,7 @@ def _layer(sketch, left, y, kind, layer, virtual, words):
 
 
 def _bottom(sketch, left, kind, virtual, words):
-    """What comes into the first layer of one panel."""
+    """The input of the first layer of one panel."""
     own = virtual if kind in ("prompt tuning", "P-tuning") else 0
     first = virtual if kind == "prefix tuning" else own
     count = words if first else virtual + words
@@ -61,13 +61,13 @@ def _bottom(sketch, left, kind, virtual, words):
     for index in range(count):
         sketch.box(f"{kind} x{index}", " ", x=left + 0.42 * (first + index), y=0.78, width=0.42,
                    height=0.42, color="data")
-    if kind == "P-tuning":  # a small network makes the virtual tokens, and is left out later
+    if kind == "P-tuning":  # a small network makes the virtual tokens, and is dropped later
         sketch.box("network", "MLP, LSTM", x=left, y=0.36, width=0.42 * virtual, height=0.36,
                    color="gold", fill=False, size=7.5)
 
 
 def one_row(virtual: int, question: list[str], answer: list[str], end: str = "end") -> None:
-    """One example as the model gets it: rows of inputs, positions and targets.
+    """One example as the model sees it: rows of inputs, positions and targets.
 
     virtual: the number of virtual tokens; question, answer: the text of their tokens. The end is
     only predicted, never read.
@@ -93,14 +93,14 @@ def one_row(virtual: int, question: list[str], answer: list[str], end: str = "en
     sketch.text(left + cell * virtual / 2, 2.25, "virtual tokens", color="gold")
     sketch.text(cut + cell * len(question) / 2, 2.25, "question")
     sketch.text(cut + cell * (len(question) + len(answer) / 2), 2.25, "answer")
-    sketch.text(left + cell * virtual / 2, 0.25, "these logits are cut", color="gold", size=9)
-    sketch.text(cut + 0.1, 0.25, "the loss counts only what is orange", align="left", size=9)
+    sketch.text(left + cell * virtual / 2, 0.25, "logits dropped", color="gold", size=9)
+    sketch.text(cut + 0.1, 0.25, "the loss counts only the orange targets", align="left", size=9)
     sketch.show()
 
 
 def _short(text: str, most: int = 9) -> str:
-    """A token's text that can be seen: line ends as a sign, and blanks where they are easily lost:
-    at the beginning, and several in a row."""
+    """A token's text made visible: line ends as a sign, and spaces where they are easily missed,
+    at the start and several in a row."""
     seen = text.replace("\n", "↵").replace("$", r"\$")
     seen = re.sub(r"   *", lambda blanks: f"␣×{len(blanks[0])} ", seen).rstrip()
     seen = "␣" + seen[1:] if seen.startswith(" ") else seen
@@ -149,7 +149,7 @@ def accuracies(rows: "dict[str, Accuracy]", chance: float | None = None, title: 
 
 
 def sizes(values: dict[str, float], title: str = "") -> None:
-    """{name: value}: dots on a logarithmic axis, where the length of a bar means nothing."""
+    """{name: value}: dots on a logarithmic axis, on which a bar's length would mean nothing."""
     _, axes = figures.figure("strip")
     for row, (name, value) in enumerate(values.items()):
         tint = GOLD if "prompt tuning" in name else figures.BLUE
@@ -162,7 +162,7 @@ def sizes(values: dict[str, float], title: str = "") -> None:
 
 
 def _chance(axes, chance, line):
-    """A dashed line where guessing would be."""
+    """A dashed line at the accuracy of guessing."""
     if chance is not None:
         line(chance, color=GREY, linestyle="--", linewidth=1.4)
         if line == axes.axhline:
@@ -178,9 +178,9 @@ def sweeps(
     y: str = "accuracy",
     best: Callable = max,
 ) -> None:
-    """One small panel for each knob: {knob: {setting: value}}; the best setting is gold.
+    """One small panel per knob: {knob: {setting: value}}; the best setting is gold.
 
-    best: max or min, which values are good ones.
+    best: max or min, whichever is better.
     """
     _, axes = figures.figure(columns=len(panels))
     most = max(value for values in panels.values() for value in values.values())
@@ -221,7 +221,7 @@ def among_words(
         tint = GREY if name == "before" else GOLD
         right.scatter(nearest, [index] * len(nearest), color=tint, alpha=0.7, s=60)
     right.set_yticks(range(len(rows)), list(rows))
-    right.set(xlim=(-0.05, 1.05), ylim=(-0.6, len(rows) - 0.4), title="how like a word",
+    right.set(xlim=(-0.05, 1.05), ylim=(-0.6, len(rows) - 0.4), title="how similar to a word",
               xlabel="cosine with the nearest word")
     figures.show()
 
@@ -263,14 +263,14 @@ def _level(sketch, begin, end, y):
 
 
 def prompt_on_ranks(stages: int = 2, tp: int = 2) -> None:
-    """Who holds the prompt of a broken model, and which way its gradient comes back."""
+    """Which ranks hold the prompt of a split model, and the path of its gradient."""
     sketch = Sketch(9.2, 0.75 + 0.75 * tp)
     for rank in range(tp):
         y = 0.45 + 0.75 * (tp - 1 - rank)
         sketch.box(f"prompt {rank}", "prompt", x=0.2, y=y, width=1.1, color="gold")
         for stage in range(stages):
             name = f"{stage} {rank}"
-            text = f"rank {stage * tp + rank}: its part of stage {stage}"
+            text = f"rank {stage * tp + rank}: its slice of stage {stage}"
             width = 6.6 / stages
             x = 1.9 + stage * (width + 0.5 / max(stages - 1, 1))
             sketch.box(name, text, x=x, y=y, width=width, color="pale", size=9.5)
@@ -279,5 +279,5 @@ def prompt_on_ranks(stages: int = 2, tp: int = 2) -> None:
         sketch.arrow(f"0 {rank}", f"prompt {rank}", color="rank1")
     sketch.text(0.75, 0.7 + 0.75 * tp - 0.12, "trained", color="gold")
     sketch.text(5.3, 0.7 + 0.75 * tp - 0.12, "frozen: no gradient, no optimizer state")
-    sketch.text(4.6, 0.2, "orange: the way of the gradient", color="rank1", size=9.5)
+    sketch.text(4.6, 0.2, "orange: the path of the gradient", color="rank1", size=9.5)
     sketch.show()

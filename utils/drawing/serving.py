@@ -1,11 +1,11 @@
-"""Pictures of lessons 16 and 17: the way of a request, slots over time, load, metrics, predictions.
+"""Drawings of lessons 16 and 17: a request's path, slots over time, load, metrics, predictions.
 
     slots({"static": static(lengths, 4), "continuous": continuous(lengths, 4)})
     throughput_latency({"tp 1": sweep(...), "tp 2": sweep(...)})      # of utils.serving.load
     decode_step({"H100": over(model, machine, batches=(16,))})        # of utils.planner.decode
 
-Each draws what it is given and shows it. Those that find something out return it, so that a cell
-can say it in words below the picture.
+Each draws its input and shows it. Those that compute something return it, for a cell to print
+below the figure.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,7 +24,7 @@ from utils.serving.engine.scheduler import Request, Scheduler
 PARTS = {  # kinds of a decode step: (name in the legend, colour)
     "weights": ("read weights", "parameters"),
     "cache": ("read KV cache", "data"),
-    "launch": ("start kernels", "muted"),
+    "launch": ("launch kernels", "muted"),
     "latency": ("messages: latency", "communication"),
     "bytes": ("messages: bytes", "gold"),
 }
@@ -44,7 +44,7 @@ def engine(tp: int = 2) -> None:
     room = 2.3 / tp
     for rank in range(tp):
         y = 2.4 - (rank + 0.5) * room
-        sketch.box(f"rank {rank}", f"rank {rank}\n1/{tp} of each matrix, of each block" if tp > 1
+        sketch.box(f"rank {rank}", f"rank {rank}\n1/{tp} of each matrix and block" if tp > 1
                    else "rank 0\nall matrices, all blocks", x=6.1, y=y - min(0.8, room - 0.2) / 2,
                    width=2.7, height=min(0.8, room - 0.2), color=f"rank{rank}", size=9.5)
         sketch.arrow("leader", f"rank {rank}", both=True)
@@ -105,7 +105,7 @@ def front_doors(tp: int = 2) -> None:
 
 
 def who_serves() -> None:
-    """Triton, Dynamo and the engines: which server is in front of which."""
+    """Triton, Dynamo and the engines: which server sits in front of which."""
     sketch = Sketch(9.6, 3.7)
     sketch.box("clients", "clients", x=0.1, y=1.4, width=1.1, height=0.8, color="ink")
     sketch.box("gateway", "gateway", x=1.9, y=2.75, width=1.6, height=0.6, color="ink", fill=False)
@@ -134,12 +134,12 @@ def who_serves() -> None:
     sketch.show()
 
 
-# ---- who is in which slot
+# ---- which request is in which slot
 
 
 def continuous(lengths: Sequence[int], slots: int) -> list[list]:
-    """What the engine's own scheduler does with requests of `lengths` tokens that arrive together:
-    for each slot a list over steps with the number of the request in it, or None."""
+    """How the engine's own scheduler runs requests of `lengths` tokens that arrive together: for
+    each slot, a list over steps with the number of the request in it, or None."""
     blocks = slots * blocks_for(1 + max(lengths, default=0))
     scheduler = Scheduler(slots, blocks, queue=len(lengths), prefill_chunk=10**9)
     for number, length in enumerate(lengths):
@@ -166,7 +166,7 @@ def static(lengths: Sequence[int], slots: int) -> list[list]:
 def slots(panels: dict[str, list[list]], title: str = "") -> dict:
     """Slots by steps, one panel for each {name: table}; a colour and a number for each request.
 
-    Returns {name: (steps, the share of their rows that are a request's)}.
+    Returns {name: (steps, the fraction of their rows that a request uses)}.
     """
     rows = sum(len(table) for table in panels.values())
     height = 0.9 + 0.5 * len(panels) + 0.26 * rows
@@ -183,7 +183,7 @@ def slots(panels: dict[str, list[list]], title: str = "") -> dict:
         axes.axvline(steps, color=INK, linewidth=1.2, linestyle="--")
         figures.lanes(axes, range(len(table)))
         axes.set(xlim=(0, most * 1.02), ylim=(len(table) - 0.4, -0.6), ylabel="slot")
-        axes.set_title(f"{name}: {steps} steps, {found[name][1]:.0%} of the rows are somebody's",
+        axes.set_title(f"{name}: {steps} steps, {found[name][1]:.0%} of the rows are used",
                        fontsize=11)
         axes.grid(visible=False)
     places[-1, 0].set_xlabel("step")
@@ -207,7 +207,7 @@ def _slot(axes, row, cells, most):
 
 
 def block_tables(tables: dict[str, Sequence[int]], title: str = "") -> None:
-    """The blocks of each {name: table} in order, by number; blue where several tables have it."""
+    """The blocks of each {name: table} in order, by number; blue if several tables share it."""
     _, axes = figures.plt.subplots(figsize=(8.0, 0.7 + 0.45 * len(tables)))
     every = [block for table in tables.values() for block in table]
     for row, table in enumerate(tables.values()):
@@ -220,13 +220,13 @@ def block_tables(tables: dict[str, Sequence[int]], title: str = "") -> None:
 
 
 def step_work(panels: dict[str, list[tuple[int, int]]], title: str = "") -> None:
-    """The positions that each step computes, {name: [(of prompts, decoded)]}, a panel each."""
+    """The positions that each step computes: {name: [(of prompts, decoded)]}, a panel per name."""
     _, places = figures.plt.subplots(1, len(panels), sharey=True, squeeze=False, figsize=(8.0, 2.8))
     for axes, (name, steps) in zip(places[0], panels.items(), strict=True):
         prompts, decoded = zip(*steps, strict=True)
         axes.bar(range(len(steps)), decoded, color=BLUE, label="decoded")
         axes.bar(range(len(steps)), prompts, bottom=decoded, color=figures.ORANGE,
-                 label="of a prompt")
+                 label="prompt")
         axes.set(xlabel="step", title=name)
         axes.xaxis.get_major_locator().set_params(integer=True)
     places[0, 0].set_ylabel("positions")
@@ -240,8 +240,8 @@ def step_work(panels: dict[str, list[tuple[int, int]]], title: str = "") -> None
 
 
 def throughput_latency(curves: dict[str, dict], title: str = "", tokens: bool = True) -> None:
-    """Latency over throughput, a point for each number of clients: the median with its number, and
-    the 95th percentile above it, thin.
+    """Latency over throughput, a point per number of clients: the median, labelled with the
+    number, and the 95th percentile above it as a thin line.
 
     curves: {name: {clients: Load or its summary}}; tokens: tokens/s, else requests/s.
     """
@@ -275,9 +275,9 @@ def arrivals(
     unit: str = "s",
     since: str = "the request",
 ) -> dict:
-    """One row a stream, a tick for each piece; gold: the first one. streams: {name: moments}.
+    """One row per stream, a tick per arrival, the first in gold. streams: {name: moments}.
 
-    Returns {name: moment of the first piece}.
+    Returns {name: moment of the first arrival}.
     """
     height = 1.2 + 0.3 * len(streams)
     _, axes = figures.plt.subplots(figsize=(8.0, height))
@@ -303,8 +303,8 @@ def over_time(
     """Small panels on one time axis, one for each column of a frame of scraped metrics.
 
     frame     seconds in a column "seconds" or in the index
-    columns   names, or {name: label}; a counter ("…_total") is drawn as its rise a second
-    marks     {text: second}: what happened when
+    columns   names, or {name: label}; a counter ("…_total") is drawn as its rise per second
+    marks     {text: second}: events to mark
     """
     labels = columns if isinstance(columns, dict) else {name: _plain(name) for name in columns}
     seconds = np.asarray(frame.get("seconds", frame.index), dtype=float)
@@ -332,8 +332,8 @@ def over_time(
 
 
 def rate(seconds: Sequence[float], totals: Sequence[float]) -> np.ndarray:
-    """How much a counter rises a second between two looks. It begins anew where its process does:
-    then what it has reached since is the rise."""
+    """How much a counter rises per second between two samples. It restarts from 0 with its
+    process: then its new value is the rise."""
     rises = np.diff(totals)
     rises = np.where(rises < 0, totals[1:], rises)
     steps = np.maximum(np.diff(seconds), 1e-9)
@@ -355,9 +355,9 @@ def who_answered(
     title: str = "",
     clients: Sequence[int] | None = None,
 ) -> dict:
-    """A dot for each answer over time, in the row and the colour of who gave it (a version, or a
-    status), with the number of answers at its end. clients: who asked; each has a height of its
-    own within the row. Returns {name: answers}."""
+    """A dot per answer over time, in the row and the colour of its source (a version or a status),
+    with the number of answers at the right. clients: the client of each answer; each has its own
+    height within the row. Returns {name: answers}."""
     rows = list(dict.fromkeys(names))
     most = max(clients, default=0) if clients else 0
     _, axes = figures.plt.subplots(figsize=(8.0, 1.3 + (0.7 if most else 0.35) * len(rows)))
@@ -385,10 +385,10 @@ def who_answered(
 def decode_step(
     tables: dict[str, pd.DataFrame] | pd.DataFrame, batch: int | None = None, title: str = ""
 ) -> None:
-    """A decode step by what it waits for, a bar for each tp: {machine: frame of
-    `utils.planner.decode.over`}, one panel each with a scale of its own.
+    """A decode step by what it waits for, a bar per tp: {machine: frame of
+    `utils.planner.decode.over`}, each in its own panel with its own scale.
 
-    batch: which rows of the frames; None: their first.
+    batch: which rows of the frames to draw; None: those of the first batch.
     """
     tables = tables if isinstance(tables, dict) else {"": tables}
     _, places = figures.plt.subplots(1, len(tables), squeeze=False, figsize=(8.0, 3.0))
@@ -402,7 +402,7 @@ def decode_step(
             for _, row in rows.iterrows()
         }
         figures.stack(parts, unit="ms", title=name, colors=dict(PARTS.values()), ax=axes)
-        axes.set_xlabel(f"ms a step, batch {wanted}")
+        axes.set_xlabel(f"ms per step, batch {wanted}")
         handles, texts = axes.get_legend_handles_labels()
         axes.get_legend().remove()
     axes.figure.legend(handles, texts, loc="outside lower center", ncols=5, fontsize=9,

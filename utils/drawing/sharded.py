@@ -1,4 +1,4 @@
-"""Drawings of lesson 05: who holds what, when a unit is whole, and which technique to choose."""
+"""Drawings of lesson 05: what each rank holds, when a unit is whole, which technique to choose."""
 
 from matplotlib.patches import Rectangle
 
@@ -10,9 +10,9 @@ TITLES = ("plain data parallel", "stage 1", "stage 2", "stage 3")
 
 
 def who_holds_what(ranks: int = 4, precision: str = "bf16") -> None:
-    """Each rank's state at each stage: colour is held, an outline is left to the others.
+    """Each rank's state at each stage: filled is held, outlined is left to the other ranks.
 
-    The widths are bytes: with AdamW in mixed precision 2 + 2 + 12 a parameter.
+    The widths are bytes: with AdamW in mixed precision 2 + 2 + 12 per parameter.
     """
     weight, gradient, master = PRECISIONS[precision]
     widths = (weight, gradient, master + OPTIMIZERS["adamw"])
@@ -21,13 +21,13 @@ def who_holds_what(ranks: int = 4, precision: str = "bf16") -> None:
         for rank in range(ranks):
             left = 0.0
             for index, (kind, width) in enumerate(zip(KINDS, widths, strict=True)):
-                shared = stage > 2 - index  # stage 1 shares the optimizer, 2 also gradients, …
+                shared = stage > 2 - index  # stage 1 shards the optimizer, 2 also gradients, …
                 _piece(axes, left, rank, width, figures.shade(kind), shared, ranks)
                 left += width + 0.25
             axes.text(-0.3, rank + 0.4, f"rank {rank}", ha="right", va="center", fontsize=9)
         share = sum(w / ranks if stage > 2 - i else w for i, w in enumerate(widths))
         axes.set(xlim=(-2.6, left), ylim=(ranks, -0.2))
-        axes.set_title(f"{TITLES[stage]}: {share:.4g} bytes a parameter", fontsize=11)
+        axes.set_title(f"{TITLES[stage]}: {share:.4g} bytes per parameter", fontsize=11)
         axes.axis("off")
     handles = [Rectangle((0, 0), 1, 1, color=figures.shade(kind)) for kind in KINDS]
     panels.flat[0].figure.legend(handles, KINDS, loc="outside lower center", ncols=3)
@@ -35,7 +35,7 @@ def who_holds_what(ranks: int = 4, precision: str = "bf16") -> None:
 
 
 def _piece(axes, left, rank, width, tint, shared, ranks):
-    """The bytes of one kind on one rank; `shared`: only part number `rank` is filled."""
+    """The bytes of one kind on one rank; `shared`: only shard `rank` is filled."""
     figures.block(axes, left, rank, width, 0.8, "none", edge=figures.GREY)
     part = width / ranks if shared else width
     start = left + rank * part if shared else left
@@ -46,10 +46,10 @@ def _piece(axes, left, rank, width, tint, shared, ranks):
 
 
 def unit_schedule(units: int, stage: int = 3, ahead: int = 0) -> list[tuple[int, int, str]]:
-    """Moments at which a unit is whole in one step: [(moment, unit, what it does)].
+    """The moments of one step at which a unit is whole: [(moment, unit, what it does)].
 
-    A moment is one unit's forward or backward pass; there are 2 · units. `what` is "forward",
-    "backward" or "waits". ahead: units gathered before they are needed (prefetch).
+    A moment is one unit's forward or backward pass; there are 2 · units. A unit does "forward",
+    "backward" or "waits". ahead: how many units are gathered in advance (prefetch).
     """
     order = [*range(units), *reversed(range(units))]
     rows = []
@@ -96,9 +96,9 @@ def units_in_time(units: int = 4) -> None:
 
 
 def matrix(values: dict, *, unit: str = "", title: str = "", limit: float | None = None) -> None:
-    """A table as a picture: {row: {column: number or None}}; above `limit` it is grey.
+    """A table as a picture: {row: {column: value or None}}; values above `limit` are grey.
 
-    Without a limit the colour of a cell goes with its value.
+    Without a limit, a cell's colour follows its value.
     """
     rows, columns = list(values), list(next(iter(values.values())))
     top = max(value or 0 for row in values.values() for value in row.values()) or 1
@@ -118,9 +118,9 @@ def matrix(values: dict, *, unit: str = "", title: str = "", limit: float | None
 # ---- what to choose
 
 DECISIONS = (
-    # (what is short, its colour, [(what to try, in this order, where it is explained)])
+    # (what is scarce, its colour, [what to try, in this order, and the lesson about it])
     ("optimizer and\ngradients", "optimizer", ["ZeRO-1, ZeRO-2:\nfree", "offload [04]"]),
-    ("parameters", "parameters", ["ZeRO-3: half as\nmany bytes again", "offload, then\n[06] [08]"]),
+    ("parameters", "parameters", ["ZeRO-3: 1.5 ×\nthe traffic", "offload, then\n[06] [08]"]),
     ("activations", "activations", ["smaller micro-\nbatches [02]", "recompute,\noffload [04]"]),
     ("time on\nthe wire", "communication", ["accumulate [02]", "less sharding:\nZeRO-2, hybrid"]),
     ("time to\ncompute", "ink", ["bf16 [03]", "recompute less,\noffload less"]),
@@ -128,9 +128,9 @@ DECISIONS = (
 
 
 def decision() -> None:
-    """The technique is chosen by the bottleneck: measure, find what is short, take the cheapest."""
+    """Choosing a technique by the bottleneck: measure, find what is scarce, take the cheapest."""
     sketch = figures.Sketch(8, 4.6)
-    sketch.box("ask", "measure one step: what is short?", x=2.6, y=4.0, width=2.8, color="gold")
+    sketch.box("ask", "measure one step: what is scarce?", x=2.6, y=4.0, width=2.8, color="gold")
     width = 1.56
     for index, (text, color, steps) in enumerate(DECISIONS):
         x = 0.05 + index * (width + 0.025)
@@ -140,6 +140,6 @@ def decision() -> None:
             name, y = f"{text} {row}", 1.55 - 0.95 * row
             sketch.box(name, step, x=x, y=y, width=width, height=0.7, size=9)
             sketch.arrow(f"{text} {row - 1}" if row else text, name)
-    sketch.text(0.1, 0.2, "In each column the cheapest first; numbers in brackets are lessons.",
+    sketch.text(0.1, 0.2, "Each column begins with the cheapest; numbers in brackets are lessons.",
                 align="left", size=9, color="muted")
     sketch.show()

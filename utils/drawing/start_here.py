@@ -1,6 +1,6 @@
-"""Drawings that the lessons share: the map of the workshop, the model, a matrix in pieces.
+"""Drawings shared by lessons: the map of the workshop, the model, a matrix split in two.
 
-Each takes real sizes where it shows any, draws with `figures.Sketch`, and shows the result.
+Each draws with `figures.Sketch`, with real sizes where it has any, and shows the result.
 """
 
 from itertools import pairwise
@@ -13,7 +13,7 @@ from utils.models.config import GPTConfig
 
 
 def workshop_map() -> None:
-    """One training step on one device, and in gold the lessons' cuts through it."""
+    """One training step on one device, with the lessons' splits of it in gold."""
     sketch = Sketch(9.2, 3.9)
     sketch.text(1.2, 3.65, "data", weight="bold")
     sketch.text(4.4, 3.65, "the model", weight="bold")
@@ -46,12 +46,12 @@ def workshop_map() -> None:
     sketch.text(
         4.4,
         0.3,
-        "↕ 06 tensor parallel     ↔ 08 pipeline parallel\n09 experts     10 all of them at once",
+        "↕ 06 tensor parallel     ↔ 08 pipeline parallel\n09 experts     10 all combined",
         color="gold",
         size=9.5,
     )
     sketch.text(
-        7.8, 0.3, "05 sharded   03 fewer bits\n04 recomputed or moved out", color="gold", size=9.5
+        7.8, 0.3, "05 sharded   03 fewer bits\n04 recomputed or offloaded", color="gold", size=9.5
     )
     sketch.arrow("batch 1", "layer 1", "")
     sketch.arrow("layer 1", "gradients", "")
@@ -59,14 +59,14 @@ def workshop_map() -> None:
 
 
 def model(config: GPTConfig) -> None:
-    """The decoder of a GPTConfig from left to right, with the parameters of every part."""
+    """The decoder of a GPTConfig from left to right, with the parameter count of every part."""
     hidden, queries = config.hidden_size, config.heads * config.head_size
     keys = config.key_value_heads * config.head_size
     table, norm = config.vocab_size * hidden, hidden
     attention, mlp = 2 * hidden * (queries + keys), 3 * hidden * config.mlp_size
     sketch = Sketch(9.2, 3.0)
     sketch.box("block", " ", x=2.25, y=0.45, width=4.45, height=2.1, color="muted", fill=False)
-    sketch.text(4.47, 2.75, f"{config.layers} blocks, one after the other", weight="bold")
+    sketch.text(4.47, 2.75, f"{config.layers} blocks in sequence", weight="bold")
     parts = (  # name, text, x, y, width, height, colour
         ("tokens", "tokens", 0.1, 1.25, 0.75, 0.5, "data"),
         ("embedding", f"embedding\n{table:,}", 1.1, 1.1, 1.05, 0.8, "optimizer"),
@@ -109,7 +109,7 @@ def model(config: GPTConfig) -> None:
 
 
 def matrix_in_two() -> None:
-    """Y = X·W with W cut between its columns, one half a rank."""
+    """Y = X·W with W split by columns, one half per rank."""
     sketch = Sketch(8.6, 1.9)
     sketch.box("X", "X", x=0.2, y=0.3, width=1.2, height=1.1, color="pale")
     sketch.text(1.6, 0.85, "·", size=16)
@@ -129,17 +129,17 @@ def matrix_in_two() -> None:
     sketch.text(5.9, 0.85, "joined with", size=9.5)
     sketch.text(5.9, 0.6, "all-gather", size=9.5, color="gold", weight="bold")
     seam(sketch, 2.7, 0.15, 2.7, 1.55)
-    sketch.text(2.7, 1.7, "the cut", size=9.5, color="gold")
+    sketch.text(2.7, 1.7, "the split", size=9.5, color="gold")
     sketch.show()
 
 
 def seam(sketch: Sketch, x0: float, y0: float, x1: float, y1: float) -> None:
-    """A gold line: where the pieces are joined again."""
+    """A gold line where the halves are joined."""
     sketch.axes.add_line(Line2D((x0, x1), (y0, y1), color=GOLD, linewidth=3.5, zorder=5))
 
 
 def cpu_and_gpu() -> None:
-    """The two processors of a DGX H100: area is bytes on the chip, links are as wide as fast.
+    """The two processors of a DGX H100: area is on-chip memory, a link's width its bandwidth.
 
     Sizes: Intel's data sheet of the Xeon Platinum 8480 (56 cores of 2 MB, 105 MB, eight channels of
     DDR5-4800); NVIDIA's white paper on the H100 (132 SMs of 256 KB registers and 256 KB shared
@@ -150,7 +150,7 @@ def cpu_and_gpu() -> None:
         ("CPU: 56 cores", "2 MB per core", 8, 56, 2.0, "L3: 105 MB", 105.0, 307, "DDR5"),
         ("GPU: 132 SMs", "0.5 MB per SM", 12, 132, 0.5, "L2: 50 MB", 50.0, 3350, "HBM3"),
     )
-    side = 0.2  # inches for the square root of a megabyte
+    side = 0.2  # inches per square root of a megabyte
     for left, (name, each, across, count, size, shared, shared_size, speed, memory) in zip(
         (1.2, 5.2), chips, strict=True
     ):

@@ -1,5 +1,4 @@
-"""Drawings of lesson 06: a pair of matrices cut in two ways, heads on ranks, messages, a split
-sequence."""
+"""Drawings of lesson 06: a pair of split matrices, heads on ranks, messages, a split sequence."""
 
 from collections.abc import Sequence
 
@@ -8,10 +7,10 @@ from utils.shares import shares
 
 
 def column_and_row(ranks: int = 2) -> None:
-    """x, the first matrix cut by outputs, the second by inputs, and the sum; colour is a rank."""
+    """x, the first matrix split by outputs, the second by inputs, and the sum; colour is a rank."""
     _, axes = figures.plt.subplots(figsize=figures.SIZES["normal"])
     width, gap = 0.9, 0.12
-    _matrix(axes, 0.0, 1.2, 0.9, 1.6, "x", "all have it")
+    _matrix(axes, 0.0, 1.2, 0.9, 1.6, "x", "on all ranks")
     for rank in range(ranks):
         tint = figures.shade(f"rank{rank}")
         shift = rank * (width + gap)
@@ -29,14 +28,14 @@ def column_and_row(ranks: int = 2) -> None:
         _block(axes, end + 0.95 * rank, 1.2, 0.55, 1.6, tint, "")
         if rank:
             axes.text(end + 0.95 * rank - 0.2, 2.0, "+", ha="center", va="center", fontsize=13)
-    _matrix(axes, end + 0.95 * ranks + 0.35, 1.2, 0.9, 1.6, "y", "all have it")
+    _matrix(axes, end + 0.95 * ranks + 0.35, 1.2, 0.9, 1.6, "y", "on all ranks")
     for x, text in ((1.55, "f"), (end + 0.95 * ranks - 0.03, "g")):
         axes.text(x, 3.35, text, ha="center", fontsize=15, style="italic", color=figures.GOLD)
         axes.plot([x, x], [0.9, 3.2], color=figures.GOLD, linestyle="--", linewidth=1.4)
     middle = 2.3 + ranks * (width + gap) / 2
-    axes.text(middle, 0.55, "column: cut by outputs", ha="center", fontsize=10)
-    axes.text(left + 0.45, 0.05, "row: cut by inputs", ha="center", fontsize=10)
-    axes.text(left - 1.5, 3.35, "nothing travels", ha="center", fontsize=10, color=figures.GREY)
+    axes.text(middle, 0.55, "column: split by outputs", ha="center", fontsize=10)
+    axes.text(left + 0.45, 0.05, "row: split by inputs", ha="center", fontsize=10)
+    axes.text(left - 1.5, 3.35, "no messages", ha="center", fontsize=10, color=figures.GREY)
     axes.set(xlim=(-0.2, end + 0.95 * ranks + 1.5), ylim=(-0.2, 3.8), aspect="equal")
     axes.axis("off")
     figures.show()
@@ -58,7 +57,7 @@ def _matrix(axes, x, y, width, height, text, note):
 def heads(cases: Sequence[tuple[int, int]], ranks: int = 2) -> None:
     """Query heads above, key-value heads below, in the colour of the rank that computes them.
 
-    cases: [(query heads, key-value heads)]; a key-value head that several ranks need is hatched.
+    cases: [(query heads, key-value heads)]; a key-value head that several ranks need is grey.
     """
     _, panels = figures.plt.subplots(1, len(cases), figsize=figures.SIZES["strip"])
     for axes, (queries, keys) in zip(panels, cases, strict=True):
@@ -80,7 +79,7 @@ def heads(cases: Sequence[tuple[int, int]], ranks: int = 2) -> None:
 
 
 def query_owners(queries: int, keys: int, ranks: int) -> list[int]:
-    """The rank of each query head: with its key-value head where these suffice for all ranks."""
+    """The rank of each query head: its key-value head's, if there is one for every rank."""
     group = queries // keys
     held = [group * n for n in shares(keys, ranks)] if keys >= ranks else shares(queries, ranks)
     return [rank for rank, count in enumerate(held) for _ in range(count)]
@@ -90,7 +89,7 @@ Seconds = dict[str, dict[str, float]]  # {way: {where: seconds}}
 
 
 def messages(measured: Seconds, formula: Seconds) -> None:
-    """Dots for what was measured, bars across for the formula, on one logarithmic scale."""
+    """Measurements as dots and the formula as bars, on one logarithmic scale."""
     _, axes = figures.figure("normal")
     names = []
     for index, way in enumerate(measured):
@@ -105,7 +104,7 @@ def messages(measured: Seconds, formula: Seconds) -> None:
                               textcoords="offset points")
             names.append(f"{way} parallel, {where}")
     axes.set(xscale="log", xlabel="ms; dot: measured, bar: formula")
-    axes.set_title("the messages of one step, two ranks")
+    axes.set_title("messages of one step, two ranks")
     axes.xaxis.set_major_formatter(lambda value, _: figures.number(value))
     axes.margins(x=0.16)
     figures.lanes(axes, names)
@@ -113,7 +112,7 @@ def messages(measured: Seconds, formula: Seconds) -> None:
 
 
 def layer_regions() -> None:
-    """One layer from left to right: who holds what, and what happens at the borders."""
+    """One layer from left to right: what each rank holds, and what happens at the borders."""
     rows = (("tensor parallel", False), ("with sequence parallel", True))
     _, panels = figures.plt.subplots(2, 1, figsize=figures.SIZES["normal"])
     parts = (("norm", 1.0, False), ("attention", 1.7, True), ("add, norm", 1.2, False),
@@ -141,9 +140,9 @@ def layer_regions() -> None:
 def _region(axes, left, width, name, shared, split):
     for rank in range(2):
         tint = figures.shade(f"rank{rank}")
-        if shared:  # each rank a part of the heads or columns
+        if shared:  # each rank has some of the heads or columns
             figures.block(axes, left + rank * width / 2, 0, width / 2 - 0.04, 2, tint, edge=tint)
-        elif split:  # each rank a part of the positions
+        elif split:  # each rank has some of the positions
             figures.block(axes, left, 1.02 - rank * 1.02, width, 0.98, tint, edge=tint)
     if not shared and not split:
         figures.block(axes, left, 0, width, 2, "pale", edge=figures.GREY)

@@ -1,8 +1,8 @@
-"""When a rank computes and when it talks, as a figure.
+"""A figure of when a rank computes and when it communicates.
 
     timeline({"rank 0": spans, "rank 1": others})     # spans of utils.measure.profile
 
-One lane of computation for each rank, and below it as many of communication as are needed.
+Each rank has one lane of computation and, below it, as many lanes of communication as it needs.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from utils.drawing import figures
 from utils.measure.profile import COMPUTE, Span, communication
 
-NUMBERED = 16  # as many collectives of a trace can be told apart by a number in the figure
+NUMBERED = 16  # a trace with more collectives shows no numbers
 TINTS = {"forward": "data", "backward": "compute", "optimizer": "optimizer", "compute": "compute"}
 
 
 def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
-    """Draws traces below one another on one clock: a lane that computes, and lanes of collectives.
+    """Draw traces below one another on one clock: a lane of computation, lanes of collectives.
 
-    traces: {name: spans}. Collectives, if there are a few, are numbered in the order in which they
-    began; those that run at the same time get lanes of their own.
+    traces: {name: spans}. Collectives, if they are few, are numbered in the order in which they
+    began; those that overlap are on separate lanes.
     """
     _, axes = figures.figure("tall" if len(traces) > 1 else "normal")
     y, ticks = 0.0, []
@@ -44,7 +44,7 @@ def timeline(traces: dict[str, list[Span]], *, title: str = "") -> None:
 
 
 def _lanes(talk: list[Span]) -> list[list[tuple[int, Span]]]:
-    """Numbered spans on as few lanes as keep those that run together apart."""
+    """Numbered spans on the fewest lanes without overlap."""
     lanes: list[list[tuple[int, Span]]] = []
     for number, span in enumerate(talk):
         free = next((lane for lane in lanes if lane[-1][1].end <= span.start), None)
