@@ -206,7 +206,7 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
         expect(page.locator("#trouble")).to_contain_text("does not answer", timeout=WAIT)
         board.start()
         expect(row(page, wrong.alias)[CHECK]).to_have_class("tried", timeout=WAIT)
-        assert "line 1 is no Python" in row(page, wrong.alias)[CHECK].inner_text()
+        assert "line 1 is not valid Python" in row(page, wrong.alias)[CHECK].inner_text()
         expect(page.locator("#trouble")).to_be_hidden(timeout=WAIT)
 
         assert f"{last.alias} asks for help" in last.run()

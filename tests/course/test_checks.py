@@ -56,14 +56,14 @@ def test_the_three_marks(file, capsys):
 
 
 BROKEN = {
-    "def number(:": "answer.py line 1 is no Python: ",
+    "def number(:": "answer.py line 1 is not valid Python: ",
     "number = 1 / 0": "ZeroDivisionError in answer.py line 1 (`number = 1 / 0`): division",
     "def number():\n    return secret": "NameError in answer.py line 2 (`return secret`): name",
     "def other(): pass": "has no attribute 'number'",
     "def number():\n    while True: pass": "no end after 1 s in answer.py line 2 (`while True",
     "def number():\n    while True:\n        try: sum(range(999))\n"
     "        except BaseException: pass": "no end after 1 s in answer.py line",
-    "def number():\n    raise SystemExit": "the code leaves the program in answer.py line 2",
+    "def number():\n    raise SystemExit": "the code exits the program in answer.py line 2",
     "import os\ndef number():\n    os._exit(3)": " ended with code 3.",
     "import os\ndef number():\n    os.abort()": "was killed by SIGABRT in answer.py line 3",
     "def number():\n    return lambda: 1": "It is one more.",

@@ -63,7 +63,7 @@ def test_none_does_not_wipe_out_a_prediction_and_a_reveal_fixes_it(capsys):
     reveal("01 a", measured=7, show="figure")
     capsys.readouterr()
     predict("01 a", 7)
-    assert "6 stays, since the measurement was revealed already" in capsys.readouterr().out
+    assert "6 stays, since the measurement has been revealed" in capsys.readouterr().out
     assert ledger.read()["predictions"]["01 a"]["value"] == 6
 
 
@@ -74,7 +74,7 @@ def test_a_number_after_the_reveal_is_kept_but_does_not_count(capsys):
     for number in (5, 14):
         capsys.readouterr()
         predict("01 a", number, "MB")
-        expected = f"01 a: {number} MB comes after the reveal, so it does not count.\n"
+        expected = f"01 a: {number} MB came after the reveal, so it does not count.\n"
         assert capsys.readouterr().out == expected
     assert not ledger.counts(ledger.read()["predictions"]["01 a"])
     reveal("01 a", measured=7, show="text")
@@ -91,7 +91,7 @@ def test_bad_values_are_one_clear_sentence(value):
 
 
 def test_bad_names_and_bad_show():
-    with pytest.raises(ValueError, match="the name 3 is not a text"):
+    with pytest.raises(ValueError, match="the name 3 is not a string"):
         predict(3, 4)
     with pytest.raises(ValueError, match="show='none' is not known: use one of all, text, figure"):
         reveal("01 a", show="none")

@@ -273,25 +273,25 @@ def test_close_takes_rounding_and_nothing_else():
     close("here", "y", right * 1e-9 + 1e-6, right * 1e-9, scale=1e9)
     close("here", "y", torch.tensor([torch.nan, 1]), torch.tensor([torch.nan, 1]))
     for got, message in (
-        (right.float().double(), r"y at \[0, 0\] is .* is right \(20 of 20 numbers differ\)"),
-        (right.bfloat16().float(), "numbers differ"),
-        (right[0], r"shape \(5,\), and \(4, 5\) is right"),
+        (right.float().double(), r"y at \[0, 0\] is .* should be .* \(20 of 20 values differ\)"),
+        (right.bfloat16().float(), "values differ"),
+        (right[0], r"shape \(5,\), but should have \(4, 5\)"),
         (right.tolist(), "not a tensor"),
         (right * torch.nan, "is nan"),
-        (right + 1e-9, r"y at \[0, 0\] is (\S+), and (?!\1 )\S+ is right"),
+        (right + 1e-9, r"y at \[0, 0\] is (\S+), but should be (?!\1 )\S+ "),
     ):
         with pytest.raises(Wrong, match=message):
             close("here", "y", got, right)
     whole = torch.tensor([2**60 + 1])  # more digits than a double has
     close("here", "y", whole, whole.clone())
-    with pytest.raises(Wrong, match=f"is {2**60}, and {2**60 + 1} is right"):
+    with pytest.raises(Wrong, match=f"is {2**60}, but should be {2**60 + 1}"):
         close("here", "y", whole - 1, whole)
-    with pytest.raises(Wrong, match=r"float32, and torch.float64 is right"):
+    with pytest.raises(Wrong, match=r"float32, but should be torch.float64"):
         close("here", "y", right.float(), right, dtype=torch.float64)
 
 
 def test_a_hidden_nan_is_asked_for():
-    with pytest.raises(Wrong, match=r"0, and nan is right .*\nA NaN that goes in comes out"):
+    with pytest.raises(Wrong, match=r"0, but should be nan .*\nA NaN that goes in comes out"):
         close("here", "y", torch.tensor([0.0, 1]), torch.tensor([torch.nan, 1]), hint="no")
 
 
@@ -319,7 +319,7 @@ def test_every_kind_of_number_is_a_number():
     for value in (2, 2.0, np.float32(2), Fraction(4, 2), torch.tensor([2]), np.array(2)):
         assert a_number("here", "n", value) == 2.0
     for value in (None, "two", "2", (2,), torch.ones(2)):
-        with pytest.raises(Wrong, match=r"here: n is .*, and should be a number"):
+        with pytest.raises(Wrong, match=r"here: n is .*, but should be a number"):
             a_number("here", "n", value)
 
 
@@ -330,7 +330,7 @@ def test_bits_messages_and_inputs():
     with pytest.raises(Wrong, match="rank 1 and rank 0 do not hold the same bits of y"):
         same_bits("here", "y", [zero, -zero])
     communication("here", [], {"all_reduce": []})
-    with pytest.raises(Wrong, match=r"calls nothing, and all_reduce once \(8 bytes\) will do"):
+    with pytest.raises(Wrong, match=r"calls nothing, but should call all_reduce once \(8 bytes\)"):
         communication("here", [], {"all_reduce": [8]})
     unchanged("here", [])
     with pytest.raises(Wrong, match="x is not what it was before the call"):

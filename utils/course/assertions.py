@@ -1,8 +1,7 @@
 """What a check expects of an answer, and the sentence that says what it found instead.
 
-Each function returns nothing where the answer keeps to its contract, and raises `Wrong` where it
-does not: the case, what was seen, and a question to ask. A cause is named only where it is
-established.
+Each function returns nothing if the answer keeps its contract; otherwise it raises `Wrong` with
+the case, the finding, and a question to ask. A cause is named only if it is certain.
 """
 
 import ast
@@ -15,7 +14,7 @@ import torch
 from utils.measure.traffic import Event
 
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-SLACK = 64  # roundings that a result may be away from the reference
+SLACK = 64  # roundings by which a result may differ from the reference
 # for `forbid`: libraries of parallel layers
 PARALLEL = ("utils.parallel", "distributed.tensor", "dist.tensor", "DTensor")
 
@@ -25,8 +24,8 @@ class Wrong(Exception):
 
 
 class NotHere(Exception):
-    """This machine cannot run what a check needs. The message says what is missing, and where it
-    would be found."""
+    """This machine cannot run what a check needs. The message says what is missing, and where to
+    find it."""
 
 
 def close(
@@ -40,27 +39,27 @@ def close(
     slack: float = SLACK,
     scale: float = 0.0,
 ) -> None:
-    """`got` is a tensor of right's shape, and its numbers are right's, up to rounding.
+    """`got` is a tensor of right's shape, with right's values up to rounding.
 
-    right: the reference, best in float64; slack: how many roundings of got's dtype, each of the
-    largest number in `right`, a number may be away from it; whole numbers must be equal. scale:
-    of the terms, where `right` is a sum in which large ones may cancel. dtype: what `got` must
-    have. A NaN or an infinity must stand where the reference has it.
+    right: the reference, preferably in float64; slack: how many roundings of got's dtype, each of
+    the largest value in `right`, a value may differ; integers must be equal. scale: the size of
+    the terms, if `right` is a sum in which large ones may cancel. dtype: the one `got` must have.
+    A NaN or an infinity must be where the reference has one.
     """
     if not isinstance(got, torch.Tensor):
         raise Wrong(f"{case}: {what} is {described(got)}, not a tensor.")
     if got.shape != right.shape:
         raise Wrong(
-            f"{case}: {what} has the shape {tuple(got.shape)}, and {tuple(right.shape)} is right."
-            + _line(hint)
+            f"{case}: {what} has the shape {tuple(got.shape)}, but should have "
+            f"{tuple(right.shape)}." + _line(hint)
         )
     if dtype is not None and got.dtype != dtype:
-        raise Wrong(f"{case}: {what} is {got.dtype}, and {dtype} is right." + _line(hint))
+        raise Wrong(f"{case}: {what} is {got.dtype}, but should be {dtype}." + _line(hint))
     got, rounding = got.detach(), 0.0
     if got.is_floating_point():
         rounding = torch.finfo(got.dtype).eps
     right = right.detach()
-    same = (got == right) | (got.isnan() & right.isnan())  # a double has no 64 bits for a number
+    same = (got == right) | (got.isnan() & right.isnan())  # a double cannot hold every int64
     values, mine, right = (got, right), got.double(), right.double()
     finite = right.isfinite()
     scale = max(scale, right[finite].abs().max().item() if finite.any() else 0.0)
@@ -75,21 +74,21 @@ def close(
         away, coarse = (mine - right)[bad].abs().max().item(), 2**-23 * scale
         several = 2 * bad.sum() >= bad.numel()
         if got.dtype == torch.float64 and several and coarse / 64 <= away <= coarse:
-            hint = "The digits that a float32 has are right: does it go through one anywhere?"
+            hint = "The digits that a float32 has are right: is it converted to one anywhere?"
         raise Wrong(
-            f"{case}: {what}{where} is {seen}, and {wanted} is right"
-            f" ({int(bad.sum()):,} of {bad.numel():,} numbers differ)." + _line(hint)
+            f"{case}: {what}{where} is {seen}, but should be {wanted}"
+            f" ({int(bad.sum()):,} of {bad.numel():,} values differ)." + _line(hint)
         )
 
 
 def a_number(case: str, what: str, value: Any) -> float:
-    """The value of whatever kind of number it is: Python's, NumPy's, a tensor of one number."""
+    """The value of a number of any kind: Python's, NumPy's, a tensor with one element."""
     try:
-        if isinstance(value, str | bytes):  # digits are no number
+        if isinstance(value, str | bytes):  # a text of digits is not a number
             raise TypeError
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise Wrong(f"{case}: {what} is {described(value)}, and should be a number.") from None
+        raise Wrong(f"{case}: {what} is {described(value)}, but should be a number.") from None
 
 
 def same_bits(case: str, what: str, by_rank: Sequence[torch.Tensor], hint: str = "") -> None:
@@ -111,10 +110,10 @@ def bitwise_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def communication(
     case: str, events: Iterable[Event], right: dict[str, Sequence[int]], hint: str = ""
 ) -> None:
-    """A rank starts these operations and no other.
+    """A rank starts these operations and no others.
 
-    events: `Traffic.events` of the rank, or a part of them; right: {operation: bytes handed over in
-    each of its calls}, in any order; operations are called as in `utils.measure.traffic`.
+    events: `Traffic.events` of the rank, or some of them; right: {operation: payload of each of its
+    calls in bytes}, in any order; operations have the names of `utils.measure.traffic`.
     """
     seen = {}
     for event in events:
@@ -124,40 +123,41 @@ def communication(
         op: sorted(calls) for op, calls in right.items()
     }:
         raise Wrong(
-            f"{case}: this rank calls {_calls(seen)}, and {_calls(right)} will do." + _line(hint)
+            f"{case}: this rank calls {_calls(seen)}, but should call {_calls(right)}."
+            + _line(hint)
         )
 
 
 def unchanged(case: str, changed: Iterable[str], hint: str = "") -> None:
-    """No input was changed. changed: the names that `Look.changed` has found."""
+    """No input was changed. changed: the names that `Look.changed` returned."""
     for name in changed:
         raise Wrong(
-            f"{case}: {name} is not what it was before the call, and its owner still needs it."
+            f"{case}: {name} is not what it was before the call, but its owner still needs it."
             + _line(hint)
         )
 
 
 def nothing_kept(case: str, held: int, hint: str = "") -> None:
-    """No bytes of what the answer has made are held. held: as `Look.kept` has found."""
+    """No bytes that the answer allocated are still held. held: as returned by `Look.kept`."""
     if held:
         raise Wrong(
-            f"{case}: when all is over, {held:,} bytes that it made are still held.\n"
-            + (hint or "Who remembers them, and what for?")
+            f"{case}: at the end, {held:,} bytes that it allocated are still held.\n"
+            + (hint or "What holds them, and why?")
         )
 
 
 def own_size(case: str, spare: int, allowed: int = 0) -> None:
-    """Results are not parts of larger tensors. spare: as `Look.spare` has found."""
+    """Results are not views of larger tensors. spare: as returned by `Look.spare`."""
     if spare > allowed:
         raise Wrong(
-            f"{case}: a result or a gradient is a part of a larger tensor, of which {spare:,} "
-            "bytes stay\nin memory with it. Who needs the rest?"
+            f"{case}: a result or a gradient is a view of a larger tensor and keeps {spare:,} more "
+            "bytes\nin memory. Does anything need them?"
         )
 
 
 def alike(got: Any, right: torch.Tensor, slack: float = 8) -> bool:
-    """Whether `got` are these numbers, at most `slack` roundings of the largest away, and NaN where
-    these are: for symptoms."""
+    """Whether `got` has these values, within `slack` roundings of the largest, and NaN where they
+    have it: for symptoms."""
     if not isinstance(got, torch.Tensor) or got.shape != right.shape or not got.numel():
         return False
     if not got.is_floating_point():
@@ -169,18 +169,18 @@ def alike(got: Any, right: torch.Tensor, slack: float = 8) -> bool:
 
 def told(symptoms: Iterable[tuple[Callable, Any]], seen: Any) -> str:
     """The words of the first symptom (test, words) whose test holds; words: a string, or a function
-    of what is seen."""
+    of `seen`."""
     words = next((words for test, words in symptoms if test(seen)), "")
     return words if isinstance(words, str) else words(seen)
 
 
 def number(value: torch.Tensor | float) -> str:
-    """A number in six digits."""
+    """A number with six digits."""
     return f"{float(value):.6g}"
 
 
 def told_apart(*values: torch.Tensor | float) -> list[str]:
-    """Numbers in six digits, or in as many as show that they differ."""
+    """Numbers with six digits, or with as many as it takes to see that they differ."""
     short = [number(value) for value in values]
     whole = [value.item() if isinstance(value, torch.Tensor) else value for value in values]
     if len(set(short)) > 1:
@@ -189,29 +189,29 @@ def told_apart(*values: torch.Tensor | float) -> list[str]:
 
 
 def forbid(path: Path, library: Iterable[str]) -> None:
-    """The file at `path` does not use what the exercise is to build by hand.
+    """The file at `path` does not use the library that the exercise replaces.
 
-    library: names of modules, classes and functions, also dotted ones, of which any part of a name
-    in the file may be one. Seen are imports, names, attributes and strings that are no docstrings;
-    imports of `labs.` are the lab's own.
+    library: forbidden names of modules, classes and functions, possibly dotted; any part of a name
+    in the file may match. Imports, names, attributes and strings are searched, except docstrings
+    and imports of `labs.`, which are the lab's own.
     """
     for name, line in _names(ast.parse(path.read_text(encoding="utf-8"))):
         for known in library:
             if f".{known}." in f".{name}.":
                 raise Wrong(
-                    f"{path.name} line {line} uses {known}: that is the library, and this exercise "
+                    f"{path.name} line {line} uses {known}: that is the library, but this exercise "
                     "is to be done by hand."
                 )
 
 
 def described(value: Any) -> str:
-    """A value that should have been another kind of thing, in a few words."""
+    """A short description of a value of the wrong type."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '…'} ({type(value).__name__})"
 
 
 def _names(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """(name, line) of whatever a file names, dotted as it stands there."""
+    """(name, line) of everything that a file names, dotted as in the file."""
     texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         found = []

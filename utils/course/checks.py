@@ -1,16 +1,15 @@
-"""What a lab's check cell calls: it tells how far your answer is, and never raises.
+"""The function that a lab's check cell calls: it reports on your answer, and never raises.
 
     check("01b ring all-reduce", contracts.ring, "ring.py")
 
     [ ] 01b ring all-reduce: not started. Your task: …
     [x] 01b ring all-reduce: … what is wrong, and where to look
-    [ok] 01b ring all-reduce: … what was looked at
+    [ok] 01b ring all-reduce: … what was tested
 
-A judge is a function of a `Trial` (`utils/course/runner.py`): it lets real ranks run the answer on
-cases drawn from a seed, and raises `Wrong` with the symptom or returns what it has looked at
-(`NotHere`: it cannot be run on this machine). The seed is printed: `check(…, seed=…)` draws the
-same cases again. Right and wrong are remembered for the progress report
-(`utils/course/progress.py`).
+A judge is a function of a `Trial` (`utils/course/runner.py`): it runs the answer on real ranks, on
+cases drawn from a seed, and either raises `Wrong` with the symptom or returns what it tested
+(`NotHere`: this machine cannot run it). The seed is printed: `check(…, seed=…)` draws the same
+cases again. The result is recorded for the progress report (`utils/course/progress.py`).
 """
 
 import contextlib
@@ -24,20 +23,20 @@ from utils.course import ledger
 from utils.course.assertions import NotHere, Wrong
 from utils.course.runner import Trial, compile_answer
 
-SEED = "KINTSUGI_SEED"  # environment variable: the seed where a call names none
+SEED = "KINTSUGI_SEED"  # environment variable: the seed if a call gives none
 
 
 def check(
     name: str, judge: Callable[[Trial], str], file: str | Path, seed: int | None = None
 ) -> None:
-    """Prints `[ ]`, `[x]` or `[ok]` for the answer in `file`, and remembers the result.
+    """Print `[ ]`, `[x]` or `[ok]` for the answer in `file`, and record the result.
 
-    name: of the exercise, unique in the course; it begins with the lab's number.
-    judge: called with a `Trial` of the file; returns what it has looked at, or raises.
+    name: of the exercise, unique in the workshop; it begins with the lab's number.
+    judge: called with a `Trial` of the file; returns what it tested, or raises.
     seed: of the cases; None draws one.
     """
     path = Path(file).resolve()
-    linecache.checkcache(str(path))  # an error must show the lines of today
+    linecache.checkcache(str(path))  # an error must show the current lines
     if seed is None:
         seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(10_000))
     trial = Trial(path, seed)
@@ -54,7 +53,7 @@ def check(
         again = f"\nThe same cases again: check(…, seed={seed})" if trial.drawn else ""
         passed, text = False, f"{error}{again}"
     except SyntaxError as error:
-        passed, text = False, f"{path.name} line {error.lineno} is no Python: {error.msg}"
+        passed, text = False, f"{path.name} line {error.lineno} is not valid Python: {error.msg}"
     except FileNotFoundError as error:
         passed, text = False, f"there is no file {error.filename}"
     except Exception as error:
@@ -70,13 +69,13 @@ def check(
 
 
 def _say(mark: str, name: str, text: str) -> None:
-    """The mark and the first line; further lines are set in below it."""
+    """Print the mark and the first line; further lines are indented below it."""
     first, *more = text.strip().splitlines() or [""]
     print("\n".join([f"{mark} {name}: {first}", *(f"    {line}" for line in more)]))
 
 
 def _line_of(error: Exception, path: Path) -> str:
-    """ " in ring.py line 12": the last line of the answer that took part."""
+    """ " in ring.py line 12": the answer's last line in the traceback."""
     trace, line = error.__traceback__, None
     while trace:
         if trace.tb_frame.f_code.co_filename == str(path):

@@ -1,4 +1,4 @@
-"""A check as data: what a function must do on N ranks, and one runner that looks at all of it.
+"""A check as data: what a function must do on N ranks, and one runner that tests all of it.
 
     RING = Contract(
         "ring_all_reduce",
@@ -10,10 +10,10 @@
     )
     check("lab 01b ring all-reduce", RING.judge, "ring.py")
 
-Looked at in each case: the values (against float64, NaN where the reference has it), numbers beside
-an argument in place, inputs that stay as they were, messages that nobody waits for, what is kept
-from call to call, and what the contract says of bits and messages; some cases run on a network on
-which what is sent comes late.
+Each case tests the values (against float64, NaN where the reference has it), the memory next to an
+in-place argument, that inputs stay unchanged, that every message is waited on, what is kept from
+call to call, and the contract's claims about bits and messages; some cases run on a network that
+delivers late.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,16 +31,16 @@ from utils.measure.traffic import Event, tensors_in
 from utils.ranks.pool import PRELOADED
 
 PRELOADED.append(__name__)
-EDGE = 3  # numbers beside a tensor in place, on either side
-LARGE = 50_000  # numbers: more than any message of the small cases has
+EDGE = 3  # elements on either side of an in-place tensor
+LARGE = 50_000  # elements: more than any message of the small cases has
 BOTH = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A tensor of its own for each rank, called with `calls` times, in both types in turn.
+    """A different tensor on each rank, for `calls` calls, in float32 and float64 in turn.
 
-    odd: what the last rank has, "zeros" or "one number NaN" or ""
+    odd: what the last rank has, "zeros" or "one NaN" or ""
     """
 
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class Case:
     calls: int = 1
 
     def numbers(self, rank: int, size: int, call: int = 0) -> torch.Tensor:
-        """What `rank` of `size` hands over in a call."""
+        """The tensor that `rank` of `size` passes in a call."""
         dtype = BOTH[(BOTH.index(self.dtype) + call) % 2]
         x = fractions(self.seed + 100 * call + rank, *self.shape, dtype=dtype)
         if rank == size - 1 and self.odd == "zeros":
@@ -62,21 +62,21 @@ class Case:
 
     def __str__(self) -> str:
         if self.calls > 1:
-            return f"tensors of shape {self.shape}, in turn float32 and float64"
+            return f"tensors of shape {self.shape}, float32 and float64 in turn"
         odd = f", {self.odd} on the last rank" if self.odd else ""
         return f"a tensor of shape {self.shape}, {self.dtype}{odd}"
 
 
 def tensors(trial: Trial, n: int) -> list[Case]:
     """On 2 and 3 ranks: lengths that n divides and does not, none, one, many; both types; odd
-    ranks; several calls. On other numbers three of these: there, formulas of n are looked at."""
+    ranks; several calls. On other numbers of ranks, where formulas of n are tested: three cases."""
     draw, some = trial.draw, [trial.draw.choice(BOTH) for _ in range(7)]
     shapes = [
         (n * draw.randrange(2, 9),), (draw.randrange(n), draw.randrange(1, 5)), (),
         (n * draw.randrange(1, 40) + 1,), (draw.randrange(2, 9), draw.randrange(2, 9)), (0,),
         (draw.randrange(1, 3), draw.randrange(2, 5), draw.randrange(200, 300)),
     ]
-    odd = {4: "one number NaN", 6: "zeros"}
+    odd = {4: "one NaN", 6: "zeros"}
     cases = [
         Case(shape, dtype, trial.new_seed(), odd.get(number, ""), late=number == 3)
         for number, (shape, dtype) in enumerate(zip(shapes, some))
@@ -95,15 +95,15 @@ class Call:
 
     given: tuple
     result: torch.Tensor
-    beside: bool  # whether numbers beside the argument in place were changed
-    changed: list[str]  # inputs that are not what they were
+    beside: bool  # whether memory next to the in-place argument was changed
+    changed: list[str]  # inputs that the call changed
     notes: list[Note]
     events: list[Event]
-    kept: int  # bytes that this call and those before it have made, and somebody holds
+    kept: int  # bytes that this call and earlier ones allocated and that are still held
 
     @property
     def sends(self) -> list[Event]:
-        """Its messages to others: `.peer`, `.payload` in bytes."""
+        """Its messages to other ranks: `.peer`, `.payload` in bytes."""
         return [event for event in self.events if event.op == "send"]
 
 
@@ -138,16 +138,16 @@ class Contract:
 
     inputs     (case, rank, n, call) -> its arguments
     right      (case, [arguments of each rank], rank) -> the result, in float64
-    cases      (trial, n) -> what is drawn for n ranks: str, `.late`, `.calls`
-    in_place   number of the argument that becomes the result; None: it is what is returned
-    result     what the sentences call it
+    cases      (trial, n) -> the cases drawn for n ranks: str, `.late`, `.calls`
+    in_place   index of the argument that becomes the result; None: the result is returned
+    result     its name in messages
     same_bits  all ranks have the same bits
     messages   (where, case, [a Call of each rank]) -> raises Wrong
-    symptoms   [(test(seen), words)]: what a wrong result looks like; the first that holds is told
+    symptoms   [(test(seen), words)]: signs of a wrong result; the first that holds is printed
     slack      roundings, as in `close`; 0: equal
     hang       what to ask when ranks wait for one another, as in `Trial.ranks`
-    library    what may not be used, as in `Trial.forbid`
-    says       what was looked at, of an answer that is right
+    library    what must not be used, as in `Trial.forbid`
+    says       what was tested, for a correct answer
     """
 
     function: str
@@ -166,7 +166,7 @@ class Contract:
     says: str = ""
 
     def judge(self, trial: Trial) -> str:
-        """For `check`: what was looked at; raises Wrong."""
+        """What was tested, for `check`; raises Wrong."""
         if self.library:
             trial.forbid(self.library)
         for group in trial.groups(self.sizes, self.hang):
@@ -174,7 +174,7 @@ class Contract:
         return self.says
 
     def kept_by(self, trial: Trial, group: Group) -> None:
-        """Looks at all cases on these ranks; raises Wrong."""
+        """Test all cases on these ranks; raises Wrong."""
         for case in self.cases(trial, group.size):
             where = group.case(f"{case}{', on a slow network' * case.late}")
             job = self.function, self.inputs, self.in_place
@@ -187,8 +187,8 @@ class Contract:
                 if len(held) > 3 and held[1] < held[2] < held[3]:
                     raise Wrong(
                         f"{where}, rank {rank}: after each call more bytes are kept, "
-                        f"{', '.join(f'{count:,}' for count in held)}.\nWhat is put into a list, "
-                        "and never taken out?"
+                        f"{', '.join(f'{count:,}' for count in held)}.\nWhat is added to a list "
+                        "and never removed?"
                     )
 
     def _right(self, where: str, case: Any, calls: list[Call]) -> None:
@@ -199,13 +199,11 @@ class Contract:
             told = self._told(Seen(rank, right, calls))
             close(here, self.result, call.result, right, hint=told, slack=self.slack, scale=terms)
             if call.beside:
-                raise Wrong(
-                    f"{here}: numbers beside the tensor, in the same memory, are changed."
-                )
+                raise Wrong(f"{here}: memory next to the tensor was overwritten.")
             unchanged(here, call.changed)
             for name in never_waited(call.notes):
                 raise Wrong(
-                    f"{here}: nobody waits for an {name}. When may its tensor be used again?"
+                    f"{here}: an {name} is never waited on. When may its tensor be used again?"
                 )
         if self.messages:
             self.messages(where, case, calls)
@@ -220,17 +218,17 @@ class Contract:
 
 
 def largest(arguments: Any) -> float:
-    """The largest finite number in tensors, by size."""
+    """The largest magnitude of the finite values in tensors."""
     found = [x.detach().double().abs() for x in tensors_in(arguments) if x.is_floating_point()]
     return max((x[x.isfinite()].max().item() for x in found if x.isfinite().any()), default=0.0)
 
 
 def wider(call: Call) -> str:
-    """A question, where numbers travel that are wider than those of the result."""
+    """A question if messages have a wider type than the result; otherwise empty."""
     sent = {note.dtype for note in call.notes if note.name == "isend"}
     wide = [str(dtype) for dtype in sent if dtype.itemsize > call.result.dtype.itemsize]
     names = " and ".join(wide)
-    return f"\n{names} numbers travel for a tensor of {call.result.dtype}: why?" if wide else ""
+    return f"\nMessages are {names} for a tensor of {call.result.dtype}: why?" if wide else ""
 
 
 # ---- on a rank
@@ -244,7 +242,7 @@ def observed(answer: Any, job: tuple, case: Any) -> list[Call]:
         given = inputs(case, rank, size, number)
         arguments = [x.clone() if isinstance(x, torch.Tensor) else x for x in given]
         edge = around = None
-        if in_place is not None:  # it lies in the middle of a larger tensor
+        if in_place is not None:  # place it in the middle of a larger tensor
             mine = given[in_place]
             edge = fractions(number, EDGE, dtype=mine.dtype)
             around = torch.cat([edge, mine.reshape(-1), edge])
@@ -271,6 +269,6 @@ def observed(answer: Any, job: tuple, case: Any) -> list[Call]:
 
 
 def name_of(answer: Any, function: str, number: int) -> str:
-    """How the answer calls an argument."""
+    """The answer's name for an argument."""
     code = getattr(answer, function).__code__
     return code.co_varnames[number] if number < code.co_argcount else f"argument {number}"

@@ -1,19 +1,19 @@
-"""The one file that remembers a learner's predictions and checks, for all lessons and labs.
+"""The one file that records a learner's predictions and checks, for all lessons and labs.
 
-It is `ledger.json` in the folder that the environment variable KINTSUGI_HOME names, else in
+It is `ledger.json` in the folder named by the environment variable KINTSUGI_HOME, by default
 `.kintsugi/` at the root of the repository (git ignores it):
 
     {"numbering": 3, "predictions": {name: {...}}, "checks": {name: true or false},
      "tries": {name: {"count": 3, "at": seconds since 1970, "symptom": "…"}}, "help": {...}}
 
-`tries` are of checks: `at` is when the last symptom came or the answer became right. `help` is what
-the learner asks (`utils/course/hand.py`).
+`tries` counts runs of checks: `at` is the time of the last symptom, or when the answer became
+right. `help` is the learner's request (`utils/course/hand.py`).
 
 Names begin with a lesson's number. Lessons have been renumbered twice: 07 to 14, then 16, which
 became 16 and 17. A file of an earlier numbering (the first has none) is read with the new names.
 
 Several notebooks may write at once: a change locks, reads, edits and writes the whole file, and the
-new file takes the old one's place in one step, so a reader never sees half of it.
+new file replaces the old one atomically, so a reader never sees half of it.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ def home() -> Path:
 
 
 def alias() -> str | None:
-    """The learner's alias in the class that this lab reports to; None: to none.
+    """The learner's alias in the class that this lab reports to; None without a class.
 
-    A kernel of `make lab CLASS=…` has it in its environment. In a seat of a hub a terminal reports:
-    it keeps the alias in a file, locked for as long as it does.
+    A kernel of `make lab CLASS=…` has it in its environment. In a seat of a hub, a terminal
+    reports; while it does, it keeps the alias in a locked file.
     """
     with contextlib.suppress(OSError), (home() / "alias").open(encoding="utf-8") as file:
         try:
@@ -69,7 +69,7 @@ def alias() -> str | None:
 
 
 def read() -> dict:
-    """Everything that is remembered. A file that cannot be read is kept aside, and said so."""
+    """The ledger's content. A file that cannot be read is renamed, with a message."""
     content = peek()
     if content is None:
         _keep_aside(home() / "ledger.json")
@@ -78,7 +78,7 @@ def read() -> dict:
 
 
 def peek() -> dict | None:
-    """As `read`, for who only looks: None for a file that cannot be read, which stays as it is."""
+    """As `read`, without changing anything: None for a file that cannot be read."""
     try:
         return _whole(json.loads((home() / "ledger.json").read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -90,14 +90,14 @@ def peek() -> dict | None:
 
 
 def counts(entry: dict) -> bool:
-    """Whether an entry of "predictions" is one: a number that came before its reveal."""
+    """Whether an entry of "predictions" counts: a number entered before its reveal."""
     return entry.get("value") is not None and not entry.get("late", False)
 
 
 def note_check(content: dict, name: str, passed: bool, symptom: str) -> None:
-    """Notes the result of a check in a ledger's content; for `change`."""
+    """Record the result of a check in a ledger's content; for `change`."""
     before = content["tries"].get(name, {})
-    again = passed and content["checks"].get(name)  # it became right earlier
+    again = passed and content["checks"].get(name)  # it was right before
     content["checks"][name] = passed
     content["tries"][name] = {
         "count": before.get("count", 0) + 1,
@@ -107,7 +107,7 @@ def note_check(content: dict, name: str, passed: bool, symptom: str) -> None:
 
 
 def change(edit: Callable[[dict], None]) -> None:
-    """Calls `edit` on the content and writes it; no other notebook can write in between."""
+    """Call `edit` on the content and write it; no other notebook can write in between."""
     try:
         home().mkdir(parents=True, exist_ok=True)
         with _lock(home() / "ledger.lock"):
@@ -120,7 +120,7 @@ def change(edit: Callable[[dict], None]) -> None:
 
 
 def _whole(content: dict) -> dict:
-    """The content with all of its parts. Raises ValueError for one of another form."""
+    """The content with all of its parts. Raises ValueError if it does not have a ledger's form."""
     parts = [content.setdefault(part, {}) for part in PARTS]
     inner = [entry for part in ("predictions", "tries") for entry in content[part].values()]
     if not all(isinstance(entry, dict) for entry in [*parts, *inner]):
@@ -129,7 +129,7 @@ def _whole(content: dict) -> dict:
 
 
 def _renumbered(content: dict) -> dict:
-    """What was remembered under an earlier name, under its name of today."""
+    """The content with entries under earlier names moved to their current names."""
     numbering = content.get("numbering", 1)
 
     def new(name: str) -> str:
@@ -145,7 +145,7 @@ def _renumbered(content: dict) -> dict:
 
 
 def _replace(path: Path, content: dict) -> None:
-    """Writes beside the file, then renames: whoever reads finds the old file or the new one."""
+    """Write a temporary file, then rename it: a reader finds the old file or the new one."""
     handle, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -170,9 +170,9 @@ def _keep_aside(path: Path) -> None:
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
     with open(path, "w") as file:
-        with contextlib.suppress(OSError):  # some network file systems have no locks: go on
+        with contextlib.suppress(OSError):  # some network file systems have no locks: continue
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file gives the lock back
+        yield  # closing the file releases the lock
 
 
 def _unusable(error: OSError) -> str:

@@ -1,8 +1,8 @@
-"""What a rank has sent, received and waited for, in order, as a check notes it.
+"""A log of what a rank sends, receives and waits on, in order, for a check.
 
 with noted() as notes:
     answer.function(x)
-never_waited(notes)            # ["isend"]: whose handle nobody has waited for
+never_waited(notes)            # ["isend"]: its handle was never waited on
 """
 
 import contextlib
@@ -20,8 +20,8 @@ _never_waited_for: list = []  # a message without a handle might never leave
 
 
 class Note(NamedTuple):
-    """name: "isend", "irecv" or "wait"; other: the other rank; number: of the call that is noted,
-    or waited for; dtype: of the message."""
+    """name: "isend", "irecv" or "wait"; other: the other rank; number: of the call that is logged
+    or waited on; dtype: of the message."""
 
     name: str
     other: int | None
@@ -30,7 +30,7 @@ class Note(NamedTuple):
 
 
 class _Noted:
-    """A `Work` that notes when it is waited for; pending: those that nobody has waited for."""
+    """A `Work` that logs its wait; pending: those that have not been waited on."""
 
     def __init__(self, work: Any, noted: list, pending: dict):
         self._work, self._noted, self._pending = work, noted, pending
@@ -41,7 +41,7 @@ class _Noted:
         """As `Work.wait`."""
         done = self._work.wait(*args, **keywords)
         note = self._noted[self._number]
-        if note.other is None:  # received from whoever came
+        if note.other is None:  # received from any source
             self._noted[self._number] = note._replace(other=self._work._source_rank())
         self._note_wait()
         return done
@@ -55,7 +55,7 @@ class _Noted:
 
     def _note_wait(self):
         self._noted.append(Note("wait", None, self._number))
-        self._pending.pop(self._number, None)  # its tensor is the caller's alone again
+        self._pending.pop(self._number, None)  # its tensor belongs to the caller alone again
 
     def __getattr__(self, name):
         return getattr(self._work, name)
@@ -63,9 +63,9 @@ class _Noted:
 
 @contextlib.contextmanager
 def noted() -> Iterator[list[Note]]:
-    """Inside, sends and receives are noted.
+    """Log the sends and receives inside `with`.
 
-    A blocking call is one of these, and its wait: so PyTorch carries it out.
+    A blocking call is one of these plus its wait: PyTorch implements it that way.
     """
     notes, pending = [], {}
     before = {name: getattr(dist, name) for name in ("isend", "irecv")}
@@ -94,6 +94,6 @@ def noted() -> Iterator[list[Note]]:
 
 
 def never_waited(notes: list[Note]) -> list[str]:
-    """The names of the calls that nobody waited for."""
+    """The names of the calls that were never waited on."""
     waited = {note.number for note in notes if note.name == "wait"}
     return [note.name for note in notes if note.name != "wait" and note.number not in waited]

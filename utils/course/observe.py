@@ -1,15 +1,15 @@
-"""What a check sees of an answer's run on one rank: messages, tensors made, products, inputs.
+"""What a check sees of an answer's run on one rank: messages, new tensors, products, inputs.
 
     with Look(x=x, dy=dy) as look:
         y = answer.function(x)
     look.events                    # each collective, send and receive, with its bytes
-    look.largest                   # bytes of the largest tensor that was made
-    look.alive                     # bytes of what was made and lives now
-    look.peak                      # … and at most at any time
-    look.products                  # each matrix product, and in which half of the step it was
-    look.changed()                 # ["x"]: inputs that are not what they were
-    look.spare(y)                  # bytes of a larger tensor, made here, of which y is a part
-    del y; look.kept()             # bytes of what was made and is still held by somebody
+    look.largest                   # bytes of the largest tensor that was allocated
+    look.alive                     # bytes that were allocated and are held now
+    look.peak                      # … their maximum over time
+    look.products                  # each matrix product, and which half of the step it was in
+    look.changed()                 # ["x"]: inputs that have changed
+    look.spare(y)                  # further bytes of a larger tensor, made here, that y views
+    del y; look.kept()             # bytes that were allocated and are still held
 
 One mode of PyTorch's dispatcher sees every operator of the thread and of its backward passes: that
 of `utils.measure.traffic`, which counts the messages.
@@ -32,17 +32,17 @@ from utils.private_api import running_backward, unwatched
 from utils.ranks.pool import PRELOADED
 
 PRELOADED.append(__name__)
-LETS_GO = 1.0  # seconds in which a backend lets go of a message that has arrived
-# operator -> the places of its two factors among the arguments
+LETS_GO = 1.0  # seconds in which a backend releases a message that has arrived
+# operator -> the positions of its two factors among the arguments
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1)} | {
     "addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2), "addbmm": (1, 2), "linear": (0, 1),
 }
 
 
 def looks(seconds: float = LETS_GO) -> Iterator[int]:
-    """Again and again, a hundredth of a second apart, for so many `seconds`: the number of the look
-    at what a backend still holds. Looks count, not the clock: while this process stands still on a
-    busy machine, the backend's thread does too."""
+    """The numbers of repeated looks at what a backend still holds, a hundredth of a second apart,
+    for `seconds`. Looks count, not the clock: while a busy machine suspends this process, it
+    suspends the backend's thread too."""
     for number in range(round(100 * seconds)):
         yield number
         time.sleep(0.01)
@@ -58,33 +58,33 @@ class Product:
 
     @property
     def multiplications(self) -> int:
-        """Of two numbers each."""
+        """The number of scalar multiplications."""
         batch = self.left[0] if len(self.left) == 3 else 1
         rows = self.left[-2] if len(self.left) > 1 else 1
         return batch * rows * self.left[-1] * (self.right[-1] if len(self.right) > 1 else 1)
 
 
 class Look(Traffic):
-    """Sees what happens inside `with`. inputs: tensors, or nested lists of them, by name."""
+    """Observes what happens inside `with`. inputs: tensors, or nested lists of them, by name."""
 
     def __init__(self, **inputs: Any):
         super().__init__()
         self._inputs = {name: list(tensors_in(given)) for name, given in inputs.items()}
         with unwatched():
             self._before = {n: [t.detach().clone() for t in ts] for n, ts in self._inputs.items()}
-        self._made: dict[int, weakref.ref] = {}  # id of a storage: one object as long as it lives
-        self._given: dict[int, weakref.ref] = {}  # that was there before
+        self._made: dict[int, weakref.ref] = {}  # by the id of a storage: unique while it lives
+        self._given: dict[int, weakref.ref] = {}  # existed before
         self._alive = [0]  # a list of its own: a weak reference's callback must not hold this Look
         self.products: list[Product] = []
         self.largest = self.peak = 0  # bytes
 
     @property
     def alive(self) -> int:
-        """Bytes of what was made and lives now."""
+        """Bytes that were allocated and are held now."""
         return self._alive[0]
 
     def changed(self) -> list[str]:
-        """The names of inputs whose bits are not those of before."""
+        """The names of inputs whose bits have changed."""
         with unwatched():
             return [
                 name
@@ -93,8 +93,8 @@ class Look(Traffic):
             ]
 
     def spare(self, *results: Any) -> int:
-        """Bytes that `results` keep in memory beside their own: of larger tensors, made inside
-        `with`, of which they are parts."""
+        """Bytes that `results` keep in memory in addition to their own: the rest of larger tensors,
+        made inside `with`, of which they are views."""
         used = Counter()
         for tensor in tensors_in(list(results)):
             used[id(tensor.untyped_storage())] += tensor.numel() * tensor.element_size()
@@ -104,10 +104,10 @@ class Look(Traffic):
         )
 
     def kept(self, *results: Any, allowed: int = 0) -> int:
-        """Bytes of what was made inside `with` and still lives, `results` not counted.
+        """Bytes that were allocated inside `with` and are still held, except by `results`.
 
-        Ask when the caller has let go of everything else: names, graphs, gradients. allowed: bytes
-        that may live, those of a graph; nobody waits for less.
+        Call it when the caller has released everything else: names, graphs, gradients. allowed:
+        bytes that may be held, such as a graph's; it does not wait for fewer.
         """
         ours = {id(tensor.untyped_storage()) for tensor in tensors_in(list(results))}
         for look in looks():
@@ -116,7 +116,7 @@ class Look(Traffic):
             del alive
             if held <= allowed:
                 break
-            if look == 10:  # it takes its time: for what stays
+            if look == 10:  # nothing has released it yet: it may be a cycle
                 gc.collect()
         return held
 

@@ -1,12 +1,12 @@
 """The prediction ledger: write down a number first, look at the measurement afterwards.
 
-    predict("01 all-reduce payload", None, "MB")     # you put your number in place of None
+    predict("01 all-reduce payload", None, "MB")     # replace None with your number
     …
     reveal("01 all-reduce payload", theory=3.5, measured=traffic.payload() / 1e6)
 
 `reveal` shows prediction, theory and measurement in a small table and figure, followed by one
-sentence that compares them. The numbers stay in one file for all lessons
-(`utils/course/ledger.py`), so names are unique in the course: begin them with the lesson's number.
+sentence that compares them. The numbers are kept in one file for all lessons
+(`utils/course/ledger.py`), so begin names with the lesson's number to make them unique.
 """
 
 import math
@@ -20,10 +20,10 @@ SHOW = ("all", "text", "figure")
 
 
 def predict(name: str, value: float | None = None, unit: str = "") -> None:
-    """Notes your prediction. None: says how to fill it in, and the lesson goes on.
+    """Record your prediction. None: print how to fill it in, and the lesson continues.
 
-    A number that comes after the reveal does not count as a prediction: it replaces none, and where
-    there is none it is kept as late, so that it can be compared.
+    A number entered after the reveal does not count as a prediction: it does not replace one, and
+    without one it is kept as late, for comparison.
     Raises ValueError for anything but a finite number or None.
     """
     _check_name(name)
@@ -41,11 +41,11 @@ def predict(name: str, value: float | None = None, unit: str = "") -> None:
     if kept is None:
         print(f"{name}: write your number{f' ({unit})' if unit else ''} in place of None.")
     elif number is not None and kept != number:
-        print(f"{name}: {_text(kept, unit)} stays, since the measurement was revealed already.")
+        print(f"{name}: {_text(kept, unit)} stays, since the measurement has been revealed.")
     elif ledger.counts(entry):
         print(f"{name}: {_text(kept, unit)} is noted.")
     else:
-        print(f"{name}: {_text(kept, unit)} comes after the reveal, so it does not count.")
+        print(f"{name}: {_text(kept, unit)} came after the reveal, so it does not count.")
 
 
 def reveal(
@@ -55,11 +55,11 @@ def reveal(
     unit: str | None = None,
     show: str = "all",
 ) -> None:
-    """Shows prediction, theory and measurement, all in the unit of `predict`.
+    """Show prediction, theory and measurement, all in the unit of `predict`.
 
     show: "all", or only the "text" or the "figure" (a cell whose text the notebook test compares
         must hold no measured time; put that into a cell tagged `nbval-ignore-output`).
-    Raises ValueError for values that are no finite numbers.
+    Raises ValueError for values that are not finite numbers.
     """
     _check_name(name)
     if show not in SHOW:
@@ -76,7 +76,7 @@ def reveal(
     unit = entry.get("unit", "") if unit is None else unit
     rows = {"prediction": entry["value"], "theory": theory, "measurement": measured}
     if show != "text":
-        title = re.sub(r"^(lab )?\d+\w? ", "", name)  # "12 loads": the 12 is no number of loads
+        title = re.sub(r"^(lab )?\d+\w? ", "", name)  # "12 loads": 12 is the lesson
         figures.prediction([(kind, value, unit) for kind, value in rows.items()], title=title)
     if show != "figure":
         print(_table(name, rows, unit, entry.get("late", False)))
@@ -117,7 +117,7 @@ def _text(value: float, unit: str) -> str:
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f'the name {name!r} is not a text: predict("01 my guess", 12, "MB")')
+        raise ValueError(f'the name {name!r} is not a string: predict("01 my guess", 12, "MB")')
 
 
 def _finite(name: str, what: str, value) -> float:
@@ -129,7 +129,7 @@ def _finite(name: str, what: str, value) -> float:
     return float(value)
 
 
-# What could not be written (a folder without permission) is kept for this kernel at least.
+# Entries that could not be written (a read-only folder) are kept as long as this kernel runs.
 _unwritten: dict[str, dict] = {}
 
 
@@ -137,7 +137,7 @@ def _keep(note) -> None:
     try:
         ledger.change(note)
     except ledger.LedgerError as error:
-        print(f"Not kept after this notebook: {error}.")
+        print(f"Kept only while this notebook runs: {error}.")
         content = {"predictions": _unwritten}
         note(content)
 

@@ -1,8 +1,8 @@
-"""How far you are: predictions and checks of every lesson and lab (`make progress`), and the
-page on which `make lab` opens.
+"""Your progress: predictions and checks of every lesson and lab (`make progress`), and the page
+on which `make lab` opens.
 
-The lessons and labs are those that lie in the repository; what belongs to each is read from its
-notebook (`predict("…` and `check("…`), what you have done from the ledger
+The lessons and labs are those in the repository; the predictions and checks of each are read from
+its notebook (`predict("…` and `check("…`), and what you have done from the ledger
 (`utils/course/ledger.py`).
 """
 
@@ -71,7 +71,7 @@ def names_in(function: str, code: str) -> tuple[str, ...]:
 
 
 def report(root: Path = ROOT) -> None:
-    """Prints one line for each lesson and lab, and what comes next."""
+    """Print one line for each lesson and lab, and what comes next."""
     found, content = parts(root), ledger.read()
     if not found:
         print(f"There are no lessons in {root}.")
@@ -120,7 +120,7 @@ def _share(names: tuple[str, ...], done: set[str]) -> str:
 
 
 def _next(found: list[Part], closed: set[str], passed: set[str]) -> str:
-    """What comes next; `closed` are the predictions that are made or that came too late."""
+    """What comes next; `closed` are the predictions that were made or came too late."""
     for part in found:
         for name in part.predictions:
             if name not in closed:

@@ -1,4 +1,4 @@
-"""What must hold for whatever is drawn, and an object beside a reference: the shortest story told.
+"""Properties of drawn examples, and an object compared with a reference by the shortest story.
 
     def scenario(answer, seed):                                     # runs on a rank
         for_all(seed, st.integers(0, 99), lambda n: close(f"f({n})", "it", answer.f(n), right(n)))
@@ -10,7 +10,7 @@
             same=lambda where, mine, right: ...,
         )
 
-Hypothesis draws, and shrinks what fails: a learner reads the smallest example, the fewest calls.
+Hypothesis draws, and shrinks a failure: a learner reads the smallest example, the fewest calls.
 """
 
 import math
@@ -34,9 +34,9 @@ def for_all(
     holds: Callable[[Any], None],
     examples: int = EXAMPLES,
 ) -> None:
-    """`holds(example)` for drawn examples; raises what it raises for the smallest that fails.
+    """Call `holds(example)` for drawn examples; raise what it raises for the smallest that fails.
 
-    number: the seed. One that fails after others, and passes alone, is told as such.
+    number: the seed. The message says so if an example fails after others but passes on its own.
     """
 
     @seed(number)
@@ -59,7 +59,7 @@ def for_all(
         run()
     except Flaky:
         raise Wrong(
-            f"{failed[-1]}\nTried again alone, the same passes: what is kept from call to call?"
+            f"{failed[-1]}\nOn its own, the same example passes: what is kept from call to call?"
         ) from None
 
 
@@ -72,11 +72,11 @@ def beside(
     examples: int = EXAMPLES,
     most: int = 20,
 ) -> None:
-    """An object of the answer and its reference get the same drawn calls, up to `most`; each
-    returns the same, or raises an error of the same kind; Wrong with the shortest story if not.
+    """Give an object of the answer and its reference the same drawn calls, up to `most`; each must
+    return the same or raise the same kind of error; otherwise Wrong, with the shortest story.
 
     make: options -> (the answer's object, the reference); calls: {method: its arguments};
-    same: (story so far, mine, right) raises Wrong, after each call.
+    same: (story so far, mine, right), called after each call; raises Wrong.
     """
     one = st.one_of(*(st.tuples(st.just(name), st.tuples(*args)) for name, args in calls.items()))
 
@@ -93,14 +93,14 @@ def beside(
                 raise got
             if not equal(got, wanted):
                 wanted = type(wanted).__name__ if isinstance(wanted, Exception) else repr(wanted)
-                raise Wrong(f"{where}: it gives {described(got)}, and {wanted} is right.")
+                raise Wrong(f"{where}: it gives {described(got)}, but should give {wanted}.")
             same(where, mine, right)
 
     for_all(number, st.tuples(options, st.lists(one, max_size=most)), tell, examples)
 
 
 def equal(got: Any, wanted: Any) -> bool:
-    """The same, numbers up to rounding; errors: of one kind."""
+    """Whether two values are the same, numbers up to rounding, errors by their kind."""
     if isinstance(wanted, Exception):
         return isinstance(got, type(wanted))
     if isinstance(wanted, float) and isinstance(got, int | float):

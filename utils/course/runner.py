@@ -1,4 +1,4 @@
-"""How a check tries an answer: on real ranks, with cases from a seed, within hard limits.
+"""How a check tries an answer: on real ranks, with cases from a seed, under hard limits.
 
     def judge(trial: Trial) -> str:
         for group in trial.groups(hang="Does every rank call it?"):       # 2, 3, 1, 4, 5, 6 ranks
@@ -6,13 +6,13 @@
             case = group.case(f"{length} numbers")
             for rank, seen in enumerate(group.run(case, scenario, length, seed)):
                 close(f"{case}, rank {rank}", "the sum", seen, right)
-        return "what was looked at."
+        return "what was tested."
 
-A *scenario* is a function that runs on every rank: `scenario(answer, *args)`, `answer` the module
-made from the learner's file. The code of an answer runs nowhere else: it may end its process,
+A *scenario* is a function that runs on every rank: `scenario(answer, *args)`, where `answer` is the
+module made from the learner's file. An answer's code runs nowhere else: it may end its process,
 block, or swallow every exception, and the check still ends.
 
-Ranks have random numbers of their own, as on a cluster. The result of a run is a list by rank.
+Ranks have their own random numbers, as on a cluster. The result of a run is a list by rank.
 """
 
 import contextlib
@@ -43,17 +43,17 @@ from utils.ranks.diagnosis import consequence, timed_out
 from utils.ranks.pool import PRELOADED, Dead
 from utils.ranks.worker import Failure
 
-PRELOADED.append(__name__)  # else every rank of a check would import it, a fifth of its work
+PRELOADED.append(__name__)  # else every rank of a check would import it, a fifth of its time
 
 SIZES = (2, 3, 1, 4, 5, 6)  # ranks; most mistakes show with two or three
-HANG = 30.0  # seconds until a collective counts as hanging where no deadlock is seen (macOS)
+HANG = 30.0  # seconds until a collective counts as hanging if no deadlock is seen (macOS)
 TOO_LONG = 6.0  # seconds of processor time until an answer counts as an endless loop
-ASLEEP = 60.0  # seconds by the clock, for one that sleeps: on a busy machine others wait, too
+ASLEEP = 60.0  # wall-clock seconds, for one that sleeps: on a busy machine others wait, too
 JUDGES = (  # in a rank's stack
     r" (runner|observe|slow_network|messages|assertions|properties|contracts?|traffic|scenarios"
     r"|fault_injection|elastic_training|check_\w+)\.py:\d+: "
 )
-SWALLOWED = 1.0  # seconds after that until its process is ended, whatever it has caught
+SWALLOWED = 1.0  # seconds after that until its process is ended, whatever it catches
 
 
 class Trial:
@@ -68,7 +68,7 @@ class Trial:
 
     @property
     def draw(self) -> random.Random:
-        """What cases are drawn with."""
+        """The generator that cases are drawn from."""
         self.drawn = True
         return self._draw
 
@@ -77,7 +77,7 @@ class Trial:
         return self.draw.getrandbits(31)
 
     def fractions(self, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        """Random numbers from a normal distribution; next to none is a whole number."""
+        """Random values from a normal distribution; almost none is an integer."""
         return fractions(self.new_seed(), *shape, dtype=dtype)
 
     def forbid(self, library: Iterable[str]) -> None:
@@ -89,8 +89,8 @@ class Trial:
         self, size: int, hang: str | dict[str, str] = "", may_die: bool = False
     ) -> Iterator["Group"]:
         """`size` fresh ranks. hang: what to ask when they wait for one another; {call: question}
-        where it depends on the call that all of them wait in, with "" for all else. may_die: the
-        result of a rank that is killed is `utils.ranks.pool.Dead`, and the others go on."""
+        if it depends on the call that all of them wait in, with "" for any other. may_die: the
+        result of a killed rank is `utils.ranks.pool.Dead`, and the others continue."""
         with (
             tempfile.TemporaryDirectory(prefix="trial-") as folder,
             Ranks(
@@ -113,7 +113,7 @@ class Trial:
             return group.run(group.case(), scenario, *args)
 
     def alone(self, case: str, scenario: Callable, *args: Any, **options: Any) -> Any:
-        """One run in one process of its own; `case` begins the sentence about a failure.
+        """One run in its own process; `case` begins the sentence about a failure.
         options: of `Group.run`."""
         with self.ranks(1) as group:
             return group.run(case, scenario, *args, **options)[0]
@@ -122,8 +122,8 @@ class Trial:
 def attempted(
     file: str | Path, size: int, scenario: Callable, *args: Any, seconds: float | None = None
 ) -> list | None:
-    """For what a notebook shows of an answer: the results of `scenario(answer, *args)` by rank,
-    None where the file is not written or does not run. seconds: as for `Group.run`."""
+    """The results of `scenario(answer, *args)` by rank, for a notebook to show; None if the file
+    is not written yet or does not run. seconds: as for `Group.run`."""
     try:
         with Trial(file).ranks(size) as group:
             return group.run(group.case(), scenario, *args, seconds=seconds)
@@ -132,7 +132,7 @@ def attempted(
 
 
 class Group:
-    """Ranks that try an answer together, run after run. size: how many they are."""
+    """Ranks that try an answer together, run after run. size: the number of ranks."""
 
     def __init__(self, trial: Trial, ranks: Ranks, folder: Path, hang: str | dict[str, str]):
         self.size = ranks.size
@@ -157,15 +157,15 @@ class Group:
 
         late: on a slow network (`utils/course/slow_network.py`). seconds: of processor time, until
         an answer is ended, None: TOO_LONG. clock: seconds until one that sleeps is ended, None:
-        ASLEEP, or ten times `seconds` where that is more. Raises Wrong with the case, the place in
-        the answer and what happened there when it fails, hangs or does not end; NotImplementedError
-        where a stub says that it is one.
+        ASLEEP, or ten times `seconds` if that is more. Raises Wrong with the case, the place in
+        the answer and what happened there if it fails, hangs or does not end; NotImplementedError
+        for a stub.
         """
         trial = self._trial
         cloudpickle.register_pickle_by_value(sys.modules[scenario.__module__])
         seconds = seconds or TOO_LONG
         self._limits = seconds, clock or max(ASLEEP, 10 * seconds)
-        seed = trial._draw.getrandbits(31)  # no case: it does not count as drawn
+        seed = trial._draw.getrandbits(31)  # not a case: it does not count as drawn
         setup = str(trial.path), str(self._folder), self._limits, seed, late
         try:
             results = self._ranks.run(_perform, setup, scenario, args)
@@ -179,13 +179,13 @@ class Group:
         return results
 
     def kill(self) -> None:
-        """Ends ranks that may die, from another thread: a run that goes on has `Dead` for them."""
+        """Kill ranks that may die, from another thread: the current run returns `Dead` for them."""
         for rank in self._ranks.alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], signal.SIGKILL)
 
     def _explained(self, case: str, error: RankError) -> Exception:
-        """What a check says of a run that has failed."""
+        """The exception with which a check reports a failed run."""
         failures = error.failures
         for failure in failures.values():
             last = failure.stack[-1].file if failure.stack else ""
@@ -227,11 +227,11 @@ class Group:
         if failure.kind == "TimeLimit":
             return f"{failure.message}{place}: an endless loop?"
         if failure.kind == "SystemExit":
-            return f"the code leaves the program{place}; a function that is called returns."
+            return f"the code exits the program{place}; a function should return."
         return f"{failure.kind}{place}: {failure.message}"
 
     def _died(self, said: str, error: str) -> str:
-        """A process that has ended, by what faulthandler wrote into its last words."""
+        """A process that has ended, in a sentence, from what faulthandler wrote as it ended."""
         stack = re.findall(r'File "(.+)", line (\d+) in', said)
         place = self._place([(file, int(line)) for file, line in reversed(stack)])
         if "Timeout (" in said:
@@ -240,14 +240,14 @@ class Group:
             return f"no end after {seconds:.0f} s{place}: an endless loop?"
         if "preamble.length" in error or "preamble.length" in said:
             return (
-                f"a message does not fit where it is received{place}: do all ranks hand over the\n"
+                f"a message does not fit where it is received{place}: do all ranks pass the\n"
                 "lengths and types that the others expect?"
             )
         ended = re.search(r"Rank \d+ (was killed by \w+|ended with code \d+)", error)
         return f"the process {ended[1] if ended else 'has ended'}{place}."
 
     def _place(self, stack: Sequence[tuple[str, int]]) -> str:
-        """ " in ring.py line 12 (`total += part`)": the last line of the answer that took part."""
+        """ " in ring.py line 12 (`total += part`)": the answer's last line in the stack."""
         own = [(file, line) for file, line in stack if Path(file).parent == self._trial.path.parent]
         if not own:
             return ""
@@ -257,18 +257,18 @@ class Group:
 
 
 def fractions(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Random numbers from a normal distribution, the same wherever the seed is the same."""
+    """Random values from a normal distribution, the same for the same seed on every machine."""
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return drawn.to(dtype)
 
 
 def compile_answer(path: Path) -> types.CodeType:
-    """The code of the file as it is now, whatever was imported from it before."""
+    """The code of the file as it is now, even if it was imported before."""
     return compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
 
 def load_answer(path: Path) -> types.ModuleType:
-    """A new module made from the file; files beside it can be imported by it."""
+    """A new module made from the file, which can import files in the same folder."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(f"answer_{path.stem}", path)
@@ -279,7 +279,7 @@ def load_answer(path: Path) -> types.ModuleType:
 
 
 def of_interest(text: str) -> str:
-    """A RankError without the judge's own lines, and without what only the ranks' owner needs."""
+    """A RankError without the judge's own lines, and without advice for the ranks' owner."""
     lines, label = [], ""
     for line in text.splitlines():
         head, bar, rest = line.partition("│")
@@ -295,7 +295,7 @@ def of_interest(text: str) -> str:
 
 
 class TimeLimit(BaseException):
-    """The answer ran for too long. No Exception: an answer may catch those."""
+    """The answer ran for too long. Not an Exception, which an answer might catch."""
 
 
 _loaded: types.ModuleType | None = None  # the answer on this rank
@@ -321,10 +321,10 @@ def _perform(setup: tuple, scenario: Callable, args: tuple) -> Any:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float, clock: float, words: IO[str]) -> Iterator[None]:
-    """Raises TimeLimit after so many seconds of this thread's processor time, and ends the process
-    if that is swallowed, or after so many by the clock.
+    """Raise TimeLimit after `seconds` of this thread's processor time; end the process if that is
+    swallowed, or after `clock` seconds of wall-clock time.
 
-    words: gets the stack of a process that ends here, or is ended by a signal such as SIGABRT.
+    words: receives the stack of a process that ends here or by a signal such as SIGABRT.
     """
 
     def stop(signum, frame):

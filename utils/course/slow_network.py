@@ -1,10 +1,10 @@
 """A network on which every asynchronous result comes late: it is there after `wait()`, not before.
 
 An answer that does not wait is often lucky: on one machine messages are fast. Inside `late()` the
-result of each asynchronous call goes to memory of its own, and its place in the caller's tensor is
-filled when the caller waits for it; a message that is changed before its send was waited for is
-noticed. Who asks again and again whether a result is there, in place of waiting, needs more
-patience than usual: PATIENCE seconds, once. What is sent, and when, stays as it is.
+result of each asynchronous call goes to separate memory and is copied into the caller's tensor
+when the caller waits on it; a message that is changed before its send was waited on is detected.
+Polling for a result instead of waiting takes PATIENCE seconds longer, once. What is sent, and
+when, does not change.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from utils.course.assertions import Wrong, bitwise_equal
 
-PATIENCE = 3.0  # seconds; below HANG, so that who asks for ever gets an answer in time
+PATIENCE = 3.0  # seconds; below HANG, so that polling succeeds in time
 # function of torch.distributed -> the argument that its result is written to
 RESULTS = {
     "all_reduce": "tensor",
@@ -40,9 +40,9 @@ RESULTS = {
 
 
 class LateWork:
-    """A `Work` whose results reach the caller's tensors when somebody waits for it.
+    """A `Work` whose results reach the caller's tensors when it is waited on.
 
-    has_come: whether the network has been asked for long enough.
+    has_come: whether the network has been polled for long enough.
     """
 
     def __init__(self, work: Any, deliver: Callable[[], None], has_come: Callable[[], bool]):
@@ -76,7 +76,7 @@ class LateWork:
 
 
 class LateFuture:
-    """The `Future` of a late work, whose results come for who waits, or goes on in a callback."""
+    """The `Future` of a late work, whose results arrive with a wait or before a callback."""
 
     def __init__(self, future: Any, work: LateWork):
         self._future, self._work = future, work
@@ -110,9 +110,9 @@ class LateFuture:
 
 @contextlib.contextmanager
 def late() -> Iterator[None]:
-    """Inside, asynchronous calls of torch.distributed are late. Load the answer inside, too."""
+    """Make asynchronous calls of torch.distributed late inside `with`. Load the answer inside."""
     before = {name: getattr(dist, name) for name in (*RESULTS, "isend") if hasattr(dist, name)}
-    asked = []  # when somebody asked first
+    asked = []  # when the caller polled
 
     def has_come() -> bool:
         asked.append(time.monotonic())
@@ -166,7 +166,7 @@ def _late_send(function: Callable, has_come: Callable[[], bool]) -> Callable:
             if not bitwise_equal(tensor, message):
                 raise Wrong(
                     "a tensor was changed after isend and before its wait(): which of the two "
-                    "travels is luck."
+                    "is sent is a matter of luck."
                 )
 
         work = function(tensor, *args, **keywords)
