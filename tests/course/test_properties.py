@@ -70,5 +70,5 @@ def test_a_twin_agrees_or_the_shortest_story_is_told():
     story(Counter)
     with pytest.raises(Wrong, match=r"add\(1\): it gives 6 \(int\), but should give 7"):
         story(Forgets)
-    with pytest.raises(Wrong, match=r"^\(3\), add\(4\): it gives 4 \(int\), but should give ValueError"):
+    with pytest.raises(Wrong, match=r"^\(3\), add\(4\): it gives 4 \(int\), but .* ValueError"):
         story(Accepts)

@@ -476,7 +476,7 @@ def test_the_command_prints_one_object(capsys):
 
 def test_the_command_prints_a_table_and_a_ranking(capsys):
     status, out, _ = asked("--model gpt3-175b --gpus 1024 --tp 8 --pp 8", capsys)
-    assert status == 0 and "memory of a rank" in out and "dp 16" in out
+    assert status == 0 and "memory per rank" in out and "dp 16" in out
     status, out, _ = asked("--model gpt3-13b --gpus 64 --top 3 --machine dgx-h100", capsys)
     assert status == 0 and len(out.strip().splitlines()) == 3 + 4
     status, out, _ = asked("--model gpt3-13b --gpus 64 --top 3 --json", capsys)
@@ -498,7 +498,7 @@ def test_the_command_takes_what_overlaps(capsys):
     on = found(" ".join(f"--{name.replace('_', '-')}" for name in OVERLAPS))
     assert on["step_seconds"] == usual["step_seconds"]
     status, out, _ = asked(line.removesuffix(" --json"), capsys)
-    assert status == 0 and "behind the computation travel, in seconds: tp" in out
+    assert status == 0 and "hidden behind computation, in seconds: tp" in out
 
 
 def test_part_of_a_name_is_enough(capsys):
@@ -541,7 +541,7 @@ def test_ffn_means_a_gated_mlp(capsys):
         (f"{SIZES} --pp 8 --zero 3", "does not go with pp 8"),
         (f"{SIZES} --dp 2 --sequence-parallel", "tp is 1"),
         (f"{SIZES} --ep 2 --dp 2", "the model is dense"),
-        (f"{SIZES} --tp 0", "tp 0 is not a whole number above 0"),
+        (f"{SIZES} --tp 0", "tp 0 is not an integer above 0"),
         (f"{SIZES} --dp {2**31}", "dp 2147483648 is more than 2147483647"),
         (f"{SIZES} --gpus 8 --hidden {2**63}", "hidden 9223372036854775808 is more than"),
         (f"{SIZES} --gpus {10**12}", "gpus 1000000000000 is more than"),
@@ -554,13 +554,13 @@ def test_ffn_means_a_gated_mlp(capsys):
         ("--gpus 8", "no model: give --model or --layers, --hidden, --heads"),
         ("--model gpt2", "no strategy and no devices"),
         (f"{SIZES} --tp 8 --precision fp8", "precision fp8: dgx-a100 has no fp8"),
-        (f"{SIZES} --cp 4096", "cp 4096 shares out the positions of a sequence, and seq 2048"),
-        (f"{SIZES} --cp 2", "attention scores keeps whole rows of them: choose attention fused"),
-        ("--model llama3-8b --tp 8 --cp 8 --context ulysses", "32 / tp 8, and cp 8 is more"),
+        (f"{SIZES} --cp 4096", "cp 4096 is more than the 2048 positions of a sequence"),
+        (f"{SIZES} --cp 2", "attention scores keeps whole rows: choose attention fused"),
+        ("--model llama3-8b --tp 8 --cp 8 --context ulysses", "32 / tp 8, but cp 8 is more"),
         ("--model llama3-8b --cp 2 --context rings", "context 'rings' is not one of ring, ulysses"),
         ("--model llama3-8b --gpus 12 --tp 2 --cp 4", "not a multiple of tp · cp · pp = 8"),
         ("--model llama3-8b --gpus 12 --tp 2 --cp 4 --dp 2", "is not dp·tp·cp·pp = 2·2·4·1 = 16"),
-        ("--model llama3-8b --gpus 1000000", "gpus 1000000: no tp · cp · pp · dp of so many"),
+        ("--model llama3-8b --gpus 1000000", "gpus 1000000: no tp · cp · pp · dp of this"),
         ("--errors --json", "--json does not go with --errors"),
         ("--model gpt2 --gpus 12 --tp 5", "gpus 12 is not a multiple of tp · pp = 5"),
     ],

@@ -13,10 +13,10 @@ The same from a shell: `python -m utils.planner --model gpt3-175b --machine dgx-
     strategy    how the model is split, and the checks     memory    bytes per rank, by kind
     kernels     seconds of a layer's computation           network   seconds of messages
     step        seconds of a step, by kind                 plan      one strategy, in full
-    search      every strategy that fits, ranked           published what others measured
+    search      every strategy that fits, ranked           published measurements by others
     failures    how often, and how long between checkpoints
 
-All arithmetic runs on numpy arrays with one entry per strategy, so a search costs microseconds a
+All arithmetic runs on numpy arrays with one entry per strategy, so a search costs microseconds per
 strategy; `plan` is an array of one.
 """
 

@@ -7,12 +7,12 @@
         --tp 8 --pp 8 --dp 24 --interleave 2 --global-batch 2304 --recompute full \\
         --machine dgx-a100 --gpus 1536 --json                                         # for programs
     python -m utils.planner --model llama3-8b --seq 131072 --machine dgx-h100 --gpus 64 \\
-        --global-batch 16                                    # long sequences, shared out over ranks
-    python -m utils.planner --errors             # how far it is from what others have measured
+        --global-batch 16                                    # long sequences, split over ranks
+    python -m utils.planner --errors             # its errors on published measurements
 
-With --tp, --cp, --pp or --dp it prints one plan; without, it searches every strategy that fits, and
-what is given (--recompute, --zero, --micro-batch …) stays fixed. Sizes that do not go together end
-it with exit status 2 and one sentence.
+With --tp, --cp, --pp or --dp it prints one plan; otherwise it searches every strategy that fits,
+with the given options (--recompute, --zero, --micro-batch …) fixed. Incompatible sizes end it with
+exit status 2 and one sentence.
 """
 
 import argparse
@@ -36,21 +36,21 @@ SIZES = {
     "hidden": "hidden size",
     "heads": "query heads",
     "kv_heads": "key-value heads (grouped-query attention)",
-    "ffn": "size inside a gated MLP; without it the layout of GPT: two matrices of 4 hidden",
-    "vocab": "tokens of the vocabulary",
-    "seq": "tokens of a sequence",
+    "ffn": "inner size of a gated MLP; without it the GPT layout: two matrices of 4 hidden",
+    "vocab": "tokens in the vocabulary",
+    "seq": "tokens per sequence",
     "experts": "experts of each MLP",
     "experts_per_token": "experts that a token is sent to",
 }
 WHOLE = {
     "tp": "tensor-parallel ranks",
-    "cp": "context-parallel ranks, which share out the positions of each sequence",
+    "cp": "context-parallel ranks, which divide the positions of each sequence",
     "pp": "pipeline stages",
     "dp": "data-parallel ranks",
-    "ep": "of them, ranks that share out the experts",
-    "interleave": "chunks of layers on a stage",
-    "micro_batch": "sequences of a micro-batch",
-    "global_batch": "sequences of a step",
+    "ep": "of them, ranks that divide the experts",
+    "interleave": "chunks of layers per stage",
+    "micro_batch": "sequences per micro-batch",
+    "global_batch": "sequences per step",
 }
 HIDES = {
     "overlap_tp": "with sequence parallelism, tensor parallelism's messages travel during products",
@@ -59,12 +59,12 @@ HIDES = {
     "overlap_param_gather": "ZeRO's weights travel during the passes",
 }
 SET = {
-    "sequence_parallel": "what tensor parallelism leaves whole is split over the sequence",
+    "sequence_parallel": "split what tensor parallelism leaves whole over the sequence",
     "fused_loss": "Megatron's --cross-entropy-loss-fusion: fewer passes over the logits",
 }
 TEXTS = {
-    "context": "how attention sees the positions of cp's other ranks: keys and values travel from "
-    "rank to rank, heads for positions, or all keys and values on every rank",
+    "context": "how attention sees the positions of cp's other ranks: pass keys and values from "
+    "rank to rank, exchange positions for heads, or gather all keys and values on every rank",
 }
 SEARCHED = {"tp", "cp", "pp", "dp"}  # any of them: one plan
 
@@ -94,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
         if name in SET:
             strategy.add_argument(_flag(name), action="store_const", const=True, help=SET[name])
         elif name in HIDES:
-            text = f"{HIDES[name]}; neither: as Megatron in the machine's time"
+            text = f"{HIDES[name]}; default: as in the machine's time"
             strategy.add_argument(_flag(name), action=argparse.BooleanOptionalAction, help=text)
         else:
             values, text = "|".join(map(str, known)), TEXTS.get(name)
@@ -104,12 +104,12 @@ def parser() -> argparse.ArgumentParser:
         "--machine",
         default="dgx-a100",
         metavar="NAME",
-        help=f"one of {', '.join(MACHINES)}; {HERE}: this one, measured in some seconds",
+        help=f"one of {', '.join(MACHINES)}; {HERE}: this one, measured in a few seconds",
     )
     machine.add_argument("--gpus", type=int, metavar="N", help="devices; dp · pp · cp · tp")
     made.add_argument("--top", type=int, default=10, metavar="N", help="rows of the ranking")
     made.add_argument("--json", action="store_true", help="one JSON object")
-    made.add_argument("--errors", action="store_true", help="published runs, and the planner's")
+    made.add_argument("--errors", action="store_true", help="published runs, planner's errors")
     return made
 
 
@@ -118,7 +118,7 @@ def _flag(name):
 
 
 def chosen(what: str, name: str, known: Collection[str]) -> str:
-    """The name of a preset, or the only one that contains what is given: v100, 405b."""
+    """The name of a preset, or the only one that contains `name`: v100, 405b."""
     found = [name] if name in known else [other for other in known if name.lower() in other]
     if len(found) != 1:
         raise ValueError(f"{what} {name!r} is not one of {', '.join(known)}")
@@ -126,7 +126,7 @@ def chosen(what: str, name: str, known: Collection[str]) -> str:
 
 
 def read_model(given: argparse.Namespace) -> Model:
-    """The preset, with the sizes that are given; or a model of these sizes alone."""
+    """The preset with the given sizes, or a model of these sizes alone."""
     sizes = {name: getattr(given, name) for name in SIZES if getattr(given, name) is not None}
     missing = [_flag(name) for name in ("layers", "hidden", "heads") if name not in sizes]
     of_option = {option: field for field, option in WORDS.items()}
@@ -141,15 +141,15 @@ def read_model(given: argparse.Namespace) -> Model:
 
 
 def read_strategy(given: argparse.Namespace) -> dict:
-    """The fields of `Strategy` that are given."""
+    """The given fields of `Strategy`."""
     names = {field.name for field in fields(Strategy)}
     found = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
-    Strategy(**found)  # refuses what is no number above 0, and names it
+    Strategy(**found)  # raises for invalid values, by name
     return found
 
 
 def one_strategy(found: dict, gpus: int | None, model: Model) -> Strategy:
-    """The strategy of these fields on so many devices: dp follows from the rest."""
+    """The strategy of these fields on `gpus` devices: dp follows from the rest."""
     names = ["tp", *(["cp"] if found.get("cp", 1) > 1 else []), "pp"]
     split = math.prod(found.get(name, 1) for name in names)
     if "dp" not in found:
@@ -170,9 +170,9 @@ def one_strategy(found: dict, gpus: int | None, model: Model) -> Strategy:
 
 
 def run(given: argparse.Namespace) -> str:
-    """What the command prints. Raises ValueError for sizes that do not go together."""
+    """The command's output. Raises ValueError for incompatible sizes."""
     if given.errors and given.json:
-        raise ValueError("--json does not go with --errors, which prints a table: leave it out")
+        raise ValueError("--json does not go with --errors, which prints a table: omit it")
     if given.errors:
         return errors()
     name = chosen("machine", given.machine, (*MACHINES, HERE))
@@ -191,8 +191,8 @@ def run(given: argparse.Namespace) -> str:
     tried = len(candidates(model, machine, given.gpus, batch, **found))
     if not tried:
         raise ValueError(
-            f"gpus {given.gpus}: no tp · cp · pp · dp of so many devices divides the model and a "
-            f"batch of {batch or model.batch}: give another number, or another --global-batch"
+            f"gpus {given.gpus}: no tp · cp · pp · dp of this product divides the model and a "
+            f"batch of {batch or model.batch}: give another number or another --global-batch"
         )
     if given.json:
         rows = [one.as_dict() for one in ranking]
@@ -207,7 +207,7 @@ def run(given: argparse.Namespace) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What `python -m utils.planner` does; returns the exit status."""
+    """Run `python -m utils.planner`; return the exit status."""
     given = parser().parse_args(arguments)
     return exit_status("utils.planner", lambda: print(run(given)))
 

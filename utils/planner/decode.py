@@ -1,21 +1,21 @@
-"""Seconds of one decode step, and of prefill, on 1, 2, 4 … ranks: where tensor parallelism pays.
+"""Seconds of a decode step and of prefill on 1, 2, 4 … ranks: where tensor parallelism pays off.
 
     model, machine = MODELS["llama2-13b"], MACHINES["dgx-h100"]          # of utils.planner
     decode_step(model, machine, batch=16, context=512, tp=4).tokens_per_second
     over(model, machine, batches=(1, 16, 64), tps=(1, 2, 4))             # a frame
     print(where_it_pays(model, machine))
 
-A step computes one new token for each of B rows. It reads every weight once whatever B is, and the
-keys and values of all positions so far; so at small B it waits for the memory, not for arithmetic:
+A step computes one new token for each of B rows. It reads every weight once for any B, and the keys
+and values of all positions so far; so at small B it waits for the memory, not for arithmetic:
 
-    t(B, N) = max(weights / N / bandwidth, FLOPs / N / rate)      a matrix at a time
+    t(B, N) = max(weights / N / bandwidth, FLOPs / N / rate)      for each matrix
             + B · context · cache / N / bandwidth
-            + kernels · launch                                    N does not help
+            + kernels · launch                                    independent of N
             + (2L + 1) · all_reduce(B · C values)  +  gather(B · V logits)
 
-With N ranks the first two lines fall to a part, the last one comes besides: α for every message,
-which no batch makes smaller, and β for its bytes. Each layer sums twice (after attention, after the
-MLP), the cut embedding once. Prefill is the same with B·T rows in place of B.
+With N ranks the first two lines shrink and the last one is added: α for every message, which no
+batch reduces, and β for its bytes. Each layer sums twice (after attention, after the MLP), the
+split embedding once. Prefill is the same with B·T rows instead of B.
 
 Peaks, links and their efficiencies are the planner's (`utils.planner.machine`, with sources);
 `here` measures them on this machine, links by real all-reduces on real ranks.
@@ -36,16 +36,16 @@ from utils.planner.machine import HERE, Machine
 from utils.planner.model import Model
 from utils.planner.strategy import PRECISIONS
 
-if TYPE_CHECKING:  # they bring torch
+if TYPE_CHECKING:  # they import torch
     from utils.measure.timing import Link
     from utils.ranks import Ranks
 
 KINDS = ("weights", "cache", "launch", "latency", "bytes")  # of a step, in this order
-KERNELS = 12  # that a layer starts on a GPU, as in the planner's `kernels.layer`
-PAGE = 16  # positions of a block of the KV cache: a request has whole ones
+KERNELS = 12  # that a layer launches on a GPU, as in the planner's `kernels.layer`
+PAGE = 16  # positions per block of the KV cache: a request holds whole blocks
 OPERATORS = 35  # that a layer of our own decoder calls, one by one, on this machine's CPU
 
-# gpt-fast, README, "Tensor Parallelism": bf16, batch 1, 5 tokens of prompt and 200 new ones,
+# gpt-fast, README, "Tensor Parallelism": bf16, batch 1, 5 prompt tokens and 200 new ones,
 # 8 x A100 80GB limited to 330 W. {model: {GPUs: tokens/s}}
 PUBLISHED = {
     "llama-7b": {1: 104.9, 2: 168.84, 4: 254.02, 8: 328.43},
@@ -55,11 +55,11 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Step:
-    """What a forward pass costs.
+    """The cost of a forward pass.
 
-    seconds  by kind: weights (reading them, or computing with them where that takes longer),
-             cache (keys and values), launch (starting kernels), latency and bytes (of messages)
-    tokens   new tokens that it makes;  memory: bytes of weights and cache on a rank
+    seconds  by kind: weights (reading them, or computing with them if that takes longer),
+             cache (keys and values), launch (of kernels), latency and bytes (of messages)
+    tokens   new tokens that it computes;  memory: bytes of weights and cache on a rank
     fits     whether they fit the device
     """
 
@@ -80,7 +80,7 @@ class Step:
 
     @property
     def communication(self) -> float:
-        """The part of the step that messages take, 0 to 1."""
+        """The fraction of the step that messages take, 0 to 1."""
         return (self.seconds["latency"] + self.seconds["bytes"]) / self.total
 
 
@@ -95,10 +95,10 @@ def decode_step(
 ) -> Step:
     """One new token for each of `batch` rows that have `context` positions already.
 
-    machine a `Machine`, or {tp: Machine} as `here` measures them
-    links   {tp: Link of an all-reduce} as `all_reduce_link` measures; None: the machine's networks
-    calls   kernels that one layer starts; None: KERNELS, on this machine OPERATORS
-    Raises ValueError where tp does not divide the heads.
+    machine a `Machine`, or {tp: Machine} as measured by `here`
+    links   {tp: Link of an all-reduce}, measured by `all_reduce_link`; None: the machine's networks
+    calls   kernels that one layer launches; None: KERNELS, on this machine OPERATORS
+    Raises ValueError if tp does not divide the heads.
     """
     return _forward(model, machine, batch, 1, context, tp, links, calls)
 
@@ -112,7 +112,7 @@ def prefill(
     links: "dict[int, Link] | None" = None,
     calls: int | None = None,
 ) -> Step:
-    """`batch` prompts of `tokens` tokens each; what comes out is their first new tokens."""
+    """`batch` prompts of `tokens` tokens each; the output is their first new tokens."""
     return _forward(model, machine, batch, tokens, tokens / 2, tp, links, calls)
 
 
@@ -132,18 +132,18 @@ def _forward(model, machine, batch, length, context, tp, links, calls):
         return np.maximum(kernels.stream(machine, value * values), 2 * values * rows / rate)
 
     attention = model.attention_matrices / tp
-    routed = min(model.experts, rows * model.experts_per_token)  # experts that some row meets
+    routed = min(model.experts, rows * model.experts_per_token)  # experts that a row uses
     expert = model.expert_matrices / tp
-    used = rows * model.experts_per_token / routed  # rows that one of them gets
+    used = rows * model.experts_per_token / routed  # rows per expert
     head = model.vocab_size * model.hidden_size / tp
     weights = model.layers * (matrices(attention, rows) + routed * matrices(expert, used))
     weights += matrices(head, batch)
-    keys = max(model.key_width / tp, model.head_size)  # each rank has one head at least
-    stored = 2 * model.layers * keys * value  # bytes of the cache for a position
+    keys = max(model.key_width / tp, model.head_size)  # each rank has at least one head
+    stored = 2 * model.layers * keys * value  # bytes of cache per position
     scores = 4 * model.layers * rows * context * model.query_width / tp
     cache = max(kernels.stream(machine, stored * batch * context), scores / rate)
     latency, size = _messages(model, machine, batch, rows, tp, links, value)
-    table = 0 if model.is_tied else head  # the embedding is read row by row, yet it is stored
+    table = 0 if model.is_tied else head  # the embedding is read by rows, but stored whole
     held = value * (model.layers * (attention + model.experts * expert) + head + table)
     held += stored * batch * PAGE * math.ceil((context if length == 1 else length) / PAGE)
     seconds = {
@@ -168,7 +168,7 @@ def _messages(model, machine, batch, rows, tp, links, value):
         sums = float(network.all_reduce(machine, hidden, tp, 1)) - alpha
         gathered = float(network.gather(machine, logits, tp, 1)) - first
     elif tp not in links:
-        raise ValueError(f"tp {tp} has no measured link, and links has {sorted(links)}: measure it")
+        raise ValueError(f"tp {tp} has no measured link, only {sorted(links)}: measure it")
     else:  # a ring's gather sends half of what its all-reduce sends
         alpha = first = links[tp].alpha
         sums, gathered = links[tp].beta * hidden, links[tp].beta * logits / 2
@@ -178,7 +178,7 @@ def _messages(model, machine, batch, rows, tp, links, value):
 def _check(model, batch, length, tp):
     for name, number in (("batch", batch), ("tokens", length), ("tp", tp)):
         if type(number) is not int or number < 1:
-            raise ValueError(f"{name} {number!r} is not a whole number above 0")
+            raise ValueError(f"{name} {number!r} is not an integer above 0")
     if model.heads % tp:
         raise ValueError(f"tp {tp} does not divide the {model.heads} heads: choose a divisor")
 
@@ -215,7 +215,7 @@ def where_it_pays(
     tps: Sequence[int] = (1, 2, 4),
     **options: Any,
 ) -> str:
-    """A line for each batch: which tp answers soonest, and which makes most of each device."""
+    """A line for each batch: which tp is fastest, and which gets the most from each device."""
     table = over(model, machine, batches, tps, **options)
     lines = []
     for batch, rows in table.groupby("batch", sort=False):
@@ -227,16 +227,16 @@ def where_it_pays(
                                                                     "per_device"))
         least = rows.iloc[0]
         lines.append(
-            f"batch {batch}: soonest with tp {fast['tp']:.0f}, {fast['step'] * 1e3:.3g} ms a step "
-            f"({least['step'] / fast['step']:.2g}x as fast as tp {least['tp']:.0f}); most tokens "
-            f"for each device with tp {thrifty['tp']:.0f}"
+            f"batch {batch}: fastest with tp {fast['tp']:.0f}, {fast['step'] * 1e3:.3g} ms per step"
+            f" ({least['step'] / fast['step']:.2g}x as fast as tp {least['tp']:.0f}); most tokens "
+            f"per device with tp {thrifty['tp']:.0f}"
         )
     return "\n".join(lines)
 
 
 def published() -> pd.DataFrame:
-    """What gpt-fast measured beside what is predicted: model, tp, measured, predicted (tokens/s),
-    error (a share). The mean context is 5 tokens of prompt and half of 200 new ones."""
+    """gpt-fast's measurements and the predictions: model, tp, measured, predicted (tokens/s), error
+    (a fraction). The mean context is 5 prompt tokens and half of 200 new ones."""
     rows = []
     for name, measured in PUBLISHED.items():
         for tp, rate in measured.items():
@@ -253,12 +253,12 @@ def published() -> pd.DataFrame:
 def here(
     ranks: "Ranks", model: Model, tps: Sequence[int] = (1, 2, 4)
 ) -> "tuple[dict[int, Machine], dict[int, Link]]":
-    """({tp: Machine}, {tp: Link}): this machine, measured with as many of the open `ranks` at work
-    as each tp has. Both go where the functions above take a machine and links.
+    """({tp: Machine}, {tp: Link}): this machine, measured with tp of the open `ranks` at work. Both
+    are the machine and links of the functions above.
 
-    Bandwidth is that of products of one row with matrices of the model's own sizes, cut into tp
-    parts: a model that fits the cache is read faster than from memory. `launch` is the time of the
-    smallest product. More ranks than cores share the cores, and so each of them is slower.
+    Bandwidth is that of products of one row with matrices of the model's own sizes, split into tp
+    slices: a model that fits the cache is read faster than from memory. `launch` is the time of the
+    smallest product. With more ranks than cores, ranks share cores, and each is slower.
     """
     machines, links = {}, {}
     for tp in tps:
@@ -289,8 +289,8 @@ def all_reduce_link(
 ) -> "Link":
     """`timing.Link` of an all-reduce among the first `size` ranks: α + β · bytes seconds.
 
-    values   how many fp32 values each message has; the median of `repeats` counts
-    Where noise hides what bytes cost, β is 1e-13, ten TB/s.
+    values   fp32 values in each message; the median of `repeats` counts
+    If noise hides the cost of bytes, β is 1e-13 s, which is 10 TB/s.
     """
     from utils.measure.timing import Link, alpha_beta
 
@@ -315,7 +315,7 @@ def _all_reduce_times(size, values, repeats):
     if dist.get_rank() < size:
         for count in values:
             tensor, took = torch.ones(count), []
-            for _ in range(repeats + 2):  # the first two warm the connection up
+            for _ in range(repeats + 2):  # the first two warm up the connection
                 dist.barrier(group)
                 begin = time.perf_counter()
                 dist.all_reduce(tensor, group=group)
@@ -326,8 +326,8 @@ def _all_reduce_times(size, values, repeats):
 
 
 def _speeds(size, shape, count):
-    """Runs on every rank, the first `size` work: (bytes/s of `count` matrices of `shape` (inputs,
-    outputs) times one row, seconds of the smallest product, FLOP/s); the others: None."""
+    """Runs on every rank, and the first `size` work: (bytes/s of `count` matrices of `shape`
+    (inputs, outputs) times one row, seconds of the smallest product, FLOP/s); the others: None."""
     import torch
     import torch.distributed as dist
 

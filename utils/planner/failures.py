@@ -1,14 +1,14 @@
-"""Failures: how often a run meets one, and how long it should compute between two checkpoints.
+"""Failures: how often a run has one, and how long it should compute between two checkpoints.
 
-    LLAMA_3.hours_between              3.09: all devices work together, so one failure stops them
+    LLAMA_3.hours_between              3.09: all devices work together, so one failure stops all
     between = LLAMA_3.between(1024)    seconds between the failures of 1,024 such devices
     young(save, between), daly(save, between)
     stretch(interval, save, restart, between)                 expected: 1.1 takes 10 % longer
     simulate(work, interval, save, restart, uptimes(between)) the same, failure by failure
 
 All times are in seconds. A run computes for `interval`, saves for `save`, and so on; a failure ends
-what it is doing, costs `restart`, and takes it back to the last whole checkpoint. Failures come at
-random, `between` apart on average, whatever the run is doing then (exponential uptimes).
+its current activity, costs `restart`, and returns it to the last complete checkpoint. Failures come
+at random, `between` apart on average, during any activity (exponential uptimes).
 
 Sources: Young 1974 (CACM 17, 9: "A first order approximation to the optimum checkpoint interval");
 Daly 2006 (Future Generation Computer Systems 22, 3: "A higher order estimate of the optimum
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Published:
-    """Failures of one long run: interruptions that nobody had planned."""
+    """Failures of one long run: unplanned interruptions."""
 
     devices: int
     days: float
@@ -36,7 +36,7 @@ class Published:
         return 24 * self.days / self.failures
 
     def between(self, devices: int) -> float:
-        """Mean seconds between two failures of a run on so many of these devices."""
+        """Mean seconds between two failures of a run on `devices` of these devices."""
         return 3600 * self.hours_between * self.devices / devices
 
 
@@ -78,7 +78,7 @@ def young(save: float, between: float) -> float:
 
 
 def daly(save: float, between: float) -> float:
-    """The same to a higher order, as Daly estimates it."""
+    """The same to a higher order, by Daly's estimate."""
     _check(save=save, between=between)
     if save >= 2 * between:
         return between
@@ -87,8 +87,8 @@ def daly(save: float, between: float) -> float:
 
 
 def stretch(interval: float, save: float, restart: float, between: float) -> float:
-    """How many times as long as its computing a run is expected to take: Daly's cost function, in
-    which failures also strike while it saves and restarts."""
+    """The expected time of a run over the time it computes: Daly's cost function, in which failures
+    also strike while it saves and restarts."""
     _check(interval=interval, save=save, between=between)
     exponent = (interval + save) / between
     if exponent + restart / between > 700:
@@ -100,7 +100,7 @@ KINDS = ("computing", "saving", "lost", "restarting")
 
 
 def uptimes(between: float, seed: int = 0) -> Iterator[float]:
-    """Seconds until each next failure, without end."""
+    """Endless seconds from each failure to the next."""
     drawn = random.Random(seed)
     while True:
         yield drawn.expovariate(1 / between)
@@ -136,7 +136,7 @@ class Course:
 
     @property
     def stretch(self) -> float:
-        """The whole time over that of computing."""
+        """The total time over the computing time."""
         return sum(self.seconds.values()) / self.seconds["computing"]
 
 
@@ -160,4 +160,4 @@ def simulate(
 def _check(**seconds: float) -> None:
     for name, value in seconds.items():
         if not 0 < value < math.inf:
-            raise ValueError(f"{name} {value!r} is not a time: give seconds above 0")
+            raise ValueError(f"{name} {value!r} is not a time: give a number of seconds above 0")

@@ -1,19 +1,19 @@
-"""One rank of a world of thousands, in this process alone: the true code, without the numbers.
+"""One rank of a world of thousands, in this process alone: the real code, without the data.
 
     with world_of(3072, rank=0):                       # torch.distributed believes it
         mesh = make_mesh(dp=6, pp=64, tp=8)
-        with fake_numbers():                           # tensors have shapes, and no memory
+        with fake_numbers():                           # tensors have shapes but no memory
             model = tensor_parallel(GPT(config), mesh.tp)
             …
 
     seen = observe(config, dp=6, pp=64, tp=8, micro_batches=64, seq=2048, recompute="full")
     seen.memory["activations"], seen.sent("tp")        # bytes of rank 0, of a step
 
-The process group is PyTorch's "fake" backend: every collective returns at once, and nobody answers.
-Under `FakeTensorMode` an operator works out shapes and types and computes nothing. So a model of a
+The process group is PyTorch's "fake" backend: every collective returns at once, without any peers.
+Under `FakeTensorMode` an operator derives shapes and types and computes nothing. So a model of a
 trillion parameters goes through the same functions as on a real cluster – stages, split matrices,
 schedule, recomputation, optimizer – and `utils.measure.memory` and `utils.measure.traffic` count on
-this rank what they would count there. What it cannot tell is time, and what a kernel needs inside.
+this rank what they would count there. It cannot tell time, nor the memory used inside a kernel.
 """
 
 import time
@@ -45,7 +45,7 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @contextmanager
 def world_of(size: int, rank: int = 0) -> Iterator[None]:
-    """Makes this process rank `rank` of `size`. Raises RuntimeError where a group is open."""
+    """Make this process rank `rank` of `size`. Raises RuntimeError if a group is open."""
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} is not in a world of {size}: give 0 to {size - 1}")
     if dist.is_initialized():
@@ -59,11 +59,12 @@ def world_of(size: int, rank: int = 0) -> Iterator[None]:
 
 @contextmanager
 def fake_numbers() -> Iterator[None]:
-    """A context in which tensors have shape, type and device, and neither numbers nor memory.
+    """A context in which tensors have shape, type and device, but neither values nor memory.
 
     Their device is the CPU. One operation of the model keeps more there than on a GPU: in 16 bits
-    PyTorch's norm is made of small ones, which keep copies in fp32, where a GPU has one kernel. So
-    the norm is the course's own here, which keeps what that kernel keeps: its input and a scale.
+    PyTorch's norm consists of small operations, which keep copies in fp32, while a GPU has one
+    kernel. So the norm here is the workshop's own, which keeps what that kernel keeps: its input
+    and a scale.
     """
     before, gpt.rms_norm = gpt.rms_norm, ops.RMSNormFunction.apply
     try:
@@ -75,12 +76,12 @@ def fake_numbers() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank of a world did in one step.
+    """A record of one rank's step.
 
     phases       {"passes", "gradients" (exchanged), "update": {kind: bytes}}, at the peak of each
     parameters   held by this rank
     traffic      of the step;  mesh: this rank's axes
-    seconds      that it took here, which says nothing about a cluster
+    seconds      that it took here; they say nothing about a cluster
     """
 
     phases: dict[str, dict[str, int]]
@@ -113,9 +114,9 @@ class Seen:
 
 
 class MixedAdamW:
-    """AdamW for parameters in 16 bits: it keeps an fp32 copy and two moments, 12 bytes each.
+    """AdamW for parameters in 16 bits: it keeps an fp32 copy and two moments, 12 bytes for each.
 
-    One parameter is updated after the other, so that only one gradient at a time is in fp32.
+    It updates parameters one at a time, so only one gradient at a time is in fp32.
     """
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], lr: float = 1e-4):
@@ -145,7 +146,7 @@ def observe(
     rank: int = 0,
     **options: Any,
 ) -> Seen:
-    """One step of training as rank `rank` of dp · pp · cp · tp, which are not there: see
+    """One training step as rank `rank` of a fake world of dp · pp · cp · tp ranks: see
     `one_step`."""
     with world_of(dp * pp * cp * tp, rank):
         mesh = make_mesh(dp=dp, pp=pp, tp=tp, cp=cp)
@@ -167,12 +168,12 @@ def one_step(
     context: str = "ring",
     precision: str = "bf16",
 ) -> Seen:
-    """What this rank holds and sends in a step, on real ranks or on one of a world that is not.
+    """What this rank holds and sends in a step, in a real world or a fake one.
 
     micro_batches   of one pipeline, each of `micro_batch` sequences of `seq` tokens
     context         how attention sees the positions of cp's other ranks: see `context_parallel`
     precision       bf16: weights and gradients in 2 bytes, 12 bytes of optimizer; fp32: 4, 4 and 8
-    A small step before makes the optimizer's state. Raises ValueError.
+    A small step beforehand creates the optimizer's state. Raises ValueError.
     """
     if precision not in TYPES:
         raise ValueError(f"precision {precision!r} is not one of {', '.join(TYPES)}")

@@ -1,18 +1,19 @@
 """Seconds that a device computes: matrix products by their shapes, the rest by its bytes.
 
-A product of (m, k) and (k, n) takes 2mnk FLOPs at `peak · sustained`, less what its shape costs:
+A product of (m, k) and (k, n) takes 2mnk FLOPs at the rate `peak · sustained`, reduced by its
+shape:
 
-* its result is cut into tiles, `processors` at a time; in the last round half of them idle on
-  average: mn / (mn + ½ processors · tile). So small micro-batches and much tensor parallelism
-  make every FLOP dearer;
-* each tile begins and ends with loads and stores, RAMP seconds, while nothing multiplies. The
-  faster a processor, the longer k must be: on an A100 RAMP is worth 123 values of k, on an H100 in
-  fp8 544.
+* its result is split into tiles, computed `processors` at a time; in the last round half of the
+  processors idle on average: mn / (mn + ½ processors · tile). So small micro-batches and much
+  tensor parallelism make every FLOP more expensive;
+* each tile begins and ends with loads and stores, RAMP seconds without multiplications. The faster
+  a processor, the longer k must be: on an A100 RAMP is worth 123 values of k, on an H100 in fp8
+  544.
 
-Never less than reading and writing its matrices. Everything else in a layer (norms, activation
-functions, dropout, softmax, sums) computes little on many bytes and runs at the memory's speed:
-`STREAM` of the data sheet's. How often each tensor is read and written is counted below. Experts
-are taken as equally busy.
+A product never takes less than reading and writing its matrices. Everything else in a layer (norms,
+activation functions, dropout, softmax, sums) computes little on many bytes and runs at memory
+speed: `STREAM` of the data sheet's. How often each tensor is read and written is counted below.
+Experts are assumed to be equally busy.
 """
 
 import numpy as np
@@ -21,10 +22,10 @@ from utils.planner.machine import Machine
 from utils.planner.model import Model
 from utils.planner.strategy import Columns, Numbers
 
-RAMP = 3.5e-6  # seconds: begin and end of a tile
-STREAM = 0.8  # of the memory's bandwidth that simple kernels see
+RAMP = 3.5e-6  # seconds: start and end of a tile
+STREAM = 0.8  # fraction of the memory's bandwidth that simple kernels reach
 FUSED = (
-    0.6  # of a matrix product's speed that fused attention reaches (arXiv:2307.08691, section 4)
+    0.6  # fraction of a product's speed that fused attention reaches (arXiv:2307.08691, section 4)
 )
 
 
@@ -47,7 +48,7 @@ def matmul(
 
 
 def steady(machine: Machine, k: Numbers, rate: Numbers) -> Numbers:
-    """The part of a tile's time that is not its beginning and end. The rest, RAMP seconds, is as
+    """The fraction of a tile's time between its start and end. The rest, RAMP seconds, is as
     long as RAMP · rate / (2 tile · processors) values of k."""
     return k / (k + RAMP * rate / (2 * machine.tile * machine.processors))
 
@@ -80,15 +81,16 @@ def layer(machine: Machine, model: Model, c: Columns, value_bytes: float) -> dic
     """Seconds of one layer and one micro-batch on a rank: a dictionary of arrays
 
     forward     all of it, without communication
-    selective   the part of it that selective recomputation makes again: attention's core in the
-                GPT layout, norms and activation functions in the gated one
+    selective   the part of it that selective recomputation repeats: attention's core in the GPT
+                layout, norms and activation functions in the gated one
     backward    without recomputation
-    attention, attention backward   their parts that queries and keys take
-    products    the part of the forward pass that multiplies matrices; messages can travel meanwhile
-    inputs, weights     the same of the backward pass: gradients of inputs, of weights
+    attention, attention backward   the parts of both that queries and keys take
+    products    the part of the forward pass that multiplies matrices, during which messages can
+                travel
+    inputs, weights     the same for the backward pass: gradients of inputs, of weights
 
-    In fp8 products run at the rate of 8-bit values. What goes into them is cast: 16 bits are read
-    and 8 written twice, as it is and transposed for the backward pass; gradients of results too.
+    In fp8 products run at the rate of 8-bit values. Their inputs are cast: 16 bits are read and 8
+    written twice, once transposed for the backward pass; gradients of results too.
     """
     tokens = c.tokens(model)
     routed = tokens * model.experts_per_token
@@ -137,13 +139,13 @@ def attention(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) seconds of attention's core: scores, softmax, dropout, sum of values.
 
-    With scores in memory (b · heads · s² of them) they are written by the product, read and
-    written by the masked softmax, read and written with a byte of mask by dropout, and read by the
-    second product: 6.5 passes; the backward pass makes 9.5, and 4 products for 2. A fused kernel
-    keeps them in registers, leaves out the masked half, and computes them again: 5 products for 2.
+    Scores in memory (b · heads · s² of them) are written by the product, read and written by the
+    masked softmax, read and written with a byte of mask by dropout, and read by the second product:
+    6.5 passes; the backward pass makes 9.5, and 4 products for 2. A fused kernel keeps them in
+    registers, skips the masked half, and recomputes them: 5 products for 2.
     """
     heads = c.micro_batch * model.heads / c.tp
-    # an equal share of the scores, by positions; by Ulysses of whole heads, the most that one has
+    # an equal part of the scores, by positions; with Ulysses, by whole heads, the largest part
     whole = np.ceil(model.heads / c.tp / c.cp) * c.micro_batch
     heads = np.where((c.cp > 1) & (c.context == "ulysses"), whole, heads / c.cp)
     scores, size = heads * model.seq**2, model.head_size
@@ -165,9 +167,9 @@ def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray,
     Forward, in units of a hidden state: two norms read and write (4); two sums with the residual,
     with bias and dropout in the GPT layout, read two, write one and a mask (7). The MLP's
     activation reads and writes its inner values, gated ones read twice as many; squared ReLU is two
-    kernels forward and four backward. Backward: norms
-    read input and gradient, write (6), the residual's gradients are added (4), dropout (5), biases
-    (2); activation: reads two, writes one.
+    kernels forward and four backward. Backward: norms read input and gradient and write (6), the
+    residual's gradients are added (4), dropout (5), biases (2); the activation reads two and writes
+    one.
     """
     tokens = c.tokens(model)
     hidden = tokens * model.hidden_size / np.where(c.sequence_parallel, c.tp, 1.0)
@@ -188,14 +190,14 @@ def pointwise(model: Model, c: Columns, value_bytes: float) -> tuple[np.ndarray,
 
 
 def _of_trainer(model, c, value, hidden, inner):
-    """The same of this course's trainer, kernel by kernel. A value of a hidden state has `stream`
-    bytes, one that a product reads `value`.
+    """The same for this workshop's trainer, kernel by kernel. A value of a hidden state has
+    `stream` bytes, one that a product reads `value`.
 
-    eager, forward: norms read and write; by autocast each of five products casts its input; rotary
-    rolls, multiplies, adds (7 values); sums read two, write one; silu 2, its product 3. backward:
-    two gradients of the stream are added, by autocast cast for the branch; norms read two, write
-    one, read both again for the weight; the gradients of five inputs become two; rotary 7,
-    activation 9. compiled: a norm is one kernel with the sum before it, an activation one.
+    eager, forward: norms read and write; with autocast, each of five products casts its input;
+    rotary rolls, multiplies, adds (7 values); sums read two, write one; silu 2, its product 3.
+    backward: two gradients of the stream are added, with autocast cast for the branch; norms read
+    two, write one, read both again for the weight; the gradients of five inputs become two; rotary
+    7, activation 9. compiled: a norm and the sum before it are one kernel, an activation is one.
     """
     stream = np.where(c.precision == "autocast", 4.0, value)
     cast = np.where(c.precision == "autocast", stream + value, 0.0)
@@ -218,10 +220,10 @@ def head(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(forward, backward) seconds of the last matrix and the loss for one micro-batch. The loss
     reads and writes fp32 logits: cast, largest, difference, exponentials, sum, quotient; then the
-    gradient and its cast (Megatron-Core's cross_entropy.py), fused each group of them once.
-    PyTorch's, with autocast, makes 9 passes over fp32 and casts both ways; compiled 4 over 16 bits.
-    The trainer's makes log-softmax from logits that it reads twice, takes exponentials in place,
-    casts, and adds up the gradient of the matrix in fp32, once for each chunk of rows."""
+    gradient and its cast (Megatron-Core's cross_entropy.py); fused, each group once.
+    PyTorch's, with autocast, makes 9 passes over fp32 and casts both ways; compiled, 4 over 16
+    bits. The trainer's reads the logits twice for log-softmax, takes exponentials in place, casts,
+    and sums the gradient of the matrix in fp32, once per chunk of rows."""
     tokens, share = c.tokens(model), model.vocab_size / c.tp
     inputs, weights = both_gradients(machine, tokens, share, model.hidden_size, 1.0, value_bytes)
     forward = matmul(machine, tokens, share, model.hidden_size, 1.0, value_bytes)
@@ -251,7 +253,7 @@ def head(
 
 
 def loss_rows(model: Model, c: Columns) -> np.ndarray:
-    """Tokens whose logits this course's trainer holds at once: `linear_cross_entropy`."""
+    """Tokens whose logits this workshop's trainer holds at once: `linear_cross_entropy`."""
     return np.minimum(c.tokens(model), max(model.hidden_size, 2**22 // model.vocab_size))
 
 

@@ -1,29 +1,29 @@
-"""What trains: peaks, memory and links of a device, and how many share a node.
+"""The hardware: peaks, memory and links of a device, and the number of devices per node.
 
     MACHINES["dgx-a100"].peak                  # 312e12 FLOP/s
     measured(ranks)                            # this machine, measured as in lesson 00
 
-Peaks, sizes and bandwidths are the hardware's own, from its data sheet. `sustained` is not: it is
-what large matrix products reach. Latencies, `launch` and the host's values are typical ones;
-`attention` and `overlaps` are the software's part.
+Peaks, sizes and bandwidths are the hardware's own, from its data sheet. `sustained` is not: large
+matrix products reach it. Latencies, `launch` and the host's values are typical ones; `attention`
+and `overlaps` belong to the software.
 """
 
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it brings torch
+if TYPE_CHECKING:  # it imports torch
     from utils.ranks import Ranks
 
 GB = 1e9
 ANY = math.inf
-HERE = "here"  # the name of the machine that `measured` looks at
+HERE = "here"  # the name of the machine that `measured` measures
 
 
 @dataclass(frozen=True)
 class Level:
-    """A network: among `size` neighbours each device sends `bandwidth` bytes/s, one way, while it
-    receives as many; a message takes `latency` seconds besides."""
+    """A network: among `size` neighbours, each device sends `bandwidth` bytes/s, one way, while it
+    receives as many; each message takes another `latency` seconds."""
 
     size: float
     bandwidth: float
@@ -32,19 +32,19 @@ class Level:
 
 @dataclass(frozen=True)
 class Machine:
-    """One device of a cluster, and its share of what the node has.
+    """One device of a cluster, and its share of the node's resources.
 
-    peak        FLOP/s in the format of training (16 bits on GPUs), dense
-    sustained   part of it that a very large matrix product reaches under the power limit
-    processors  multiprocessors, which share out the tiles of a matrix product
+    peak        FLOP/s in the training format (16 bits on GPUs), dense
+    sustained   fraction of it that a very large matrix product reaches under the power limit
+    processors  multiprocessors, which divide the tiles of a matrix product
     bandwidth   bytes/s of the device's memory;  memory: its bytes
-    levels      networks from the nearest to the farthest; the last one has no end
+    levels      networks from the nearest to the farthest; the last one is unlimited
     host_link   bytes/s between device and host memory, one way
     host_memory, host_bandwidth, host_flops   the device's share of the host's bytes, bytes/s
     launch      seconds between two kernels
-    fp8_peak, fp8_sustained   the same for products of 8-bit values; 0: it has none
-    attention, overlaps   what Megatron did on such machines in their time, where nothing is asked
-                for: attention's core in the GPT layout, fields of `Strategy` that are on
+    fp8_peak, fp8_sustained   the same for products of 8-bit values; 0: no fp8
+    attention, overlaps   defaults, as in Megatron at the machine's time: attention's core in the
+                GPT layout, fields of `Strategy` that are on
     """
 
     name: str
@@ -68,14 +68,14 @@ class Machine:
 
     @property
     def node(self) -> int:
-        """Devices in a node: what the last but one network joins."""
+        """Devices per node: the size of the second farthest network."""
         return int(self.levels[-2].size) if len(self.levels) > 1 else 1
 
 
-# NVIDIA and AMD print peaks at clocks that a device does not hold while all its matrix units work.
-# `sustained` is the share that large products reach; one value for a device, the same for every
-# model and every strategy. An A100's is near 0.8; the newer ones come up against their power limit.
-# Those of the A100 and of the H100 are fitted to one half of the runs in `published`.
+# NVIDIA and AMD print peaks at clocks that a device cannot sustain while all its matrix units work.
+# `sustained` is the fraction that large products reach: one value per device, for all models and
+# strategies. An A100's is near 0.8; newer devices run into their power limit. Those of the A100 and
+# of the H100 are fitted to one half of the runs in `published`.
 MACHINES = {
     machine.name: machine
     for machine in (
@@ -116,7 +116,7 @@ MACHINES = {
             (Level(ANY, 1 * GB, 300e-6),),
             host_link=10 * GB, host_memory=4 * GB, host_bandwidth=10 * GB,
             launch=5e-6, tile=64 * 64, precision="fp32",
-            source="one core of a laptop as a rank, joined by gloo; `measured` puts in your own",
+            source="one core of a laptop as a rank, joined by gloo; `measured` uses your own",
         ),
     )
 }

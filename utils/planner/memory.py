@@ -5,28 +5,27 @@
     largest_model(80e9, ranks=64, stage=3)                    # parameters that just fit
     memory(model, columns)                                    # arrays: one entry per strategy
 
-The first part is one data-parallel rank that shares its state out by ZeRO, for lesson 05; the
-second is a rank of the fullest stage of any strategy, at the peak of a step, for the planner.
+The first half is one data-parallel rank that shards its state by ZeRO, for lesson 05; the second is
+a rank of the fullest stage of any strategy, at the peak of a step, for the planner.
 `utils.measure.memory` measures what is computed here.
 
-weights, gradients, optimizer   of this rank's share of the parameters. In bf16 2 + 2 + 12 bytes
-    each (fp32 master copy and two moments), shared out by ZeRO: Rajbhandari et al. 2020,
-    arXiv:1910.02054, section 5. A tied matrix is on the first and on the last stage. This course's
-    trainer in bf16: 4 + 2 for the passes' copy, 4, 8; its gradients stay until the optimizer, also
-    one on the host, has them.
-activations   what the backward pass waits for, of all micro-batches that are under way. GPT layout:
-    Korthikanti et al. 2022, arXiv:2205.05198, section 4, with s·b·h values a layer
+weights, gradients, optimizer   of this rank's part of the parameters. In bf16 2 + 2 + 12 bytes
+    each (fp32 master copy and two moments), sharded by ZeRO: Rajbhandari et al. 2020,
+    arXiv:1910.02054, section 5. A tied matrix is on the first and on the last stage. This
+    workshop's trainer in bf16: 4 + 2 for the passes' copy, 4, 8; its gradients stay until the
+    optimizer, even one on the host, has them.
+activations   what all micro-batches in flight keep for the backward pass. GPT layout:
+    Korthikanti et al. 2022, arXiv:2205.05198, section 4, with s·b·h values per layer
         sbh (10 + 24/t + 5as/ht)   and all of it / t with sequence parallelism;
-        selective recomputation leaves out 5as/h; full recomputation keeps 2sbh.
+        selective recomputation drops 5as/h; full recomputation keeps 2sbh.
     The first stage holds p micro-batches; with v chunks 1 + (p−1)/pv times as much.
-    Gated layout: what `gated_values` counts, split over t in the same way; selective
+    Gated layout: the values of `gated_values`, split over t in the same way; selective
     recomputation keeps the results of matrix products and attention (`utils.memory.checkpointing`).
-    With context parallelism a rank has 1/cp of the tokens, and the state of ZeRO is shared out over
-    dp · cp. By Ulysses more is kept, see `_more_by_context`.
-buffers   what lives for moments: one layer that is being recomputed, gradients on their way
-    through it, the loss, messages, other ranks' keys and values (`context_buffers`), ZeRO's
-    gathered layers (in fp32, where there is no master copy, ZeRO-2 holds a rank's own part beside
-    the whole weights).
+    With context parallelism a rank has 1/cp of the tokens, and ZeRO shards its state over dp · cp.
+    Ulysses keeps more, see `_more_by_context`.
+buffers   short-lived memory: one layer that is being recomputed, gradients on their way through it,
+    the loss, messages, other ranks' keys and values (`context_buffers`), ZeRO's gathered layers (in
+    fp32, without a master copy, ZeRO-2 holds a rank's own shard in addition to the whole weights).
 """
 
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ KINDS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 @dataclass(frozen=True)
 class Place:
-    """Bytes by kind on a rank's device and in the host memory beside it."""
+    """Bytes by kind on a rank's device and in its host memory."""
 
     device: dict[str, int]
     host: dict[str, int]
@@ -78,17 +77,17 @@ def place(
     offload: str = "none",
     unit: int = 0,
 ) -> Place:
-    """Where each byte of the model's state is.
+    """The location of each byte of the model's state.
 
     parameters  of the whole model, Ψ
     ranks       of the data-parallel group, N
     stage       0 (plain data parallel), 1, 2 or 3
-    offload     "optimizer": its state, and the gradients that it needs, wait in host memory
+    offload     "optimizer": its state, and the gradients that it needs, are in host memory
                 (ZeRO-Offload, arXiv:2101.06840); "parameters": the weights as well, and the device
                 holds only what is in use (ZeRO-Infinity, arXiv:2104.07857)
-    unit        parameters of the largest piece that is gathered or reduced at once; it costs memory
-                while it is whole. 0 leaves this out, as the paper's formulas do.
-    Raises ValueError for values that are not known or make no sense together.
+    unit        parameters of the largest unit that is gathered or reduced at once; it costs memory
+                while it is whole. 0 omits this, as the paper's formulas do.
+    Raises ValueError for unknown values and impossible combinations.
     """
     _check(parameters, ranks, stage, precision, optimizer, offload)
     weight, gradient, master = PRECISIONS[precision]
@@ -109,7 +108,7 @@ def place(
 
 def _check(parameters, ranks, stage, precision, optimizer, offload):
     if parameters < 1 or ranks < 1 or int(ranks) != ranks:
-        raise ValueError(f"{parameters} parameters on {ranks} ranks: both must be 1 or more")
+        raise ValueError(f"{parameters} parameters on {ranks} ranks: both must be at least 1")
     for name, value, known in (
         ("stage", stage, ZERO),
         ("precision", precision, PRECISIONS),
@@ -137,7 +136,8 @@ def sent_per_step(parameters: int, ranks: int, *, stage: int = 0, value_bytes: i
 def activation_bytes(
     config: GPTConfig, batch: int, seq: int, recompute: str = "none", value_bytes: int = 2
 ) -> int:
-    """Bytes that the backward pass of `models.gpt` needs, at their peak, for `batch` sequences.
+    """Peak bytes that the forward pass of `models.gpt` keeps for the backward pass, for `batch`
+    sequences.
 
     recompute   "none"; "selective" keeps the results of matrix products and attention; "full" keeps
                 each block's input. Both hold one block's whole activations while it is recomputed.
@@ -160,7 +160,7 @@ def activation_bytes(
 
 
 def block_values(config: GPTConfig) -> dict[str, float]:
-    """Values that one block of `models.gpt` keeps for each token, by kind of recomputation."""
+    """Values that one block of `models.gpt` keeps per token, by kind of recomputation."""
     width = config.heads * config.head_size
     keys = config.key_value_heads * config.head_size
     return gated_values(config.hidden_size, width, keys, config.heads, config.mlp_size)
@@ -175,10 +175,10 @@ def gated_values(
     tp: Numbers = 1,
     whole: Numbers = 1,
 ) -> dict:
-    """Values that a layer of the gated layout keeps for each token, by kind of recomputation.
+    """Values that a layer of the gated layout keeps per token, by kind of recomputation.
 
-    width, keys of the queries and of the keys; inner of the MLP; tp splits attention and MLP, whole
-    (tp with sequence parallelism, else 1) the rest. Numbers or arrays.
+    width, keys: of the queries and of the keys; inner: of the MLP; tp splits attention and MLP;
+    whole (tp with sequence parallelism, else 1) splits the rest. Numbers or arrays.
     """
     attention = (2 * width + 2 * keys + heads) / tp  # q, k, v, result, log of the sums
     norms = 2 * (2 * hidden + 1) / whole  # their inputs and results, and one scale each
@@ -229,7 +229,7 @@ def largest_model(
     low, high = 1, 2
     while fits(high):
         low, high = high, 2 * high
-        if high > 10**18:  # nothing that grows with the model is bounded
+        if high > 10**18:  # no memory that grows with the model is limited
             return high
     while high - low > max(1, low // 1000):
         middle = (low + high) // 2
@@ -252,7 +252,7 @@ def split(model: Model, c: Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def layers_on_stage(model: Model, c: Columns) -> np.ndarray:
-    """Layers of the fullest stage: chunks are equal, but for the rest of the division."""
+    """Layers of the fullest stage: chunks are equal, except for the remainder."""
     return np.ceil(model.layers / (c.pp * c.interleave)) * c.interleave
 
 
@@ -273,11 +273,11 @@ def stage_parameters(model: Model, c: Columns) -> list[tuple[np.ndarray, np.ndar
 def state(
     c: Columns, dense: np.ndarray, experts: np.ndarray
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """{kind: bytes} of weights, gradients and optimizer for so many parameters on a rank, and the
+    """{kind: bytes} of weights, gradients and optimizer for these parameters on a rank, and the
     bytes that the host holds instead."""
     bytes_of = np.array([PRECISIONS[name] for name in c.precision], dtype=float).T  # (3, n)
     bytes_of[2] += OPTIMIZERS["adamw"]
-    # what is recomputed casts again, and the first copies are gone
+    # recomputation casts again, and the first copies are gone
     bytes_of[0] -= 2 * ((c.precision == "autocast") & (c.recompute != "none"))
     held, host = {}, np.zeros(len(c))
     for index, kind in enumerate(("weights", "gradients", "optimizer")):
@@ -287,7 +287,7 @@ def state(
         moved = c.offload == "parameters"
         if kind == "optimizer":
             moved = moved | (c.offload == "optimizer")
-        if kind == "gradients":  # the trainer's leave when all are there, for the optimizer's step
+        if kind == "gradients":  # the trainer's move when all are there, for the optimizer's step
             moved = moved | ((c.offload == "optimizer") & (c.software == "megatron"))
         host = host + np.where(moved, held[kind], 0)
         held[kind] = np.where(moved, 0, held[kind])
@@ -300,7 +300,7 @@ def state(
 def layer_activations(model: Model, c: Columns) -> dict[str, np.ndarray]:
     """{mode: bytes} that one layer keeps for one micro-batch, for each mode of recomputation."""
     values = c.tokens(model) * np.where(c.precision == "fp32", 2.0, 1.0)  # × 16 bits
-    whole = np.where(c.sequence_parallel, c.tp, 1.0)  # what only sequence parallelism splits
+    whole = np.where(c.sequence_parallel, c.tp, 1.0)  # split only by sequence parallelism
     fused = c.attention == "fused"
     # tokens in the experts' order, and the experts' results before they are weighted
     sent = (model.experts > 1) * 2 * _active(model) * model.hidden_size / whole
@@ -324,7 +324,7 @@ def layer_activations(model: Model, c: Columns) -> dict[str, np.ndarray]:
     more, copied = _more_by_context(model, c)
     kept["none"] = kept["none"] + scores + tables + sent + copied
     kept["selective"] = kept["selective"] + more
-    # autocast: inputs of norms in fp32, and of each product a copy in 16 bits; a norm's result is
+    # autocast: inputs of norms in fp32, and a 16-bit copy for each product; a norm's result is
     # read by three products and by two
     in_fp32 = np.where(c.precision == "autocast", model.hidden_size / whole, 0.0)
     for mode, times in (("none", 2 + 3), ("selective", 1), ("full", 1)):
@@ -337,16 +337,16 @@ def _by_ulysses(c):
 
 
 def key_columns(model: Model, c: Columns, by_heads: bool = False) -> np.ndarray:
-    """Columns of the keys of a rank's tokens: no head is split over tp, nor, by_heads, over cp."""
+    """Key columns of a rank's tokens: no head is split over tp or, with by_heads, over cp."""
     return np.maximum(model.key_width, c.tp * np.where(by_heads, c.cp, 1) * model.head_size) / c.tp
 
 
 def _more_by_context(model, c):
-    """Values of each token that a layer keeps more with context parallelism, (selective, none).
+    """Additional values per token that a layer keeps with context parallelism, (selective, none).
 
-    In a ring, and gathered, attention is computed in parts, of which selective recomputation keeps
-    none. By Ulysses the result is kept in both orders, and keys and values of heads that several
-    ranks compute with."""
+    In a ring, and gathered, attention is computed in blocks, none of which selective recomputation
+    keeps. Ulysses keeps the result in both orders, and keys and values of heads that several ranks
+    compute with."""
     parts = np.where(c.cp > 1, -(model.query_width + model.heads) / c.tp, 0.0)
     copied = model.query_width / c.tp + 2 * (key_columns(model, c, True) - key_columns(model, c))
     by_heads = _by_ulysses(c)
@@ -366,7 +366,7 @@ def in_flight(c: Columns) -> np.ndarray:
 
 
 def head_activations(model: Model, c: Columns) -> np.ndarray:
-    """Bytes that the last stage keeps of one micro-batch behind the last layer: the norm's input,
+    """Bytes that the last stage keeps of one micro-batch after the last layer: the norm's input,
     the head's input, the logits in fp32."""
     tokens = c.tokens(model)
     value = np.where(c.precision == "fp32", 4.0, 2.0)
@@ -375,17 +375,17 @@ def head_activations(model: Model, c: Columns) -> np.ndarray:
 
 
 def _in_chunks(c):
-    """Whether the loss is computed a few rows at a time: where the trainer's head is whole."""
+    """Whether the loss is computed a few rows at a time: if the trainer's head is whole."""
     return (c.software != "megatron") & (c.precision != "autocast") & (c.tp == 1)
 
 
 def loss_buffers(model: Model, c: Columns) -> np.ndarray:
-    """Bytes of the loss while it is computed: the logits, and their gradient in fp32; in chunks
-    those of some rows, with their softmax, and the gradients of all hidden states and the matrix.
+    """Bytes of the loss while it is computed: the logits and their gradient in fp32; in chunks,
+    those of some rows with their softmax, and the gradients of all hidden states and the matrix.
     """
     value = np.where(c.precision == "fp32", 4.0, 2.0)
     tokens, share = c.tokens(model), model.vocab_size / c.tp
-    # the matrix' gradient is added up in fp32; 8 bytes: 16-bit logits have a 16-bit gradient
+    # the matrix's gradient is summed in fp32; 8 bytes: 16-bit logits have a 16-bit gradient
     in_chunks = 8 * loss_rows(model, c) * share + (4 + value) * share * model.hidden_size
     in_chunks = in_chunks + value * tokens * model.hidden_size
     # PyTorch's loss has a gradient of log-softmax, too
@@ -394,7 +394,7 @@ def loss_buffers(model: Model, c: Columns) -> np.ndarray:
 
 
 def mlp_activations(model: Model, c: Columns) -> np.ndarray:
-    """The part of a layer's activations that is gone when its attention's backward pass begins."""
+    """The layer's activations that are freed before its attention's backward pass begins."""
     value = np.where(c.precision == "fp32", 4.0, 2.0)
     whole = np.where(c.sequence_parallel, c.tp, 1.0)
     inner = _active(model) * model.mlp_size / c.tp
@@ -405,14 +405,14 @@ def mlp_activations(model: Model, c: Columns) -> np.ndarray:
 
 
 def context_buffers(model: Model, c: Columns) -> np.ndarray:
-    """Bytes of context parallelism's own while one layer's attention goes backward: gradients of
-    results and queries, and
+    """Bytes that context parallelism itself holds during the backward pass of one layer's
+    attention: gradients of results and queries, and
 
-    ring      other ranks' keys and values, one at work, one that leaves, one that arrives; of
-              their gradients, which are summed in fp32, this rank's, one at work, one that leaves
-              and the next, one that arrives. Fewer than four ranks have fewer under way
+    ring      other ranks' keys and values: one block in use, one outgoing, one incoming; their
+              gradients, summed in fp32: this rank's own, one in use, one outgoing and the next, one
+              incoming. With fewer than four ranks, fewer are in flight
     gather    keys and values of all ranks, and fp32 sums of their gradients
-    ulysses   what is sorted by ranks, sent and put together, of gradients by heads
+    ulysses   gradients by heads as they are sorted by rank, sent and joined
     """
     value = np.where(c.precision == "fp32", 4.0, 2.0)
     width, keys = model.query_width / c.tp, 2 * key_columns(model, c)
@@ -446,7 +446,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
         last_held * (layers * by_mode + head),
     )
     hidden = value * tokens * model.hidden_size
-    # gradients on their way through a layer's MLP, and what of this layer is computed again
+    # gradients on their way through a layer's MLP, and what this layer recomputes
     passing = 2 * value * tokens * _active(model) * model.mlp_size / c.tp + hidden / whole
     in_attention = context_buffers(model, c) - mlp_activations(model, c)
     passing = np.where(c.cp > 1, np.maximum(passing, in_attention), passing)
@@ -456,7 +456,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
     layer_bytes = value * (layer + experts)
     # ZeRO-3: the weights of a layer in use and of the next one, and the gradients of one
     waiting = layer_bytes * (2 * ((c.zero == 3) | (c.offload == "parameters")) + (c.zero >= 2))
-    # what arrives and what leaves, for each chunk; the whole sequence and its gradient
+    # incoming and outgoing messages, for each chunk; the whole sequence and its gradient
     waiting += np.where(c.pp > 1, 2 * c.interleave * hidden / whole, 0.0)
     waiting += np.where(c.sequence_parallel, 2 * hidden, 0.0)
     best, best_host, total = None, None, None
@@ -470,7 +470,7 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
         held_here["buffers"] += np.maximum(
             np.where(has_head, loss, 0.0), working - np.where(has_head, head, 0.0)
         )
-        # of the first layer and of the embedding the gradients come last
+        # the gradients of the first layer and of the embedding come last
         to_come = 4 * (layer + experts + (0 if model.is_tied else table))
         held_here = _one_pass(c, held_here, by_mode + mask, waiting + working, to_come)
         here = sum(held_here.values())
@@ -484,10 +484,10 @@ def memory(model: Model, c: Columns) -> tuple[dict[str, np.ndarray], np.ndarray]
 
 
 def _one_pass(c, held, activations, buffers, to_come):
-    """The same for the trainer on one device with one micro-batch, whose gradients come as
-    activations go (ZeRO's have a place of their own): the larger of the sums when all activations
-    are there, and when only those of the first layer are, which has `activations`, needs `buffers`,
-    and gradients are `to_come`. What the compiler saves of activations is not known here."""
+    """The same for the trainer on one device with one micro-batch, whose gradients appear as
+    activations are freed (ZeRO's have their own memory): the larger of two sums, one with all
+    activations, the other with only the first layer's `activations`, its `buffers`, and all
+    gradients except those `to_come`. What the compiler saves of activations is not known here."""
     alone = (c.software != "megatron") & (c.gpus * c.micro_batches == 1) & (c.zero == 0)
     if not np.any(alone):
         return held

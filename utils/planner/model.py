@@ -1,8 +1,8 @@
-"""What is trained: sizes, parameters to the last one, FLOPs as the papers count them.
+"""The model: its sizes, its exact parameter count, and FLOPs as the papers count them.
 
     MODELS["gpt3-175b"].parameters                 # 174_600_…
     Model(layers=96, hidden_size=12288, heads=96, seq=2048)       # the layout of GPT
-    Model.of(GPTConfig(hidden_size=128), seq=256)                         # the course's own model
+    Model.of(GPTConfig(hidden_size=128), seq=256)                         # the workshop's own model
 
 Two layouts. *GPT*: two matrices in the MLP, LayerNorms and biases, learned positions, one matrix
 for embedding and head, dropout, attention scores kept in memory – as Megatron's papers of 2021 and
@@ -16,20 +16,20 @@ from typing import Any
 from utils.models.config import DecoderSizes, GPTConfig
 
 WORDS = {"hidden_size": "hidden", "vocab_size": "vocab", "intermediate_size": "ffn"}  # of options
-LARGEST = 2**31 - 1  # of a size or a count: products of some of them stay exact, or far from inf
+LARGEST = 2**31 - 1  # of a size or a count: products of several stay exact, or far from inf
 SHARED = ("layers", "hidden_size", "heads", "vocab_size", "kv_heads", "head_dim", "tie_embeddings")
 
 
 @dataclass(frozen=True)
 class Model(DecoderSizes):
     """The sizes of a decoder and of its training, in either layout; see `GPTConfig` for the
-    course's own. Raises ValueError where they do not fit together.
+    workshop's own. Raises ValueError if they are incompatible.
 
     kv_heads, intermediate_size, head_dim: None means heads, 4 hidden_size (gated: 8/3 hidden_size,
     rounded up to a multiple of 8), hidden_size / heads.  tie_embeddings: one matrix for embedding
     and head; None: not in the gated layout.  experts 1: a dense MLP.  positions: learned ones;
     None: seq in the GPT layout, none in the gated one (0 in the GPT layout: rotary ones).
-    squared_relu: the activation of the GPT layout's MLP, in place of a fused GELU.
+    squared_relu: the activation of the GPT layout's MLP, instead of a fused GELU.
     """
 
     layers: int
@@ -46,7 +46,7 @@ class Model(DecoderSizes):
     squared_relu: bool = False
     experts: int = 1
     experts_per_token: int = 1
-    batch: int = 1024  # sequences of a step where nothing else is asked for
+    batch: int = 1024  # default sequences per step
     name: str = ""
 
     def __post_init__(self):
@@ -78,7 +78,7 @@ class Model(DecoderSizes):
         }
         return cls(seq=seq, gated=True, **(sizes | changes))
 
-    # ---- what the layout decides
+    # ---- consequences of the layout
 
     @property
     def is_tied(self) -> bool:
@@ -107,20 +107,20 @@ class Model(DecoderSizes):
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token meets: all but the experts that it is not sent to."""
+        """The parameters that one token uses: all except the experts it is not sent to."""
         return self.active_parameter_count()
 
     def flops(self, sequences: int = 1) -> int:
-        """Of one training step, without recomputation: forward once, backward twice as much. As the
-        papers do, all seq × seq scores count, also those that a causal mask hides.
+        """FLOPs of one training step without recomputation: forward once, backward twice as much.
+        As in the papers, all seq × seq scores count, even those that a causal mask hides.
 
         For the GPT layout 72 B L s h² (1 + s/6h + V/12hL), Narayanan et al. 2021 (arXiv:2104.04473,
         section 5.1) and Korthikanti et al. 2022 (arXiv:2205.05198, appendix A)."""
         return sequences * self.seq * self.flops_per_token(self.seq)
 
     def recomputed_flops(self, mode: str, sequences: int = 1) -> int:
-        """What recomputation adds: a forward pass of all layers; "selective" that of their
-        attention's core, in the gated layout nothing that multiplies matrices."""
+        """FLOPs that recomputation adds: a forward pass of all layers; with "selective", that of
+        attention's core, and in the gated layout no matrix products."""
         scores = 4 * self.layers * self.seq * self.query_width
         head = 2 * self.vocab_size * self.hidden_size
         core = 0 if self.gated else scores
@@ -129,11 +129,11 @@ class Model(DecoderSizes):
 
 
 def check_whole(name: str, value: Any) -> None:
-    """Raises ValueError where a size or a count is no int from 1 to LARGEST."""
+    """Raise ValueError unless a size or a count is an int from 1 to LARGEST."""
     if type(value) is not int or value < 1:
-        raise ValueError(f"{name} {value!r} is not a whole number above 0")
+        raise ValueError(f"{name} {value!r} is not an integer above 0")
     if value > LARGEST:
-        raise ValueError(f"{name} {value} is more than {LARGEST}, the most that is planned for")
+        raise ValueError(f"{name} {value} is more than {LARGEST}, the planner's largest value")
 
 
 def _gpt(layers, hidden, heads, batch, vocab=51200, seq=2048, **more):
@@ -147,7 +147,7 @@ def _llama(layers, hidden, heads, kv_heads, ffn, vocab, seq, batch, **more):
 # Sizes: gpt2 Radford et al. 2019; gpt3 Brown et al. 2020, Table 2.1, with Megatron's vocabulary;
 # opt arXiv:2205.01068, Table 1 (two spare positions, as in its checkpoints); megatron-* Narayanan
 # et al. 2021, Table 1; mt-nlg arXiv:2201.11990; llama arXiv:2302.13971, 2307.09288, 2407.21783;
-# mixtral arXiv:2401.04088. `batch` is the one that the source trains with, in sequences.
+# mixtral arXiv:2401.04088. `batch` is the source's batch, in sequences.
 _PRESETS = {
     "gpt2": _gpt(12, 768, 12, 512, 50257, 1024),
     "gpt2-xl": _gpt(48, 1600, 25, 512, 50257, 1024),

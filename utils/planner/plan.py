@@ -1,4 +1,4 @@
-"""One strategy in full: what it holds, how long a step takes, whether it fits."""
+"""One strategy in full: its memory, the time of a step, whether it fits."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from utils.planner.model import Model
 from utils.planner.step import step
 from utils.planner.strategy import Columns, Strategy, check
 
-# what `evaluate` returns
+# the result of `evaluate`
 Evaluated = tuple[
     dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray
 ]
-USABLE = 0.95  # of a device's memory: the rest is the driver's, the libraries', and fragments'
+USABLE = 0.95  # of a device's memory: driver, libraries and fragmentation take the rest
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a strategy costs. Bytes are those of a rank of the fullest stage, seconds of a step.
+    """The cost of a strategy: bytes of a rank of the fullest stage, seconds of a step.
 
     memory, seconds     by kind, and their "total";  host: bytes in the host's memory
     hidden              seconds of messages that travel while the device computes, not in the total
-    tflops_per_gpu      model FLOPs (no recomputation) a second and device, in 10¹²
-    hardware_tflops_per_gpu     recomputation counted, as Megatron's paper of 2021 does
+    tflops_per_gpu      model FLOPs (no recomputation) per second and device, in 10¹²
+    hardware_tflops_per_gpu     with recomputation, as in Megatron's paper of 2021
     mfu                 tflops_per_gpu / peak
     """
 
@@ -44,7 +44,7 @@ class Plan:
     tokens_per_second: float
 
     def as_dict(self) -> dict:
-        """For programs: what `--json` prints."""
+        """The plan for programs, as printed by `--json`."""
         return {
             "model": self.model.name,
             "machine": self.machine.name,
@@ -67,7 +67,7 @@ class Plan:
         }
 
     def days(self, tokens: float) -> float:
-        """Days of training on so many tokens."""
+        """Days of training on `tokens` tokens."""
         return tokens / self.tokens_per_second / 86400
 
     def __str__(self):
@@ -78,7 +78,7 @@ class Plan:
             f"{self.strategy.gpus} x {self.machine.name}",
             f"{self.strategy} · batch {self.strategy.global_batch or self.model.batch}",
             "",
-            f"{'memory of a rank':<18}{name:>9}    {'a step':<12}{'seconds':>9}{'share':>8}",
+            f"{'memory per rank':<18}{name:>9}    {'a step':<12}{'seconds':>9}{'share':>8}",
         ]
         left = [f"{kind:<18}{size / unit:>9.2f}" for kind, size in memory.items()]
         total = self.seconds["total"]
@@ -94,14 +94,14 @@ class Plan:
         limit = self.machine.memory * USABLE / 1e9
         rows += [
             "",
-            f"fits: {'yes' if self.fits else 'no'} ({limit:.1f} GB can be used), "
-            f"{self.tflops_per_gpu:.4g} TFLOP/s a device of model FLOPs "
+            f"fits: {'yes' if self.fits else 'no'} ({limit:.1f} GB usable), "
+            f"{self.tflops_per_gpu:.4g} TFLOP/s of model FLOPs per device "
             f"({self.hardware_tflops_per_gpu:.4g} with recomputation), MFU {self.mfu:.1%}, "
             f"{self.tokens_per_second:,.0f} tokens/s",
         ]
         behind = [f"{kind} {seconds:.3f}" for kind, seconds in self.hidden.items() if seconds > 0]
         if behind:
-            rows.append(f"behind the computation travel, in seconds: {' · '.join(behind)}")
+            rows.append(f"hidden behind computation, in seconds: {' · '.join(behind)}")
         return "\n".join(rows)
 
 
@@ -112,12 +112,12 @@ def counted(parameters: int) -> str:
 
 
 def plan(model: Model, strategy: Strategy, machine: Machine) -> Plan:
-    """What `strategy` costs. Raises ValueError, in one sentence, where sizes do not go together."""
+    """The cost of `strategy`. Raises ValueError, in one sentence, for incompatible sizes."""
     return plan_all(model, [strategy], machine)[0]
 
 
 def plan_all(model: Model, strategies: list[Strategy], machine: Machine) -> list[Plan]:
-    """The same for many strategies at once, at a small part of the cost."""
+    """The same for many strategies at once, at a fraction of the cost."""
     c = Columns.of(strategies, model, machine)
     check(c, model, machine)
     return plans(model, c, machine)
@@ -125,7 +125,7 @@ def plan_all(model: Model, strategies: list[Strategy], machine: Machine) -> list
 
 def evaluate(model: Model, c: Columns, machine: Machine) -> Evaluated:
     """(memory, host bytes, seconds, hidden seconds, fits): arrays of all strategies in `c`."""
-    c = c.as_floats()  # in whole numbers of 64 bits some products would wrap
+    c = c.as_floats()  # some products would overflow 64-bit integers
     held, host = memory(model, c)
     seconds, hidden = step(model, c, machine)
     fits = (held["total"] <= USABLE * machine.memory) & (host <= machine.host_memory)

@@ -1,40 +1,40 @@
-"""What others measured, as rows: a model, a strategy, a machine, and the published figure.
+"""Published measurements, as rows: a model, a strategy, a machine, and the published figure.
 
     for row in HELD_OUT: row.source, row.name, row.published, row.predicted(), row.error()
     print(errors())        # the same: python -m utils.planner --errors
 
-DENSE holds runs of Megatron's family on A100 and H100, SHARDED runs of ZeRO-3 and FSDP. The rule of
-the split, made before anything was fitted: the rows of each source, sorted by name, go in turn to
-the half that constants were chosen by and to the half that nothing was chosen by.
+DENSE holds runs of Megatron's family on A100 and H100, SHARDED runs of ZeRO-3 and FSDP. The rule
+for splitting them, made before anything was fitted: the rows of each source, sorted by name, go
+alternately to the half that constants were fitted to and to the held-out half.
 
-Strategies are the sources' own. Where they leave something open:
+Strategies are the sources' own. Where they are incomplete:
 
 * Narayanan et al. 2021, Table 1: micro-batch and interleaving are those of the authors' scripts
   (Megatron-LM, examples/sc21/run_table_1.sh).
-* Megatron-Core: the README says what overlaps, not how the batch is cut. Taken is what the authors
-  did in 2021: without stages the whole share of a rank at once, with stages one sequence; and as
-  many chunks as a stage has layers (the README has pipeline messages overlap, which takes chunks).
-  Its arguments.py has gradients in fp32 wherever weights are in bf16.
-* NeMo: what overlaps is in the recipes of its launcher (NeMo-Framework-Launcher, tag 24.07,
+* Megatron-Core: the README names the overlaps but not the micro-batches. We assume what the authors
+  did in 2021: without stages, a rank's whole batch at once; with stages, one sequence; and as many
+  chunks as a stage has layers (the README overlaps pipeline messages, which requires chunks). In
+  its arguments.py, gradients are fp32 whenever weights are bf16.
+* NeMo: the overlaps are in the recipes of its launcher (NeMo-Framework-Launcher, tag 24.07,
   launcher_scripts/conf/training), and so are the loss and Nemotron's layout. For Nemotron-340B
   they contradict the summary: its 12 chunks came with a recipe of December, which overlaps tp and
-  pp; that of 24.07 has 8 and overlaps neither. Taken are the summary's chunks and the overlaps of
+  pp; that of 24.07 has 8 and overlaps neither. We take the summary's chunks and the overlaps of
   24.07.
 
-LONG holds runs of long sequences with context parallelism, by none of which a constant was chosen;
-LONG_OTHER_SOFTWARE those of torchtitan. What they leave open:
+LONG holds runs of long sequences with context parallelism, to which no constant was fitted;
+LONG_OTHER_SOFTWARE those of torchtitan. Where they are incomplete:
 
-* NeMo (docs/source/performance/performance_long_sequence.md): one sequence a micro-batch, nothing
-  recomputed, keys and values in a ring, all four overlaps.
-* Llama 3: keys and values are gathered (section 3.3.2); chunks and overlaps as in its other runs,
-  and nothing recomputed, as there.
-* torchtitan (benchmarks/llama3_h100_202412_torchtitan.md, Tables 2 and 6): ZeRO-1 where there are
-  stages. Its devices were held to 500 W, and read their memory with 2.4 TB/s.
+* NeMo (docs/source/performance/performance_long_sequence.md): one sequence per micro-batch, no
+  recomputation, keys and values in a ring, all four overlaps.
+* Llama 3: keys and values are gathered (section 3.3.2); chunks, overlaps and recomputation (none)
+  as in its other runs.
+* torchtitan (benchmarks/llama3_h100_202412_torchtitan.md, Tables 2 and 6): ZeRO-1 with stages. Its
+  devices were limited to 500 W and had 2.4 TB/s of memory bandwidth.
 
-The form of the formulas was found with all rows in sight, but for those of the last two. The
-constants are from the first halves alone, rounded to two digits: `Machine.sustained` of A100 and
-H100, `fp8_sustained`, and to one digit `step.HIDDEN` and `step.HIDDEN_ONCE`. They make the mean
-size of log(1 + error) as small as they can, dense rows counted twice.
+The form of the formulas was found with all rows in sight, except those of the last two. The
+constants are fitted to the first halves alone, rounded to two digits: `Machine.sustained` of A100
+and H100, `fp8_sustained`, and to one digit `step.HIDDEN` and `step.HIDDEN_ONCE`. They minimize the
+mean magnitude of log(1 + error), with dense rows counted twice.
 """
 
 from collections.abc import Iterable
@@ -49,8 +49,8 @@ from utils.planner.strategy import Strategy
 
 @dataclass(frozen=True)
 class Row:
-    """One published figure. quantity: "hardware_tflops", "tflops" (a device, in 10¹² FLOP/s),
-    "tokens" (a second and device) or "seconds" (of a step)."""
+    """One published figure. quantity: "hardware_tflops", "tflops" (per device, in 10¹² FLOP/s),
+    "tokens" (per second and device) or "seconds" (per step)."""
 
     source: str
     name: str
@@ -73,7 +73,7 @@ class Row:
         }[self.quantity]
 
     def error(self) -> float:
-        """Of the speed, relative: 0.1 is a prediction that is 10 % too fast."""
+        """The relative error of the speed: 0.1 means a prediction 10 % too fast."""
         ratio = self.predicted() / self.published
         return (1 / ratio if self.quantity == "seconds" else ratio) - 1
 
@@ -145,7 +145,7 @@ _CORE = (  # layers, hidden, heads, tp, pp, batch, TFLOP/s
 _NEMOTRON = {"vocab_size": 256000, "seq": 4096, "tie_embeddings": False, "positions": 0,
              "squared_relu": True}
 _NEMO = (
-    # name, model, GPUs, batch, micro-batch, tp, pp, interleave, tokens/s a GPU, overlaps tp, pp
+    # name, model, GPUs, batch, micro-batch, tp, pp, interleave, tokens/s per GPU, overlaps tp, pp
     ("gpt3-5b", Model(24, 4096, 32), 64, 2048, 4, 1, 1, 1, 22521, False, False),
     ("gpt3-20b", Model(44, 6144, 48), 64, 256, 2, 2, 1, 1, 5851, True, False),
     ("gpt3-175b", MODELS["gpt3-175b"], 128, 256, 1, 4, 8, 6, 726, False, True),
@@ -164,8 +164,8 @@ _MPT = {  # scripts/train/yamls/pretrain; one matrix for embedding and head
     "30b": Model(48, 7168, 56, 50368),
     "70b": Model(80, 8192, 64, 50368),
 }
-_FOUNDRY = (  # all its runs on 80 GB in bf16 with sequences of 2,048 tokens, from 7 billion on
-    # machine, model, GPUs, micro-batch, micro-batches, recomputed, tokens/s a GPU
+_FOUNDRY = (  # all its runs on 80 GB in bf16 with 2,048-token sequences, of 7 billion and more
+    # machine, model, GPUs, micro-batch, micro-batches, recomputed, tokens/s per GPU
     ("dgx-a100", "7b", 8, 6, 2, "none", 4641),
     ("dgx-a100", "13b", 8, 2, 3, "none", 2262),
     ("dgx-a100", "30b", 8, 3, 21, "full", 916),
@@ -202,7 +202,7 @@ _NEMO_LONG = (  # llama2-7b: thousands of tokens, batch, tp, dp, cp, TFLOP/s
     (512, 8, 8, 4, 16, 549),
     (1024, 4, 8, 4, 32, 536),
 )
-_TITAN_LONG = (  # preset, tp, pp, dp, cp, tokens, micro-batches, tokens/s a GPU
+_TITAN_LONG = (  # preset, tp, pp, dp, cp, tokens, micro-batches, tokens/s per GPU
     ("llama3-8b", 1, 1, 8, 1, 32768, 1, 3890),
     ("llama3-8b", 1, 1, 4, 2, 65536, 1, 2540),
     ("llama3-8b", 1, 1, 2, 4, 131072, 1, 1071),
@@ -216,7 +216,7 @@ _STREAMED = {"zero": 3, "overlap_grad_reduce": True, "overlap_param_gather": Tru
 
 
 def _dense():
-    """Megatron-LM, Megatron-Core, NeMo and Llama 3, which split layers and stages as they do."""
+    """Megatron-LM, Megatron-Core, NeMo, and Llama 3, which splits layers and stages like them."""
     for name, tp, pp, dp, interleave, micro, batch, tflops in _MEGATRON:
         strategy = Strategy(dp, pp, tp, 1, interleave, micro, batch, "full")
         model = MODELS[name]
@@ -244,7 +244,7 @@ def _dense():
                             overlap_tp=overlaps[0], overlap_pp=overlaps[1],
                             fused_loss=name in ("nemotron-8b", "nemotron-22b"))
         yield Row(NEMO, f"{name}, {gpus} GPUs", model, strategy, "dgx-h100", "tokens", tokens)
-    for gpus, tflops in ((8192, 430), (16384, 400)):  # the paper names no overlap of tp's messages
+    for gpus, tflops in ((8192, 430), (16384, 400)):  # the paper mentions no overlap of tp
         strategy = Strategy(gpus // 128, 16, 8, 1, 8, 1, 2048, "none", 1, True, overlap_tp=False,
                             precision="bf16-fp32-gradients")
         label, model = f"llama3-405b, {gpus} GPUs", MODELS["llama3-405b"]
@@ -272,8 +272,8 @@ def _sharded():
 
 
 def _other_software():
-    """Software that loses time in ways that this model does not know: DeepSpeed's pipeline, PyTorch
-    without a compiler (on devices held to 500 W)."""
+    """Software that loses time in ways that this model does not include: DeepSpeed's pipeline,
+    PyTorch without a compiler (on devices limited to 500 W)."""
     for servers, seconds in ((280, 60.1), (350, 50.2), (420, 44.4)):
         strategy = Strategy(8 * servers // 280, 35, 8, 1, 1, 1, 1920, "full")
         label, model = f"mt-nlg-530b, {8 * servers} GPUs", MODELS["mt-nlg-530b"]
@@ -298,7 +298,7 @@ def _long():
 
 
 def _long_other_software():
-    """PyTorch's own context parallelism, on devices held to 500 W."""
+    """PyTorch's own context parallelism, on devices limited to 500 W."""
     for name, tp, pp, dp, cp, seq, micro_batches, tokens in _TITAN_LONG:
         model = replace(MODELS[name], seq=seq)
         strategy = Strategy(dp, pp, tp, 1, 1, 1, dp * micro_batches, "full", 3 if pp == 1 else 1,
@@ -315,8 +315,8 @@ def by_source(rows: Iterable[Row]) -> dict:
 
 
 def halves(rows: Iterable[Row]) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
-    """(rows that constants are chosen by, rows that nothing is chosen by): every second one of each
-    source, sorted by name."""
+    """(rows that constants are fitted to, held-out rows): alternate rows of each source, sorted by
+    name."""
     ordered = [sorted(group, key=lambda row: row.name) for group in by_source(rows).values()]
     return tuple(tuple(row for group in ordered for row in group[first::2]) for first in (0, 1))
 
@@ -328,13 +328,13 @@ LONG, LONG_OTHER_SOFTWARE = tuple(_long()), tuple(_long_other_software())
 
 
 def summary(rows: Iterable[Row]) -> tuple[float, float]:
-    """(median, largest) of the errors' sizes."""
+    """(median, largest) of the errors' magnitudes."""
     sizes = [abs(row.error()) for row in rows]
     return median(sizes), max(sizes)
 
 
 def errors() -> str:
-    """A table of all rows, published and planned, and how far each half is off."""
+    """A table of all rows, published and planned, and the errors of each half."""
     groups = (
         ("dense, Megatron's family", DENSE, HELD_OUT),
         ("ZeRO-3 and FSDP", SHARDED, SHARDED_HELD_OUT),
@@ -360,6 +360,6 @@ def errors() -> str:
     return "\n".join(lines)
 
 
-# Dash et al. 2023 give no complete strategy, but the share of the peak: of a GCD, 191.5 TFLOP/s.
+# Dash et al. 2023 give no complete strategy, but the fraction of the peak: a GCD's, 191.5 TFLOP/s.
 FRONTIER_PERCENT = {"megatron-22b": 38.38, "gpt3-175b": 36.14, "1t": 31.96}
 FRONTIER_GPUS = {"megatron-22b": 64, "gpt3-175b": 1024, "1t": 3072}

@@ -11,8 +11,8 @@ from utils.planner.model import Model, check_whole
 from utils.planner.plan import Plan, evaluate, plans
 from utils.planner.strategy import CONTEXT, Columns, Strategy, defaults, valid
 
-TOKENS = 4096  # a sequence is shared out as long as each rank has so many of its positions
-# What a search tries where nothing is fixed.
+TOKENS = 4096  # a sequence is split while each rank keeps at least this many positions
+# The values that a search tries unless they are fixed.
 CHOICES = {
     "interleave": (1, 2, 3, 4, 6, 8),
     "micro_batch": (1, 2, 4, 8, 16, 32),
@@ -37,12 +37,12 @@ def search(
 ) -> list[Plan]:
     """The `top` fastest strategies on `gpus` devices whose memory suffices: a list of `Plan`.
 
-    global_batch   sequences of a step; None: the model's
-    fixed          fields of `Strategy` that are given: a value, or a tuple of values to try
+    global_batch   sequences per step; None: the model's
+    fixed          fields of `Strategy`: a value, or a tuple of values to try
     any_memory     also those that do not fit
     Without `cp` it tries those that leave each rank TOKENS positions of a sequence or more: with
-    fewer, rows are the better thing to share out.
-    An empty list: no strategy fits. Raises ValueError for a field that does not exist.
+    fewer, it is better to divide rows.
+    The list is empty if no strategy fits. Raises ValueError for a field that does not exist.
     """
     c = candidates(model, machine, gpus, global_batch, **fixed)
     if not len(c):
@@ -65,13 +65,13 @@ def search(
 def candidates(
     model: Model, machine: Machine, gpus: int, global_batch: int | None = None, **fixed: Any
 ) -> Columns:
-    """All strategies on `gpus` devices whose sizes go together, whether they fit or not."""
+    """All strategies on `gpus` devices with compatible sizes, whether they fit or not."""
     check_whole("gpus", gpus)
     if global_batch is not None:
         check_whole("global-batch", global_batch)
     unknown = set(fixed) - set(Strategy.__dataclass_fields__)
     if unknown:
-        raise ValueError(f"{sorted(unknown)} is no field of Strategy")
+        raise ValueError(f"{sorted(unknown)}: Strategy has no such fields")
     choices = {
         "tp": divisors(gpus),
         "cp": tuple(n for n in divisors(gpus) if n == 1 or model.seq // n >= TOKENS),
@@ -83,21 +83,21 @@ def candidates(
     }
     choices |= {name: value if isinstance(value, tuple) else (value,)
                 for name, value in fixed.items()}
-    Strategy(**{name: values[0] for name, values in choices.items()})  # names a value not known
+    Strategy(**{name: values[0] for name, values in choices.items()})  # raises for unknown values
     c = Columns(**_grid(choices, model, gpus, global_batch or model.batch))
     return c.take(valid(c, model, machine))
 
 
 def _grid(choices, model, gpus, global_batch):
-    """Every combination of the choices as {name: array}; what cannot work is left out as soon as
-    it is known, so that the arrays stay short."""
+    """Every combination of the choices as {name: array}; impossible ones are dropped as early as
+    possible, to keep the arrays short."""
     grid = {"global_batch": np.array([global_batch])}
     dp = choices.pop("dp", None)
     for name, values in choices.items():
         count = len(next(iter(grid.values())))
         grid = {key: np.repeat(column, len(values)) for key, column in grid.items()}
         grid[name] = np.tile(np.array(values), count)
-        if name == "context":  # one rank has nobody to hear from
+        if name == "context":  # without cp, all are the same
             grid = _keep(grid, (grid["cp"] > 1) | (grid["context"] == values[0]))
         elif name == "pp":
             split = grid["tp"] * grid["cp"] * grid["pp"]
@@ -112,7 +112,7 @@ def _grid(choices, model, gpus, global_batch):
         elif name == "zero":
             useful = (grid["dp"] * grid["cp"] > 1) | (
                 grid["zero"] == min(values)
-            )  # one rank shares nothing
+            )  # a single rank shards nothing
             grid = _keep(grid, useful & ((grid["zero"] < 3) | (grid["pp"] == 1)))
         elif name == "sequence_parallel":
             grid = _keep(grid, ~grid["sequence_parallel"] | (grid["tp"] > 1))

@@ -1,39 +1,40 @@
 """Seconds of one training step, by kind, as the slowest stage of the pipeline sees them.
 
 compute      forward and backward of its layers, and of the head or the embedding (`kernels`)
-recompute    forward passes that are made again
-tp           two all-reduces a layer forward and two backward, and again where it is recomputed
-             (with sequence parallelism an all-gather and a reduce-scatter each: as many bytes)
+recompute    repeated forward passes
+tp           two all-reduces per layer forward and two backward, and more with recomputation (with
+             sequence parallelism an all-gather and a reduce-scatter each: as many bytes)
 cp           keys and values to every rank and their gradients back, or heads for positions, in each
              layer (`context_messages`)
-pp           hidden states to the next stage and their gradients back, once for each chunk; each of
-             the tp ranks sends its part, and the receivers gather it (Narayanan et al. 2021, 4.1)
-ep           two all-to-alls a layer forward, two backward
+pp           hidden states to the next stage and their gradients back, once per chunk; each of the
+             tp ranks sends its slice, and the receivers gather them (Narayanan et al. 2021, 4.1)
+ep           two all-to-alls per layer forward, two backward
 dp           gradients: an all-reduce, or ZeRO's reduce-scatter and all-gather; ZeRO-3 gathers the
              weights for every forward and every backward pass
-bubble       what the stage waits for others: (p−1)/v of a micro-batch's pass, and the difference
+bubble       the stage's wait for others: (p−1)/v of a micro-batch's pass, and the difference
              between unequal stages
-optimizer    reads and writes the state
-offload      waits for the host's memory or for its optimizer
+optimizer    reading and writing the state
+offload      waiting for the host's memory or for its optimizer
 
-What travels while the device computes is hidden, and reported apart. Each is a field of `Strategy`;
-without it the message is waited for.
+Messages that travel while the device computes are hidden, and reported separately. Each kind is a
+field of `Strategy`; without it the device waits for the message.
 
-* overlap_tp: a message of tensor parallelism is cut in pieces that travel while the product before
-  or after it works on the others, forward and backward. Copy engines send them into the memory of
-  the node's other devices, so all of it is hidden, as long as the products last. Without it, and
-  over nodes, only backward messages hide: at most `HIDDEN` of them, behind gradients of weights.
+* overlap_tp: a message of tensor parallelism is split into chunks that travel while the product
+  before or after it works on the others, forward and backward. Copy engines send them into the
+  memory of the node's other devices, so all of it is hidden, as long as the products last. Without
+  it, and across nodes, only backward messages hide: at most `HIDDEN` of them, behind weight
+  gradients.
 * overlap_pp: hidden states travel while the stage works on another of its chunks, but not while
   the pipeline fills and drains: then each chunk waits for the message before it.
 * overlap_grad_reduce: gradients travel during the last backward pass (ZeRO-2 and 3: during all).
 * overlap_param_gather: ZeRO-1's weights travel during the first forward pass, ZeRO-3's during all
-  passes, a layer ahead. Without it ZeRO-3 fetches each parameter by itself when it is needed.
+  passes, a layer ahead. Without it ZeRO-3 fetches each parameter separately when it is needed.
 
-Of what the last two send, the first or last unit (`edge`) has nothing to hide behind. Of the rest
-at most a part is hidden, and no more than the passes last, as a collective takes memory bandwidth
-and processors from the computation: `HIDDEN` where each layer waits for its own (ZeRO-3),
-`HIDDEN_ONCE` where gradients are waited for only at the end. Both are fitted to one half of the
-runs in `published`.
+Among the messages of the last two, the first or last unit (`edge`) has nothing to hide behind. Of
+the rest, only a fraction is hidden, and no more than the passes last, as a collective takes memory
+bandwidth and processors from the computation: `HIDDEN` if each layer waits for its own (ZeRO-3),
+`HIDDEN_ONCE` if gradients are waited for only at the end. Both are fitted to one half of the runs
+in `published`.
 """
 
 import numpy as np
@@ -47,14 +48,14 @@ from utils.planner.strategy import PRECISIONS, Columns
 KINDS = ("compute", "recompute", "tp", "cp", "pp", "ep", "dp", "bubble", "optimizer", "offload")
 HIDDEN, HIDDEN_ONCE = 0.5, 0.7
 PARAMETERS = 12  # tensors of a layer that ZeRO-3 fetches one by one
-# Bytes of device memory that an AdamW step with clipping moves for each parameter in mixed
+# Bytes of device memory that an AdamW step with clipping moves per parameter in mixed
 # precision: cast and unscale the gradient (2 + 4), its norm (4), clip (8), read gradient, master
 # copy and two moments, write three of them (28), write the weight (2).
 OPTIMIZER_BYTES = 48
-# FSDP's backward pass puts a unit's gradients together (reads 2, writes 2) and divides them before
+# FSDP's backward pass concatenates a unit's gradients (reads 2, writes 2) and divides them before
 # they are summed (2 + 2): PyTorch's torch/distributed/fsdp, _flat_param.py and _runtime_utils.py.
 FSDP_BYTES = 8
-BUCKET = 40e6, 1e6  # parameters: at least, for each rank; Megatron-Core's DistributedDataParallel
+BUCKET = 40e6, 1e6  # parameters: minimum, per rank; Megatron-Core's DistributedDataParallel
 
 
 def step(
@@ -68,13 +69,13 @@ def step(
     again = np.select([c.recompute == "full", c.recompute == "selective"],
                       [one["forward"], one["selective"]], 0.0)
     parts = (c.cp > 1) & (c.context != "ulysses") & (c.recompute == "selective") & model.gated
-    again = again + np.where(parts, one["attention"], 0.0)  # attention in parts is not kept
+    again = again + np.where(parts, one["attention"], 0.0)  # attention in blocks is not kept
     full = c.recompute == "full"
     tp = messages["forward"] * (1 + full) + messages["backward"]
     ep = messages["experts"] * (2 + full)
     cp, cp_hidden = context_messages(model, c, machine, value, one)
 
-    # what one micro-batch costs on a stage, by kind
+    # the cost of one micro-batch on a stage, by kind
     ends = _ends(model, c, machine, value)
     layer, experts, _ = split(model, c)
     # from the second micro-batch on gradients are added: two are read, their sum is written; in
@@ -86,7 +87,7 @@ def step(
     hop, hop_hidden = _hop(model, c, machine, value, layers * body)
     layer_seconds = body + again + tp + cp + ep
     first, last = ends
-    # where layers do not divide, the last stage has one less, then the first one
+    # if layers do not divide evenly, the last stage has one fewer, then the first one
     spare = layers * c.pp - model.layers
     first, last = first - (spare >= 2) * layer_seconds, last - (spare >= 1) * layer_seconds
     slow_end = np.where(c.pp == 1, sum(ends), np.maximum(np.maximum(first, last), 0.0))
@@ -123,7 +124,7 @@ def layer_messages(
     model: Model, c: Columns, machine: Machine, value: float, one: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Exposed seconds of one layer's messages for one micro-batch: forward, backward, experts (one
-    direction), and what is hidden of the first two. one: the layer's computation, of `kernels`."""
+    direction), and the hidden part of the first two. one: the layer's computation, of `kernels`."""
     size = c.tokens(model) * model.hidden_size * value
     pair = 2 * np.where(
         c.sequence_parallel,
@@ -151,12 +152,12 @@ def layer_messages(
 def context_messages(
     model: Model, c: Columns, machine: Machine, value: float, one: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(exposed, hidden) seconds of what attention sends over cp for one layer and micro-batch, with
-    what recomputation sends again. one: the layer's computation, of `kernels`.
+    """(exposed, hidden) seconds of attention's messages over cp for one layer and micro-batch, with
+    those that recomputation repeats. one: the layer's computation, of `kernels`.
 
     ring      cp − 1 times keys and values, while one block of the scores is computed; backward with
-              their gradients in fp32, which come home one message later, when nothing is left to
-              compute. The pace is that of the farthest neighbours
+              their gradients in fp32, which return one message later, when nothing is left to
+              compute. The farthest neighbours set the pace
     gather    all keys and values before the first score; their gradients, in fp32, after the last
     ulysses   two all-to-alls forward and two backward, between which the scores are computed
     """
@@ -195,8 +196,8 @@ def _ends(model, c, machine, value):
 
 
 def _hop(model, c, machine, value, computing):
-    """(exposed, hidden) seconds of what a stage sends and receives for one micro-batch, whose
-    computation takes `computing`. Only a stage with several chunks has another one to work on."""
+    """(exposed, hidden) seconds of a stage's messages for one micro-batch, whose computation takes
+    `computing`. Only a stage with several chunks has another one to work on."""
     size = c.tokens(model) * model.hidden_size * value
     reach = c.tp * c.dp_cp * (c.pp - 1)
     one = network.send(machine, size / c.tp, reach)
@@ -211,17 +212,17 @@ def _hop(model, c, machine, value, computing):
 
 
 def _data_parallel(model, c, machine, value, forward, backward):
-    """(exposed, hidden) seconds of what data parallelism sends in a step: gradients, and the
-    weights that ZeRO shares out. forward, backward: a stage's seconds for one micro-batch."""
+    """(exposed, hidden) seconds of data parallelism's messages in a step: gradients, and the
+    weights that ZeRO shards. forward, backward: a stage's seconds for one micro-batch."""
     dense, experts = stage_parameters(model, c)[0]
     m = c.micro_batches
     gradients, weights = np.zeros(len(c)), np.zeros(len(c))
-    # (experts: the ranks of cp stand beside each other, those of dp are ep farther; both as if far)
+    # (experts: the ranks of cp are adjacent, those of dp ep apart; both are taken as apart)
     groups = ((dense, c.dp_cp, c.tp), (experts, c.dp_cp // c.ep, c.tp * c.ep))
     for parameters, n, stride in groups:
         size = value * parameters
         once = network.gather(machine, size, n, stride)
-        # stage 3 gathers layer by layer or tensor by tensor: as many bytes, more often the latency
+        # stage 3 gathers layer by layer or tensor by tensor: the same bytes, more latencies
         pieces = np.where(c.overlap_param_gather, 1, PARAMETERS)
         often = once + pieces * model.layers * (n - 1) * network.pace(machine, n, stride)[1]
         size = gradient_bytes(c, value) * parameters
@@ -230,7 +231,7 @@ def _data_parallel(model, c, machine, value, forward, backward):
         gradients += np.select([c.zero == 3, c.zero == 2, c.zero == 1],
                                [m * (often - once + reduced), m * reduced, reduced], all_reduce)
         weights += np.select([c.zero == 3, c.zero > 0], [2 * m * often, once], 0.0)
-    # what is there to hide behind: the last backward pass and the first forward pass; where each
+    # the computation to hide behind: the last backward pass and the first forward pass; if every
     # micro-batch sends, all of them
     each = np.where(c.zero >= 2, m, 1)
     part = np.where(c.zero == 3, HIDDEN, HIDDEN_ONCE) * (1 - edge(model, c, dense + experts))
@@ -247,13 +248,13 @@ def _data_parallel(model, c, machine, value, forward, backward):
 
 
 def gradient_bytes(c: Columns, value: float) -> np.ndarray:
-    """Of one gradient that data parallelism sends."""
+    """Bytes of one gradient value that data parallelism sends."""
     return np.where(c.precision == "bf16-fp32-gradients", 4.0, value)
 
 
 def edge(model: Model, c: Columns, parameters: np.ndarray) -> np.ndarray:
-    """Part of a stage's parameters in the unit that is sent before or after all computation: a
-    layer with ZeRO-3, else a bucket."""
+    """Fraction of a stage's parameters in the unit that is sent before or after all computation: a
+    layer with ZeRO-3, otherwise a bucket."""
     layer, experts, _ = split(model, c)
     bucket = np.maximum(BUCKET[0], BUCKET[1] * c.dp_cp)
     return np.minimum(np.where(c.zero == 3, layer + experts, bucket) / parameters, 1.0)
@@ -265,13 +266,13 @@ def _update(model, c, machine, value):
     share = np.where(c.zero >= 1, dense / c.dp_cp + experts * c.ep / c.dp_cp, dense + experts)
     trainer = c.software != "megatron"
     # the trainer's: norm (4), clip (8), AdamW (28); in 16 bits each pass casts gradients (6), and a
-    # step, or by autocast each pass and what is recomputed, the weights (6)
+    # step, or with autocast each pass and each recomputation, casts the weights (6)
     passes = c.micro_batches * (1 + (c.recompute != "none"))
     casts = 6 * c.micro_batches + 6 * np.where(c.precision == "autocast", passes, 1)
     own = 40 + np.where(c.precision == "fp32", 0, casts)
     on_device = kernels.stream(machine, np.where(trainer, own, OPTIMIZER_BYTES) * share)
     computing, travelling = share * 28 / machine.host_bandwidth, 4 * share / machine.host_link
-    # the trainer's copies, in fp32, travel beside the host's step
+    # the trainer's copies, in fp32, travel during the host's step
     host = np.where(
         trainer,
         np.maximum(computing, 2 * travelling),
@@ -282,8 +283,8 @@ def _update(model, c, machine, value):
 
 
 def _streamed(model, c, machine, value, computing):
-    """Seconds that the device waits for weights that live in the host's memory: each rank brings
-    its share for every forward and backward pass, while the layers before compute."""
+    """Seconds that the device waits for weights in the host's memory: each rank loads its shard
+    for every forward and backward pass, while the previous layers compute."""
     dense, experts = stage_parameters(model, c)[0]
     share = np.where(c.zero == 3, c.dp_cp, 1) * 1.0
     bring = c.micro_batches * 2 * value * (dense + experts) / share / machine.host_link

@@ -1,11 +1,11 @@
-"""How a model is split and trained, what does not go together, and many of them as arrays.
+"""Strategies for splitting and training a model, their conflicts, and many of them as arrays.
 
     Strategy(tp=8, pp=8, dp=24, interleave=2, global_batch=2304, recompute="full").gpus    # 1536
     Columns.of([strategy, …], model)          # one array per field, one entry per strategy
 
 Ranks are numbered with tp fastest, then cp, then ep, then the rest of dp, then pp
 (`utils.parallel.mesh`): neighbours in a node belong to one tensor-parallel group first, then to one
-context-parallel group, and stages are farthest apart.
+context-parallel group, and stages are the farthest apart.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from utils.choices import RECOMPUTE, ZERO
 from utils.planner.machine import Machine
 from utils.planner.model import Model, check_whole
 
-# What a run may let travel while the device computes, by the words of Megatron's options.
+# Messages that may travel while the device computes, by the names of Megatron's options.
 OVERLAPS = ("overlap_tp", "overlap_pp", "overlap_grad_reduce", "overlap_param_gather")
 OFFLOAD = ("none", "optimizer", "parameters")
 SCHEDULES = ("1f1b", "gpipe", "zero-bubble")
-# Bytes of one parameter: (weights, gradients, fp32 master copy that the optimizer keeps). "bf16" is
-# ZeRO's layout, that of DeepSpeed and Megatron. "mixed" is that of this course's trainer in bf16:
+# Bytes per parameter: (weights, gradients, fp32 master copy that the optimizer keeps). "bf16" is
+# ZeRO's layout, that of DeepSpeed and Megatron. "mixed" is that of this workshop's trainer in bf16:
 # weights and gradients in fp32, and one copy of the weights for the passes; "autocast" keeps as
-# much, casts in every pass, and adds up hidden states in fp32. "fp8" has the layout of bf16: only
-# what goes into a layer's matrix products is cast. "bf16-fp32-gradients" adds up gradients in fp32
-# and sends them so, as Megatron-LM's own loop does with --bf16, and Llama 3 (section 3.3.2).
+# much, casts in every pass, and sums hidden states in fp32. "fp8" has the layout of bf16: only the
+# inputs of a layer's matrix products are cast. "bf16-fp32-gradients" sums and sends gradients in
+# fp32, like Megatron-LM's own loop with --bf16, and Llama 3 (section 3.3.2).
 PRECISIONS = {
     "fp32": (4, 4, 0),
     "bf16": (2, 2, 4),
@@ -35,11 +35,11 @@ PRECISIONS = {
     "mixed": (6, 4, 0),
     "autocast": (6, 4, 0),
 }
-# Bytes of one parameter that the optimizer keeps besides, always fp32.
+# Further bytes per parameter that the optimizer keeps, always fp32.
 OPTIMIZERS = {"sgd": 0, "momentum": 4, "muon": 4, "adamw": 8}
-# What computes a step: Megatron's fused kernels; this course's trainer, as it is or compiled.
+# The software of a step: Megatron's fused kernels; this workshop's trainer, eager or compiled.
 SOFTWARE = ("megatron", "eager", "compiled")
-CONTEXT = ("ring", "ulysses", "gather")  # `utils.parallel.context.WAYS`; without torch here
+CONTEXT = ("ring", "ulysses", "gather")  # `utils.parallel.context.WAYS`, without importing torch
 WHOLE = ("dp", "pp", "tp", "ep", "interleave", "micro_batch", "global_batch", "cp")
 CHOICES = {
     "recompute": RECOMPUTE,
@@ -60,28 +60,28 @@ Numbers = float | np.ndarray  # one, or one for each strategy
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to train on dp · pp · cp · tp devices. Raises ValueError where it makes no sense.
+    """One way to train on dp · pp · cp · tp devices. Raises ValueError for invalid values.
 
     ep          experts are split over ep of the dp ranks
-    interleave  chunks of layers on each stage (interleaved 1F1B)
-    zero        0 to 3: what the ranks of dp and cp share out (ZeRO)
+    interleave  chunks of layers per stage (interleaved 1F1B)
+    zero        0 to 3: what the ranks of dp and cp shard (ZeRO)
     recompute   "none", "selective" (the core of the attention) or "full" (each layer)
     offload     "none", "optimizer" (its state and step are the host's), "parameters" (those too)
-    attention   "scores" keeps them in memory, "fused" does not; None: fused in the gated layout, in
-                that of GPT the machine decides
+    attention   "scores" keeps them in memory, "fused" does not; None: fused in the gated layout,
+                the machine's in the GPT layout
     precision   None: the machine decides;  global_batch None: the model's
-    overlap_tp              tensor parallelism's messages travel while the products beside them are
+    overlap_tp              tensor parallelism's messages travel while the adjacent products are
                             computed (Megatron's --tp-comm-overlap); only with sequence_parallel
                             and inside a node
     overlap_pp              hidden states travel while the stage works on another chunk
     overlap_grad_reduce     gradients travel during the last backward pass (--overlap-grad-reduce)
     overlap_param_gather    ZeRO's weights travel during the passes (--overlap-param-gather)
-                            None: what Megatron did in the machine's time (`Machine.overlaps`)
-    cp          ranks that share out the positions of each sequence, and work on the same rows
+                            None: as Megatron at the machine's time (`Machine.overlaps`)
+    cp          ranks that divide the positions of each sequence, and work on the same rows
     context     "ring", "ulysses" or "gather": how attention sees the others' positions, see
                 `utils.parallel.context`
-    software    "megatron", or this course's trainer, "eager" or "compiled": its loss holds a part
-                of the logits (with autocast all), and gradients are there only when they have come
+    software    "megatron", or this workshop's trainer, "eager" or "compiled": its loss holds some
+                of the logits (with autocast all), and gradients take memory only once computed
     fused_loss  Megatron's --cross-entropy-loss-fusion: fewer passes over the logits
     """
 
@@ -144,11 +144,11 @@ def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-# ---- what does not go together
+# ---- conflicts
 
 
 def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.ndarray, str]]:
-    """[(where, message)]: arrays of bool that are True where a strategy cannot work, and why.
+    """[(where, message)]: arrays of bool that are True for an impossible strategy, and the reason.
 
     A message is a template over the fields of `Columns`."""
     tokens_groups = c.dp * c.micro_batch
@@ -163,13 +163,13 @@ def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.nda
         (model.mlp_size % c.tp != 0,
          f"tp {{tp}} does not divide ffn {model.mlp_size}: choose a divisor"),
         ((c.pp * c.interleave > model.layers + 2) | (c.pp > model.layers),
-         f"pp · interleave = {{pp}} · {{interleave}} is more than {model.layers} layers: "
+         f"pp · interleave = {{pp}} · {{interleave}} is too many for {model.layers} layers: "
          "some stage would be empty"),
         ((c.interleave > 1) & (c.pp == 1),
          "interleave {interleave} needs two or more stages: pp is 1"),
         ((c.interleave > 1) & (c.micro_batches % c.pp != 0),
          "interleave {interleave} needs micro-batches in multiples of pp {pp}, "
-         "and there are {micro_batches}"),
+         "but there are {micro_batches}"),
         ((c.interleave > 1) & (c.schedule != "1f1b"),
          "interleave {interleave} goes with schedule 1f1b only"),
         (c.sequence_parallel & (c.tp == 1),
@@ -184,17 +184,17 @@ def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.nda
         ((c.zero == 2) & (c.pp > 1),
          "zero 2 sums gradients for every micro-batch and does not go with pp {pp}: use zero 1"),
         ((c.ep > 1) & (model.experts == 1),
-         "ep {ep} splits experts, and the model is dense"),
+         "ep {ep} splits experts, but the model is dense"),
         ((model.experts % c.ep != 0) | (c.dp % c.ep != 0),
          f"ep {{ep}} must divide dp {{dp}} and the {model.experts} experts"),
         (c.cp > model.seq,
-         f"cp {{cp}} shares out the positions of a sequence, and seq {model.seq} is fewer"),
+         f"cp {{cp}} is more than the {model.seq} positions of a sequence"),
         ((c.cp > 1) & (c.context == "ulysses") & (c.cp > model.heads // c.tp),
-         f"context ulysses shares out the heads of a rank, {model.heads} / tp {{tp}}, and "
+         f"context ulysses divides the heads of a rank, {model.heads} / tp {{tp}}, but "
          "cp {cp} is more: choose ring or gather"),
         ((c.cp > 1) & (c.context != "ulysses") & (c.attention == "scores"),
-         "context {context} merges results of fused attention, and attention scores keeps whole "
-         "rows of them: choose attention fused"),
+         "context {context} merges results of fused attention, but attention scores keeps whole "
+         "rows: choose attention fused"),
         ((c.offload == "parameters") & (c.pp > 1),
          "offload parameters streams the weights for every micro-batch and does not go with "
          "pp {pp}"),
@@ -202,7 +202,7 @@ def conflicts(c: "Columns", model: Model, machine: Machine) -> list[tuple[np.nda
 
 
 def valid(c: "Columns", model: Model, machine: Machine) -> np.ndarray:
-    """True where nothing speaks against a strategy."""
+    """True for strategies without conflicts."""
     bad = np.zeros(len(c.dp), dtype=bool)
     for where, _ in conflicts(c, model, machine):
         bad |= where
@@ -210,7 +210,7 @@ def valid(c: "Columns", model: Model, machine: Machine) -> np.ndarray:
 
 
 def check(c: "Columns", model: Model, machine: Machine) -> None:
-    """Raises ValueError with the first reason why a strategy cannot work."""
+    """Raise ValueError with the first conflict of a strategy."""
     for where, message in conflicts(c, model, machine):
         found = np.flatnonzero(np.broadcast_to(where, c.dp.shape))
         if len(found):
@@ -222,7 +222,7 @@ def check(c: "Columns", model: Model, machine: Machine) -> None:
 
 
 def defaults(model: Model, machine: Machine) -> dict[str, str | bool]:
-    """{field: what None means} of the fields of `Strategy` that may be left open."""
+    """{field: what None means} for the fields of `Strategy` that may be None."""
     return {
         "attention": "fused" if model.gated else machine.attention,
         "precision": machine.precision,
@@ -235,10 +235,10 @@ def _or(value, instead):
 
 
 class Columns:
-    """Strategies as arrays: the fields of `Strategy`, and what follows from them.
+    """Strategies as arrays: the fields of `Strategy` and derived values.
 
     micro_batches  of one pipeline in a step;  gpus  dp · pp · cp · tp
-    dp_cp          ranks that have the same parameters of layers, and sum their gradients
+    dp_cp          ranks that hold the same layers and sum their gradients
     """
 
     def __init__(self, **arrays: np.ndarray):
@@ -249,7 +249,7 @@ class Columns:
 
     @classmethod
     def of(cls, strategies: Sequence[Strategy], model: Model, machine: Machine) -> "Columns":
-        """The arrays of a list of strategies; model and machine decide what they leave open."""
+        """The arrays of a list of strategies; model and machine replace None."""
         open_to = {"global_batch": model.batch} | defaults(model, machine)
         return cls(**{
             field.name: np.array([_or(getattr(strategy, field.name), open_to.get(field.name))
@@ -258,21 +258,21 @@ class Columns:
         })
 
     def tokens(self, model: Model) -> np.ndarray:
-        """Of a micro-batch on the rank of cp that has most of them."""
+        """Tokens of a micro-batch on the rank of cp that has the most."""
         return self.micro_batch * np.ceil(model.seq / self.cp)
 
     def take(self, index: np.ndarray) -> "Columns":
-        """The strategies that `index` (a mask or positions) chooses."""
+        """The strategies that `index` (a mask or positions) selects."""
         return Columns(**{f.name: getattr(self, f.name)[index] for f in fields(Strategy)})
 
     def as_floats(self) -> "Columns":
-        """The same with fp64 in place of int64: exact up to 2⁵³, and nothing wraps beyond."""
+        """The same with fp64 instead of int64: exact up to 2⁵³, without overflow beyond."""
         columns = {f.name: getattr(self, f.name) for f in fields(Strategy)}
         return Columns(**{name: column.astype(float) if column.dtype.kind == "i" else column
                           for name, column in columns.items()})
 
     def strategies(self) -> list[Strategy]:
-        """All of them as a `Strategy` each."""
+        """One `Strategy` for each."""
         lists = [getattr(self, field.name).tolist() for field in fields(Strategy)]
         return [Strategy(*values) for values in zip(*lists, strict=True)]
 
