@@ -22,7 +22,7 @@ PEERS = $(if $(NANOGPT),--nanogpt $(NANOGPT)) $(if $(LITGPT),--litgpt $(LITGPT))
 help:      ## this list
 	awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
-setup:     ## make the environment in .venv (once, some minutes; TORCH=cpu|cuda|rocm TRITON=no)
+setup:     ## make the environment in .venv (once, a few minutes; TORCH=cpu|cuda|rocm TRITON=no)
 	$(SETUP)
 
 ready:

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/cover.svg: a bowl broken into four ranks and joined with gold.
+"""Draw docs/pictures/cover.svg: a bowl broken into four ranks and joined with gold.
 
 python docs/draw_cover.py
 """
@@ -30,7 +30,7 @@ def bowl():
 
 
 def draw(axes):
-    """The whole bowl in an axes of equal scale."""
+    """Draw the whole bowl in an axes of equal scale."""
     body = bowl()
     clip = PathPatch(Outline(body), transform=axes.transData, facecolor="none", edgecolor="none")
     axes.add_patch(clip)

@@ -1,8 +1,8 @@
-"""Writes docs/reference/published_traces.json: steps of GPUs, from traces that others published.
+"""Write docs/reference/published_traces.json: steps of GPUs, from traces published by others.
 
-python docs/published_traces.py FOLDER     # a checkout of the repository that SOURCE names
+python docs/published_traces.py FOLDER     # a checkout of the repository in SOURCE
 
-What is kept of a trace is what `utils.measure` says of it, and when its GPU was busy in one step.
+It keeps the report of `utils.measure` on each trace, and when its GPU was busy in one step.
 Lesson 11 draws it.
 """
 
@@ -20,8 +20,8 @@ SOURCE = {
     "commit": "f4d0062c382f42bd8a74838bcdad1916c7d5d2da",
     "license": "MIT",
 }
-STEP = 1  # of each trace: its second
-FILES = {  # name: (file, world size and GPU, as it says)
+STEP = 1  # the second step of each trace
+FILES = {  # name: (file, world size and GPU, from the trace)
     "DDP": ("tests/data/nccl_parser_config/nccl_data.json.gz", "2 × NVIDIA A100-PG509-200"),
     "all at the end": (
         "tests/data/df_index_resolver/df_index_resolver.json.gz",
@@ -67,13 +67,13 @@ def _kept(file: Path) -> dict:
             }
             for op, some in ops.items()
         },
-        "waits": [  # the host's, of 1 ms or more
+        "waits": [  # of the host, 1 ms or longer
             {"op": one.op, "start": round(one.start - step.start, 2), "ms": round(one.ms, 2)}
             for one in trace.waits
             if step.start <= one.start < step.end and one.ms >= 1
         ],
-        "findings": [one.text for one in made.findings],  # of all its steps
-        "busy": {  # as a string: a number in a line of its own is no easier to read
+        "findings": [one.text for one in made.findings],  # over all its steps
+        "busy": {  # as a string: one value per line is no easier to read
             kind: " ".join(f"{100 * share:.0f}" for share in shares)
             for kind, shares in traces.busy(trace, STEP).items()
         },

@@ -1,7 +1,8 @@
-"""Every private name of torch and of multiprocessing that the workshop uses: where to look first
-when a new version of torch or Python breaks something.
+"""Every private name of torch and of multiprocessing that the workshop uses: the first place to
+look when a new version of torch or Python breaks something.
 
-Each has its reason. What has become public moves out. Written for torch 2.11 to 2.13, Python 3.11.
+Each has its reason. A name that becomes public moves out. Written for torch 2.11 to 2.13 and
+Python 3.11.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from multiprocessing import forkserver
 import torch
 import torch.distributed as dist
 
-# Tensors with a shape and without numbers: one rank of a large world (utils.planner.fake_run).
+# Tensors with a shape but no data: one rank of a large world (utils.planner.fake_run).
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 
-# Modes that see every operator (how traffic and memory are counted), and the test whether a tensor
-# is a wrapper such as DTensor: named in torch's documents, imported from a private module.
+# Modes that see every operator (to count traffic and memory), and the test for wrapper tensors such
+# as DTensor: mentioned in torch's documentation, imported from a private module.
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
@@ -34,7 +35,7 @@ class OperatorMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Spares each fresh rank the import of the compiler, 0.9 s, at its first operator."""
+        """True, to spare each fresh rank the compiler's import, 0.9 s, at its first operator."""
         return False
 
 
@@ -44,7 +45,7 @@ def unwatched() -> contextlib.AbstractContextManager:
 
 
 def current_modes() -> list[TorchDispatchMode]:
-    """The modes that are entered on this thread: torch offers no other way to ask."""
+    """The active modes of this thread: torch offers no other way to ask."""
     return _get_current_dispatch_mode_stack()
 
 
@@ -61,39 +62,39 @@ def future_class() -> type:
 
 
 def running_backward() -> int:
-    """A number of the backward pass that this thread runs, -1 outside of any."""
+    """The number of the backward pass that this thread runs; -1 outside of one."""
     return torch._C._current_graph_task_id()
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place: what autograd itself compares."""
+    """How often a tensor was changed in place, as compared by autograd itself."""
     return tensor._version
 
 
 def process_group(name: str) -> dist.ProcessGroup:
-    """The process group of this name: functional collectives hand over names."""
+    """The process group of this name: functional collectives pass names."""
     return dist.distributed_c10d._resolve_process_group(name)
 
 
 def fake_store() -> dist.Store:
-    """For a process group whose other ranks do not exist; makes the backend "fake" known."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # it takes seconds to import
+    """A store for a process group with fake peers; importing it registers the backend "fake"."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # a slow import
 
     return FakeStore()
 
 
 def set_default_timeout(limit: datetime.timedelta) -> None:
-    """The time limit of groups that are made later without one: torch has it as two constants."""
+    """Set the time limit of later groups made without one: torch has it as two constants."""
     dist.distributed_c10d.default_pg_timeout = limit
     dist.distributed_c10d.default_pg_nccl_timeout = limit
 
 
 def may_have_children() -> None:
-    """Lets a daemon of multiprocessing, such as a rank, start processes (DataLoader's workers)."""
+    """Let a multiprocessing daemon, such as a rank, start processes (DataLoader's workers)."""
     multiprocessing.current_process()._config["daemon"] = False
 
 
 def share_the_parents_forkserver() -> None:
-    """Lets a process that a forkserver has made start its own from the same one. multiprocessing
-    means it to be so, but only asks whether a forkserver is this process's child."""
+    """Let a process made by a forkserver start its own from the same one. multiprocessing intends
+    this, but only checks whether a forkserver is this process's child."""
     forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None

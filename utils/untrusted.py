@@ -1,7 +1,7 @@
-"""Files that someone else may have written: what is read of them ends, and has the form it needs.
+"""Files from untrusted sources: reading them ends, and their content has the expected form.
 
     header = read_json(path, {"weight_map": {str: str}})    # a dict, or ValueError with the reason
-    file = inside(folder, name)                             # a name found in such a file
+    file = inside(folder, name)                             # a name read from such a file
 """
 
 import json
@@ -13,27 +13,27 @@ DEEPEST = 32
 
 
 def regular(path: Path | str) -> Path:
-    """The path. Raises ValueError for what is there and no file: reading a FIFO may not end."""
+    """The path. Raises ValueError if it exists but is not a file: reading a FIFO may not end."""
     path = Path(path)
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no regular file")
+        raise ValueError(f"{path} is not a regular file")
     return path
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file of that name right in the folder."""
+    """The file of that name directly in the folder."""
     if Path(name).name != name:
-        raise ValueError(f"{name!r:.60} is no name of a file")
+        raise ValueError(f"{name!r:.60} is not a file name")
     return regular(folder / name)
 
 
 def read_text(path: Path | str, most: int = LARGEST) -> str:
-    """A file's text. Raises ValueError for what is too large or no file, OSError as `open` does."""
+    """A file's text. Raises ValueError if it is too large or not a file; OSError as `open` does."""
     size = regular(path).stat().st_size
     if size > most:
-        raise ValueError(f"it has {size:,} bytes, and {most:,} at most are read")
+        raise ValueError(f"it has {size:,} bytes, but at most {most:,} are read")
     with open(path, "rb") as file:
-        return file.read(size).decode()  # no further: files of /proc do not end there
+        return file.read(size).decode()  # no more: files of /proc may be longer
 
 
 def read_json(path: Path | str, form: Any = dict) -> Any:
@@ -42,7 +42,7 @@ def read_json(path: Path | str, form: Any = dict) -> Any:
 
 
 def parse_json(text: str, form: Any = dict) -> Any:
-    """The value of a JSON text that has a `form`: ValueError with the reason for any other."""
+    """The value of a JSON text of this `form`; ValueError with the reason for any other."""
     try:
         value = json.loads(text)
         _check_depth(value)
@@ -62,15 +62,15 @@ def _check_depth(value, left=DEEPEST):
 
 
 def check(value: Any, form: Any, where: str = "it") -> None:
-    """Raises ValueError that names the first part of a JSON value which has another form.
+    """Raise ValueError, naming the first part of a JSON value that has another form.
 
-    form   a type, or a tuple of types; [form of each entry]; {key: form}, of those keys that are
-           there, where {str: form} is that of all others
+    form   a type, or a tuple of types; [form of each entry]; {key: form} for keys that are present,
+           where {str: form} is for all others
     """
     kinds = type(form) if isinstance(form, (list, dict)) else form
     fits = type(value) in (kinds if isinstance(kinds, tuple) else (kinds,))
     if not fits or (type(value) is int and value.bit_length() > 63):
-        raise ValueError(f"{where} {value!r:.40} is not what belongs there")
+        raise ValueError(f"{where} {value!r:.40} is not of the expected type")
     if isinstance(form, list):
         for each in value:
             check(each, form[0], where)

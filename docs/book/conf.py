@@ -1,8 +1,8 @@
 """The book: how Sphinx shows the stored notebooks, the README and docs/ as pages (`make book`).
 
-Nothing is executed, and nothing is fetched, while it is built or read. The pages are the files of
-the repository as they lie there: a new lesson, lab or document becomes a page without a change
-here. What a page links to and is no page itself (a script, a file of settings) is shown as code.
+Nothing is executed or fetched while it is built or read. The pages are the files of the repository
+as they are: a new lesson, lab or document becomes a page without a change here. A linked file that
+is not a page itself (a script, a settings file) is shown as code.
 """
 
 import json
@@ -26,7 +26,7 @@ IMPORT = re.compile(r"(?m)^(?:import|from) ")
 DEFINES = re.compile(r"(?m)^(?:def|class) ")
 HTML_ID = re.compile(r"""<a\s[^>]*\b(?:id|name)=["']([^"']+)["']""")
 
-START = re.compile(r"(?ms)^## Start\n.*?(?=^\*\*For whom)")  # who reads the book needs no set-up
+START = re.compile(r"(?ms)^## Start\n.*?(?=^\*\*For whom)")  # a reader of the book needs no set-up
 DOORS = """\
 <div class="doors">
 <a href="notebooks/00_start_here.html"><b>Start reading</b> Lesson 00: what is in a machine?</a>
@@ -49,7 +49,7 @@ include_patterns = [
     "labs/[0-9]*/lab.ipynb",  # the learner's copy: the worked answers stay in the repository
     "models/base/README.md",
 ]
-exclude_patterns = [".*", "build", "runs", "scratch", "tests", "utils"]  # not to be walked through
+exclude_patterns = [".*", "build", "runs", "scratch", "tests", "utils"]  # not searched
 
 extensions = ["myst_nb"]
 nb_execution_mode = "off"
@@ -57,52 +57,52 @@ nb_merge_streams = True
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 suppress_warnings = [
-    "misc.highlighting_failure",  # %%ranks is not Python, a rank's message no traceback
-    "myst.header",  # the glossary goes from # to ###
+    "misc.highlighting_failure",  # %%ranks is not Python, a rank's message is not a traceback
+    "myst.header",  # the glossary jumps from # to ###
 ]
 
 _mathjax = distribution("sphinx-mathjax-offline")
 _tex_svg = _mathjax.locate_file("sphinx-mathjax-offline/static/mathjax/tex-svg.js")
 html_static_path = ["static", str(_tex_svg)]
-mathjax_path = "tex-svg.js"  # one file: it loads no fonts, so that it works from a folder as well
+mathjax_path = "tex-svg.js"  # one file without fonts to load, so that it also works from a folder
 mathjax3_config = {"options": {"enableMenu": False}}  # the menu would load more
 
-highlight_language = "none"  # of a block that names no language
+highlight_language = "none"  # for blocks without a language
 html_theme = "sphinx_book_theme"
 html_css_files = ["book.css"]
 html_js_files = ["book.js"]
 html_favicon = "static/favicon.svg"
 html_copy_source = html_show_copyright = False
-html_context = {"default_mode": "auto"}  # dark or light as the reader's system has it
+html_context = {"default_mode": "auto"}  # dark or light like the reader's system
 html_theme_options = {
     "home_page_in_toc": True,
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "use_download_button": False,
     "use_fullscreen_button": False,
-    "navbar_persistent": [],  # the side has a search field
+    "navbar_persistent": [],  # the sidebar has a search field
     "content_footer_items": [],
 }
 
 shown_as_code: set[Path] = set()  # the files and folders that pages link to
 
 
-# --- what a page is made from ---------------------------------------------------------------------
+# --- the input of a page --------------------------------------------------------------------------
 
 
 def slug(anchor: str) -> str:
-    """The anchor that GitHub gives a heading; a notebook's links have JupyterLab's."""
+    """GitHub's anchor for a heading; a notebook's links have JupyterLab's."""
     return re.sub(r"[^\w\- ]", "", anchor.lower()).replace(" ", "-")
 
 
 def relinked(text: str, file: str) -> str:
-    """Markdown of `file` whose links carry the anchors of this book."""
-    text = text.replace("](#", f"]({file}#")  # so that they find anchors written as HTML, too
+    """Markdown of `file` with links to the anchors of this book."""
+    text = text.replace("](#", f"]({file}#")  # so that they also find anchors written as HTML
     return LINK.sub(lambda found: found[1] + slug(found[2]), text)
 
 
 def contents() -> str:
-    """The table of contents: each lesson with its lab behind it, then what one looks up."""
+    """The table of contents: each lesson followed by its lab, then the reference pages."""
     lessons = {path.stem: path for path in ROOT.glob("notebooks/[0-9]*.ipynb")}
     labs = {path.parent.name: path for path in ROOT.glob("labs/[0-9]*/lab.ipynb")}
     stems = sorted({*lessons, *labs})
@@ -122,7 +122,7 @@ def contents() -> str:
 
 
 def source_read(app, docname: str, source: list[str]) -> None:
-    """Links get this book's anchors; an answer that JupyterLab folds is folded here, too."""
+    """Convert links to this book's anchors, and fold the answers that JupyterLab folds."""
     file = app.env.doc2path(docname)
     if file.suffix != ".ipynb":
         source[0] = relinked(source[0], file.name)
@@ -143,18 +143,18 @@ def source_read(app, docname: str, source: list[str]) -> None:
     source[0] = json.dumps(notebook)
 
 
-# --- what is added to a page ----------------------------------------------------------------------
+# --- additions to a page --------------------------------------------------------------------------
 
 
 def doctree_read(app, doctree: nodes.document) -> None:
-    """Anchors written as HTML, links to what is no page, and the way into JupyterLab."""
+    """Handle anchors written as HTML, links to files that are not pages, and how to open a page."""
     docname = app.env.docname
     slugs = app.env.metadata[docname].setdefault("myst_slugs", {})
     for raw in list(doctree.findall(nodes.raw)):
         names = HTML_ID.findall(raw.astext())
         slugs.update({name: (raw.line or 0, name, name) for name in names})
         if isinstance(raw.parent, nodes.title) and (names or raw.astext() == "</a>"):
-            raw.parent.parent["ids"] += names  # the theme expects no such thing in a heading
+            raw.parent.parent["ids"] += names  # the theme expects no raw HTML in a heading
             raw.parent.remove(raw)
     here = (ROOT / docname).parent
     for link in [*doctree.findall(download_reference), *doctree.findall(pending_xref)]:
@@ -169,7 +169,7 @@ def doctree_read(app, doctree: nodes.document) -> None:
 
 
 def describe_figures(doctree) -> None:
-    """A figure's alternative text is the first two sentences of the words below it."""
+    """Set each figure's alternative text to the first two sentences below it."""
     figures = []
     for node in doctree.findall(lambda node: isinstance(node, (nodes.image, nodes.paragraph))):
         if isinstance(node, nodes.image):
@@ -188,7 +188,7 @@ def code_link(app, docname: str, path: Path, *children: nodes.Node) -> nodes.ref
 
 
 def how_to_open(app, docname: str) -> nodes.container:
-    """Where this page is to be run, and the files that a lab asks for."""
+    """How to run this page, and the files that a lab asks for."""
     file = app.env.doc2path(docname, base=False)
     words = nodes.paragraph("", "To run this page: ")
     words += [nodes.literal("", "make lab"), nodes.Text(", then open ")]
@@ -224,7 +224,7 @@ def listing(folder: Path) -> str:
 
 
 def code(path: Path) -> str:
-    """A file's text, coloured as its name says."""
+    """A file's text, highlighted by its file type."""
     try:
         lexer = get_lexer_for_filename(path.name)
     except ClassNotFound:
@@ -234,7 +234,7 @@ def code(path: Path) -> str:
 
 
 def build_finished(app, error: Exception | None) -> None:
-    """The README is also the page that a browser opens for the folder."""
+    """Make the README the folder's index page, too."""
     if error is None:
         out = Path(app.outdir)
         (out / "index.html").write_bytes((out / f"{root_doc}.html").read_bytes())

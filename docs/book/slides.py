@@ -5,24 +5,24 @@
 
 Nothing is written twice. A lesson becomes a deck by these rules:
 
-- Each `##` heading begins a part of the deck, whose slides hang below each other; the space bar
-  goes through all of them.
-- The title's slide has the lesson's first figure.
-- Figures, formulas, tables, lists and predictions are shown as they are stored. Of a
-  paragraph the slide shows the first sentence and those with something in bold, where it begins a
-  part, leads to something or stands below a figure or a prediction's result.
+- Each `##` heading begins a part of the deck, whose slides are below each other; the space bar goes
+  through all of them.
+- The title slide has the lesson's first figure.
+- Figures, formulas, tables, lists and predictions are shown as they are stored. Of a paragraph that
+  begins a part, leads to something or follows a figure or a prediction's result, the slide shows
+  the first sentence and those with something in bold.
 - Code that defines something is shown in sections "by hand" and "break it", in at most 12 lines
-  without its imports; what was printed, where it answers a prediction or shows a bug. The rest is
-  for the notebook. `predict(…)` becomes a call to guess; what answers it, and the words behind
-  that, wait for a key.
-- Questions are shown whole, their answers are in the speaker's notes. Further reading is left out.
-- The notes are the lesson's own paragraphs in full, and what docs/instructor.md and
-  docs/instructor/lessons.md say of the lesson or of one of its sections.
-- A cell's slideshow metadata, as JupyterLab's property inspector writes it, comes before the rules:
+  without its imports; printed output is shown if it answers a prediction or shows a bug. The rest
+  stays in the notebook. `predict(…)` becomes a call to guess; its answer, and the text after that,
+  wait for a key.
+- Questions are shown in full; their answers are in the speaker's notes. Further reading is omitted.
+- The notes are the lesson's own paragraphs in full, and the remarks of docs/instructor.md and
+  docs/instructor/lessons.md on the lesson or one of its sections.
+- A cell's slideshow metadata, as set by JupyterLab's property inspector, overrides the rules:
   "slide" and "subslide" begin a slide, "fragment" waits for a key, "skip" is left out, "notes" goes
   to the notes.
 
-slides.js shares out what a part holds over slides of 1280 × 720, by its real height.
+slides.js divides the content of a part among slides of 1280 × 720, by its real height.
 """
 
 import ast
@@ -50,7 +50,7 @@ MOST_OUTPUT = 14  # lines of printed text
 SENTENCE = re.compile(r"(?<=[.!?])([)*”]*)\s+(?=[A-Z`$*(\[“])")
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 PREDICT = re.compile(r"""\bpredict\(\s*(["'])(.+?)\1,\s*None(?:,\s*(["'])(.*?)\3)?""")
-# What predict and reveal print where no number was written.
+# The output of predict and reveal without a prediction.
 UNANSWERED = re.compile(
     r"(?m)^(.*: write your .* in place of None\.|  prediction +–|No prediction was made.*)\n?"
 )
@@ -61,7 +61,7 @@ ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|al|Fig|No|approx)\.$")
 
 
 def renderer() -> MarkdownIt:
-    """Markdown as the notebooks have it; links inside the course become plain words."""
+    """Markdown as in the notebooks; links inside the course become plain text."""
     markdown = MarkdownIt("commonmark", {"html": True}).enable("table").use(dollarmath_plugin)
     opened = []
 
@@ -91,7 +91,7 @@ MARKDOWN = renderer()
 
 
 def sentences(text: str) -> list[str]:
-    """A paragraph's sentences; none ends inside of code, a formula, bold words or brackets."""
+    """A paragraph's sentences; none ends inside code, a formula, bold text or brackets."""
     found = [""]
     for piece in SENTENCE.sub(r"\1\n", " ".join(text.split())).split("\n"):
         before = found[-1]
@@ -106,9 +106,9 @@ def sentences(text: str) -> list[str]:
 
 
 def lead(text: str) -> str:
-    """What a slide shows of a paragraph: its first sentence, and those with something in bold."""
+    """A paragraph's text on a slide: its first sentence, and those with something in bold."""
     first, *rest = sentences(text)
-    if len(first) < 40 and rest:  # "All equal." says little by itself
+    if len(first) < 40 and rest:  # "All equal." says little on its own
         first += " " + rest.pop(0)
     return " ".join([first] + [sentence for sentence in rest if "**" in sentence])
 
@@ -118,11 +118,11 @@ def lead(text: str) -> str:
 
 @dataclass
 class Part:
-    """What stands below one heading: its title, and pieces of HTML in their order."""
+    """The content below one heading: its title, and pieces of HTML in order."""
 
     title: str
     pieces: list[str] = field(default_factory=list)
-    waits: int | None = None  # what is added now comes with this key
+    waits: int | None = None  # pieces added now appear with this key
 
     @property
     def number(self) -> str:
@@ -131,19 +131,19 @@ class Part:
 
     @property
     def is_open(self) -> bool:
-        """Whether words explain what is above them: a title, a figure, a prediction's result."""
+        """Whether text explains the piece above it: a title, a figure, a prediction's result."""
         shown = [piece.split(">", 1)[0] for piece in self.pieces if piece.startswith("<div")]
         return not shown or re.search(r"piece (below|figure)|fragment", shown[-1]) is not None
 
     def add(self, kind: str, content: str, more: str = "") -> None:
-        """One piece; slides.js keeps it whole, or cuts it by rows, items or lines."""
+        """Add one piece; slides.js keeps it whole, or splits it by rows, items or lines."""
         kinds = " ".join(filter(None, ["piece", kind, more]))
         key = "" if self.waits is None else f' data-fragment-index="{self.waits}"'
         kinds += " fragment" if key else ""
         self.pieces.append(f'<div class="{kinds}"{key}>{content}</div>')
 
     def leave_what_leads_nowhere(self) -> None:
-        """What leads to a figure, a table or code that is not on the slides goes to the notes."""
+        """Move text that leads to a figure, table or code not on the slides to the notes."""
         below = ""
         for number in reversed(range(len(self.pieces))):
             piece = self.pieces[number]
@@ -156,18 +156,18 @@ class Part:
                 words = piece.split(">", 1)[1].removesuffix("</div>")
                 self.pieces[number] = f'<aside class="notes">{words}</aside>'
             elif "piece below" in kind and not re.search(r"piece (?!below|break)", below):
-                self.pieces[number] = ""  # a heading of nothing
+                self.pieces[number] = ""  # a heading without content
             else:
                 below = kind
 
     def note(self, text: str) -> None:
-        """Markdown for the speaker."""
+        """Add Markdown for the speaker."""
         if text.strip():
             self.pieces.append(f'<aside class="notes">{MARKDOWN.render(text)}</aside>')
 
 
 def deck(notebook: dict) -> list[Part]:
-    """A lesson's parts, the first one of which has its title."""
+    """A lesson's parts; the first one has its title."""
     parts, answered = [Part("")], None
     for index, cell in enumerate(notebook["cells"]):
         kind = cell["metadata"].get("slideshow", {}).get("slide_type", "-")
@@ -201,8 +201,8 @@ def deck(notebook: dict) -> list[Part]:
 def blocks(source: str) -> Iterator[tuple[str, str, str]]:
     """(kind, Markdown, words) of each block: h1, h2 …, p, ul, ol, table, math, code, html, details.
 
-    `words` are a heading's or a paragraph's text. What stands inside of <details> is one block,
-    with its summary as words.
+    `words` are a heading's or a paragraph's text. The content of <details> is one block, with its
+    summary as words.
     """
     kinds = {"math_block": "math", "fence": "code", "html_block": "html"}
     lines, tokens = source.splitlines(), MARKDOWN.parse(source)
@@ -229,7 +229,7 @@ def blocks(source: str) -> Iterator[tuple[str, str, str]]:
 
 
 def add_markdown(parts: list[Part], source: str) -> None:
-    """A Markdown cell: headings begin parts or slides, the rest goes below them."""
+    """Add a Markdown cell: headings begin parts or slides, the rest goes below them."""
     for kind, text, words in blocks(source):
         part = parts[-1]
         if kind in ("h1", "h2", "h3", "h4"):
@@ -249,7 +249,7 @@ def add_markdown(parts: list[Part], source: str) -> None:
             if " ".join(words.split()) != " ".join(shown.split()) or not (leads or explains):
                 part.note(words)
         elif kind == "details":
-            if not words.lower().startswith("answer"):  # then it is the question itself
+            if not words.lower().startswith("answer"):  # otherwise it is the question itself
                 part.add("text", f"<p>{MARKDOWN.renderInline(words)}</p>")
             part.note(f"*{words}:* {text.strip()}")
         elif kind in ("ul", "ol"):
@@ -260,11 +260,11 @@ def add_markdown(parts: list[Part], source: str) -> None:
             part.add("text", MARKDOWN.render(text))
 
 
-# --- code and what it printed ---------------------------------------------------------------------
+# --- code and its output --------------------------------------------------------------------------
 
 
 def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
-    """A code cell: a call to predict, or its code and its outputs. An answer waits for a key."""
+    """Add a code cell: a call to predict, or its code and outputs. An answer waits for a key."""
     asked = PREDICT.findall(source)
     for output in cell["outputs"] if asked else []:
         if text := UNANSWERED.sub("", printed(output)).rstrip():
@@ -293,7 +293,7 @@ def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
 
 
 def printed(output: dict) -> str:
-    """An output's text; an error's name and message, without the way to it."""
+    """An output's text; an error's name and message, without the traceback."""
     if output["output_type"] == "error":
         return f"{output['ename']}: {output['evalue']}"
     text = "".join(output.get("text") or output["data"].get("text/plain", ""))
@@ -301,10 +301,10 @@ def printed(output: dict) -> str:
 
 
 def shortened(text: str) -> str:
-    """What a cell printed, at most so many lines of it."""
+    """A cell's printed output, at most MOST_OUTPUT lines of it."""
     lines = text.splitlines()
     if len(lines) > MOST_OUTPUT:
-        lines[MOST_OUTPUT - 1 :] = [f"… {len(lines) - MOST_OUTPUT + 1} lines more"]
+        lines[MOST_OUTPUT - 1 :] = [f"… {len(lines) - MOST_OUTPUT + 1} more lines"]
     return "\n".join(lines)
 
 
@@ -338,16 +338,16 @@ SECTIONS = re.compile(r"\b[Ss]ections? (\d+)")
 
 
 def read_guide() -> str:
-    """The instructor guide: its programmes, then what it says lesson by lesson."""
+    """The instructor guide: its programmes, then its remarks lesson by lesson."""
     return "\n\n".join((ROOT / path).read_text(encoding="utf-8") for path in GUIDES)
 
 
 def remarks(guide: str, lesson: str) -> dict[str, list[str]]:
-    """{section or "": [Markdown]} of what the guide says of a lesson such as "06".
+    """{section or "": [Markdown]} of the guide's remarks on a lesson such as "06".
 
-    What stands below a heading that names the lesson; rows of tables whose second column names it,
-    with their remark; and of other paragraphs all below a table of this lesson alone, or else the
-    sentences from one that begins with it to one that begins with another.
+    They are the text below a heading that names the lesson; rows of tables whose second column
+    names it, with their remark; and, of other paragraphs, all below a table of this lesson alone,
+    or else the sentences from one that begins with it to one that begins with another.
     """
     found: dict[str, list[str]] = {}
 
@@ -419,7 +419,7 @@ INDEX = """<!doctype html>
 <ul>
 {rows}
 </ul>
-<p><kbd>Space</kbd> goes on, <kbd>←</kbd> and <kbd>→</kbd> go from part to part, <kbd>Esc</kbd>
+<p><kbd>Space</kbd> advances, <kbd>←</kbd> and <kbd>→</kbd> go from part to part, <kbd>Esc</kbd>
 shows all slides, <kbd>S</kbd> opens the speaker's view with the notes, <kbd>F</kbd> fills the
 screen. Add <code>?print-pdf</code> to a deck's address and print it to get a PDF.</p>
 </body>
@@ -433,7 +433,7 @@ def page(path: Path, guide: str) -> tuple[str, str]:
     said = remarks(guide, path.name[:2])
     for number, part in enumerate(parts):
         notes = said.pop("" if number == 0 else part.number or "none", [])
-        if notes:  # the guide comes before the lesson's own words
+        if notes:  # the guide comes before the lesson's own text
             whole = Part(part.title)
             whole.note("**Guide**\n\n" + "\n\n".join(notes))
             part.pieces[:0] = whole.pieces
@@ -448,7 +448,7 @@ def page(path: Path, guide: str) -> tuple[str, str]:
 
 
 def vendored(out: Path) -> None:
-    """What the decks load, beside them: reveal.js and MathJax out of their packages, and ours."""
+    """Copy the files that the decks load: reveal.js and MathJax from their packages, and ours."""
     out.mkdir(parents=True)
     reveal = "sphinx_revealjs/_static/revealjs"
     for package, file in (

@@ -2,8 +2,8 @@
 
     COURSE/.venv/bin/jupyterhub -f COURSE/docs/class/jupyterhub_slurm.py    # as root: see slurm.md
 
-The hub runs on a machine where `sbatch` works, and asks PAM for the learner's password. A job is
-the learner's own: what an account may use on the cluster holds for its lab, too.
+The hub runs on a machine where `sbatch` works, and asks PAM to check the learner's password. A job
+is the learner's own: the account's limits on the cluster apply to its lab, too.
 """
 
 import asyncio
@@ -11,31 +11,31 @@ import sys
 from html import escape
 from pathlib import Path
 
-import batchspawner.batchspawner  # it also adds the address at which a job tells the hub its port
+import batchspawner.batchspawner  # also adds the address at which a job tells the hub its port
 
 from utils.hub import proxy
 
 c = get_config()  # noqa: F821
 
-# ---- what a site changes
+# ---- settings of a site
 
-COURSE = Path(__file__).resolve().parents[2]  # a clone with its .venv, in a folder of all nodes
-REPOSITORY = f"file://{COURSE}"  # what learners' clones follow: nodes need no internet for it
+COURSE = Path(__file__).resolve().parents[2]  # a clone with its .venv, visible on all nodes
+REPOSITORY = f"file://{COURSE}"  # the source of learners' clones: nodes need no internet for it
 BRANCH = "main"
-GROUP = "kintsugi"  # the Unix group of those who may log in
-PROFILES = {  # what a learner chooses: what sbatch is asked for
+GROUP = "kintsugi"  # the Unix group of users who may log in
+PROFILES = {  # the learner's choices: options of sbatch
     "4 cores, 8 GB, 4 hours": "--cpus-per-task=4 --mem=8G --time=4:00:00",
     "2 GPUs, 16 cores, 64 GB, 2 hours": "--gpus=2 --cpus-per-task=16 --mem=64G --time=2:00:00",
 }
-IDLE = 3600  # seconds without a learner and without a busy kernel that end a lab
+IDLE = 3600  # a lab ends after so many seconds without a learner and without a busy kernel
 
 # ---- the hub
 
-c.JupyterHub.bind_url = "http://127.0.0.1:8000"  # in front of it a reverse proxy with TLS
+c.JupyterHub.bind_url = "http://127.0.0.1:8000"  # behind a reverse proxy with TLS
 c.JupyterHub.hub_ip = "0.0.0.0"  # labs talk to the hub from their nodes
-c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}  # at once the page that waits
+c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}  # show the waiting page at once
 c.ConfigurableHTTPProxy.command = proxy.set_up()
-c.JupyterHub.cleanup_servers = False  # labs outlive the hub; when it starts again it knows them
+c.JupyterHub.cleanup_servers = False  # labs outlive the hub; it finds them again after a restart
 c.JupyterHub.authenticator_class = "pam"
 c.LocalAuthenticator.allowed_groups = {GROUP}
 
@@ -50,10 +50,10 @@ BIN = COURSE / ".venv" / "bin"
 
 
 class LabSpawner(batchspawner.SlurmSpawner):
-    """A start that ends when its job does: batchspawner 1.3 would wait for all of start_timeout."""
+    """Ends a start when its job ends: batchspawner 1.3 would wait for all of start_timeout."""
 
     async def start(self) -> tuple[str, int]:
-        """(host, port) of JupyterLab. Raises RuntimeError where the job has ended before that."""
+        """(host, port) of JupyterLab. Raises RuntimeError if the job ends first."""
         starting, gone = (
             asyncio.create_task(super().start()),
             batchspawner.batchspawner.JobStatus(0),
@@ -68,23 +68,23 @@ class LabSpawner(batchspawner.SlurmSpawner):
 
 
 c.JupyterHub.spawner_class = LabSpawner
-# sbatch, squeue and scancel as the learner, who gets the variables of the lab and no others
+# Run sbatch, squeue and scancel as the learner, with the lab's variables and no others.
 c.SlurmSpawner.exec_prefix = "runuser --preserve-environment -u {username} --"
 c.SlurmSpawner.env_keep = ["PATH", "LANG", "SLURM_CONF"]
 c.SlurmSpawner.environment = {
-    "OMP_NUM_THREADS": "1",  # a rank is one core's work
+    "OMP_NUM_THREADS": "1",  # a rank uses one core
     "JUPYTER_CONFIG_PATH": str(COURSE / "utils" / "workshop" / "lab_settings"),
 }
 c.SlurmSpawner.batchspawner_singleuser_cmd = str(BIN / "batchspawner-singleuser")
 c.SlurmSpawner.cmd = [str(BIN / "jupyterhub-singleuser")]
 c.SlurmSpawner.notebook_dir = "~/kintsugi"
 c.SlurmSpawner.default_url = "/lab/tree/README.md"
-c.SlurmSpawner.start_timeout = 600  # seconds, the wait in the queue included
+c.SlurmSpawner.start_timeout = 600  # seconds, including the wait in the queue
 
-# The learner's clone takes what is new in the course and keeps the learner's edits; its utils and
-# labs come before those of COURSE. Where nothing can be pulled, the clone opens as it is.
-# safe.directory: git refuses to read a repository that belongs to another account, without it.
-# MAKEFLAGS: in a clone, make sets up no .venv of its own.
+# The learner's clone gets the course's changes and keeps the learner's edits; its utils and labs
+# come before those of COURSE. If it cannot pull, the clone opens as it is.
+# safe.directory: without it, git refuses to read a repository that belongs to another account.
+# MAKEFLAGS: in a clone, make does not set up a .venv.
 # No srun: it may bind the lab to one core, whatever the job has (Slurm 22.05 and newer).
 c.SlurmSpawner.batch_script = rf"""#!/bin/bash -l
 #SBATCH --job-name=kintsugi-lab
@@ -107,7 +107,7 @@ def options_form(spawner: batchspawner.SlurmSpawner) -> str:
 
 
 def apply_user_options(spawner: batchspawner.SlurmSpawner, options: dict) -> None:
-    """The chosen profile; KeyError (for the learner: 400) for another one.
+    """Apply the chosen profile; KeyError (for the learner: 400) for an unknown one.
 
     Nothing else is kept: batchspawner would let any option replace a word of the script.
     """

@@ -296,7 +296,7 @@ def test_without_a_domain_a_learners_page_acts_in_another_ones_seat(chromium):
     """The attack is real; the hub warns of it."""
     need_seats()
     with RunningHub(config=SETTINGS) as hub:
-        assert "All seats are one web origin" in hub.said()
+        assert "All seats share one web origin" in hub.said()
         ada, bob = (Learner(hub, chromium, name) for name in ("ada", "bob"))
         for learner in (ada, bob):
             learner.log_in(LESSON)

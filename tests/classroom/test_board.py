@@ -259,7 +259,7 @@ def test_malformed_and_oversized_requests_have_an_answer(board):
         (b"{", "the body is not JSON"),
         (b"[" * 50_000, "the body is not JSON"),
         (b"[]", "the message is not an object"),
-        (message(check(tries=-1)), "tries of a report (check) is not a whole number"),
+        (message(check(tries=-1)), "tries of a report (check) is not a non-negative integer"),
     ]:
         status, said, _ = board.ask("POST", "/report", content, **right)
         assert status == 400 and reason in said["error"]
@@ -343,7 +343,7 @@ def test_two_boards_are_one_sentence(own, tmp_path):
     )
     status, said = others(own.file, "--port", own.port + 1)
     assert status == 2 and said == (
-        f"utils.classroom: another board has {own.file}: stop it, or name another file\n"
+        f"utils.classroom: another board uses {own.file}: stop it, or name another file\n"
     )
     assert own.report(message(check()))[0] == 200
 
@@ -353,7 +353,7 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
     status, said = others(file, "--host", "192.0.2.77")
     assert status == 2 and "this machine has no address 192.0.2.77" in said
     status, said = others(file, "--url", "board.school")
-    assert status == 2 and "--url board.school is no address" in said
+    assert status == 2 and "--url board.school is not an address" in said
     file.write_text("not a database, and long enough to be looked at " * 9)
     status, said = others(file)
     assert status == 2 and f"{file} cannot be used (file is not a database)" in said
@@ -391,7 +391,7 @@ def test_a_full_disk_is_said_and_reports_come_later(disk):
                 break
         assert refused == (507, {"error": "the board's disk is full: send it again later"})
         told = board.room()[1]
-        assert "is full, or fails (database or disk is full)" in told["warning"]
+        assert "is full or fails (database or disk is full)" in told["warning"]
         aliases = {row["alias"] for row in told["learners"]}
         assert aliases == {"before", *(one["alias"] for one in sent[:-1])}
         fill.unlink()
@@ -412,6 +412,6 @@ def test_too_many_learners_are_refused(tmp_path, monkeypatch):
     with pytest.raises(reports.Refused, match="takes no more"):
         store.take(message(check()), time.time())
     assert len(list(store.everything())) == 2
-    with pytest.raises(StoreError, match="another board has"):
+    with pytest.raises(StoreError, match="another board uses"):
         Store(tmp_path / "board.sqlite")
     store.close()

@@ -93,7 +93,7 @@ def test_a_class_that_moves_is_the_same_class(board):
      "http://x/join/a b"],
 )
 def test_what_is_no_address_is_one_sentence(text):
-    with pytest.raises(JoinError, match="is not the address of a class: copy what"):
+    with pytest.raises(JoinError, match="is not the address of a class: copy the"):
         read_address(text)
 
 

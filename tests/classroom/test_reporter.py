@@ -96,7 +96,7 @@ def test_checks_predictions_and_questions_report_themselves(board, home):
         assert row["checks"][OTHER][:2] == [True, 1] and board.room()[1]["predictions"][GUESS] == 1
         helped()
         until(lambda: board.learners()["owl"]["help"] is None)
-        assert "the board has all" in beside.end()
+        assert "the board has everything" in beside.end()
         assert beside.process.returncode == 0
 
 
@@ -111,7 +111,7 @@ def test_a_board_that_is_away_gets_it_all_later(board, home):
         assert board.learners()["owl"]["checks"].keys() == {CHECK, OTHER}
         board.kill()
         note(CHECK, True)
-        assert "the board is away" in beside.end()
+        assert "the board does not answer" in beside.end()
     board.start()
     with Beside(board.join, home):  # the lab's next start
         until(lambda: board.learners()["owl"]["checks"][CHECK][0])

@@ -138,7 +138,7 @@ def test_bad_text_is_named(tmp_path):
     empty.touch()
     os.mkfifo(tmp_path / "fifo")  # reading it would wait for ever
     for path, words in (
-        (tmp_path / "fifo", "fifo is no regular file"),
+        (tmp_path / "fifo", "fifo is not a regular file"),
         (tmp_path / "no", "no does not exist: give a file, a folder or 'library'"),
         (empty, "empty.txt is empty"),
         (tmp_path, "holds no text file"),

@@ -61,9 +61,9 @@ def hub():
     "name, password, word, reason",
     [
         ("ada@home", "a-long-word", CLASS_PASSWORD, "a name has 1 to 31 of the letters a to z"),
-        ("a'b$(id)", "a-long-word", CLASS_PASSWORD, "This is no name here"),
-        ("x" * 32, "a-long-word", CLASS_PASSWORD, "This is no name here"),
-        ("Ünal", "a-long-word", CLASS_PASSWORD, "This is no name here"),
+        ("a'b$(id)", "a-long-word", CLASS_PASSWORD, "This name is not valid"),
+        ("x" * 32, "a-long-word", CLASS_PASSWORD, "This name is not valid"),
+        ("Ünal", "a-long-word", CLASS_PASSWORD, "This name is not valid"),
         ("eve", "short", CLASS_PASSWORD, "at least 7 characters"),
         ("eve", "x" * 73, CLASS_PASSWORD, "at most 72 bytes"),
         ("eve", "a-long-word", "", "A new name needs the class password"),
@@ -124,7 +124,7 @@ def test_a_seat_that_ends_at_once_is_told_at_once(hub):
 @pytest.mark.timeout(120)
 def test_a_second_hub_on_the_same_folder_or_port_says_so_and_ends(hub):
     with (
-        pytest.raises(ValueError, match=r"has a hub already: stop that one first$"),
+        pytest.raises(ValueError, match=r"is used by another hub: stop that first$"),
         alone(hub.folder),
     ):
         pass
@@ -219,15 +219,15 @@ def test_places_and_addresses_hold_wherever_they_are_read(tmp_path, monkeypatch)
     [
         ({"port": 80}, "--port 80 is too small: it takes 1024 or more"),
         ({"memory": 0.0}, "--memory 0.0 must be above 0"),
-        ({"config": "/nowhere"}, "--config /nowhere is no file: name one, or leave it out"),
+        ({"config": "/nowhere"}, "--config /nowhere is not a file: name one, or omit the option"),
         (
             {"class_password": "/nowhere"},
-            "--class-password /nowhere is no file with a word that can be read: write one into it, "
-            "or leave it out",
+            "--class-password /nowhere is not a readable file with a password: write one into it, "
+            "or omit the option",
         ),
         *(
-            ({"domain": domain}, f"--domain {domain} is no domain: take one like hub.example.org, "
-             "or https://hub.example.org where a proxy brings the certificate")
+            ({"domain": domain}, f"--domain {domain} is not a domain: use one like "
+             "hub.example.org, or https://hub.example.org if a proxy has the certificate")
             for domain in ("192.0.2.7", "hub", "hub.example.org:8001", "ftp://hub.example.org")
         ),
     ],

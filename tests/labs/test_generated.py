@@ -102,7 +102,7 @@ def test_stub_lines_stand_instead_of_the_raise():
 @pytest.mark.parametrize(
     "source, complaint",
     [
-        (BLOCK.replace(": return the sum", ""), "line 2: say the task"),
+        (BLOCK.replace(": return the sum", ""), "line 2: state the task"),
         (BLOCK.replace("    ### END SOLUTION", ""), "line 2: the solution has no"),
         ("x\n### END SOLUTION", "line 2: ### END SOLUTION without a beginning"),
         (BLOCK.replace("c = a + b", "### BEGIN SOLUTION: x"), "line 3: a solution begins inside"),
@@ -163,8 +163,8 @@ def test_making_labs(repository, capsys):
     capsys.readouterr()
     assert make_labs(repository) == 0
     said = capsys.readouterr().out
-    assert "labs/01_sum/add.py holds work of yours" in said
-    assert "labs/01_sum/lab.ipynb holds work of yours" in said
+    assert "labs/01_sum/add.py holds your own work" in said
+    assert "labs/01_sum/lab.ipynb holds your own work" in said
     assert "return a + b" in (lab / "add.py").read_text()
     assert make_labs(repository, force=True) == 0
     assert "return a + b" not in (lab / "add.py").read_text()

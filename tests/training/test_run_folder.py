@@ -96,8 +96,8 @@ def link(file):
         (lambda file: (file.parent / "SHA256SUMS").unlink(), "checkpoint-4 has no SHA256SUMS"),
         (lambda file: (file.parent / "SHA256SUMS").write_text("?"), "SHA256SUMS cannot be read"),
         (lambda file: (file.parent / "SHA256SUMS").write_text(""), "does not have config.json"),
-        (lambda file: fifo(file), "config.json is no regular file"),
-        (lambda file: (fifo(file), link(file)), "SHA256SUMS is no regular file"),
+        (lambda file: fifo(file), "config.json is not a regular file"),
+        (lambda file: (fifo(file), link(file)), "SHA256SUMS is not a regular file"),
         (
             lambda file: (file.parent / "SHA256SUMS").write_text(f"0  {__file__}"),
             "test_run_folder.py', which no save has written",

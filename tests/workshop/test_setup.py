@@ -118,7 +118,7 @@ def test_an_interrupted_setup_goes_on_and_a_second_does_nothing(workshop):
         if line.startswith("   torch (CPU build):"):
             break
     first.send_signal(signal.SIGTERM)
-    assert "the next call goes on" in first.stdout.read()
+    assert "the next call continues" in first.stdout.read()
     assert first.wait(patience(20)) == 1
 
     second = make_setup(workshop)
@@ -167,7 +167,7 @@ def test_a_broken_environment_is_made_anew(workshop):
     for name in (workshop / ".venv" / "bin").glob("python*"):
         name.unlink()
     mended = make_setup(workshop)
-    assert "Mending .venv" in mended.stdout and mended.returncode == 0, mended.stderr
+    assert "Repairing .venv" in mended.stdout and mended.returncode == 0, mended.stderr
     assert versions(workshop) == ["2.13.0+cpu", "1.0", "0.1.0"]
 
 
@@ -194,10 +194,10 @@ def test_no_build_of_torch_and_no_network_are_told_apart(workshop):
 @pytest.mark.parametrize(
     "machine, words",
     [
-        (((3, 13), "Linux", "x86_64"), "Python 3.13, the workshop needs 3.11 or 3.12"),
-        (((3, 9), "Darwin", "arm64"), "Python 3.9, the workshop needs"),
+        (((3, 13), "Linux", "x86_64"), "Python 3.13; the workshop needs 3.11 or 3.12"),
+        (((3, 9), "Darwin", "arm64"), "Python 3.9; the workshop needs"),
         (((3, 11), "Darwin", "x86_64"), "Darwin on x86_64 is not supported"),
-        (((3, 12), "Darwin", "arm64", "13.6"), "macOS 13.6, torch needs 14"),
+        (((3, 12), "Darwin", "arm64", "13.6"), "macOS 13.6; torch needs 14"),
         (((3, 12), "Windows", "AMD64"), "use WSL"),
     ],
 )

@@ -118,7 +118,7 @@ def test_what_is_no_notebook_is_named(tmp_path, monkeypatch, program):
     (tmp_path / "text.txt").write_text("a text")
     monkeypatch.setattr(sys, "argv", [program, str(tmp_path / "text.txt")])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(SystemExit, match=r"text.txt is no notebook: "):
+    with pytest.raises(SystemExit, match=r"text.txt is not a notebook: "):
         importlib.import_module(f"utils.workshop.{program}").main()
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
 

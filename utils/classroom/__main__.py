@@ -2,10 +2,9 @@
 
     python -m utils.classroom --host 192.168.1.7 --port 8765 --title "Monday" --minutes 90
 
-It prints one address for the learners and one for the instructor's browser. Only this machine
-reaches it unless --host says otherwise; docs/class.md says what that means, and how TLS comes in.
-Ctrl-C stops it. What has been reported stays in its file, and so do both addresses; a new class
-gets a new file (--file).
+It prints one address for the learners and one for the instructor's browser. Only this machine can
+reach it unless --host says otherwise; docs/class.md explains what that means, and how to add TLS.
+Ctrl-C stops it. Reports and both addresses stay in its file; a new class gets a new file (--file).
 """
 
 import contextlib
@@ -28,32 +27,32 @@ from utils.cli import check_options, exit_status, option, parse_flags
 from utils.course import ledger
 from utils.course.progress import parts
 
-WAITING = 2048  # connections that are taken at once
-GRACE = 3  # seconds that answers under way get at the end
+WAITING = 2048  # connections that may wait to be accepted
+GRACE = 3  # seconds for unfinished answers at the end
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command takes; `--help` lists it."""
+    """The command's options; `--help` lists them."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine")
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all of this machine's")
     port: int = option(8765, "port to listen on", least=1, most=65535)
-    socket: str | None = option(None, "a Unix socket to listen on, too, for the seats of a hub on "
+    socket: str | None = option(None, "also listen on this Unix socket, for the seats of a hub on "
                                 "this machine", metavar="FILE")
-    url: str | None = option(None, "how learners reach the reverse proxy in front of this board")
-    file: str | None = option(None, "what has been reported (default: board.sqlite beside the "
+    url: str | None = option(None, "address of the reverse proxy in front of it")
+    file: str | None = option(None, "the file of reports (default: board.sqlite next to the "
                               "ledger)", metavar="FILE")
-    title: str = option("The class", "what the page is called")
-    minutes: float | None = option(None, "until the end", least=0, most=1440)
+    title: str = option("The class", "the page's title")
+    minutes: float | None = option(None, "minutes until the end", least=0, most=1440)
 
     def __post_init__(self):
         check_options(self)
         if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"--url {self.url} is no address: it begins with https:// or http://")
+            raise ValueError(f"--url {self.url} is not an address: use https:// or http://")
 
 
 class Server(uvicorn.Server):
-    """Ends the pages' events when it is asked to end: they would last for ever."""
+    """Ends the pages' event streams when asked to stop: they would never end by themselves."""
 
     def __init__(self, config: uvicorn.Config, board: Board) -> None:
         super().__init__(config)
@@ -77,7 +76,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
             own.bind((host, port))
             own.listen(WAITING)
         except PermissionError:
-            raise ValueError(f"port {port} is for the system: choose one above 1023") from None
+            raise ValueError(f"port {port} is reserved: choose one above 1023") from None
         except OSError as error:
             if "in use" in str(error):
                 raise ValueError(
@@ -85,7 +84,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
                     f"BOARD={port + 1}"
                 ) from None
             raise ValueError(
-                f"this machine has no address {host} ({error.strerror}): name one of its own, or "
+                f"this machine has no address {host} ({error.strerror}): give one of its own, or "
                 "0.0.0.0 for all of them"
             ) from None
         yield own
@@ -93,7 +92,7 @@ def listening(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def listening_too(path: str | None) -> Iterator[list[socket.socket]]:
-    """A Unix socket that everybody on this machine may use, in a list; [] without a path.
+    """A Unix socket that every user of this machine may use, in a list; [] without a path.
 
     Raises ValueError, one sentence.
     """
@@ -103,7 +102,7 @@ def listening_too(path: str | None) -> Iterator[list[socket.socket]]:
     file, own = Path(path), socket.socket(socket.AF_UNIX)
     with own:
         try:
-            if file.is_socket():  # of a board that was killed: a live one has the same store
+            if file.is_socket():  # of a killed board: a live one would hold the store
                 file.unlink()
             own.bind(path)
             file.chmod(0o666)
@@ -117,7 +116,7 @@ def listening_too(path: str | None) -> Iterator[list[socket.socket]]:
 
 
 def say(options: Options, store: Store) -> None:
-    """Prints both addresses."""
+    """Print both addresses."""
     base = options.url.rstrip("/") if options.url else address(options.host, options.port)
     print(f"Learners start\n\n    make lab CLASS={base}/join/{store.setting('join')}\n")
     print(f"You open\n\n    {base}/board/{store.setting('instructor')}\n")
@@ -127,7 +126,7 @@ def say(options: Options, store: Store) -> None:
 
 
 def serve(options: Options) -> None:
-    """Shows the board until SIGINT or SIGTERM. Raises ValueError and StoreError."""
+    """Serve the board until SIGINT or SIGTERM. Raises ValueError and StoreError."""
     file = Path(options.file).expanduser() if options.file else ledger.home() / "board.sqlite"
     with (
         contextlib.closing(Store(file)) as store,
@@ -142,7 +141,7 @@ def serve(options: Options) -> None:
             board.application(), loop="asyncio", http="h11", ws="none", lifespan="off",
             log_level="warning", access_log=False,
             server_header=False, date_header=False, timeout_graceful_shutdown=GRACE,
-            proxy_headers=options.url is not None,  # else anybody could say who they are
+            proxy_headers=options.url is not None,  # else clients could fake their address
             forwarded_allow_ips="127.0.0.1,::1", h11_max_incomplete_event_size=16 * 1024,
         )
         say(options, store)

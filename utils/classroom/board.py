@@ -1,18 +1,18 @@
 """The board's pages and routes: an ASGI application on Starlette.
 
-    GET  /join/TOKEN         what a learner's browser shows; for a lab the class's name
+    GET  /join/TOKEN         a page for a learner's browser; for a lab the class's name
     POST /report             a message of a lab (reports.py), with the join token
     GET  /board/TOKEN        lets the instructor's browser in, by a cookie
     GET  /                   the page; /page.css, /page.js
-    GET  /events             server-sent events: the room, then what changes
+    GET  /events             server-sent events: the room, then its changes
     GET  /histogram?name=…   predictions; &reveal=1 with theory and measurement
     GET  /results.csv        a row for each learner and exercise
     POST /minutes            {"minutes": 45 or null}: until the end
-    POST /helped             {"learner": 3}: the instructor has been there
-    POST /removed            {"learner": 3}: is shown no more, whatever that lab reports
+    POST /helped             {"learner": 3}: the instructor has helped
+    POST /removed            {"learner": 3}: no longer shown, whatever that lab reports
 
-After WRONG wrong tokens from one address in a minute further ones are answered 429. A right one
-passes always: many learners share an address, and all seats of a hub do.
+After WRONG wrong tokens from one address in a minute, further ones are answered with 429. A right
+one always passes: many learners share an address, and all seats of a hub do.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ from utils.classroom.room import Room, Watcher
 from utils.classroom.store import Full, Store, StoreError
 
 HERE = Path(__file__).parent
-BODY_SECONDS = 5.0  # in which a request must have come
+BODY_SECONDS = 5.0  # in which a request must arrive
 SMALL = 1024  # bytes of a request of the page
-WRONG, MINUTE = 20, 60.0  # wrong tokens in so many seconds, from one address
-ADDRESSES = 10_000  # that are remembered for it
+WRONG, MINUTE = 20, 60.0  # wrong tokens, and the seconds in which they count, per address
+ADDRESSES = 10_000  # remembered for this
 BEAT = 0.4  # seconds between two events, at least
 SILENCE = 10.0  # and at most
 LONGEST = 24 * 60  # minutes
@@ -71,36 +71,36 @@ NOTE = """<!doctype html><html lang="en"><meta charset="utf-8">
 
 
 class Guard:
-    """Counts wrong tokens of each address."""
+    """Counts wrong tokens per address."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self.wrong: dict[str, tuple[int, float]] = {}  # how many, since when
 
     def seconds(self, address: str) -> float:
-        """How long the address is not listened to; 0 where it is."""
+        """How long the address stays blocked; 0 if it is not."""
         count, since = self.wrong.get(address, (0, 0.0))
         return max(0.0, since + MINUTE - self.clock()) if count >= WRONG else 0.0
 
     def note(self, address: str) -> None:
-        """A wrong token has come from there."""
+        """Count a wrong token from this address."""
         now = self.clock()
         count, since = self.wrong.get(address, (0, now))
         if now - since >= MINUTE:
             count, since = 0, now
         self.wrong[address] = count + 1, since
         if len(self.wrong) > ADDRESSES:
-            del self.wrong[next(iter(self.wrong))]  # which has been there longest
+            del self.wrong[next(iter(self.wrong))]  # the oldest
 
 
 class Board:
     """The handlers. `application()` is what a server runs; `close()` ends the pages' events."""
 
     def __init__(self, store: Store, room: Room, title: str, *, secure: bool = False) -> None:
-        """secure: browsers reach it by https, so the cookie goes no other way."""
+        """secure: browsers reach it by https, so the cookie is sent only that way."""
         self.store, self.room, self.title, self.secure = store, room, title, secure
         self.join, self.instructor = store.setting("join"), store.setting("instructor")
-        # its name is the board's own: several boards on one host have different ports only
+        # the name is unique: several boards on one host differ only in their ports
         name = hashlib.sha256(self.join.encode()).hexdigest()[:8]
         self.cookie = f"board-{name}"
         ends = store.setting("ends")
@@ -143,7 +143,7 @@ class Board:
             return JSONResponse({"class": self.title})
         text = (
             "This address is for your lab. In a terminal, in the workshop's folder, start "
-            "<code>make lab CLASS=…</code> with the address of this page in place of the dots."
+            "<code>make lab CLASS=…</code> with the address of this page after <code>=</code>."
         )
         return HTMLResponse(NOTE.format(title=html.escape(self.title), text=text, up="../"))
 
@@ -160,10 +160,10 @@ class Board:
     # --- the instructor ---------------------------------------------------------------------------
 
     async def enter(self, request: Request) -> Response:
-        """The token leaves the address bar, which may be on a projector."""
+        """Remove the token from the address bar, which may be on a projector."""
         self.check(request, request.path_params["token"], self.instructor)
         answer = RedirectResponse("../", status_code=303)
-        answer.set_cookie(  # lax: strict would not come back when a mail or a wiki has the link
+        answer.set_cookie(  # lax: strict would not be sent from a link in a mail or a wiki
             self.cookie, self.instructor, max_age=30 * 24 * 3600, httponly=True, samesite="lax",
             secure=self.secure,
         )
@@ -173,7 +173,7 @@ class Board:
         self.check(request, request.cookies.get(self.cookie), self.instructor)
 
     async def page(self, request: Request) -> Response:
-        if self.cookie not in request.cookies:  # nobody has tried a token
+        if self.cookie not in request.cookies:  # no token was tried
             text = "The instructor sees it at the address that <code>make class</code> prints."
             note = NOTE.format(title="The board of a class", text=text, up="")
             return HTMLResponse(note, status_code=401)
@@ -217,7 +217,7 @@ class Board:
         self.check_instructor(request)
         name = request.query_params.get("name", "")
         if name not in self.room.predictable:
-            raise Refused(f"{name[:100]!r} is no prediction of the course")
+            raise Refused(f"{name[:100]!r} is not a prediction of the course")
         return JSONResponse(self.room.histogram(name, request.query_params.get("reveal") == "1"))
 
     async def results(self, request: Request) -> Response:
@@ -230,7 +230,7 @@ class Board:
             for name, said in sorted(learner.checks.items()):
                 verdict = "ok" if said["done"] else "wrong"
                 row = learner.alias, name, verdict, said["tries"], said["symptom"]
-                # a spreadsheet would compute what begins like a formula
+                # a spreadsheet would evaluate what begins like a formula
                 table.writerow([f"'{one}" if str(one)[:1] in "=+-@\t" else one for one in row])
         name = {"Content-Disposition": 'attachment; filename="results.csv"'}
         return Response(file.getvalue(), media_type="text/csv", headers=name)
@@ -265,11 +265,11 @@ class Board:
     async def learner(self, request: Request) -> int:
         learner = (await self.asked(request)).get("learner")
         if type(learner) is not int or learner not in self.room.learners:
-            raise Refused("learner is not the number of one")
+            raise Refused("learner is not a learner's number")
         return learner
 
     async def asked(self, request: Request) -> dict:
-        """The content of a request of the page; its type is one that no other site can send."""
+        """The content of the page's request; no other site can send its content type."""
         self.check_instructor(request)
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             raise HTTPException(415, "the content's type is not application/json")
@@ -281,10 +281,10 @@ class Board:
             raise Refused("the body is not a JSON object")
         return content
 
-    # --- around all of them -----------------------------------------------------------------------
+    # --- for all of them --------------------------------------------------------------------------
 
     def check(self, request: Request, token: str | None, right: str) -> None:
-        """Raises HTTPException 401, or 429 where there were too many."""
+        """Raise HTTPException 401, or 429 after too many wrong tokens."""
         if hmac.compare_digest((token or "").encode("utf-8", "replace"), right.encode()):
             return
         address = request.client.host if request.client else ""
@@ -297,11 +297,11 @@ class Board:
         raise HTTPException(401, "this token is not known here")
 
     async def keep(self, change: Callable, *words: Any) -> Any:
-        """Lets the store change in its thread; a client that leaves meanwhile changes nothing."""
+        """Change the store in its thread, even if the client leaves meanwhile."""
         try:
             done = await asyncio.get_running_loop().run_in_executor(self.writer, change, *words)
         except StoreError as error:
-            self.warn(f"{error}. Reports wait in the labs and come when there is room.")
+            self.warn(f"{error}. Reports wait in the labs and arrive when there is room.")
             raise
         self.warn("")
         return done
@@ -326,7 +326,7 @@ class Board:
 
 
 async def body(request: Request, most: int) -> bytes:
-    """A request's body of at most so many bytes; HTTPException 413, or 408 for a slow one."""
+    """A request's body of at most `most` bytes; HTTPException 413, or 408 for a slow one."""
     found = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -342,7 +342,7 @@ async def body(request: Request, most: int) -> bytes:
 
 
 def _safe(app: ASGIApp) -> ASGIApp:
-    """Adds the headers that keep browsers from asking other hosts, and from storing pages."""
+    """Add the headers that keep browsers from contacting other hosts and from storing pages."""
     headers = [(name.lower().encode(), value.encode()) for name, value in SAFE.items()]
 
     async def wrapped(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,8 @@
 """A learner joins a class: `make lab CLASS=http://192.168.1.7:8765/join/TOKEN`.
 
-Before anything is reported, `join` says what would be and asks; no answer means no. Alias and
-address are kept in `class.json` beside the ledger, under a key made of the token: a class is asked
-about once, wherever its board moves to.
+Before anything is reported, `join` says what would be reported and asks; no answer means no. Alias
+and address are kept in `class.json` next to the ledger, under a key made from the token: the
+learner is asked once per class, wherever its board moves.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 from utils.classroom import reports
 from utils.course import ledger
 
-# In a seat of a hub, which has no network: the way to the board of the same machine (make hub).
+# In a seat of a hub, which has no network: the socket of the same machine's board (make hub).
 WAY = Path("/run/board/board.sock")
-WAIT = 5.0  # seconds that a board may take for an answer
+WAIT = 5.0  # seconds that a board may take to answer
 KINDS = ("gentle", "golden", "quick", "quiet", "brave", "clever", "merry", "sunny", "calm", "wild")
 ANIMALS = ("otter", "heron", "lynx", "finch", "badger", "crane", "marten", "seal", "owl", "hare")
 
@@ -35,11 +35,11 @@ This lab would report to the board of a class on {where}:
   - an alias that you choose (no name is needed),
   - the names of the labs' checks that you run: done or not, how often you tried, when, and the
     first line of the last symptom,
-  - your predictions, beside the theory and the measurement that the lesson shows,
+  - your predictions, with the theory and the measurement that the lesson shows,
   - a question, when you call ask_for_help().
 
-That holds for what your ledger has already, too. Nothing else is reported: no code, no file, no
-name of yours or of this machine. Reports stop when you start `make lab` without CLASS.
+This includes what is in your ledger already. Nothing else is reported: no code, no file, neither
+your name nor this machine's. Reports stop when you start `make lab` without CLASS.
 """
 
 
@@ -60,7 +60,7 @@ class _SocketConnection(http.client.HTTPConnection):
 
 @dataclass(frozen=True)
 class Address:
-    """Where the board is. path: what stands before /join/, "" or "/class"."""
+    """The board's location. path: the part before /join/, "" or "/class"."""
 
     secure: bool
     host: str
@@ -70,7 +70,7 @@ class Address:
 
     @property
     def key(self) -> str:
-        """What files of this class are called."""
+        """The key of this class in class.json."""
         return hashlib.sha256(self.token.encode()).hexdigest()[:12]
 
     def ask(self, method: str, route: str, content: dict | None = None) -> tuple[int, dict, str]:
@@ -103,16 +103,16 @@ class Address:
 
 
 def read_address(text: str) -> Address:
-    """The address that the instructor's machine prints. Raises JoinError."""
+    """Parse the address that the instructor's machine prints. Raises JoinError."""
     parts = None
-    with contextlib.suppress(ValueError):  # a port that is none
+    with contextlib.suppress(ValueError):  # not a port
         parts = urlsplit(text.strip())
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
         found = re.fullmatch(r"(.*)/join/([\w-]+)/?", parts.path)
         if port and parts.hostname and found and not parts.username:
             return Address(parts.scheme == "https", parts.hostname, port, found[1], found[2])
     raise JoinError(
-        f"CLASS={text} is not the address of a class: copy what the instructor's machine prints, "
+        f"CLASS={text} is not the address of a class: copy the one on the instructor's screen, "
         "http://…/join/…"
     )
 
@@ -127,7 +127,7 @@ class Membership:
 
 
 def memberships() -> dict[str, dict]:
-    """{key of a class: a membership's fields} of all classes that this ledger has joined."""
+    """{key of a class: a membership's fields} for all classes that this ledger has joined."""
     try:
         found = json.loads((ledger.home() / "class.json").read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
@@ -136,7 +136,7 @@ def memberships() -> dict[str, dict]:
 
 
 def join(text: str, ask: Callable[[str], str] = input) -> Membership | None:
-    """Joins the class at this address, or finds it joined; None where the learner did not agree.
+    """Join the class at this address, or find it joined; None if the learner did not agree.
 
     ask: shows a question and returns the answer; EOFError counts as none.
     Raises JoinError for a wrong address or a folder that cannot be written.
@@ -145,7 +145,7 @@ def join(text: str, ask: Callable[[str], str] = input) -> Membership | None:
     try:
         status, content, _ = address.ask("GET", f"/join/{address.token}")
     except Away as error:
-        print(f"The board does not answer now ({error}). Reports wait on this machine and follow.")
+        print(f"The board does not answer now ({error}). Reports wait here and are sent later.")
     else:
         if status in (401, 404):
             raise JoinError(f"The board on {address.host} does not know this CLASS: copy it again.")

@@ -1,16 +1,16 @@
-// The instructor's page. It gets the room by server-sent events and draws it; text of learners is
+// The instructor's page. It receives the room as server-sent events and draws it; learners' text is
 // only ever set as textContent, never as HTML.
 "use strict";
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 const ALL = "all";
-const ROWS = 400; // learners in the table; the shares and the histogram have all of them
+const ROWS = 400; // learners in the table; the bars and the histogram include all of them
 
 const room = { course: [], checks: [], learners: new Map(), predictions: {}, ends: null };
 let clockAhead = 0; // seconds that the board's clock is ahead of ours
-let drawn = ""; // what the histogram shows
-let following = true; // the lab and the prediction that the room works on, until one is chosen
+let drawn = ""; // the histogram's current content
+let following = true; // show the lab and the prediction that the room works on, until one is chosen
 
 // An element with its class, text and children.
 function make(tag, kind = "", text = null, ...children) {
@@ -29,7 +29,7 @@ const time = (at) => at === null ? "" :
 const alias = (learner) => $("names").getAttribute("aria-pressed") === "true"
   ? learner.shown : `learner ${learner.id}`;
 
-// --- what comes in
+// --- incoming events
 
 function connect() {
   const source = new EventSource("events");
@@ -67,10 +67,10 @@ function trouble(text) {
 
 function lost(yes) {
   document.body.dataset.connected = yes ? "no" : "yes";
-  if (yes) trouble("The board does not answer. What is shown may be old; it comes back by itself.");
+  if (yes) trouble("The board does not answer. This page may be out of date; it will reconnect.");
 }
 
-// Two learners of one alias get numbers.
+// Learners with the same alias get numbers.
 function nameAll() {
   const seen = new Map();
   for (const id of [...room.learners.keys()].sort((a, b) => a - b)) {
@@ -81,7 +81,7 @@ function nameAll() {
   }
 }
 
-// Options [value, text]; what is chosen stays chosen.
+// Options [value, text]; the current choice is kept.
 function fill(select, options) {
   const signature = JSON.stringify(options);
   if (select.dataset.options === signature) return;
@@ -108,7 +108,7 @@ function draw() {
   drawPredictions();
 }
 
-// The lab whose check came last, until the instructor has chosen one.
+// The lab of the latest check, until the instructor has chosen one.
 function follow(learners) {
   if (!following) return;
   let last = -1, place = 0;
@@ -121,7 +121,7 @@ function follow(learners) {
   if (part) $("lab").value = part.title;
 }
 
-// [place, name] of the checks of the lab that is chosen, or of all that somebody has begun.
+// [place, name] of the chosen lab's checks, or of all checks that have been tried.
 function places() {
   const title = $("lab").value, found = [];
   for (const part of room.course) {
@@ -174,7 +174,7 @@ function drawShares(learners) {
   $("shares").replaceChildren(...($("lab").value === ALL ? [] : rows));
 }
 
-// A row is made anew only when it differs, so that what is pointed at or selected stays.
+// A row is replaced only when it differs, so that hovering and selection survive.
 function drawGrid(learners) {
   const columns = places();
   const narrow = columns.length > 8;
@@ -183,7 +183,7 @@ function drawGrid(learners) {
   $("grid").hidden = !learners.length;
   $("nobody").hidden = learners.length > 0 && learners.length <= ROWS;
   $("nobody").textContent = learners.length ? `${learners.length - ROWS} more are not drawn.` :
-    "Nobody has joined yet.";
+    "No one has joined yet.";
   const head = make("tr", "", null, make("th", "", "learner"),
     ...columns.map(([, name]) => make("th", "", name)));
   $("grid").tHead.replaceChildren(head);
@@ -197,7 +197,7 @@ function drawGrid(learners) {
     const remove = make("button", "", "×"), name = alias(learner);
     remove.setAttribute("aria-label", remove.title = `remove ${name}`);
     remove.onclick = () => {
-      if (confirm(`Remove ${name} from the board, for good?`)) post("removed", { learner: learner.id });
+      if (confirm(`Remove ${name} from the board for good?`)) post("removed", { learner: learner.id });
     };
     const row = make("tr", learner.help ? "asks" : "", null, make("th", "", name, remove));
     row.dataset.signature = signature;
@@ -230,7 +230,7 @@ function drawPredictions() {
   drawHistogram();
 }
 
-// Asks for it again when there are more numbers, and now and then for the measurements.
+// Fetches it again when there are more values, and occasionally for the measurements.
 async function drawHistogram() {
   const name = $("prediction").value, reveal = $("reveal").checked;
   const slot = reveal ? Math.floor(Date.now() / 3000) : 0;
@@ -285,7 +285,7 @@ function show(data) {
   const first = scale(edges[0]), last = scale(edges.at(-1));
   const x = (value) => left + (right - left) * (scale(value) - first) / (last - first);
   const most = Math.max(1, ...bins);
-  const shapes = [], counts = []; // the counts lie above the lines
+  const shapes = [], counts = []; // the counts are drawn above the lines
   bins.forEach((count, i) => {
     const height = (bottom - top) * count / most, begin = x(edges[i]);
     if (!count) return;
@@ -322,14 +322,14 @@ function show(data) {
       `${said.count < 20 ? "" : "nine of ten "}from ${number(said.low)} to ${number(said.high)})`);
   });
   if (data.below + data.above) {
-    words.push(`${data.below + data.above} lie far off and are not drawn`);
+    words.push(`${data.below + data.above} are far off and not drawn`);
   }
   if (data.late) words.push(`${data.late} came after the reveal and do not count`);
   $("said").textContent = `${words.join(" · ")}`;
   $("histogram").replaceChildren(...shapes, ...counts);
 }
 
-// --- the instructor's hand
+// --- the instructor's actions
 
 async function post(route, content) {
   try {

@@ -1,12 +1,12 @@
-"""Reports to the board what the ledger tells, as a process of its own beside JupyterLab.
+"""Reports the ledger to the board, in its own process next to JupyterLab.
 
     python -m utils.classroom.reporter KEY      # of a class in class.json; `make lab CLASS=…`
 
-It looks at the ledger every LOOK seconds, and when that has changed it sends all of it: a ledger
-is small, and lies on the learner's disk. A board that is away, slow, full or that refuses costs the
-lab nothing: the reporter waits, ever longer up to a minute, and sends what the ledger says then. It
-ends when its standard input does, that is with whoever started it, in whatever way that ends.
-Standard error gets a line whenever something changes.
+It looks at the ledger every LOOK seconds and sends all of it when it has changed: a ledger is
+small, and is on the learner's disk. A board that is down, slow, full or refuses costs the lab
+nothing: the reporter waits, longer each time, up to a minute, and then sends the ledger as it is.
+It ends when its standard input closes, that is, with the process that started it, however that
+ends. It prints a line to standard error whenever something changes.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from utils.course import ledger
 
 LOOK = 1.0  # seconds between two looks at the ledger
 FIRST, LONGEST = 1.0, 60.0  # seconds that it waits after a failure, and after many
-STRANGER = 300.0  # seconds, where the board does not know the token: it counts wrong ones
+STRANGER = 300.0  # seconds, if the board does not know the token: it counts wrong ones
 
 
 class Reporter:
@@ -35,7 +35,7 @@ class Reporter:
         self.said = ""
 
     def send(self) -> None:
-        """Sends what the ledger says if the board does not have it, and if it is time."""
+        """Send the ledger if the board does not have it and the wait is over."""
         if time.monotonic() < self.until:
             return
         try:
@@ -47,12 +47,12 @@ class Reporter:
             status, content, after = self.address.ask("POST", "/report", self._message(told))
             if status == 200:
                 self.sent, self.pause = now, FIRST
-                self._say("the board has all")
+                self._say("the board has everything")
                 return
             reason = f"the board says {status}: {str(content.get('error', ''))[:200]}"
             wait = STRANGER if status == 401 else float(after) if after.isdigit() else 0.0
         except Away as error:
-            reason, wait = f"the board is away ({error})", 0.0
+            reason, wait = f"the board does not answer ({error})", 0.0
         except (OSError, ledger.LedgerError) as error:
             reason, wait = f"the ledger cannot be read ({error})", 0.0
         self._say(f"{reason}; trying again")
@@ -74,7 +74,7 @@ class Reporter:
 
 
 def _signature(path: Path) -> tuple:
-    """Differs when the file does: every change puts a new file in its place."""
+    """Differs whenever the file does: every change replaces the file."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def _signature(path: Path) -> tuple:
 
 
 def watch(member: Membership, stop: threading.Event) -> None:
-    """Reports until `stop`, then once more what is new."""
+    """Report until `stop`, then once more."""
     reporter = Reporter(member)
     while not stop.is_set():
         reporter.send()

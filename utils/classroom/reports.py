@@ -1,6 +1,6 @@
-"""What a lab reports and what the board takes; both sides judge it with the same lines.
+"""The reports that a lab sends and the board accepts; both sides use the same validation.
 
-A message is one learner's, in JSON, at most BODY bytes:
+A message has one learner's reports, in JSON, at most BODY bytes:
 
     {"learner": 32 hex digits, "alias": "gentle otter", "now": seconds,
      "reports": [{"kind": "check", "name": "lab 01b ring all-reduce", …}, …]}
@@ -8,10 +8,10 @@ A message is one learner's, in JSON, at most BODY bytes:
     kind          the other fields
     check         done, tries, symptom (first line, without paths of the learner), at
     prediction    value, unit, late (after the reveal), theory, measured
-    help          question (None: none any more), at; its name is ""
+    help          question (None: withdrawn), at; its name is ""
 
-A message tells all that a ledger holds, so none depends on another. Times are seconds since 1970 by
-the learner's clock; `now` tells the board how far that is off.
+A message has everything in a ledger, so none depends on another. Times are seconds since 1970 by
+the learner's clock; `now` tells the board how far that clock is off.
 """
 
 import json
@@ -29,15 +29,15 @@ from utils.paths import ROOT
 BODY = 1024 * 1024  # bytes of a message
 MOST = 400  # reports in a message: the course has about 200
 ALIAS, NAME, SYMPTOM, UNIT = 40, 200, 300, 40  # characters
-BIGGEST = 2**53  # whole numbers up to here are the same in a browser
+BIGGEST = 2**53  # integers up to here are exact in a browser
 
 
 class Refused(ValueError):
-    """A message that is no message. The text says what is wrong with it."""
+    """The message is invalid. The text says why."""
 
 
 def text(longest: int, least: int = 0) -> Callable[[Any], str]:
-    """A judge of texts: printable, `least` to `longest` characters."""
+    """A validator of texts: printable, `least` to `longest` characters."""
 
     def judge(value: Any) -> str:
         if not isinstance(value, str) or not least <= len(value) <= longest:
@@ -50,7 +50,7 @@ def text(longest: int, least: int = 0) -> Callable[[Any], str]:
 
 
 def alias(value: Any) -> str:
-    """A judge of aliases: texts that can be seen and stay in their line."""
+    """Validate an alias: a text that is visible and stays in its line."""
     text(ALIAS, 1)(value)
     classes = [unicodedata.combining(sign) for sign in unicodedata.normalize("NFC", value)]
     accents = "".join("^" if one in (220, 230) else " " for one in classes)  # below or above
@@ -67,7 +67,7 @@ def _hexadecimal(value: Any) -> str:
 
 def _whole(value: Any) -> int:
     if type(value) is not int or not 0 <= value <= BIGGEST:
-        raise Refused("is not a whole number from 0")
+        raise Refused("is not a non-negative integer")
     return value
 
 
@@ -103,7 +103,7 @@ MESSAGE = {
 
 
 def _judge(what: str, value: Any, fields: dict[str, Callable]) -> dict:
-    """A dict of exactly these fields, each judged; Refused."""
+    """A dict of exactly these fields, each validated; raises Refused."""
     if not isinstance(value, dict) or value.keys() != fields.keys():
         raise Refused(f"{what} is not an object of {', '.join(fields)}")
     found = {}
@@ -116,7 +116,7 @@ def _judge(what: str, value: Any, fields: dict[str, Callable]) -> dict:
 
 
 def report(value: Any) -> dict:
-    """A report that is one; Refused."""
+    """A valid report; raises Refused."""
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in FIELDS:
         raise Refused(f"a report's kind is not one of {', '.join(FIELDS)}")
@@ -124,7 +124,7 @@ def report(value: Any) -> dict:
 
 
 def message(body: bytes) -> dict:
-    """A message of a request's body; Refused."""
+    """The message in a request's body; raises Refused."""
 
     def no_number(name: str) -> None:
         raise Refused(f"{name} is not a number in JSON")
@@ -133,7 +133,7 @@ def message(body: bytes) -> dict:
         content = json.loads(body, parse_constant=no_number)
     except Refused:
         raise
-    except (ValueError, RecursionError):  # no UTF-8, no JSON, or [[[[…
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or [[[[…
         raise Refused("the body is not JSON") from None
     found = _judge("the message", content, MESSAGE)
     if not isinstance(found["reports"], list) or len(found["reports"]) > MOST:
@@ -146,9 +146,9 @@ def message(body: bytes) -> dict:
 
 
 def of_ledger(content: dict) -> list[dict]:
-    """The reports of all that a ledger tells and that may be told, at most MOST.
+    """Reports of everything in a ledger that may be reported, at most MOST.
 
-    An entry of another form (edited by hand) is left out.
+    Entries of another form (edited by hand) are left out.
     """
     found: list[dict] = []
     for name, done in content["checks"].items():
@@ -182,7 +182,7 @@ def _is_report(one: dict) -> bool:
 
 
 def _without_paths(symptom: Any) -> str:
-    """One short line, in which no folder tells who the learner is."""
+    """One short line without folders that identify the learner."""
     line = str(symptom)
     for folder, short in ((ROOT, "."), (Path.home(), "~")):
         if len(str(folder)) > 1:

@@ -1,7 +1,7 @@
-"""The room as the page shows it: who has done what, who asks for help, what was predicted.
+"""The room as the page shows it: results of learners, requests for help, predictions.
 
-It lives in memory, is filled from the store when the board starts, and follows each message. A page
-that looks on is a `Watcher`: it is told which learners have changed.
+It is in memory, is filled from the store when the board starts, and follows each message. An open
+page is a `Watcher`: it is told which learners have changed.
 """
 
 import asyncio
@@ -16,13 +16,13 @@ from utils.classroom.store import Taken
 from utils.course.progress import Part
 
 BINS = 24  # at most; a few numbers get fewer
-MANY = 100  # from this ratio of the largest to the smallest, all positive, the axis is logarithmic
-FAR = 10.0  # median distances from the median: what lies further counts as far off
+MANY = 100  # above this ratio of the largest to the smallest positive value, the axis is log
+FAR = 10.0  # median distances from the median: values farther away count as far off
 
 
 @dataclass
 class Learner:
-    """What a learner has said last. checks, predictions: {name: fields of the report}."""
+    """A learner's latest reports. checks, predictions: {name: fields of the report}."""
 
     number: int
     alias: str = ""
@@ -33,7 +33,7 @@ class Learner:
 
 
 class Watcher:
-    """A page that looks on: which learners it does not know yet, and a bell."""
+    """An open page: the learners whose changes it has not seen yet, and a bell."""
 
     def __init__(self) -> None:
         self.learners: set[int] = set()
@@ -48,25 +48,25 @@ class Room:
         self.place = {name: i for i, name in enumerate(n for p in parts for n in p.checks)}
         self.predictable = {name for part in parts for name in part.predictions}
         self.learners: dict[int, Learner] = {}
-        self.removed: set[int] = set()  # by the instructor; what they report is not shown
+        self.removed: set[int] = set()  # by the instructor; their reports are not shown
         self.counts = dict.fromkeys(self.predictable, 0)  # numbers that are predictions
         self.watchers: set[Watcher] = set()
 
     def knows(self, report: dict) -> bool:
-        """Whether the course has what the report names."""
+        """Whether the course has an exercise of the report's name."""
         kind, name = report["kind"], report["name"]
         known = {"check": self.place, "prediction": self.predictable, "help": ("",)}
         return name in known[kind]
 
     def take(self, taken: Taken) -> None:
-        """Follows what a message has changed."""
+        """Apply a message's changes."""
         if taken.learner in self.removed:
             return
         learner = self.learners.setdefault(taken.learner, Learner(taken.learner))
         learner.alias, learner.seen = taken.alias, taken.seen
         for report in taken.reports:
             if not self.knows(report):
-                continue  # in the file from another version of the course
+                continue  # stored by another version of the course
             if report["kind"] == "check":
                 learner.checks[report["name"]] = report
             elif report["kind"] == "prediction":
@@ -79,14 +79,14 @@ class Room:
         self.changed(taken.learner)
 
     def remove(self, number: int) -> None:
-        """Takes a learner out, and keeps the learner out."""
+        """Remove a learner permanently."""
         self.removed.add(number)
         for name, said in self.learners.pop(number).predictions.items():
             self.counts[name] -= not said["late"]
         self.changed(number)
 
     def changed(self, learner: int | None = None) -> None:
-        """Rings for all who look on."""
+        """Ring the bell of every open page."""
         for watcher in self.watchers:
             watcher.learners |= set() if learner is None else {learner}
             watcher.bell.set()
@@ -115,12 +115,12 @@ class Room:
         ]
 
     def histogram(self, name: str, reveal: bool) -> dict[str, Any]:
-        """The room's predictions of one thing; with `reveal` theory and measurement, too.
+        """The room's values of one prediction; with `reveal`, theory and measurement too.
 
-        count, late: numbers before and after the reveal; only those before it are in the bins
-        log: whether the bins are equal in the logarithm
-        edges: in `unit`; bins: how many lie between two of them
-        below, above: how many lie far off the others
+        count, late: values before and after the reveal; only those before it are in the bins
+        log: whether the bins are equal on a logarithmic scale
+        edges: in `unit`; bins: the count between two edges
+        below, above: the counts of values far off the others
         median: of the predictions
         theory, measured: {"count", "median", "low", "high"}, low and high being the 5th and the
             95th percentile, or None
@@ -142,14 +142,14 @@ class Room:
 
 
 def problem_first(symptom: str) -> str:
-    """ "with 2 ranks: the sum is 41." becomes "the sum is 41. (with 2 ranks)": a table shows only
-    the beginning."""
+    """ "with 2 ranks: the sum is 41." becomes "the sum is 41. (with 2 ranks)", as a table shows
+    only the beginning."""
     case, colon, problem = symptom.partition(": ")
     return f"{problem} ({case})" if colon and case.startswith("with ") else symptom
 
 
 def summary(values: list[float]) -> dict[str, float] | None:
-    """Of sorted numbers."""
+    """Count and percentiles of sorted values."""
     if not values:
         return None
     last = len(values) - 1
@@ -160,9 +160,9 @@ def summary(values: list[float]) -> dict[str, float] | None:
 
 
 def bins(values: list[float], marks: list[float]) -> dict[str, Any]:
-    """Sorted numbers in bins of an axis on which the marks lie, too: 8 to BINS, about 2·√count.
+    """Sorted values in bins of an axis that also covers the marks: 8 to BINS, about 2·√count.
 
-    Few that lie far off do not press the others into one bin: they are counted at the edges.
+    A few values far off do not squeeze the others into one bin: they are counted at the edges.
     """
     near = values
     if values:

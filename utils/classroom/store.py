@@ -1,10 +1,10 @@
-"""What the board has, in one SQLite file in WAL mode: what was answered is on the disk.
+"""The board's data, in one SQLite file in WAL mode: it is on the disk before the board answers.
 
     store = Store(path)                     # StoreError: another board has it, the disk is full, …
     store.take(reports.message(body))       # StoreError, Full
     store.everything()
 
-One thread at a time uses it. A message is kept as a whole or not at all.
+Only one thread at a time may use it. A message is kept as a whole or not at all.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from utils.classroom.reports import Refused
 
-LEARNERS = 20_000  # at most; who has the join address could else fill the disk
+LEARNERS = 20_000  # at most; otherwise anyone with the join address could fill the disk
 LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"  # none looks like another on a projector
 
 SCHEMA = """
@@ -34,15 +34,15 @@ create table if not exists said (
 
 
 class StoreError(Exception):
-    """The file cannot be used. One sentence that names the fix."""
+    """The file cannot be used. The message is one sentence that names the fix."""
 
 
 class Full(StoreError):
-    """No room on the disk, or one that fails."""
+    """The disk is full or fails."""
 
 
 class Taken(NamedTuple):
-    """What a message has changed. learner: its number on the board; reports: those that are new."""
+    """A message's changes. learner: its number on the board; reports: the new ones."""
 
     learner: int
     alias: str
@@ -51,7 +51,7 @@ class Taken(NamedTuple):
 
 
 class Store:
-    """The board's file; it is this process's alone until `close`."""
+    """The board's file, exclusive to this process until `close`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,7 +66,7 @@ class Store:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise StoreError(f"another board has {path}: stop it, or name another file") from None
+            raise StoreError(f"another board uses {path}: stop it, or name another file") from None
         except OSError:  # some network file systems have no locks
             pass
         try:
@@ -94,18 +94,18 @@ class Store:
         self._lock.close()
 
     def setting(self, name: str) -> str | None:
-        """A text that was kept, or None."""
+        """A stored text, or None."""
         with self._errors():
             row = self.file.execute("select value from settings where name = ?", (name,)).fetchone()
         return row and row[0]
 
     def keep(self, name: str, value: str | None) -> None:
-        """Keeps a text under a name; None forgets it."""
+        """Store a text under a name; None deletes it."""
         with self._errors(), self._changes():
             self.file.execute("insert or replace into settings values (?, ?)", (name, value))
 
     def take(self, message: dict, now: float) -> Taken:
-        """Keeps what is new in a message. Raises Refused where there are too many learners."""
+        """Store the new reports of a message. Raises Refused if there are too many learners."""
         with self._errors(), self._changes():
             return self._take(message, now)
 
@@ -127,7 +127,7 @@ class Store:
             body, at = json.dumps(report), report.get("at")
             if known.get((report["kind"], report["name"])) == body:
                 continue
-            if at is not None:  # by our clock; nothing has happened later than now
+            if at is not None:  # by our clock; nothing happened later than now
                 at = min(max(at + now - message["now"], 0.0), now)
             ask(
                 "insert or replace into said values (?, ?, ?, ?, ?, 0)",
@@ -138,14 +138,14 @@ class Store:
         return Taken(number, message["alias"], now, fresh)
 
     def helped(self, learner: int) -> None:
-        """Takes back what a learner asks, for the instructor has been there."""
+        """Clear a learner's request for help, as the instructor has answered it."""
         with self._errors(), self._changes():
             self.file.execute(
                 "update said set helped = 1 where learner = ? and kind = 'help'", (learner,)
             )
 
     def everything(self) -> Iterator[Taken]:
-        """All learners with what was said last of each thing."""
+        """All learners, each with the latest report of each name."""
         with self._errors():
             said: dict[int, list] = {}
             rows = self.file.execute("select learner, body, at from said where not helped")
@@ -157,13 +157,13 @@ class Store:
 
     @contextlib.contextmanager
     def _changes(self) -> Iterator[None]:
-        """All of it or nothing."""
+        """A transaction: all changes or none."""
         self.file.execute("begin immediate")
         try:
             yield
             self.file.execute("commit")
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # SQLite may have done it
+            with contextlib.suppress(sqlite3.Error):  # SQLite may have done so
                 self.file.execute("rollback")
             raise
 
@@ -174,9 +174,9 @@ class Store:
         except sqlite3.Error as error:
             name = getattr(error, "sqlite_errorname", "")
             if name == "SQLITE_FULL" or name.startswith("SQLITE_IOERR"):
-                raise Full(f"the disk of {self.path} is full, or fails ({error})") from None
+                raise Full(f"the disk of {self.path} is full or fails ({error})") from None
             raise StoreError(
-                f"{self.path} cannot be used ({error}): name another file, or mend this one"
+                f"{self.path} cannot be used ({error}): name another file, or repair this one"
             ) from None
 
 

@@ -3,10 +3,10 @@ docs/class/hub.md.
 
     python -m utils.hub --host 0.0.0.0 --memory 4 --cores 2 --admin ada --config my_config.py
 
-Learners open the address that it prints, choose a name and a password, and sit in JupyterLab on
-their own copy of the course. It wants Linux, bubblewrap, and a user of its own that is not root.
-What --config names is read by JupyterHub after these settings and can change any of them.
-Ctrl-C stops the hub and its seats; names, passwords and files stay in --folder.
+Learners open the address that it prints, choose a name and a password, and get JupyterLab on their
+own copy of the course. It needs Linux, bubblewrap, and its own user that is not root. JupyterHub
+reads the file of --config after these settings, and the file can change any of them. Ctrl-C stops
+the hub and its seats; names, passwords and files stay in --folder.
 """
 
 import contextlib
@@ -38,70 +38,70 @@ from utils.paths import ROOT
 from utils.workshop.pip import SetupError
 
 GIB = 1 << 30
-# What follows ends when the hub does, however that ends.
+# A command with this prefix ends when the hub does, however that ends.
 WITH_US = ["setpriv", "--pdeathsig", "TERM"]
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command takes; `--help` lists it."""
+    """The command's options; `--help` lists them."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is all of this machine")
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: all of this machine's")
     port: int = option(8001, "port to listen on", least=1024, most=65535)
-    domain: str | None = option(None, "a domain of whose subdomains each seat gets its own: "
+    domain: str | None = option(None, "a domain; each seat gets a subdomain of it: "
                                 "hub.localhost, or https://hub.example.org behind a proxy")
     folder: str = option(str(ROOT / ".kintsugi" / "hub"), "names, passwords and learners' homes",
                          metavar="FOLDER")
     course: str = option(str(ROOT), "the git repository that seats copy", metavar="FOLDER")
-    seats: int = option(0, "seats at once; 0: as many as this machine's memory holds", least=0)
-    memory: float = option(4.0, "GiB of memory of a seat", above=0)
-    cores: float = option(2.0, "cores of a seat", above=0)
-    processes: int = option(1024, "processes and threads of a seat", least=64)
-    limits: bool = option(True, "hold memory, cores and processes")
+    seats: int = option(0, "seats at once; 0: as many as fit in this machine's memory", least=0)
+    memory: float = option(4.0, "GiB of memory per seat", above=0)
+    cores: float = option(2.0, "cores per seat", above=0)
+    processes: int = option(1024, "processes and threads per seat", least=64)
+    limits: bool = option(True, "enforce memory, cores and processes")
     idle: float = option(60.0, "minutes after which an unused seat ends; 0: never", least=0)
-    class_password: str | None = option(None, "a file with the word that a new name needs",
+    class_password: str | None = option(None, "a file with the password that a new name needs",
                                         metavar="FILE")
     admin: str | None = option(None, "name that may see and stop all seats")
-    board: str | None = option(None, "where make class has its --socket, board.sock: labs can join",
+    board: str | None = option(None, "folder of make class's --socket, board.sock: labs can join",
                                metavar="FOLDER")
-    config: str | None = option(None, "settings of JupyterHub in a file of yours", metavar="FILE")
+    config: str | None = option(None, "your own file of JupyterHub settings", metavar="FILE")
 
     def __post_init__(self):
         check_options(self)
         if self.board is not None and not Path(self.board).is_dir():
-            raise ValueError(f"--board {self.board} is no folder: make it, or leave it out")
+            raise ValueError(f"--board {self.board} is not a folder: make it, or omit the option")
         if self.config is not None and not Path(self.config).is_file():
-            raise ValueError(f"--config {self.config} is no file: name one, or leave it out")
+            raise ValueError(f"--config {self.config} is not a file: name one, or omit the option")
         if self.class_password is not None and not self.word:
             raise ValueError(
-                f"--class-password {self.class_password} is no file with a word that can be read: "
-                "write one into it, or leave it out"
+                f"--class-password {self.class_password} is not a readable file with a password: "
+                "write one into it, or omit the option"
             )
         # an address such as 192.0.2.7 has no subdomains
         name = r"([a-z0-9-]+\.)+[a-z]+"
         if self.domain and not re.fullmatch(rf"{name}|https?://{name}(:\d+)?", self.domain):
             raise ValueError(
-                f"--domain {self.domain} is no domain: take one like hub.example.org, or "
-                "https://hub.example.org where a proxy brings the certificate"
+                f"--domain {self.domain} is not a domain: use one like hub.example.org, or "
+                "https://hub.example.org if a proxy has the certificate"
             )
 
     @property
     def word(self) -> str:
-        """The class password; "" where a new name needs none."""
+        """The class password; "" if a new name needs none."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             return Path(self.class_password).read_text().strip() if self.class_password else ""
         return ""
 
     @property
     def url(self) -> str:
-        """What learners open."""
+        """The address that learners open."""
         if not self.domain:
             return address(self.host, self.port)
         return self.domain if "://" in self.domain else f"http://{self.domain}:{self.port}"
 
     @property
     def most_seats(self) -> int:
-        """How many run at once: a lesson's peak is 3/4 of a seat's limit (docs/class/fit.md)."""
+        """Seats at once: a lesson peaks at 3/4 of a seat's limit (docs/class/fit.md)."""
         room = 0.9 * psutil.virtual_memory().total - 2 * GIB
         return self.seats or max(1, int(room / (0.75 * self.memory * GIB)))
 
@@ -109,11 +109,11 @@ class Options:
 def check_machine(options: Options) -> str:
     """The branch of the course. Raises ValueError, SeatError or LimitsError."""
     if not sys.platform.startswith("linux"):
-        raise SeatError("The hub needs Linux: a class on other machines takes `make lab`.")
+        raise SeatError("The hub needs Linux: on other machines, a class uses `make lab`.")
     if os.geteuid() == 0:
         raise SeatError(
             "The hub does not run as root: make a user for it (useradd --system kintsugi) and "
-            "start it as that one; docs/class/hub.md has a unit for systemd."
+            "start it as that user; docs/class/hub.md has a unit for systemd."
         )
     check_sandbox()
     if options.limits:
@@ -124,15 +124,15 @@ def check_machine(options: Options) -> str:
             probe.bind((options.host, options.port))
         except OSError as error:
             raise ValueError(
-                f"{options.host}:{options.port} cannot be listened to ({error.strerror}): is a hub "
-                f"running already? make hub HUB={options.port + 1}, or HOST= with an own address"
+                f"cannot listen on {options.host}:{options.port} ({error.strerror}): is a hub "
+                f"running already? make hub HUB={options.port + 1}, or HOST= an address of its own"
             ) from None
     git = ["git", "-c", "safe.directory=*", "-C", options.course]
     words = [*git, "symbolic-ref", "--short", "HEAD"]
     found = subprocess.run(words, capture_output=True, text=True, timeout=60)
     if found.returncode:
         raise ValueError(
-            f"--course {options.course} is no git repository with a branch "
+            f"--course {options.course} is not a git repository with a branch "
             f"({found.stderr.strip()}): clone the course there, or git switch -c main"
         )
     return found.stdout.strip()
@@ -140,21 +140,21 @@ def check_machine(options: Options) -> str:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Makes the folder, for this user alone. Raises ValueError where another hub has it."""
+    """Make the folder, for this user alone. Raises ValueError if another hub uses it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
         lock = open(folder / "lock", "w")  # noqa: SIM115
     except OSError as error:
         raise ValueError(
-            f"--folder {folder} cannot be written ({error.strerror}): name a folder of the user "
-            "who runs the hub"
+            f"--folder {folder} cannot be written ({error.strerror}): name a folder of the hub's "
+            "user"
         ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f"--folder {folder} has a hub already: stop that one first") from None
+            raise ValueError(f"--folder {folder} is used by another hub: stop that first") from None
         yield
 
 
@@ -162,11 +162,11 @@ def alone(folder: Path) -> Iterator[None]:
 def place_of_sockets(folder: Path) -> Iterator[Path]:
     """A folder for sockets, whose paths must be short; always the same one for a hub's folder.
 
-    Raises ValueError where it is somebody else's.
+    Raises ValueError if it belongs to another user.
     """
     name = f"kintsugi-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
     place = Path(os.environ.get("RUNTIME_DIRECTORY", "/tmp")) / name
-    shutil.rmtree(place, ignore_errors=True)  # of a hub that was killed
+    shutil.rmtree(place, ignore_errors=True)  # left by a killed hub
     try:
         place.mkdir(mode=0o700)
     except OSError as error:
@@ -202,7 +202,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.Accounts.dbm_path = str(folder / "passwords.dbm")
     c.Accounts.class_password = options.word
     c.Authenticator.allow_all = True
-    # A name of files and groups; JupyterHub matches only the beginning.
+    # Valid for files and groups; JupyterHub matches only the beginning.
     c.Authenticator.username_pattern = r"[a-z0-9][a-z0-9-]{0,30}\Z"
     if options.admin:
         c.Authenticator.admin_users = {options.admin}
@@ -214,12 +214,12 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
     c.Seat.limited = options.limits
     c.Seat.mem_limit, c.Seat.cpu_limit = int(options.memory * GIB), options.cores
     c.Seat.process_limit = options.processes
-    # A class starts in the same minute, and the first time a seat copies the course.
+    # A class starts in the same minute, and a new seat copies the course first.
     c.Spawner.start_timeout = c.Spawner.http_timeout = 1200
-    # The page that waits comes at once; after 10 s JupyterHub 6.1 would stumble over a slow start.
+    # Show the waiting page at once; after 10 s JupyterHub 6.1 would fail on a slow start.
     c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
     if options.idle:
-        # It asks by the proxy: it knows no Unix sockets.
+        # It goes through the proxy, as it does not support Unix sockets.
         hub = f"{address(options.host, options.port)}/hub/api"
         seconds = str(round(60 * options.idle))
         culler = [*WITH_US, sys.executable, "-m", "jupyterhub_idle_culler", "--timeout", seconds]
@@ -232,7 +232,7 @@ def settings(options: Options, branch: str, sockets: Path, words: list[str]) -> 
 
 
 def serve(options: Options) -> None:
-    """Runs the hub until it is asked to end."""
+    """Run the hub until it is asked to stop."""
     branch, folder = check_machine(options), Path(options.folder).resolve()
     with alone(folder):
         words = proxy.set_up()
@@ -244,12 +244,13 @@ def serve(options: Options) -> None:
             print(f"Learners open\n\n    {options.url}\n")
             print(f"At most {options.most_seats} seats at once; a seat has {held}.")
             if not options.domain:
-                print("All seats are one web origin: a page that one learner serves can act in the "
-                      "seat of another who opens it. DOMAIN= prevents that; docs/class/hub.md.")
+                print("All seats share one web origin: a page served by one learner can act in the "
+                      "seat of another learner who opens it. DOMAIN= prevents that; "
+                      "docs/class/hub.md.")
             print(f"Files are in {folder}. Stop with Ctrl-C.", flush=True)
             signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
             file = ["--config", str(Path(options.config).resolve())] if options.config else []
-            os.chdir(folder)  # else a jupyterhub_config.py that lies about would be read
+            os.chdir(folder)  # else a stray jupyterhub_config.py would be read
             hub.launch_instance(file)
 
 

@@ -1,14 +1,14 @@
-"""The labs' checks on what a class has handed in: `make grade FOLDERS="hand-in/*"`.
+"""Run the labs' checks on a class's submissions: `make grade FOLDERS="hand-in/*"`.
 
     python -m utils.hub.grade hand-in/ada hand-in/bob --out grades.csv
 
 A submission is a folder with the files of one or more labs, each lab in a folder of its name, as in
-`labs/` (a learner's whole clone is one). Its Python files are laid over the course's own copy of
+`labs/` (a learner's whole clone is one). Its Python files are copied over the course's own copy of
 the lab, so neither notebooks nor checks are the learner's. Each lab runs twice, with new cases, in
-the sandbox of a hub's seat: no network, a home of its own, the course read-only.
+the sandbox of a hub's seat: no network, its own home, the course read-only.
 
 The table has a row for each exercise: submission, lab, exercise, verdict (`ok`, `wrong`, `not
-started`, `differs` where the two runs do not agree, `not run` with the reason) and symptom.
+started`, `differs` if the two runs disagree, `not run` with the reason) and symptom.
 """
 
 import argparse
@@ -32,7 +32,7 @@ LONGEST = 1800  # seconds for one run of a lab
 
 
 def handed_in(folder: Path) -> dict[str, list[Path]]:
-    """{lab: its Python files} of a submission, of the labs that the course has."""
+    """{lab: its Python files} of a submission, for the labs of the course."""
     labs = {}
     for lab in sorted(path.parent.name for path in ROOT.glob("labs/[0-9]*/lab.ipynb")):
         places = folder / "labs" / lab, folder / lab
@@ -49,7 +49,7 @@ def exercises(lab: str) -> tuple[str, ...]:
 
 
 def judged(lab: str, files: list[Path]) -> tuple[dict[str, tuple[str, str]], str]:
-    """({exercise: (verdict, symptom)}, what went wrong or "") of one run in a sandbox."""
+    """({exercise: (verdict, symptom)}, problem or "") of one run in a sandbox."""
     with tempfile.TemporaryDirectory(prefix="kintsugi-grade-") as folder:
         home = Path(folder)
         copy = home / COPY.relative_to(HOME)
@@ -89,7 +89,7 @@ def rows(folder: Path) -> Iterator[tuple[str, str, str, str, str]]:
     """The rows of a submission."""
     labs = handed_in(folder)
     if not labs:
-        yield folder.name, "", "", "not run", "no folder of a lab with Python files in it"
+        yield folder.name, "", "", "not run", "no folder of a lab with Python files"
     for lab, files in labs.items():
         runs = [judged(lab, files) for _ in range(2)]
         for name in exercises(lab):
@@ -103,12 +103,12 @@ def rows(folder: Path) -> Iterator[tuple[str, str, str, str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the labs' checks on submissions.")
-    parser.add_argument("folders", nargs="+", type=Path, help="a submission each")
+    parser.add_argument("folders", nargs="+", type=Path, help="one submission each")
     parser.add_argument("--out", type=Path, default=Path("grades.csv"), help="the table")
     options = parser.parse_args()
     for folder in options.folders:
         if not folder.is_dir():
-            parser.error(f"{folder} is no folder: give the folders that were handed in")
+            parser.error(f"{folder} is not a folder: give the submitted folders")
     try:
         check_sandbox()
     except SeatError as error:

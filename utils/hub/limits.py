@@ -1,12 +1,12 @@
-"""What a seat may use of the machine, held by the kernel: a control group for each seat.
+"""A seat's share of the machine, enforced by the kernel: a control group for each seat.
 
     limits = Limits()                                       # LimitsError
     group = limits.group("ada", memory=6 << 30, cores=2.0, processes=1024)
     subprocess.Popen(words, preexec_fn=group.enter)
-    group.remove()                                          # when nothing of it runs any more
+    group.remove()                                          # when nothing in it runs any more
 
-The groups lie in the hub's own, which must be writable for it: systemd hands it over with
-`Delegate=yes`. Both versions of Linux's control groups are written, whichever the machine has.
+The groups are inside the hub's own, which must be writable for it: systemd delegates it with
+`Delegate=yes`. Both versions of Linux's control groups are supported.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ class Group:
     folders: dict[str, Path]
 
     def enter(self) -> None:
-        """Moves the calling process, and all that it will start, into the group."""
+        """Move the calling process, with all its future children, into the group."""
         for folder in set(self.folders.values()):
             (folder / "cgroup.procs").write_text(str(os.getpid()))
 
     def mounts(self) -> list[tuple[Path, Path]]:
-        """(folder, where a seat should see it): then the seat's programs see its limits."""
+        """(folder, its path in the seat): with these, the seat's programs see its limits."""
         if len(set(self.folders.values())) == 1:
             return [(self.folders["memory"], TREES)]
         return [(folder, TREES / name) for name, folder in self.folders.items()]
 
     def remove(self) -> None:
-        """Removes the group unless something of it still runs."""
+        """Remove the group unless something in it still runs."""
         for folder in set(self.folders.values()):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -79,9 +79,9 @@ class Limits:
             ) from None
 
     def _hand_over(self, own: Path) -> None:
-        """The group's processes go one group down; then those beside it can have controllers.
+        """Move the group's processes one group down, so that the groups there can have controllers.
 
-        This one is not always alone there: `make hub` waits for it.
+        This process is not always the only one: `make hub` waits for it.
         """
         (own / OWN).mkdir(exist_ok=True)
         for number in (own / "cgroup.procs").read_text().split():
@@ -97,10 +97,10 @@ class Limits:
         cores: float | None = None,
         processes: int | None = None,
     ) -> Group:
-        """The group of a seat, made or given these limits anew; None: as much as there is.
+        """The group of a seat, made or updated with these limits; None: unlimited.
 
-        memory: bytes, shared memory and files of /tmp included. processes: their threads count,
-        too. Raises OSError.
+        memory: bytes, including shared memory and files in /tmp. processes: threads count too.
+        Raises OSError.
         """
         folders = {part: folder / f"seat-{name}" for part, folder in self.folders.items()}
         for folder in set(folders.values()):
@@ -111,7 +111,7 @@ class Limits:
                 "memory.max": "max" if memory is None else memory,
                 "memory.swap.max": "max" if memory is None else 0,
                 "cpu.max": f"{'max' if quota is None else quota} {PERIOD}",
-                "cpu.weight": 10,  # of 100 that the hub has: forty seats would starve it else
+                "cpu.weight": 10,  # the hub has 100: forty equal seats would starve it
             }
         else:
             values = {

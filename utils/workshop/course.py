@@ -14,7 +14,7 @@ from utils.workshop.notebooks import asked_for, every_notebook, name, run
 
 
 class Progress:
-    """One moving line on a terminal; nothing where output goes to a file."""
+    """One moving line on a terminal; nothing if output goes to a file."""
 
     def __init__(self, title: str, cells: int):
         self.title, self.cells, self.begin = title, cells, time.monotonic()
@@ -32,13 +32,13 @@ class Progress:
 
 
 def table(rows: list[tuple[str, str, str]]) -> str:
-    """Rows as columns that line up; the middle one is right-aligned."""
+    """Rows as aligned columns; the middle one is right-aligned."""
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
     return "\n".join(f"{a:<{wide[0]}}  {b:>{wide[1]}}  {c}" for a, b, c in rows)
 
 
 def run_course(paths: list[Path], folder: Path) -> int:
-    """Run the notebooks, print the table; returns how many failed."""
+    """Run the notebooks and print the table; return the number of failures."""
     rows, problems = [("lesson", "seconds", "result")], []
     for path in paths:
         cells = len(nbformat.read(path, as_version=4).cells)
@@ -62,7 +62,7 @@ def main() -> None:
     try:
         sys.exit(run_course(paths, Path(tempfile.mkdtemp(prefix="kintsugi-course-"))) > 0)
     except KeyboardInterrupt:
-        sys.exit("\nInterrupted; the stored notebooks are as they were.")
+        sys.exit("\nInterrupted; the stored notebooks are unchanged.")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints the Python that set-up runs with: $PYTHON, else the one in .venv, else the first of the
-# usual names that truly runs (a pyenv shim may exist and fail) and is 3.11 or 3.12, else any
-# Python 3, so that set-up itself can say what is wrong.
+# usual names that really runs (a pyenv shim may exist and fail) and is 3.11 or 3.12, else any
+# Python 3, so that set-up itself can report the problem.
 runs() { "$1" -c "import sys; sys.exit($2)" >/dev/null 2>&1; }
 
 if [ -n "$PYTHON" ]; then

@@ -1,9 +1,9 @@
 """Open JupyterLab on a page that says where you are: `make lab [PORT=8888] [CLASS=http://…/join/…]`.
 
-The server listens on this machine only, asks for a token, and takes the workshop's settings
+The server listens on this machine only, asks for a token, and uses the workshop's settings
 (lab_settings/: no news, run times of cells, Markdown shown as pages, a closed notebook stops its
 kernel). Ctrl-C stops it with everything it started. With CLASS it also reports to the board of a
-class, after the learner has agreed (`utils/classroom/join.py`); in a seat of a hub it does only
+class, after the learner has agreed (`utils/classroom/join.py`); in a seat of a hub it only does
 that.
 """
 
@@ -28,11 +28,11 @@ from utils.course import ledger, progress
 from utils.paths import ROOT
 from utils.ranks.supervise import Child, end, supervised
 
-LOG = ROOT / ".kintsugi" / "lab.log"  # what the server and its kernels say
+LOG = ROOT / ".kintsugi" / "lab.log"  # the output of the server and its kernels
 SETTINGS = Path(__file__).with_name("lab_settings")
 HOST = "127.0.0.1"
 GRACE = 15.0  # seconds that the server and its kernels may take to end
-LAST_REPORTS = 3.0  # and the last reports, which else wait on the disk
+LAST_REPORTS = 3.0  # and the last reports; unsent ones stay on the disk
 
 
 class LabError(Exception):
@@ -48,7 +48,7 @@ def check_port(port: int) -> None:
         try:
             probe.bind((HOST, port))
         except PermissionError:
-            raise LabError(f"Port {port} is for the system: choose one above 1023.") from None
+            raise LabError(f"Port {port} is reserved: choose one above 1023.") from None
         except OSError:
             raise LabError(
                 f"Port {port} is taken (is a lab running already?): make lab PORT={port + 1}"
@@ -56,7 +56,7 @@ def check_port(port: int) -> None:
 
 
 def environment(token: str, base: dict) -> dict:
-    """`base` with the server's token (in `ps` all could read it) and the lab's settings."""
+    """`base` with the server's token (in `ps`, anyone could read it) and the lab's settings."""
     paths = [str(SETTINGS), base.get("JUPYTER_CONFIG_PATH", "")]
     return {
         **base,
@@ -82,14 +82,14 @@ def command(port: int, root: Path = ROOT, *more: str) -> list[str]:
 
 
 def start(command: list[str], environment: dict, log: Path = LOG) -> Child:
-    """Start the server under a supervisor: Ctrl-C comes to us, who stop it in good order."""
+    """Start the server under a supervisor: Ctrl-C reaches us, and we stop it cleanly."""
     log.parent.mkdir(exist_ok=True)
     with log.open("w") as out:
         return Child(supervised(command, grace=GRACE), output=out, env=environment)
 
 
 def wait_until_ready(server: Child, port: int, token: str, seconds: float = 60) -> None:
-    """Return when the server answers to our token; raise LabError when it ends or is too late."""
+    """Return when the server accepts our token; raise LabError if it ends or takes too long."""
     request = urllib.request.Request(
         f"http://{HOST}:{port}/api/status", headers={"Authorization": f"token {token}"}
     )
@@ -106,26 +106,26 @@ def wait_until_ready(server: Child, port: int, token: str, seconds: float = 60) 
 
 
 def stop(server: Child) -> None:
-    """Ask the server to stop its kernels and itself; after GRACE kill what is left."""
+    """Ask the server to stop its kernels and itself; after GRACE, kill the remaining processes."""
     end([server], 2 * GRACE)
 
 
 def start_reporter(member: Membership) -> list[Child]:
-    """What reports to the class, beside the server; it ends with us, in whatever way we end.
+    """Start the process that reports to the class; it ends with us, however we end.
 
-    None where the disk is full or the system wants no more processes: the lab goes on.
+    Empty if the disk is full or the system refuses another process: the lab continues.
     """
     words = [sys.executable, "-m", "utils.classroom.reporter", read_address(member.address).key]
     try:
         with (ledger.home() / "reporter.log").open("w") as log:
             return [Child(words, output=log, env={**os.environ, "PYTHONPATH": str(ROOT)})]
     except OSError as error:
-        print(f"Nothing is reported to the class ({error.strerror}); the lab works without.")
+        print(f"Nothing is reported to the class ({error.strerror}); the lab works without it.")
         return []
 
 
 def has_display() -> bool:
-    """Whether a browser could show up here."""
+    """Whether a browser can open here."""
     if sys.platform == "darwin":
         return "SSH_CONNECTION" not in os.environ
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
@@ -142,8 +142,8 @@ def first_page() -> str:
 
 
 def show(url: str) -> Path:
-    """Opens the browser at a page, which is returned, for this user only, that leads to `url`: its
-    token must not be in a command line, which all can read."""
+    """Open the browser at a page that redirects to `url`, and return the page. Only this user can
+    read it: the token must not be in a command line, which anyone can read."""
     descriptor, page = tempfile.mkstemp(".html", "lab-", LOG.parent)
     with open(descriptor, "w") as file:
         file.write(f'<meta http-equiv="refresh" content="0; url={url}">\n')
@@ -156,7 +156,7 @@ def interrupt(*_: object) -> NoReturn:
 
 
 def serve(port: int, browser: bool, member: Membership | None = None) -> None:
-    """Run the server until Ctrl-C, and beside it what reports of this member of a class."""
+    """Run the server until Ctrl-C, with the reporter of this member of a class."""
     token = secrets.token_hex(16)
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
@@ -187,7 +187,7 @@ def serve(port: int, browser: bool, member: Membership | None = None) -> None:
 
 
 def report(member: Membership) -> None:
-    """Reports of this member of a class until Ctrl-C, or until its terminal is closed."""
+    """Report for this member of a class until Ctrl-C, or until the terminal is closed."""
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGHUP, interrupt)
     with (ledger.home() / "alias").open("w", encoding="utf-8") as file:
@@ -212,17 +212,17 @@ def main() -> None:
     parser.add_argument("--class", dest="address", metavar="ADDRESS", help="report to this class")
     options = parser.parse_args()
     try:
-        in_a_seat = "JUPYTERHUB_SERVICE_PREFIX" in os.environ  # whose JupyterLab runs already
+        in_a_seat = "JUPYTERHUB_SERVICE_PREFIX" in os.environ  # where JupyterLab is already running
         if not in_a_seat:
             check_port(options.port)
         elif not options.address:
-            raise LabError("This is a seat of a hub: JupyterLab is open already, in your browser.")
+            raise LabError("This is a seat of a hub: JupyterLab is already open in your browser.")
         member = join(options.address) if options.address else None
         if not in_a_seat:
             serve(options.port, not options.no_browser, member)
         elif member is not None:
             report(member)
-    except KeyboardInterrupt:  # while it asked
+    except KeyboardInterrupt:  # while it was asking
         sys.exit(130)
     except (LabError, JoinError) as error:
         sys.exit(str(error))

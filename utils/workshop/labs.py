@@ -1,9 +1,9 @@
 """Make the learner's copies of the labs from their solutions: `make labs [FORCE=1]`.
 
 `labs/NN_name/solution/` is written by hand: the notebook, and the files that the learner writes.
-Each gets a copy one folder up, in which what the learner writes is left out. Markers stand on lines
-of their own, in code cells and .py; a .py without any has no copy. What a lab gives (its checks,
-its helpers) stands once, in `labs/support/name/`, and is imported by both.
+Each gets a copy one folder up, without the learner's part. Markers are on their own lines, in code
+cells and .py files; a .py without any has no copy. The code that a lab provides (its checks, its
+helpers) exists once, in `labs/support/name/`, and both import it.
 
     def ring(x):
         ### BEGIN SOLUTION: send the left half to the next rank
@@ -15,12 +15,12 @@ becomes
     def ring(x):
         raise NotImplementedError("send the left half to the next rank")
 
-Where a raise would stop Run All (a block at the left margin), or where the learner should start
-from something, lines `### STUB: answer = None` inside the block stand in the copy instead, below
-the task as a comment. Links are shortened by one folder. A learner's notebook is stored executed.
+If a raise would stop Run All (a block at the left margin), or if the learner should start from
+something, the copy has the lines `### STUB: answer = None` of the block instead, below the task as
+a comment. Links are shortened by one folder. A learner's notebook is stored executed.
 
-A copy that was edited (it is neither what git has nor what would be generated) is left as it is
-and named; FORCE=1 overwrites it.
+A copy that was edited (it is neither git's version nor the generated one) is left unchanged and
+reported; FORCE=1 overwrites it.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def without_solution(source: str, place: str) -> str:
     """`source` with every solution block replaced by its stub.
 
     Args:
-        place: the words with which an error names `source`.
+        place: the name of `source` in errors.
     Raises:
         LabError: a block has no task or no end, or would stop Run All.
     """
@@ -74,9 +74,9 @@ def without_solution(source: str, place: str) -> str:
 
 
 def stub(indent: str, task: str, block: list[str], place: str) -> list[str]:
-    """The lines that stand for one solution block."""
+    """The lines that replace one solution block."""
     if not task:
-        raise LabError(f"{place}: say the task, ### BEGIN SOLUTION: what the learner writes.")
+        raise LabError(f"{place}: state the task, ### BEGIN SOLUTION: what the learner writes.")
     given = [match[1] + match[2] for match in map(STUB.match, block) if match]
     if given:
         return [f"{indent}# {task}", *given]
@@ -114,12 +114,12 @@ def solutions(root: Path) -> list[tuple[Path, Path]]:
 
 
 def has_solution(script: Path) -> bool:
-    """Whether the learner writes something in it."""
+    """Whether it has something for the learner to write."""
     return any(map(BEGIN.match, script.read_text(encoding="utf-8").splitlines()))
 
 
 def generated(source: Path, root: Path) -> str | nbformat.NotebookNode:
-    """What the learner's copy of `source` should be: text, or a notebook without outputs."""
+    """The intended learner's copy of `source`: text, or a notebook without outputs."""
     place = name(source, root)
     if source.suffix == ".ipynb":
         return learner_notebook(read(source), place)
@@ -127,21 +127,21 @@ def generated(source: Path, root: Path) -> str | nbformat.NotebookNode:
 
 
 def essence(content: str | nbformat.NotebookNode) -> str | list[tuple]:
-    """What tells two versions apart: the text, or the cells of a notebook without outputs."""
+    """What distinguishes two versions: the text, or a notebook's cells without outputs."""
     if isinstance(content, str):
         return content
     return [(c.id, c.cell_type, c.source, c.metadata.get("tags", [])) for c in content.cells]
 
 
 def stored(path: Path) -> str | nbformat.NotebookNode | None:
-    """The file as it is, None where there is none."""
+    """The file as it is; None if it does not exist."""
     if not path.exists():
         return None
     return read(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
 
 
 def committed(path: Path, root: Path) -> str | nbformat.NotebookNode | None:
-    """The file as git has it, None where git does not know it."""
+    """The file as committed in git; None if git does not know it."""
     command = ["git", "-C", str(root), "show", f"HEAD:{path.relative_to(root).as_posix()}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -155,7 +155,7 @@ def committed(path: Path, root: Path) -> str | nbformat.NotebookNode | None:
 
 
 def make_labs(root: Path = ROOT, *, force: bool = False, again: bool = False) -> int:
-    """Make what is missing or stale (with `again`, run every notebook); returns the failures."""
+    """Make missing and stale copies (with `again`, run every notebook); return the failures."""
     failures = 0
     for source, target in solutions(root):
         try:
@@ -169,7 +169,7 @@ def make_labs(root: Path = ROOT, *, force: bool = False, again: bool = False) ->
         if not fresh and there is not None and not force:
             git = committed(target, root)
             if git is None or essence(git) != essence(there):
-                print(f"{name(target, root)} holds work of yours and is left: FORCE=1 overwrites.")
+                print(f"{name(target, root)} holds your own work and is kept: FORCE=1 overwrites.")
                 continue
         if target.suffix == ".ipynb":
             if not fresh or again or force:

@@ -1,9 +1,9 @@
-"""Resolve requirements.in into requirements.txt: `make lock` (`make lock UPGRADE=1` takes newer).
+"""Resolve requirements.in into requirements.txt: `make lock` (`make lock UPGRADE=1` for newer).
 
-There are two: the workshop's list, and in docs/book/ that of the book and the slides.
+There are two lists: the workshop's, and in docs/book/ that of the book and the slides.
 
 One lock serves every supported machine. It is resolved for all platforms and then reduced to ours:
-a line that holds nowhere is dropped, a condition that holds everywhere is dropped.
+a line that applies nowhere is dropped, and so is a condition that holds everywhere.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from packaging.requirements import Requirement
 
 from utils.paths import ROOT
 
-# An Intel Mac gets no torch (no wheel is made for it), but conditions stay honest about it.
+# An Intel Mac gets no torch (it has no wheel), but the conditions include it.
 PLATFORMS = [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")]
 PYTHONS = ["3.11.0", "3.11.9", "3.12.0", "3.12.9"]
 
-# What torch brings for CUDA. Torch's own metadata pins these exactly, and its CPU build has none.
-# Triton is one of them, but lesson 12 wants it beside the CPU build too, in the same version.
+# Torch's packages for CUDA. Torch's own metadata pins these exactly, and its CPU build has none.
+# Triton is one of them, but lesson 12 needs the same version with the CPU build too.
 CUDA_PACKAGE = re.compile(r"(nvidia-(?!pytriton)|cuda-)")
 
-# Narrows what uv resolves for; it reads this from a project's file only.
+# Narrows uv's target environments; uv reads this only from a project's file.
 SUPPORTED = """\
 [tool.uv]
 environments = ["python_version < '3.13' and sys_platform != 'win32'"]
@@ -62,17 +62,17 @@ def environments() -> Iterator[dict[str, str]]:
 
 
 def applies(requirement: Requirement, environment: dict) -> bool:
-    """Whether this line counts on that machine."""
+    """Whether this line applies to that machine."""
     return requirement.marker is None or requirement.marker.evaluate(environment)
 
 
 def where(requirement: Requirement) -> list[bool]:
-    """Whether this line counts, for each of `environments()`."""
+    """Whether this line applies to each of `environments()`."""
     return [applies(requirement, environment) for environment in environments()]
 
 
 def shortest(requirement: Requirement) -> Requirement:
-    """The same line without the conditions that change nothing on our machines."""
+    """The same line without conditions that make no difference on our machines."""
     clauses = str(requirement.marker).split(" and ") if requirement.marker else []
     name = str(requirement).split(";")[0].strip()
     if any(" or " in clause for clause in clauses):
@@ -86,14 +86,14 @@ def shortest(requirement: Requirement) -> Requirement:
 
 
 def reduce_to_supported(lines: list[str]) -> list[str]:
-    """Drop CUDA packages, lines that hold on no supported machine, and needless conditions."""
+    """Drop CUDA packages, lines that apply to no supported machine, and needless conditions."""
     requirements = [Requirement(line) for line in lines]
     kept = [r for r in requirements if any(where(r)) and not CUDA_PACKAGE.match(r.name)]
     return [str(shortest(requirement)).replace("; ", " ; ") for requirement in kept]
 
 
 def resolve(source: Path, previous: Path, upgrade: bool) -> list[str]:
-    """The pins of all platforms, one a line; those of `previous` are kept unless `upgrade`."""
+    """The pins of all platforms, one per line; those of `previous` are kept unless `upgrade`."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "requirements.txt"
         if previous.exists():

@@ -1,4 +1,4 @@
-"""The workshop's notebooks: which there are, how one is run in a kernel of its own, and stored."""
+"""The workshop's notebooks: finding them, running one in its own kernel, and storing it."""
 
 import argparse
 import json
@@ -48,16 +48,16 @@ def asked_for(description: str, otherwise: list[Path]) -> list[Path]:
     named = parser.parse_args().notebooks
     for path in named:
         if not path.is_file():
-            sys.exit(f"{path} is not there: give a path from the repository's root.")
+            sys.exit(f"{path} does not exist: give a path from the repository's root.")
         try:
             nbformat.read(path, as_version=4)
         except Exception as error:
-            sys.exit(f"{path} is no notebook: {first_line(str(error))}")
+            sys.exit(f"{path} is not a notebook: {first_line(str(error))}")
     return [path.resolve() for path in named] or otherwise
 
 
 def name(path: Path, root: Path = ROOT) -> str:
-    """The path from the root of the repository, or the whole path for one outside."""
+    """The path from the root of the repository, or the full path of one outside it."""
     path = Path(path).resolve()
     return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
@@ -78,7 +78,7 @@ def first_line(text: str) -> str:
 
 
 def where(path: Path, notebook: nbformat.NotebookNode, index: int) -> str:
-    """Words that lead a reader to cell `index`: file, cell, id and heading."""
+    """The location of cell `index` for a reader: file, cell, id and heading."""
     cell = notebook.cells[index]
     kind = cell.cell_type
     count = sum(c.cell_type == kind for c in notebook.cells[: index + 1])
@@ -89,13 +89,13 @@ def where(path: Path, notebook: nbformat.NotebookNode, index: int) -> str:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a notebook's kernel is started with: its environment and the mark on its processes."""
+    """The surroundings of a notebook's kernel: its environment and the mark on its processes."""
 
     environment: dict
     mark: str
 
     def leftovers(self, wait: float = 10.0) -> list[psutil.Process]:
-        """Processes the notebook started that still live `wait` seconds after its kernel ended."""
+        """Processes of the notebook that still run `wait` seconds after its kernel ended."""
         deadline = time.monotonic() + wait
         while (alive := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -126,10 +126,10 @@ def describe(process: psutil.Process) -> str:
 
 @contextmanager
 def surroundings() -> Iterator[Surroundings]:
-    """The same for every run: set order, no learner's progress, no user's IPython settings.
+    """The same for every run: fixed order of sets, no learner's progress, no IPython settings.
 
-    Pytest's own variables are left out, because ipykernel stops showing what subprocesses print
-    when it sees them. Whatever the notebook leaves running is killed at the end.
+    Pytest's own variables are left out, because with them ipykernel does not show the output of
+    subprocesses. Processes that the notebook leaves running are killed at the end.
     """
     home = tempfile.mkdtemp(prefix="kintsugi-")
     mark = uuid4().hex
@@ -147,7 +147,7 @@ def surroundings() -> Iterator[Surroundings]:
 
 @dataclass(frozen=True)
 class Run:
-    """A notebook after its run: the notebook with its outputs, seconds, what went wrong or ''."""
+    """A notebook after its run: with its outputs, the seconds, and the problem or ''."""
 
     notebook: nbformat.NotebookNode
     seconds: float
@@ -164,8 +164,8 @@ def run(
     """Run a notebook in its own folder and stop at the first error.
 
     Args:
-        path: where the notebook lies; its folder is the kernel's working folder.
-        notebook: its content, if that is not to be read from `path`. It is filled with outputs.
+        path: of the notebook; its folder is the kernel's working folder.
+        notebook: its content, if not to be read from `path`. It is filled with outputs.
         on_cell: called as on_cell(index) before each cell.
         cell_timeout: seconds that one cell may take.
     """
@@ -220,7 +220,7 @@ def read(path: Path) -> nbformat.NotebookNode:
 
 
 def local_paths_removed(line: str) -> str:
-    """A line of a traceback without the places and colours of this machine."""
+    """A line of a traceback without this machine's paths, addresses and colours."""
     line = re.sub(r"\x1b\[[0-9;]*m", "", line)
     line = re.sub(r"0x[0-9a-f]{6,}", "0x…", line)
     for place, word in [(ROOT, ""), (sys.prefix, ".venv/"), (sys.base_prefix, "python/")]:
@@ -229,8 +229,8 @@ def local_paths_removed(line: str) -> str:
 
 
 def answers(notebook: nbformat.NotebookNode) -> set[int]:
-    """The cells that show what a prediction asks for: its reveal, and what comes between the two in
-    the section of the prediction."""
+    """The cells that show the answer to a prediction: its reveal, and cells between the two in the
+    prediction's section."""
     asked, found = set(), set()
     for index, cell in enumerate(notebook.cells):
         if cell.cell_type != "code":
@@ -244,7 +244,7 @@ def answers(notebook: nbformat.NotebookNode) -> set[int]:
 
 
 def normalise(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Reduce a notebook to what is worth storing, in place; returns it."""
+    """Reduce a notebook to what is worth storing, in place; return it."""
     notebook.metadata = nbformat.from_dict(METADATA)
     folded = answers(notebook)
     for index, cell in enumerate(notebook.cells):
@@ -253,7 +253,7 @@ def normalise(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
         if slide in SLIDE_TYPES:
             cell.metadata["slideshow"] = {"slide_type": slide}
-        if "hide-input" in tags:  # the tag is the author's wish; this is what JupyterLab obeys
+        if "hide-input" in tags:  # the author sets the tag; JupyterLab obeys this
             cell.metadata["jupyter"] = {"source_hidden": True}
         if index in folded:  # JupyterLab unfolds the output when the learner runs the cell
             cell.metadata.setdefault("jupyter", {})["outputs_hidden"] = True
@@ -266,7 +266,7 @@ def normalise(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def store(notebook: nbformat.NotebookNode, path: Path) -> None:
-    """Write beside and rename, so that a crash leaves the old file or the new one."""
+    """Write a temporary file and rename it: a crash leaves the old file or the new one."""
     nbformat.validate(notebook)
     beside = path.with_name(path.name + ".tmp")
     beside.write_text(nbformat.writes(notebook).rstrip("\n") + "\n", encoding="utf-8")
@@ -274,9 +274,9 @@ def store(notebook: nbformat.NotebookNode, path: Path) -> None:
 
 
 def refresh(path: Path, notebook: nbformat.NotebookNode | None = None) -> str:
-    """Run and store one notebook; returns the problem or ''.
+    """Run and store one notebook; return the problem or ''.
 
-    `notebook` is its new content, if that is not to be read from `path`.
+    `notebook` is its new content, if not to be read from `path`.
     """
     done = run(path, notebook or read(path))
     if not done.problem:

@@ -1,7 +1,7 @@
 """Run pip with a sign of life, a log, and one sentence when it fails.
 
 Standard library only, and nothing that an old Python cannot read: set-up needs it before any
-package is there.
+package is installed.
 """
 
 import os
@@ -24,7 +24,7 @@ class SetupError(Exception):
 
 
 def say(text: str) -> None:
-    """Print at once, also into a pipe."""
+    """Print immediately, even into a pipe."""
     print(text, flush=True)
 
 
@@ -42,7 +42,7 @@ class Pip:
         """Run `command`, its output in the log and one moving line on the terminal."""
         begin = os.path.getsize(self.log) if os.path.exists(self.log) else 0
         started = time.monotonic()
-        # What would make pip install elsewhere stays out.
+        # Without variables that make pip install elsewhere.
         environment = {name: text for name, text in os.environ.items() if name not in SOURCES}
         with open(self.log, "ab") as log:
             process = subprocess.Popen(
@@ -59,7 +59,7 @@ class Pip:
         say(f"   {title}: {time.monotonic() - started:.0f} s")
 
     def watch(self, process: subprocess.Popen, title: str, begin: int) -> None:
-        """Show that it lives: a moving line on a terminal, else a line every 20 s."""
+        """Show a sign of life: a moving line on a terminal, otherwise a line every 20 s."""
         started = last = time.monotonic()
         while process.poll() is None:
             time.sleep(0.2)
@@ -83,7 +83,7 @@ class Pip:
 
 
 def newest_line(output: str) -> str:
-    """What pip is doing: its last line, shortened."""
+    """Pip's current activity: its last line, shortened."""
     lines = [line.strip() for line in output.splitlines()]
     lines = [line for line in lines if line and not line.startswith("WARNING")]
     return re.sub(r" \(from .*", "", lines[-1])[:80] if lines else ""
@@ -92,7 +92,7 @@ def newest_line(output: str) -> str:
 def explain(title: str, output: str, log: str) -> str:
     """One sentence for a pip that failed with this output."""
     if re.search("No space left|Disk quota exceeded", output):
-        return "The disk is full: free some space and call again; set-up goes on where it stopped."
+        return "The disk is full: free some space and call again; set-up continues from there."
     if OFFLINE.search(output):
         return (
             "The package index cannot be reached: check the network, or name your own index with "
@@ -100,10 +100,10 @@ def explain(title: str, output: str, log: str) -> str:
         )
     missing = re.search(r"No matching distribution found for (\S+)", output)
     if missing and "+" in missing.group(1):
-        other = "the build that brings CUDA (3 GB) with make setup TORCH=cuda"
+        other = "the CUDA build (3 GB) with make setup TORCH=cuda"
         if "+cpu" not in missing.group(1):
             other = "the CPU build with make setup TORCH=cpu"
-        return f"No {missing.group(1)} is in reach: allow download.pytorch.org, or take {other}."
+        return f"No {missing.group(1)} found: allow download.pytorch.org, or use {other}."
     if missing:
         return (
             f"The package index has no {missing.group(1)}: name another with PIP_INDEX_URL=…; "
@@ -111,4 +111,4 @@ def explain(title: str, output: str, log: str) -> str:
         )
     errors = [line for line in output.splitlines() if re.match(r"\s*(error|ERROR)\b", line)]
     reason = (errors or output.splitlines() or ["no message"])[-1].strip()
-    return f"{title} failed ({reason}): mend that and call again; details are in {log}."
+    return f"{title} failed ({reason}): fix that and call again; details are in {log}."

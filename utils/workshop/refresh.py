@@ -1,8 +1,8 @@
 """Run notebooks and store them with their outputs: `make refresh [NB=…]`.
 
-A second run gives the same bytes, but for the outputs of cells tagged `nbval-ignore-output`:
-cells keep their ids, metadata is reduced to what means something, nothing local is stored. A
-notebook that fails stays as it was. The new file is written beside the old one and renamed.
+A second run gives the same bytes, except for the outputs of cells tagged `nbval-ignore-output`:
+cells keep their ids, metadata is reduced to what matters, and nothing local is stored. A notebook
+that fails stays unchanged. The new file is written next to the old one and renamed.
 """
 
 import subprocess

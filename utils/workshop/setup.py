@@ -1,12 +1,12 @@
 """Make the workshop's environment in .venv: `make setup`.
 
 Runs with the system's Python and its standard library only. Each step is done once; an interrupted
-set-up goes on where it stopped. Torch comes first and by itself, because its right build depends
-on the machine: on Linux without a GPU the CPU build (0.2 GB), with NVIDIA's the build that brings
-CUDA (3 GB), with AMD's Instinct the one for ROCm. `TORCH=cpu`, `TORCH=cuda` and `TORCH=rocm` decide
-it by hand. A torch of the right version that is already in .venv (a build of your own, say) is
-kept. `TRITON=no` leaves the Triton language out (0.7 GB on Linux; torch's builds for GPUs bring it
-all the same), `TRITON=yes` takes it in again.
+set-up continues where it stopped. Torch comes first and separately, because the right build depends
+on the machine: on Linux without a GPU the CPU build (0.2 GB), with an NVIDIA GPU the build that
+includes CUDA (3 GB), with an AMD Instinct the one for ROCm. `TORCH=cpu`, `TORCH=cuda` and
+`TORCH=rocm` choose it by hand. A torch of the right version that is already in .venv (your own
+build, for example) is kept. `TRITON=no` leaves out the Triton language (0.7 GB on Linux; torch's
+builds for GPUs include it anyway), `TRITON=yes` adds it again.
 """
 
 import fcntl
@@ -28,24 +28,24 @@ sys.path.insert(0, ROOT)
 from utils.workshop.pip import Pip, SetupError, say  # noqa: E402
 
 PYTHON = os.path.join(VENV, "bin", "python")
-STAMP = os.path.join(VENV, "kintsugi.json")  # what was set up; empty while set-up is not finished
+STAMP = os.path.join(VENV, "kintsugi.json")  # what was set up; empty until set-up has finished
 INDEX = "https://download.pytorch.org/whl/"
-LOCAL = {"cpu": "cpu", "rocm": "rocm7.2"}  # builds with an index of their own: torch==2.13.0+cpu
+LOCAL = {"cpu": "cpu", "rocm": "rocm7.2"}  # builds with their own index: torch==2.13.0+cpu
 BUILDS = {"cpu": "CPU", "cuda": "CUDA", "rocm": "ROCm"}
-KFD = "/sys/class/kfd/kfd/topology/nodes/*/properties"  # what Linux says of AMD's GPUs
-INSTINCT = {"90010", "90402", "90500"}  # gfx90a, gfx942, gfx950: a laptop's GPU is no reason
-SERVER_LIBC = "2.35"  # what nvidia-pytriton was built for
+KFD = "/sys/class/kfd/kfd/topology/nodes/*/properties"  # Linux's list of AMD's GPUs
+INSTINCT = {"90010", "90402", "90500"}  # gfx90a, gfx942, gfx950; a laptop's GPU does not count
+SERVER_LIBC = "2.35"  # that nvidia-pytriton was built for
 DISK_GB = {"cpu": 5, "cuda": 12, "rocm": 25, "plain": 4, "installed": 1}  # rocm: not measured
 
 
-# --- what the machine must have -------------------------------------------------------------------
+# --- requirements of the machine ------------------------------------------------------------------
 
 
 def check_machine(version: tuple, system: str, cpu: str, macos: str = "") -> None:
     """Raise SetupError unless the workshop runs on this Python, operating system and processor."""
     if not (3, 11) <= version < (3, 13):
         raise SetupError(
-            f"This is Python {version[0]}.{version[1]}, the workshop needs 3.11 or 3.12: install "
+            f"This is Python {version[0]}.{version[1]}; the workshop needs 3.11 or 3.12: install "
             "one of them, or name it with make PYTHON=/path/to/python3.11."
         )
     supported = {("Linux", "x86_64"), ("Linux", "aarch64"), ("Darwin", "arm64")}
@@ -55,7 +55,7 @@ def check_machine(version: tuple, system: str, cpu: str, macos: str = "") -> Non
             "(x86-64 or ARM) or a Mac with Apple silicon; on Windows use WSL."
         )
     if macos and int(macos.split(".")[0]) < 14:
-        raise SetupError(f"This is macOS {macos}, torch needs 14: update macOS.")
+        raise SetupError(f"This is macOS {macos}; torch needs 14: update macOS.")
 
 
 def old_libc(found: str, needed: str) -> bool:
@@ -68,12 +68,12 @@ def old_libc(found: str, needed: str) -> bool:
 
 
 def requirements(libc: str, triton: str = "yes", torch: str = "") -> str:
-    """The list to install: the lock, without the server on an old Linux, which needs a newer one,
-    and without the Triton language where it is not wanted, or where torch has brought AMD's."""
+    """The list to install: the lock, without the server on a Linux that is too old for it, and
+    without the Triton language if it is not wanted or torch has installed AMD's."""
     lock, left_out = os.path.join(ROOT, "requirements.txt"), []
     if platform.machine() == "x86_64" and old_libc(libc, SERVER_LIBC):
-        say(f"   Without nvidia-pytriton: it needs glibc {SERVER_LIBC}, this system has {libc}.")
-        say("   Nothing but the deploy lesson's own server is missing.")
+        say(f"   Without nvidia-pytriton: it needs glibc {SERVER_LIBC}; this system has {libc}.")
+        say("   Only the deploy lesson's own server is missing.")
         left_out.append("nvidia-pytriton==")
     if torch == "rocm":  # triton-rocm is another package with the same folder
         left_out.append("triton==")
@@ -95,13 +95,13 @@ def check_disk(folder: str, needed_gb: float) -> None:
     free = shutil.disk_usage(folder).free / 1e9
     if free < needed_gb:
         raise SetupError(
-            f"{free:.1f} GB are free in {folder}, set-up needs {needed_gb}: free some space, or "
+            f"{free:.1f} GB are free in {folder}; set-up needs {needed_gb}: free some space, or "
             "clone the workshop to a larger disk."
         )
 
 
 def check_venv_module() -> None:
-    """Raise SetupError unless this Python can make virtual environments with pip in them."""
+    """Raise SetupError unless this Python can make virtual environments with pip."""
     try:
         import ensurepip  # noqa: F401
         import venv  # noqa: F401
@@ -117,7 +117,7 @@ def check_venv_module() -> None:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether an NVIDIA driver with at least one device is there."""
+    """Whether the machine has an NVIDIA driver and at least one device."""
     try:
         done = subprocess.run(
             ["nvidia-smi", "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20
@@ -128,12 +128,12 @@ def has_nvidia_gpu() -> bool:
 
 
 def has_amd_gpu() -> bool:
-    """Whether AMD's driver is there with at least one Instinct GPU, as of MI200."""
+    """Whether the machine has AMD's driver and at least one Instinct GPU, MI200 or newer."""
     for path in glob.glob(KFD):
         try:
             with open(path) as file:
                 found = re.search(r"^gfx_target_version (\d+)$", file.read(), re.M)
-        except OSError:  # a container without this GPU sees the file and may not read it
+        except OSError:  # a container without this GPU sees the file but may not read it
             continue
         if found and found[1] in INSTINCT:
             return True
@@ -141,7 +141,7 @@ def has_amd_gpu() -> bool:
 
 
 def torch_kind() -> str:
-    """What to install: one of `BUILDS` on Linux, "plain" on macOS, which has one build only."""
+    """The torch to install: one of `BUILDS` on Linux, "plain" on macOS, with its single build."""
     wanted = os.environ.get("TORCH", "")
     if wanted and wanted not in BUILDS:
         raise SetupError(f"TORCH={wanted} is unknown: use TORCH=cpu, TORCH=cuda or TORCH=rocm.")
@@ -151,13 +151,13 @@ def torch_kind() -> str:
 
 
 def torch_changes() -> bool:
-    """Whether TORCH= asks for another build than the one that set-up installed."""
+    """Whether TORCH= asks for a different build from the one that set-up installed."""
     wanted = os.environ.get("TORCH", "")
     return bool(wanted) and read_stamp().get("torch", wanted) not in (wanted, "plain")
 
 
 def wanted_triton() -> str:
-    """Whether the Triton language is wanted, "yes" or "no": TRITON=, or what was said last."""
+    """Whether the Triton language is wanted, "yes" or "no": TRITON=, or the last choice."""
     wanted = os.environ.get("TRITON", "") or read_stamp().get("triton", "yes")
     if wanted not in ("yes", "no"):
         raise SetupError(f"TRITON={wanted} is unknown: use TRITON=yes or TRITON=no.")
@@ -165,13 +165,13 @@ def wanted_triton() -> str:
 
 
 def triton_changes() -> bool:
-    """Whether TRITON= asks for something else than what set-up did."""
+    """Whether TRITON= differs from the last set-up."""
     return wanted_triton() != read_stamp().get("triton", "yes")
 
 
 def reachable(url: str, seconds: float = 4) -> bool:
-    """Whether `url` answers in time (a name server that does not answer counts as time)."""
-    import threading  # these two cost 0.1 s, which a set-up with nothing to do need not pay
+    """Whether `url` answers in time (including the time of a silent name server)."""
+    import threading  # these two cost 0.1 s, which a finished set-up need not pay
     import urllib.request
 
     answers = []
@@ -197,7 +197,7 @@ def torch_arguments(kind: str, pin: str) -> list:
     pin, index = f"{pin}+{LOCAL[kind]}", INDEX + LOCAL[kind]
     if reachable(index + "/torch/"):
         return [pin, "--extra-index-url", index]
-    say(f"   {index} is not in reach; looking for {pin} in pip's own sources.")
+    say(f"   {index} cannot be reached; looking for {pin} in pip's own sources.")
     return [pin]
 
 
@@ -205,7 +205,7 @@ def torch_arguments(kind: str, pin: str) -> list:
 
 
 def fingerprint() -> str:
-    """What the environment was made from: changed inputs or a moved folder mean work to do."""
+    """The environment's inputs: changed inputs or a moved folder require a new set-up."""
     digest = hashlib.sha256(ROOT.encode())
     with open(os.path.join(ROOT, "requirements.txt"), "rb") as file:
         digest.update(file.read())
@@ -231,7 +231,7 @@ def write_stamp(**news: str) -> None:
 
 
 def ready() -> bool:
-    """Whether nothing is left to do (fast: nothing is started but .venv's own Python)."""
+    """Whether nothing is left to do (fast: it only starts .venv's own Python)."""
     done = read_stamp().get("fingerprint") == fingerprint()
     return done and not torch_changes() and not triton_changes() and venv_state() == "good"
 
@@ -252,7 +252,7 @@ def venv_state() -> str:
 
 
 def make_venv(pip: Pip) -> None:
-    """Make .venv, or make it anew where it is ours and broken or was moved."""
+    """Make .venv; make it again if it is ours and is broken or was moved."""
     state = venv_state()
     moved = read_stamp().get("root", ROOT) != ROOT
     if state == "good" and not moved:
@@ -261,7 +261,7 @@ def make_venv(pip: Pip) -> None:
     if state != "missing" and not ours:
         raise SetupError(f"{VENV} is {state} and was not made here: remove it (rm -r .venv).")
     if state != "missing":
-        say("   .venv was moved; making it anew." if moved else "   Mending .venv: making it anew.")
+        say("   .venv was moved; making it again." if moved else "   Repairing .venv.")
     check_venv_module()
     if ours:
         shutil.rmtree(VENV)
@@ -287,12 +287,12 @@ def installed_torch() -> "str | None":
 
 
 def set_up() -> None:
-    """Do what is missing, step by step."""
+    """Do the missing steps in order."""
     system, macos = platform.system(), platform.mac_ver()[0]
     check_machine(sys.version_info[:2], system, platform.machine(), macos)
     triton = wanted_triton()  # before a new .venv forgets it
     pip = Pip(ROOT, PYTHON, log=os.path.join(VENV, "setup.log"))
-    say("Setting up the workshop in .venv (once, some minutes).")
+    say("Setting up the workshop in .venv (once, a few minutes).")
     make_venv(pip)
     same_torch = installed_torch() == torch_pin().split("==")[1]
     anew = same_torch and torch_changes()
@@ -313,7 +313,7 @@ def interrupt(*_: object) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, interrupt)  # so that no pip goes on without us
+    signal.signal(signal.SIGTERM, interrupt)  # so that pip does not continue without us
     try:
         if not ready():
             folder = os.open(ROOT, os.O_RDONLY)
@@ -327,18 +327,18 @@ def main() -> None:
         if read_stamp().get("torch") == "cpu":
             nvidia = os.path.exists("/dev/nvidiactl")
             if better := "cuda" if nvidia else "rocm" if has_amd_gpu() else "":
-                say("A GPU is here, torch is the CPU build: "
+                say("This machine has a GPU, but torch is the CPU build: "
                     f"make setup TORCH={better} installs the other.")
         if "--quiet" not in sys.argv:
             say("The workshop is set up. Next: make lab")
     except SetupError as error:
         sys.exit(f"Set-up stopped. {error}")
     except PermissionError as error:
-        sys.exit(f"Set-up stopped. {error.filename} cannot be written: clone to a folder of yours.")
+        sys.exit(f"Set-up stopped. {error.filename} cannot be written: clone into your own folder.")
     except OSError as error:
-        sys.exit(f"Set-up stopped. {error}: mend that and call again.")
+        sys.exit(f"Set-up stopped. {error}: fix that and call again.")
     except KeyboardInterrupt:
-        sys.exit("\nSet-up was interrupted; the next call goes on where it stopped.")
+        sys.exit("\nSet-up was interrupted; the next call continues where it stopped.")
 
 
 if __name__ == "__main__":
