@@ -44,7 +44,7 @@ WRONG = {
     "no kind": (encoded(message(3)), "a report's kind is not one of"),
     "another's field": (encoded(message({**check(), "value": 3})), "a report (check) is not an"),
     "long symptom": (encoded(message(check(symptom="x" * 301))), "symptom of a report (check)"),
-    "negative": (encoded(message(check(tries=-1))), "tries of a report (check) is not a non-negative"),
+    "negative": (encoded(message(check(tries=-1))), "tries of a report (check) is not a non-neg"),
 }
 
 
