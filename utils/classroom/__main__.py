@@ -39,7 +39,7 @@ class Options:
     port: int = option(8765, "port to listen on", least=1, most=65535)
     socket: str | None = option(None, "also listen on this Unix socket, for the seats of a hub on "
                                 "this machine", metavar="FILE")
-    url: str | None = option(None, "address of the reverse proxy in front of it")
+    url: str | None = option(None, "address of the reverse proxy in front of this board")
     file: str | None = option(None, "the file of reports (default: board.sqlite next to the "
                               "ledger)", metavar="FILE")
     title: str = option("The class", "the page's title")

@@ -117,7 +117,7 @@ def check_sandbox() -> None:
         if reason.endswith("option --size"):
             raise SeatError("bubblewrap is too old: a seat needs 0.7 or newer (bwrap --version).")
         raise SeatError(
-            f"This user may not create namespaces on this machine ({reason}): on Ubuntu 24.04+ "
+            f"This user may not create namespaces on this machine ({reason}): on Ubuntu 24.04+ run "
             "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0; for a container add "
             "--security-opt seccomp=unconfined."
         )
