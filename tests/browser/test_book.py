@@ -1,8 +1,11 @@
 """The book: every page of it as a reader opens it, from the folder, without a network."""
 
 import re
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from urllib.parse import unquote
 
 import pytest
@@ -196,10 +199,16 @@ def test_a_word_leads_to_the_glossary(browser, book):
         )
 
 
-def test_the_search_finds_a_lesson(browser, book):
+def test_the_search_finds_a_lesson_and_the_section(browser, book):
     with watched(browser) as page:
         page.goto((book / "search.html").as_uri() + "?q=bubble")
         page.locator("#search-results li a[href*='08_pipeline_parallel']").first.wait_for()
+    handler = partial(SimpleHTTPRequestHandler, directory=book)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, watched(browser) as page:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page.goto(f"http://127.0.0.1:{server.server_port}/search.html?q=rendezvous")
+        page.locator("#search-results a[href^='notebooks/10_five_dimensions.html#']").wait_for()
+        server.shutdown()
 
 
 def test_dark_and_light(browser, book):

@@ -1,2 +1,24 @@
 /* A page in a folder may not read another one, so search shows excerpts only where a server has it. */
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
+/* A hit in a page's text leads to the section that has the words; Sphinx links the page alone. */
+document.addEventListener("DOMContentLoaded", () => {
+  if (typeof Search === "undefined" || !Search.makeSearchSummary) return;
+  const summary = Search.makeSearchSummary;
+  Search.makeSearchSummary = (page, words, anchor) => {
+    const has = element => [...words].every(word => element.textContent.toLowerCase().includes(word));
+    const sections = new DOMParser().parseFromString(page, "text/html")
+      .querySelectorAll("[role=main] section section[id]");
+    const found = anchor ? undefined : [...sections].find(
+      section => has(section) && ![...section.querySelectorAll("section[id]")].some(has));
+    const shown = summary(page, words, anchor || (found ? `#${CSS.escape(found.id)}` : ""));
+    if (found && shown) setTimeout(() => {
+      const link = shown.parentElement.querySelector("a");
+      const inside = document.createElement("a");
+      inside.href = `${link.getAttribute("href")}#${found.id}`;
+      inside.textContent = found.querySelector("h2, h3, h4").textContent.replace(/#$/, "");
+      link.after(" · ", inside);
+    });
+    return shown;
+  };
+});
