@@ -5,24 +5,30 @@
 
 Nothing is written twice. A lesson becomes a deck by these rules:
 
-- Each `##` heading begins a part of the deck, whose slides are below each other; the space bar goes
-  through all of them.
-- The title slide has the lesson's first figure.
-- Figures, formulas, tables, lists and predictions are shown as they are stored. Of a paragraph that
-  begins a part, leads to something or follows a figure or a prediction's result, the slide shows
-  the first sentence and those with something in bold.
+- The title's slide has the lesson's question and its first figure.
+- Each `##` heading begins a part. Its first slide has the title, large, the sentence that says what
+  the part is about, and the first thing to look at.
+- A slide has one thing to look at: a figure, a formula or a prediction with its answer; a table, a
+  list or code only where a slide has nothing else. What leads to it is above it, the sentence that
+  explains it below. Of a paragraph the slide shows the first sentence and those with something in
+  bold, of a list the same of each item.
+- All else is shown where there is room for it, and is otherwise in the speaker's notes.
 - Code that defines something is shown in sections "by hand" and "break it", in at most 12 lines
-  without its imports; printed output is shown if it answers a prediction or shows a bug. The rest
-  stays in the notebook. `predict(…)` becomes a call to guess; its answer, and the text after that,
-  wait for a key.
-- Questions are shown in full; their answers are in the speaker's notes. Further reading is omitted.
-- The notes are the lesson's own paragraphs in full, and the remarks of docs/instructor.md and
-  docs/instructor/lessons.md on the lesson or one of its sections.
-- A cell's slideshow metadata, as set by JupyterLab's property inspector, overrides the rules:
+  without its imports; what was printed, where it answers a prediction or shows a bug. "Break it"
+  shows one bug.
+- `predict(…)` becomes the question above it. The answer waits for a key: a line with theory and
+  measurement instead of the figure that `reveal` draws.
+- Questions are shown whole, their answers are in the speaker's notes. A part of a single sentence,
+  and one "with the library" that has only words, go to the notes of the slide before them. Of a
+  part that can wait one slide is shown, of a section that can wait none. Further reading is left
+  out.
+- The notes are the lesson's own paragraphs in full, everything that a slide leaves out, and what
+  docs/instructor.md and docs/instructor/lessons.md say of the lesson or of one of its sections.
+- A cell's slideshow metadata, as JupyterLab's property inspector writes it, comes before the rules:
   "slide" and "subslide" begin a slide, "fragment" waits for a key, "skip" is left out, "notes" goes
   to the notes.
 
-slides.js divides the content of a part among slides of 1280 × 720, by its real height.
+slides.js fits a slide into 1280 × 720: it shrinks a figure and moves what has no room to the notes.
 """
 
 import ast
@@ -34,6 +40,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import distribution
+from itertools import chain, count
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -45,15 +52,23 @@ from pygments.lexers import PythonLexer
 ROOT = Path(__file__).resolve().parents[2]
 STATIC = Path(__file__).with_name("slides")
 GUIDES = ("docs/instructor.md", "docs/instructor/lessons.md")
+CAN_WAIT = "(can wait)"  # in a heading
 MOST_LINES = 12  # of code
-MOST_OUTPUT = 14  # lines of printed text
+MOST_OUTPUT = 10  # lines of printed text
+MOST_ABOVE = 240  # letters of words and formulas above a figure
+MOST_TEX = 100  # letters of formulas in one line
+MOST_WORDS = 4  # statements of a part with nothing else
 SENTENCE = re.compile(r"(?<=[.!?])([)*”]*)\s+(?=[A-Z`$*(\[“])")
+ITEM = re.compile(r"(?ms)^([-*] |\d+[.)] )(.+?)(?=\n[-*] |\n\d+[.)] |\Z)")
+NUMBER = re.compile(r"^(\d+)(?= ·)")
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 PREDICT = re.compile(r"""\bpredict\(\s*(["'])(.+?)\1,\s*None(?:,\s*(["'])(.*?)\3)?""")
-# The output of predict and reveal without a prediction.
-UNANSWERED = re.compile(
-    r"(?m)^(.*: write your .* in place of None\.|  prediction +–|No prediction was made.*)\n?"
+# What reveal prints: a name, three lines, and sentences that compare them.
+REVEALED = re.compile(
+    r"(?m)^(?:\d\d )?(.+)\n  prediction .*\n  theory +(.+)\n  measurement +(.+)"
+    r"(?:\n(?:No prediction was|Your prediction is|The theory is) .*)*\n?"
 )
+UNANSWERED = re.compile(r"(?m)^.*: write your .* in place of None\.\n?")
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|al|Fig|No|approx)\.$")
 
 
@@ -75,7 +90,7 @@ def renderer() -> MarkdownIt:
 
     def formula(begin, end):
         def render(self, tokens, index, options, env):
-            return begin + html.escape(tokens[index].content) + end
+            return begin + html.escape(in_lines(tokens[index].content)) + end
 
         return render
 
@@ -88,6 +103,16 @@ def renderer() -> MarkdownIt:
 
 
 MARKDOWN = renderer()
+
+
+def in_lines(tex: str) -> str:
+    """Formulas side by side, in two lines where they are too wide for a slide."""
+    formulas = tex.split(r"\qquad") if len(tex) > MOST_TEX else [tex]
+    if len(formulas) == 1 or any(each.count("{") != each.count("}") for each in formulas):
+        return tex
+    half = next(n for n in count(1) if 2 * len("".join(formulas[:n])) >= len("".join(formulas)))
+    lines = (r"\qquad".join(part) for part in (formulas[:half], formulas[half:]) if part)
+    return r"\begin{gathered}" + r" \\[6pt] ".join(lines) + r"\end{gathered}"
 
 
 def sentences(text: str) -> list[str]:
@@ -106,95 +131,227 @@ def sentences(text: str) -> list[str]:
 
 
 def lead(text: str) -> str:
-    """A paragraph's text on a slide: its first sentence, and those with something in bold."""
-    first, *rest = sentences(text)
-    if len(first) < 40 and rest:  # "All equal." says little on its own
+    """What a slide shows of a paragraph: its first sentence, and those with something in bold."""
+    found = sentences(text)
+    first, *rest = [words for words in found if not words.startswith("(")] or found
+    if len(first) < 40 and rest:  # "All equal." says little by itself
         first += " " + rest.pop(0)
     return " ".join([first] + [sentence for sentence in rest if "**" in sentence])
+
+
+def question(text: str) -> tuple[str, str]:
+    """A paragraph's words before a prediction that it asks for, and that question, or ""."""
+    found = sentences(text)
+    begin = next((n for n, sentence in enumerate(found) if "**Predict" in sentence), len(found))
+    ends = (n for n in range(begin, len(found)) if "?" in found[n])
+    end = next(ends, begin) + 1
+    return " ".join(found[:begin]), " ".join(found[begin:end])
 
 
 # --- a deck ---------------------------------------------------------------------------------------
 
 
 @dataclass
+class Piece:
+    """A piece of a slide, or of the speaker's notes."""
+
+    kind: str  # text, below, figure, math, predict, answer, table, list, code, output, notes, break
+    content: str  # HTML
+    waits: int | None = None  # comes with this key
+    leads: bool = False  # a text that leads to the next piece
+    noted: bool = False  # the notes have all of it
+
+    @property
+    def html(self) -> str:
+        if self.kind == "notes":
+            return f'<aside class="notes">{self.content}</aside>'
+        key = "" if self.waits is None else f' data-fragment-index="{self.waits}"'
+        kinds = f"piece {self.kind}" + " noted" * self.noted + " fragment" * bool(key)
+        return f'<div class="{kinds}"{key}>{self.content}</div>'
+
+
+@dataclass
+class Extra:
+    """Pieces that slides.js moves to the notes unless a slide has room for all of them."""
+
+    pieces: list[Piece]
+    explains: bool = False  # a figure becomes smaller for it
+
+    @property
+    def html(self) -> str:
+        notes = [piece.html for piece in self.pieces if piece.kind == "notes"]
+        shown = [piece.html for piece in self.pieces if piece.kind != "notes"]
+        kinds = "extra" + " explains" * self.explains
+        return "".join([f'<div class="{kinds}">', *shown, "</div>", *notes])
+
+
+# What may already be on a slide to which a figure, a formula … is added. Else the strong ones begin
+# a slide, and the weak ones are extras.
+STRONG = {"figure": [{"math"}, {"predict"}], "math": [{"math", "predict"}], "predict": [{"math"}]}
+WEAK = {"table": [set()], "list": [set()], "code": [set()], "output": [{"code"}]}
+BESIDE = STRONG | WEAK
+
+
+def flat(pieces: list[Piece | Extra]) -> list[Piece]:
+    """The pieces, and those of the extras."""
+    return [one for piece in pieces for one in getattr(piece, "pieces", [piece])]
+
+
+def length(pieces: list[Piece | Extra]) -> int:
+    """The letters that a slide shows of them in any case."""
+    shown = [p for p in pieces if isinstance(p, Piece) and p.kind in ("text", "math", "predict")]
+    return sum(len(re.sub(r"<[^>]*>", "", piece.content)) for piece in shown)
+
+
+def unseen(pieces: list[Piece]) -> list[Piece]:
+    """The same pieces as notes."""
+    return [Piece("notes", piece.content) for piece in pieces if not piece.noted]
+
+
+@dataclass
 class Part:
-    """The content below one heading: its title, and pieces of HTML in order."""
+    """What is below one `##` heading: its title, and pieces in their order."""
 
     title: str
-    pieces: list[str] = field(default_factory=list)
-    waits: int | None = None  # pieces added now appear with this key
+    pieces: list[Piece] = field(default_factory=list)
+    waits: int | None = None  # what is added now comes with this key
+    asked: bool = False  # a question waits for the call to predict
 
     @property
     def number(self) -> str:
         found = re.match(r"\d+", self.title)
         return found[0] if found else ""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether text explains the piece above it: a title, a figure, a prediction's result."""
-        shown = [piece.split(">", 1)[0] for piece in self.pieces if piece.startswith("<div")]
-        return not shown or re.search(r"piece (below|figure)|fragment", shown[-1]) is not None
+    def is_about(self, words: str) -> bool:
+        return words in self.title.lower()
 
-    def add(self, kind: str, content: str, more: str = "") -> None:
-        """Add one piece; slides.js keeps it whole, or splits it by rows, items or lines."""
-        kinds = " ".join(filter(None, ["piece", kind, more]))
-        key = "" if self.waits is None else f' data-fragment-index="{self.waits}"'
-        kinds += " fragment" if key else ""
-        self.pieces.append(f'<div class="{kinds}"{key}>{content}</div>')
-
-    def leave_what_leads_nowhere(self) -> None:
-        """Move text that leads to a figure, table or code not on the slides to the notes."""
-        below = ""
-        for number in reversed(range(len(self.pieces))):
-            piece = self.pieces[number]
-            if not piece.startswith("<div"):
-                continue
-            kind = piece.split(">", 1)[0]
-            led_to = re.search(r"piece (figure|table|list|math|code|output|predict)", below)
-            alone = sum(other.startswith("<div") for other in self.pieces) == 1
-            if "piece text leads" in kind and not (led_to or alone or "<strong>" in piece):
-                words = piece.split(">", 1)[1].removesuffix("</div>")
-                self.pieces[number] = f'<aside class="notes">{words}</aside>'
-            elif "piece below" in kind and not re.search(r"piece (?!below|break)", below):
-                self.pieces[number] = ""  # a heading without content
-            else:
-                below = kind
+    def add(self, kind: str, content: str, **how) -> None:
+        self.pieces.append(Piece(kind, content, self.waits, **how))
 
     def note(self, text: str) -> None:
         """Add Markdown for the speaker."""
         if text.strip():
-            self.pieces.append(f'<aside class="notes">{MARKDOWN.render(text)}</aside>')
+            self.pieces.append(Piece("notes", MARKDOWN.render(text)))
+
+    def leave_out(self) -> None:
+        """What can wait goes to the notes, and all bugs but the first with something to look at."""
+        groups: list[list[Piece]] = [[]]  # by heading
+        for piece in self.pieces:
+            if piece.kind == "below":
+                groups.append([])
+            groups[-1].append(piece)
+        below = groups[1:]
+        bugs = below if self.is_about("break it") else []
+        seen = [bug for bug in bugs if {"figure", "predict"} & {piece.kind for piece in bug}]
+        gone = [group for group in bugs if group is not (seen or bugs)[0]]
+        gone += [group for group in below if CAN_WAIT in group[0].content]
+        self.pieces = [p for group in groups for p in (unseen(group) if group in gone else group)]
+
+    def next_kind(self, number: int) -> str:
+        """The kind of the piece after this one."""
+        return next((p.kind for p in self.pieces[number + 1 :] if p.kind != "notes"), "")
+
+    def chosen(self) -> Iterator[Piece | Extra]:
+        """The pieces; of the texts, those that open a part, lead to something or explain it."""
+        plain = not {piece.kind for piece in self.pieces} & set(BESIDE)
+        after, words = "title", 0
+        for number, piece in enumerate(self.pieces):
+            comes = self.next_kind(number)
+            leads = comes == "math" or (piece.leads and comes in BESIDE)
+            words += piece.kind == "text"
+            if plain and (piece.kind == "below" or words > MOST_WORDS):
+                yield from unseen([piece])
+            elif piece.kind != "text" or leads or after in ("title", "below"):
+                yield piece
+            elif after in ("figure", "answer", "output") and not piece.leads:
+                yield Extra([piece], explains=True)
+            elif (plain or "<strong>" in piece.content) and not piece.leads:
+                yield Extra([piece])
+            else:
+                yield from unseen([piece])
+            after = after if piece.kind == "notes" or (plain and after == "text") else piece.kind
+
+    def slides(self) -> list[list[Piece | Extra]]:
+        """The pieces, dealt out to slides."""
+        slides: list[list[Piece | Extra]] = [[]]
+        waiting: list[Piece | Extra] = []  # what goes with the next thing to look at
+        seen: set[str] = set()  # what there is to look at on the last slide
+        below = None  # the heading in force
+        for piece in self.chosen():
+            kind = "text" if isinstance(piece, Extra) else piece.kind
+            joins = any(seen <= beside for beside in BESIDE.get(kind, []))
+            if kind == "figure" and seen and length(slides[-1] + waiting) > MOST_ABOVE:
+                joins = False
+            if kind == "notes":
+                (waiting or slides[-1]).append(piece)
+            elif kind == "answer" or getattr(piece, "explains", False):
+                slides[-1].append(piece)
+                seen |= {kind} - {"text"}
+            elif kind == "below":
+                if below in waiting:  # there is nothing to look at below it
+                    begin = waiting.index(below)
+                    waiting[begin:] = unseen(flat(waiting[begin:]))
+                waiting.append(piece)
+                below = piece
+            elif kind == "text":
+                waiting.append(piece)
+            elif kind == "break" and any(old.kind != "notes" for old in flat(slides[-1])):
+                slides.append([])
+                seen = set()
+            elif kind == "break":
+                pass
+            elif kind == "output" and "figure" in seen:
+                slides[-1] += unseen([piece])
+            elif kind in WEAK and not joins:
+                extra = Extra([*flat(waiting), piece])
+                math = self.next_kind(self.pieces.index(piece)) == "math"  # its symbols
+                waiting = [extra] if math else []
+                slides[-1] += [] if math else [extra]
+            else:
+                if not joins:
+                    slides.append([below] if below and below not in waiting else [])
+                    seen = set()
+                slides[-1] += [*waiting, piece]
+                seen.add(f"second {kind}" if kind in seen else kind)
+                waiting = []
+        if waiting:
+            slides[-1] += waiting if not seen else [Extra(flat(waiting))]
+        if self.is_about(CAN_WAIT):
+            slides = [slides[0] + unseen(flat(chain(*slides[1:])))]
+        return [slide for slide in slides if slide]
 
 
 def deck(notebook: dict) -> list[Part]:
-    """A lesson's parts; the first one has its title."""
+    """A lesson's parts, the first one of which has its title, its question and its picture."""
     parts, answered = [Part("")], None
     for index, cell in enumerate(notebook["cells"]):
         kind = cell["metadata"].get("slideshow", {}).get("slide_type", "-")
         part, source = parts[-1], "".join(cell["source"])
         if kind == "skip":
             continue
-        if kind == "notes":
-            part.note(source)
-            continue
         if kind in ("slide", "subslide"):
             part.add("break", "")
-        if cell["cell_type"] == "markdown":
+        if cell["cell_type"] == "markdown" and kind == "notes":
+            part.note(source)
+        elif cell["cell_type"] == "markdown":
             part.waits = index if kind == "fragment" else answered
             add_markdown(parts, source)
             answered = None
         else:
+            before = len(part.pieces)
             answer = cell["metadata"].get("jupyter", {}).get("outputs_hidden", False)
             answered = index if answer else None
             part.waits = index if kind == "fragment" else None
             add_code(part, cell, source, answered)
-    for part in parts:
-        part.waits = None
-        part.leave_what_leads_nowhere()
-    pictures = (piece for part in parts for piece in part.pieces if 'class="piece figure' in piece)
-    if picture := next(pictures, ""):
-        parts[0].pieces.insert(0, picture.replace("piece figure", "piece cover"))
-    shown = [part for part in parts if not part.title.lower().startswith("further reading")]
+            if kind == "notes":
+                part.pieces[before:] = unseen(part.pieces[before:])
+    asked = [piece for piece in parts[0].pieces if piece.kind == "text"][:1]
+    pictures = [p for part in parts for p in part.pieces if p.kind == "figure"][:1]
+    covers = [Piece("cover", picture.content) for picture in pictures]
+    parts[0].pieces = covers + asked + unseen([p for p in parts[0].pieces if p not in asked])
+    shown = [part for part in parts if not part.is_about("further reading")]
+    for part in shown:
+        part.leave_out()
     return [part for part in shown if part is parts[0] or part.pieces]
 
 
@@ -229,7 +386,7 @@ def blocks(source: str) -> Iterator[tuple[str, str, str]]:
 
 
 def add_markdown(parts: list[Part], source: str) -> None:
-    """Add a Markdown cell: headings begin parts or slides, the rest goes below them."""
+    """A Markdown cell: headings begin parts, the rest goes below them."""
     for kind, text, words in blocks(source):
         part = parts[-1]
         if kind in ("h1", "h2", "h3", "h4"):
@@ -239,21 +396,30 @@ def add_markdown(parts: list[Part], source: str) -> None:
         elif kind == "h2":
             parts.append(Part(words))
         elif kind in ("h3", "h4"):
-            part.add("below", MARKDOWN.renderInline(words))
+            part.add("below", f"<p><b>{MARKDOWN.renderInline(words)}</b></p>")
+        elif kind == "p" and part.is_about("question"):
+            part.add("text", MARKDOWN.render(words))
         elif kind == "p":
-            shown = words if "question" in part.title.lower() else lead(words)
-            leads = not re.search(r"[.!?][)*”]*$", shown) or "**Predict" in shown
-            explains = part.is_open or "**" in shown or "question" in part.title.lower()
-            if leads or explains:
-                part.add("text", MARKDOWN.render(shown), "leads" if leads else "")
-            if " ".join(words.split()) != " ".join(shown.split()) or not (leads or explains):
+            before, asked = question(words)
+            shown = lead(before) if before else ""
+            noted = " ".join(words.split()) != shown
+            if shown:
+                leads = bool(asked) or not re.search(r"[.!?][)*”]*$", shown)
+                part.add("text", MARKDOWN.render(shown), leads=leads, noted=noted)
+            if asked:
+                part.add("predict", MARKDOWN.render(asked), noted=True)
+                part.asked = True
+            if noted:
                 part.note(words)
         elif kind == "details":
-            if not words.lower().startswith("answer"):  # otherwise it is the question itself
-                part.add("text", f"<p>{MARKDOWN.renderInline(words)}</p>")
+            if not words.lower().startswith("answer"):  # then it is the question itself
+                part.add("text", f"<p>{MARKDOWN.renderInline(words)}</p>", noted=True)
             part.note(f"*{words}:* {text.strip()}")
         elif kind in ("ul", "ol"):
-            part.add("list", MARKDOWN.render(text))
+            shown = ITEM.sub(lambda item: item[1] + lead(item[2]), text)
+            part.add("list", MARKDOWN.render(shown), noted=shown != text)
+            if shown != text:
+                part.note(text)
         elif kind in ("table", "math", "code"):
             part.add(kind, MARKDOWN.render(text))
         elif kind != "hr":
@@ -266,36 +432,45 @@ def add_markdown(parts: list[Part], source: str) -> None:
 def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
     """Add a code cell: a call to predict, or its code and outputs. An answer waits for a key."""
     asked = PREDICT.findall(source)
-    for output in cell["outputs"] if asked else []:
-        if text := UNANSWERED.sub("", printed(output)).rstrip():
-            part.add("output", f"<pre>{html.escape(text)}</pre>")
-    for _, name, _, unit in asked:
+    for _, name, _, unit in asked if not part.asked else []:
         words = html.escape(re.sub(r"^\d\d ", "", name) + (f" ({unit})" if unit else ""))
-        part.add("predict", f"<b>Predict:</b> {words}")
+        part.add("predict", f"<p><b>Predict:</b> {words}</p>")
+    part.asked = part.asked and not asked
     if asked:
         return
-    draws = any("image/png" in output.get("data", {}) for output in cell["outputs"])
-    bug = "break it" in part.title.lower()
-    hidden = draws or not (bug or "by hand" in part.title.lower())
-    if shown := "" if hidden else code(source):
+    pictures = [o["data"]["image/png"] for o in cell["outputs"] if "image/png" in o.get("data", {})]
+    bug = part.is_about("break it")
+    by_hand = part.is_about("by hand")
+    if shown := code(source) if (bug or by_hand) and not pictures else "":
         text = highlight(shown, PythonLexer(), HtmlFormatter(nowrap=True))
-        part.add("code", f"<pre>{text.rstrip()}</pre>")
+        part.add("code", f"<pre>{text.rstrip()}</pre>", noted=not bug)
     part.waits = part.waits if answer is None else answer
+    text = "\n".join(filter(None, (printed(output) for output in cell["outputs"])))
+    for name, theory, measured in REVEALED.findall(text):
+        both = zip(("theory", "measurement"), (theory, measured))
+        known = [f"{kind} <b>{html.escape(value)}</b>" for kind, value in both if value != "–"]
+        values = " · ".join(known)
+        part.add("answer", f'<p><span class="name">{html.escape(name)}: </span>{values}</p>')
+    if pictures and re.search(r"\breveal\((?![^)]*show=)", source):
+        drawn = re.search(r"\b(?:figures|pictures|planner)\.", source)
+        pictures.pop(-1 if drawn and drawn.start() < source.index("reveal(") else 0)
+    for picture in pictures:
+        source = "data:image/png;base64," + "".join("".join(picture).split())
+        part.add("figure", f'<img alt="" style="max-width: 100%" src="{source}">')
     for output in cell["outputs"]:
-        data = output.get("data", {})
-        if "image/png" in data:
-            picture = "".join("".join(data["image/png"]).split())
-            part.add("figure", f'<img alt="" src="data:image/png;base64,{picture}">')
-        elif "text/html" in data:
-            part.add("table", "".join(data["text/html"]))
-        elif (answer or bug) and (text := UNANSWERED.sub("", printed(output)).rstrip()):
-            part.add("output", f"<pre>{html.escape(shortened(text))}</pre>")
+        if "text/html" in output.get("data", {}):
+            part.add("table", "".join(output["data"]["text/html"]))
+    text = UNANSWERED.sub("", REVEALED.sub("", text)).strip("\n")
+    if text and (answer or bug or by_hand):
+        part.add("output", f"<pre>{html.escape(shortened(text))}</pre>")
 
 
 def printed(output: dict) -> str:
     """An output's text; an error's name and message, without the traceback."""
     if output["output_type"] == "error":
         return f"{output['ename']}: {output['evalue']}"
+    if "image/png" in output.get("data", {}) or "text/html" in output.get("data", {}):
+        return ""
     text = "".join(output.get("text") or output["data"].get("text/plain", ""))
     return COLOURS.sub("", text).rstrip()
 
@@ -315,7 +490,8 @@ def code(source: str) -> str:
         tree = ast.parse(re.sub(r"(?m)^(\s*)[%!]", r"\1# ", rest))
     except SyntaxError:
         return ""
-    if not any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in tree.body):
+    defines = any(isinstance(node, ast.ClassDef | ast.FunctionDef) for node in tree.body)
+    if not defines and not magic.startswith("%%ranks"):
         return ""
     gone = {
         line
@@ -416,10 +592,15 @@ INDEX = """<!doctype html>
 </head>
 <body class="index">
 <h1>Kintsugi: the slides</h1>
-<ul>
+<table>
+<thead>
+<tr><th>lesson</th><th>the question it answers</th><th>slides</th><th>minutes</th></tr>
+</thead>
+<tbody>
 {rows}
-</ul>
-<p><kbd>Space</kbd> advances, <kbd>←</kbd> and <kbd>→</kbd> go from part to part, <kbd>Esc</kbd>
+</tbody>
+</table>
+<p><kbd>Space</kbd> goes on, <kbd>←</kbd> and <kbd>→</kbd> go from part to part, <kbd>Esc</kbd>
 shows all slides, <kbd>S</kbd> opens the speaker's view with the notes, <kbd>F</kbd> fills the
 screen. Add <code>?print-pdf</code> to a deck's address and print it to get a PDF.</p>
 </body>
@@ -427,24 +608,35 @@ screen. Add <code>?print-pdf</code> to a deck's address and print it to get a PD
 """
 
 
-def page(path: Path, guide: str) -> tuple[str, str]:
-    """(title, HTML) of the deck of one lesson."""
+def page(path: Path, guide: str) -> tuple[str, str, int]:
+    """(title, HTML, number of slides) of the deck of one lesson."""
     parts = deck(json.loads(path.read_text(encoding="utf-8")))
     said = remarks(guide, path.name[:2])
+    stacks: list[tuple[str, list[list]]] = []  # a part's heading and slides
     for number, part in enumerate(parts):
         notes = said.pop("" if number == 0 else part.number or "none", [])
-        if notes:  # the guide comes before the lesson's own text
-            whole = Part(part.title)
-            whole.note("**Guide**\n\n" + "\n\n".join(notes))
-            part.pieces[:0] = whole.pieces
-    shown = []
-    for number, part in enumerate(parts):
-        heading = f'<h2 class="title">{MARKDOWN.renderInline(part.title)}</h2>'
-        kind = "first" if number == 0 else "part"
-        lines = [f'<section class="{kind}">', heading, *part.pieces, "</section>"]
-        shown.append("\n".join(lines))
-    title = parts[0].title
-    return title, PAGE.format(title=html.escape(title), parts="\n".join(shown))
+        if notes:  # the guide comes before the lesson's own words
+            words = MARKDOWN.render("**Guide**\n\n" + "\n\n".join(notes))
+            part.pieces.insert(0, Piece("notes", words))
+        heading = MARKDOWN.renderInline(part.title)
+        seen = [piece for piece in part.pieces if piece.kind != "notes"]
+        short = len(seen) < 2 or part.is_about("with the library")
+        if number and short and {piece.kind for piece in seen} <= {"text", "below"}:
+            title = Piece("notes", f"<p><b>{heading}</b></p>")
+            stacks[-1][1][-1] += [title, *unseen(part.pieces)]
+        else:
+            stacks.append((heading, part.slides() if number else [part.pieces]))
+    lines = []
+    for number, (heading, slides) in enumerate(stacks):
+        heading = NUMBER.sub(r'<span class="number">\1</span>', heading)
+        lines.append('<section class="stack">')
+        for place, slide in enumerate(slides):
+            kind = "again" if place else "part" if number else "first"
+            lines += [f'<section class="{kind}">', f'<h2 class="title">{heading}</h2>']
+            lines += [*(piece.html for piece in slide), "</section>"]
+        lines.append("</section>")
+    title, number = parts[0].title, sum(len(slides) for _, slides in stacks)
+    return title, PAGE.format(title=html.escape(title), parts="\n".join(lines)), number
 
 
 def vendored(out: Path) -> None:
@@ -469,12 +661,15 @@ def main() -> None:
     out = Path(sys.argv[1])
     vendored(out / "static")
     guide, rows = read_guide(), []
+    table = (ROOT / "README.md").read_text(encoding="utf-8")
     for path in sorted(ROOT.glob("notebooks/[0-9]*.ipynb")):
-        title, text = page(path, guide)
+        title, text, number = page(path, guide)
         (out / f"{path.stem}.html").write_text(text, encoding="utf-8")
         asked = re.search(r"\*\*The question:\*\* ([^\\]+)", path.read_text(encoding="utf-8"))
+        minutes = re.search(rf"(?m)^\| {title[:2]} \|(?:[^|]*\|){{2}} ([^|]*) \|", table)
         link = f'<a href="{path.stem}.html">{html.escape(title)}</a>'
-        rows.append(f"<li>{link} {html.escape(asked[1])}</li>")
+        cells = (link, html.escape(asked[1]), str(number), minutes[1] if minutes else "")
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     (out / "index.html").write_text(INDEX.format(rows="\n".join(rows)), encoding="utf-8")
 
 

@@ -43,9 +43,13 @@ def printed(text):
 FIGURE = {"output_type": "display_data", "data": {"image/png": "iVBORw0KGgo=\n"}, "metadata": {}}
 
 
-def kinds(part):
-    """The kind of each piece, or "notes"."""
-    return [re.search(r'class="(?:piece )?([a-z ]+)', piece)[1].strip() for piece in part.pieces]
+def shown(part):
+    """The kinds of the pieces on each slide of a part; those of an extra in brackets."""
+
+    def kind(piece):
+        return piece.kind if hasattr(piece, "kind") else [each.kind for each in piece.pieces]
+
+    return [[kind(piece) for piece in slide] for slide in part.slides()]
 
 
 # --- what a slide shows ---------------------------------------------------------------------------
@@ -73,32 +77,25 @@ def test_of_a_paragraph_the_first_sentence_and_the_bold_ones(slides):
 
 
 def test_short_code_is_shown_without_its_imports(slides):
-    assert slides.code("import a\nfrom b import (\n    c,\n)\n\nx = c(a)") == "x = c(a)"
+    shown = slides.code("import a\nfrom b import (\n    c,\n)\n\ndef f(): c(a)")
+    assert shown == "def f(): c(a)"
     assert slides.code("%%ranks two\nimport a\nprint(a)") == "%%ranks two\nprint(a)"
-    assert slides.code("import a") == ""
+    assert slides.code("import a") == slides.code("x = 1") == ""
 
 
-def test_of_long_code_the_names_and_docstrings_are_shown(slides):
+def test_long_code_is_for_the_notebook(slides):
     body = "\n".join(f"    x = {number}" for number in range(20))
-    within = body.replace("    x", "        x")
-    source = (
-        f'def f(x):\n    """What f does."""\n{body}\n\n\nclass A:\n    def g(self):\n{within}\n'
-    )
-    shown = slides.code(source)
-    assert shown.splitlines()[:3] == ["def f(x):", '    """What f does."""', "    ..."]
-    assert shown.splitlines()[-2:] == ["    def g(self):", "        ..."]
-    assert "x = 3" not in shown
-    assert slides.code("\n".join(f"print({number})" for number in range(20))) == ""
+    assert slides.code(f"def f(x):\n{body}\n") == ""
 
 
 def test_a_lesson_becomes_parts(slides):
     lesson = [
-        markdown("# 06 · Title\n\n**The question:** why?"),
+        markdown("# 06 · Title\n\n**The question:** why?\n\nYou will\n\n1. see."),
         markdown(
             "## 1 · Idea\n\nA lead sentence that is surely long enough. And more.\n\n- one\n- two"
         ),
         code("import x\n\nx.draw()", FIGURE),
-        markdown("### Below\n\nIt is so:"),
+        markdown("What it shows, in a sentence of its own.\n\n### Below\n\nIt is so:\n\n$$a$$"),
         code("print(1)", printed("\x1b[32m1\x1b[0m\n")),
         markdown("## Questions\n\nOne sentence that is long enough for a slide. Is it?"),
         markdown("<details><summary>Why?</summary>\n\nSo.\n\n</details>"),
@@ -107,32 +104,49 @@ def test_a_lesson_becomes_parts(slides):
     parts = slides.deck({"cells": lesson})
     assert [part.title for part in parts] == ["06 · Title", "1 · Idea", "Questions"]
     assert [part.number for part in parts] == ["06", "1", ""]
-    idea = "text", "notes", "list", "figure", "below", "text leads", "code leads", "output"
-    assert tuple(kinds(parts[1])) == idea
-    assert "<pre>1</pre>" in parts[1].pieces[-1]
-    assert kinds(parts[2]) == ["text", "text", "notes"]
+    assert [piece.kind for piece in parts[0].pieces] == ["cover", "text", "notes", "notes"]
+    list_, figure = ["text", "notes", "list"], ["figure", ["text"]]
+    assert shown(parts[1]) == [list_, figure, ["below", "text", "math"]]
+    assert shown(parts[2]) == [["text", ["text"], "notes"]]
     for piece, words in zip(parts[2].pieces, ("Is it?", "Why?", "So.")):
-        assert words in piece
+        assert words in piece.content
 
 
 def test_an_answer_and_the_words_behind_it_wait_for_one_key(slides):
+    answer = "06 a rank's bytes\n  prediction   –\n  theory   4 bytes\n  measurement   –\n"
     lesson = [
-        markdown("# 06 · Title\n\n## 1 · Idea"),
+        markdown("# 06 · Title\n\n## 1 · Idea\n\nLook. **Predict**: how many bytes? (Not bits.)"),
         code(
             """predict("06 a rank's bytes", None, "bytes")""",
-            printed("8 ranks\n06 a rank's bytes: write your number (bytes) in place of None.\n"),
+            printed("06 a rank's bytes: write your number (bytes) in place of None.\n"),
         ),
-        code("print(4)", printed("4"), FIGURE, jupyter={"outputs_hidden": True}),
+        code(
+            """reveal("06 a rank's bytes", theory=4)""",
+            FIGURE,
+            printed(answer + "No prediction was made: next time, guess before you run.\n4 = 4\n"),
+            jupyter={"outputs_hidden": True},
+        ),
         markdown("Four, because of this and because of that.\n\n## 2 · Next\n\nOpen again."),
     ]
     _, first, second = slides.deck({"cells": lesson})
-    shown = ["output", "predict", "output fragment", "figure fragment", "text fragment"]
-    assert kinds(first) == shown
-    assert "<pre>8 ranks</pre>" in first.pieces[0]
-    assert "a rank&#x27;s bytes (bytes)" in first.pieces[1]
-    waits = [re.findall(r'data-fragment-index="(\d+)"', piece) for piece in first.pieces]
-    assert waits == [[], [], ["2"], ["2"], ["2"]]
-    assert "fragment" not in "".join(second.pieces)
+    assert shown(first) == [["text", "predict", "notes", "answer", ["output"], ["text"]]]
+    _, question, _, found, output, text = first.pieces
+    assert question.content == "<p><strong>Predict</strong>: how many bytes?</p>\n"
+    assert "theory <b>4 bytes</b></p>" in found.content and "4 = 4" in output.content
+    assert [piece.waits for piece in (question, found, output, text)] == [None, 2, 2, 2]
+    assert second.pieces[0].waits is None
+
+
+def test_one_bug_is_shown_and_what_can_wait_is_in_the_notes(slides):
+    lesson = [
+        markdown("# 06 · Title\n\n## 1 · Break it\n\n### Bug 1\n\nThe first bug draws nothing."),
+        markdown("### Bug 2\n\nThe second bug has a figure."),
+        code("draw()", FIGURE),
+        markdown("### Bug 3 (can wait)\n\nThe third bug has one, too."),
+        code("draw()", FIGURE),
+    ]
+    _, bugs = slides.deck({"cells": lesson})
+    assert shown(bugs) == [["notes"] * 2 + ["below", "text", "figure"] + ["notes"] * 3]
 
 
 def test_the_metadata_of_a_cell_comes_first(slides):
@@ -140,15 +154,17 @@ def test_the_metadata_of_a_cell_comes_first(slides):
         return {"slideshow": {"slide_type": kind}}
 
     lesson = [
-        markdown("# 06 · Title\n\n## 1 · Idea"),
+        markdown("# 06 · Title\n\n## 1 · By hand"),
         markdown("Not for the slides.", **says("skip")),
         markdown("For the speaker.", **says("notes")),
-        code("print(1)", printed("1"), **says("subslide")),
+        code("draw()", FIGURE, **says("notes")),
+        code("def f(): pass", printed("1"), **says("subslide")),
         markdown("Later, at the press of a key.", **says("fragment")),
     ]
-    _, idea = slides.deck({"cells": lesson})
-    assert kinds(idea) == ["notes", "break", "code leads", "output", "text fragment"]
-    assert "Not for the slides" not in "".join(idea.pieces)
+    _, part = slides.deck({"cells": lesson})
+    assert shown(part) == [["notes", "notes", "code", "output", ["text"]]]
+    assert part.pieces[-1].waits == 5
+    assert "Not for the slides" not in "".join(piece.content for piece in part.pieces)
 
 
 def test_the_metadata_of_a_cell_is_stored():
