@@ -13,9 +13,9 @@ Nothing is written twice. A lesson becomes a deck by these rules:
   explains it below. Of a paragraph the slide shows the first sentence and those with something in
   bold, of a list the same of each item.
 - All else is shown where there is room for it, and is otherwise in the speaker's notes.
-- Code that defines something is shown in sections "by hand" and "break it", in at most 12 lines
-  without its imports; what was printed, where it answers a prediction or shows a bug. "Break it"
-  shows one bug.
+- Code that defines something or runs on ranks is shown in sections "by hand" and "break it", in at
+  most 12 lines without its imports. What was printed is shown there, below a prediction, and where
+  a part has nothing else to look at. "Break it" shows one bug.
 - `predict(…)` becomes the question above it. The answer waits for a key: a line with theory and
   measurement instead of the figure that `reveal` draws.
 - Questions are shown whole, their answers are in the speaker's notes. A part of a single sentence,
@@ -40,7 +40,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.metadata import distribution
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -110,8 +110,9 @@ def in_lines(tex: str) -> str:
     formulas = tex.split(r"\qquad") if len(tex) > MOST_TEX else [tex]
     if len(formulas) == 1 or any(each.count("{") != each.count("}") for each in formulas):
         return tex
-    half = next(n for n in count(1) if 2 * len("".join(formulas[:n])) >= len("".join(formulas)))
-    lines = (r"\qquad".join(part) for part in (formulas[:half], formulas[half:]) if part)
+    until = [len("".join(formulas[:number])) for number in range(len(formulas))]
+    half = min(range(1, len(formulas)), key=lambda number: abs(len(tex) - 2 * until[number]))
+    lines = (r"\qquad".join(part) for part in (formulas[:half], formulas[half:]))
     return r"\begin{gathered}" + r" \\[6pt] ".join(lines) + r"\end{gathered}"
 
 
@@ -155,7 +156,8 @@ def question(text: str) -> tuple[str, str]:
 class Piece:
     """A piece of a slide, or of the speaker's notes."""
 
-    kind: str  # text, below, figure, math, predict, answer, table, list, code, output, notes, break
+    # text, below, figure, math, predict, answer, table, list, code, output, spare, notes, break
+    kind: str
     content: str  # HTML
     waits: int | None = None  # comes with this key
     leads: bool = False  # a text that leads to the next piece
@@ -234,7 +236,15 @@ class Part:
             self.pieces.append(Piece("notes", MARKDOWN.render(text)))
 
     def leave_out(self) -> None:
-        """What can wait goes to the notes, and all bugs but the first with something to look at."""
+        """What can wait goes to the notes, and all bugs but the first with something to look at.
+
+        What else was printed is shown where there is nothing else to look at.
+        """
+        bare = not {piece.kind for piece in self.pieces} & set(BESIDE)
+        if bare and not self.is_about("with the library"):
+            for piece in self.pieces:
+                piece.kind = "output" if piece.kind == "spare" else piece.kind
+        self.pieces = [piece for piece in self.pieces if piece.kind != "spare"]
         groups: list[list[Piece]] = [[]]  # by heading
         for piece in self.pieces:
             if piece.kind == "below":
@@ -416,7 +426,8 @@ def add_markdown(parts: list[Part], source: str) -> None:
                 part.add("text", f"<p>{MARKDOWN.renderInline(words)}</p>", noted=True)
             part.note(f"*{words}:* {text.strip()}")
         elif kind in ("ul", "ol"):
-            shown = ITEM.sub(lambda item: item[1] + lead(item[2]), text)
+            whole = part.is_about("question")
+            shown = text if whole else ITEM.sub(lambda item: item[1] + lead(item[2]), text)
             part.add("list", MARKDOWN.render(shown), noted=shown != text)
             if shown != text:
                 part.note(text)
@@ -461,8 +472,9 @@ def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
         if "text/html" in output.get("data", {}):
             part.add("table", "".join(output["data"]["text/html"]))
     text = UNANSWERED.sub("", REVEALED.sub("", text)).strip("\n")
-    if text and (answer or bug or by_hand):
-        part.add("output", f"<pre>{html.escape(shortened(text))}</pre>")
+    if text:
+        kind = "output" if answer or bug or by_hand else "spare"
+        part.add(kind, f"<pre>{html.escape(shortened(text))}</pre>")
 
 
 def printed(output: dict) -> str:
