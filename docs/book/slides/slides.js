@@ -36,7 +36,7 @@ function fit(slide) {
   const extras = [...slide.querySelectorAll(':scope > .extra')];
   for (const extra of extras) extra.hidden = true;
   narrow(slide);
-  const image = slide.querySelector('.figure img'), whole = image?.clientHeight;
+  const image = slide.querySelector(':is(.figure, .cover) img'), whole = image?.clientHeight;
   const cramped = () => overflows(slide) || image?.clientHeight < LEAST * whole;
   const shrunk = () => image && overflows(slide) && shrink(image, slide);
   shrunk();
