@@ -76,7 +76,7 @@ ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|al|Fig|No|approx)\.$")
 
 
 def renderer() -> MarkdownIt:
-    """Markdown as in the notebooks; links inside the course become plain text."""
+    """Markdown as the notebooks have it; links inside the course become plain words."""
     markdown = MarkdownIt("commonmark", {"html": True}).enable("table").use(dollarmath_plugin)
     opened = []
 
@@ -117,7 +117,7 @@ def in_lines(tex: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """A paragraph's sentences; none ends inside code, a formula, bold text or brackets."""
+    """A paragraph's sentences; none ends inside of code, a formula, bold words or brackets."""
     found = [""]
     for piece in SENTENCE.sub(r"\1\n", " ".join(text.split())).split("\n"):
         before = found[-1]
@@ -231,7 +231,7 @@ class Part:
         self.pieces.append(Piece(kind, content, self.waits, **how))
 
     def note(self, text: str) -> None:
-        """Add Markdown for the speaker."""
+        """Markdown for the speaker."""
         if text.strip():
             self.pieces.append(Piece("notes", MARKDOWN.render(text)))
 
@@ -368,8 +368,8 @@ def deck(notebook: dict) -> list[Part]:
 def blocks(source: str) -> Iterator[tuple[str, str, str]]:
     """(kind, Markdown, words) of each block: h1, h2 …, p, ul, ol, table, math, code, html, details.
 
-    `words` are a heading's or a paragraph's text. The content of <details> is one block, with its
-    summary as words.
+    `words` are a heading's or a paragraph's text. What stands inside of <details> is one block,
+    with its summary as words.
     """
     kinds = {"math_block": "math", "fence": "code", "html_block": "html"}
     lines, tokens = source.splitlines(), MARKDOWN.parse(source)
@@ -437,11 +437,11 @@ def add_markdown(parts: list[Part], source: str) -> None:
             part.add("text", MARKDOWN.render(text))
 
 
-# --- code and its output --------------------------------------------------------------------------
+# --- code and what it printed ---------------------------------------------------------------------
 
 
 def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
-    """Add a code cell: a call to predict, or its code and outputs. An answer waits for a key."""
+    """A code cell: a call to predict, or its code and its outputs. An answer waits for a key."""
     asked = PREDICT.findall(source)
     for _, name, _, unit in asked if not part.asked else []:
         words = html.escape(re.sub(r"^\d\d ", "", name) + (f" ({unit})" if unit else ""))
@@ -478,7 +478,7 @@ def add_code(part: Part, cell: dict, source: str, answer: int | None) -> None:
 
 
 def printed(output: dict) -> str:
-    """An output's text; an error's name and message, without the traceback."""
+    """An output's text; an error's name and message, without the way to it."""
     if output["output_type"] == "error":
         return f"{output['ename']}: {output['evalue']}"
     if "image/png" in output.get("data", {}) or "text/html" in output.get("data", {}):
@@ -488,10 +488,10 @@ def printed(output: dict) -> str:
 
 
 def shortened(text: str) -> str:
-    """A cell's printed output, at most MOST_OUTPUT lines of it."""
+    """What a cell printed, at most so many lines of it."""
     lines = text.splitlines()
     if len(lines) > MOST_OUTPUT:
-        lines[MOST_OUTPUT - 1 :] = [f"… {len(lines) - MOST_OUTPUT + 1} more lines"]
+        lines[MOST_OUTPUT - 1 :] = [f"… {len(lines) - MOST_OUTPUT + 1} lines more"]
     return "\n".join(lines)
 
 
@@ -526,16 +526,16 @@ SECTIONS = re.compile(r"\b[Ss]ections? (\d+)")
 
 
 def read_guide() -> str:
-    """The instructor guide: its programmes, then its remarks lesson by lesson."""
+    """The instructor guide: its programmes, then what it says lesson by lesson."""
     return "\n\n".join((ROOT / path).read_text(encoding="utf-8") for path in GUIDES)
 
 
 def remarks(guide: str, lesson: str) -> dict[str, list[str]]:
-    """{section or "": [Markdown]} of the guide's remarks on a lesson such as "06".
+    """{section or "": [Markdown]} of what the guide says of a lesson such as "06".
 
-    They are the text below a heading that names the lesson; rows of tables whose second column
-    names it, with their remark; and, of other paragraphs, all below a table of this lesson alone,
-    or else the sentences from one that begins with it to one that begins with another.
+    What stands below a heading that names the lesson; rows of tables whose second column names it,
+    with their remark; and of other paragraphs all below a table of this lesson alone, or else the
+    sentences from one that begins with it to one that begins with another.
     """
     found: dict[str, list[str]] = {}
 
@@ -652,7 +652,7 @@ def page(path: Path, guide: str) -> tuple[str, str, int]:
 
 
 def vendored(out: Path) -> None:
-    """Copy the files that the decks load: reveal.js and MathJax from their packages, and ours."""
+    """What the decks load, beside them: reveal.js and MathJax out of their packages, and ours."""
     out.mkdir(parents=True)
     reveal = "sphinx_revealjs/_static/revealjs"
     for package, file in (
