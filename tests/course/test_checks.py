@@ -124,7 +124,7 @@ def test_a_hang_ends_and_says_where_each_rank_is(file, capsys):
     check("01x number", judge, file, seed=7)
     assert time.monotonic() - start < patience(60)
     out = capsys.readouterr().out
-    assert out.startswith("[x] 01x number: with 2 ranks: A call did not complete, and never")
+    assert out.startswith("[x] 01x number: with 2 ranks: A call did not complete and never")
     assert "answer.py:6: dist.recv(torch.zeros(1), 1)" in out
     assert out.endswith("    Advice for a hang.\n" + AGAIN)
 

@@ -155,8 +155,8 @@ def test_on_a_gpu_kernels_count(tmp_path):
     assert made.collectives()["all_reduce"] == {"calls": 1, "bytes": 2000, "ms": 10}
     assert made.collectives()["recv"]["bytes"] is None
     found = {one.kind: one.text for one in made.findings}
-    assert found["wait"].startswith("`.item()` waits 12 ms a step on rank 0, in 1 calls")
-    assert "the GPU of rank 0 has nothing to do for 17 ms" in found["host"]
+    assert found["wait"].startswith("`.item()` waits 12 ms per step on rank 0, in 1 calls")
+    assert "the GPU of rank 0 is idle for 17 ms" in found["host"]
     assert found["missing"].startswith("1 of 2 ranks have a trace here")
 
 
@@ -289,9 +289,9 @@ def test_a_large_file(tmp_path):
     ("text", "words"),
     [
         ('{"traceEvents": [{"ph": "X", "name": ', "Expecting value"),
-        ('{"traceEvents": []}', "holds no operator and no kernel"),
+        ('{"traceEvents": []}', "holds no operators and no kernels"),
         ('{"steps": 3}', "has no traceEvents"),
-        ("import torch", "not JSON as a profiler writes it"),
+        ("import torch", "not JSON from a profiler"),
         ('{"traceEvents" 3}', "Expecting .:. delimiter"),
         ("", "not JSON"),
     ],
@@ -317,7 +317,7 @@ def test_other_bad_input_is_one_sentence(tmp_path):
     with pytest.raises(TraceError, match=r"a.json and b.json are both of rank 2"):
         traces.read([tmp_path / "a.json", tmp_path / "b.json"])
     with (
-        pytest.raises(ValueError, match=r"profiler.step\(\) has to end 3 steps"),
+        pytest.raises(ValueError, match=r"call profiler.step\(\) 3 times"),
         profile.tracing(tmp_path, steps=2, skip=1),
     ):
         pass
@@ -336,7 +336,7 @@ def test_the_command(tmp_path):
         cwd=ROOT, capture_output=True, text=True, timeout=patience(120),
     )
     assert done.returncode == 0, done.stderr
-    assert "rank 1 comes late to the collectives: the others wait 20 ms" in done.stdout
+    assert "rank 1 is late for the collectives: the others wait 20 ms" in done.stdout
     made = json.loads(out.read_text())
     assert [path.name for path in out.parent.iterdir()] == ["all.json"]
     assert made["ranks"][1]["late"] == pytest.approx(20)

@@ -281,6 +281,6 @@ def test_counts_go_on_and_stop_outside(ranks):
 
 
 def test_an_unknown_name_is_one_clear_sentence():
-    with pytest.raises(ValueError, match="no operation is called 'allreduce': use one of all_red"):
+    with pytest.raises(ValueError, match="no operation is named 'allreduce': use one of all_red"):
         Traffic().calls("allreduce")
     assert str(Traffic()) == "no communication"

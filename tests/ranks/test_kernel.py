@@ -106,7 +106,7 @@ def test_a_section_run_again_runs_on_its_own_ranks(kernel):
     }.items():
         assert kernel.execute(f"%%ranks {line}\nworld_size") == (printed, "")
     _, error = kernel.execute("%%ranks four\nworld_size")
-    assert "no open ranks have this name; those of this notebook are one, ranks, three" in error
+    assert "no open ranks have this name; this notebook's are one, ranks, three" in error
     assert kernel.execute("one.close(), three.close()")[1] == ""
 
 

@@ -172,7 +172,7 @@ class Unprintable(Exception):
 
 
 def test_a_result_that_cannot_be_read_is_said_and_no_later_call_gets_it(pool):
-    with pytest.raises(RankError, match="the result was sent, and cannot be read: TypeError"):
+    with pytest.raises(RankError, match="the result was sent but cannot be read: TypeError"):
         pool.run(lambda: TwoWords("a", "b") if dist.get_rank() == 0 else "OLD")
     assert pool.run(lambda: "NEW") == ["NEW"] * 4
 
@@ -181,7 +181,7 @@ def test_an_exception_without_a_text_is_said(pool):
     def fail():
         raise Unprintable
 
-    with pytest.raises(RankError, match=r"Unprintable: \(its text cannot be had: RuntimeError\)"):
+    with pytest.raises(RankError, match=r"Unprintable: \(its text is unavailable: RuntimeError\)"):
         pool.run(fail)
 
 
@@ -479,13 +479,13 @@ def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="'tpu'"):
         Ranks(2, device="tpu")
     if torch.cuda.device_count() == 0:
-        with pytest.raises(ValueError, match="2 ranks need 2 GPUs and this machine has 0"):
+        with pytest.raises(ValueError, match="2 ranks need 2 GPUs but this machine has 0"):
             Ranks(2, device="cuda")
 
 
 @pytest.mark.parametrize("on", [[7], [-1], "abc", [0, None]])
 def test_ranks_that_are_not_there_are_named(pool, on):
-    with pytest.raises(ValueError, match="names ranks that are not there: give 0 to 3"):
+    with pytest.raises(ValueError, match="names ranks that do not exist: give 0 to 3"):
         pool.cell("1", on=on)
 
 
@@ -544,7 +544,7 @@ def test_a_deadlock_ends_long_before_the_time_limit(where):
     limit = patience(100)
     with Ranks(2, timeout=limit, end_deadlocks=True) as ranks:
         begun = time.monotonic()
-        with pytest.raises(RankError, match="did not complete, and never will"):
+        with pytest.raises(RankError, match="did not complete and never will"):
             ranks.run(WAIT[where])
         assert time.monotonic() - begun < limit / 2
 

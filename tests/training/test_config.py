@@ -112,7 +112,7 @@ def test_a_missing_gpu_is_named(capsys):
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
 def test_an_environment_that_is_not_torchruns_is_named(name, monkeypatch):
     monkeypatch.setenv(name, "two")
-    with pytest.raises(ValueError, match=f"{name}=two is no number: unset it, or use torchrun"):
+    with pytest.raises(ValueError, match=f"{name}=two is not a number: unset it or use torchrun"):
         train(TrainConfig(**TINY, steps=1))
 
 

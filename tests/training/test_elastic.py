@@ -217,9 +217,9 @@ def test_a_run_that_ends_too_early_is_quoted(nodes, tmp_path):
     with ElasticRun(nodes, script, tmp_path / "logs", restarts=1, waits=LAUNCH["waits"]) as run:
         with pytest.raises(ValueError, match="the agent of node1 still runs"):
             run.start(1)
-        with pytest.raises(LaunchError, match="It has not come within 0 s"):
+        with pytest.raises(LaunchError, match="It did not happen within 0 s"):
             run.wait_until(lambda: False, 0)
-        with pytest.raises(LaunchError, match=r"The run has ended before:\nnode0: ") as error:
+        with pytest.raises(LaunchError, match=r"The run ended before that:\nnode0: ") as error:
             run.wait_until(lambda: False, patience(100))
         assert "\nnode1: " in str(error.value) and "exitcode" in str(error.value)
         assert run.wait() == {0: 1, 1: 1}

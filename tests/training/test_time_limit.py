@@ -44,7 +44,7 @@ def test_a_rank_that_stands_still_is_named(tmp_path, stopped, shared):
                 os.kill(each.pid, signal.SIGKILL)
     who = rf"rank {stopped} gives no sign of life, last in .+ \(utils/.+:\d+\)"
     if not shared and not stopped:
-        who = "the store of the ranks does not answer: see rank 0, and its machine"
+        who = "the store of the ranks does not answer: check rank 0 and its machine"
     assert re.search(rf"utils\.train.*: waited {limit} s in vain: {who}\n", errors.read_text())
     assert process.returncode == 1 and "failed (exitcode: 2)" in errors.read_text()
     assert "RuntimeError" not in errors.read_text()

@@ -1,4 +1,4 @@
-"""Wrong numbers: at which step, in which layer and on which rank do they begin?
+"""At which step, in which layer and on which rank do values first go wrong?
 
     with Watch(model) as watch:                  # on every rank
         for x, y in batches:
@@ -7,16 +7,16 @@
             optimizer.step(), optimizer.zero_grad()
     entries = watch.entries
 
-    first_difference(entries, [entries0, …])     # one rank against N that do the same work
-    first_between([entries0, …])                 # replicas among each other, bit by bit
+    first_difference(entries, [entries0, …])     # one rank against N that split its work
+    first_between([entries0, …])                 # replicas against one another, bit by bit
     first_nan([entries0, …])
-    differing(model)                             # on every rank: whose weights are not the others'?
+    differing(model)                             # on every rank: which ranks' weights differ?
 
-A watch keeps a few exact numbers of each tensor that passes: the norm and the sum in fp64, how
-many values are NaN or infinite, and 64 bits of all its bits. That is a hundred bytes where the
-tensor has millions, so that it can be kept for each step, sent, written to a file and compared.
-What passes, in the order of a step: the weights that it uses, each module's output, the gradient of
-each output, the gradients of the parameters, the buffers.
+A watch records a few exact figures for each tensor that passes: the norm and the sum in fp64, the
+number of NaN or infinite values, and a 64-bit hash of all its bits. That is about a hundred bytes
+for a tensor of millions, small enough to keep for every step, send, write to a file and compare.
+The tensors, in the order of a step: the weights it uses, each module's output, the gradient of each
+output, the gradients of the parameters, the buffers.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from torch.nn.parallel import DistributedDataParallel
 from utils.measure.traffic import tensors_in
 
 PHASES = ("weight", "forward", "backward", "gradient", "buffer")
-BLOCK = 2**22  # values that are converted at once
+BLOCK = 2**22  # values converted at once
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept of one tensor on one rank."""
+    """The record of one tensor on one rank."""
 
     step: int
     phase: str  # one of PHASES; backward: the gradient of a module's output
@@ -53,7 +53,7 @@ class Entry:
     sum: float
     bad: int  # values that are NaN or infinite
     bits: int  # `bits_of` the tensor
-    split: bool = False  # of a parameter of which the rank holds a part, or its module's output
+    split: bool = False  # a parameter of which the rank holds a shard, or its module's output
 
     @property
     def place(self) -> tuple[int, str, str, int]:
@@ -67,10 +67,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first entry that is not as it should be."""
+    """The first entry that is wrong."""
 
     entry: Entry
-    rank: int | None  # None: the parts of all ranks together
+    rank: int | None  # None: the shards of all ranks together
     why: str
 
     def __str__(self) -> str:
@@ -78,15 +78,16 @@ class Difference:
         return f"{self.entry}, {where}: {self.why}"
 
 
-# ---- 1. the numbers of a tensor
+# ---- 1. the figures of a tensor
 
 
 def bits_of(tensor: torch.Tensor) -> int:
-    """64 bits that depend on every bit of the tensor and on its place; a signed integer.
+    """A 64-bit hash of every bit of the tensor and its position, as a signed integer.
 
-    Each value's bits, as an integer, times an odd number that its place decides, added up modulo
-    2⁶⁴. An odd factor has an inverse: a single flipped bit always changes the sum. Other changes
-    go unseen once in 2⁶⁴ or so. It is computed on the tensor's device, in any order: exact.
+    The hash is the sum, modulo 2⁶⁴, of each value's bits, read as an integer, times an odd number
+    that depends on its position. An odd factor has an inverse, so a single flipped bit always
+    changes the sum; other changes go unnoticed about once in 2⁶⁴. The sum is computed on the
+    tensor's device and is exact in any order.
     """
     flat = tensor.detach().contiguous().view(-1)
     if flat.dtype == torch.bool:
@@ -101,7 +102,7 @@ def bits_of(tensor: torch.Tensor) -> int:
 
 
 def _wrapped(number: int) -> int:
-    """Modulo 2⁶⁴, as a signed integer."""
+    """The number modulo 2⁶⁴, as a signed integer."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -113,7 +114,7 @@ def _mixed(number):
 
 
 def _numbers(tensors: list[torch.Tensor]) -> dict:
-    """The numbers of an entry, of one tensor or of several together."""
+    """The figures of an entry, for one tensor or for several together."""
     square = total = bad = bits = 0
     for tensor in tensors:
         flat = tensor.detach().reshape(-1)
@@ -130,10 +131,10 @@ def _numbers(tensors: list[torch.Tensor]) -> dict:
 
 
 class Watch:
-    """Keeps `entries` of a model while it trains inside `with`; `step()` ends a step.
+    """Records `entries` of a model while it trains inside `with`; `step()` ends a step.
 
-    DistributedDataParallel and DeepSpeed's engine may stand around the model: names are those of
-    the model itself. phases: which to keep. A module that runs again in the backward pass
+    The model may be wrapped in DistributedDataParallel or DeepSpeed's engine; names are those of
+    the model itself. phases: which ones to record. A module that runs again in the backward pass
     (activation checkpointing) has a second call.
     """
 
@@ -157,7 +158,7 @@ class Watch:
             hook.remove()
 
     def step(self) -> None:
-        """The backward pass is over: keeps the parameters' gradients and the buffers."""
+        """Record the gradients and the buffers; call it after the backward pass."""
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 self._keep("gradient", name, parameter.grad, _is_part(parameter))
@@ -193,13 +194,13 @@ class Watch:
 
 
 def _is_part(parameter) -> bool:
-    """Whether a rank holds a part of a parameter: split by utils.parallel, or a DTensor's shard."""
+    """Whether this rank holds only a shard: split by utils.parallel, or a sharded DTensor."""
     placements = getattr(parameter, "placements", ())
     return hasattr(parameter, "tp_split") or any(not p.is_replicate() for p in placements)
 
 
 def save(entries: Iterable[Entry], path: str | Path) -> None:
-    """Writes the entries of a rank, one JSON object a line, for a run that is compared later."""
+    """Write a rank's entries, one JSON object per line, to compare with another run later."""
     path = Path(path)
     beside = path.with_name(f"{path.name}.part")
     beside.write_text("".join(json.dumps(asdict(entry)) + "\n" for entry in entries))
@@ -225,24 +226,24 @@ def first_difference(
     rtol: float = 1e-4,
     mean: bool = True,
 ) -> Difference | None:
-    """Where N ranks first compute something else than one rank does; None: nowhere.
+    """Where N ranks first differ from one rank that does all the work; None: nowhere.
 
-    one      the entries of the rank that does all
-    ranks    by rank, the entries of those that share the work: the rows of the batch (data
+    one      the entries of the rank that does all the work
+    ranks    by rank, the entries of the ranks that split it: the rows of the batch (data
              parallel) or the matrices (tensor parallel)
-    rtol     how far norms may be apart by rounding, as a share of the norm
+    rtol     how far norms may differ by rounding, relative to the norm
     mean     each rank's loss is the mean over its own rows, and gradients are averaged
 
-    A tensor of the same shape must have the same numbers on each rank. Where the ranks hold parts,
-    which have as many values as the whole, norm and sum of all parts together must agree. What fits
-    neither is passed over, as is a single number: it may be a loss of a rank's own rows.
+    A tensor of the same shape must have the same figures on each rank. Where the ranks hold shards,
+    which add up to as many values as the whole, the norm and sum of all shards together must agree.
+    Other tensors are skipped, and so is a single value: it may be the loss of a rank's own rows.
     """
     if not ranks:
         raise ValueError(
             "no rank's entries are given: first_difference(one, [entries of rank 0, …])"
         )
     known = [{entry.place: entry for entry in entries} for entries in ranks]
-    largest = defaultdict(float)  # what is tiny beside the others is rounding
+    largest = defaultdict(float)  # values far smaller than the rest are rounding errors
     for entry in one:
         key = entry.step, entry.phase
         largest[key] = max(largest[key], 0.0 if entry.bad else entry.norm)
@@ -259,7 +260,7 @@ def first_difference(
                 if why := _apart(entry, other, rtol, least):
                     return Difference(entry, rank, why)
         elif sum(math.prod(other.shape) for other in found) == math.prod(entry.shape):
-            rows = found[0].shape[1:] == entry.shape[1:]  # parts of the batch
+            rows = found[0].shape[1:] == entry.shape[1:]  # slices of the batch
             scale = 1 / len(found) if mean and rows and entry.phase == "backward" else 1.0
             if why := _apart(entry, _together(found, scale), rtol, least):
                 return Difference(entry, None, why)
@@ -279,23 +280,23 @@ def _apart(expected, found, rtol, least):
     if found.bad or expected.bad:
         if found.bad == expected.bad:
             return None
-        return f"{found.bad} NaN or infinite values in place of {expected.bad}"
+        return f"{found.bad} NaN or infinite values instead of {expected.bad}"
     room = rtol * max(expected.norm, found.norm, least)
     if abs(found.norm - expected.norm) > room:
-        return f"norm {found.norm:.6g} in place of {expected.norm:.6g}"
+        return f"norm {found.norm:.6g} instead of {expected.norm:.6g}"
     if abs(found.sum - expected.sum) > room * math.sqrt(math.prod(expected.shape)):
-        return f"sum {found.sum:.6g} in place of {expected.sum:.6g}"
+        return f"sum {found.sum:.6g} instead of {expected.sum:.6g}"
     return None
 
 
 def first_between(
     ranks: Sequence[Sequence[Entry]], *, same_rows: bool = False
 ) -> Difference | None:
-    """Where replicas first differ from one another, by a single bit; None: nowhere.
+    """Where replicas first differ from one another by at least one bit; None: nowhere.
 
-    Weights, gradients and buffers are looked at, without those of which a rank holds a part.
-    same_rows: the ranks were given the same rows (tensor parallel), so that outputs must be equal,
-    too. The rank named is one that is not with the most.
+    Weights, gradients and buffers are compared, except those of which a rank holds a shard.
+    same_rows: the ranks were given the same rows (tensor parallel), so outputs must be equal too.
+    The rank named is one in the minority.
     """
     order = sorted(
         {entry.place: number for entries in ranks for number, entry in enumerate(entries)}.items(),
@@ -308,26 +309,26 @@ def first_between(
         if place[1] in ("forward", "backward") and not same_rows:
             continue
         if None in found:
-            return Difference(there, found.index(None), "it has no such entry, the others do")
+            return Difference(there, found.index(None), "it has no such entry, but the others do")
         if there.split or len({entry.shape for entry in found}) > 1:
             continue
         if odd := _odd_ones([entry.bits for entry in found]):
             own, others = found[odd[0]], found[next(r for r in range(len(found)) if r not in odd)]
-            why = f"norm {own.norm:.9g}, the others have {others.norm:.9g}"
+            why = f"norm {own.norm:.9g}, but the others have {others.norm:.9g}"
             if own.norm == others.norm:
-                why = "its bits are not those of the others"
+                why = "its bits differ from those of the others"
             return Difference(own, odd[0], why)
     return None
 
 
 def _odd_ones(bits: Sequence[int]) -> list[int]:
-    """Who is not with the most; of two equal parties the first is taken for right."""
+    """The ranks in the minority; in a tie the side of the lowest rank counts as right."""
     usual = Counter(bits).most_common(1)[0][0]
     return [rank for rank, own in enumerate(bits) if own != usual]
 
 
 def first_nan(ranks: Sequence[Sequence[Entry]]) -> Difference | None:
-    """The first NaN or infinite value of all ranks, in the order of their program; or None."""
+    """The first NaN or infinite value on any rank, in program order; None if there is none."""
     found = []
     for rank, entries in enumerate(ranks):
         for number, entry in enumerate(entries):
@@ -340,17 +341,17 @@ def first_nan(ranks: Sequence[Sequence[Entry]]) -> Difference | None:
     return Difference(entry, rank, f"{entry.bad} of {math.prod(entry.shape)} values are NaN or inf")
 
 
-# ---- 4. replicas of one moment
+# ---- 4. replicas at one moment
 
 
 @torch.no_grad()
 def differing(model: nn.Module, group: dist.ProcessGroup | None = None) -> dict[str, list[int]]:
-    """{parameter or buffer: the ranks of `group` whose bits are not those of the most}; on every
-    rank of the group, which hold replicas: with tensor parallelism the data-parallel group.
+    """{parameter or buffer: the ranks of `group` whose bits differ from the majority's}.
 
-    {} means equal to the last bit. One all-gather of 8 bytes for each tensor finds a bit that
-    flipped in the memory of one rank. With two ranks nobody knows which is right: rank 1 is named.
-    Without a group, parameters of which a rank holds a part are left out.
+    Call it on every rank of the group, whose ranks hold replicas; with tensor parallelism that is
+    the data-parallel group. {} means equal to the last bit. One all-gather of 8 bytes per tensor
+    finds a bit that flipped in the memory of one rank. With two ranks there is no majority, and
+    rank 1 is named. Without a group, parameters of which a rank holds a shard are left out.
     """
     named = [*model.named_parameters(), *model.named_buffers()]
     named = [(name, t) for name, t in named if group is not None or not _is_part(t)]

@@ -1,4 +1,4 @@
-"""Can the workshop run on this machine? Each problem is named together with its fix.
+"""Can the workshop run on this machine? Each problem comes with its fix.
 
     python -m utils.measure.environment      # one line per check; exit status 1: something to fix
 
@@ -38,7 +38,11 @@ OLDEST_TORCH = (2, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """state: "ok"; "note", the lessons still run; or "fix", something will fail. `fix` says how."""
+    """The result of a check.
+
+    state    "ok"; "note": the lessons still run; "fix": something will fail
+    fix      how to fix it
+    """
 
     state: str
     what: str
@@ -68,12 +72,12 @@ def check_python() -> Finding:
 
 
 def check_packages() -> Finding:
-    """Every package of requirements.txt is installed, in the version that is locked there."""
+    """Every package in requirements.txt is installed, in the version locked there."""
     lock = ROOT / "requirements.txt"
     if not lock.exists():
         return note(
             "requirements.txt is missing, so versions were not compared",
-            "get the whole repository: `git checkout requirements.txt`",
+            "restore it: `git checkout requirements.txt`",
         )
     wanted = locked(lock.read_text())
     missing, other = [], []
@@ -88,16 +92,16 @@ def check_packages() -> Finding:
     if missing == ["triton"]:  # `make setup TRITON=no`
         return note(
             "the Triton language is not installed",
-            "for lesson 12 run `make setup TRITON=yes`; all others do without",
+            "for lesson 12, run `make setup TRITON=yes`; the other lessons do not need it",
         )
     if missing:
         return broken(f"missing: {_few(missing)}", "run `make setup`")
     if other:
         return note(
-            f"other versions than tested: {_few(other)}",
+            f"versions other than those tested: {_few(other)}",
             "run `make setup` if a lesson behaves differently",
         )
-    return ok(f"{len(wanted)} packages, all in the versions that were tested")
+    return ok(f"{len(wanted)} packages, all in the tested versions")
 
 
 def locked(text: str) -> dict[str, Requirement]:
@@ -113,7 +117,7 @@ def check_torch() -> Finding:
         return broken(f"torch {version} is older than 2.11", "run `make setup`")
     if not dist.is_available() or not dist.is_gloo_available():
         return broken(
-            f"torch {version} was built without gloo, so ranks cannot talk",
+            f"torch {version} was built without gloo, so ranks cannot communicate",
             "install the official torch wheel: `make setup`",
         )
     if torch.cuda.is_available() and not dist.is_nccl_available():
@@ -123,7 +127,7 @@ def check_torch() -> Finding:
         )
     if not torch.cuda.is_available() and Path("/dev/nvidia0").exists():
         return note(
-            f"there is an NVIDIA GPU that torch {version} cannot use",
+            f"this machine has an NVIDIA GPU that torch {version} cannot use",
             "install a CUDA wheel of torch that suits the driver (see README)",
         )
     gpus = torch.cuda.device_count()
@@ -135,8 +139,8 @@ def check_memory(needed: float = 4 * GIB) -> Finding:
     free = machine().free_memory
     if free < needed:
         return note(
-            f"{free / GIB:.1f} GiB of memory are free; four ranks and a kernel "
-            f"want {needed / GIB:.0f}",
+            f"{free / GIB:.1f} GiB of memory free; four ranks and a kernel "
+            f"need {needed / GIB:.0f}",
             "close other programs and other notebooks",
         )
     return ok(f"{free / GIB:.1f} GiB of memory free")
@@ -146,31 +150,31 @@ def check_disk(needed: float = 2 * GIB) -> Finding:
     free = shutil.disk_usage(ROOT).free
     if free < needed / 10:
         return broken(
-            f"only {free / GIB:.2f} GiB of disk are free under {ROOT}",
+            f"only {free / GIB:.2f} GiB of disk free under {ROOT}",
             "free some space, or move the repository to a larger disk",
         )
     if free < needed:
         return note(
-            f"{free / GIB:.1f} GiB of disk are free under {ROOT}",
-            f"later lessons write checkpoints: have {needed / GIB:.0f} GiB",
+            f"{free / GIB:.1f} GiB of disk free under {ROOT}",
+            f"later lessons write checkpoints and need {needed / GIB:.0f} GiB",
         )
     return ok(f"{free / GIB:.0f} GiB of disk free")
 
 
 def check_shared_memory(needed: float = 2**29) -> Finding:
     if not Path("/dev/shm").is_dir():
-        return ok("no /dev/shm on this system, and none is needed")
+        return ok("this system has no /dev/shm and needs none")
     size = shutil.disk_usage("/dev/shm").total
     if size < needed:
         return note(
-            f"/dev/shm holds {size / 2**20:.0f} MiB; NCCL and Triton want more",
+            f"/dev/shm holds {size / 2**20:.0f} MiB; NCCL and Triton need more",
             "in a container: `docker run --shm-size=2g …`",
         )
     return ok(f"{size / GIB:.1f} GiB in /dev/shm")
 
 
 def check_processes() -> Finding:
-    """Ranks are started by a fork server and talk to the notebook over pipes."""
+    """A fork server starts the ranks, which talk to the notebook over pipes."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return broken(
             f"{platform.system()} has no fork server, so ranks cannot start",
@@ -181,14 +185,14 @@ def check_processes() -> Finding:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < 512:
         return note(
-            f"a process may open only {files} files; 8 ranks want more",
-            "start JupyterLab after `ulimit -n 4096`",
+            f"a process may open only {files} files; 8 ranks need more",
+            "run `ulimit -n 4096` before starting JupyterLab",
         )
-    return ok("ranks can be started (fork server)")
+    return ok("ranks can start (fork server)")
 
 
 def check_network() -> Finding:
-    """Ranks meet on the loopback interface; torchrun looks the machine's own name up."""
+    """Ranks meet on the loopback interface; torchrun looks up the machine's own name."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=2).close()
@@ -221,7 +225,7 @@ def check_threads() -> Finding:
 def check_compiler() -> Finding:
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return note(
-            "no C++ compiler; torch.compile and DeepSpeed's extras want one",
+            "no C++ compiler; torch.compile and DeepSpeed's extras need one",
             "`apt-get install g++`, or ask your administrator",
         )
     return ok("a C++ compiler, for torch.compile")
@@ -242,9 +246,9 @@ CHECKS = (
 
 
 def check_environment(checks: Sequence[Callable[[], Finding]] = CHECKS) -> bool:
-    """Runs the checks, prints a line for each, and says whether the workshop can run here.
+    """Run the checks, print a line for each, and return whether the workshop can run here.
 
-    `[ok]` is fine, `[note]` slows something down or matters later, `[fix]` has to be mended.
+    `[ok]` is fine, `[note]` slows something down or matters later, `[fix]` must be fixed.
     """
     findings = [check() for check in checks]
     for finding in findings:

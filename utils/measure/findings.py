@@ -1,8 +1,8 @@
-"""What the traces of a run tell: who is late, what costs most, and what to mend.
+"""What the traces of a run show: which rank is late, what costs the most, and how to fix it.
 
     made = report("traces")             # files or folders, or traces that were read
-    print(made)                         # tables, and the findings as sentences
-    made.findings[0].ms                 # the most expensive one, a step
+    print(made)                         # tables, then the findings as sentences
+    made.findings[0].ms                 # the most expensive finding, ms per step
     made.ranks, made.late               # each rank's mean step; ms that the others wait for it
 
 Each finding looks for one cause in the figures of utils/measure/traces.py, which says what they
@@ -35,13 +35,13 @@ from utils.measure.traces import (
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that costs time: a sentence for a person, and the same as values."""
+    """Something that costs time, as a sentence for people and as values for programs."""
 
     kind: str  # straggler, data, small collectives, wait, stages, bubble, communication …
-    ms: float  # a step, about
+    ms: float  # per step, about
     text: str
     rank: int | None = None
-    where: str = ""  # "in step (train.py:40)", the function's first line, where stacks say it
+    where: str = ""  # "in step (train.py:40)", the function's first line; "" without stacks
 
 
 # ---- 1. the report
@@ -49,12 +49,12 @@ class Finding:
 
 @dataclass
 class Report:
-    """What traces tell: for each rank its mean step, who is late, what costs most, and why."""
+    """The mean step of each rank, which ranks are late, what costs the most, and why."""
 
     traces: list[Trace]
     steps: list[Split]  # of each rank, step by step
     ranks: list[Split]  # the mean step of each rank
-    late: dict[int, float]  # ms a step that the others wait for a rank
+    late: dict[int, float]  # ms per step that the others wait for a rank
     findings: list[Finding]  # the most expensive first
 
     @property
@@ -63,13 +63,13 @@ class Report:
         return fmean(one.total for one in self.ranks)
 
     def table(self) -> Any:
-        """One row for each rank and step, as a pandas DataFrame in ms."""
+        """One row per rank and step, in ms, as a pandas DataFrame."""
         import pandas
 
         return pandas.DataFrame([asdict(one) | {"total": one.total} for one in self.steps])
 
     def collectives(self) -> dict[str, dict[str, float | None]]:
-        """{operation: calls and bytes of a rank's step, and the ms under way}, means over ranks."""
+        """{operation: calls, bytes and ms under way, per step of a rank}, averaged over ranks."""
         found = {}
         steps = sum(len(trace.steps) for trace in self.traces)
         for op in dict.fromkeys(c.op for trace in self.traces for c in trace.collectives):
@@ -84,7 +84,7 @@ class Report:
         return {op: one for op, one in found.items() if one["calls"]}
 
     def kernels(self, most: int = 8) -> dict[str, tuple[float, float]]:
-        """{kernel, or operator on a CPU: (calls, ms of its own) a step}, means over the ranks."""
+        """{kernel, or operator on a CPU: (calls, ms of its own) per step}, averaged over ranks."""
         steps, total = sum(len(trace.steps) for trace in self.traces), defaultdict(lambda: [0, 0.0])
         for trace in self.traces:
             for name, (calls, ms) in trace.kernels.items():
@@ -111,7 +111,7 @@ class Report:
 
 
 def report(traces: str | Path | Sequence[str | Path | Trace]) -> Report:
-    """Says where the time of these traces goes; paths are read first."""
+    """Report where the time of these traces goes; paths are read first."""
     given = [traces] if isinstance(traces, (str, Path)) else list(traces)
     if not all(isinstance(one, Trace) for one in given):
         given = read(given)
@@ -152,7 +152,7 @@ def _straggler(made: Report) -> Iterator[Finding]:
         for kind in ("compute", "data", "host")
     }
     why = max(more, key=more.get)
-    text = f"rank {rank} comes late to the collectives: the others wait {_ms(ms)} a step for it"
+    text = f"rank {rank} is late for the collectives: the others wait {_ms(ms)} per step for it"
     if more[why] > 0.3 * ms:
         text += f"; its {NAMED[why]} takes {_ms(more[why])} more than theirs"
     yield Finding("straggler", ms, text, rank)
@@ -162,9 +162,9 @@ def _data(made: Report) -> Iterator[Finding]:
     worst = max(made.ranks, key=lambda one: one.data)
     if worst.data > 0.1 * worst.total:
         text = (
-            f"rank {worst.rank} waits {_ms(worst.data)} a step for its data loader, "
+            f"rank {worst.rank} waits {_ms(worst.data)} per step for its data loader, "
             f"{_percent(worst.data / worst.total)} of the step: num_workers, prefetch_factor, or "
-            "less work for each sample"
+            "less work per sample"
         )
         yield Finding("data", worst.data, text, worst.rank)
 
@@ -176,18 +176,18 @@ def _small_collectives(made: Report) -> Iterator[Finding]:
             continue
         if size is None:
             if calls >= 50:
-                text = f"{calls:.0f} {_plain(op)}s a step, sizes unknown: record_shapes=True says"
+                text = f"{calls:.0f} {_plain(op)}s per step, sizes unknown: set record_shapes=True"
                 yield Finding("small collectives", one["ms"], text)
         elif size / calls < 1 << 20:
             text = (
-                f"{calls:.0f} {_plain(op)}s of {_bytes(size / calls)} a step: bucket them, each "
-                "pays the latency"
+                f"{calls:.0f} {_plain(op)}s of {_bytes(size / calls)} per step: bucket them, "
+                "because each pays the latency"
             )
             yield Finding("small collectives", one["ms"], text)
 
 
 def _asked(made: Report) -> Iterator[Finding]:
-    """Per place in the program: how long `.item()` and the like wait."""
+    """How long `.item()` and similar calls wait, by place in the program."""
     total, calls, steps = Counter(), Counter(), Counter()
     for trace in made.traces:
         starts = [step.start for step in trace.steps]
@@ -206,8 +206,8 @@ def _asked(made: Report) -> Iterator[Finding]:
             name = "`.item()`" if op.startswith("aten::") else f"`{op}`"
             place = f" {where}" if where else ""
             text = (
-                f"{name}{place} waits {_ms(ms)} a step on rank {rank}, in {often:.3g} calls: ask "
-                "for values seldom, and all at once"
+                f"{name}{place} waits {_ms(ms)} per step on rank {rank}, in {often:.3g} calls: "
+                "read values rarely, and all at once"
             )
             yield Finding("wait", ms, text, rank, where)
 
@@ -220,31 +220,31 @@ def _stages(made: Report) -> Iterator[Finding]:
     usual = median(one.busy for one in made.ranks if one is not slow)
     if slow.busy > 1.3 * usual:
         text = (
-            f"rank {slow.rank} works {_ms(slow.busy)} a step, the others {_ms(usual)}: the stages "
-            f"are unequal, and the ranks wait {_ms(bubble)} for messages in the mean"
+            f"rank {slow.rank} works {_ms(slow.busy)} per step, the others {_ms(usual)}: the "
+            f"stages are unequal, and the ranks wait {_ms(bubble)} for messages on average"
         )
         yield Finding("stages", bubble, text, slow.rank)
     else:
         text = (
-            f"the ranks wait {_ms(bubble)} a step for messages of other stages, "
+            f"the ranks wait {_ms(bubble)} per step for messages from other stages, "
             f"{_percent(bubble / made.step_ms)}: more micro-batches, or another schedule"
         )
         yield Finding("bubble", bubble, text)
 
 
 def _exposed(made: Report) -> Iterator[Finding]:
-    """Of communication only what even the last to come waits for: the rest is the straggler's."""
+    """Only the communication that even the last rank waits for; the straggler causes the rest."""
     least = min(made.ranks, key=lambda one: one.communication)
     if least.communication > 0.15 * made.step_ms:
         text = (
-            f"even rank {least.rank}, which waits least, has {_ms(least.communication)} a step of "
-            f"collectives that nothing covers, {_percent(least.communication / least.total)}"
+            f"even rank {least.rank}, which waits least, has {_ms(least.communication)} of "
+            f"exposed collectives per step, {_percent(least.communication / least.total)}"
         )
         yield Finding("communication", least.communication, text, least.rank)
 
 
 def _launching(made: Report) -> Iterator[Finding]:
-    """Of time without work only what every rank has: what one has more is the straggler's."""
+    """Only the idle time that every rank has; the straggler finding covers any excess."""
     least = min(made.ranks, key=lambda one: one.host)
     if least.host < 0.15 * least.total:
         return
@@ -253,8 +253,8 @@ def _launching(made: Report) -> Iterator[Finding]:
     traces = [trace for trace in made.traces if trace.rank == least.rank]
     if not traces[0].gpu:
         text = (
-            f"{whose} is in no operator for {_ms(least.host)} a step or more, {share}: Python, a "
-            "file, a lock or a sleep; py-spy or with_stack=True says where"
+            f"{whose} is in no operator for {_ms(least.host)} per step or more, {share}: Python, a "
+            "file, a lock or a sleep; py-spy or with_stack=True shows where"
         )
     else:
         steps = sum(len(trace.steps) for trace in traces)
@@ -262,20 +262,20 @@ def _launching(made: Report) -> Iterator[Finding]:
         calls = sum(n for name, (n, _) in kernels if "nccl" not in name.lower()) / steps
         ms = sum(ms for name, (_, ms) in kernels if "nccl" not in name.lower()) / steps
         text = (
-            f"the GPU of {whose} has nothing to do for {_ms(least.host)} a step or more, {share}: "
+            f"the GPU of {whose} is idle for {_ms(least.host)} per step or more, {share}: "
         )
-        if ms < 0.1 * max(1, calls):  # 100 µs: a host needs a tenth of it to launch the next
+        if ms < 0.1 * max(1, calls):  # 100 µs: a launch takes the host a tenth of that
             text += (
                 f"the host launches {calls:,.0f} kernels of {1e3 * ms / max(1, calls):.0f} µs; "
                 "torch.compile, CUDA graphs, larger batches"
             )
         else:
-            text += "the host does something else meanwhile, or waits; py-spy says what"
+            text += "the host does something else meanwhile, or waits; py-spy shows what"
     yield Finding("host", least.host, text, least.rank)
 
 
 def _threads(made: Report) -> Iterator[Finding]:
-    """Only where `profile.tracing` made the traces: a trace itself tells no processor time."""
+    """Only for traces made by `profile.tracing`: a plain trace does not record CPU time."""
     known = {trace.rank: trace for trace in made.traces if trace.facts}
     for host in {trace.host for trace in known.values()}:
         here = [trace for trace in known.values() if trace.host == host]
@@ -288,7 +288,7 @@ def _threads(made: Report) -> Iterator[Finding]:
         waited = fmean(trace.facts.get("queued_ms", 0.0) for trace in here) / max(1.0, steps)
         text = (
             f"{threads:.0f} threads of {len(here)} ranks share {cores:.0f} cores, and a step takes "
-            f"{_ms(cpu)} of processor time in {_ms(made.step_ms)}"
+            f"{_ms(cpu)} of CPU time in {_ms(made.step_ms)}"
         )
         if waited:
             text += f"; a rank's threads wait {_ms(waited)} for a core"
@@ -303,7 +303,7 @@ def _step_ms(trace: Trace) -> float:
 def _unseen(made: Report) -> Iterator[Finding]:
     world = max((trace.world_size or 1 for trace in made.traces), default=1)
     if world > len(made.ranks):
-        text = f"{len(made.ranks)} of {world} ranks have a trace here: a late one may be missing"
+        text = f"{len(made.ranks)} of {world} ranks have a trace here: a late rank may be missing"
         yield Finding("missing", 0.0, text)
     if any(not trace.gpu and "nccl" in "".join(trace.kernels) for trace in made.traces):
         yield Finding("missing", 0.0, "no GPU was recorded: activities=[CPU, CUDA]")
@@ -331,7 +331,7 @@ NAMED = {
 
 # ---- 3. as text
 
-MANY = 16  # ranks that are all shown
+MANY = 16  # up to this many ranks, all are shown
 
 
 def _lines(made: Report) -> Iterator[str]:
@@ -341,28 +341,28 @@ def _lines(made: Report) -> Iterator[str]:
     marks = "" if all(trace.marked for trace in made.traces) else " (no ProfilerStep marks)"
     yield f"{_counted(len(made.ranks), 'rank')}, {_counted(max(count.values()), 'step')}{marks}"
     yield ""
-    yield f"{'ms a step':<10}" + "".join(f"{k:>14}" for k in (*KINDS, "step", "others wait"))
+    yield f"{'ms per step':<12}" + "".join(f"{k:>14}" for k in (*KINDS, "step", "others wait"))
     shown = made.ranks
-    if len(shown) > MANY:  # the slowest, whoever is late, and the fastest
+    if len(shown) > MANY:  # the late ranks, the slowest and the fastest
         order = sorted(shown, key=lambda one: (-made.late[one.rank], -one.busy))
         shown = sorted([*order[: MANY - 4], *order[-2:]], key=lambda one: one.rank)
     for one in shown:
         numbers = [*(getattr(one, kind) for kind in KINDS), one.total, made.late[one.rank]]
-        yield f"rank {one.rank:<5}" + "".join(f"{n:>14.1f}" for n in numbers)
+        yield f"rank {one.rank:<7}" + "".join(f"{n:>14.1f}" for n in numbers)
     if len(shown) < len(made.ranks):
         yield f"… and {len(made.ranks) - len(shown)} ranks between these"
     mean = [fmean(getattr(one, kind) for one in made.ranks) for kind in KINDS]
-    yield f"{'share':<10}" + "".join(f"{_percent(n / made.step_ms):>14}" for n in mean)
+    yield f"{'share':<12}" + "".join(f"{_percent(n / made.step_ms):>14}" for n in mean)
     talk = made.collectives()
     if talk:
         yield ""
-        yield f"{'collectives of a rank, a step':<44}{'calls':>8}{'bytes':>12}{'ms':>10}"
+        yield f"{'collectives of a rank, per step':<44}{'calls':>8}{'bytes':>12}{'ms':>10}"
         for op, one in talk.items():
             size = "unknown" if one["bytes"] is None else _bytes(one["bytes"])
             yield f"{op:<44}{one['calls']:>8.3g}{size:>12}{one['ms']:>10.1f}"
     yield ""
     gpu = any(trace.gpu for trace in made.traces)
-    yield f"{'kernels' if gpu else 'operators, without what they call':<44}{'calls':>8}{'ms':>22}"
+    yield f"{'kernels' if gpu else 'operators, excluding nested ones':<44}{'calls':>8}{'ms':>22}"
     for name, (calls, ms) in made.kernels().items():
         yield f"{name if len(name) < 44 else name[:42] + '…':<44}{calls:>8.4g}{ms:>22.1f}"
     yield ""

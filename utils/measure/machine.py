@@ -1,7 +1,7 @@
-"""What is in this machine, and how much of it a process may use.
+"""The hardware of this machine, and how much of it a process may use.
 
 print(machine())       # cores, memory, GPUs, versions
-cores()                # 2, or 1.5 in a container with that share
+cores()                # 2, or 1.5 in a container with that quota
 """
 
 import os
@@ -38,8 +38,8 @@ class Machine:
 
 
 def machine() -> Machine:
-    """The machine as this process sees it: inside a container or a batch job, its share of it."""
-    import psutil  # a bare GPU machine has none, and needs no more of this file than `cores`
+    """The machine as this process sees it; in a container or batch job, what its limits allow."""
+    import psutil  # imported here: a bare GPU machine lacks it, and needs only `cores`
 
     memory = psutil.virtual_memory()
     limit = _first_number(
@@ -71,7 +71,7 @@ def cores() -> float:
 
 
 def processor_name() -> str:
-    """The processor's name where the system tells it, else its architecture."""
+    """The processor's name if the system reports it, else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""What memory holds at every moment of a training step, by kind, to the byte.
+"""What memory holds at every moment of a training step: exact bytes of each kind.
 
     with Memory(model=model, optimizer=optimizer) as memory:
         with memory.phase("forward"):
@@ -7,40 +7,41 @@
             loss.backward()
         with memory.phase("optimizer"):
             optimizer.step()
-    memory.now()            # {"parameters": 3473408, "gradients": …} at this moment
-    memory.peak             # the same at the moment of the largest total; memory.peak_bytes its sum
+    memory.now()            # {"parameters": 3473408, "gradients": …} right now
+    memory.peak             # the same when the total is largest; memory.peak_bytes is the total
     memory.phases           # {"forward": {…}, …}: the same at each phase's own peak
     memory.timeline         # [("forward", {…}), …]: one entry per change
     print(memory)           # a table of the phases
-    Memory(model, limit=40_000_000)             # ends with MemoryError past 40 MB
+    Memory(model, limit=40_000_000)             # raises MemoryError past 40 MB
 
-The kinds, the first that fits:
+The kinds; the first that fits counts:
 
-    parameters      what the model calls its parameters and buffers, gathered ones included
-    gradients       what a parameter's `.grad` points to, from the moment it is computed
-    optimizer       what the optimizer keeps, and parameters that only it knows (master weights)
-    communication   what is handed to a collective and is no activation: buckets, gathered shards
-    activations     made outside of the backward pass (or recomputed in it) and read by it, or not
+    parameters      the model's parameters and buffers, gathered ones included
+    gradients       a parameter's `.grad`, from the moment it is computed
+    optimizer       the optimizer's state, and parameters only it has (master weights)
+    communication   passed to a collective, and no activation: buckets, gathered shards
+    activations     made outside the backward pass (or recomputed in it) and read by it, or not
                     yet read because the backward pass has not run
-    temporary       the rest: what dies before the backward pass, gradients on their way
+    temporary       the rest: freed before the backward pass, or gradients in flight
 
-Method. A `TorchDispatchMode` sees every operator, also those of the backward pass, and follows the
-storages (not the tensors: views share one) of what goes in and comes out. A weak reference tells
-the moment at which a storage dies, and its size is read again where a library resizes it (FSDP).
-What something was for is often known only later, so the kinds are worked out when you ask, and
-`now()` in the middle of a step can only guess: buckets that DDP has just made anew count as
-activations until they are sent.
+Method. A `TorchDispatchMode` sees every operator, including those of the backward pass, and tracks
+the storages (not the tensors: views share one) of its inputs and outputs. A weak reference reports
+when a storage dies, and its size is read again where a library resizes it (FSDP). The use of a
+storage is often known only later, so the kinds are determined when you ask, and `now()` in the
+middle of a step can only guess: buckets that DDP has just rebuilt count as activations until they
+are sent.
 
-Error. The sums are those of the tensors, exactly. Not seen is what an operator allocates and frees
-inside (workspaces of matrix products or of attention: on CUDA `unseen()` tells how many bytes the
-allocator has handed out besides), and what existed before and no operator has touched. CUDA's
-allocator rounds each tensor up to 512 B. Tensors on other devices and in memory-mapped files do not
-count. Of compiled code only what goes in and comes out is seen. The mode costs some microseconds an
-operator: measure time in another run.
+Error. The sums over tensors are exact. Two things are missed: memory that an operator allocates and
+frees internally (workspaces of matrix products or attention; on CUDA `unseen()` returns the bytes
+that the allocator has handed out in addition), and storages that existed before and that no
+operator has touched. CUDA's allocator rounds each tensor up to 512 B. Tensors on other devices and
+in memory-mapped files do not count. Of compiled code only inputs and outputs are seen. The mode
+costs a few microseconds per operator: measure time in another run.
 
-Limit. On a CPU it is the sharp one: the operator whose result takes the sum past it raises, at the
-same byte on every machine. Limits of the system (RLIMIT_DATA, cgroups) count stacks and arenas too,
-and know no kinds. On a GPU `torch.cuda.set_per_process_memory_fraction` is the allocator's own.
+Limit. On a CPU this is the exact one: the operator whose result takes the sum past it raises, at
+the same byte on every machine. System limits (RLIMIT_DATA, cgroups) also count stacks and arenas,
+and cannot tell the kinds apart. On a GPU, the allocator has a limit of its own,
+`torch.cuda.set_per_process_memory_fraction`.
 """
 
 import contextlib
@@ -56,39 +57,39 @@ from utils.measure.traffic import FAMILIES, Watching, plain_tensors, tensors_in
 from utils.private_api import running_backward
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "temporary", "communication")
-OWNED = KINDS[:3]  # known by who points to them; the first wins
+OWNED = KINDS[:3]  # known by what refers to them; the first wins
 
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """One storage: its size, and what is known about its use."""
+    """One storage: its size and what is known about its use."""
 
     storage: weakref.ref
     size: int  # bytes now; 0 when it has died
-    from_forward: bool  # made outside of the backward pass and of the optimizer's step, or again
+    from_forward: bool  # made outside the backward pass and the optimizer's step, or recomputed
     owner: str = ""  # one of OWNED
     read: bool = False  # by the backward pass
-    differentiable: bool = False  # an operator's input whose gradient is asked for
-    sent: bool = False  # handed to a collective
-    birth: int = 0  # backward passes that had begun before
+    differentiable: bool = False  # an operator's input that requires a gradient
+    sent: bool = False  # passed to a collective
+    birth: int = 0  # number of backward passes begun before it
 
     def kind(self, backwards: int) -> str:
         if self.owner:
             return self.owner
         if self.sent and not self.differentiable:
             return "communication"
-        waits = self.size > 0 and self.birth == backwards  # no backward pass has come since
+        waits = self.size > 0 and self.birth == backwards  # no backward pass since
         return "activations" if self.from_forward and (self.read or waits) else "temporary"
 
 
 @dataclass
 class Memory:
-    """Follows what `device` holds inside `with`. `model` and `optimizer` may be left out.
+    """Tracks what `device` holds inside `with`. `model` and `optimizer` may be left out.
 
-    model      any module, also wrapped by DDP or FSDP
+    model      any module, wrapped by DDP or FSDP or not
     optimizer  anything with `param_groups` and `state`, or several of them as its `parts`
     device     "cpu", "cuda" …; None: where the model's parameters are, else torch's default
-    limit      bytes; an operator that takes what is held past it raises MemoryError, by kind
+    limit      bytes; an operator that exceeds it raises MemoryError with the bytes by kind
     """
 
     model: torch.nn.Module | None = None
@@ -96,7 +97,7 @@ class Memory:
     device: str | torch.device | None = None
     limit: float = math.inf
     _live: dict = field(default_factory=dict, repr=False)  # id of a storage -> _Held
-    _log: list = field(default_factory=list, repr=False)  # (phase, _Held, bytes more or less)
+    _log: list = field(default_factory=list, repr=False)  # (phase, _Held, change in bytes)
     _phase: str = field(default="", repr=False)
 
     def __post_init__(self):
@@ -111,12 +112,12 @@ class Memory:
 
     def __enter__(self):
         if self._log:
-            raise RuntimeError("this Memory has recorded already: make a new one for each `with`")
+            raise RuntimeError("this Memory has already recorded: make a new one for each `with`")
         with contextlib.ExitStack() as stack:
             self._recording = True
             stack.callback(setattr, self, "_recording", False)
             self._modules = set(self.model.modules()) if self.model is not None else set()
-            if self._modules:  # FSDP puts gathered parameters in place only for the forward pass
+            if self._modules:  # FSDP's gathered parameters exist only during the forward pass
                 stack.callback(register_module_forward_hook(self._after_forward).remove)
             for part in self._optimizers():
                 if hasattr(part, "register_step_pre_hook"):
@@ -134,7 +135,7 @@ class Memory:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator["Memory"]:
-        """Everything inside belongs to the phase `name`; equal names are one phase."""
+        """Everything inside belongs to the phase `name`; equal names form one phase."""
         self._look()
         before, self._phase = self._phase, name
         try:
@@ -143,7 +144,7 @@ class Memory:
             self._look()
             self._phase = before
 
-    # ---- what you ask
+    # ---- the results
 
     def now(self) -> dict[str, int]:
         """{kind: bytes} at this moment; after the `with`, at its end."""
@@ -155,7 +156,7 @@ class Memory:
 
     @property
     def timeline(self) -> list[tuple[str, dict[str, int]]]:
-        """[(phase, {kind: bytes})]: what is held after each change, from the beginning."""
+        """[(phase, {kind: bytes})]: the bytes held after each change, from the beginning."""
         self._look()
         held, rows = dict.fromkeys(KINDS, 0), []
         for phase, record, change in self._log:
@@ -175,7 +176,7 @@ class Memory:
 
     @property
     def phases(self) -> dict[str, dict[str, int]]:
-        """{phase: {kind: bytes}} at the moment of the phase's own largest total."""
+        """{phase: {kind: bytes}} at the moment of each phase's own largest total."""
         peaks = {}
         for phase, held in self.timeline:
             if phase and _total(held) >= _total(peaks.get(phase, {})):
@@ -183,7 +184,7 @@ class Memory:
         return peaks
 
     def unseen(self) -> int:
-        """CUDA: bytes asked of the device's allocator beyond what is followed here; else 0."""
+        """CUDA: bytes requested from the allocator beyond those tracked here; otherwise 0."""
         if self.device.type != "cuda":
             return 0
         asked = torch.cuda.memory_stats(self.device)["requested_bytes.all.current"]
@@ -195,7 +196,7 @@ class Memory:
             lines.append(f"{phase:<22}" + "".join(f"{held[kind]:>15,}" for kind in KINDS))
         return "\n".join(lines)
 
-    # ---- who points to what
+    # ---- which objects own a storage
 
     def _optimizers(self):
         return getattr(self.optimizer, "parts", [self.optimizer] if self.optimizer else [])
@@ -206,7 +207,7 @@ class Memory:
             yield from self.model.buffers()
 
     def _look(self):
-        """Notes which storages belong to the model, its gradients and the optimizer now."""
+        """Note which storages now belong to the model, its gradients and the optimizer."""
         if not self._recording:
             return
         for parameter in self._parameters():
@@ -248,7 +249,7 @@ class Memory:
         self._own(parameter.grad, "gradients")
 
     def _after_forward(self, module, inputs, output):
-        """A hook of all modules comes before a module's own: a unit is still whole here."""
+        """Run before a module's own hooks, as global hooks do: the unit is still gathered here."""
         if module in self._modules:
             for parameter in module.parameters(recurse=False):
                 self._own_parameter(parameter, "parameters")
@@ -260,15 +261,15 @@ class Memory:
         self._stepping = False
         self._look()
 
-    # ---- what operators do
+    # ---- operators
 
     def _saw(self, func, tensors, outputs):
-        """Notes an operator's input or output tensors."""
+        """Note an operator's input or output tensors."""
         task = running_backward()
         if task not in (-1, self._task):
             self._task, self._backwards = task, self._backwards + 1
         grad = torch.is_grad_enabled()
-        forward = (task == -1 or grad) and not self._stepping  # the second: recomputed
+        forward = (task == -1 or grad) and not self._stepping  # the second case: recomputation
         touched = []
         for tensor in tensors_in(tensors):
             record = self._held(tensor, forward)
@@ -283,7 +284,7 @@ class Memory:
                 record.differentiable |= not outputs and grad and tensor.requires_grad
             elif not outputs:
                 record.read |= task != -1
-        # between two operators a library may resize anything, an operator only what comes out
+        # between two operators a library may resize anything; an operator resizes only its output
         if outputs:
             self._measure_again(record for record in touched if id(record) in self._resizable)
             if self._bytes > self.limit:
@@ -297,14 +298,14 @@ class Memory:
         return f"holds {self._bytes / 1e6:.2f} MB, and may hold {self.limit / 1e6:.2f}: {held}"
 
     def _held(self, tensor, forward=False):
-        """The record of a tensor's storage, a new one where it is seen first; None: not counted."""
+        """The record of a tensor's storage, created at first sight; None: not counted."""
         try:
             storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse or opaque: there is no storage to follow
+        except NotImplementedError:  # sparse or opaque: no storage to track
             return None
-        if storage.device != self.device:  # of a tensor that is only simulated it is "meta"
+        if storage.device != self.device:  # a fake tensor's is "meta"
             return None
-        key = id(storage)  # one object as long as the storage lives
+        key = id(storage)  # the same object as long as the storage lives
         record = self._live.get(key)
         if record is not None:
             return record

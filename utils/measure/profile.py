@@ -1,14 +1,14 @@
-"""Traces: when does a rank compute, and when does it talk?
+"""Traces: when does a rank compute, and when does it communicate?
 
-    spans = profile.record(step)             # on a rank: runs step() three times, traces the last
+    spans = profile.record(step)             # on a rank: runs step() 3 times, traces the last
     timeline({"rank 0": spans})              # in the notebook: utils.drawing.timeline
-    profile.hidden(spans)                    # share of the communication covered by computation
+    profile.hidden(spans)                    # fraction of communication hidden by computation
     with profile.tracing("traces") as p: …   # files for utils.measure.traces and for Perfetto
 
-The events are those of `torch.profiler`. On the CPU, gloo notes one `gloo:all_reduce` for each
-collective, from the moment one of its two threads takes it up to the moment the result is there;
-waiting for the other ranks is part of it, and so is a Python hook's callback. On a GPU a collective
-is NCCL's kernel, and every other kernel counts as `compute`.
+The events are those of `torch.profiler`. On the CPU, gloo records one event per collective, such as
+`gloo:all_reduce`, from the moment one of its two threads picks it up until the result is available;
+that includes waiting for the other ranks and a Python hook's callback. On a GPU a collective is an
+NCCL kernel, and every other kernel counts as `compute`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.autograd import DeviceType
 from utils.measure.machine import cores
 
 COMPUTE = ("forward", "backward", "optimizer", "compute")
-COLLECTIVES = {  # the letters in a backend's own name: ncclDevKernel_AllReduce_…, _allgather_base
+COLLECTIVES = {  # letters in a backend's own name: ncclDevKernel_AllReduce_…, _allgather_base
     "allreduce": "all_reduce",
     "allgather": "all_gather",
     "reducescatter": "reduce_scatter",
@@ -59,13 +59,13 @@ class Span:
 
 
 def record(step: Callable[[], object], *, skip: int = 2) -> list[Span]:
-    """Runs `step()` `skip` times, then once under the profiler; returns that step's spans by start.
+    """Run `step()` `skip` times, then once under the profiler; return its spans by start.
 
-    Call it on every rank (a barrier lets them begin together). DDP arranges its buckets anew after
-    its first step, so skip at least one. DDP and the optimizers mark themselves; for a bare model
-    put the forward pass in `with torch.profiler.record_function("forward")`.
+    Call it on every rank (a barrier lets them begin together). DDP rebuilds its buckets after the
+    first step, so skip at least one. DDP and optimizers mark themselves; for a bare model, put the
+    forward pass in `with torch.profiler.record_function("forward")`.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the tracer talks on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the tracer writes to stderr
     for _ in range(skip):
         step()
     if dist.is_initialized():
@@ -75,7 +75,7 @@ def record(step: Callable[[], object], *, skip: int = 2) -> list[Span]:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         elif dist.is_initialized():
-            time.sleep(0.05)  # DDP goes on when the sum is there; gloo's thread notes the end then
+            time.sleep(0.05)  # gloo's thread records the end after DDP has continued
     return spans(trace.events())
 
 
@@ -83,16 +83,17 @@ def record(step: Callable[[], object], *, skip: int = 2) -> list[Span]:
 def tracing(
     folder: str | Path, *, steps: int = 3, skip: int = 2, stacks: bool = False
 ) -> Iterator[torch.profiler.profile]:
-    """Writes a trace of `steps` steps, after `skip` others, to folder/rank<number>.json.
+    """Write a trace of `steps` steps, after `skip` others, to folder/rank<number>.json.
 
         with profile.tracing("traces") as profiler:     # on every rank
             for _ in range(5):
                 step()
                 profiler.step()
 
-    `utils.measure.traces` reads it; https://ui.perfetto.dev shows it. With it go this rank's
-    threads, its cores, and the processor time that it took and queued for. stacks: also which
-    function called what, which slows Python several times. Raises ValueError without a step.
+    `utils.measure.traces` reads it; https://ui.perfetto.dev shows it. The trace also holds this
+    rank's number of threads and cores, its CPU time and its time in the run queue. stacks: also
+    record which function called which, which makes Python several times slower. Raises ValueError
+    for fewer than one step, or if no trace was written.
     """
     if steps < 1 or skip < 0:
         raise ValueError(f"steps {steps}, skip {skip}: give 1 or more steps after 0 or more others")
@@ -118,12 +119,12 @@ def tracing(
         yield profiler
     if not written:
         raise ValueError(
-            f"no trace was written to {path}: profiler.step() has to end {skip + steps} steps"
+            f"no trace was written to {path}: call profiler.step() {skip + steps} times"
         )
 
 
 class _Tracing(torch.profiler.profile):
-    """Adds to its trace what no trace has: threads, cores, time of the processor."""
+    """Adds to the trace what a profiler does not record: threads, cores, CPU time."""
 
     def start_trace(self) -> None:
         super().start_trace()
@@ -137,7 +138,7 @@ class _Tracing(torch.profiler.profile):
 
 
 def _clocks() -> dict[str, float]:
-    """ms of this process: on the wall, computing, and (Linux) ready to compute without a core."""
+    """ms of this process: wall clock, CPU time, and (Linux) time spent waiting for a core."""
     clocks = {"wall_ms": 1e3 * time.perf_counter(), "cpu_ms": 1e3 * time.process_time()}
     queued = 0
     for file in Path("/proc/self/task").glob("*/schedstat"):
@@ -154,7 +155,7 @@ def _activities() -> list[torch.profiler.ProfilerActivity]:
 
 
 def spans(events: Iterable) -> list[Span]:
-    """The profiler's events as spans: neighbours of one kind of compute joined, others dropped."""
+    """The profiler's events as spans; adjacent spans of one compute kind are joined."""
     events = list(events)
     on_gpu = any(event.device_type == DeviceType.CUDA for event in events)
     named = [(kind, event.time_range) for event in events if (kind := _kind(event, on_gpu))]
@@ -170,12 +171,12 @@ def spans(events: Iterable) -> list[Span]:
 
 
 def communication(trace: list[Span]) -> list[Span]:
-    """The collectives of a trace, in the order in which they began."""
+    """The collectives of a trace, in order of start."""
     return [span for span in trace if span.kind not in COMPUTE]
 
 
 def hidden(trace: list[Span]) -> float:
-    """Share (0 to 1) of the time with a collective under way in which this rank also computed."""
+    """The fraction of the communication time during which this rank also computed, 0 to 1."""
     talking = _join(communication(trace))
     working = _join([span for span in trace if span.kind in COMPUTE])
     total = sum(span.ms for span in talking)
@@ -188,7 +189,7 @@ def hidden(trace: list[Span]) -> float:
 
 
 def operation(name: str) -> str:
-    """The collective that a backend's own name means: "ncclDevKernel_AllReduce…" -> all_reduce."""
+    """The collective behind a backend's own name: "ncclDevKernel_AllReduce…" -> all_reduce."""
     letters = name.lower().replace("_", "")
     return next((op for key, op in COLLECTIVES.items() if key in letters), "communication")
 
@@ -196,8 +197,8 @@ def operation(name: str) -> str:
 def loopback_bytes() -> int | None:
     """Bytes that this machine has sent to itself so far, TCP headers included; None if unknown.
 
-    Ranks on one machine that talk over TCP (gloo) use this device; so does any other program. Linux
-    keeps the count in /proc/net/dev.
+    Ranks on one machine that talk over TCP (gloo) use the loopback device, and so do other
+    programs. Linux keeps the count in /proc/net/dev.
     """
     try:
         lines = Path("/proc/net/dev").read_text().splitlines()
@@ -208,7 +209,7 @@ def loopback_bytes() -> int | None:
 
 
 def _kind(event, on_gpu: bool) -> str | None:
-    """What a profiler event is to us: a kind of compute, a collective, or nothing (None)."""
+    """The kind of a profiler event: a kind of compute, a collective, or None for others."""
     name = event.name
     if on_gpu:
         if event.device_type != DeviceType.CUDA or event.is_user_annotation:
@@ -226,7 +227,7 @@ def _kind(event, on_gpu: bool) -> str | None:
 
 
 def _join(some: list[Span], gap: float = 0.0) -> list[Span]:
-    """Spans that touch, or that lie at most `gap` ms apart, become one."""
+    """Merge spans that touch or lie at most `gap` ms apart."""
     joined: list[Span] = []
     for span in sorted(some, key=lambda span: span.start):
         if joined and span.start <= joined[-1].end + gap:

@@ -1,9 +1,9 @@
-"""Figures of one real card, which `make gpu` has stored in docs/reference/<gpu>.json.
+"""Figures measured on a real GPU, which `make gpu` has stored in docs/reference/<gpu>.json.
 
     reference.show("mfu", tokens_per_s="{:,.0f}".format, mfu="{:.0%}".format)   # a table
     reference.rows("adamw")["torch, fused"]["of_copy"]
 
-Each part of the record has its own date and commit: it is what that commit could do, on that card.
+Each part of the record has its own date and commit: it shows what that commit achieved on that GPU.
 """
 
 import json
@@ -17,26 +17,26 @@ FOLDER = ROOT / "docs" / "reference"
 
 @dataclass(frozen=True)
 class Card:
-    """A card that was measured: its name, and by name of a part what `make gpu` found then."""
+    """A measured GPU: its name, and the results of `make gpu` by name of the part."""
 
     gpu: str
     parts: dict[str, dict]
 
     @property
     def date(self) -> str:
-        """Of the newest part."""
+        """The date of the newest part."""
         return max((part.get("date", "") for part in self.parts.values()), default="")
 
 
 def newest() -> Card | None:
-    """The stored card that was measured last; None where none is stored."""
+    """The GPU measured most recently; None if none is stored."""
     records = (json.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.json"))
     cards = [Card(one["gpu"], one["parts"]) for one in records if one.get("gpu", "CPU") != "CPU"]
     return max(cards, key=lambda card: card.date, default=None)
 
 
 def rows(part: str) -> dict[str, dict]:
-    """{name: figures} of a part of the newest card; {} where nothing is stored."""
+    """{name: figures} of a part for the newest GPU; {} if nothing is stored."""
     card = newest()
     return {} if card is None else card.parts.get(part, {}).get("rows", {})
 
@@ -44,11 +44,11 @@ def rows(part: str) -> dict[str, dict]:
 def show(
     *parts: str, only: Sequence[str] | None = None, **columns: Callable[[float], str]
 ) -> None:
-    """Prints a table of the newest card's figures, headed by its name, date and commit.
+    """Print a table of the newest GPU's figures, headed by its name, date and commit.
 
     parts     names of `python -m tests.gpu --list`
     only      the rows to show; None: all
-    columns   {figure: its text}; a row without any of these figures is left out
+    columns   {figure: its formatter}; a row without any of these figures is left out
     """
     card, found, said = newest(), {}, None
     for part in parts:

@@ -1,10 +1,10 @@
-"""Where did the time go? A report on the traces of a run, one for each rank.
+"""Where did the time go? A report on the traces of a run, one per rank.
 
     python -m utils.measure.report traces/
     python -m utils.measure.report rank0.json.gz rank1.json.gz --json report.json
 
-Any traces of `torch.profiler` will do; `utils.measure.traces` says what to record, what the kinds
-of time mean; `utils.measure.findings` offers the report as a function.
+Any traces of `torch.profiler` will do. `utils.measure.traces` says what to record and what the
+kinds of time mean; `utils.measure.findings` has the report as a function.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("traces", nargs="+", type=cli.path, metavar="TRACES", help=".json, .json.gz, or folders")
-    add("--json", metavar="FILE", type=Path, help="write all of it as JSON, too")
+    add("--json", metavar="FILE", type=Path, help="also write the report as JSON")
     options = parser.parse_args(arguments)
 
     def run():

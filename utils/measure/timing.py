@@ -1,17 +1,17 @@
-"""What this machine can do, and what a piece of work costs on it: seconds, FLOPs, bytes.
+"""What this machine can do, and what a function costs on it in seconds, FLOPs and bytes.
 
     from utils.measure import timing
 
     print(timing.machine())                     # cores, memory, devices
     timing.seconds(lambda: model(x))            # the median of some repeats
-    timing.in_turn({"a": f, "b": g})            # the least of each, to compare them
+    timing.in_turn({"a": f, "b": g})            # the minimum of each, to compare them
     timing.matmul_flops(1024)                   # FLOP/s of a matrix product
-    timing.flops(lambda: model(x))              # FLOPs, counted from the shapes: no clock
+    timing.flops(lambda: model(x))              # FLOPs, counted from the shapes without a clock
     timing.saved_bytes(lambda: model(x).sum())  # what the forward pass keeps for the backward
     timing.link(ranks)                          # seconds per message, seconds per byte
-    for x in timing.watched(arriving, log): …   # when this loop worked, and when it waited
+    for x in timing.watched(arriving, log): …   # when this loop worked and when it waited
 
-Counts are exact and the same everywhere; times are not, above all on a busy machine.
+Counts are exact and the same everywhere; times are not, least of all on a busy machine.
 """
 
 import statistics
@@ -49,11 +49,11 @@ Item = TypeVar("Item")
 
 
 def seconds(function: Callable[[], Any], repeats: int = 5, shortest: float = 0.005) -> float:
-    """The median time of a call of `function()`, in seconds, after one call to warm up.
+    """The median time of one call of `function()`, in seconds, after one warm-up call.
 
-    A call shorter than `shortest` seconds is timed several at once, so that the clock's own cost
-    does not count; ranks that talk to one another in it give shortest=0, because each would choose
-    that number by its own clock. Waits for the GPU where there is one.
+    Calls shorter than `shortest` seconds are timed in groups, so that the clock's own cost does not
+    matter. If ranks communicate inside the function, pass shortest=0: otherwise each rank would
+    choose the group size by its own clock. Waits for the GPU if there is one.
     """
     if repeats < 1:
         raise ValueError(f"repeats {repeats} measures nothing: give 1 or more")
@@ -64,11 +64,11 @@ def seconds(function: Callable[[], Any], repeats: int = 5, shortest: float = 0.0
 
 
 def in_turn(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[str, float]:
-    """{name: seconds of its fastest call}: one call of each in turn, `rounds` times, after one of
-    each to warm up. What else a busy machine does then meets all of them alike.
+    """{name: seconds of its fastest call}, with the functions called in turn `rounds` times.
 
-    Where no GPU is in use the seconds are those of the processor, all threads of the process
-    together, so that waiting for other programs does not count, and neither does a disk.
+    One warm-up call of each comes first. Taking turns exposes all functions to the same load of a
+    busy machine. If no GPU is in use, the seconds are CPU time, summed over all threads of the
+    process, so that waiting for other programs or for a disk does not count.
     """
     if rounds < 1:
         raise ValueError(f"rounds {rounds} measures nothing: give 1 or more")
@@ -78,10 +78,10 @@ def in_turn(functions: dict[str, Callable[[], Any]], rounds: int = 3) -> dict[st
 
 
 def watched(items: Iterable[Item], log: list[tuple[str, float, float]]) -> Iterator[Item]:
-    """Hands on what comes out of `items`, and notes when the loop over it worked and waited.
+    """Yield the items of `items`, and log when the loop over them worked and waited.
 
-    log gets ("wait", begin, end) before each item, ("work", begin, end) after it, and one more wait
-    where `items` has something left to do after its last item; seconds of time.perf_counter().
+    log gets ("wait", begin, end) before each item, ("work", begin, end) after it, and a last wait
+    for the end of `items`, in seconds of time.perf_counter().
     """
     end = object()
     items = iter(items)
@@ -119,7 +119,7 @@ def matmul_flops(
     device: torch.device | str = "cpu",
     repeats: int = 5,
 ) -> float:
-    """FLOP/s of a product of two size × size matrices, which takes 2·size³ FLOPs."""
+    """FLOP/s of the product of two size × size matrices, which takes 2·size³ FLOPs."""
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * size**3 / seconds(lambda: torch.matmul(a, b, out=out), repeats)
@@ -130,7 +130,7 @@ def memory_bandwidth(
 ) -> float:
     """Bytes/s of a copy of `size` bytes, each read once and written once.
 
-    The default, 128 MiB, is more than most caches hold, so that the memory itself is measured.
+    The default, 128 MiB, exceeds most caches, so that the memory itself is measured.
     """
     source = torch.ones(size // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
@@ -142,11 +142,11 @@ def memory_bandwidth(
 
 
 def flops(function: Callable[[], Any]) -> int:
-    """FLOPs of the matrix products and convolutions inside one call of `function()`.
+    """FLOPs of the matrix products and convolutions in one call of `function()`.
 
-    They are counted from the shapes, backward passes included. Attention runs as plain matrix
-    products meanwhile, because the counter does not know the CPU's fused kernel. Additions,
-    normalizations and activation functions are not counted: they are below a few per cent.
+    They are counted from the shapes, including backward passes. During the count, attention runs as
+    plain matrix products, because the counter does not know the CPU's fused kernel. Additions,
+    normalizations and activation functions are not counted: they are at most a few percent.
     """
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         function()
@@ -156,7 +156,7 @@ def flops(function: Callable[[], Any]) -> int:
 def saved_bytes(function: Callable[[], Any], besides: Iterable[torch.Tensor] = ()) -> int:
     """Bytes of the tensors that autograd keeps for the backward pass while `function()` runs.
 
-    A storage counts once however often it is saved. `besides` lists tensors that do not count:
+    A storage counts once, however often it is saved. `besides` lists tensors that do not count:
     parameters and inputs are in memory anyway.
     """
     known = {tensor.untyped_storage().data_ptr() for tensor in besides}
@@ -181,9 +181,9 @@ def saved_bytes(function: Callable[[], Any], besides: Iterable[torch.Tensor] = (
 class Link:
     """A message of n bytes takes alpha + beta·n seconds."""
 
-    alpha: float  # seconds before the first byte arrives: the latency
+    alpha: float  # latency: seconds before the first byte arrives
     beta: float  # seconds per byte: 1 / bandwidth
-    sizes: tuple[int, ...] = ()  # bytes of the messages measured
+    sizes: tuple[int, ...] = ()  # bytes of the measured messages
     times: tuple[float, ...] = ()  # their seconds, one way
 
     def __call__(self, size: float) -> float:
@@ -191,25 +191,25 @@ class Link:
         return self.alpha + self.beta * size
 
     def __str__(self):
-        return f"α = {self.alpha * 1e6:.0f} µs a message, 1/β = {1 / self.beta / 1e9:.2f} GB/s"
+        return f"α = {self.alpha * 1e6:.0f} µs per message, 1/β = {1 / self.beta / 1e9:.2f} GB/s"
 
 
 def alpha_beta(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
-    """(alpha, beta) of times ≈ alpha + beta·sizes, both at least 0.
+    """The fit (alpha, beta) of times ≈ alpha + beta·sizes, both at least 0.
 
-    Least squares on the relative error, so that short messages weigh as much as long ones.
+    Least squares on the relative error, so that short messages count as much as long ones.
     """
     sizes, times = np.asarray(sizes, dtype=float), np.asarray(times, dtype=float)
     if len(sizes) < 2 or len(sizes) != len(times) or times.min() <= 0:
         raise ValueError(
-            f"two or more sizes, each with a time above 0, are needed: got "
+            f"two or more sizes, each with a positive time, are needed: got "
             f"{len(sizes)} sizes and {len(times)} times"
         )
     rows = np.stack([1 / times, sizes / times], axis=1)
     alpha, beta = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)[0]
-    if alpha < 0:  # the line through the origin
+    if alpha < 0:  # fit a line through the origin
         alpha, beta = 0.0, (sizes / times).sum() / ((sizes / times) ** 2).sum()
-    if beta < 0:  # the level line
+    if beta < 0:  # fit a horizontal line
         alpha, beta = (1 / times).sum() / ((1 / times) ** 2).sum(), 0.0
     return float(alpha), float(beta)
 
@@ -217,12 +217,12 @@ def alpha_beta(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, f
 def link(
     ranks: Any, sizes: Sequence[int] = (4, 2**12, 2**16, 2**20, 2**23), repeats: int = 7
 ) -> Link:
-    """Sends messages of `sizes` bytes from rank 0 to 1 and back, and fits α and β to the fastest.
+    """Send messages of `sizes` bytes from rank 0 to 1 and back; fit α and β to the fastest.
 
-    `ranks` is an open `utils.ranks.Ranks` of two or more.
+    `ranks` is an open `utils.ranks.Ranks` with two or more ranks.
     """
     if ranks.size < 2:
-        raise ValueError(f"a link joins two ranks, and these are {ranks.size}: open Ranks(2)")
+        raise ValueError(f"a link joins two ranks, but ranks.size is {ranks.size}: open Ranks(2)")
     times = ranks.run(_ping_pong, tuple(sizes), repeats)[0]
     return Link(*alpha_beta(sizes, times), tuple(sizes), tuple(times))
 
@@ -234,7 +234,7 @@ def _ping_pong(sizes, repeats):
     for size in sizes:
         ball = torch.zeros(size, dtype=torch.uint8, device=device)
         trips = []
-        for _ in range(repeats + 2):  # the first two warm the connection up
+        for _ in range(repeats + 2):  # the first two warm up the connection
             dist.barrier()
             start = time.perf_counter()
             if dist.get_rank() == 0:
@@ -245,5 +245,5 @@ def _ping_pong(sizes, repeats):
                 dist.send(ball, 0)
             _wait_for_gpu()
             trips.append((time.perf_counter() - start) / 2)
-        times.append(min(trips[2:]))  # what the link can do; the rest is waiting for a core
+        times.append(min(trips[2:]))  # the minimum is the link's; the rest is waiting for a core
     return times

@@ -1,33 +1,33 @@
-"""Trace files of PyTorch's profiler, one for each rank: where did each step's time go, and who is
-late?
+"""PyTorch's trace files, one per rank: where did each step's time go, and which rank was late?
 
     traces = read("traces")             # files, or a folder, of .json and .json.gz
     split(traces[0])                    # one rank's mean step: compute, communication, data …
-    late(traces)                        # {rank: ms a step that the others wait for it}
+    late(traces)                        # {rank: ms per step that the others wait for it}
 
-Any run that `torch.profiler` recorded will do, on CPU with gloo or on GPUs with NCCL; what the
-profiler was told to record decides what can be said: `record_shapes=True` for bytes,
-`with_stack=True` for places in the program, `profiler.step()` for steps. Without the last, a step
-ends with the optimizer's; without an optimizer the whole trace is one step.
+Any run recorded by `torch.profiler` will do, on CPU with gloo or on GPUs with NCCL. The results
+depend on what was recorded: `record_shapes=True` gives bytes, `with_stack=True` places in the
+program, `profiler.step()` steps. Without the last, a step ends with the optimizer's; without an
+optimizer the whole trace is one step.
 
-Each moment of a step belongs to one kind, the first that holds, so the kinds add up to the step:
+Each moment of a step belongs to one kind, the first that applies, so the kinds add up to the step:
 
-    on a GPU                                    on a CPU, of the thread that takes the steps
+    on a GPU                                    on a CPU, in the thread that takes the steps
     compute        a kernel or a copy runs      data           inside DataLoader's __next__
     bubble         only a send or receive       compute        inside an operator
     communication  only a collective            bubble         a send or receive is under way
     data           inside DataLoader.__next__   communication  a collective is under way
-    host           the GPU has nothing to do    host           in no operator: Python, or waiting
+    host           the GPU is idle              host           in no operator: Python, or waiting
 
-So communication is what is *exposed*: what runs beside computation costs nothing here. On a CPU a
-collective that runs in the background of mere Python counts as exposed, too: a trace cannot tell
-waiting from thinking. A send or receive ends there when the program has called `wait()`: only the
-time after the last operator in it counts. On a GPU a kernel counts for the step in which it runs.
+Communication therefore means *exposed* communication: whatever overlaps with computation costs
+nothing here. On a CPU, a collective in the background of plain Python also counts as exposed: a
+trace cannot tell waiting from running Python. There, a send or receive ends when the program calls
+`wait()`, so only the time after the last operator within it counts. On a GPU, a kernel counts in
+the step in which it runs.
 
-A collective begins when its rank comes and ends when all have come: who waits least is the late
-one. Collectives of several ranks are put side by side by their step, name, group, size and order,
-the clocks by `baseTimeNanoseconds` on one machine, and by the ends of collectives across machines.
-gloo's traces name no group.
+A collective begins when its rank arrives and ends when all ranks have arrived: the rank that waits
+least is the late one. Collectives of several ranks are matched by their step, name, group, size and
+order; clocks are aligned by `baseTimeNanoseconds` on one machine and by the ends of collectives
+across machines. gloo's traces name no group.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ import numpy as np
 from utils.measure.profile import FACTS, Span, operation
 
 KINDS = ("compute", "communication", "data", "bubble", "host")
-ON_GPU = ("compute", "bubble", "communication", "data")  # who comes first, has the moment
+ON_GPU = ("compute", "bubble", "communication", "data")  # the first that applies counts
 ON_CPU = ("data", "compute", "bubble", "communication", "wrapper")  # wrapper: see _layer
 POINT_TO_POINT = ("send", "recv")
 TOGETHER = (
@@ -60,7 +60,7 @@ TOGETHER = (
     "reduce_scatter",
     "all_to_all",
     "barrier",
-)  # none ends alone
+)  # no rank can leave before all have arrived
 BYTES = {
     "float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "long int": 8,
     "short": 2, "char": 1, "signed char": 1, "byte": 1, "unsigned char": 1, "bool": 1,
@@ -69,12 +69,12 @@ LIBRARIES = {"torch", "transformers", "accelerate", "deepspeed", "lightning", "n
 
 
 class TraceError(ValueError):
-    """A file that cannot be read as a trace, or traces that do not belong together."""
+    """A file that is no readable trace, or traces that do not belong together."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Where the time of a step went on one rank: ms of each kind; they add up to the step."""
+    """The time of a step on one rank: ms of each kind, which add up to the step."""
 
     rank: int
     step: int | None  # None: the mean of all steps
@@ -90,19 +90,19 @@ class Split:
 
     @property
     def busy(self) -> float:
-        """ms in which this rank waited for no other one."""
+        """ms during which this rank did not wait for another."""
         return self.compute + self.data + self.host
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective, send or receive on one rank, waiting for the others included."""
+    """A collective, send or receive on one rank, including the wait for the others."""
 
     op: str  # all_reduce, all_gather, send …
     start: float  # ms, on the clock of its trace
     end: float
-    bytes: int | None  # that this rank handed over; None where the trace has no sizes
-    group: str  # "" where the trace does not name it
+    bytes: int | None  # of this rank's input; None if the trace has no sizes
+    group: str  # "" if the trace does not name it
 
     @property
     def ms(self) -> float:
@@ -111,7 +111,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Wait:
-    """The program asked for a value, and had to wait until it was computed: `.item()`."""
+    """A wait of the program for a value that was not yet computed, as in `.item()`."""
 
     op: str
     start: float
@@ -128,16 +128,16 @@ class Step:
 
 @dataclass
 class Trace:
-    """What is kept of a trace file; times in ms, since an epoch that ranks of a machine share."""
+    """The data kept from a trace file; times in ms on a clock that ranks of a machine share."""
 
     path: Path
     rank: int
     world_size: int | None
     host: str
     gpu: bool
-    marked: bool  # the steps are the profiler's own
+    marked: bool  # the steps are marked by the profiler
     steps: list[Step]
-    layers: dict[str, np.ndarray]  # {kind: (n, 2) starts and ends}, overlapping as they come
+    layers: dict[str, np.ndarray]  # {kind: (n, 2) starts and ends}, which may overlap
     collectives: list[Collective]
     kernels: dict[str, tuple[int, float]]  # {kernel or operator: (calls, ms of its own)}
     waits: list[Wait]
@@ -152,11 +152,11 @@ class Trace:
 
 
 def read(paths: str | Path | Iterable[str | Path]) -> list[Trace]:
-    """The traces of files and folders, by rank.
+    """Read the traces of files and folders, sorted by rank.
 
-    A rank is what the trace says, else what the file's name says (rank3, rank-3), else the order.
-    Raises TraceError, which names the file. A file's text is in memory as a whole,
-    its events one by one.
+    The rank comes from the trace, else from the file's name (rank3, rank-3), else from the order.
+    Raises TraceError, which names the file. A file's text is read into memory as a whole, but its
+    events are parsed one at a time.
     """
     given = [paths] if isinstance(paths, (str, Path)) else list(paths)
     traces = []
@@ -176,7 +176,7 @@ def read(paths: str | Path | Iterable[str | Path]) -> list[Trace]:
 
 
 def _number(traces):
-    """Gives a rank to those that have none, and looks for two of the same."""
+    """Assign ranks to traces that have none, and reject two traces of the same rank."""
     taken = {trace.rank for trace in traces}
     for trace in traces:
         if trace.rank < 0:
@@ -189,12 +189,12 @@ def _number(traces):
             if other is not trace:
                 raise TraceError(
                     f"{other.path.name} and {trace.path.name} are both of rank {trace.rank}: give "
-                    "one trace for each rank, all of one run"
+                    "one trace per rank, all of one run"
                 )
 
 
 def _read_if_trace(path):
-    """A file of a folder: None where it is some other JSON."""
+    """The trace in a file of a folder; None for other JSON."""
     with _opened(path) as file:
         try:
             if '"traceEvents"' not in file.read(1 << 20) and path.stat().st_size > 1 << 16:
@@ -208,11 +208,11 @@ def _read_if_trace(path):
 
 
 class _NoTraceError(TraceError):
-    """JSON, but no trace."""
+    """JSON that is not a trace."""
 
 
 def _opened(path) -> TextIO:
-    try:  # names of functions in a trace are not always UTF-8
+    try:  # function names in a trace are not always UTF-8
         if path.name.endswith(".gz"):
             return gzip.open(path, "rt", encoding="utf-8", errors="replace")
         return open(path, encoding="utf-8", errors="replace")
@@ -228,23 +228,25 @@ def _read_file(path):
         except (OSError, EOFError, zlib.error) as error:
             raise TraceError(f"{path} cannot be read: {error}") from None
         except (ValueError, RecursionError) as error:
-            raise TraceError(f"{path} is not JSON as a profiler writes it: {error}") from None
+            raise TraceError(f"{path} is not JSON from a profiler: {error}") from None
     if top is None:
-        raise _NoTraceError(f"{path} has no traceEvents: it is not a profiler's trace")
+        raise _NoTraceError(f"{path} has no traceEvents: it is not a profiler trace")
     trace = rows.trace(path, top)
     if trace is None:
         raise _NoTraceError(
-            f"{path} holds no operator and no kernel: was the profiler on while steps ran?"
+            f"{path} holds no operators and no kernels: was the profiler on while steps ran?"
         )
     return trace
 
 
 def _parse(file: TextIO, event: Callable[[dict], None]) -> dict | None:
-    """Calls `event` for each of a trace's events, which are not kept, and returns what stands
-    beside them; None where there are none. Raises ValueError for what is not JSON."""
+    """Call `event` for each event of a trace, without keeping it; return the trace's other entries.
+
+    None for a file without events. Raises ValueError for invalid JSON.
+    """
 
     def taken(found: dict) -> dict | None:
-        if "ph" not in found:  # part of an event, or what stands beside them
+        if "ph" not in found:  # part of an event, or another entry of the trace
             return found
         event(found)
         return None
@@ -258,7 +260,7 @@ def _parse(file: TextIO, event: Callable[[dict], None]) -> dict | None:
 
 
 class _Rows:
-    """The events that count, as columns: an event takes 30 bytes, not the kilobyte of a dict."""
+    """The relevant events, as columns: an event takes 30 bytes instead of a dict's kilobyte."""
 
     def __init__(self):
         self.names, self.threads = {}, {}
@@ -323,7 +325,7 @@ class _Rows:
         if not len(cpu) and not len(gpu):
             return None
         if self.annotated["all_to_all"] and not self.annotated["send"] + self.annotated["recv"]:
-            self.collectives = [  # NCCL sends and receives in it, and older traces say no more
+            self.collectives = [  # NCCL implements it with sends; older traces show only those
                 replace(c, op="all_to_all") if c.op == "send" else c for c in self.collectives
             ]
         base = float(top.get("baseTimeNanoseconds") or 0) / 1e6  # ms
@@ -333,7 +335,7 @@ class _Rows:
         mine = cpu[np.isin(cpu["thread"], [main, *self._backward_threads(cpu, names)])]
 
         layers = defaultdict(list)
-        for row, name in enumerate(names):  # every name is looked at once
+        for row, name in enumerate(names):  # each name is classified once
             layers[_layer(name)].append(row)
         intervals = {
             layer: _intervals(mine[np.isin(mine["name"], rows)]) for layer, rows in layers.items()
@@ -377,7 +379,7 @@ class _Rows:
         )
 
     def _main_thread(self, cpu, names):
-        """The thread that takes the steps: it marks them, or runs the optimizer, or most."""
+        """The thread that marks the steps, or else runs the optimizer, or else most operators."""
         marks = Counter(thread for _, thread in self.steps)
         marks = marks or Counter(thread for *_, thread in self.optimizer)
         if not marks:
@@ -390,7 +392,7 @@ class _Rows:
         return np.unique(cpu["thread"][np.isin(cpu["name"], rows)]).tolist()
 
     def _steps(self, main, cpu, gpu):
-        """The profiler's steps; else from one optimizer's end to the next; else all is one."""
+        """The marked steps; else from one optimizer end to the next; else the whole trace."""
         if self.steps:
             return sorted({step for step, _ in self.steps}, key=lambda step: step.start), True
         rows = cpu[cpu["thread"] == main] if len(cpu) else gpu
@@ -422,15 +424,15 @@ class _Columns:
 
 
 def _layer(name: str) -> str:
-    """What an operator of the main thread counts as.
+    """The kind of an operator of the main thread.
 
-    A wrapper is what only calls others, and may wait inside: a node of autograd, an autograd
-    function in Python, `.item()`. It counts as compute where no collective is under way.
+    A wrapper only calls other operators, and may wait in doing so: a node of autograd, an autograd
+    function in Python, `.item()`. It counts as compute while no collective is under way.
     """
     if name.startswith("enumerate(DataLoader"):
         return "data"
     if name.startswith(("gloo:", "nccl:")):
-        return "none"  # they are among the collectives
+        return "none"  # listed among the collectives
     if name.startswith(("c10d::", "_c10d_functional::", "record_param_comms", "_dtensor::")):
         return "bubble" if re.search("send|recv", name) else "communication"
     wrapper = "::" not in name or _waits(name) or name.startswith(("autograd::", "torch::autograd"))
@@ -438,19 +440,19 @@ def _layer(name: str) -> str:
 
 
 def _waits(name: str) -> bool:
-    """Whether an operator hands a value of the device to Python, or waits for the device."""
+    """Whether an operator passes a value from the device to Python, or waits for the device."""
     return name in ("aten::item", "aten::_local_scalar_dense") or "Synchronize" in name
 
 
 def _of_kernel(name: str, args: dict) -> str | None:
-    """The collective that a kernel is, or None."""
+    """The collective that a kernel runs, or None."""
     if "nccl" not in name.lower():
         return None
     return operation(str(args.get("Collective name") or name))
 
 
 def _size(args: dict) -> int | None:
-    """Bytes that a rank handed to a collective, where its event says so."""
+    """Bytes that a rank passed to a collective, if its event says so."""
     kind = str(args.get("dtype") or "").lower().replace("c10::", "")
     if "In msg nelems" in args and kind in BYTES:
         return int(args["In msg nelems"]) * BYTES[kind]
@@ -464,7 +466,7 @@ def _size(args: dict) -> int | None:
 
 
 def _own_frame(name: str) -> bool:
-    """Whether a frame `train.py(40): step` is of the user's own program."""
+    """Whether a frame such as `train.py(40): step` belongs to the user's own program."""
     file, bracket, _ = name.partition("(")
     if not bracket or not file.endswith((".py", ">")) or file.startswith(("<built-in", "<frozen")):
         return False
@@ -479,10 +481,11 @@ def _intervals(rows) -> np.ndarray:
 
 
 def _waited(spans: list[tuple[float, float]], rows) -> list[tuple[float, float]]:
-    """The part of each send and receive in which its thread can have waited for it.
+    """The part of each send and receive during which its thread may have waited for it.
 
-    On gloo one lasts until the program calls `wait()`: what began in it was done before, so at most
-    the time after the last of these is waiting. An `isend` that is asked for later costs nothing.
+    With gloo it lasts until the program calls `wait()`. Operators that began within it ran before
+    that call, so only the time after the last of them can be waiting. An `isend` whose `wait()`
+    comes later costs nothing.
     """
     rows = rows[rows["start"].argsort()]
     found = []
@@ -501,7 +504,7 @@ def _by_name(rows, names) -> dict[str, tuple[int, float]]:
 
 
 def _own_times(rows, names) -> dict[str, tuple[int, float]]:
-    """{operator: (calls, ms)} without the time of the operators that it calls."""
+    """{operator: (calls, ms)}, without the time of the operators it calls."""
     rows = rows[np.lexsort((-rows["end"], rows["start"], rows["thread"]))]
     own = (rows["end"] - rows["start"]).tolist()
     lengths, stack, thread = list(own), [], None
@@ -521,7 +524,7 @@ def _own_times(rows, names) -> dict[str, tuple[int, float]]:
 
 
 def _asked_values(rows, frames, names, base) -> list[Wait]:
-    """The `.item()`s of the main threads, and which function of the program asked."""
+    """The `.item()` calls of the main threads, with the function that made each."""
     asked = [i for i, name in enumerate(names) if name == "aten::item" or "Synchronize" in name]
     bare = [i for i, name in enumerate(names) if name == "aten::_local_scalar_dense"]
     if not np.isin(rows["name"], asked).any():
@@ -542,7 +545,7 @@ def _place(frame: str) -> str:
     return f"in {function} ({file}:{line})"
 
 
-# ---- 2. where the time of one rank goes
+# ---- 2. the time of one rank
 
 
 def splits(trace: Trace) -> list[Split]:
@@ -551,7 +554,7 @@ def splits(trace: Trace) -> list[Split]:
     layers = [trace.layers.get(kind, np.empty((0, 2))) for kind in order]
     edges = np.array([[step.start, step.end] for step in trace.steps])
     points = np.unique(np.concatenate([edges.ravel(), *(layer.ravel() for layer in layers)]))
-    kinds = np.full(len(points) - 1, len(order))  # between two points nothing begins or ends
+    kinds = np.full(len(points) - 1, len(order))  # nothing begins or ends between two points
     for number, layer in reversed(list(enumerate(layers))):
         active = np.zeros(len(points), dtype=np.int64)
         np.add.at(active, np.searchsorted(points, layer[:, 0]), 1)
@@ -578,8 +581,11 @@ def mean(some: Sequence[Split]) -> Split:
 
 
 def spans(trace: Trace, step: int = 0, *, zero: float | None = None) -> list[Span]:
-    """The `step`-th step of a trace for `utils.drawing.timeline`: compute and collectives, in ms
-    since it began, or since `zero`, which lets ranks share a clock: traces[0].steps[step].start."""
+    """The `step`-th step of a trace as spans for `utils.drawing.timeline`: compute and collectives.
+
+    Times are in ms since the step began, or since `zero`, which puts several ranks on one clock:
+    traces[0].steps[step].start.
+    """
     start, end = trace.steps[step].start, trace.steps[step].end
     zero = start if zero is None else zero
     rows = trace.layers.get("compute", np.empty((0, 2)))
@@ -600,8 +606,11 @@ def spans(trace: Trace, step: int = 0, *, zero: float | None = None) -> list[Spa
 
 
 def busy(trace: Trace, step: int = 0, bins: int = 200) -> dict[str, np.ndarray]:
-    """Of the `step`-th step, cut into `bins` equal pieces: {"compute" and "communication": (bins,)
-    shares, 0 to 1, of each piece in which at least one such kernel ran (CPU: operator)}."""
+    """How busy the `step`-th step is over time: {"compute": (bins,), "communication": (bins,)}.
+
+    Each value is the fraction of one of `bins` equal intervals, 0 to 1, during which at least one
+    such kernel (on a CPU: operator) ran.
+    """
     edges = np.linspace(trace.steps[step].start, trace.steps[step].end, bins + 1)
     shares = {}
     for kind in ("compute", "communication"):
@@ -609,7 +618,7 @@ def busy(trace: Trace, step: int = 0, bins: int = 200) -> dict[str, np.ndarray]:
         rows = np.concatenate([np.zeros((1, 2)), rows[rows[:, 0].argsort()]])
         ends = np.maximum.accumulate(rows[:, 1])
         starts = np.minimum(np.maximum(rows[:, 0], np.append(0.0, ends[:-1])), ends)
-        total = (ends - starts).cumsum()  # ms in which anything ran, up to each end
+        total = (ends - starts).cumsum()  # ms during which anything ran, up to each end
         points = np.stack([starts, ends], axis=1).ravel()
         before = np.stack([total - (ends - starts), total], axis=1).ravel()
         shares[kind] = np.diff(np.interp(edges, points, before)) / np.diff(edges)
@@ -620,10 +629,11 @@ def busy(trace: Trace, step: int = 0, bins: int = 200) -> dict[str, np.ndarray]:
 
 
 def late(traces: Sequence[Trace]) -> dict[int, float]:
-    """{rank: ms a step in which all others wait because it has not come to a collective yet}.
+    """{rank: ms per step that the others wait because it has not yet reached a collective}.
 
-    Of collectives that no rank can leave before all have come. From the moment when half of the
-    others are there to the one when the last comes; overlapping waits count once.
+    Only collectives that no rank can leave before all have arrived count. A wait lasts from the
+    moment when half of the other ranks have arrived until the last one does; overlapping waits
+    count once.
     """
     waits, steps = defaultdict(list), set()
     for key, come in _aligned(traces).items():
@@ -644,7 +654,7 @@ def late(traces: Sequence[Trace]) -> dict[int, float]:
 def _aligned(traces: Sequence[Trace]) -> dict[tuple, dict[int, Collective]]:
     """{(step, op, group, bytes, number): {rank: the collective}} on one clock."""
     found = _by_order(traces)
-    if len({trace.host for trace in traces}) > 1:  # the machines' clocks differ: all ends are one
+    if len({trace.host for trace in traces}) > 1:  # the machines' clocks differ: align the ends
         apart = defaultdict(list)
         for come in found.values():
             end = median(collective.end for collective in come.values())

@@ -1,21 +1,21 @@
-"""Count what one rank says to the others: every collective, every send and receive, with its bytes.
+"""Count the communication of one rank: every collective, send and receive, with its bytes.
 
     with Traffic() as traffic:
         loss.backward()                     # DDP's all-reduces are counted too
     traffic.calls("all_reduce")             # 2
-    traffic.payload("all_reduce")           # bytes of the tensors that were handed over
+    traffic.payload("all_reduce")           # bytes of the tensors passed in
     traffic.sent()                          # bytes that this rank puts on the wire
     print(traffic)                          # the same as a table
 
-How: each collective of PyTorch, whoever starts it, passes PyTorch's dispatcher as an operator of
-the `c10d` family, and a `TorchDispatchMode` sees all operators of its thread; autograd hands the
-mode on to the threads of the backward pass, and callbacks of a collective's future (PowerSGD chains
-its all-reduces so) get one here. The mode costs some microseconds for every operator, so count in
-one run and measure time in another.
+How: every PyTorch collective, whatever code starts it, passes through PyTorch's dispatcher as an
+operator of the `c10d` family, and a `TorchDispatchMode` sees all operators of its thread. Autograd
+passes the mode on to the threads of the backward pass; callbacks of a collective's future (PowerSGD
+chains its all-reduces this way) get a mode here. The mode costs a few microseconds per operator, so
+count in one run and measure time in another.
 
 The bytes sent are those of the bandwidth-optimal ring algorithms (Patarasuk and Yuan, "Bandwidth
 optimal all-reduce algorithms for clusters of workstations", 2009; NVIDIA's nccl-tests,
-doc/PERFORMANCE.md), not those of the backend: gloo's reduce-scatter, for one, sends more.
+doc/PERFORMANCE.md), not those of the backend: gloo's reduce-scatter, for example, sends more.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from utils.private_api import (
     is_traceable_wrapper_subclass_type,
 )
 
-# The dispatcher's names -> the names of torch.distributed. Both families are here: `c10d` carries
+# The dispatcher's names -> the names of torch.distributed. Both families are listed: `c10d` carries
 # the calls of torch.distributed, DDP and FSDP, `_c10d_functional` those of DTensor and compilers.
 NAMES = {
     "allreduce_": "all_reduce",
@@ -81,24 +81,24 @@ OPERATIONS = tuple(dict.fromkeys(NAMES.values()))
 
 @dataclass(frozen=True)
 class Event:
-    """One collective, send or receive of this rank, at the moment when it was started."""
+    """One collective, send or receive of this rank, recorded when it starts."""
 
     op: str  # a name of OPERATIONS
-    payload: int  # bytes of the tensors that this rank handed over (receive: bytes of its buffer)
+    payload: int  # bytes of the tensors this rank passed in (receive: bytes of its buffer)
     sent: Fraction  # bytes that this rank sends to others, by the ring algorithm
-    group_size: int  # number of ranks that take part
-    asynchronous: bool  # True: the call came back before the result was there
-    peer: int | None = None  # send and receive: the other rank, counted inside the group
+    group_size: int  # number of ranks taking part
+    asynchronous: bool  # True: the call returned before the result was available
+    peer: int | None = None  # send and receive: the other rank, as numbered in the group
     started: float = field(default=0.0, compare=False)  # time.perf_counter(), seconds
     group: str = field(default="", compare=False)  # the process group's name
 
 
 class Watching(OperatorMode):
-    """Calls `saw(func, tensors, outputs)` before each operator of this thread and after it.
+    """Calls `saw(func, tensors, outputs)` before and after each operator of this thread.
 
-    tensors are its arguments (outputs=False) or its results (outputs=True), nested as they come.
-    The backward passes that the thread starts are seen as well, on whichever thread they run. A
-    subclass may define `saw` itself.
+    tensors are the operator's arguments (outputs=False) or its results (outputs=True), nested as
+    they come. Backward passes that the thread starts are also seen, on whichever thread they run.
+    A subclass may define `saw` itself.
     """
 
     def __init__(self, saw: Callable[..., None] | None = None):
@@ -107,11 +107,11 @@ class Watching(OperatorMode):
             self.saw = saw
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        # a wrapper (DTensor …) first unfolds into the operators that it stands for
+        # a wrapper (DTensor …) first unfolds into its underlying operators
         if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # a fake tensor is asked for its device, again and again
+        if func.namespace == "prim":  # a fake tensor is repeatedly asked for its device
             return func(*args, **kwargs)
         self.saw(func, (args, kwargs), outputs=False)
         result = func(*args, **kwargs)
@@ -120,7 +120,7 @@ class Watching(OperatorMode):
 
 
 class _Counting(Watching):
-    """Appends an event to `events` for each c10d operator of the thread that it is entered on."""
+    """Appends an event to `events` for each c10d operator of the thread that enters it."""
 
     def __init__(self, events: list[Event]) -> None:
         super().__init__()
@@ -131,13 +131,13 @@ class _Counting(Watching):
             self.events += _events(func, *given)
 
     def counting_callbacks(self, then):
-        """`Future.then` whose callbacks are counted too, on whichever thread they run."""
+        """`Future.then`, but also counting in the callbacks, on whichever thread they run."""
 
         def counting_then(future, callback):
             def counted(done):
                 modes = private_api.current_modes()
                 if any(getattr(mode, "events", None) is self.events for mode in modes):
-                    return callback(done)  # it runs on a thread that is counted already
+                    return callback(done)  # its thread is already counted
                 with _Counting(self.events):
                     return callback(done)
 
@@ -149,14 +149,14 @@ class _Counting(Watching):
 class Traffic(_Counting):
     """Counts the collectives and point-to-point messages that this rank starts inside `with`.
 
-    `events` lists them in order. One object may be entered several times; it goes on counting.
-    Only this rank is seen: with `Ranks`, open one on every rank. Of its threads this one is seen,
-    with its backward passes and the callbacks of its collectives; not a thread that you start.
+    `events` lists them in order. An object may be entered several times and continues counting.
+    Only this rank is seen: with `Ranks`, open one on every rank. Only this thread is seen, with its
+    backward passes and the callbacks of its collectives, but not the threads that you start.
     """
 
     def __init__(self) -> None:
         super().__init__([])
-        self._then = []  # what Future.then was outside, for each `with`
+        self._then = []  # the outer Future.then, for each `with`
 
     def __enter__(self):
         future = private_api.future_class()
@@ -169,19 +169,19 @@ class Traffic(_Counting):
         return super().__exit__(*exception)
 
     def calls(self, op: str | None = None) -> int:
-        """Number of calls of one operation, or of all: `traffic.calls("all_reduce")`."""
+        """The number of calls of one operation, or of all: `traffic.calls("all_reduce")`."""
         return len(self._of(op))
 
     def payload(self, op: str | None = None) -> int:
-        """Bytes of the tensors that this rank handed over: its input, before any splitting."""
+        """Bytes of the tensors that this rank passed in: its input, before any splitting."""
         return sum(event.payload for event in self._of(op))
 
     def sent(self, op: str | None = None) -> int | float:
-        """Bytes that this rank sends by the ring algorithm: an int where they are whole bytes.
+        """Bytes that this rank sends by the ring algorithm; an int if they are whole bytes.
 
         With N ranks and B bytes of payload: all-reduce 2(N-1)/N·B; reduce-scatter, all-to-all and
-        a scatter's root (N-1)/N·B; all-gather (N-1)·B (B is one rank's part); broadcast and reduce
-        B for each rank of the chain except its last; gather B except on the root; send B.
+        a scatter's root (N-1)/N·B; all-gather (N-1)·B (B is one rank's shard); broadcast and reduce
+        B on every rank of the chain except the last; gather B except on the root; send B.
         """
         total = sum((event.sent for event in self._of(op)), Fraction(0))
         return int(total) if total.denominator == 1 else float(total)
@@ -192,7 +192,7 @@ class Traffic(_Counting):
 
     def _of(self, op: str | None) -> list[Event]:
         if op is not None and op not in OPERATIONS:
-            raise ValueError(f"no operation is called {op!r}: use one of {', '.join(OPERATIONS)}")
+            raise ValueError(f"no operation is named {op!r}: use one of {', '.join(OPERATIONS)}")
         return [event for event in self.events if op in (None, event.op)]
 
     def __str__(self) -> str:
@@ -206,7 +206,7 @@ class Traffic(_Counting):
 
 
 def _events(func, args: tuple, kwargs: dict) -> Iterator[Event]:
-    """The events of one operator call, read off its arguments by the names in its schema."""
+    """The events of one operator call, read from its arguments by the names in its schema."""
     name = func.__name__.split(".")[0]
     given = private_api.arguments(func, args, kwargs)
     functional = func.namespace != "c10d"
@@ -280,11 +280,11 @@ def _ring_bytes(op: str, payload: int, group: dist.ProcessGroup, given: dict) ->
 
 
 def _others_part(payload: int, size: int, rank: int, given: dict) -> Fraction:
-    """All-to-all: the bytes for the other ranks, exact also where the parts differ in size."""
+    """All-to-all: the bytes for the other ranks, exact even if the splits differ in size."""
     if "input_tensors" in given:
         return Fraction(payload - _bytes(given["input_tensors"][rank]))
     splits = given.get("input_split_sizes")
-    if not splits or sum(splits) == 0:  # no list: equal parts
+    if not splits or sum(splits) == 0:  # no list: equal splits
         return Fraction((size - 1) * payload, size)
     return payload * Fraction(sum(splits) - splits[rank], sum(splits))
 
@@ -302,7 +302,7 @@ def tensors_in(nested: Any) -> Iterator[torch.Tensor]:
 
 
 def plain_tensors(tensor: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a wrapper (DTensor …) holds; a plain tensor itself; nothing for the rest."""
+    """The tensors inside a wrapper (DTensor …); a plain tensor itself; nothing for others."""
     if not isinstance(tensor, torch.Tensor):
         return
     if not is_traceable_wrapper_subclass(tensor):

@@ -1,6 +1,6 @@
-"""Several processes on one machine: `Ranks` for the cells of a notebook, `launch` for programs,
-`nodes` for several nodes with slow links, `slurm` for a cluster of them; `heartbeat` says for whom
-a rank waits in vain; `supervise` leads every child process of the workshop."""
+"""Several processes on one machine: `Ranks` for notebook cells, `launch` for programs, `nodes` for
+several nodes with slow links, `slurm` for a cluster of them; `heartbeat` names the ranks that a
+rank waits for in vain; `supervise` manages every child process of the workshop."""
 
 from utils.ranks.magic import register_magic
 
@@ -8,8 +8,8 @@ __all__ = ["Dead", "RankError", "Ranks", "device"]
 
 
 def __getattr__(name: str):
-    """Imports the pool, and torch with it, when one of its names is asked for: `make lab` and the
-    server need the supervisor alone, and start without that second."""
+    """Import the pool, and torch with it, only when one of its names is used: `make lab` and the
+    server need only the supervisor, and start a second faster without torch."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from utils.ranks import pool
@@ -17,4 +17,4 @@ def __getattr__(name: str):
     return getattr(pool, name)
 
 
-register_magic()  # `import utils.ranks` alone makes `%%ranks` known
+register_magic()  # `import utils.ranks` is enough to register `%%ranks`

@@ -1,4 +1,4 @@
-"""What surrounds a training run: its ranks, the signals that end it, the lines that it writes."""
+"""The surroundings of a training run: its ranks, the signals that end it, its metric lines."""
 
 import ctypes
 import json
@@ -22,15 +22,15 @@ from utils.ranks.heartbeat import Heartbeat, started_together
 def world(
     device: str = "auto", group: bool = False, limit: float = 600.0
 ) -> Iterator[tuple[int, int, torch.device]]:
-    """Yields (rank, world size, device): of the process group that is open, else of the one that
-    torchrun's environment describes, else 0, 1 (with `group`: in a process group of one).
+    """Yields (rank, world size, device) of the open process group; else of the one described by
+    torchrun's environment; else 0, 1 and a device (with `group`: in a process group of one).
 
-    "auto" takes GPUs where every rank of this machine has one to itself, else the CPU. A rank that
-    torchrun has started waits at most `limit` seconds for another, then RanksLost says for which.
+    "auto" uses GPUs if every rank of this machine has one to itself, else the CPU. A rank started
+    by torchrun waits at most `limit` seconds for another; then RanksLost says for which.
     """
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         if not os.environ.get(name, "0").isdecimal():
-            raise ValueError(f"{name}={os.environ[name]} is no number: unset it, or use torchrun")
+            raise ValueError(f"{name}={os.environ[name]} is not a number: unset it or use torchrun")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "cuda" and not gpus:
         raise ValueError("--device cuda: torch sees no GPU here; use --device cpu or auto")
@@ -39,7 +39,7 @@ def world(
     started = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1
     if started:
         seconds = timedelta(seconds=limit)
-        set_default_timeout(seconds)  # of groups that are made later
+        set_default_timeout(seconds)  # for groups that are made later
         with started_together(limit):
             backend = "nccl" if enough and device != "cpu" else "gloo"
             dist.init_process_group(backend, timeout=seconds)
@@ -54,7 +54,7 @@ def world(
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     where = torch.device("cuda", local_rank % gpus) if on_gpu else torch.device("cpu")
     try:
-        alone = not started or size == 1  # without others, and without torchrun's store
+        alone = not started or size == 1  # without other ranks and torchrun's store
         watched = nullcontext() if alone else Heartbeat(rank, size, limit).watched()
         with watched, torch.cuda.device(where) if on_gpu else nullcontext():
             yield rank, size, where
@@ -67,7 +67,7 @@ def world(
 def asked_to_stop() -> Iterator[threading.Event]:
     """Yields an Event that Ctrl-C (SIGINT) or SIGTERM sets; a second Ctrl-C stops at once.
 
-    Under torchrun a second one changes nothing: torchrun hands every Ctrl-C on to its ranks.
+    Under torchrun a second one changes nothing: torchrun passes every Ctrl-C on to its ranks.
     """
     asked, before = threading.Event(), {}
 
@@ -87,11 +87,11 @@ def asked_to_stop() -> Iterator[threading.Event]:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """On Linux with glibc, the memory that a step frees is kept for the next one.
+    """Keep the memory that a step frees for the next step, on Linux with glibc.
 
-    Every step takes and frees the same megabytes of activations. By default glibc gives much of it
-    back, and Linux hands it out again as new pages, which it has to clear first. Elsewhere this
-    does nothing. See mallopt(3).
+    Every step allocates and frees the same megabytes of activations. By default glibc returns much
+    of that to Linux, which then hands it out again as new pages that it must clear first. On other
+    systems this does nothing. See mallopt(3).
     """
     try:
         libc = ctypes.CDLL(None)
@@ -105,7 +105,7 @@ def freed_memory_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        mallopt(trim_threshold, 64 * mib)  # where glibc's own adjustment ends up at the latest
+        mallopt(trim_threshold, 64 * mib)  # the highest value glibc's own adjustment reaches
         malloc_trim(0)
 
 
@@ -117,13 +117,13 @@ class MetricsLost(ValueError):
 def metric_lines(
     target: str | None, last_row: dict | None, last_step: int, again: bool = False
 ) -> Iterator[Callable[[dict], None]]:
-    """Yields write(dictionary): one JSON line to standard output ("-"), a file, or nowhere (None).
+    """Yields write(dictionary): a JSON line to standard output ("-"), a file, or nowhere (None).
 
-    A resumed run goes on with its file, after the lines of steps that are now run again, those
-    after `last_step`, are cut. `last_row` is the line of that step, and written where the run died
-    before it was. A file of anything else, or of another run, stays as it is: ValueError.
+    A resumed run continues its file; lines after `last_step`, whose steps now run again, are cut
+    first. `last_row` is the line of that step, and is written if the run died before writing it. A
+    file with other content, or of another run, is left unchanged: ValueError.
 
-    again   whether a new run (of last_step 0) may have been killed before it could save anything
+    again   whether a new run (last_step 0) may have been killed before it could save anything
     """
     if target is None:
         yield lambda row: None
@@ -133,14 +133,14 @@ def metric_lines(
         return
     path = Path(target).expanduser()
     if path.exists() and not path.is_file():
-        raise ValueError(f"--metrics {target} is no regular file: name another, or - to print them")
+        raise ValueError(f"--metrics {target} is not a regular file: name one, or - to print")
     try:
         file = path.open("ab", buffering=0)
         lines = path.read_bytes()
         length, kept = _kept(lines, last_step)
         if not last_step:
             own = again or not lines
-        else:  # where whole lines are cut, the one before them must be the checkpoint's
+        else:  # the line before any cut lines must be the checkpoint's
             own = b"\n" not in lines[length:] or not last_row or last_row.items() <= kept.items()
         if own:
             file.truncate(length)
@@ -154,7 +154,7 @@ def metric_lines(
     def write(row):
         line = json.dumps(row).encode() + b"\n"
         try:
-            while line:  # a disk that is nearly full takes a part of it
+            while line:  # a nearly full disk takes only part of it
                 line = line[file.write(line) :]
         except OSError as error:
             reason = error.strerror
@@ -170,14 +170,14 @@ def _print_line(row):
     try:
         print(json.dumps(row), flush=True)
     except OSError as error:
-        # Python flushes it at its end, too
+        # Python also flushes it on exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise MetricsLost(f"--metrics - cannot be written: {error.strerror}") from None
 
 
 def _kept(lines: bytes, last_step: int) -> tuple[int, dict]:
     """(length, last row) of the metric lines up to a step. Raises LookupError, TypeError or the
-    like where they are something else; only the last one may be cut, by the end of its run."""
+    like for other content. Only the last line may be incomplete, if its run died."""
     length, kept, first_key = 0, {}, b'{"step": '
     for line in lines.splitlines(keepends=True):
         if line.endswith(b"\n"):

@@ -1,16 +1,16 @@
-"""Whether processes wait for one another: a condition, where a time limit would have to guess.
+"""Detects processes that wait for one another, by a condition instead of a guessed time limit.
 
-A deadlock is known after seconds, on a busy machine as on an idle one: what could still happen
-there is not asleep, it waits for a core.
+A deadlock is found after seconds, on a busy machine as on an idle one: a thread that can still make
+progress is not asleep but waits for a core.
 """
 
 import os
 from collections.abc import Iterable
 
 LOOK = 0.2  # seconds between two looks
-LOOKS = 8  # in a row at which nothing has happened: a deadlock, if all are in collectives
-SURE = 24  # the same, wherever they are: somebody may sleep for a moment
-NETWORK = "gloo_tcp_loop"  # gloo's thread that sends and receives: it wakes 100 times a second
+LOOKS = 8  # in a row without any progress: a deadlock, if all are in collectives
+SURE = 24  # the same, wherever they are: a process may sleep for a moment
+NETWORK = "gloo_tcp_loop"  # gloo's network thread, which wakes 100 times per second
 
 
 class Deadlock:
@@ -20,8 +20,8 @@ class Deadlock:
         self._before, self._alike = {}, 0
 
     def look(self, pids: Iterable[int]) -> int:
-        """At so many looks in a row all threads slept, and since the one before it none had run
-        but the network's, which has found nothing."""
+        """The number of looks in a row at which all threads slept and, since the previous look,
+        none had run except the network's, which found nothing."""
         now = {pid: _turns(pid) for pid in pids}
         if self._before is None:
             self._before = now
@@ -34,13 +34,13 @@ class Deadlock:
         return self._alike
 
     def disturbed(self) -> None:
-        """They were asked for their stacks since: the next look compares nothing."""
+        """Skip the comparison at the next look, after the processes were asked for their stacks."""
         self._before = None
 
 
 def _turns(pid: int) -> tuple[dict[str, int], int] | None:
-    """({thread: how often it has had a core}, the network's sum of it); None while one of the
-    threads wants a core, or the process ends."""
+    """({thread: number of context switches}, those of the network thread); None while a thread is
+    running or ready to run, or the process is ending."""
     threads, network = {}, 0
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -55,5 +55,5 @@ def _turns(pid: int) -> tuple[dict[str, int], int] | None:
             else:
                 threads[thread] = turns
         return threads, network
-    except (OSError, KeyError, ValueError):  # it ends, or there is no /proc
+    except (OSError, KeyError, ValueError):  # the process is ending, or there is no /proc
         return None

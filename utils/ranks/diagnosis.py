@@ -1,5 +1,5 @@
-"""What went wrong on which rank, in words: a hang with the stack of every rank, an exception, a
-death. And what ranks print, equal lines folded. `utils.ranks.pool` calls this."""
+"""Describes what went wrong on which rank: a hang with the stack of every rank, an exception, a
+death. Also formats the ranks' output, with equal lines folded. `utils.ranks.pool` uses this."""
 
 import linecache
 import os
@@ -18,9 +18,9 @@ LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "p
 
 
 class RankError(RuntimeError):
-    """A rank failed. The message says which, where, and what to do.
+    """A rank failed. The message says which rank, where, and what to do.
 
-    failures: {rank: its exception}, of the ranks that had one when the first failure was noticed.
+    failures: {rank: its exception}, for ranks that had one when the first failure was noticed.
     """
 
     def __init__(self, text: str, failures: dict[int, Failure] | None = None):
@@ -65,13 +65,13 @@ def columns(pairs: Sequence[tuple[int, str]], size: int) -> str:
 
 
 class RankFiles:
-    """What the ranks write into the folder of their pool: rank0.out, rank0.log, rank0.stack …"""
+    """The files that ranks write into their pool's folder: rank0.out, rank0.log, rank0.stack …"""
 
     def __init__(self, folder: Path | str):
         self._folder, self._seen = Path(folder), {}
 
     def new(self, rank: int, kind: str) -> str:
-        """What was appended to one of these files since the last call."""
+        """The text appended to one of these files since the last call."""
         path = self._folder / f"rank{rank}.{kind}"
         try:
             with open(path, "rb") as file:
@@ -84,22 +84,22 @@ class RankFiles:
 
 
 def remember_source(name: str, source: str) -> None:
-    """Lets `source_line` find the lines of a cell."""
+    """Let `linecache` find the lines of a cell."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 
 def timed_out(reply: Any) -> bool:
-    """Whether a rank's failure is a collective that ran into its time limit."""
+    """Whether a rank failed because a collective reached its time limit."""
     return says(reply, r"[Tt]imed out|[Tt]imeout")
 
 
 def consequence(reply: Any) -> bool:
-    """Whether a rank failed only because another had left: its connection was closed."""
+    """Whether a rank failed only because another left and closed the connection."""
     return says(reply, r"closed by peer|Connection reset|Broken pipe|aborted")
 
 
 def says(reply: Any, pattern: str) -> bool:
-    """Whether a rank failed in a collective, with a message like this."""
+    """Whether a rank failed in a collective, with a message that matches the pattern."""
     return (
         isinstance(reply, Failure)
         and bool(re.search(pattern, reply.message))
@@ -120,7 +120,7 @@ def in_torch(frame: Frame, package: str) -> bool:
 
 
 def own(stack: Sequence[Frame]) -> list[Frame]:
-    """The frames the learner wrote: not those of Python's library or installed packages."""
+    """The learner's own frames, without those of Python's library and installed packages."""
     mine = [frame for frame in stack if not frame.file.startswith((*LIBRARIES, "<frozen"))]
     return mine or list(stack[-1:])
 
@@ -149,13 +149,13 @@ def failure(
     grouped: bool = True,
     locked: bool = False,
 ) -> str:
-    """The whole text of a RankError: what each rank did, equal ranks folded, and what holds now.
+    """The full text of a RankError: what each rank did, equal ranks folded, and the state now.
 
-    on: the ranks that were asked, of `size`; first: replies when the failure was noticed; stacks:
-    {rank: frames} of those that still ran; final: replies after the others were let go; limit:
-    seconds, where a collective ran into its time limit, else None; ended: why the ranks had to be
-    ended, or None; grouped: whether those that are left have a process group again; locked: whether
-    they waited for one another, and no time limit was needed to know it.
+    on: the ranks that were called, of `size`; first: replies when the failure was noticed; stacks:
+    {rank: frames} of those still running; final: replies after the others were released; limit:
+    seconds, if a collective reached its time limit, else None; ended: why the ranks had to be
+    ended, or None; grouped: whether the remaining ranks have a process group again; locked:
+    whether they were found waiting for one another, without a time limit.
     """
     blocks, waited = [], []
     for rank in on:
@@ -187,16 +187,16 @@ def failure(
         blocks += [(rank, "does not run this cell") for rank in idle]
         head = f"A collective did not complete within {limit:g} s. Where each rank was:"
         if locked:
-            head = "A call did not complete, and never will. Where each rank was:"
+            head = "A call did not complete and never will. Where each rank was:"
     else:
         culprits = [r for r in on if isinstance(first.get(r), Failure) and r not in waited]
         head = f"{label(culprits, size).capitalize()} failed:"
-        if not culprits:  # all that is known: the others had left already
+        if not culprits:  # nothing more is known: the others had already left
             head = f"{label(waited, size).capitalize()} lost the connection to the others:"
     if ended:
         tail = f"The ranks were ended: {ended}. Call ranks.restart()."
     else:
-        group = "the process group was made anew" if grouped else "they have no process group"
+        group = "the process group was created again" if grouped else "they have no process group"
         tail = f"The ranks stay usable and keep their variables; {group}."
     return f"{head}\n{columns(blocks, size)}{tail}"
 
@@ -208,14 +208,14 @@ def stacks(
 
     files: their `RankFiles`; signal_ranks(ranks, number) sends them a signal.
 
-    The ranks write it themselves on SIGUSR1 (faulthandler), even inside C++ code.
+    The ranks write the stacks themselves on SIGUSR1 (faulthandler), even inside C++ code.
     """
     texts = dict.fromkeys(ranks, "")
     for rank in ranks:
         files.new(rank, "stack")
     signal_ranks(ranks, signal.SIGUSR1)
     deadline = time.monotonic() + 5.0
-    # the outermost frame comes last (or "...", where there are many): a stack may be half written
+    # the outermost frame comes last (or "...", if there are many): a stack may be half written
     while not all(text.endswith((" in <module>\n", "  ...\n")) for text in texts.values()):
         if time.monotonic() > deadline:
             break
@@ -232,14 +232,14 @@ def stacks(
 
 
 def plumbing(frame: Frame) -> bool:
-    """Frames below the learner's code: the worker's loop and what started it."""
+    """Whether a frame is below the learner's code: the worker's loop or its starter."""
     return frame.file.endswith(("ranks/worker.py", "<string>")) or "multiprocessing" in frame.file
 
 
 def deaths(files: RankFiles, exit_codes: Sequence[int | None]) -> str:
-    """Names the ranks that have ended, how, and the last lines they left.
+    """Name the ranks that have ended, how each ended, and its last lines.
 
-    exit_codes: by rank, -n for signal n, None for those that run.
+    exit_codes: by rank, -n for signal n, None for running ranks.
     """
     lines = []
     for rank, code in enumerate(exit_codes):

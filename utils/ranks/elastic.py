@@ -1,17 +1,17 @@
-"""torchrun on several nodes of which some fail: the run goes on with those that are left.
+"""torchrun on several nodes, some of which fail: the run continues on the remaining nodes.
 
     with Nodes(2) as nodes, ElasticRun(nodes, "utils.train", folder, args=[…]) as run:
         run.wait_until(lambda: last_step(metrics) >= 20)
         nodes.kill(1)                                   # or os.kill(run.ranks()[1], SIGKILL)
-        nodes.revive(1), run.start(1)                   # it takes part again
+        nodes.revive(1), run.start(1)                   # it rejoins the run
         run.wait()                                      # {0: 0, 1: 0}, the exit statuses
-        print("\n".join(run.story(0)))                  # torchrun's own lines tell what it did
+        print("\n".join(run.story(0)))                  # what torchrun did, in its own lines
 
-Every node has a torchrun, its *agent*, which starts the node's ranks and watches them. The agents
-meet in a store that the one on node 0 holds. When a rank fails, its agent ends the others of its
-node; those of other nodes fail too, as their collectives do. Then all agents meet again, as many as
-come, and start their ranks anew, which take up the newest checkpoint. Nothing restarts an agent:
-where node 0's has gone the others end too, and whoever has started them must start all again.
+Every node runs a torchrun, its *agent*, which starts and watches the node's ranks. The agents meet
+through a store held by the agent on node 0. When a rank fails, its agent ends the other ranks of
+its node; those on other nodes fail with their collectives. Then all remaining agents meet again and
+restart their ranks, which load the newest checkpoint. Nothing restarts an agent: if the agent of
+node 0 is gone, the others end too, and all must be started again from outside.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ from utils.ranks.supervise import OVER, end
 
 
 class ElasticRun:
-    """A program under torchrun on all nodes, which may go on with fewer of them.
+    """A program under torchrun on all nodes, which may continue with fewer of them.
 
     target            a module ("utils.train") or a script
-    args              words for its command line, or its options: {"save_every": 5}; True: a flag
-    folder            where what each node's torchrun and ranks say is kept: node0.log, node1.log …
-    ranks_per_node    ranks that each node starts
-    restarts          how often a node starts its ranks again after one has failed
-    waits             as of `meeting_words`: seconds for latecomers, and for a silent node
+    args              words for its command line, or options: {"save_every": 5}; True for a flag
+    folder            for the output of each node's torchrun and ranks: node0.log, node1.log …
+    ranks_per_node    number of ranks that each node starts
+    restarts          how often a node restarts its ranks after one has failed
+    waits             as in `meeting_words`: seconds for latecomers, and for a silent node
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class ElasticRun:
             self.start(node)
 
     def start(self, node: int) -> None:
-        """Starts the agent of a node: its first one, or another after that one has ended."""
+        """Start the agent of a node: its first, or another after the last one has ended."""
         if node in self._agents:
             if self._agents[node].returncode is None:
-                raise ValueError(f"the agent of node{node} still runs: it cannot be started twice")
+                raise ValueError(f"the agent of node{node} is still running: it cannot start twice")
             self._agents[node].close()
         with self.log(node).open("ab") as file:
             self._agents[node] = self.nodes.start(
@@ -83,15 +83,15 @@ class ElasticRun:
             )
 
     def stop(self, node: int) -> None:
-        """Asks the agent of a node to end, by SIGTERM, as one does who needs the node."""
+        """Ask the agent of a node to end, by SIGTERM, as if the node were needed elsewhere."""
         self._agents[node].close_input()
 
     def log(self, node: int) -> Path:
-        """The file with all that the agent of a node and its ranks have said."""
+        """The file with the output of a node's agent and ranks."""
         return self.folder / f"node{node}.log"
 
     def ranks(self) -> dict[int, int]:
-        """{rank: pid} of the ranks that are there now, on all nodes."""
+        """{rank: pid} of the ranks now running, on all nodes."""
         found = {}
         for agent in self._agents.values():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -101,21 +101,21 @@ class ElasticRun:
         return found
 
     def wait_until(self, condition: Callable[[], Any], seconds: float = 120.0) -> None:
-        """Waits until condition() is true; LaunchError after `seconds`, or once all have ended."""
+        """Wait until condition() is true; LaunchError after `seconds`, or once all have ended."""
         until = time.monotonic() + seconds
         while not condition():
             if self._over() and not condition():
-                raise LaunchError(f"The run has ended before:\n{self._last_lines()}")
+                raise LaunchError(f"The run ended before that:\n{self._last_lines()}")
             if time.monotonic() > until:
-                raise LaunchError(f"It has not come within {seconds:g} s:\n{self._last_lines()}")
+                raise LaunchError(f"It did not happen within {seconds:g} s:\n{self._last_lines()}")
             time.sleep(0.02)
 
     def statuses(self) -> dict[int, int | None]:
-        """{node: exit status of its agent}: None while it runs, -9 where the node was killed."""
+        """{node: exit status of its agent}: None while it runs, -9 if the node was killed."""
         return {node: agent.returncode for node, agent in self._agents.items()}
 
     def wait(self, seconds: float = 120.0) -> dict[int, int]:
-        """Waits for the end of all agents; their exit statuses. LaunchError after `seconds`."""
+        """Wait for all agents to end; return their exit statuses. LaunchError after `seconds`."""
         self.wait_until(self._over, seconds)
         return self.statuses()
 
@@ -123,11 +123,11 @@ class ElasticRun:
         return None not in self.statuses().values()
 
     def story(self, node: int) -> list[str]:
-        """What a node's agent and its ranks say about faults; see `story`."""
+        """The lines of a node's agent and ranks about faults; see `story`."""
         return story(self.log(node).read_text(errors="replace"))
 
     def close(self) -> None:
-        """Ends all agents and their ranks, as SIGTERM does."""
+        """End all agents and their ranks, as SIGTERM does."""
         end(self._agents.values(), OVER)
 
     def __enter__(self):
@@ -146,10 +146,10 @@ class ElasticRun:
 
 
 def last_step(metrics: Path | str) -> int:
-    """The last step in a metrics file of `utils.train`; 0 where there is none yet."""
+    """The last step in a metrics file of `utils.train`; 0 if there is none yet."""
     with contextlib.suppress(FileNotFoundError):
         for line in reversed(Path(metrics).read_bytes().splitlines(keepends=True)):
-            if line.endswith(b"\n"):  # else it is being written
+            if line.endswith(b"\n"):  # otherwise it is still being written
                 return json.loads(line)["step"]
     return 0
 
@@ -166,7 +166,7 @@ _TELLING = re.compile(
     r"^Rendezvous complete for workers: |^failed \(exitcode|will restart worker group|"
     r"closing signal|forcefully exiting|successfully finished|^torch\S*Rendezvous\w*Error|^utils\."
 )
-# what is another at each run, and what one can do without
+# values that change from run to run, and words that say nothing
 _LEFT_OUT = re.compile(
     r" \(pid: \d+\)| of binary: .*|(?<=process) \d+|, last in .*|\.? Waiting \d+ seconds.*|"
     r"^torch\.\S+\.(?=Rendezvous)|\. See inner .*|; go on with.*"
@@ -174,9 +174,9 @@ _LEFT_OUT = re.compile(
 
 
 def story(log: str) -> list[str]:
-    """The lines of a torchrun's log that tell of faults and restarts, without times and pids.
+    """The lines of a torchrun log about faults and restarts, without times and pids.
 
-    Of the dozen that it says when the nodes have met, one is made with three of their values:
+    The dozen lines printed when the nodes have met become one, with three of their values:
     restart_count, group_world_size (nodes) and global_world_sizes (ranks).
     """
     text = "\n".join(_PREFIX.sub("", line) for line in log.splitlines())

@@ -1,9 +1,8 @@
-"""What a rank says when it has waited too long for the others: which gave no sign, and where the
-others were.
+"""Says, when a rank has waited too long, which ranks gave no sign of life and where the others are.
 
-Every rank of a torchrun leaves a sign of life in torchrun's store, with the line that it is at. One
-whose collective runs into its time limit looks twice: who has left no new sign in between is
-stopped, unreachable or gone; the others wait somewhere, and it says where.
+Every rank of a torchrun leaves signs of life in torchrun's store, with the line it is executing. A
+rank whose collective reaches its time limit looks twice: a rank without a new sign in between is
+stopped, unreachable or gone; the others are waiting, and the message says where.
 """
 
 import json
@@ -20,34 +19,34 @@ from pathlib import Path
 import torch.distributed as dist
 
 OURS = Path(__file__).resolve().parents[1]  # utils
-LATE = re.compile("timed out|timeout", re.IGNORECASE)  # torch's words, of gloo, NCCL and the store
+LATE = re.compile("timed out|timeout", re.IGNORECASE)  # the wording of gloo, NCCL and the store
 GONE = re.compile(r"closed by peer|reset by peer|broken pipe|remote process exited", re.IGNORECASE)
 
-SILENT = "the store of the ranks does not answer: see rank 0, and its machine"
+SILENT = "the store of the ranks does not answer: check rank 0 and its machine"
 
 
 class RanksLost(RuntimeError):
-    """This rank has waited in vain for others; the message says for which."""
+    """This rank has waited for others in vain; the message says for which."""
 
 
 @contextmanager
 def started_together(limit: float) -> Iterator[None]:
-    """Round `init_process_group`: says in a sentence that the ranks have not found each other."""
+    """Wraps `init_process_group` and says in one sentence that the ranks have not met."""
     place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
 
     def sentence(reason: str) -> str:
         return (
             f"the {os.environ.get('WORLD_SIZE', '?')} ranks have not met at {place} within "
-            f"{limit:g} s ({reason}): start all of them, see that no other program has the port, "
+            f"{limit:g} s ({reason}): start all of them, check that the port is not in use, "
             "or give a larger --time-limit"
         )
 
     def give_up():
         rank = os.environ.get("RANK", "?")
-        print(f"rank {rank}: {sentence('what listens there is silent')}", file=sys.stderr)
+        print(f"rank {rank}: {sentence('the listener there is silent')}", file=sys.stderr)
         os._exit(2)
 
-    # torch's own limit is not for a listener that takes the connection and says nothing
+    # torch's own limit does not cover a listener that accepts the connection and stays silent
     timer = threading.Timer(limit + 5, give_up)
     timer.daemon = True
     timer.start()
@@ -60,21 +59,21 @@ def started_together(limit: float) -> Iterator[None]:
 
 
 class Heartbeat:
-    """Signs of life of the ranks that torchrun's environment describes.
+    """Signs of life of the ranks described by torchrun's environment.
 
-    limit   of a collective, in seconds; a sign is left ten times in it
+    limit   time limit of a collective, in seconds; ten signs are left within it
     """
 
     def __init__(self, rank: int, size: int, limit: float):
         self.rank, self.size, self.limit, self.every = rank, size, limit, limit / 10
-        self.patience = min(limit, 10.0)  # with the store
-        # not the number of restarts: each node counts its own
+        self.patience = min(limit, 10.0)  # seconds to wait for the store
+        # without the number of restarts: each node counts its own
         self.prefix = f"heartbeat/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
         self.over = threading.Event()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """What waits in vain inside ends with RanksLost."""
+        """Raise RanksLost for a wait inside that is in vain."""
         self.main = threading.get_ident()
         thread = threading.Thread(target=self._beat, daemon=True)
         thread.start()
@@ -86,7 +85,7 @@ class Heartbeat:
                 raise RanksLost(f"waited {self.limit:g} s in vain: {self._who()}") from None
             if GONE.search(text):
                 raise RanksLost(
-                    "lost its connection to another rank, which has ended: its own lines say why"
+                    "lost its connection to another rank, which has ended: its output says why"
                 ) from None
             raise
         finally:
@@ -98,7 +97,7 @@ class Heartbeat:
         return dist.TCPStore(address, port, is_master=False, timeout=patience)
 
     def _beat(self):
-        """In a thread with a connection of its own: the main one's may be waiting."""
+        """Leave signs, over a connection of its own: the main thread's may be waiting."""
         try:
             store, count = self._store(), 0
             while True:
@@ -108,20 +107,20 @@ class Heartbeat:
                 if self.over.wait(self.every):
                     return
         except RuntimeError:
-            return  # the store has gone; who waits will notice
+            return  # the store is gone; waiting ranks will notice
 
     def _where(self):
-        """The innermost line of the main thread that is ours."""
+        """The innermost line of the main thread in our own code."""
         frame = sys._current_frames().get(self.main)
         while frame and OURS not in Path(frame.f_code.co_filename).parents:
             frame = frame.f_back
         if frame is None:
-            return "outside of utils"
+            return "code outside utils"
         file = Path(frame.f_code.co_filename).relative_to(OURS.parent)
         return f"{frame.f_code.co_name} ({file}:{frame.f_lineno})"
 
     def _who(self):
-        """Looks in a thread: torch waits for ever where rank 0 keeps the store and is stopped."""
+        """Look in a thread: torch waits forever if rank 0, which holds the store, is stopped."""
         found = []
         look = threading.Thread(target=lambda: found.append(self._look()), daemon=True)
         look.start()

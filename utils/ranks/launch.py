@@ -2,9 +2,9 @@
 
     metrics = launch("utils.train", ranks=2, args=["--steps", 50, "--metrics", "-"])
 
-`utils.ranks` runs cells; this runs programs, the way a terminal or a cluster runs them. It prints
-the command, shows rank 0's output as it comes, and returns rank 0's metrics: every line of its
-standard output that is a JSON object is one row of the table (and is not shown).
+`utils.ranks` runs cells; this runs programs, the way a terminal or a cluster does. It prints the
+command, shows rank 0's output as it arrives, and returns rank 0's metrics: every line of its
+standard output that is a JSON object becomes a row of the table (and is not shown).
 """
 
 import json
@@ -22,10 +22,10 @@ import pandas as pd
 
 from utils.ranks.supervise import OVER, Child, end, supervised
 
-PREFIX = "[default0]:"  # what torchrun puts before each line of rank 0
+PREFIX = "[default0]:"  # torchrun's prefix for each line of rank 0
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-# For a torchrun that may start its ranks again, and shall say what it does. In torch 2.13 it shares
-# its store with the ranks: new ones find the addresses of dead ones there, also on one node, and a
+# For a torchrun that may restart its ranks, and should log what it does. In torch 2.13 it shares
+# its store with the ranks: new ranks find the addresses of dead ones there, even on one node, and a
 # node that comes back waits in vain for the store's own.
 RESTARTING = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "LOGLEVEL": "INFO"}
 
@@ -40,12 +40,12 @@ class LaunchError(RuntimeError):
 def launch(
     target: Path | str, *, ranks: int = 2, args: Sequence[object] = (), timeout: float = 600.0
 ) -> pd.DataFrame:
-    """Runs a module ("utils.train") or a script ("path/to/file.py") on `ranks` processes.
+    """Run a module ("utils.train") or a script ("path/to/file.py") on `ranks` processes.
 
     args: words for its command line (numbers are fine). timeout: seconds for the whole run.
     Returns a pandas DataFrame, one row per metrics line of rank 0 (empty if there were none).
     Raises LaunchError when a rank fails or time runs out, ValueError for a target that is neither.
-    Interrupting the kernel ends the run: SIGTERM first, SIGKILL to what is left.
+    Interrupting the kernel ends the run: SIGTERM first, then SIGKILL for what remains.
     """
     if type(ranks) is not int or ranks < 1:
         raise ValueError(f"ranks={ranks!r} is not a number of ranks: give 1 or more")
@@ -87,7 +87,7 @@ def program_words(target: Path | str) -> list[str]:
 
 
 def torchrun_words(logs: str, ranks: int, nodes: int = 1, head: str = "node0") -> list[str]:
-    """torchrun with every rank's output in files and rank 0's on our pipe too."""
+    """The words for torchrun, with all ranks' output in files and rank 0's also on our pipe."""
     options = [*meeting_words(ranks, nodes, head), f"--log-dir={logs}"]
     options += ["--redirects=3", "--tee=3", "--local-ranks-filter=0"]
     return [*TORCHRUN, *options]
@@ -101,15 +101,15 @@ def meeting_words(
     restarts: int = 0,
     waits: tuple[int, int] | None = None,
 ) -> list[str]:
-    """How many ranks each node starts, and where the nodes meet: the same words on every node.
+    """torchrun's words for the ranks per node and the meeting point, the same on every node.
 
-    nodes       how many; or (fewest, most), and the run goes on with those that are there
-    head        name or address of the first node; it holds the store through which all find each
-                other, and with it the run ends
-    job         tells runs apart that meet at the same place
-    restarts    how often a node starts its ranks again after one of them has failed
-    waits       seconds that the nodes wait for more than the fewest, and seconds after which a
-                silent one counts as gone, 4 or more; None: torchrun's own, 30 and 15
+    nodes       their number; or (minimum, maximum): the run continues with those available
+    head        name or address of the first node; it holds the store through which all nodes find
+                one another, and the run ends with it
+    job         distinguishes runs that meet at the same place
+    restarts    how often a node restarts its ranks after one of them has failed
+    waits       seconds that the nodes wait for more than the minimum, and seconds (4 or more) after
+                which a silent node counts as gone; None: torchrun's own, 30 and 15
     """
     again = [f"--max-restarts={restarts}"] if restarts else []
     if nodes == 1:
@@ -117,18 +117,18 @@ def meeting_words(
     count = ":".join(map(str, nodes)) if isinstance(nodes, tuple) else nodes
     place = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500", f"--rdzv-id={job}"]
     if waits is not None:
-        # a sign of life is due every second, and may be one late: fewer of them, and a node counts
-        # as gone that is not; two groups of ranks then take themselves for the run
+        # a sign of life is due every second, and one may be late; with fewer attempts a live node
+        # could count as gone, and two groups of ranks would each believe they are the run
         signs = f"keep_alive_interval=1,keep_alive_max_attempt={waits[1]}"
         place.append(f"--rdzv-conf=last_call_timeout={waits[0]},{signs}")
     return [f"--nnodes={count}", f"--nproc-per-node={ranks}", *again, *place]
 
 
 def shell_command(program: Sequence[object], *meeting: Any, **more: Any) -> str:
-    """What a person types in a terminal (on each node) for the same run.
+    """The command to type in a terminal (on each node) for the same run.
 
     program         ["-m", "utils.train", "--steps", "50"], or a script's path and its arguments
-    meeting, more   as of `meeting_words`
+    meeting, more   as in `meeting_words`
     """
     words = meeting_words(*meeting, **more)
     variables = {"OMP_NUM_THREADS": "1"}
@@ -139,7 +139,7 @@ def shell_command(program: Sequence[object], *meeting: Any, **more: Any) -> str:
 
 
 def read(lines: Iterable[str]) -> tuple[list[dict], list[str]]:
-    """Shows rank 0's lines as they come; returns (its metrics, torchrun's own lines)."""
+    """Show rank 0's lines as they arrive; return (its metrics, torchrun's own lines)."""
     rows, log = [], []
     for line in lines:
         if not line.startswith(PREFIX):
@@ -149,7 +149,7 @@ def read(lines: Iterable[str]) -> tuple[list[dict], list[str]]:
         row = metrics_row(line)
         if row is not None:
             rows.append(row)
-        elif not line.startswith("[rank0]:"):  # its traceback is not news: the first failure's is
+        elif not line.startswith("[rank0]:"):  # its traceback is no news; the first failure's is
             print(line, flush=True)
     return rows, log
 
@@ -166,7 +166,7 @@ def metrics_row(line: str) -> dict | None:
 
 
 def failure(logs: str, log: Sequence[str], status: int) -> str:
-    """The text of a LaunchError: the rank that failed first, its traceback, then how it ended."""
+    """The text of a LaunchError: the rank that failed first, its traceback, and how it ended."""
     root = root_cause(log)
     if not root:
         return f"torchrun ended with status {status}:\n" + "\n".join(log[-15:])
@@ -178,7 +178,7 @@ def failure(logs: str, log: Sequence[str], status: int) -> str:
 
 
 def root_cause(log: Sequence[str]) -> tuple[int, int, int] | None:
-    """(rank, its number on its node, exit code) of torchrun's "Root Cause", or None."""
+    """(rank, local rank, exit code) from torchrun's "Root Cause", or None."""
     found = re.search(
         r"Root Cause.*?rank\s*:\s*(\d+) \(local_rank: (\d+)\).*?exitcode\s*:\s*(-?\d+)",
         "\n".join(log),
@@ -188,7 +188,7 @@ def root_cause(log: Sequence[str]) -> tuple[int, int, int] | None:
 
 
 def last_traceback(logs: str, rank: int, local_rank: int) -> str:
-    """The last traceback that a rank wrote on its standard error, or its last lines."""
+    """The last traceback that a rank wrote to its standard error, or else its last lines."""
     for path in sorted(Path(logs).glob(f"*/attempt_*/{local_rank}/stderr.log"), reverse=True):
         text = path.read_text(errors="replace")
         start = text.rfind("Traceback (most recent call last)")

@@ -1,10 +1,10 @@
 """`%%ranks`: a cell that runs on every rank of an open `Ranks`, or on some of them.
 
-%%ranks                 on the group that the notebook calls `ranks`, else on the newest open one
-%%ranks pair            on the group that it calls `pair`
+%%ranks                 on the group named `ranks` in the notebook, else on the newest open one
+%%ranks pair            on the group named `pair`
 %%ranks pair 0,2        on two of its ranks; `%%ranks 0,2` without the name
 
-A name stays right when the notebook has opened other groups meanwhile and a section is run again.
+A name still refers to its group when a section runs again after other groups have opened.
 """
 
 import re
@@ -12,18 +12,18 @@ import sys
 import weakref
 from typing import Any
 
-pools: list[weakref.ref] = []  # the open `Ranks`, newest last: `utils.ranks.pool` keeps the list
+pools: list[weakref.ref] = []  # the open `Ranks`, newest last; `utils.ranks.pool` keeps it
 USUAL = "ranks"
 
 
 def register_magic() -> None:
-    """Makes `%%ranks` known where there is a notebook."""
+    """Register `%%ranks` in a notebook; elsewhere do nothing."""
     if (shell := _shell()) is not None:
         shell.register_magic_function(ranks_magic, "cell", "ranks")
 
 
 def ranks_magic(line: str, cell: str) -> None:
-    """Runs the cell; the line names a group, ranks of it, both or nothing."""
+    """Run the cell; the line names a group, some of its ranks, both or nothing."""
     name, numbers = parse_line(line)
     pool = open_pool(name, _shell().user_ns)
     pool.cell(cell, parse_ranks(numbers, pool.size))
@@ -36,9 +36,9 @@ def parse_line(line: str) -> tuple[str, str]:
 
 
 def open_pool(name: str, variables: dict[str, Any]) -> Any:
-    """The open `Ranks` that the variable `name` holds. "": the one called `ranks`, else the newest.
+    """The open `Ranks` in variable `name`. "": the one named `ranks`, else the newest.
 
-    Raises RankError when there is none.
+    Raises RankError if there is none.
     """
     found = [pool() for pool in pools if pool() is not None]
     if not found:
@@ -51,13 +51,13 @@ def open_pool(name: str, variables: dict[str, Any]) -> Any:
     if (name or USUAL) in names:
         return variables[name or USUAL]
     if name:
-        known = f"those of this notebook are {', '.join(names)}" if names else "none has a name"
+        known = f"this notebook's are {', '.join(names)}" if names else "none has a name"
         raise _error(f"%%ranks {name}: no open ranks have this name; {known}.")
     return found[-1]
 
 
 def parse_ranks(line: str, size: int) -> list[int] | None:
-    """ "0,2" -> [0, 2]; "" -> None, which means all. Raises RankError for what is no rank."""
+    """ "0,2" -> [0, 2]; "" -> None, which means all. Raises RankError for anything else."""
     words = line.replace(",", " ").split()
     if not words:
         return None

@@ -3,18 +3,18 @@
     unshare --net --mount --uts --pid --fork --mount-proc python -m utils.ranks.node_world 2 hosts
 
 It is process 1 of its own process namespace, and the switch lives in its network namespace. Each
-node is a small process in a network namespace of its own. All of it belongs to nobody else: no name
-is taken on the machine, and when this process ends, in whatever way, the kernel kills everything in
-its process namespace, and the namespaces and cables go with the last process in them.
+node is a small process in a network namespace of its own. Nothing is shared with the machine: no
+names are used up there, and however this process ends, the kernel kills everything in its process
+namespace; the namespaces and cables disappear with the last process in them.
 
-It first writes one JSON line, {"nodes": [pid of each node, as seen inside]}. Then it takes requests
-from standard input, and answers each with a JSON line too, {"error": sentence} where it failed:
+It first writes one JSON line, {"nodes": [pid of each node, as seen inside]}. Then it reads requests
+from standard input and answers each with a JSON line, {"error": sentence} if it failed:
 
-    {"gbit": number or null}    what every cable carries; {}
-    {"cut": node}               takes the cable of a node away; {}
-    {"revive": node}            a new node where the cable has gone; {"nodes": [its pid]}
+    {"gbit": number or null}    the bandwidth of every cable; {}
+    {"cut": node}               removes the cable of a node; {}
+    {"revive": node}            a new node to replace one that was cut off; {"nodes": [its pid]}
 
-When standard input ends it removes the folder that the file `hosts` is in, and ends too.
+When standard input ends, it removes the folder that holds the file `hosts`, and exits.
 """
 
 import contextlib
@@ -26,11 +26,11 @@ import subprocess
 import sys
 
 SEARCH = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin:/sbin:/usr/bin:/bin"
-CABLE = "eth0"  # what a node calls its end
+CABLE = "eth0"  # the name of a node's end
 
 
 class NetworkError(RuntimeError):
-    """A command failed: the message holds it, and what it said."""
+    """A command failed; the message holds the command and its output."""
 
 
 def address(node: int) -> str:
@@ -39,24 +39,24 @@ def address(node: int) -> str:
 
 
 def command(*words: str) -> None:
-    """Runs a command and raises NetworkError with its own words if it fails."""
+    """Run a command; raise NetworkError with its own words if it fails."""
     environment = {**os.environ, "PATH": SEARCH}
     try:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=20)
     except FileNotFoundError:
         raise NetworkError(f"the command {words[0]} is missing") from None
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
+        said = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise NetworkError(f"{' '.join(words)}: {said}")
 
 
 def inside(pid: int, *words: str) -> None:
-    """The same in the network namespace of a process."""
+    """Run a command in the network namespace of a process."""
     command("nsenter", "--target", str(pid), "--net", *words)
 
 
 def start_node(node: int) -> subprocess.Popen:
-    """A process in a network namespace with a host name of its own; returns it."""
+    """Start a process in a network namespace of its own, with its own host name; return it."""
     waits = f"hostname node{node} && ip link set lo up && echo ready && exec cat"
     process = subprocess.Popen(
         ["unshare", "--net", "--uts", "sh", "-c", waits],
@@ -73,7 +73,7 @@ def start_node(node: int) -> subprocess.Popen:
 
 
 def connect(node: int, pid: int) -> None:
-    """A cable between the switch and a node, up at both ends."""
+    """Add a cable between the switch and a node, up at both ends."""
     port = f"port{node}"
     peer = ("peer", "name", CABLE, "netns", str(pid))
     command("ip", "link", "add", port, "type", "veth", *peer)
@@ -83,12 +83,12 @@ def connect(node: int, pid: int) -> None:
 
 
 def limit(pids: dict[int, int], gbit: float | None) -> None:
-    """Lets the cable of every node {node: pid} carry `gbit` Gbit/s each way; None: all it can.
+    """Limit the cable of every node {node: pid} to `gbit` Gbit/s each way; None: no limit.
 
-    A token bucket at both ends: what a node sends, and what the switch sends to it when several
-    others talk to it at once. The bucket holds what passes in 2 ms, and 64 KiB at least, because
-    the kernel hands over packets of that size. The queue before it is long: nothing is lost, TCP
-    does not slow down.
+    There is a token bucket at both ends: for what the node sends, and for what the switch sends to
+    it when several others talk to it at once. The bucket holds the traffic of 2 ms, and at least
+    64 KiB, because the kernel passes on packets of that size. The queue before it is long, so that
+    nothing is lost and TCP does not slow down.
     """
     for node, pid in pids.items():
         shape = ("tc", "qdisc", "replace", "dev")
@@ -104,18 +104,18 @@ def limit(pids: dict[int, int], gbit: float | None) -> None:
 
 
 def main(count: int, hosts: str) -> int:
-    """Builds the network, then serves requests until standard input closes; removes the folder."""
+    """Build the network, serve requests until standard input closes, then remove the folder."""
     try:
         return serve(count, hosts)
     finally:
-        if os.getpid() == 1:  # of its own namespace: nobody shall write into the folder any more
+        if os.getpid() == 1:  # in its own namespace: no process may write into the folder any more
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         shutil.rmtree(os.path.dirname(hosts), ignore_errors=True)
 
 
 def serve(count: int, hosts: str) -> int:
-    """Returns the exit status."""
+    """Serve requests; return the exit status."""
     try:
         command("mount", "--bind", hosts, "/etc/hosts")
         command("ip", "link", "set", "lo", "up")
@@ -137,7 +137,7 @@ def serve(count: int, hosts: str) -> int:
 
 
 def answer(nodes: dict[int, subprocess.Popen], request: dict) -> dict:
-    """Does what a request asks for; `nodes`, {node: its process}, has those with a cable."""
+    """Carry out a request; `nodes`, {node: its process}, holds the nodes with a cable."""
     match request:
         case {"cut": node}:
             command("ip", "link", "delete", f"port{node}")

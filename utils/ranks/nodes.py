@@ -6,18 +6,18 @@
         nodes.gbit = 0.1                            # the same nodes, a slower network
         nodes.sent()                                # bytes that each node has put on its cable
         child = nodes.start(1, ["sleep", "60"])     # a command on one node
-        nodes.kill(1)                               # its power fails: nothing of it is left
+        nodes.kill(1)                               # its power fails: nothing on it survives
         nodes.revive(1)                             # it is back, with nothing running
 
 A node is a set of Linux namespaces: a network of its own, a host name (node0, node1 …), and a cable
-to a switch. Processes on different nodes reach each other through the cables only, which carry so
-many Gbit/s in each direction; those on one node talk to each other at full speed. The disk, the
+to a switch. Processes on different nodes reach each other only through the cables, which carry
+`gbit` Gbit/s in each direction; those on one node talk to each other at full speed. The disk, the
 cores and the memory are shared.
 
-It works for root, and for others where the kernel lets them make user namespaces; `Nodes.
-available()` says in one sentence why not. Nothing is taken from the machine: the switch has a
-namespace too (`utils/ranks/node_world.py`), so there are no names to collide, and the kernel
-removes everything when the one process that holds it ends, however it ends.
+It works for root, and for other users if the kernel lets them create user namespaces; otherwise
+`Nodes.available()` says in one sentence why not. The machine itself is unchanged: the switch has a
+namespace too (`utils/ranks/node_world.py`), so no names can collide, and the kernel removes
+everything when the one process that holds it ends, for whatever reason.
 """
 
 import contextlib
@@ -46,16 +46,16 @@ from utils.ranks.pool import Ranks
 from utils.ranks.supervise import OVER, Child, ChildEnded, end, supervised
 from utils.ranks.worker import Place
 
-GRACE = 8.0  # seconds that the other nodes may go on when the ranks of one have failed
-START = 30.0  # seconds that the network may take to come up, on a machine that may be busy
+GRACE = 8.0  # seconds that other nodes may continue after the ranks of one node have failed
+START = 30.0  # seconds that the network may take to come up, even on a busy machine
 
 
 class NodesError(RuntimeError):
-    """The nodes could not be made, or are gone. The message says why, and what would help."""
+    """The nodes could not be created or are gone. The message says why and what would help."""
 
 
 class Nodes:
-    """`count` nodes, up to 64; `gbit`: what a cable carries, in Gbit/s (None: all that it can)."""
+    """`count` nodes, up to 64; `gbit`: the bandwidth of a cable, in Gbit/s (None: no limit)."""
 
     def __init__(self, count: int, *, gbit: float | None = None):
         if type(count) is not int or not 1 <= count <= 64:
@@ -70,12 +70,12 @@ class Nodes:
 
     @staticmethod
     def available() -> str | None:
-        """None where this machine allows nodes, else one sentence that says why not."""
+        """None if this machine allows nodes, else one sentence that says why not."""
         return _why_not(os.geteuid() if hasattr(os, "geteuid") else None)
 
     @property
     def gbit(self) -> float | None:
-        """What every cable carries in each direction, in Gbit/s; None: all that it can."""
+        """The bandwidth of every cable in each direction, in Gbit/s; None: no limit."""
         return self._gbit
 
     @gbit.setter
@@ -90,14 +90,14 @@ class Nodes:
         return [f"node{node}" for node in range(self.count)]
 
     def sent(self) -> list[int]:
-        """Bytes that each node has put on its cable until now, headers included, as a list."""
+        """Bytes that each node has sent over its cable so far, including headers, as a list."""
         return [sent_bytes(pid) for pid in self._world.open_pids()]
 
     def ranks(self, per_node: int, *, spread: bool = False, **options: Any) -> Ranks:
-        """`utils.ranks.Ranks` with `per_node` ranks on each node: the first ones are on node 0.
+        """`utils.ranks.Ranks` with `per_node` ranks on each node, the first ones on node 0.
 
-        spread: neighbours live on different nodes instead, rank r on node r modulo their number.
-        The ranks compute on the CPU and talk through gloo. options: timeout, seed.
+        spread: place neighbouring ranks on different nodes instead: rank r on node r modulo their
+        number. The ranks compute on the CPU and communicate through gloo. options: timeout, seed.
         """
         pids = self._world.open_pids()
         order = [pids[number % self.count if spread else number // per_node]
@@ -117,11 +117,11 @@ class Nodes:
         timeout: float = 600.0,
         environment: dict[str, str] | None = None,
     ) -> pd.DataFrame:
-        """Runs a module or a script with torchrun on every node, as `launch` does on one.
+        """Run a module or a script with torchrun on every node, as `launch` does on one.
 
         The same command runs on each node; they find each other at node0 (torchrun's c10d
         rendezvous). environment: variables for all of them. Returns the metrics of rank 0 as a
-        pandas DataFrame; raises LaunchError when a rank fails, or the time (seconds) is over.
+        pandas DataFrame; raises LaunchError if a rank fails, or after `timeout` seconds.
         """
         if type(ranks_per_node) is not int or ranks_per_node < 1:
             raise ValueError(f"ranks_per_node={ranks_per_node!r}: give 1 or more")
@@ -148,7 +148,7 @@ class Nodes:
         environments: Sequence[dict[str, str]] | None = None,
         timeout: float = 600.0,
     ) -> list[tuple[int, str]]:
-        """Runs a command (a list of words) on every node at once.
+        """Run a command (a list of words) on every node at once.
 
         environments: variables for each node, a list. Returns [(exit status, output)] by node.
         """
@@ -158,7 +158,7 @@ class Nodes:
         return [(status, "\n".join(lines)) for status, lines in ended]
 
     def close(self) -> None:
-        """Ends everything that runs on the nodes, and the nodes. Closing twice does nothing."""
+        """End the nodes and everything that runs on them. Closing twice does nothing."""
         for pool in self._pools:
             if pool() is not None:
                 pool().close()
@@ -184,17 +184,17 @@ class Nodes:
         environment: dict[str, str] | None = None,
         output: str | IO = "together",
     ) -> Child:
-        """Starts a command (a list of words) on one node, and does not wait: end it with `end`.
+        """Start a command (a list of words) on one node without waiting; end it with `end`.
 
-        environment: variables for it. output: as of `Child`; a pipe that nobody reads fills up.
+        environment: variables for it. output: as in `Child`; a pipe that is never read fills up.
         """
         self._check(node)
         [pid] = self._world.open_pids([node])
         return self._world.start_on(pid, command, environment or {}, output)
 
     def kill(self, node: int) -> None:
-        """Cuts the power of a node. Its cable goes first, so the others hear nothing of its end:
-        no connection is closed, they are silent. Then all its processes are killed."""
+        """Cut the power of a node. Its cable goes first, so the others do not notice its end:
+        connections fall silent instead of closing. Then all its processes are killed."""
         self._check(node)
         [pid] = self._world.open_pids([node])
         self._world.ask({"cut": node})
@@ -202,21 +202,21 @@ class Nodes:
         kill_all_with(pid)
 
     def revive(self, node: int) -> None:
-        """A node that was killed is back, under its name, with its address, and nothing running."""
+        """Bring a killed node back, with its name and address and nothing running."""
         self._check(node)
         if self._world.pids[node] is not None:
-            raise ValueError(f"node{node} is up: only one that was killed can come back")
+            raise ValueError(f"node{node} is up: only a killed node can come back")
         self._world.revive(node)
         self.gbit = self._gbit
 
     def _check(self, node):
         if type(node) is not int or not 0 <= node < self.count:
-            raise ValueError(f"node {node!r} is not there: give 0 to {self.count - 1}")
+            raise ValueError(f"there is no node {node!r}: give 0 to {self.count - 1}")
 
     # --- commands on all nodes ------------------------------------------------------------------
 
     def _run_all(self, commands, timeout, environments):
-        """(metrics of rank 0, [(status, torchrun's own lines)] by node, whether time was over)."""
+        """(metrics of rank 0, [(status, torchrun's own lines)] by node, whether time ran out)."""
         if isinstance(environments, dict):
             environments = [environments] * self.count
         runs, threads, outputs = [], [], [None] * self.count
@@ -243,7 +243,7 @@ class Nodes:
 
 
 def _watch(runs, timeout, over):
-    """Hangs up when time is over, or when one node has failed and the others go on for long."""
+    """Hang up when time runs out, or GRACE seconds after a node has failed."""
     began, failed_at = time.monotonic(), None
     while any(run.returncode is None for run in runs):
         now = time.monotonic()
@@ -258,17 +258,17 @@ def _watch(runs, timeout, over):
 
 
 def _collect(run, outputs, node):
-    """The lines of a node that is not the first, without those of its ranks."""
+    """Collect the lines of a node other than the first, without those of its ranks."""
     outputs[node] = [line for line in run.lines() if not line.startswith("[default")]
 
 
 def first_failure(logs: Sequence[str], ended: Sequence[tuple[int, list[str]]]) -> str:
-    """The text of a LaunchError: of the node whose rank failed first."""
+    """The text of a LaunchError about the node whose rank failed first."""
     failed = [node for node, (status, _) in enumerate(ended) if status]
 
     def when(node):
         root = torchrun.root_cause(ended[node][1])
-        if root is None:  # it was stopped, because of another node
+        if root is None:  # it was stopped because of another node
             return float("inf")
         files = list(Path(logs[node]).glob(f"*/attempt_*/{root[1]}/stderr.log"))
         return max((file.stat().st_mtime for file in files), default=float("inf"))
@@ -279,17 +279,16 @@ def first_failure(logs: Sequence[str], ended: Sequence[tuple[int, list[str]]]) -
 
 
 class World:
-    """The process that holds the network of `count` nodes, and everything that runs in it.
+    """The process that holds the network of `count` nodes and everything that runs in it.
 
-    It is `utils/ranks/node_world.py` in namespaces of its own. When its standard input closes,
-    because it is told to or because the owner has died, the world ends, and the kernel ends
-    everything in it.
+    It is `utils/ranks/node_world.py` in namespaces of its own. When its standard input closes, on
+    request or because its owner has died, the world ends, and the kernel ends everything in it.
     """
 
     def __init__(self, count: int):
-        self.folder = tempfile.mkdtemp(prefix="nodes-")  # the world removes it, whatever happens
+        self.folder = tempfile.mkdtemp(prefix="nodes-")  # the world removes it in any case
         hosts = Path(self.folder) / "hosts"
-        # torch's stores listen for both kinds of addresses, and see the first kind as the second
+        # torch's stores listen for both kinds of address, and see IPv4 ones as IPv6
         kinds = ("{}", "::ffff:{}")
         lines = [
             f"{kind.format(address(node))} node{node}\n" for kind in kinds for node in range(count)
@@ -330,13 +329,13 @@ class World:
         return ("user", *names) if self.user else tuple(names)
 
     def ask(self, request: dict) -> dict:
-        """Sends a request to the world and gives its answer; NodesError if it could not."""
+        """Send a request to the world and return its answer; NodesError if it failed."""
         self._check_open()
         self._process.write_line(json.dumps(request).encode())
         return self._answer()
 
     def revive(self, node: int) -> None:
-        """A new process for a node whose own has been killed."""
+        """Start a new process for a node whose process was killed."""
         inside = self.ask({"revive": node})["nodes"]
         [self.pids[node]] = outside_pids(self._process.pid, inside)
 
@@ -355,7 +354,7 @@ class World:
     def start_on(
         self, pid: int, command: Sequence[str], more: dict[str, str], output: str | IO = "together"
     ) -> Child:
-        """A command on a node, as a `Child`; more: variables of its environment."""
+        """Start a command on a node as a `Child`; more: variables for its environment."""
         flags = [f"--{name}" for name in self.namespaces(("net", "uts", "mount", "pid"))]
         keep = ["--preserve-credentials"] if self.user else []
         enter = ["nsenter", "--target", str(pid), *flags, *keep]
@@ -368,7 +367,7 @@ class World:
             "GLOO_SOCKET_IFNAME": CABLE,
             **more,
         }
-        words = supervised(command, daemons=True)  # they end with the node
+        words = supervised(command, daemons=True)  # daemons end with the node
         return Child([*enter, *here, *words], output=output, env=environment)
 
     def close(self) -> None:
@@ -376,13 +375,13 @@ class World:
 
 
 def _end_world(process, folder):
-    """The world ends when its input does; the kernel then kills what is left in it."""
+    """End the world by closing its input; the kernel then kills what is left in it."""
     end([process], 3.0)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def outside_pids(process: int, inside: Sequence[int]) -> list[int]:
-    """The pids by which this process knows what the world calls `inside`: /proc has both."""
+    """The pids in our namespace of the processes `inside` the world: /proc has both."""
     found = {}
     for child in psutil.Process(process).children(recursive=True):
         for line in Path(f"/proc/{child.pid}/status").read_text().splitlines():
@@ -392,10 +391,10 @@ def outside_pids(process: int, inside: Sequence[int]) -> list[int]:
 
 
 def kill_all_with(pid: int) -> None:
-    """Kills every process in the network namespace of this process, which is a node's."""
+    """Kill every process in the network namespace of process `pid`, which is a node's."""
     network, until = _network(pid), time.monotonic() + START
-    if network == _network(os.getpid()):  # it has ended by itself, and its number is another's now
-        raise NodesError(f"process {pid} is no node's: make new ones with Nodes(…)")
+    if network == _network(os.getpid()):  # it ended by itself, and its pid was reused
+        raise NodesError(f"process {pid} belongs to no node: make new nodes with Nodes(…)")
     while network and (left := [one for one in psutil.pids() if _network(one) == network]):
         if time.monotonic() > until:
             raise NodesError(f"processes {left} cannot be killed")
@@ -408,7 +407,7 @@ def kill_all_with(pid: int) -> None:
 
 @contextlib.contextmanager
 def _handle(pid):
-    """A file descriptor of a process: whoever has its number later is not meant."""
+    """A file descriptor of a process, which stays valid if its pid is reused."""
     handle = os.pidfd_open(pid)
     try:
         yield handle
@@ -417,13 +416,13 @@ def _handle(pid):
 
 
 def _network(pid):
-    """The network namespace of a process; None where it has ended, or is not ours to see."""
+    """The network namespace of a process; None if it has ended or is not visible to us."""
     with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/net")
 
 
 def sent_bytes(pid: int) -> int:
-    """Bytes sent through the cable of the node that a process lives on."""
+    """Bytes sent over the cable of the node on which a process runs."""
     for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
         name, _, numbers = line.partition(":")
         if name.strip() == CABLE:
@@ -432,21 +431,21 @@ def sent_bytes(pid: int) -> int:
 
 
 def _import_path():
-    """Where this process found `utils`, for a program that is started elsewhere."""
+    """Where this process found `utils`, for a program started elsewhere."""
     return os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 
 
 def check_speed(gbit: float | None) -> None:
-    """ValueError unless this is a bandwidth that a cable can have."""
+    """Raise ValueError unless this is a valid bandwidth for a cable."""
     if gbit is not None and not (isinstance(gbit, (int, float)) and 1e-4 <= gbit <= 100):
         raise ValueError(f"gbit {gbit!r} is not a bandwidth: give 0.0001 to 100 Gbit/s, or None")
 
 
 @functools.cache
 def _why_not(user):
-    """Tries it once per process and user: None, or the sentence of `Nodes.available`."""
+    """The sentence of `Nodes.available`, or None; tried once per process and user."""
     if not sys.platform.startswith("linux"):
-        return f"Several nodes on one machine need Linux's namespaces, and this is {sys.platform}."
+        return f"Several nodes on one machine need Linux's namespaces, but this is {sys.platform}."
     missing = [w for w in ("ip", "tc", "unshare", "nsenter") if not shutil.which(w, path=SEARCH)]
     if missing:
         return (

@@ -8,9 +8,9 @@
     dist.all_reduce(t)
 
 How it works. Python's *forkserver* is a small process that has imported torch and does nothing
-else. A new rank is a fork of it, so it starts in milliseconds with torch in place; a fork of the
-kernel itself would copy locks that the kernel's threads hold, and hang. Each rank waits for work at
-its end of a pipe (`utils/ranks/worker.py`). `utils/ranks/diagnosis.py` says what went wrong.
+else. A new rank is a fork of it, so it starts in milliseconds with torch already imported; a fork
+of the kernel itself would copy locks held by the kernel's threads, and hang. Each rank waits for
+work at its end of a pipe (`utils/ranks/worker.py`). `utils/ranks/diagnosis.py` describes failures.
 """
 
 import multiprocessing
@@ -35,16 +35,16 @@ from utils.ranks.deadlock import LOOK, LOOKS, SURE, Deadlock
 from utils.ranks.diagnosis import RankError, RankFiles
 from utils.ranks.supervise import end
 
-GRACE = 1.0  # seconds that ranks may take to end by themselves once one of them has failed
-LONGEST = 1_000_000.0  # seconds of a time limit
+GRACE = 1.0  # seconds that ranks may take to end on their own once one of them has failed
+LONGEST = 1_000_000.0  # seconds; the longest time limit
 PATIENCE = 3.0  # seconds an interrupted rank may take before it is killed
-# What the forkserver imports, once for all ranks: a module that each rank needs adds itself.
+# Modules that the forkserver imports once for all ranks; a module that each rank needs adds itself.
 PRELOADED = ["utils.ranks.preload"]
 
 
 @dataclass(frozen=True)
 class Dead:
-    """What a rank that may die gives in place of a result: its process has ended."""
+    """Returned instead of a result by a rank that may die and whose process has ended."""
 
     code: int  # its exit status, -n for signal n
 
@@ -52,18 +52,17 @@ class Dead:
 class Ranks:
     """A pool of `size` ranks on this machine, each a process with one thread.
 
-    device: "cpu", "cuda" or None. None takes CUDA where every rank has a GPU of its own (NCCL),
-        else the CPU (gloo).
-    timeout: seconds after which a collective that does not complete fails. seed: of torch, random
-    and numpy, the same on every rank. places: for each rank the node that it lives on
-    (`utils.ranks.nodes`, which calls this); then gloo. may_die: a rank whose process ends gives
-    `Dead`, in this call and in later ones, and the others go on; else all end with it.
-    end_deadlocks: ranks that wait for one another, none of them for a time limit of its own, are
-    ended at once.
+    device: "cpu", "cuda" or None. None uses CUDA if every rank has a GPU of its own (NCCL), else
+        the CPU (gloo).
+    timeout: seconds after which an incomplete collective fails. seed: for torch, random and numpy,
+    the same on every rank. places: the node of each rank (passed by `utils.ranks.nodes`), with
+    gloo. may_die: a rank whose process ends returns `Dead`, in this call and in later ones, and the
+    others continue; otherwise all end with it. end_deadlocks: end ranks that wait for one another
+    at once, without waiting for a time limit.
 
-    Cells find `rank`, `world_size`, `device`, `dist` and `torch`; their variables stay. A thread
-    waits for the call of another, and close() and restart() end that.
-    Raises RankError when a rank fails, ValueError for arguments that make no sense.
+    Cells have `rank`, `world_size`, `device`, `dist` and `torch`; their variables persist. A call
+    waits for the call of another thread to return; close() and restart() end that call.
+    Raises RankError if a rank fails, ValueError for invalid arguments.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Ranks:
             fix = f"give seconds above 0, at most {LONGEST:,.0f}"
             raise ValueError(f"timeout {timeout!r} is not a time limit: {fix}")
         if type(seed) is not int or not 0 <= seed < 2**32:
-            fix = f"give a whole number from 0 to {2**32 - 1:,}"
+            fix = f"give an integer from 0 to {2**32 - 1:,}"
             raise ValueError(f"seed {seed!r} is not a seed: {fix}")
         self.size, self.timeout, self.seed, self.may_die = size, timeout, seed, may_die
         self.end_deadlocks = end_deadlocks
@@ -94,17 +93,17 @@ class Ranks:
         magic.pools.append(weakref.ref(self))
         magic.register_magic()
 
-    # --- what a notebook calls ------------------------------------------------------------------
+    # --- called by notebooks -------------------------------------------------------------------
 
     def run(self, function: Callable, *args: Any, **keywords: Any) -> list:
-        """Calls `function(*args, **keywords)` on every rank and returns the results by rank."""
+        """Call `function(*args, **keywords)` on every rank and return the results by rank."""
         return self._ask(range(self.size), "call", function, args, keywords)
 
     def cell(self, source: str, on: Sequence[int] | None = None) -> None:
-        """Runs the text of a cell on the ranks `on` (all by default); `%%ranks` calls this."""
+        """Run the source of a cell on the ranks `on` (all by default); `%%ranks` calls this."""
         on = list(range(self.size) if on is None else on)
         if not all(rank in range(self.size) for rank in on):
-            raise ValueError(f"on={on!r} names ranks that are not there: give 0 to {self.size - 1}")
+            raise ValueError(f"on={on!r} names ranks that do not exist: give 0 to {self.size - 1}")
         self._cells += 1
         name = f"<ranks cell {self._cells}>"
         diagnosis.remember_source(name, source)
@@ -119,14 +118,14 @@ class Ranks:
         self._ask(range(self.size), "put", values)
 
     def restart(self) -> None:
-        """Kills these ranks and starts new ones with nothing in their memory."""
+        """Kill these ranks and start new ones with nothing in their memory."""
         self.close()
-        with self._lock:  # a call of another thread has ended with its ranks
+        with self._lock:  # by now a call in another thread has ended with its ranks
             self._start()
             magic.pools.append(weakref.ref(self))
 
     def close(self) -> None:
-        """Ends the ranks. Closing twice does nothing."""
+        """End the ranks. Closing twice does nothing."""
         self._stop("they were closed")
         magic.pools[:] = [pool for pool in magic.pools if pool() not in (self, None)]
 
@@ -147,7 +146,7 @@ class Ranks:
 
     @property
     def alive(self) -> list[int]:
-        """The ranks that are left, where they may die."""
+        """The ranks still alive, if ranks may die."""
         return [rank for rank in range(self.size) if rank not in self._deaths]
 
     # --- starting and stopping ------------------------------------------------------------------
@@ -177,7 +176,7 @@ class Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
         self._ask(range(self.size), "join", self._generation)
-        if self._deaths:  # before it could do anything
+        if self._deaths:  # a rank died before it could do anything
             raise self._dead()
 
     def _stop(self, reason):
@@ -215,7 +214,7 @@ class Ranks:
             return [replies[rank] for rank in on]
 
     def _look_for_folder(self):
-        """What ranks print goes there, and they meet there."""
+        """Stop if the folder is gone: ranks print into it and meet through it."""
         if not os.path.isdir(self._folder):
             self._stop(f"their folder {self._folder} is gone")
 
@@ -224,8 +223,8 @@ class Ranks:
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
-        """Ctrl-C comes behind a message, because the rest of one would be taken for the next; a
-        second one comes at once, and ends the ranks."""
+        """Delay Ctrl-C until a message is complete, because its rest would be read as the next
+        message; a second Ctrl-C acts at once and ends the ranks."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -259,8 +258,8 @@ class Ranks:
                         raise
 
     def _collect(self, waiting_for, replies, until, stop_at_failure=False, deadlock=None):
-        """Moves ranks from `waiting_for` to `replies`, until a moment (None: no limit), or until
-        all that are left wait for one another (deadlock: a Deadlock that looks)."""
+        """Move ranks from `waiting_for` to `replies`, until the time `until` (None: no limit), or
+        until the remaining ranks wait for one another (deadlock: the Deadlock that checks)."""
         while waiting_for:
             pipes = {self._pipes[rank]: rank for rank in waiting_for}
             ends = {self._processes[rank].sentinel: rank for rank in self.alive}
@@ -276,7 +275,7 @@ class Ranks:
                     except (EOFError, ConnectionResetError):
                         continue
                     rank, number = pipes[pipe], int.from_bytes(reply[: worker.NUMBER], "little")
-                    if number == self._asked[rank]:  # else of a request that was given up
+                    if number == self._asked[rank]:  # otherwise the reply to an abandoned request
                         replies[rank] = unpickled(reply[worker.NUMBER :])
                         waiting_for.discard(rank)
             for rank in [rank for sentinel, rank in ends.items() if sentinel in ready]:
@@ -292,7 +291,7 @@ class Ranks:
                 return
 
     def _wait_for_ever(self, ranks, deadlock):
-        """Whether these ranks sleep, each of them in a collective."""
+        """Whether these ranks are all asleep, each of them in a collective."""
         looks = deadlock.look([self._processes[rank].pid for rank in ranks])
         if looks == 0 or looks % LOOKS:
             return False
@@ -303,11 +302,11 @@ class Ranks:
         return all(diagnosis.collective(stacks.get(rank, ())) for rank in ranks)
 
     def _failure(self, on, waiting_for, replies):
-        """One rank failed: lets the others end, makes the group anew, returns the RankError."""
+        """After a rank has failed, let the others end, rejoin the group, return the RankError."""
         locked = not failures(replies)
         if not locked:
             self._collect(waiting_for, replies, time.monotonic() + GRACE)
-        until = time.monotonic() + PATIENCE  # where all have lost a rank that is slow to say why
+        until = time.monotonic() + PATIENCE  # if all have lost a rank that is slow to say why
         while waiting_for and not locked and all(
             map(diagnosis.consequence, failures(replies).values())
         ):
@@ -330,7 +329,7 @@ class Ranks:
         return RankError(text, failures(first))
 
     def _release(self, waiting_for, replies, seconds, interrupt):
-        """Ends what still runs. A rank that leaves the group frees those who wait for it."""
+        """End what still runs. A rank that leaves the group frees the ranks that wait for it."""
         deadline = time.monotonic() + seconds
         if interrupt:
             self._signal(waiting_for, signal.SIGINT)
@@ -346,8 +345,8 @@ class Ranks:
             self._stop(f"{names} did not end after a failure and had to be killed")
 
     def _rejoin(self):
-        """A process group is of no use after a failure; variables are: keep them, make it anew.
-        Whether those that are left after a death shall have one is for them to decide."""
+        """Create the process group again, which is useless after a failure; variables are kept.
+        After a death, the remaining ranks decide for themselves whether to have a group."""
         self._look_for_folder()
         if self._stopped:
             return
@@ -365,29 +364,29 @@ class Ranks:
             self._stop(f"{names} did not answer and had to be killed")
 
     def _interrupt(self, waiting_for, replies):
-        """The kernel was interrupted: so are its ranks."""
+        """Interrupt the ranks, because the kernel was interrupted."""
         if self._stopped:
             return
         try:
             self._release(waiting_for, replies, PATIENCE, interrupt=True)
             self._rejoin()
         except KeyboardInterrupt:
-            self._stop("a second interrupt came before they had ended what they did")
+            self._stop("a second interrupt came before they had finished")
             raise
 
     def _bury(self, rank):
-        """Notes that a rank which may die is dead."""
+        """Record the death of a rank that may die."""
         process = self._processes[rank]
         process.join(5.0)  # its exit code comes through the forkserver
         self._deaths[rank] = Dead(process.exitcode)
 
     def _dead(self):
-        """A process has ended by itself: names it, ends the others, returns the RankError."""
+        """After a process has ended on its own, end the others and return a RankError naming it."""
         if self._stopped:  # by another thread
             return self._not_running()
-        # exit codes reach the kernel through the forkserver, a moment after the process has gone
+        # exit codes reach the kernel through the forkserver, a moment after the process is gone
         connection.wait([process.sentinel for process in self._processes], 5.0)
-        time.sleep(0.05)  # for others that went with it
+        time.sleep(0.05)  # for others that died with it
         codes = [process.exitcode for process in self._processes]
         text = diagnosis.deaths(self._files, codes)
         self._stop(text.splitlines()[0].rstrip("."))
@@ -399,21 +398,21 @@ class Ranks:
                 os.kill(self._processes[rank].pid, signum)
 
     def _new_output(self, ranks):
-        """What each rank has printed since the last call: {rank: text}."""
+        """The output of each rank since the last call: {rank: text}."""
         return {rank: self._files.new(rank, "out") for rank in ranks}
 
 
 def unpickled(reply: bytes) -> Any:
-    """What a rank has sent; a Failure where it travels, and cannot be made again here."""
+    """The reply of a rank; a Failure if it arrived but cannot be unpickled here."""
     try:
         return cloudpickle.loads(reply)
     except Exception as error:
-        what = f"the result was sent, and cannot be read: {type(error).__name__}: {error}"
+        what = f"the result was sent but cannot be read: {type(error).__name__}: {error}"
         return worker.Failure("UnpicklingError", what, ())
 
 
 def failures(replies: dict[int, Any]) -> dict[int, worker.Failure]:
-    """Those of the replies that are failures."""
+    """The replies that are failures."""
     return {rank: one for rank, one in replies.items() if isinstance(one, worker.Failure)}
 
 
@@ -421,9 +420,9 @@ def choose_devices(size: int, device: str | None) -> tuple[str, list[str]]:
     """(backend, device of each rank) for `size` ranks."""
     gpus = torch.cuda.device_count()
     if device not in (None, "cpu", "cuda"):
-        raise ValueError(f'device {device!r} is not known here: give "cpu", "cuda" or None')
+        raise ValueError(f'device {device!r} is unknown: give "cpu", "cuda" or None')
     if device == "cuda" and gpus < size:
-        raise ValueError(f'{size} ranks need {size} GPUs and this machine has {gpus}: device="cpu"')
+        raise ValueError(f'{size} ranks need {size} GPUs but this machine has {gpus}: device="cpu"')
     if device != "cpu" and gpus >= size:
         return "nccl", [f"cuda:{rank}" for rank in range(size)]
     if device is None and gpus:
@@ -432,7 +431,7 @@ def choose_devices(size: int, device: str | None) -> tuple[str, list[str]]:
 
 
 def start_forkserver() -> multiprocessing.context.BaseContext:
-    """The forkserver with torch imported: 1 to 3 s for the first pool of a kernel, then nothing."""
+    """Start the forkserver, with torch imported: 1 to 3 s for a kernel's first pool, then 0."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     before = os.environ.get("OMP_NUM_THREADS")
@@ -448,7 +447,7 @@ def start_forkserver() -> multiprocessing.context.BaseContext:
 
 
 class ForkedRank:
-    """A rank's process and our end of its pipe, as `supervise.end` takes them."""
+    """A rank's process and our end of its pipe, in the form `supervise.end` takes."""
 
     def __init__(self, process: multiprocessing.process.BaseProcess, pipe: connection.Connection):
         self._process, self._pipe = process, pipe
@@ -472,7 +471,7 @@ def end_ranks(
     pipes: Iterable[connection.Connection],
     folder: str,
 ) -> None:
-    """Closes the pipes, so that idle ranks end by themselves, and kills what is still there."""
+    """Close the pipes, so that idle ranks end on their own, and kill the rest."""
     end(map(ForkedRank, processes, pipes), 0.3)
     shutil.rmtree(folder, ignore_errors=True)
 

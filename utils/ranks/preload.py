@@ -1,7 +1,7 @@
-"""What the forkserver imports once, so that each rank has it at its first moment.
+"""Modules that the forkserver imports once, so that each rank has them from the start.
 
-torch._dynamo is what the first step of any of torch's optimizers imports: a second of work that
-every rank would else do anew.
+The first step of any of torch's optimizers imports torch._dynamo, a second of work that every rank
+would otherwise repeat.
 """
 
 import importlib

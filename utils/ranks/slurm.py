@@ -4,11 +4,11 @@
         print(slurm.shell("sinfo"))             # a command line on the login node, node0
         slurm.shell("sbatch job.sh")            # runs on node1 and node2
         slurm.kill(2)                           # node2 loses its power
-        slurm.revive(2)                         # it is back, and reports to slurmctld
+        slurm.revive(2)                         # it is back and reports to slurmctld
 
 The daemons are Slurm's own, slurmctld on the login node and slurmd on the others. The nodes are
-those of `utils/ranks/nodes.py`, so all that the daemons write and start goes when they are closed.
-Nobody needs a key inside (auth/none): their network leads nowhere else.
+those of `utils/ranks/nodes.py`, so everything that the daemons write and start disappears when they
+are closed. No keys are needed inside (auth/none): the network is isolated.
 """
 
 import os
@@ -25,7 +25,7 @@ from utils.ranks.supervise import OVER, end
 
 DAEMONS = ("slurmctld", "slurmd", "sbatch")
 
-# What a cluster of a few minutes needs; the lines of its nodes follow.
+# Enough for a cluster that lives for a few minutes; the lines of its nodes follow.
 CONFIG = """
 ClusterName=kintsugi
 SlurmctldHost={controller}
@@ -50,7 +50,7 @@ KillWait=10
 PartitionName=all Nodes=ALL Default=YES
 """
 
-# A dead node is noticed within 15 s, not minutes, and its job may begin again 6 s later.
+# A dead node is noticed within 15 s, not minutes, and its job may restart 6 s later.
 IMPATIENT = """
 AuthInfo=cred_expire=5
 MessageTimeout=3
@@ -60,13 +60,13 @@ ReturnToService=2
 
 
 def missing() -> str | None:
-    """None where Slurm's daemons are installed, else one sentence."""
+    """None if Slurm's daemons are installed, else one sentence that names a missing one."""
     absent = [name for name in DAEMONS if not shutil.which(name, path=SEARCH)]
     return f"Slurm's {absent[0]} is not installed (apt-get install slurm-wlm)." if absent else None
 
 
 def configure(folder: Path, controller: str, user: str, ports: tuple[int, int], more: str) -> Path:
-    """Writes a slurm.conf into a folder; more: its lines NodeName=…, and others."""
+    """Write a slurm.conf into a folder; more: its NodeName=… lines, and others."""
     (folder / "state").mkdir()
     conf = folder / "slurm.conf"
     text = CONFIG.format(folder=folder, controller=controller, user=user, ports=ports)
@@ -99,13 +99,13 @@ class Slurm(Nodes):
 
     @staticmethod
     def available() -> str | None:
-        """None where this machine can be a cluster, else one sentence that says why not."""
-        if hasattr(os, "geteuid") and os.geteuid():  # jobs are started by root, for their owner
+        """None if this machine can be a cluster, else one sentence that says why not."""
+        if hasattr(os, "geteuid") and os.geteuid():  # root starts the jobs of all users
             return "A Slurm cluster on one machine needs root: slurmd starts the jobs of its users."
         return missing() or Nodes.available()
 
     def shell(self, line: str, seconds: float = 60.0) -> str:
-        """What a command line on the login node says; NodesError where it takes longer."""
+        """The output of a command line on the login node; NodesError after `seconds`."""
         with tempfile.TemporaryFile("w+", errors="replace") as said:
             child = self.start(0, ["sh", "-c", line], environment=self._variables, output=said)
             try:
@@ -117,12 +117,12 @@ class Slurm(Nodes):
             return said.read().rstrip()
 
     def wait_until(self, condition: Callable[[], Any], seconds: float = 120.0) -> None:
-        """Waits until condition() is true; NodesError after `seconds`, with slurmctld's words."""
+        """Wait until condition() is true; after `seconds` NodesError, with slurmctld's lines."""
         until = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > until:
                 last = (self.folder / "node0.log").read_text(errors="replace").splitlines()[-8:]
-                raise NodesError(f"It has not come within {seconds:g} s:\n" + "\n".join(last))
+                raise NodesError(f"It did not happen within {seconds:g} s:\n" + "\n".join(last))
             time.sleep(0.02)
 
     def revive(self, node: int) -> None:

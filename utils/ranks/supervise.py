@@ -1,28 +1,27 @@
-"""Starts child processes and ends them, so that none outlives whoever started it.
+"""Starts child processes and ends them, so that none outlives its parent.
 
-    child = Child(["python", "worker.py"])      # one that ends when its standard input does
+    child = Child(["python", "worker.py"])      # a program that ends when its standard input does
     child.write_line(b"a line")                 # ChildEnded
-    child.answer(20.0)                          # the next line: ChildEnded, TimeoutError
+    child.answer(20.0)                          # the next line; ChildEnded, TimeoutError
     child.last_words()                          # the last line of its standard error
     end([child], 0.3)                           # its input ends; 0.3 s later it is killed
 
     child = Child(supervised(["torchrun", …]))  # any program, in the same way
 
-A program that does not look at its standard input runs under a *supervisor*: this file as a small
+A program that does not watch its standard input runs under a *supervisor*: this file, as a small
 process between the parent and the program. It waits for the first of these:
 
-- its standard input ends, its parent has gone in whatever way, or it gets SIGTERM, SIGINT or
-  SIGHUP: the program gets SIGTERM, GRACE seconds to end, and then SIGKILL (SIGKILL at once where
+- its standard input ends, its parent is gone for whatever reason, or it receives SIGTERM, SIGINT or
+  SIGHUP: the program gets SIGTERM, GRACE seconds to end, and then SIGKILL (SIGKILL at once if
   `AT_ONCE` was read);
-- the program ends, by itself or killed.
+- the program ends, on its own or killed.
 
-Then every process that is left of it is killed, unless `daemons` may stay. On Linux its orphans
-become children of the supervisor, which is their *subreaper*, also those with a session of their
-own; elsewhere those count that were its descendants before. If the supervisor itself is killed,
-Linux sends SIGTERM to the program (PDEATHSIG). The exit status is the program's, 128 + n for
-signal n.
+Then every process it left behind is killed, unless `daemons` may stay. On Linux its orphans become
+children of the supervisor, which is their *subreaper*, even those with a session of their own; on
+other systems its earlier descendants are killed. If the supervisor itself is killed, Linux sends
+SIGTERM to the program (PDEATHSIG). The exit status is the program's, 128 + n for signal n.
 
-The standard library alone is used, and nothing else of `utils`: the supervisor runs as
+This file uses only the standard library and nothing else of `utils`: the supervisor runs as
 `python -I -S`, starts in 30 ms and needs 10 MB, and every exported version ships this file.
 """
 
@@ -46,10 +45,10 @@ from pathlib import Path
 from typing import IO, Protocol
 
 GRACE = 8.0  # seconds from SIGTERM to SIGKILL
-OVER = 2 * GRACE  # seconds in which a supervisor with that GRACE has ended, on a busy machine too
-AT_ONCE = b"kill"  # what the parent writes before it closes the pipe and will not wait
-LOOK = 0.05  # seconds between two looks at what has ended
-ORPHANS = 0.5  # seconds that orphans have to see by themselves that their program has gone
+OVER = 2 * GRACE  # seconds within which such a supervisor has ended, even on a busy machine
+AT_ONCE = b"kill"  # written by a parent that will not wait, before it closes the pipe
+LOOK = 0.05  # seconds between two checks for ended processes
+ORPHANS = 0.5  # seconds that orphans have to notice by themselves that their program is gone
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # Linux, prctl(2)
 HAS_PRCTL = sys.platform == "linux"
 
@@ -57,11 +56,11 @@ HAS_PRCTL = sys.platform == "linux"
 
 
 class ChildEnded(RuntimeError):
-    """The child's pipe has ended: it has died, or is about to."""
+    """The child's pipe has closed: the child is dead or about to die."""
 
 
 class Endable(Protocol):
-    """What `end` can end. A child listens to a pipe, and ends by itself when that closes."""
+    """A child that `end` can end: it reads from a pipe and ends on its own when that closes."""
 
     def close_input(self) -> None: ...
     def wait(self, seconds: float | None = None) -> bool: ...
@@ -70,22 +69,22 @@ class Endable(Protocol):
 
 
 def end(children: Iterable[Endable], seconds: float) -> None:
-    """Closes the inputs of all children, and after `seconds` kills those that are still there."""
+    """Close the inputs of all children, and after `seconds` kill those still running."""
     children = list(children)
     for child in children:
         child.close_input()
     until = time.monotonic() + seconds
     for child in children:
         if not child.wait(max(0.0, until - time.monotonic())):
-            child.kill()  # SIGKILL ends a stopped process too
+            child.kill()  # SIGKILL also ends a stopped process
             child.wait()
         child.close()
 
 
 class Pipes:
-    """Lines to a process and lines of it, over two pipes.
+    """Lines to and from a process, over two pipes.
 
-    errors  a file with what it writes to standard error
+    errors  a file with its standard error
     """
 
     def __init__(self, to: IO | None, of: IO | None, errors: IO | None) -> None:
@@ -93,7 +92,7 @@ class Pipes:
         self._unread = b""
 
     def write_line(self, line: bytes) -> None:
-        """Writes a line to its standard input; ChildEnded if nobody reads there any more."""
+        """Write a line to its standard input; ChildEnded if the pipe is closed."""
         try:
             self._to.write(line + b"\n")
             self._to.flush()
@@ -101,11 +100,11 @@ class Pipes:
             raise ChildEnded from None
 
     def fileno(self) -> int:
-        """Of its standard output, for `select.poll`: when that is ready, call `read_line`."""
+        """Its standard output, for `select.poll`: when that is ready, call `read_line`."""
         return self._of.fileno()
 
     def read_line(self) -> bytes | None:
-        """Reads what has come: a whole line, or None where it is not whole yet; ChildEnded."""
+        """Read what has arrived: a line, or None if it is not complete yet; ChildEnded."""
         if b"\n" not in self._unread:
             data = os.read(self.fileno(), 1 << 20)
             if not data:
@@ -128,26 +127,26 @@ class Pipes:
         return line
 
     def lines(self) -> Iterator[str]:
-        """What it writes, line by line, until nobody is left who could write."""
+        """Its output, line by line, until no process holds the pipe any longer."""
         with io.TextIOWrapper(self._of, errors="replace") as text:
             for line in text:
                 yield line.rstrip("\n")
 
     def last_words(self) -> str:
-        """The last line that it wrote to standard error."""
+        """The last line it wrote to standard error."""
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no output")
 
     def close_input(self, last: bytes = b"") -> None:
-        """Closes its standard input, after a last word."""
+        """Close its standard input, after writing `last`."""
         with contextlib.suppress(OSError, ValueError):
             self._to.write(last)
         with contextlib.suppress(OSError):
             self._to.close()
 
     def close(self) -> None:
-        """Closes what is left of it here."""
+        """Close the files that are still open here."""
         self.close_input()
         for file in (self._of, self._errors):
             if file is not None:
@@ -155,10 +154,10 @@ class Pipes:
 
 
 class Child(Pipes):
-    """A process in a session of its own, so that a terminal's or a notebook's Ctrl-C is for us.
+    """A process in a session of its own, so that Ctrl-C in a terminal or notebook reaches only us.
 
-    output  "apart": lines of standard output are for `answer`, standard error for `last_words`;
-            "together": both are for `lines`; or a file that gets both
+    output  "apart": read standard output with `answer`, standard error with `last_words`;
+            "together": read both with `lines`; or a file that receives both
     env     its environment; None: ours
     fds     file descriptors that it inherits
     """
@@ -190,14 +189,14 @@ class Child(Pipes):
         return self._process.poll()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended, now or within `seconds` (None: no limit)."""
+        """Wait up to `seconds` (None: no limit); return whether it has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
             return True
         return False
 
     def kill(self) -> None:
-        """SIGKILL for it and for its process group; nothing where it has ended."""
+        """Send SIGKILL to its process group; do nothing if it has ended."""
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -214,9 +213,9 @@ def supervised(
     """The words that run a command under a supervisor.
 
     grace    seconds from SIGTERM to SIGKILL
-    folder   a temporary one, which the supervisor removes if the parent dies and cannot
-    pid_to   a file descriptor of the child (`fds`) that the program's pid is written to
-    daemons  what the program leaves running when it ends by itself may stay
+    folder   a temporary folder, which the supervisor removes if the parent has died
+    pid_to   a file descriptor of the child (`fds`) to which the program's pid is written
+    daemons  processes that the program leaves running when it ends on its own may stay
     """
     words = [sys.executable, "-I", "-S", os.path.abspath(__file__), f"--grace={grace}"]
     words += [] if folder is None else [f"--folder={folder}"]
@@ -229,9 +228,9 @@ def supervised(
 
 
 def end_with(parent: int) -> None:
-    """From now on this process is killed when process `parent` has gone, whatever it does then.
+    """Kill this process once process `parent` is gone, whatever this process is doing then.
 
-    On Linux it ends with the very thread of the parent that has started it.
+    On Linux it ends with the very thread of the parent that started it.
     """
     if HAS_PRCTL:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -248,7 +247,7 @@ def end_with(parent: int) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Runs a command until it ends, or until nobody wants it any more; its exit status."""
+    """Run a command until it ends or must end; return its exit status."""
     parser = argparse.ArgumentParser(prog="supervise.py", description="Runs COMMAND; see the file.")
     parser.add_argument("--grace", type=float, default=GRACE)
     parser.add_argument("--folder")
@@ -257,7 +256,7 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words[: words.index("--")])
     command = words[words.index("--") + 1 :]
 
-    parent, stop = os.getppid(), []  # stop: signals that asked for the end
+    parent, stop = os.getppid(), []  # stop: signals that asked this process to end
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: stop.append(number))
     if HAS_PRCTL:
@@ -286,35 +285,35 @@ def main(words: list[str]) -> int:
     if not (by_itself and options.daemons):
         _end_orphans(before)
     if options.folder and os.getppid() != parent:
-        shutil.rmtree(options.folder, ignore_errors=True)  # nobody else is left to do it
+        shutil.rmtree(options.folder, ignore_errors=True)  # no other process is left to do it
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
 
 
 def _begin() -> None:
-    """In the program before it begins: SIGTERM when its supervisor dies, and Ctrl-C as usual."""
+    """Run in the program before it begins: SIGTERM if the supervisor dies; Ctrl-C as usual."""
     if HAS_PRCTL:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _read_input() -> bytes | None:
-    """Waits a moment; what standard input says: b"" is its end, None nothing yet."""
+    """Wait a moment; return the data from standard input: b"" at its end, None for nothing yet."""
     ready, _, _ = select.select([0], [], [], LOOK)
     return os.read(0, 1024) if ready else None
 
 
 def _reap(program: int) -> int | None:
-    """Takes every child that has ended off the kernel's list; the program's status if it has."""
+    """Reap every child that has ended; return the program's status if it has."""
     status = None
-    with contextlib.suppress(ChildProcessError):  # there is no child at all
+    with contextlib.suppress(ChildProcessError):  # there are no children
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             status = ended[1] if ended[0] == program else status
     return status
 
 
 def _end_orphans(before: list[int]) -> None:
-    """Waits a moment for orphans to end, then kills them, and theirs, until none is left."""
+    """Wait a moment for orphans to end, then kill them and their children until none is left."""
     patience = time.monotonic() + ORPHANS
     while HAS_PRCTL and (left := [pid for pid, up in _parents().items() if up == os.getpid()]):
         for pid in left:
@@ -322,7 +321,7 @@ def _end_orphans(before: list[int]) -> None:
                 os.kill(pid, signal.SIGKILL)  # a child keeps its pid until it is reaped
         _reap(0)
         time.sleep(0.005)
-    for pid in before:  # where no orphan becomes a child of this process
+    for pid in before:  # on systems where orphans do not become our children
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -343,7 +342,7 @@ def _parents() -> dict[int, int]:
         return {int(pid): int(parent) for pid, parent in rows}
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError, IndexError):  # it has gone meanwhile
+        with contextlib.suppress(OSError, IndexError):  # it is gone meanwhile
             stat = Path(f"/proc/{entry}/stat").read_bytes()
             found[int(entry)] = int(stat.rpartition(b")")[2].split()[1])
     return found

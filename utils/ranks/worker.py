@@ -1,14 +1,14 @@
 """One rank of `utils.ranks`: the loop that runs in every worker process.
 
-The notebook's kernel and a rank talk over one pipe, a request and its reply at a time:
+The notebook's kernel and a rank talk over one pipe, one request and its reply at a time:
 
-    ("join", generation)            make the process group       -> None
+    ("join", generation)            create the process group     -> None
     ("leave",)                      destroy the process group    -> None
     ("cell", name, source)          run the source of a cell     -> None
     ("call", function, args, kw)    call a function              -> the result
     ("get", name), ("put", values)  read or set variables        -> the value
 
-What fails answers a `Failure` instead. What a cell prints goes to a file that the kernel
+A request that fails returns a `Failure` instead. A cell's output goes to a file that the kernel
 reads, so nothing is lost when a rank is killed.
 """
 
@@ -40,9 +40,9 @@ import torch.distributed as dist
 
 from utils.private_api import may_have_children, set_default_timeout
 
-NUMBER = 8  # bytes: the number of a request, before it and before its reply
-JOIN_TIMEOUT = 30.0  # seconds to meet, on a machine that may be busy: not the learner's time limit
-device = torch.device("cpu")  # of this process; a rank sets its own, for functions that ask
+NUMBER = 8  # bytes of a request's number, which precedes the request and its reply
+JOIN_TIMEOUT = 30.0  # seconds to meet, on a possibly busy machine; not the learner's time limit
+device = torch.device("cpu")  # of this process; a rank sets its own, for functions that query it
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Place:
-    """The node of `nodes` that a rank lives on: a process whose namespaces it enters."""
+    """The node of `nodes` on which a rank runs: a process whose namespaces it enters."""
 
     pid: int
-    namespaces: tuple[str, ...]  # in this order: "user" (where there is one), "net", "uts"
+    namespaces: tuple[str, ...]  # in this order: "user" (if there is one), "net", "uts"
     interface: str  # the node's cable
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a rank has to know before its first cell. `timeout` is in seconds."""
+    """Everything a rank must know before its first cell. `timeout` is in seconds."""
 
     rank: int
     world_size: int
@@ -87,10 +87,10 @@ class Setup:
 
 
 class Interrupt:
-    """Lets Ctrl-C end the running cell, once, and never the loop between two cells.
+    """Lets Ctrl-C end the running cell, but never the loop between two cells.
 
-    The notebook's interrupt reaches a rank twice: from Jupyter, which signals the whole process
-    group, and from the kernel, which passes it on.
+    The notebook's interrupt reaches a rank twice, and counts once: from Jupyter, which signals the
+    whole process group, and from the kernel, which passes it on.
     """
 
     def __init__(self):
@@ -110,7 +110,7 @@ class Interrupt:
 
 
 class Pickler(cloudpickle.CloudPickler):
-    """cloudpickle, which carries a notebook's functions, and every module by its name.
+    """cloudpickle, which pickles a notebook's functions, but with every module by name.
 
     A function that imports `torch.distributed` and has a global named like one of its submodules
     (`config`) takes that module along; some of torch's are objects that cloudpickle refuses.
@@ -124,15 +124,15 @@ class Pickler(cloudpickle.CloudPickler):
 
 
 def dumps(value: Any) -> bytes:
-    """What travels over a pipe, as bytes; `cloudpickle.loads` reads it."""
+    """A value as bytes for a pipe; `cloudpickle.loads` reads it."""
     with io.BytesIO() as buffer:
         Pickler(buffer).dump(value)
         return buffer.getvalue()
 
 
 def main(setup: Setup, connection: Connection) -> None:
-    """Serves requests until the pipe closes. A reply begins with the bytes of its request's number,
-    which can be read whatever becomes of the rest."""
+    """Serve requests until the pipe closes. A reply begins with its request's number, which is
+    readable even if the rest is not."""
     global device
     if setup.place:  # before the first thread: a process with several cannot change its user
         enter(setup.place)
@@ -142,7 +142,7 @@ def main(setup: Setup, connection: Connection) -> None:
     die_with_kernel(setup.folder)
     os.register_at_fork(after_in_child=die_with_parent)
     me = os.getpid()
-    # the kernel treats ranks as daemons, which may have no children; DataLoader's workers are some
+    # ranks are daemons, which may not have children by default; DataLoader's workers are children
     may_have_children()
     namespace = first_namespace(setup)
     while True:
@@ -154,20 +154,20 @@ def main(setup: Setup, connection: Connection) -> None:
         try:
             with interrupt:
                 payload = dumps(answer(setup, namespace, *cloudpickle.loads(request)))
-        except BaseException as error:  # exit() and Ctrl-C in a cell must not end the rank
+        except BaseException as error:  # exit() or Ctrl-C in a cell must not end the rank
             payload = dumps(describe(error))
         try:
             sys.stdout.flush()
         except (AttributeError, ValueError):  # the cell has closed or deleted it
             redirect_output(setup)
-        if os.getpid() != me:  # a child that the cell has forked: the rank itself answers
+        if os.getpid() != me:  # a child that the cell forked: only the rank itself answers
             os._exit(0)
         connection.send_bytes(number + payload)
 
 
 def enter(place: Place) -> None:
-    """Moves this process to a node: from now on it has that node's network and host name."""
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
+    """Move this process to a node: from now on it has that node's network and host name."""
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns exists from Python 3.12 on
     for name in place.namespaces:
         with open(f"/proc/{place.pid}/ns/{name}") as namespace:
             if libc.setns(namespace.fileno(), 0):
@@ -177,7 +177,7 @@ def enter(place: Place) -> None:
 
 
 def answer(setup: Setup, namespace: dict, kind: str, *args: Any) -> Any:
-    """Does what one request asks for and returns the reply's value."""
+    """Carry out one request and return the reply's value."""
     if kind == "cell":
         return run_cell(namespace, *args)
     if kind == "call":
@@ -195,10 +195,10 @@ def answer(setup: Setup, namespace: dict, kind: str, *args: Any) -> Any:
 
 
 def join(setup: Setup, generation: int) -> None:
-    """Makes the process group; a file in the pool's folder is the meeting point."""
+    """Create the process group; a file in the pool's folder is the meeting point."""
     if setup.backend == "nccl":
         torch.cuda.set_device(setup.device)
-    else:  # a host name that does not resolve, or a VPN, must not matter on one machine
+    else:  # on one machine an unresolvable host name or a VPN must not matter
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     store = dist.FileStore(f"{setup.folder}/meeting-{generation}", setup.world_size)
     store.set_timeout(datetime.timedelta(seconds=JOIN_TIMEOUT))
@@ -213,7 +213,7 @@ def join(setup: Setup, generation: int) -> None:
 
 
 def first_namespace(setup: Setup) -> dict:
-    """The variables a cell starts with. Every rank gets the same seed, as a learner expects."""
+    """The initial variables of cells. Every rank gets the same seed, as a learner expects."""
     torch.set_num_threads(1)
     torch.manual_seed(setup.seed)
     random.seed(setup.seed)
@@ -230,7 +230,7 @@ def first_namespace(setup: Setup) -> dict:
 
 
 def run_cell(namespace: dict, name: str, source: str) -> None:
-    """Runs a cell; shows the value of a last line that is an expression, as Jupyter does."""
+    """Run a cell; print the value if its last line is an expression, as Jupyter does."""
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
@@ -242,7 +242,7 @@ def run_cell(namespace: dict, name: str, source: str) -> None:
 
 
 def describe(error: BaseException) -> Failure:
-    """An exception as a `Failure`; the kernel looks up the source lines, since it has them all."""
+    """An exception as a `Failure`; the kernel looks up the source lines, as it has them all."""
     frames = traceback.extract_tb(error.__traceback__)
     stack = [Frame(f.filename, f.lineno or 0, f.name) for f in frames if f.filename != __file__]
     if isinstance(error, SyntaxError) and error.filename:
@@ -250,24 +250,24 @@ def describe(error: BaseException) -> Failure:
     try:
         message = str(error.args[0]) if isinstance(error, SyntaxError) else str(error)
     except Exception as second:
-        message = f"(its text cannot be had: {type(second).__name__})"
+        message = f"(its text is unavailable: {type(second).__name__})"
     return Failure(type(error).__name__, message, tuple(stack))
 
 
 def redirect_output(setup: Setup) -> None:
-    """Prints go to `rank0.out`; what libraries write below Python goes to `rank0.log`."""
+    """Send Python's output to `rank0.out`, and that of libraries below Python to `rank0.log`."""
     base = f"{setup.folder}/rank{setup.rank}"
     sys.stdout = sys.stderr = open(f"{base}.out", "a", 1, encoding="utf-8")  # noqa: SIM115
     os.dup2(sys.stdout.fileno(), 1)
     with open(f"{base}.log", "ab", buffering=0) as log:
         os.dup2(log.fileno(), 2)
-    # on SIGUSR1 the stack is written even while the rank waits inside a collective's C++ code
+    # on SIGUSR1 the stack is written, even while the rank waits in a collective's C++ code
     stack = open(f"{base}.stack", "ab")  # noqa: SIM115, faulthandler keeps it open
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
 
 
 def die_with_kernel(folder: str) -> None:
-    """Ends this rank when the kernel ends, whatever the rank is doing then."""
+    """End this rank when the kernel ends, whatever the rank is doing."""
 
     def watch():
         multiprocessing.parent_process().join()
@@ -278,7 +278,7 @@ def die_with_kernel(folder: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Ends this process, which a cell has forked, when its parent ends."""
+    """End this process, which a cell has forked, when its parent ends."""
     parent = os.getppid()
 
     def watch():
