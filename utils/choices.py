@@ -1,13 +1,13 @@
-"""What a training run may choose to need less memory: the words that trainer and planner share.
+"""The memory options of a training run, in the words that trainer and planner share.
 
-This file imports nothing: the planner must start without torch.
+This file imports nothing, because the planner must start without torch.
 """
 
-# What the backward pass computes again: nothing, all but the results of matrix products and
-# attention, or everything inside a layer.
+# What the backward pass recomputes: nothing; everything except the results of matrix products and
+# attention; or everything inside a layer.
 RECOMPUTE = ("none", "selective", "full")
-# What the data-parallel ranks share out (ZeRO): nothing, the optimizer's state, gradients too,
-# parameters too.
+# What ZeRO shards among the data-parallel ranks: nothing; the optimizer's state; also gradients;
+# also parameters.
 ZERO = (0, 1, 2, 3)
-# What may leave the device between its uses.
+# What may leave the device between uses.
 OFFLOADS = ("activations", "optimizer", "parameters")

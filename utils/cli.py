@@ -1,4 +1,4 @@
-"""A frozen dataclass as a command line: every field is an option and has a flag of its name.
+"""A frozen dataclass as a command line: every field is an option with a flag of the same name.
 
     @dataclass(frozen=True)
     class Config:
@@ -10,7 +10,7 @@
 
     Config(**parse_flags(Config, ["--steps", "5"], prog="program"))
 
-Whole numbers, numbers, texts and switches (--name, --no-name), each with a default or None.
+Options are integers, numbers, texts and switches (--name, --no-name), each with a default or None.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 PATHS = ("PATH", "FOLDER", "FILE")  # the metavar of an option that names a place
-WORDS = {int: "a whole number", float: "a finite number", str: "text", bool: "True or False"}
+WORDS = {int: "an integer", float: "a finite number", str: "text", bool: "True or False"}
 OUT_OF_MEMORY = re.compile(r"[Tt]ried to allocate ([\d.]+ \w+)")  # torch's words, CPU and CUDA
 
 
@@ -37,11 +37,11 @@ def option(
     above: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """A field of the dataclass, with what `--help` says of it.
+    """A field of the dataclass, with its text for `--help`.
 
-    choices        the texts that it may be
-    least, most    the smallest and the largest number that it may be
-    above          the number that it must be larger than
+    choices        the allowed texts
+    least, most    the smallest and the largest allowed number
+    above          the number that it must exceed
     """
     facts = {"help": help, "choices": choices, "metavar": metavar}
     return field(default=default, metadata=facts | {"least": least, "above": above, "most": most})
@@ -53,9 +53,9 @@ def flag(name: str) -> str:
 
 
 def check_options(config: Any) -> None:
-    """Raises ValueError naming the first option whose value is not of its type, not one of its
-    choices, or outside its range."""
-    for check in (_check_type, _check_range):  # a wrong type is named before any number
+    """Raise ValueError for the first option whose value has the wrong type, is not one of its
+    choices, or is outside its range."""
+    for check in (_check_type, _check_range):  # wrong types are reported before any range
         for entry in fields(config):
             value = getattr(config, entry.name)
             if value is not None or not _kind(entry)[1]:
@@ -86,9 +86,9 @@ def _check_range(entry: Field, value: Any) -> None:
 def parse_flags(
     config_class: type, arguments: Sequence[str] | None = None, prog: str = "", **texts: str
 ) -> dict[str, Any]:
-    """{option: value} of those that are given in `arguments` (default: those of this process).
+    """{option: value} for the flags in `arguments` (default: those of this process).
 
-    prog, description, epilog   as argparse takes them. Wrong flags end the process with status 2.
+    prog, description, epilog   as in argparse. Invalid flags end the process with status 2.
     """
     parser = _Parser(prog=prog, allow_abbrev=False, **texts)
     for entry in fields(config_class):
@@ -107,7 +107,7 @@ def parse_flags(
     arguments = sys.argv[1:] if arguments is None else arguments
     for argument in arguments:
         if argument.startswith("--") and argument.endswith("=--"):  # argparse drops this value
-            parser.error(f"{argument} is no value")
+            parser.error(f"{argument} gives no value")
     return vars(parser.parse_args(arguments))
 
 
@@ -117,12 +117,12 @@ def exit_status(
     errors: tuple[type[Exception], ...] = (ValueError,),
     stopped: str | None = None,
 ) -> int:
-    """Runs a command; what went wrong becomes one sentence on stderr.
+    """Run a command; print an error as one sentence on stderr.
 
-    errors    those that have a sentence of their own; any other one passes, but for torch's when it
-              gets no memory, on the CPU or a GPU
-    stopped   what to say of Ctrl-C; None: it passes
-    Returns 0; 2 after an error, 130 after Ctrl-C, as shells have it.
+    errors    exceptions whose message is such a sentence; others are not caught, except for torch's
+              out-of-memory errors on the CPU or a GPU
+    stopped   what to print on Ctrl-C; None: it is not caught
+    Returns 0; 2 after an error, 130 after Ctrl-C, as shells do.
     """
     try:
         run()
@@ -147,19 +147,19 @@ def exit_status(
 
 
 def no_arguments(program: str, does: str) -> None:
-    """Ends a command that takes no arguments with status 2 where it is given some."""
+    """Exit with status 2 if a command that takes no arguments is given any."""
     _Parser(prog=f"python -m {program}", description=does).parse_args()
 
 
 def port(text: str) -> int:
-    """An option's text as the number of a port, 0 for a free one."""
+    """An option's text as a port number; 0 means a free port."""
     if not 0 <= int(text) <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port: give one up to 65535, or 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a port: give one up to 65535, or 0")
     return int(text)
 
 
 def path(text: str) -> str:
-    """The text, if it can be looked for: no long name, no unknown ~user, no loop of links."""
+    """The text, if it is a usable path: no name too long, no unknown ~user, no link loop."""
     try:
         Path(text).expanduser().resolve().exists()
     except (OSError, RuntimeError) as error:
@@ -175,7 +175,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _kind(entry):
-    """(type, may it be None?) of a field, from its annotation."""
+    """(type, whether it may be None) of a field, from its annotation."""
     members = getattr(entry.type, "__args__", (entry.type,))
     return members[0], len(members) > 1
 

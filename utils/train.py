@@ -1,4 +1,4 @@
-"""`python -m utils.train`: the trainer of the course, as a program (utils/training/train.py)."""
+"""`python -m utils.train`: the course's trainer as a program (utils/training/train.py)."""
 
 import sys
 

@@ -85,7 +85,7 @@ def test_what_does_not_go_together_is_one_sentence(capsys):
     for options, words in (
         ({"engine": "deepspeed"}, "take --optimizer adamw"),
         ({"precision": "fp64"}, "computes in fp32: take --optimizer adamw"),
-        ({"offload": "optimizer"}, "steps the weights outside of the GPU"),
+        ({"offload": "optimizer"}, "updates the weights outside the GPU"),
     ):
         with pytest.raises(ValueError, match=words):
             replace(RUN, optimizer="adamw-triton", **options)

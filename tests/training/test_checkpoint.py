@@ -95,7 +95,7 @@ def test_another_run_is_named(saved):
     refused(saved, "hidden_size 24, this run asks for 32", hidden_size=32)
     refused(saved, "num_key_value_heads 2, this run asks for 4", kv_heads=4)
     refused(saved, "tie_word_embeddings False, this run asks for True", tie_embeddings=True)
-    refused(saved, "trained with optimizer 'muon', this run asks for 'adamw'", kind="adamw")
+    refused(saved, "trained with optimizer 'muon'; this run asks for 'adamw'", kind="adamw")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_another_run_is_named(saved):
         ("training.json", "has no training.json: it holds no training run to resume"),
         ("config.json", "config.json is missing"),
         ("model.safetensors", "holds neither model.safetensors nor"),
-        ("optimizer.safetensors", "optimizer.safetensors is missing: the folder was copied in"),
+        ("optimizer.safetensors", "optimizer.safetensors is missing: the folder was only partly"),
     ],
 )
 def test_a_missing_file_is_named(saved, file, sentence):

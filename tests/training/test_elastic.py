@@ -162,7 +162,7 @@ def test_a_node_that_is_back_takes_part_and_costs_no_step(storm):
 def test_a_node_that_is_asked_to_end_costs_no_step_and_does_not_end_the_run(storm):
     assert lost(storm.drained, storm.after) == 0
     assert storm.status == 1  # by which docs/cluster/slurm_requeue.sbatch sees that it is not over
-    sentence = r"utils\.train: stopped and saved after step \d+: the same command goes on"
+    sentence = r"utils\.train: stopped and saved after step \d+: the same command resumes"
     assert any(re.fullmatch(sentence, line) for line in storm.stories[0]), storm.stories[0]
     assert not any("successfully finished" in line for line in storm.stories[0])
 

@@ -210,7 +210,7 @@ def test_the_model_takes_whole_sequences_afterwards(pool, way):
         ({"dp": 4, "batch": 3}, "batch 3 leaves some of 4 ranks without a row"),
         (
             {"dp": 2, "pp": 2, "batch": 5, "micro_batches": 3},
-            "--micro-batches 3 leaves micro-batches without a row",
+            "--micro-batches 3 leaves micro-batches empty",
         ),
     ],
     ids=lambda case: case[1][:20] if isinstance(case, tuple) else None,

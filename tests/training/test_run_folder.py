@@ -90,17 +90,17 @@ def link(file):
 @pytest.mark.parametrize(
     "damage, sentence",
     [
-        (cut, "config.json is damaged: its bytes do not fit SHA256SUMS"),
-        (flip, "config.json is damaged: its bytes do not fit SHA256SUMS"),
+        (cut, "config.json is damaged: its bytes do not match SHA256SUMS"),
+        (flip, "config.json is damaged: its bytes do not match SHA256SUMS"),
         (Path.unlink, "config.json is missing"),
         (lambda file: (file.parent / "SHA256SUMS").unlink(), "checkpoint-4 has no SHA256SUMS"),
         (lambda file: (file.parent / "SHA256SUMS").write_text("?"), "SHA256SUMS cannot be read"),
-        (lambda file: (file.parent / "SHA256SUMS").write_text(""), "does not have config.json"),
+        (lambda file: (file.parent / "SHA256SUMS").write_text(""), "lacks config.json"),
         (lambda file: fifo(file), "config.json is not a regular file"),
         (lambda file: (fifo(file), link(file)), "SHA256SUMS is not a regular file"),
         (
             lambda file: (file.parent / "SHA256SUMS").write_text(f"0  {__file__}"),
-            "test_run_folder.py', which no save has written",
+            "test_run_folder.py', which no save wrote",
         ),
     ],
 )
@@ -110,9 +110,9 @@ def test_damage_is_named_and_the_one_before_is_taken(tmp_path, capsys, damage, s
     damage(run / "checkpoint-4" / "config.json")
     assert newest(run).name == "checkpoint-2"
     said = capsys.readouterr().err
-    assert sentence in said and "taking checkpoint-2" in said and said.count("\n") == 1
+    assert sentence in said and "using checkpoint-2" in said and said.count("\n") == 1
     damage(run / "checkpoint-2" / "config.json")
-    with pytest.raises(CheckpointError, match=r"no checkpoint is left to take: .*-4.*; .*-2"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint is left to use: .*-4.*; .*-2"):
         newest(run)
 
 

@@ -71,7 +71,7 @@ def test_rows_that_follow_the_quorum_are_all_there():
     [
         ({"dies": 14}, "dies 14, joins 14, steps 20 are not in order"),
         ({"joins": 20}, "joins 20, steps 20 are not in order"),
-        ({"batch": 9}, "a batch of 9 rows is not shared alike by 3 replicas"),
+        ({"batch": 9}, "a batch of 9 rows cannot be split evenly among 3 replicas"),
         ({"size": 1}, "at least 2 replicas"),
     ],
 )

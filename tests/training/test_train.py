@@ -134,9 +134,9 @@ def test_resuming_what_differs_is_refused(tmp_path):
         run(resumed(folder))
     with pytest.raises(ValueError, match="hidden_size 24, this run asks for 48"):
         run(resumed(folder, steps=2, hidden=48))
-    with pytest.raises(ValueError, match="optimizer 'muon', this run asks for 'adamw'"):
+    with pytest.raises(ValueError, match="optimizer 'muon'; this run asks for 'adamw'"):
         run(resumed(folder, steps=2, optimizer="adamw"))
-    with pytest.raises(ValueError, match="holds a checkpoint already: continue it with --resume"):
+    with pytest.raises(ValueError, match="already holds a checkpoint: continue it with --resume"):
         run(replace(ODD, out=str(folder)))
     rows, _ = run(resumed(folder, steps=2, lr=0.001))
     assert len(rows) == 1 and resumed(folder, steps=9).lr == 0.001
@@ -281,7 +281,7 @@ def test_a_checkpoint_carries_its_tokenizer(words, tmp_path, capsys):
     with pytest.raises(ValueError, match="is not the tokenizer of the run"):
         resumed(out, tokenizer=str(tmp_path))
     run(replace(ODD, steps=1, out=str(tmp_path / "bytes")))
-    with pytest.raises(ValueError, match="is one on bytes: --tokenizer does not go with it"):
+    with pytest.raises(ValueError, match="is on bytes: leave out --tokenizer"):
         resumed(tmp_path / "bytes", tokenizer=words)
 
 
@@ -328,7 +328,7 @@ def test_a_diverged_run_says_so_and_keeps_its_checkpoint(tmp_path, capsys, wild)
     train(replace(ODD, precision="fp32", steps=2, save_every=1, out=str(out)))
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     assert main(["--resume", str(out), "--steps", "50", *wild.split()]) == 2
-    way = f"lower --lr; if checkpoint-2 is ruined already, go back: --resume {out}/checkpoint-1\n"
+    way = f"lower --lr; if checkpoint-2 is already ruined, go back: --resume {out}/checkpoint-1\n"
     assert re.search(f"utils.train: the (held-out )?loss is .*: {way}", capsys.readouterr().err)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 

@@ -1,6 +1,6 @@
-"""Data parallelism: every rank has the model and rows of its own; their gradients are averaged.
+"""Data parallelism: every rank has the model and its own rows; gradients are averaged.
 
-Every way of it has the same methods, so a training step need not know which one it has:
+Every variant has the same methods, so a training step need not know which one it uses:
 
     ranks = DDP(stages, mesh, device)               prepares the model
     for number, (x, y) in enumerate(micro_batches):
@@ -11,7 +11,7 @@ Every way of it has the same methods, so a training step need not know which one
     ranks.after_step()
     ranks.zero_grad()
 
-    way               gradients travel                              chosen for
+    variant           gradients travel                              chosen for
     DataParallel      never                                         one rank
     DDP               all-reduce, during the last backward pass     whole models
     SummedGradients   all-reduce, after the last backward pass      pipelines and experts
@@ -38,18 +38,19 @@ Named = dict[str, nn.Parameter]
 
 
 class DataParallel:
-    """One rank alone, which has nothing to exchange; and what all ways have in common.
+    """A single rank, which exchanges nothing; also the base class of all variants.
 
     stages          this rank's modules: the model, or its stages of a pipeline
-    module          what is called for a forward pass where there is no pipeline
+    module          called for a forward pass if there is no pipeline
     named           {name: parameter} of this rank, under the names of the whole model
     owned           those that its optimizer updates
-    averages_over   so many ranks' gradients are averaged; 1: they are summed, or there is one rank
+    averages_over   number of ranks over which gradients are averaged; 1: they are summed, or there
+                    is only one rank
     """
 
     averages_over = 1
     replicates = True  # whether every rank of dp_cp ends with all gradients
-    shards_parameters = False  # whether a parameter is here in part only
+    shards_parameters = False  # whether this rank holds only shards of parameters
 
     def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
         for stage in stages:
@@ -63,56 +64,56 @@ class DataParallel:
     # ---- one step
 
     def micro_batch(self, last: bool) -> AbstractContextManager:
-        """Round the forward *and* the backward pass of one micro-batch."""
+        """A context for the forward *and* the backward pass of one micro-batch."""
         return nullcontext()
 
     def pipeline(self) -> AbstractContextManager:
-        """Round all passes of a step, where a pipeline makes them."""
+        """A context for all passes of a step in a pipeline."""
         return nullcontext()
 
     def before_backward(self, stage: nn.Module, last: bool) -> None:
-        """In a pipeline, before each backward pass of a stage; last: of its last micro-batch."""
+        """In a pipeline, called before each backward pass of a stage; last: the last one."""
 
     def reduce(self) -> None:
-        """After the last backward pass of a step: the gradients of `owned` are complete."""
+        """Complete the gradients of `owned`, after the last backward pass of a step."""
 
     def after_step(self) -> None:
-        """After the optimizer's step: every rank has what the others have updated."""
+        """Distribute the updated parameters to all ranks, after the optimizer's step."""
 
     def zero_grad(self) -> None:
         for parameter in self.named.values():
             parameter.grad = None
 
     def after_evaluation(self) -> None:
-        """After forward passes that no backward pass follows."""
+        """Clean up after forward passes without a backward pass."""
 
-    # ---- the state, and the end
+    # ---- the state and the end
 
     def counts(self, name: str) -> bool:
-        """Whether this rank counts its part of a parameter in sums over all ranks: what several
-        ranks hold alike is counted by the first of them."""
+        """Whether this rank counts its shard of a parameter in sums over all ranks: of several
+        copies, the first rank's counts."""
         return self._replicas(name).is_first
 
     def state(self, key: str, state: dict[str, torch.Tensor]) -> torch.Tensor:
-        """A tensor of the optimizer's state, from whoever has it; all ranks of the axis ask.
+        """A tensor of the optimizer's state, from its owner; all ranks of the axis call this.
 
         key     "<parameter name>/<key>"
-        state   {key: tensor} of what this rank owns
+        state   {key: tensor} that this rank owns
         """
         return state[key]
 
     def release(self) -> None:
-        """Each parameter gets memory of its own again."""
+        """Give each parameter its own memory again."""
 
     def _replicas(self, name: str) -> Axis:
         return self.mesh.edp_cp if is_expert(name) else self.mesh.dp_cp
 
 
 class DDP(DataParallel):
-    """torch's DistributedDataParallel: buckets of gradients travel while the backward pass goes on.
+    """torch's DistributedDataParallel: buckets of gradients travel during the backward pass.
 
-    Gradients are views of the buckets, not copies of them. DDP decides in the forward pass whether
-    the backward pass will communicate: a `micro_batch` entered after it has no effect.
+    Gradients are views of the buckets, not copies. DDP decides in the forward pass whether the
+    backward pass will communicate: entering `micro_batch` after that has no effect.
     """
 
     def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
@@ -128,8 +129,8 @@ class DDP(DataParallel):
 
 
 class SummedGradients(DataParallel):
-    """Adds up gradients when all backward passes are over: where DDP does not see all of them
-    alike, as in a pipeline, or where experts have other partners than the rest."""
+    """Sums gradients after all backward passes: for pipelines, where DDP does not see all of them,
+    and for experts, whose partners differ from those of the other parameters."""
 
     def __init__(self, stages: Sequence[nn.Module], mesh: Mesh, device: torch.device):
         super().__init__(stages, mesh, device)
@@ -147,7 +148,7 @@ def named_parameters(stages: Sequence[nn.Module]) -> Named:
 
 
 def by_axis(named: Named, mesh: Mesh) -> list[tuple[Named, Axis]]:
-    """({name: parameter}, the axis whose ranks all have them): experts may have another one."""
+    """({name: parameter}, the axis whose ranks all have them): experts may have a different one."""
     if mesh.ep.size == 1:
         return [(named, mesh.dp_cp)]
     experts = {name: p for name, p in named.items() if is_expert(name)}
@@ -156,7 +157,7 @@ def by_axis(named: Named, mesh: Mesh) -> list[tuple[Named, Axis]]:
 
 
 def all_reduce_gradients(parameters: Sequence[nn.Parameter], axis: Axis) -> None:
-    """The sum over the axis's ranks in place of each gradient, `BUCKET` bytes at a time."""
+    """Replace each gradient by its sum over the axis's ranks, `BUCKET` bytes at a time."""
     if axis.group is None:
         return
     for gradients in _buckets([p.grad for p in parameters if p.grad is not None]):
@@ -167,7 +168,7 @@ def all_reduce_gradients(parameters: Sequence[nn.Parameter], axis: Axis) -> None
 
 
 def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Lists of tensors, in order, of `BUCKET` bytes or one tensor."""
+    """Lists of tensors, in order, of at most `BUCKET` bytes or one tensor."""
     bucket, size = [], 0
     for tensor in tensors:
         if bucket and size + tensor.nbytes > BUCKET:

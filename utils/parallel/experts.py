@@ -1,22 +1,22 @@
-"""Expert parallelism: the experts of each MoE layer are shared out over ranks, and tokens travel.
+"""Expert parallelism: the experts of each MoE layer are split over ranks, and tokens travel.
 
-    expert_parallel(model, mesh.ep)         in place; rank r keeps its share of the experts
+    expert_parallel(model, mesh.ep)         in place; rank r keeps its experts
     logits = model(x)                       x: this rank's own rows, as in data parallelism
 
 Every rank routes its own tokens. An all-to-all brings each token to the ranks that hold its
-experts, a second one brings the results back, and both go the other way in the backward pass
-(GShard, arXiv:2006.16668). Nothing is padded and nothing is dropped: each pair of ranks
-exchanges as many rows as there are, and tells the other how many beforehand. So a layer makes
+experts, a second one brings the results back, and both are reversed in the backward pass (GShard,
+arXiv:2006.16668). Nothing is padded and nothing is dropped: each pair of ranks exchanges exactly
+the rows it has, after telling each other how many. A layer therefore performs
 
-    forward    3 all-to-alls    the counts (one int64 for each expert), the tokens, the results
+    forward    3 all-to-alls    the counts (one int64 per expert), the tokens, the results
     backward   2 all-to-alls    the gradients of the results, the gradients of the tokens
 
-and a rank whose tokens make n choices of other ranks' experts sends n · C values each time in one
+and a rank whose tokens choose other ranks' experts n times sends n · C values each time in one
 direction. All ranks of the axis must call the model equally often.
 
-The gradient of an expert is the *sum* over the axis's ranks of what their losses ask of it, because
-their tokens were all here. Where dense gradients are averaged over dp = edp · ep ranks, an expert's
-are averaged over edp, and divided by ep besides.
+The gradient of an expert is the *sum* over the axis's ranks, because all their tokens were computed
+here. Where dense gradients are averaged over dp = edp · ep ranks, an expert's are averaged over edp
+and also divided by ep.
 """
 
 from collections.abc import Sequence
@@ -32,31 +32,31 @@ from utils.shares import shares
 
 
 def expert_shares(experts: int, ranks: int) -> tuple[int, ...]:
-    """How many experts each rank keeps: neighbours together, at most one more than another.
+    """How many experts each rank keeps, in contiguous runs whose sizes differ by at most one.
 
-    Raises ValueError where a rank would have none.
+    Raises ValueError if a rank would have none.
     """
     if experts < ranks:
         raise ValueError(
-            f"{experts} experts cannot be shared out over {ranks} ranks: take --ep {experts} or "
-            "less, or more experts"
+            f"{experts} experts cannot be split over {ranks} ranks: take --ep {experts} or less, "
+            "or more experts"
         )
     return shares(experts, ranks)
 
 
 def expert_parallel(model: nn.Module, axis: Axis) -> nn.Module:
-    """Leaves this rank its share of the experts of every MoE layer, in place; returns the model.
+    """Keep only this rank's experts of every MoE layer, in place; return the model.
 
     model   a GPT, a pipeline stage of it, or any module with `utils.models.moe.MoE` layers
     axis    `mesh.ep`
 
-    Parameters keep their names (`….experts.5.w1.weight`); those of others' experts are gone.
-    Raises ValueError where there is nothing to share out.
+    Parameters keep their names (`….experts.5.w1.weight`); other ranks' experts are removed.
+    Raises ValueError if the model has no experts.
     """
     layers = moe_layers(model)
     if axis.size > 1 and not layers:
         raise ValueError(
-            f"--ep {axis.size} shares out experts, and the model has none: add --experts"
+            f"--ep {axis.size} splits experts, but the model has none: add --experts"
         )
     for layer in layers if axis.size > 1 else ():
         counts = expert_shares(layer.count, axis.size)
@@ -76,11 +76,11 @@ def compute_over(
     chosen: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """What `utils.models.moe.compute_here` computes, with the experts shared out over the axis.
+    """Compute the same as `utils.models.moe.compute_here`, with the experts split over the axis.
 
-    held     experts of each rank
-    experts  those of this rank, by name
-    tokens   (S, C) of this rank; chosen and weights (S, k), with the numbers of all experts
+    held     number of experts of each rank
+    experts  this rank's, by name
+    tokens   (S, C) of this rank; chosen and weights (S, k), where chosen indexes all experts
     """
     rows, order, counts = gather_rows(tokens, chosen, sum(held))
     arriving = exchange_counts(counts, held, axis)  # (ranks, own experts)
@@ -96,7 +96,7 @@ def compute_over(
 
 
 def exchange_counts(counts: torch.Tensor, held: tuple[int, ...], axis: Axis) -> torch.Tensor:
-    """(ranks, own experts): how many rows each rank will send for each of this rank's experts.
+    """(ranks, own experts): how many rows each rank will send to each of this rank's experts.
 
     counts   (E,) rows of this rank for each expert
     """
@@ -107,15 +107,15 @@ def exchange_counts(counts: torch.Tensor, held: tuple[int, ...], axis: Axis) -> 
 
 
 def expert_order(arriving: torch.Tensor) -> torch.Tensor:
-    """The order that puts rows, which came by rank and within a rank by expert, by expert."""
+    """The order that sorts rows by expert when they arrived by rank, then by expert."""
     experts = torch.arange(arriving.shape[1], device=arriving.device)
     return experts.repeat(len(arriving)).repeat_interleave(arriving.flatten()).argsort(stable=True)
 
 
 class AllToAll(torch.autograd.Function):
-    """Forward: `send[r]` rows to rank r, `receive[r]` rows from it. Backward: the same way back.
+    """Forward: send `send[r]` rows to rank r, receive `receive[r]` from it. Backward: the reverse.
 
-    rows (sum(send), C) -> (sum(receive), C); those for rank 0 stand first.
+    rows (sum(send), C) -> (sum(receive), C); those for rank 0 come first.
     """
 
     @staticmethod

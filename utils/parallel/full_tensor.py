@@ -1,12 +1,12 @@
-"""Full tensors and shards: what a rank holds of a tensor, and how all of it comes together.
+"""Full tensors and shards: a rank's part of a tensor, and how the parts are assembled.
 
-    full_tensor(tensor, parameter)   put together from every rank that has a part of it
-    shard_of(tensor, parameter)      this rank's part of a full tensor; nothing is sent
+    full_tensor(tensor, parameter)   assembled from every rank that has a shard
+    shard_of(tensor, parameter)      this rank's shard of a full tensor; nothing is sent
 
-A parameter may be a part in two ways, one inside the other. Tensor parallelism cuts a slice out of
-it and leaves a note, `parameter.tp_split`; ZeRO-2 and 3 cut what is there over the data-parallel
-ranks, and the parameter is a DTensor with a note, `parameter.zero_axis`. A state of the optimizer
-is cut as its parameter is.
+A parameter may be split in two ways, one inside the other. Tensor parallelism takes a slice of it
+and leaves a note, `parameter.tp_split`; ZeRO-2 and 3 shard the rest over the data-parallel ranks,
+and the parameter is then a DTensor with a note, `parameter.zero_axis`. The optimizer's state is
+split as its parameter is.
 """
 
 import math
@@ -28,11 +28,11 @@ from utils.parallel.tp_ops import all_gather
 
 @torch.no_grad()
 def full_tensor(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """A parameter, or a state of the same shape, put together from all ranks on each of them.
+    """A parameter, or a state of the same shape, assembled from all ranks on each of them.
 
-    The state may be a plain tensor of this rank's part. What is not split comes back as it is.
+    The state may be a plain tensor with this rank's shard. Unsplit tensors are returned as is.
     """
-    if tensor.ndim == 0:  # a count has no parts
+    if tensor.ndim == 0:  # a count is not split
         return tensor
     if isinstance(parameter, DTensor):
         tensor = _gather_shards(tensor, parameter)
@@ -41,7 +41,7 @@ def full_tensor(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def shard_of(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's part of a whole tensor, split as the parameter is; nothing is sent."""
+    """This rank's shard of a whole tensor, split as the parameter is; nothing is sent."""
     if tensor.ndim == 0:
         return tensor
     split = split_of(parameter)
@@ -54,20 +54,20 @@ def shard_of(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def offset_of(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Where in the whole tensor this rank's part of it begins, in each dimension."""
+    """The offset of this rank's shard in the whole tensor, in each dimension."""
     offset, split = [0] * parameter.ndim, split_of(parameter)
     if split:
         if split.packed > 1:
-            raise ValueError("a packed matrix has several parts on a rank: save whole tensors")
+            raise ValueError("a packed matrix has several slices on a rank: save whole tensors")
         offset[split.dim] = split.start
     if isinstance(parameter, DTensor):
         axis, rows = parameter.zero_axis, parameter.shape[0]
-        offset[0] += min(rows, axis.index * -(-rows // axis.size))  # as torch.chunk cuts them
+        offset[0] += min(rows, axis.index * -(-rows // axis.size))  # as in torch.chunk
     return tuple(offset)
 
 
 def full_size(parameter: nn.Parameter) -> int:
-    """How many values the whole has of which this plain parameter is this rank's slice."""
+    """The number of elements of the whole parameter of which this rank holds a slice."""
     split = split_of(parameter)
     if not split:
         return parameter.numel()
@@ -75,26 +75,26 @@ def full_size(parameter: nn.Parameter) -> int:
 
 
 def split_of(parameter: torch.Tensor) -> Any:
-    """The slice that tensor parallelism cut out of it (`utils.parallel.tensor.Split`), or None."""
+    """The slice that tensor parallelism took of it (`utils.parallel.tensor.Split`), or None."""
     return getattr(parameter, "tp_split", None)
 
 
 def keep_splits(parameters: Iterable[nn.Parameter], others: Iterable[nn.Parameter]) -> None:
-    """Hands the notes of split parameters on to those that have taken their places."""
+    """Copy the notes of split parameters to the parameters that replace them."""
     for parameter, other in zip(parameters, others, strict=True):
         if split_of(parameter):
             other.tp_split = parameter.tp_split
 
 
 def _gather_shards(tensor, parameter):
-    """One all-gather over `parameter.zero_axis`. Not DTensor's own, over its device mesh: torch
-    keeps device meshes for later, and takes one of the same ranks whose groups may be closed."""
+    """One all-gather over `parameter.zero_axis`. DTensor's own is not used: torch caches device
+    meshes, and may pick one of the same ranks whose groups are closed."""
     axis, shape = parameter.zero_axis, parameter.shape
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     local = local.to(parameter.device_mesh.device_type)
     if axis.group is None:
         return local
-    rows = -(-shape[0] // axis.size)  # of each rank but the last ones, which are filled up
+    rows = -(-shape[0] // axis.size)  # of each rank except the last ones, which are padded
     filled = local.new_zeros(rows, *shape[1:])
     filled[: len(local)] = local
     everything = local.new_empty(axis.size * rows, *shape[1:])
@@ -106,11 +106,11 @@ def _gather_shards(tensor, parameter):
 
 
 class OnRankZero:
-    """Brings whole tensors to rank 0, one after the other, wherever a model's pieces are.
+    """Brings whole tensors to rank 0, one at a time, wherever a model's shards are.
 
     named      {name: parameter} of this rank's stages
     scattered  whether rank 0 may lack some of them
-    All ranks make it, and then ask for the same names in the same order.
+    All ranks create it and then request the same names in the same order.
     """
 
     def __init__(self, named: dict[str, nn.Parameter], device: torch.device, scattered: bool):
@@ -118,16 +118,16 @@ class OnRankZero:
         if scattered:
             held = [None] * dist.get_world_size()
             dist.all_gather_object(held, list(named))
-            # of the ranks that have a tensor the first one sends it
+            # the first of the ranks that have a tensor sends it
             self.holders = {n: r for r, names in reversed([*enumerate(held)]) for n in names}
 
     def bring(
         self, name: str, tensor: torch.Tensor | None, shape: Sequence[int], dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """The whole tensor on rank 0; on the others what they have of it, or None.
+        """The whole tensor on rank 0; on other ranks their own tensor, or None.
 
-        tensor   a parameter, or a state of the optimizer, of this rank; None without `name` here
-        shape    of the whole
+        tensor   a parameter or optimizer state of this rank; None if `name` is not here
+        shape    of the whole tensor
         """
         if name in self.named:
             tensor = full_tensor(tensor, self.named[name])
@@ -157,7 +157,7 @@ def full_model(config: GPTConfig, weights: Iterable[tuple[str, torch.Tensor]]) -
 
 
 def local_shards(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
-    """Plain tensors on the memory of this rank's part of each parameter, with its gradient."""
+    """Plain tensors that share memory with this rank's shard of each parameter and its gradient."""
     return [_local_shard(parameter) for parameter in parameters]
 
 
@@ -176,18 +176,18 @@ def clip_gradients(
     device: torch.device,
     counted: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Scales the gradients so that their norm over all parameters is at most `largest` (0: any).
+    """Scale the gradients so that their norm over all parameters is at most `largest` (0: any).
 
     parts     this rank's plain tensors
-    counted   those of them that no other rank counts: what several ranks hold alike is counted by
-              one of them; None: this rank holds all there is
-    Returns the norm before, equal on every rank. A rank that went by the norm of its own part would
-    scale its gradients by another number than its neighbours do theirs.
+    counted   those of them that this rank counts, so that copies on several ranks count once;
+              None: this rank holds all gradients
+    Returns the norm before clipping, equal on every rank. If each rank used the norm of its own
+    shard, ranks would scale their gradients by different factors.
     """
     seen = parts if counted is None else counted
     norm = get_total_norm([part.grad for part in seen if part.grad is not None]).to(device)
     if counted is not None:
-        squares = norm.square().to(parts[0].dtype)  # of nothing it would be fp32
+        squares = norm.square().to(parts[0].dtype)  # the norm of nothing would be fp32
         dist.all_reduce(squares)
         norm = squares.sqrt()
     clip_grads_with_norm_(parts, largest or math.inf, norm)

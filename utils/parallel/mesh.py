@@ -1,20 +1,20 @@
-"""Who talks to whom: the ranks in a grid of pipeline, data, expert, context and tensor parallelism.
+"""The ranks in a grid of pipeline, data, expert, context and tensor parallelism.
 
     mesh = make_mesh(dp=2, pp=2, tp=2)      every rank calls it, with the same sizes
-    mesh.tp.ranks, mesh.tp.index            (4, 5), 1: this rank's partners, and its place there
+    mesh.tp.ranks, mesh.tp.index            (4, 5), 1: this rank's group, and its index there
     dist.all_reduce(x, group=mesh.tp.group)
 
-The grid is one reshaped arange. Tensor parallelism varies fastest, so its partners have numbers
-next to each other and stand in one node, where links are fast; context parallelism, which talks in
-every layer too, comes next; pipeline parallelism, which sends least, varies slowest (Narayanan et
+The grid is a reshaped arange. Tensor parallelism varies fastest, so its ranks have consecutive
+numbers and share a node, where links are fast. Context parallelism, which also communicates in
+every layer, comes next. Pipeline parallelism, which sends the least, varies slowest (Narayanan et
 al., arXiv:2104.04473, 3.2; with context parallelism: Llama 3, arXiv:2407.21783, 3.3.2):
 
     rank = (((pp · EDP + edp) · EP + ep) · CP + cp) · TP + tp
 
-The ranks of cp work on the same rows, each on some positions of them, with the same parameters: so
-the gradients of dense parameters are summed over dp and cp together, `dp_cp`, which also share out
-the state of ZeRO. Experts live inside data parallelism, dp = edp · ep: they are split over ep and
-their gradients summed over `edp_cp`.
+The ranks of cp work on the same rows, each on some of the positions, with the same parameters.
+Gradients of dense parameters are therefore summed over dp and cp together, `dp_cp`, over which ZeRO
+also shards its state. Experts live inside data parallelism, dp = edp · ep: they are split over ep,
+and their gradients are summed over `edp_cp`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ AXES = (*DIMENSIONS, *TOGETHER)
 
 @dataclass(frozen=True)
 class Axis:
-    """One direction of the grid as one rank sees it: the ranks that differ from it only there."""
+    """One direction of the grid from one rank's view: the ranks that differ from it only there."""
 
     name: str  # of AXES
     ranks: tuple[int, ...]  # global ranks of the group, in order
-    index: int  # this rank's place among them
-    group: dist.ProcessGroup | None  # None where the axis has one rank: nobody to talk to
+    index: int  # this rank's index among them
+    group: dist.ProcessGroup | None  # None if the axis has only one rank
 
     @property
     def size(self) -> int:
@@ -68,12 +68,12 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """The total number of ranks."""
         return self.pp.size * self.dp_cp.size * self.tp.size
 
     def close(self) -> None:
-        """Ends the process groups of this mesh; every rank calls it. Needed only where many meshes
-        are made one after the other: each group keeps threads and connections."""
+        """Destroy the process groups of this mesh; every rank calls it. Needed only if many meshes
+        are made in turn, because each group keeps threads and connections."""
         for group in dict.fromkeys(getattr(self, name).group for name in AXES):
             if group not in (None, dist.group.WORLD):
                 dist.destroy_process_group(group)
@@ -93,9 +93,9 @@ def grid(dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1, cp: int = 1) -> tor
 
 
 def lines(ranks: torch.Tensor, axis: str) -> list[tuple[int, ...]]:
-    """All groups of one axis of a `grid`, each a tuple of global ranks; together all ranks."""
+    """All groups of one axis of a `grid`, each a tuple of global ranks; they cover all ranks."""
     if axis not in AXES:
-        raise ValueError(f"no axis is called {axis!r}: use one of {', '.join(AXES)}")
+        raise ValueError(f"no axis is named {axis!r}: use one of {', '.join(AXES)}")
     places = [DIMENSIONS.index(name) for name in TOGETHER.get(axis, (axis,))]
     last = ranks.movedim(places, [*range(-len(places), 0)]).flatten(-len(places))
     return [tuple(line) for line in last.reshape(-1, last.shape[-1]).tolist()]
@@ -109,11 +109,11 @@ def make_mesh(
     cp: int = 1,
     timeout: float | None = None,
 ) -> Mesh:
-    """This rank's axes with their process groups. Every rank calls it, with the same sizes.
+    """Create this rank's axes and their process groups. Every rank calls it with the same sizes.
 
     timeout   seconds after which a collective of the new groups fails; None: torch's own limit
-    Raises ValueError where the sizes do not make up the world. Without torch.distributed the world
-    has one rank.
+    Raises ValueError if the sizes do not multiply to the world size. Without torch.distributed the
+    world has one rank.
     """
     ranks = grid(dp, pp, tp, ep, cp)
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -128,7 +128,7 @@ def make_mesh(
     if world == 1:
         return one_rank()
     axes = {name: _axis(name, lines(ranks, name), timeout) for name in ("pp", "dp", "cp", "tp")}
-    if ep == 1:  # then edp is dp, and needs no group of its own
+    if ep == 1:  # then edp equals dp and needs no group of its own
         axes["ep"] = Axis("ep", (dist.get_rank(),), 0, None)
         axes["edp"] = replace(axes["dp"], name="edp")
     else:
@@ -144,10 +144,10 @@ def make_mesh(
 
 
 def _axis(name: str, groups: list[tuple[int, ...]], timeout: float | None) -> Axis:
-    """This rank's axis. All ranks make all groups in the same order, as torch wants it.
+    """This rank's axis. All ranks create all groups in the same order, as torch requires.
 
-    An axis of all ranks takes the group that is there already; not those of experts and of context,
-    whose exchanges inside a pass would stand in line with those of gradients.
+    An axis of all ranks uses the existing group, except for experts and context: their exchanges
+    inside a pass would queue behind those of gradients.
     """
     me, mine = dist.get_rank(), None
     limit = None if timeout is None else timedelta(seconds=timeout)
@@ -168,8 +168,8 @@ def one_rank() -> Mesh:
 
 
 def mesh_of(axis: Axis, device_type: str) -> DeviceMesh:
-    """The same axis as torch's libraries want it (DTensor, FSDP2), for "cpu" or "cuda"."""
+    """The same axis as a DeviceMesh for DTensor and FSDP2, on "cpu" or "cuda"."""
     group = axis.group
-    if group is None:  # they want a group of one rank, too
+    if group is None:  # they need a group even for one rank
         group = dist.new_group(list(axis.ranks), use_local_synchronization=True)
     return DeviceMesh.from_group(group, device_type, mesh_dim_names=(axis.name,))

@@ -1,14 +1,14 @@
-"""A model on many ranks: every way to break it up is a function, and here they stand in order.
+"""A model on many ranks: every way to split it, in the right order.
 
-    stages = split_model(model, mesh)               experts, matrices and words, layers, positions
+    stages = split_model(model, mesh)               experts, matrices, vocabulary, layers, positions
     fill_weights(stages, weights)                   if the model came without memory
     recompute(None, "full", layers=blocks(stages))  activation checkpointing
     ranks = data_parallel(stages, mesh, device)     DDP, ZeRO or FSDP2
 
-`parallelize` is all of them. The order matters. Experts go first, because tensor parallelism then
-cuts those that are left; the stages of a pipeline are made of the modules that are there; their
-blocks are recomputed before they are wrapped; and what data parallelism leaves of the parameters is
-what the optimizer sees.
+`parallelize` does all of them. The order matters. Experts go first, so that tensor parallelism
+splits only those that remain; then the stages of a pipeline are made from the remaining modules;
+recomputation is set up before the blocks are wrapped; and the optimizer gets the parameters that
+data parallelism leaves on this rank.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,9 +49,9 @@ def parallelize(
     precision: str = "fp32",
     offload: bool = False,
 ) -> DataParallel:
-    """This rank's part of a whole model, which is the same on every rank; it is broken up in place.
+    """Split a whole model, which is the same on every rank, in place; return this rank's part.
 
-    context                          the way of `context_parallel`
+    context                          the `way` of `context_parallel`
     sequence_parallel                see `tensor_parallel`
     chunks                           stages of the pipeline on each rank
     weights                          see `fill_weights`; None: the model has its weights
@@ -72,8 +72,8 @@ def split_model(
     chunks: int = 1,
     context: str = "ring",
 ) -> list[nn.Module]:
-    """[the model], with what expert and tensor parallelism have left of it on this rank; or this
-    rank's stages of the pipeline, `chunks` of them. It may be on the meta device.
+    """[the model], as expert and tensor parallelism leave it on this rank; or this rank's `chunks`
+    stages of the pipeline. It may be on the meta device.
 
     context   how attention sees the positions of cp's other ranks: see `context_parallel`
     """
@@ -91,12 +91,12 @@ def data_parallel(
     precision: str = "fp32",
     offload: bool = False,
 ) -> DataParallel:
-    """The way in which the ranks of dp_cp, which share the tokens, share the state of the model.
+    """Choose how the ranks of dp_cp, which split the tokens, hold the state of the model.
 
-    zero_stage   0: each has all of it; 1: parts of the optimizer's state; 2: and of the gradients;
-                 3: and of the parameters
-    precision    that of the passes; only FSDP2 needs to know it
-    offload      with 3: what a rank keeps is in host memory
+    zero_stage   0: each rank holds all of it; 1: the optimizer's state is sharded; 2: also the
+                 gradients; 3: also the parameters
+    precision    of the passes; only FSDP2 needs to know it
+    offload      with 3: each rank's shards stay in host memory
     """
     if zero_stage >= 2:
         return FullySharded(stages, mesh, device, zero_stage, precision, offload)
@@ -118,10 +118,10 @@ def blocks(stages: Sequence[nn.Module]) -> list[Block]:
 def boundary(
     config: GPTConfig, mesh: Mesh, dtype: torch.dtype, sequence_parallel: bool = False
 ) -> Callable[[torch.Tensor], tuple[tuple[int, ...], torch.dtype]]:
-    """What `Pipeline` asks: shape and type of what one stage hands to the next, for tokens (B, T).
+    """The `boundary` of `Pipeline`: shape and type of the hidden states for tokens (B, T).
 
-    dtype   of the hidden states: autocast adds 16-bit results to a stream of 32 bits, FSDP2 keeps
-            all of it in 16
+    dtype   of the hidden states: autocast adds 16-bit results to a 32-bit stream, FSDP2 keeps all
+            of it in 16 bits
     """
 
     def hidden_states(x: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
@@ -135,8 +135,8 @@ def boundary(
 
 
 def complete_gradients(stages: Sequence[nn.Module], mesh: Mesh) -> None:
-    """After the passes of a step: adds up what tensor-parallel ranks have of norms, and what both
-    ends of a pipeline have of a tied matrix."""
+    """Complete the gradients after the passes of a step: sum those of norms over tensor-parallel
+    ranks, and those of a tied matrix over both ends of a pipeline."""
     for stage in stages if mesh.tp.size > 1 else ():
         reduce_replicated_gradients(stage, mesh.tp)
     if mesh.pp.size > 1:
@@ -148,11 +148,11 @@ def complete_gradients(stages: Sequence[nn.Module], mesh: Mesh) -> None:
 
 @torch.no_grad()
 def fill_weights(stages: Sequence[nn.Module], weights: Callable[[Put], None]) -> None:
-    """Gives stages from the meta device memory on the CPU, and this rank's parts of the weights.
+    """Give stages on the meta device memory on the CPU, and this rank's shards of the weights.
 
-    weights   called with put(name, tensor), to be called with each whole tensor
+    weights   a function that is given put(name, tensor) and calls it with each whole tensor
     """
-    made = {}  # id of a parameter -> the one in its place; a tied matrix is one
+    made = {}  # id of a parameter -> its replacement; a tied matrix has one
     for module in (module for stage in stages for module in stage.modules()):
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in made:
@@ -172,8 +172,8 @@ def fill_weights(stages: Sequence[nn.Module], weights: Callable[[Put], None]) ->
 def with_tied_copy(
     pairs: Iterable[tuple[str, torch.Tensor]], tied: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors; what is the embedding's also under the name of lm_head, if they are tied:
-    both ends of a pipeline have the matrix."""
+    """Yields the pairs, and if both are tied, the embedding's again under the name of lm_head: both
+    ends of a pipeline have the matrix."""
     for name, tensor in pairs:
         yield name, tensor
         if tied and name.startswith(EMBEDDING):
@@ -181,10 +181,10 @@ def with_tied_copy(
 
 
 def draw_weights(config: GPTConfig, put: Put) -> None:
-    """Hands out the weights that `GPT(config)` begins with, one at a time: put(name, tensor).
+    """Pass the initial weights of `GPT(config)` one at a time to put(name, tensor).
 
-    The same numbers are drawn from torch's generator in the same order: first those that torch's
-    layers draw when they are made, which nobody uses, then those of `GPT.initialize`.
+    The same values are drawn from torch's generator in the same order: first those that torch's
+    layers draw when they are created, which are discarded, then those of `GPT.initialize`.
     """
     model = GPT.without_memory(config)
     for module in model.modules():
@@ -194,8 +194,8 @@ def draw_weights(config: GPTConfig, put: Put) -> None:
             nn.Embedding(module.num_embeddings, module.embedding_dim)
 
     class OneAtATime:
-        """What `GPT.initialize` asks of a model; it asks for a parameter when it has filled the
-        one before."""
+        """A stand-in for the model in `GPT.initialize`, which requests the next parameter after
+        filling the previous one."""
 
         def __init__(self):
             self.config = config

@@ -4,14 +4,14 @@
     stages = make_stages(model, mesh.pp)                              # this rank's layers
     pipeline = Pipeline(stages, mesh.pp, "1f1b", loss=summed_loss)
     total = pipeline.run([(x, y), …])       # forward and backward passes of all micro-batches
-    reduce_tied_gradients(stages, mesh.pp)  # where embed_tokens and lm_head are one matrix
+    reduce_tied_gradients(stages, mesh.pp)  # if embed_tokens and lm_head are one matrix
 
-The order of work is a list for each rank (`utils/parallel/schedules.py`); this file carries it out.
-Every rank knows the lists of all ranks, so no message needs a header: who sends what next is known.
+The order of work is a list per rank (`utils/parallel/schedules.py`); this file carries it out.
+Every rank knows the lists of all ranks, so messages need no headers: the next one is known.
 
-Why it cannot hang: a schedule that would is refused before it begins (`check`); sends do not wait,
-and messages are received in the order in which the other rank sends them; every receive has the
-process group's time limit.
+Why it cannot hang: a schedule that would hang is refused before it begins (`check`); sends do not
+wait, and messages are received in the order in which the other rank sends them; every receive has
+the process group's time limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ from utils.parallel.zero_bubble import WeightGradientsLater
 
 
 class Event(NamedTuple):
-    """What a rank did, in seconds of `time.perf_counter`, one clock for all ranks of a machine."""
+    """What a rank did, in seconds of `time.perf_counter`, which ranks of a machine share."""
 
-    kind: str  # "F", "B", "W", or "wait": for the message that the next action needs
+    kind: str  # "F", "B", "W", or "wait" for the message that the next action needs
     micro_batch: int
     chunk: int
     begin: float
@@ -44,20 +44,20 @@ class Event(NamedTuple):
 
 
 class Pipeline:
-    """Runs this rank's part of a pipeline. Every rank of the axis makes one and calls it alike.
+    """Runs this rank's part of a pipeline. Every rank of the axis creates one and makes equal calls.
 
     stages           this rank's stages, chunk 0 first: modules that take one tensor
-    schedule         a name of `schedules.NAMES`, or lists of actions as `schedule()` makes them
-    loss             called on the last stage with (its output, y) of each micro-batch; the backward
-                     pass begins with what it returns, so let it be summed, or weighted
-    takes_targets    the last stage is called with y too, and what it returns is the loss already
-    forward_context  called for a context manager round every stage's forward pass (autocast)
-    boundary         called with a micro-batch's x for the (shape, dtype) of what one stage hands
+    schedule         a name of `schedules.NAMES`, or lists of actions like those of `schedule()`
+    loss             called on the last stage with (its output, y) of each micro-batch; its result
+                     starts the backward pass, so it should be summed or weighted
+    takes_targets    the last stage is also called with y, and returns the input of `loss`
+    forward_context  returns a context manager for every stage's forward pass (autocast)
+    boundary         called with a micro-batch's x, returns the (shape, dtype) that one stage passes
                      to the next; None: (B, T, C) in the type of the parameters
-    before_backward  called with (stage, last) before each backward pass of a stage; last: that of
-                     its last micro-batch
+    before_backward  called with (stage, last) before each backward pass of a stage; last: for its
+                     last micro-batch
     timeout          seconds that a receive may take; None: the process group's limit
-    synchronize      on CUDA, wait for the device at each action, so that `events` tell the truth
+    synchronize      on CUDA, wait for the device at each action, so that `events` are accurate
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Pipeline:
             self.down = dist.new_group(list(axis.ranks), use_local_synchronization=True)
 
     def actions(self, micro_batches: int) -> Actions:
-        """The lists of all ranks for so many micro-batches, checked. Raises ValueError."""
+        """The checked lists of all ranks for this number of micro-batches. Raises ValueError."""
         if micro_batches not in self._known:
             orders = self.schedule
             if isinstance(orders, str):
@@ -99,16 +99,16 @@ class Pipeline:
                     "the schedule is for {} ranks, {} chunks and {} micro-batches".format(
                         *counts(orders)
                     )
-                    + ", and there are {}, {} and {}".format(*wanted)
+                    + ", but there are {}, {} and {}".format(*wanted)
                 )
             self._known[micro_batches] = [[Action(*a) for a in order] for order in orders]
         return self._known[micro_batches]
 
     def run(self, micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """Forward and backward passes of all micro-batches (x, y); gradients add up in `.grad`.
+        """Run forward and backward passes of all micro-batches (x, y); gradients add up in `.grad`.
 
-        Every rank gives the same list; sizes of micro-batches may differ. Returns the sum of what
-        `loss` returned, a float64 tensor that is equal on all ranks of the axis.
+        Every rank passes the same list; micro-batches may differ in size. Returns the sum of the
+        losses, a float64 tensor that is equal on all ranks of the axis.
         """
         run = _Run(self, micro_batches, self.actions(len(micro_batches)))
         run.go()
@@ -119,9 +119,9 @@ class Pipeline:
 
     @torch.no_grad()
     def output(self, x: torch.Tensor, y: torch.Tensor | None = None) -> torch.Tensor | None:
-        """A forward pass: the last stage's output on the last rank of the axis, None elsewhere.
+        """Run a forward pass; return the last stage's output on the last rank, None elsewhere.
 
-        Every rank of the axis calls it with the same x, and y where the last stage takes targets.
+        Every rank of the axis calls it with the same x, and y if the last stage takes targets.
         """
         order = [Action("F", 0, chunk) for chunk in range(len(self.stages))]
         run = _Run(self, [(x, y)], [order] * self.axis.size, forward_only=True)
@@ -147,7 +147,7 @@ class _Run:
         self.order, self.forward_only = orders[self.rank], forward_only
         self.splits = any(action.kind == "W" for action in self.order)
         self.messages = _Messages(pipeline, micro_batches, orders)
-        self.kept = {}  # (micro-batch, chunk) -> (input, what the backward pass begins with)
+        self.kept = {}  # (micro-batch, chunk) -> (input, start of the backward pass)
         self.later = {}  # (micro-batch, chunk) -> WeightGradientsLater
         self.passed = [0] * self.chunks  # backward passes of each chunk
         self.events, self.output = [], None
@@ -211,23 +211,23 @@ class _Run:
         return perf_counter()
 
 
-# ---- 3. what travels: hidden states one way, gradients the other
+# ---- 3. the messages: hidden states one way, gradients the other
 
 
 class _Messages:
-    """The messages of one run. What a rank sends to itself stays where it is.
+    """The messages of one run. A rank's messages to itself stay local.
 
     pipeline   its axis, its number of chunks, `boundary`, `limit`, and the groups `up` and `down`
-    orders     the lists of all ranks: they tell who sends what next, so no message has a header
+    orders     the lists of all ranks: they determine the next message, so none needs a header
 
-    Three rules keep it from hanging and from filling the memory:
+    Three rules prevent hangs and keep memory bounded:
 
-    - A send does not wait. Its tensor is kept until the receiver must have it; a later message from
-      there, made after the tensor was used, is the proof.
-    - Receives are posted in the order in which the other rank sends, whatever is needed first. NCCL
-      matches messages by their order alone.
-    - On NCCL the two directions have a group each: it carries out what a group is given strictly in
-      order, so two neighbours who both send first would wait for each other. (Not run here: that
+    - A send does not wait. Its tensor is kept until the receiver must have it; the proof is a later
+      message from there that was computed after the tensor was used.
+    - Receives are posted in the order in which the other rank sends, whichever is needed first.
+      NCCL matches messages by order alone.
+    - On NCCL each direction has its own group: NCCL executes a group's operations strictly in
+      order, so two neighbours that both send first would wait for each other. (Not run here: that
       takes several GPUs.)
     """
 
@@ -235,7 +235,7 @@ class _Messages:
         self.axis, self.pipeline, self.micro_batches = pipeline.axis, pipeline, micro_batches
         self.size, self.chunks = self.axis.size, len(pipeline.stages)
         self.places = [{action: n for n, action in enumerate(order)} for order in orders]
-        # what each other rank will send here, in its order: (its place there, for which action)
+        # the messages each other rank will send here, in its order: (place there, receiving action)
         self.expected = {
             rank: iter(
                 [
@@ -249,11 +249,11 @@ class _Messages:
             for rank, order in enumerate(orders)
         }
         self.arriving = {}  # action -> (work, tensor, place of its sender in the sender's order)
-        self.sent = {rank: [] for rank in range(self.size)}  # (place where it is used, work, it)
+        self.sent = {rank: [] for rank in range(self.size)}  # (place where it is used, work, tensor)
         self.own = {}  # action -> tensor from this rank itself
 
     def send(self, action, tensor):
-        """Hands the result of `action` to the stage that uses it."""
+        """Send the result of `action` to the stage that uses it."""
         rank, goal = feeds(action, self.axis.index, self.size, self.chunks)
         if rank == self.axis.index:
             self.own[goal] = tensor
@@ -262,7 +262,7 @@ class _Messages:
         if (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
             raise ValueError(
                 f"rank {self.axis.index} has {tuple(tensor.shape)} {tensor.dtype} to send for "
-                f"{action}, and its neighbour expects {shape} {dtype}: give Pipeline a boundary="
+                f"{action}, but its neighbour expects {shape} {dtype}: give Pipeline a boundary="
             )
         tensor = tensor.contiguous()
         work = dist.isend(tensor, self.axis.ranks[rank], group=self._group(self.axis.index, rank))
@@ -284,12 +284,12 @@ class _Messages:
         return None
 
     def finish(self):
-        """Waits until everything that was sent has arrived."""
+        """Wait until everything that was sent has arrived."""
         for rank in self.sent:
             self._release(rank, len(self.places[rank]))
 
     def _post(self, rank):
-        """Begins to receive the next message of another rank."""
+        """Start receiving the next message of another rank."""
         place, goal = next(self.expected[rank])
         shape, dtype = self._boundary(goal)
         tensor = torch.empty(shape, dtype=dtype, device=self.micro_batches[0][0].device)
@@ -297,7 +297,7 @@ class _Messages:
         self.arriving[goal] = work, tensor, place
 
     def _release(self, rank, place):
-        """Lets go of what that rank has used at `place` in its order or before."""
+        """Release the tensors that the rank has used at `place` in its order or before."""
         left = []
         for used, work, tensor in self.sent[rank]:
             if used > place:

@@ -1,7 +1,7 @@
-"""Pipeline schedules: what each rank does in which order, as plain lists, and a simulator of them.
+"""Pipeline schedules: plain lists of what each rank does in which order, and a simulator.
 
-    actions = schedule("1f1b", stages=4, micro_batches=8)     # one list for each rank
-    check(actions)                                            # ValueError: missing, or a deadlock
+    actions = schedule("1f1b", stages=4, micro_batches=8)     # one list per rank
+    check(actions)                                            # ValueError: action missing, or deadlock
     simulation = simulate(actions)                            # forward 1, backward 2
     simulation.bubble, simulation.peak_in_flight              # 0.27…, (4, 3, 2, 1)
 
@@ -9,8 +9,8 @@ A rank holds one or several *chunks* of the model; chunk c of rank r is global s
 ranks. An action is
 
     F   the forward pass of a micro-batch through a chunk
-    B   its backward pass; where the list has W's too: only the gradient of the chunk's input
-    W   the gradients of the weights, which nobody waits for
+    B   its backward pass; if the list also has W's, only the gradient of the chunk's input
+    W   the gradients of the weights, for which no rank waits
 
 Sources: GPipe arXiv:1811.06965; 1F1B (PipeDream-Flush) arXiv:2006.09503 and interleaved
 arXiv:2104.04473, section 2.2; zero bubble, here its ZB-H1, arXiv:2401.10241.
@@ -29,7 +29,7 @@ KINDS = ("F", "B", "W")
 
 
 class Action(NamedTuple):
-    """One thing that a rank does with one micro-batch (numbers from 0)."""
+    """One action of a rank on one micro-batch (numbered from 0)."""
 
     kind: str
     micro_batch: int
@@ -49,18 +49,18 @@ def schedule(name: str, stages: int, micro_batches: int, chunks: int = 1) -> lis
     """The list of each rank's actions; `stages` is the number of ranks. Raises ValueError.
 
     gpipe        all forward passes, then all backward passes
-    1f1b         a backward pass as soon as one can be done: fewer micro-batches in flight
-    interleaved  1f1b with several chunks a rank: a smaller bubble, more messages
-    zero-bubble  1f1b with the backward pass in two halves, the second one filling the bubble
+    1f1b         each backward pass as early as possible: fewer micro-batches in flight
+    interleaved  1f1b with several chunks per rank: a smaller bubble, more messages
+    zero-bubble  1f1b with the backward pass in two halves, the second of which fills the bubble
     """
     for what, number in (("stages", stages), ("micro-batches", micro_batches), ("chunks", chunks)):
         if not isinstance(number, int) or number < 1:
-            raise ValueError(f"{number!r} {what} make no pipeline: give a whole number from 1")
+            raise ValueError(f"{number!r} {what} make no pipeline: give an integer of at least 1")
     if name not in NAMES:
-        raise ValueError(f"schedule {name!r} is not known: use one of {', '.join(NAMES)}")
+        raise ValueError(f"schedule {name!r} is unknown: use one of {', '.join(NAMES)}")
     if chunks > 1 and name in ("1f1b", "zero-bubble"):
         raise ValueError(
-            f"schedule {name!r} has one chunk a rank, not {chunks}: take interleaved or gpipe"
+            f"schedule {name!r} has one chunk per rank, not {chunks}: take interleaved or gpipe"
         )
     make = {"gpipe": _gpipe, "1f1b": _1f1b, "interleaved": _interleaved}.get(name, _zero_bubble)
     return [list(make(rank, stages, micro_batches, chunks)) for rank in range(stages)]
@@ -74,7 +74,7 @@ def _gpipe(rank: int, stages: int, micro_batches: int, chunks: int) -> Iterator[
 
 
 def _1f1b(rank: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Action]:
-    warm_up = min(stages - 1 - rank, micro_batches)  # what later stages need to begin
+    warm_up = min(stages - 1 - rank, micro_batches)  # what later stages need before they can begin
     yield from (Action("F", number) for number in range(warm_up))
     for number in range(micro_batches - warm_up):
         yield Action("F", warm_up + number)
@@ -84,8 +84,8 @@ def _1f1b(rank: int, stages: int, micro_batches: int, chunks: int) -> Iterator[A
 
 def _interleaved(rank: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Action]:
     """1f1b over (micro-batch, chunk) pairs: a group of micro-batches goes through chunk 0, then
-    through chunk 1, …, then comes the next group. A group has p micro-batches, or a few more where
-    their number is no multiple of p: with fewer, ranks would wait in the middle."""
+    through chunk 1, …, and then the next group follows. A group has p micro-batches, or a few more
+    if their number is not a multiple of p: with fewer, ranks would wait in the middle."""
     rounds = max(1, micro_batches // stages)
     groups = [range(*share(micro_batches, index, rounds)) for index in range(rounds)]
     pairs = [(n, c) for group in groups for c in range(chunks) for n in group]
@@ -103,8 +103,8 @@ def _interleaved(rank: int, stages: int, micro_batches: int, chunks: int) -> Ite
 
 
 def _zero_bubble(rank: int, stages: int, micro_batches: int, chunks: int) -> Iterator[Action]:
-    """ZB-H1: the order of 1f1b. A W waits until p micro-batches are in flight, as many as 1f1b
-    keeps on its first rank, or until nothing is left to go forward."""
+    """ZB-H1, in the order of 1f1b. A W waits until p micro-batches are in flight, as many as 1f1b
+    keeps on its first rank, or until no forward pass is left."""
     warm_up = min(stages - 1 - rank, micro_batches)
     yield from (Action("F", number) for number in range(warm_up))
     done = 0  # W's
@@ -119,7 +119,7 @@ def _zero_bubble(rank: int, stages: int, micro_batches: int, chunks: int) -> Ite
     yield from (Action("W", number) for number in range(done, micro_batches))
 
 
-# ---- 2. what an action needs
+# ---- 2. the dependencies of an action
 
 
 def needs(action: Action, rank: int, stages: int, chunks: int) -> Iterator[tuple[int, Action]]:
@@ -137,7 +137,7 @@ def needs(action: Action, rank: int, stages: int, chunks: int) -> Iterator[tuple
 
 
 def feeds(action: Action, rank: int, stages: int, chunks: int) -> tuple[int, Action] | None:
-    """The (rank, action) of a neighbouring stage that uses the result, or None at the ends."""
+    """The (rank, action) of the neighbouring stage that uses the result; None at the ends."""
     kind, number, chunk = action
     stage = chunk * stages + rank + {"F": 1, "B": -1, "W": 0}[kind]
     if kind == "W" or not 0 <= stage < stages * chunks:
@@ -155,10 +155,10 @@ def counts(actions: Actions) -> tuple[int, int, int]:
 
 
 def check(actions: Actions) -> None:
-    """Raises ValueError, in one sentence, for a schedule that would not train or never end.
+    """Raise ValueError, with one sentence, for a schedule that would not train or never end.
 
-    Each rank must do F and B (and W, if it does any) exactly once for every micro-batch and chunk,
-    and no ranks may wait for each other in a circle. Sends do not wait, receives do.
+    Each rank must do F and B (and W, if it does any) exactly once per micro-batch and chunk, and
+    ranks must not wait for one another in a cycle. Sends do not wait, receives do.
     """
     _, chunks, micro_batches = counts(actions)
     for rank, order in enumerate(actions):
@@ -185,7 +185,7 @@ def check(actions: Actions) -> None:
 
 
 def _in_order(actions: Actions) -> Iterator[tuple[int, int, Action, list[tuple[int, Action]]]]:
-    """Yields (rank, place, action, what it needed), each after everything that it needs."""
+    """Yields (rank, place, action, its dependencies), each after all its dependencies."""
     stages, chunks, _ = counts(actions)
     place, done = [0] * stages, set()
     total = sum(len(order) for order in actions)
@@ -205,7 +205,7 @@ def _in_order(actions: Actions) -> Iterator[tuple[int, int, Action, list[tuple[i
 
 
 def _deadlock(actions: Actions, place: list[int], done: set) -> str:
-    """Names who waits for what."""
+    """A sentence that names what each rank waits for."""
     stages, chunks, _ = counts(actions)
     waits = []
     for rank, order in enumerate(actions):
@@ -223,11 +223,11 @@ def _deadlock(actions: Actions, place: list[int], done: set) -> str:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a schedule costs.
+    """The cost of a schedule.
 
-    times            for each rank: ((action, begin, end), …) in the unit of the costs
-    peak_in_flight   for each rank: micro-batches whose activations it keeps, at most, in units of
-                     all that it would keep for one (with v chunks each chunk counts 1/v)
+    times            per rank: ((action, begin, end), …) in the unit of the costs
+    peak_in_flight   per rank: the largest number of micro-batches whose activations it keeps (with
+                     v chunks, each chunk counts 1/v)
     """
 
     times: tuple[tuple[tuple[Action, float, float], ...], ...]
@@ -235,17 +235,17 @@ class Simulation:
 
     @property
     def span(self) -> float:
-        """From the first action's begin to the last one's end."""
+        """The time from the start to the end of the last action."""
         return max(end for order in self.times for _, _, end in order)
 
     @property
     def busy(self) -> tuple[float, ...]:
-        """Time in which each rank computes."""
+        """The time during which each rank computes."""
         return tuple(sum(end - begin for _, begin, end in order) for order in self.times)
 
     @property
     def bubble(self) -> float:
-        """The part of the span in which an average rank does nothing, 0 to 1."""
+        """The fraction of the span during which an average rank is idle, 0 to 1."""
         return 1 - sum(self.busy) / (len(self.times) * self.span)
 
 
@@ -256,14 +256,14 @@ def simulate(
     weight: float | Sequence[float] = 1.0,
     transfer: float = 0.0,
 ) -> Simulation:
-    """Times of every action when each begins as soon as it can.
+    """The times of all actions when each begins as early as it can.
 
     forward    time of one micro-batch's forward pass through a whole rank (each of its v chunks
-               takes 1/v of it); or one time for each global stage
+               takes 1/v of it); or one time per global stage
     backward   the same for the whole backward pass
-    weight     the part of `backward` that a W does, where the schedule has W's; B does the rest
-    transfer   time that a message takes from one rank to another
-    Raises ValueError as `check` does.
+    weight     the part of `backward` that a W takes, if the schedule has W's; B takes the rest
+    transfer   time of a message from one rank to another
+    Raises ValueError, as `check` does.
     """
     stages, chunks, _ = counts(actions)
 
@@ -292,7 +292,7 @@ def simulate(
 
 
 def in_flight(actions: Actions) -> tuple[float, ...]:
-    """`Simulation.peak_in_flight`: it follows from the order alone."""
+    """`Simulation.peak_in_flight`, which follows from the order alone."""
     _, chunks, _ = counts(actions)
     peaks = []
     for order in actions:

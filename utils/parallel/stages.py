@@ -1,10 +1,10 @@
-"""A model cut into stages: which layers go where, and each rank's stages as modules.
+"""A model split into stages: which layers go where, and each rank's stages as modules.
 
     stages = make_stages(model, mesh.pp)                # this rank's part of a GPT, as a list
     hidden = stages[0](tokens)                          # (B, T) -> (B, T, C)
 
-With p ranks and v chunks a rank the model has p·v stages; rank r holds the stages r, p + r, ….
-Parameters keep the names that they have in the whole model, so checkpoints need no renaming.
+With p ranks and v chunks per rank the model has p·v stages; rank r holds the stages r, p + r, ….
+Parameters keep their names in the whole model, so checkpoints need no renaming.
 """
 
 import statistics
@@ -26,12 +26,12 @@ from utils.parallel.zero_bubble import defer
 def partition(
     costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0
 ) -> list[range]:
-    """Cuts layers into `stages` ranges, none empty, so that the slowest stage is fastest.
+    """Split layers into `stages` non-empty ranges that minimize the cost of the slowest stage.
 
     costs        of each layer, in any unit
-    first, last  what the ends do besides: the embedding; the last norm and lm_head
-    Among equally good cuts it takes that of the smallest sum of squares, then that which gives
-    earlier stages more layers. Raises ValueError where there are fewer layers than stages.
+    first, last  additional costs at the ends: the embedding; the last norm and lm_head
+    Ties go to the smallest sum of squares, then to the partition with more layers in earlier
+    stages. Raises ValueError if there are fewer layers than stages.
     """
     costs = [float(cost) for cost in costs]
     if not 1 <= stages <= len(costs):
@@ -49,7 +49,7 @@ def partition(
         ends = [len(costs)] if stage == stages - 1 else range(begin + 1, len(costs) + 1)
         options = []
         for end in ends:
-            if len(costs) - end < stages - 1 - stage:  # one layer at least for each that follows
+            if len(costs) - end < stages - 1 - stage:  # at least one layer for each later stage
                 break
             cost = sums[end] - sums[begin]
             cost += first * (stage == 0) + last * (stage == stages - 1)
@@ -66,8 +66,8 @@ def measured_costs(
 ) -> tuple[float, list[float], float]:
     """Seconds of a forward and backward pass of (embedding, [each layer], last norm and lm_head).
 
-    tokens  (B, T) int64 on the model's device. The median of `repeats` runs; gradients are not
-    kept. Measure on a quiet machine.
+    Each is the median of `repeats` runs; gradients are not kept. Measure on an idle machine.
+    tokens  (B, T) int64 on the model's device
     """
     depth = len(model.model.layers)
     parts = [Stage(model, range(0), is_first=True)]
@@ -84,7 +84,7 @@ def measured_costs(
             torch.autograd.grad(cross_entropy(y, tokens) if part.is_last else y.sum(), wanted)
             times.append(_now(tokens) - begin)
             x = y
-    medians = [statistics.median(times[1:]) for times in seconds]  # the first one warms up
+    medians = [statistics.median(times[1:]) for times in seconds]  # the first run warms up
     return medians[0], medians[1:-1], medians[-1]
 
 
@@ -98,7 +98,7 @@ def _now(like: torch.Tensor) -> float:
 
 
 class Layers(nn.ModuleList):
-    """Some of a model's blocks, under the numbers that they have in the whole model."""
+    """Some of a model's blocks, under their numbers in the whole model."""
 
     def __init__(self, blocks: dict[int, nn.Module]):
         super().__init__()
@@ -112,9 +112,9 @@ class Layers(nn.ModuleList):
 class Stage(nn.Module):
     """Consecutive layers of a GPT: hidden states (B, T, C) in, hidden states out.
 
-    The first stage takes tokens (B, T), the last one gives logits (B, T, V), or with targets (B, T)
-    the sum of their losses. The modules are the model's own, not copies; names are those of the
-    whole model (`model.layers.7.mlp…`).
+    The first stage takes tokens (B, T); the last one returns logits (B, T, V) or, with targets
+    (B, T), the sum of their losses. The modules are the model's own, not copies; names are those of
+    the whole model (`model.layers.7.mlp…`).
     """
 
     # Positions of the whole sequence, T. Under sequence parallelism hidden states are (B, T_local,
@@ -140,7 +140,7 @@ class Stage(nn.Module):
         return self.lm_head(x, *([] if targets is None else [targets]))
 
     def parameter_count(self) -> int:
-        """Parameters of this stage."""
+        """The number of parameters of this stage."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
@@ -149,14 +149,15 @@ def make_stages(
 ) -> list[Stage]:
     """This rank's stages of a whole GPT (on any device, meta too): chunk c is stage c·p + rank.
 
-    layers  the layers of every stage of the model, in order; None: numbers of layers that are at
-            most one apart, the earlier stages having more. `partition` makes better ones.
-    The stages share the model's modules; drop the model to be rid of the rest of it. A tied matrix
-    is on both ends: `model.embed_tokens.weight` there, `lm_head.weight` here. Raises ValueError.
+    layers  the layers of every stage of the model, in order; None: nearly equal numbers, with any
+            extra layers in the earlier stages. `partition` makes better ones.
+    The stages share the model's modules; delete the model to free the rest of it. A tied matrix is
+    on both ends: `model.embed_tokens.weight` on the first, `lm_head.weight` on the last. Raises
+    ValueError.
     """
     depth, count = len(model.model.layers), axis.size * chunks
     if chunks < 1:
-        raise ValueError(f"{chunks} chunks a rank make no pipeline: give at least 1")
+        raise ValueError(f"{chunks} chunks per rank make no pipeline: give at least 1")
     if layers is None:
         layers = partition([1.0] * depth, count)
     if len(layers) != count or [n for part in layers for n in part] != list(range(depth)):
@@ -168,12 +169,12 @@ def make_stages(
     return [Stage(model, layers[n], n == 0, n == count - 1) for n in numbers]
 
 
-# ---- 3. the matrix that is on both ends
+# ---- 3. the matrix on both ends
 
 
 def reduce_tied_gradients(stages: Sequence[nn.Module], axis: Axis) -> None:
-    """After the backward passes of a step: both copies of a tied matrix get the sum of their
-    gradients. Every rank of the axis may call it; the two ends exchange theirs, once."""
+    """Give both copies of a tied matrix the sum of their gradients, after the backward passes of a
+    step. Every rank of the axis may call it; the two ends exchange their gradients once."""
     if axis.size == 1 or not stages[0].config.tie_embeddings or not (axis.is_first or axis.is_last):
         return
     at_end = stages[0].model.embed_tokens if axis.is_first else stages[-1].lm_head
@@ -194,7 +195,7 @@ def reduce_tied_gradients(stages: Sequence[nn.Module], axis: Axis) -> None:
 
 
 class SleepingStage(nn.Module):
-    """Hands its input on after `forward` seconds, the gradient after `backward` seconds.
+    """Passes its input on after `forward` seconds, and the gradient after `backward` seconds.
 
         stages = [SleepingStage(forward=0.01, backward=0.02)]
         pipeline = Pipeline(
@@ -202,18 +203,18 @@ class SleepingStage(nn.Module):
         )
         pipeline.run(sleeping_micro_batches(8))
 
-    A pipeline's clockwork without its work. Stages that compute need a core each; where ranks share
-    cores, a rank's pause is another rank's chance to compute, and no bubble shows. A stage that
-    sleeps needs no core: four of them show the bubble of four devices on a laptop. The messages
-    are real.
+    It has a pipeline's timing without its computation. Stages that compute need a core each; if
+    ranks share cores, other ranks compute while one waits, and no bubble shows. A sleeping stage
+    needs no core, so four of them show the bubble of four devices on a laptop. The messages are
+    real.
 
-    weight  seconds of `backward` that a W action takes over; None: half of them
+    weight  the part of the `backward` seconds that a W action takes; None: half
     """
 
     def __init__(self, forward: float, backward: float, weight: float | None = None):
         super().__init__()
         self.seconds = forward, backward, backward / 2 if weight is None else weight
-        self.scale = nn.Parameter(torch.ones(()))  # something to learn: x has a gradient then
+        self.scale = nn.Parameter(torch.ones(()))  # a parameter, so that x has a gradient
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Sleep.apply(x * self.scale, *self.seconds)
@@ -230,7 +231,7 @@ class SleepingStage(nn.Module):
 def sleeping_micro_batches(
     count: int, device: torch.device | str = "cpu"
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Micro-batches of one number."""
+    """Micro-batches of one element."""
     return [(torch.ones(1, device=device), torch.zeros(1, device=device)) for _ in range(count)]
 
 

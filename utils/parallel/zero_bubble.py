@@ -1,12 +1,12 @@
-"""The backward pass in two halves: weight gradients of linear layers are left for later.
+"""The backward pass in two halves: weight gradients of linear layers are deferred.
 
     with WeightGradientsLater() as later:
         y = stage(x)
-        y.backward(gradient)      # B: the gradient of x, and of everything that is not a matrix
+        y.backward(gradient)      # B: the gradient of x, and of all parameters that are not matrices
     later.add()                   # W: the weights' gradients
 
-Nobody waits for a weight's gradient until the optimizer's step, but the stage before waits for the
-gradient of x. A zero-bubble schedule (Qi et al., arXiv:2401.10241) computes that one first and
+No rank waits for a weight's gradient before the optimizer's step, but the previous stage waits for
+the gradient of x. A zero-bubble schedule (Qi et al., arXiv:2401.10241) computes that one first and
 fills its bubbles with the others.
 """
 
@@ -19,20 +19,20 @@ from torch.nn import functional as F
 
 from utils.memory.precision import master_of
 
-_open = []  # the objects whose `with` is entered, the innermost last
+_open = []  # the objects whose `with` is active, innermost last
 _plain = F.linear
 
 
 class WeightGradientsLater:
-    """Inside `with`, `F.linear` on a parameter, or on its copy of `utils.memory.precision`, leaves
+    """Inside `with`, `F.linear` on a parameter, or on its copy from `utils.memory.precision`, leaves
     the parameter's gradient to `add`.
 
-    The backward pass does not reach these parameters (nor their hooks: DDP and FSDP do not see
-    their gradients). It may run inside another `with` of the same object; it must run inside one
-    where layers are recomputed, since they call `F.linear` again.
+    The backward pass does not reach these parameters or their hooks, so DDP and FSDP do not see
+    their gradients. It may run inside another `with` of the same object; if layers are recomputed,
+    it must, since they call `F.linear` again.
 
-    `F.linear` is replaced for as long as an object is open, in the whole process: a mode of torch's
-    (`TorchFunctionMode`) would not be seen by layers that are recomputed in a backward pass.
+    `F.linear` is replaced in the whole process while an object is open: a `TorchFunctionMode` would
+    not apply to layers that are recomputed in a backward pass.
     """
 
     def __init__(self):
@@ -50,14 +50,14 @@ class WeightGradientsLater:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Adds every gradient that waits to its parameter's `.grad`, and forgets its inputs."""
+        """Add every deferred gradient to its parameter's `.grad`, and free its inputs."""
         while self.waiting:
             self.waiting.pop()()
 
 
 def defer(function: Callable[[], None]) -> None:
-    """For autograd functions of one's own, in their backward pass: calls `function()` when the
-    innermost open `WeightGradientsLater` adds its gradients; at once where none is open."""
+    """Call `function()` when the innermost open `WeightGradientsLater` adds its gradients, or at
+    once if none is open. For the backward passes of your own autograd functions."""
     if _open:
         _open[-1].waiting.append(function)
     else:
@@ -97,7 +97,7 @@ def _accumulate(parameter, gradient):
 
 
 def _linear(input, weight, bias=None):
-    """What stands in for `F.linear`."""
+    """The replacement for `F.linear`."""
     is_parameter = isinstance(master_of(weight), nn.Parameter)
     if torch.is_grad_enabled() and is_parameter and weight.requires_grad:
         return _LaterLinear.apply(input, weight, bias, _open[-1].waiting)

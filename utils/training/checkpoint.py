@@ -1,14 +1,14 @@
-"""What a training run saves, and how it goes on, on any number of ranks, however they split it.
+"""Saves and resumes training runs, on any number of ranks, however they split the model.
 
-    folder/config.json, model.safetensors    the model: opens in transformers too
+    folder/config.json, model.safetensors    the model; transformers can open it too
     folder/optimizer.safetensors             the optimizer's state, by parameter name
     folder/training.json                     step, options, random numbers
-    folder/tokenizer.json                    where tokens are not bytes
+    folder/tokenizer.json                    if tokens are not bytes
 
-These files hold whole tensors, so what N ranks wrote, sharded or not, opens on any other number;
-instead of the two safetensors there may be one of each for every rank, with its pieces of the
-tensors (rank_files.py), which open on any other number too. No pickle, so nothing is run when a
-checkpoint is read. How a folder appears whole or not at all is the matter of run_folder.py.
+These files hold whole tensors, so a checkpoint written by N ranks, sharded or not, opens on any
+other number. Instead of the two safetensors files there may be one of each per rank, with its
+shards of the tensors (rank_files.py); they also open on any other number. There is no pickle, so
+reading a checkpoint executes no code. run_folder.py makes a folder appear whole or not at all.
 """
 
 import math
@@ -30,7 +30,7 @@ from utils.training.optimizer import state_shapes
 from utils.training.rank_files import Pieces, RankFiles
 from utils.training.run_folder import RunFolder
 
-WEIGHTS, STATE = "model", "optimizer"  # of these files' names the stems
+WEIGHTS, STATE = "model", "optimizer"  # the stems of these files' names
 TRAINING = hf_format.TRAINING
 FORMAT = 1  # of training.json; raised when an older reader would misread a newer file
 
@@ -40,7 +40,7 @@ RECORD = {
     "text": (dict, NoneType), "row": dict,
     "scaler": {"growth_interval": int, "_growth_tracker": int, str: float},
     "config": {"text": PATH, "metrics": PATH, "tokenizer": PATH},
-}  # what training.json holds
+}  # the types in training.json
 
 Pairs = Iterable[tuple[str, torch.Tensor]]
 
@@ -49,11 +49,11 @@ Pairs = Iterable[tuple[str, torch.Tensor]]
 
 
 def save_whole(folder: RunFolder, model: GPT, weights: Pairs, state: Pairs, run: dict) -> None:
-    """Begins a checkpoint of whole tensors, written by rank 0; all ranks call it.
+    """Begin a checkpoint of whole tensors, written by rank 0; all ranks call it.
 
-    model     for its config; it may be one without memory
-    weights   (name, whole tensor), as of `named_parameters`; going through them is what gathers the
-              tensors, one at a time, so only rank 0 holds all (in host memory)
+    model     for its config; it may be on the meta device
+    weights   (name, whole tensor), as from `named_parameters`; iterating over them gathers the
+              tensors one at a time, and only rank 0 holds all of them (in host memory)
     state     ("<parameter name>/<key>", whole tensor) of the optimizer, likewise
     run       a JSON dictionary with "step" and "optimizer"
     """
@@ -73,8 +73,8 @@ def save_whole(folder: RunFolder, model: GPT, weights: Pairs, state: Pairs, run:
 
 
 def save_pieces(folder: RunFolder, model: GPT, weights: Pieces, state: Pieces, run: dict) -> None:
-    """Begins a checkpoint of one file per rank, which has the pieces that it gives here; rank 0
-    adds what there is once."""
+    """Begin a checkpoint of one file per rank, which holds the shards that the rank passes here;
+    rank 0 adds the files that exist only once."""
     held = [
         {name: (_on_host(piece, folder.background), at) for name, (piece, at) in pieces.items()}
         for pieces in (weights, state)
@@ -92,14 +92,14 @@ def save_pieces(folder: RunFolder, model: GPT, weights: Pieces, state: Pieces, r
 
 
 def _on_host(tensor, copy):
-    """The tensor, or this rank's part of it, in host memory; copy: training will go on meanwhile"""
+    """The tensor, or this rank's shard, in host memory; copy: training continues meanwhile."""
     tensor = tensor.detach()
     tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return tensor.to("cpu", copy=copy).contiguous()
 
 
 def _record(run):
-    """What training.json will hold."""
+    """The contents of training.json."""
     rng = bytes(torch.get_rng_state().tolist()).hex()
     return {**run, "format": FORMAT, "rng": rng}
 
@@ -114,7 +114,7 @@ def _write_record(beside, record):
 
 
 def read_run(folder: Path | str) -> dict:
-    """training.json of a folder that `save` wrote, as a dict: step, options and so on."""
+    """training.json of a checkpoint folder, as a dict: step, options and so on."""
     folder = hf_format.recover(folder)
     if not folder.exists():
         raise CheckpointError(f"checkpoint folder {folder} does not exist")
@@ -134,14 +134,14 @@ def read_run(folder: Path | str) -> dict:
 
 
 def _check_record(run, where):
-    """Names the first entry that `save_whole` would not have written."""
+    """Raise CheckpointError for the first entry that `save_whole` would not have written."""
     try:
         untrusted.check(run, RECORD)
         for key in ("step", "skipped", "seconds"):
             if not 0 <= run.get(key, 0) < math.inf:
-                raise ValueError(f"{key} {run[key]!r:.40} is not what belongs there")
+                raise ValueError(f"{key} {run[key]!r:.40} is not a valid value")
         if run.get("row", run)["step"] != run["step"]:
-            raise ValueError("row is of another step")
+            raise ValueError("row belongs to another step")
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{where}: {error}") from None
     try:
@@ -149,21 +149,21 @@ def _check_record(run, where):
     except ValueError:
         length = 0
     if length != torch.get_rng_state().numel():
-        raise CheckpointError(f"{where}: rng is not a state of torch's random numbers")
+        raise CheckpointError(f"{where}: rng is not a state of torch's random number generator")
 
 
 def load_weights(folder: Path | str, model: GPT, kind: str) -> dict:
-    """Reads the weights of a model that is still whole, before it is split; returns `run`.
+    """Read the weights into a model that has not been split yet; return `run`.
 
-    kind   of the optimizer that `read_state` is for; it is checked too.
-    A model on the meta device, which has no memory, is only compared: `hand_out` is for its shards.
+    kind   of the optimizer that `read_state` will load; it is checked too.
+    A model on the meta device is only checked: `hand_out` fills its shards.
     """
     run = read_run(folder)
     folder = hf_format.recover(folder)
     _check_same_model(folder, model.config)
     if run["optimizer"] != kind:
         raise CheckpointError(
-            f"{folder} was trained with optimizer {run['optimizer']!r}, this run asks for {kind!r}"
+            f"{folder} was trained with optimizer {run['optimizer']!r}; this run asks for {kind!r}"
         )
     parameters = dict(model.named_parameters())
     weights, state = (_stored(folder, stem).headers() for stem in (WEIGHTS, STATE))
@@ -180,7 +180,7 @@ def load_weights(folder: Path | str, model: GPT, kind: str) -> dict:
 
 
 def hand_out(folder: Path | str, put: Callable[[str, torch.Tensor], None]) -> None:
-    """put(name, whole tensor) for every weight of a checkpoint, one at a time."""
+    """Call put(name, whole tensor) for every weight of a checkpoint, one at a time."""
     for name, tensor in _stored(hf_format.recover(folder), WEIGHTS).tensors():
         put(name, tensor)
 
@@ -191,7 +191,7 @@ def read_state(folder: Path | str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class _WholeTensors:
-    """The same as RankFiles, of a file of whole tensors."""
+    """The same as RankFiles, for a file of whole tensors."""
 
     def __init__(self, folder: Path, stem: str):
         if stem == WEIGHTS:
@@ -199,7 +199,7 @@ class _WholeTensors:
             return
         file = folder / f"{stem}.safetensors"
         if not file.exists():
-            raise CheckpointError(f"{file} is missing: the folder was copied in part")
+            raise CheckpointError(f"{file} is missing: the folder was only partly copied")
         self._headers = {n: (file, shape) for n, shape in hf_format.file_shapes(file).items()}
 
     def headers(self):

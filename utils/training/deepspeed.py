@@ -1,13 +1,13 @@
-"""A training step on DeepSpeed: the methods of `step.TrainStep`, ZeRO 0 to 3 underneath.
+"""A training step on DeepSpeed, with the methods of `step.TrainStep` and ZeRO 0 to 3 underneath.
 
-DeepSpeed takes the model, the optimizer and a dictionary, and then decides itself when gradients
-are reduced and parameters gathered. The curve is the same as PyTorch's, and so are the checkpoints.
+DeepSpeed takes the model, the optimizer and a dictionary, and then decides itself when to reduce
+gradients and gather parameters. The loss curve and the checkpoints are the same as PyTorch's.
 
-    stage 0   data parallel              stage 2   and gradients sharded
-    stage 1   optimizer state sharded    stage 3   and parameters sharded
+    stage 0   data parallel              stage 2   gradients sharded too
+    stage 1   optimizer state sharded    stage 3   parameters sharded too
 
 Its options: https://www.deepspeed.ai/docs/config-json/. On a CPU nothing is compiled: the helpers
-that DeepSpeed would build there (its own Adam, shared-memory collectives) are not asked for.
+that DeepSpeed would build there (its own Adam, shared-memory collectives) are not used.
 """
 
 import importlib
@@ -39,11 +39,11 @@ MOMENTS = [key for key in STATE[torch.optim.AdamW] if key != "step"]
 
 
 def import_deepspeed(device: torch.device) -> ModuleType:
-    """The package, made ready for a run. Raises ValueError where it is not installed."""
+    """The package, prepared for a run. Raises ValueError if it is not installed."""
     on_cpu = device.type == "cpu"
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    # it asks the environment for what torchrun puts there
+    # it reads a variable that torchrun would set
     os.environ.setdefault("LOCAL_RANK", str(device.index or dist.get_rank()))
     try:
         import deepspeed
@@ -51,13 +51,13 @@ def import_deepspeed(device: torch.device) -> ModuleType:
         from deepspeed.utils import groups
     except ImportError as error:
         raise ValueError(f"--engine deepspeed cannot be used here: {error}") from None
-    if on_cpu:  # its Muon, which its ZeRO looks at, would load torch's compiler: a second a rank
+    if on_cpu:  # its ZeRO imports its Muon, which would load torch's compiler: a second per rank
         with mock.patch.object(compiler, "compile", lambda: compiler.dummy_decorator):
             importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel("ERROR")
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
-    # what it remembers of an earlier run in this process: autocast, and a group that may be gone
+    # forget an earlier run in this process: its autocast, and its group, which may be gone
     groups._WORLD_GROUP = None
     torch_autocast.TORCH_AUTOCAST_INITIALIZED, torch_autocast.TORCH_AUTOCAST_DTYPE = False, None
     return deepspeed
@@ -74,15 +74,15 @@ def settings(
     precision: str = "fp32",
     offload: Collection[str] = (),
 ) -> dict:
-    """DeepSpeed's dictionary.
+    """The dictionary for DeepSpeed.
 
-    parameters           of the whole model
-    accumulation_steps   micro-batches of a step
-    offload              "optimizer" and "parameters", what of these the host keeps
+    parameters           number of parameters of the whole model
+    accumulation_steps   micro-batches per step
+    offload              those of "optimizer" and "parameters" that host memory holds
     """
     pinned = {"device": "cpu", "pin_memory": device.type == "cuda"}
-    # values that travel together, as with DDP about 25 MB; DeepSpeed's own 500 million are buffers
-    # of 2 GB even for a small model
+    # elements per bucket: at most 32 MiB, like DDP's 25 MB; DeepSpeed's default of 500 million
+    # makes buffers of 2 GB even for a small model
     bucket = min(2**23, parameters)
     zero = {
         "stage": zero_stage,
@@ -96,7 +96,7 @@ def settings(
     if "parameters" in offload:
         zero.update(offload_param=pinned, offload_optimizer=pinned)
     result = {
-        "train_micro_batch_size_per_gpu": 1,  # only the product of the three is looked at
+        "train_micro_batch_size_per_gpu": 1,  # only the product of the three matters
         "gradient_accumulation_steps": accumulation_steps,
         "train_batch_size": accumulation_steps * ranks,
         "gradient_clipping": clip,
@@ -105,22 +105,22 @@ def settings(
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 2**62,
     }
-    if is_mixed(precision):  # as torch does it: weights in fp32, matmuls under autocast
+    if is_mixed(precision):  # as in torch: weights in fp32, matmuls under autocast
         name = str(DTYPES[precision]).removeprefix("torch.")
         result["torch_autocast"] = {"enabled": True, "dtype": name}
     return result
 
 
 class DeepSpeedEngine:
-    """Every rank's part of a step, done by DeepSpeed, which has AdamW and these options:
+    """Takes this rank's steps with DeepSpeed and AdamW, with these options:
 
     zero_stage           0 to 3
     lr, weight_decay     of AdamW; lr is the peak
-    accumulation_steps   micro-batches of a step
-    clip                 the gradients' largest norm
-    precision, recompute as `utils.memory` names them
-    balance              weight of the experts' loss, for each token of a sequence
-    offload              what the host keeps: "optimizer", "parameters", "activations"
+    accumulation_steps   micro-batches per step
+    clip                 largest norm of the gradients
+    precision, recompute as named in `utils.memory`
+    balance              weight of the balancing loss of experts, per token of a sequence
+    offload              held in host memory: "optimizer", "parameters", "activations"
     """
 
     counts = True  # no two ranks work on the same rows
@@ -148,7 +148,7 @@ class DeepSpeedEngine:
         self.saved_tensors = offloaded_activations if "activations" in offload else nullcontext
         recompute_layers(model, recompute)  # DeepSpeed moves the model itself
         optimizer = make_optimizer(model, self.kind, lr, weight_decay=weight_decay)
-        self.adamw = optimizer.parts[0]  # torch's; with ZeRO its parameters become flat parts
+        self.adamw = optimizer.parts[0]  # torch's; with ZeRO its parameters become flat shards
         self.engine, *_ = self.deepspeed.initialize(
             model=model,
             optimizer=self.adamw,
@@ -171,9 +171,9 @@ class DeepSpeedEngine:
     def backward(
         self, micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor]], global_tokens: int
     ) -> torch.Tensor:
-        """Forward and backward passes of a step's micro-batches (x, y); returns their losses' sum.
+        """Run forward and backward passes of the micro-batches (x, y); return their summed loss.
 
-        The gradients are averaged over the ranks, as with DDP, but never over the micro-batches
+        Gradients are averaged over the ranks, as with DDP, but not over the micro-batches
         (`scale_wrt_gas`): each is already divided by the tokens of the whole step.
         """
         share, losses = self.world_size / global_tokens, 0.0
@@ -187,12 +187,12 @@ class DeepSpeedEngine:
         return losses
 
     def step(self, clip: float) -> float:
-        """Clipping, update and clearing in one; returns the gradients' norm before.
+        """Clip, update and clear the gradients; return their norm before clipping.
 
-        `clip` is what DeepSpeed was told at the start.
+        `clip` is ignored: DeepSpeed was given it at the start.
         """
         norm = None
-        if self.stage == 0:  # only ZeRO remembers it
+        if self.stage == 0:  # only ZeRO stores the norm
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             norm = get_total_norm(gradients)
         self.engine.step()
@@ -205,7 +205,7 @@ class DeepSpeedEngine:
     def warm_up(
         self, micro_batches: Sequence[tuple[torch.Tensor, torch.Tensor]], global_tokens: int
     ) -> None:
-        """Nothing: DeepSpeed does not change its order after the first pass."""
+        """Do nothing: DeepSpeed does not change its order after the first pass."""
 
     @torch.no_grad()
     def loss_sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -213,9 +213,9 @@ class DeepSpeedEngine:
         return self.engine(x, y)
 
     def after_evaluation(self) -> None:
-        """Nothing: DeepSpeed lets go of what it gathered by itself."""
+        """Do nothing: DeepSpeed itself releases what it gathered."""
 
-    # ---- the state as a whole
+    # ---- the whole state
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yields (name, whole tensor) of every parameter."""
@@ -244,17 +244,17 @@ class DeepSpeedEngine:
                 )
 
     def _counts(self):
-        """AdamW's counts of steps, all equal."""
+        """AdamW's step counts, which are all equal."""
         return [state["step"] for state in self.adamw.state.values() if "step" in state]
 
     def save(self, folder: RunFolder, run: dict, sharded: bool = False) -> None:
-        """Begins a checkpoint of whole tensors, which is the only form that there is here."""
+        """Begin a checkpoint of whole tensors, the only form supported here."""
         run = {**run, "optimizer": self.kind}
         checkpoint.save_whole(folder, self.model, self.weights(), self.optimizer_state(), run)
 
     def load(self, folder: str, run: dict) -> None:
-        """Takes the optimizer's state from a checkpoint. DeepSpeed makes the places for it in the
-        first step, so one is done with learning rate 0, which changes no weight."""
+        """Load the optimizer's state from a checkpoint. DeepSpeed allocates it in the first step,
+        so one step is taken with learning rate 0, which changes no weight."""
         self.set_lr(0.0)
         nothing = torch.zeros(1, 2, dtype=torch.long, device=self.device)
         self.backward([(nothing, nothing)], self.world_size)
@@ -270,8 +270,8 @@ class DeepSpeedEngine:
                 self._put(parameters[parameter_name], key, tensor.to(self.device))
 
     def _link_state(self):
-        """Tells ZeRO-1 and 2 where the state of each parameter is. DeepSpeed 0.19 does so itself
-        after the first step, but too early for any group of parameters but the first."""
+        """Tell ZeRO-1 and 2 where the state of each parameter is. DeepSpeed 0.19 does so itself
+        after the first step, but too early for all parameter groups except the first."""
         if self.stage not in (1, 2):
             return
         zero = self.engine.optimizer
@@ -285,14 +285,14 @@ class DeepSpeedEngine:
             self.adamw.state[parameter][key].copy_(tensor)
         elif self.stage < 3:
             zero.safe_set_full_optimizer_state(parameter, tensor, key)
-        else:  # every rank has a part of the same length, the last one filled up
+        else:  # every rank has a shard of the same length; the last one is padded
             part = math.ceil(tensor.numel() / self.world_size)
             padded = F.pad(tensor.flatten(), (0, part * self.world_size - tensor.numel()))
             mine = padded.view(self.world_size, part)[dist.get_rank()]
             zero.safe_set_local_optimizer_state(parameter, mine, key)
 
     def finished(self) -> GPT | None:
-        """The trained model on rank 0's CPU, None on the other ranks; ends DeepSpeed."""
+        """Return the trained model on rank 0's CPU, None on the other ranks; end DeepSpeed."""
         recompute_layers(self.model, "none")
         model = full_model(self.model.config, self.weights())
         self.engine.destroy()

@@ -2,8 +2,8 @@
 
     python -m utils.training.join RUN FOLDER
 
-RUN is a run's folder, whose newest undamaged checkpoint is taken, or one checkpoint. What comes out
-has the model alone, and opens in transformers; a run goes on from RUN itself.
+RUN is the folder of a run, whose newest undamaged checkpoint is used, or of one checkpoint. The
+result holds only the model and opens in transformers; to continue the run, use RUN itself.
 """
 
 import sys
@@ -17,12 +17,12 @@ from utils.training.run_folder import newest
 
 
 def join(run: Path | str, folder: Path | str, max_shard_bytes: int = 5 * 10**9) -> None:
-    """Memory holds the tensors of one file of `max_shard_bytes` at once."""
+    """Join RUN into FOLDER, with one file of `max_shard_bytes` in memory at a time."""
     checkpoint = newest(run)
     files = RankFiles(checkpoint, "model")
     shapes = files.shapes()
     if not shapes:
-        raise hf_format.CheckpointError(f"{checkpoint} has no file per rank: it is whole already")
+        raise hf_format.CheckpointError(f"{checkpoint} has no file per rank: it is already whole")
     with hf_format.replacing(folder) as beside:
         hf_format.write_json(beside / hf_format.CONFIG, hf_format.read_config(checkpoint))
         hf_format.copy_tokenizer(checkpoint, beside)

@@ -1,10 +1,10 @@
-"""Optimizers of a training run, stepped as one.
+"""The optimizers of a training run, stepped together.
 
 `adamw` is AdamW on everything. `muon` is Muon on the matrices inside the blocks, and AdamW on the
-rest (embedding, lm_head, norms, biases). Muon makes every update of a matrix an almost orthogonal
-one, which trains a small model in far fewer steps (Jordan 2024,
-https://kellerjordan.github.io/posts/muon/). `adamw-triton` is AdamW by the course's own kernel
-(utils/kernels/adamw.py), for GPUs: the same curve, and the same checkpoints.
+rest (embedding, lm_head, norms, biases). Muon makes every update of a matrix almost orthogonal,
+which trains a small model in far fewer steps (Jordan 2024,
+https://kellerjordan.github.io/posts/muon/). `adamw-triton` is AdamW in the course's own kernel
+(utils/kernels/adamw.py), for GPUs, with the same curve and the same checkpoints.
 
     optimizer = make_optimizer(model, "muon")
     loss.backward()
@@ -18,7 +18,7 @@ import torch
 
 # good peaks for about a million parameters
 LEARNING_RATES = {"muon": 0.02, "adamw": 3e-3, "adamw-triton": 3e-3}
-STATE = {  # what each optimizer keeps per parameter, besides a tensor of the parameter's own shape
+STATE = {  # the state that each optimizer keeps per parameter
     torch.optim.Muon: ("momentum_buffer",),
     torch.optim.AdamW: ("step", "exp_avg", "exp_avg_sq"),
 }
@@ -32,15 +32,15 @@ def make_optimizer(
     weight_decay: float = 0.0,
     muon: type[torch.optim.Optimizer] = torch.optim.Muon,
 ) -> "Optimizers":
-    """Optimizers for all parameters of a model, or of some: (name, parameter) pairs.
+    """The optimizers for all parameters of a model, or for some (name, parameter) pairs.
 
     kind          "muon", "adamw" or "adamw-triton"
-    lr            peak learning rate of Muon's matrices, or of everything without Muon
-    adamw_lr      peak learning rate of what Muon does not take
-    weight_decay  of matrices; norms and biases are never decayed
-    muon          the class that does Muon's step
+    lr            peak learning rate of Muon's matrices; without Muon, of all parameters
+    adamw_lr      peak learning rate of the parameters that Muon does not update
+    weight_decay  for matrices; norms and biases are never decayed
+    muon          the class that takes Muon's step
 
-    Raises ValueError for a kind that is not one of these, or whose kernel cannot run here.
+    Raises ValueError for an unknown kind, or one whose kernel cannot run here.
     """
     if kind not in LEARNING_RATES:
         raise ValueError(f"optimizer {kind!r} is not one of {', '.join(LEARNING_RATES)}")
@@ -58,12 +58,12 @@ def make_optimizer(
 
 
 def update_rule(kind: str) -> str:
-    """The rule of a kind, whoever computes it: checkpoints fit where it is the same."""
+    """The update rule of a kind, whatever computes it: equal rules share checkpoints."""
     return kind.removesuffix("-triton")
 
 
 def is_block_matrix(name: str, parameter: torch.Tensor) -> bool:
-    """Whether Muon takes this parameter."""
+    """Whether Muon updates this parameter."""
     return parameter.ndim == 2 and ".layers." in f".{name}"
 
 
@@ -84,7 +84,7 @@ def _class_for(name, parameter, kind):
 
 
 def _adamw_triton(parameters):
-    """The class; Triton is imported only where it is asked for."""
+    """The class; Triton is imported only when it is needed."""
     try:
         from utils.kernels.adamw import AdamWTriton
         from utils.kernels.language import check_device
@@ -106,7 +106,7 @@ def _adamw(parameters, lr, weight_decay, make=torch.optim.AdamW):
 
 
 class Optimizers:
-    """Several torch optimizers over disjoint parameters, stepped as one."""
+    """Several torch optimizers over disjoint parameters, stepped together."""
 
     def __init__(
         self, kind: str, parts: Sequence[torch.optim.Optimizer], names: dict[torch.Tensor, str]
@@ -122,7 +122,7 @@ class Optimizers:
         return [group for part in self.parts for group in part.param_groups]
 
     def set_lr(self, scale: float) -> None:
-        """Sets every learning rate to `scale` times its peak."""
+        """Set every learning rate to `scale` times its peak."""
         for group in self.param_groups:
             group["lr"] = scale * group["peak_lr"]
 
@@ -149,9 +149,9 @@ class Optimizers:
         tensors: dict[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
         part_of: Callable[[torch.Tensor, str], torch.Tensor] | None = None,
     ) -> None:
-        """Takes what `named_state` gave, as pairs or as a dict; skips parameters it does not hold.
+        """Load the output of `named_state`, as pairs or a dict; skip parameters not held here.
 
-        part_of(tensor, parameter_name) makes of a whole tensor what this rank keeps of it.
+        part_of(tensor, parameter_name) returns this rank's shard of a whole tensor.
         """
         members = {self.names[parameter]: (part, parameter) for part, parameter in self._members()}
         for name, tensor in tensors.items() if isinstance(tensors, dict) else tensors:

@@ -1,12 +1,12 @@
-"""Checkpoints of one file per rank: each writes the pieces that it holds, and nothing is sent.
+"""Checkpoints of one file per rank: each rank writes the shards it holds, and nothing is sent.
 
     model-rank-00000.safetensors, model-rank-00001.safetensors, …      of the weights
     optimizer-rank-00000.safetensors, …                                of the optimizer's state
 
-A file's header says where in its whole tensor each piece begins, as torch's own
-`torch.distributed.checkpoint.HuggingFaceStorageWriter` writes it, so that torch's reader and its
-`consolidate_safetensors_files` open these files too. Whoever reads puts the pieces together, one
-tensor at a time: any number of ranks goes on from them, however it splits the model.
+A file's header says where each shard begins in its whole tensor, in the format of
+`torch.distributed.checkpoint.HuggingFaceStorageWriter`, so that torch's reader and its
+`consolidate_safetensors_files` can open these files too. A reader assembles the shards one tensor
+at a time, so any number of ranks can continue from them, however they split the model.
 """
 
 import json
@@ -21,13 +21,13 @@ from utils import untrusted
 from utils.models.hf_format import CheckpointError, Headers, floating, opened
 
 Offset = tuple[int, ...]
-Pieces = dict[str, tuple[torch.Tensor, Offset]]  # name -> (piece, where it begins in the whole)
+Pieces = dict[str, tuple[torch.Tensor, Offset]]  # name -> (shard, its offset in the whole tensor)
 
 _HEADER, _OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def write(file: Path, pieces: Pieces) -> None:
-    """Writes a rank's pieces (tensors in host memory) into one file."""
+    """Write a rank's shards (tensors in host memory) into one file."""
     offsets = {name: {_OFFSETS: list(offset)} for name, (_, offset) in pieces.items()}
     tensors = {name: tensor for name, (tensor, _) in pieces.items()}
     metadata = {"format": "pt", "DCP_VERSION": "1.0", _HEADER: json.dumps(offsets)}
@@ -37,7 +37,7 @@ def write(file: Path, pieces: Pieces) -> None:
 class RankFiles:
     """The files of one `stem`, "model" or "optimizer", in a checkpoint folder.
 
-    Raises CheckpointError where a piece is missing.
+    Raises CheckpointError if a shard is missing.
     """
 
     def __init__(self, folder: Path, stem: str):
@@ -46,7 +46,7 @@ class RankFiles:
         for file in self.files(folder, stem):
             with opened(file) as data:
                 offsets = self._offsets(file, data)
-                for name in data.keys():  # noqa: SIM118 (no dict)
+                for name in data.keys():  # noqa: SIM118 (not a dict)
                     piece = data.get_slice(name)
                     offset, size = offsets.get(name, ()), tuple(piece.get_shape())
                     places = self.pieces.setdefault(name, [])
@@ -63,7 +63,7 @@ class RankFiles:
 
     @staticmethod
     def name(stem: str, rank: int) -> str:
-        """Of the file of a rank."""
+        """The name of a rank's file."""
         return f"{stem}-rank-{rank:05d}.safetensors"
 
     @staticmethod
@@ -72,10 +72,10 @@ class RankFiles:
             header = untrusted.parse_json(data.metadata()[_HEADER], {str: {_OFFSETS: [int]}})
             return {name: tuple(entry[_OFFSETS]) for name, entry in header.items()}
         except (KeyError, TypeError, ValueError):
-            raise CheckpointError(f"{file} does not say where its tensors' pieces belong") from None
+            raise CheckpointError(f"{file} does not say where its shards belong") from None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """{name: shape of the whole}: as far as the furthest piece reaches."""
+        """{name: shape of the whole tensor}, as far as its furthest shard reaches."""
         return {
             name: tuple(
                 max(offset[dim] + size[dim] for _, offset, size in places)
@@ -85,7 +85,7 @@ class RankFiles:
         }
 
     def headers(self) -> Headers:
-        """The same as `hf_format.read_headers` gives; the file is that of the first piece."""
+        """The same as `hf_format.read_headers`; the file is that of the first shard."""
         return {n: (self.pieces[n][0][0], shape) for n, shape in self.shapes().items()}
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -99,7 +99,7 @@ class RankFiles:
             return torch.Size(shape).numel() * data.get_slice(name)[:0].element_size()
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """One whole tensor, put together from its pieces."""
+        """One whole tensor, assembled from its shards."""
         whole = None
         for file, offset, size in self.pieces[name]:
             with opened(file) as data:
@@ -111,14 +111,14 @@ class RankFiles:
 
 
 def _filled(shape, places):
-    """Whether pieces fill a whole of this shape."""
+    """Whether shards fill a tensor of this shape."""
     ends = [
         {0, *(offset[dim] + part for _, offset, size in places for part in (0, size[dim]))}
         for dim in range(len(shape))
     ]
     if any(min(each) < 0 for each in ends):
         return False
-    # between two ends, a piece is whole or not there
+    # a shard covers each cell between two ends entirely or not at all
     at = [{end: number for number, end in enumerate(sorted(each))} for each in ends]
     cells = np.zeros([len(each) - 1 for each in at], bool)
     for _, offset, size in places:

@@ -1,13 +1,13 @@
-"""The folder of a training run: its last checkpoints, of which each is whole or not there.
+"""The folder of a training run: its last checkpoints, each of which is complete or absent.
 
-    run/checkpoint-200/        a checkpoint (checkpoint.py), and SHA256SUMS of its files
-    run/checkpoint-100/        the one before, in case that one is damaged
+    run/checkpoint-200/        a checkpoint (checkpoint.py), with SHA256SUMS of its files
+    run/checkpoint-100/        the one before, in case the newest is damaged
     run/newest                 a link to the newest
     run/config.json, …         links to its files, so `run` itself opens as a model
-    run/.lock                  held by the run that writes: a second one is refused
+    run/.lock                  held by the run that writes; a second run is refused
 
-A checkpoint is written under another name, synced and renamed. `sha256sum -c SHA256SUMS` inside of
-it tells whether its bytes are still those that were written.
+A checkpoint is written under another name, synced and renamed. `sha256sum -c SHA256SUMS` inside it
+checks that its bytes are still those that were written.
 """
 
 import ctypes
@@ -33,13 +33,13 @@ SUMS = "SHA256SUMS"
 _LOCK = ".lock"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _LEFT_OVER = re.compile(r"\.checkpoint-\d+\.(partial|gone)")
-# in a .partial: what one rank has not finished
+# in a .partial folder: the unfinished files of one rank
 _RANK = re.compile(rf"rank-\d+|{hf_format.UNFINISHED.pattern}")
 _LINK = re.compile(rf"\.({NEWEST}|{hf_format.OURS.pattern})\.link")
 _OWN = re.compile(
     rf"{_NAME.pattern}|{_LEFT_OVER.pattern}|{_LINK.pattern}|{NEWEST}|{re.escape(_LOCK)}"
 )
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # of a file system that has none
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)  # on a file system without links
 
 
 # ---- 1. reading
@@ -54,9 +54,9 @@ def checkpoints(folder: Path | str) -> list[Path]:
 
 
 def newest(folder: Path | str) -> Path:
-    """The newest undamaged checkpoint of a run; those that are damaged are named on stderr.
+    """The newest undamaged checkpoint of a run; damaged ones are named on stderr.
 
-    A folder that is a checkpoint itself is given back, if it is not damaged: else CheckpointError.
+    A folder that is itself a checkpoint is returned if it is undamaged, else CheckpointError.
     """
     folder = hf_format.recover(folder)
     if not folder.exists():
@@ -65,19 +65,19 @@ def newest(folder: Path | str) -> Path:
     for one in checkpoints(folder) or [folder]:
         damage = damaged(one)
         if damage and not one.exists():
-            return newest(folder)  # the run that writes there has gone on, and taken it away
+            return newest(folder)  # a run that writes there has moved on and removed it
         if not damage:
             if damages and os.environ.get("RANK", "0") == "0":
-                print(f"utils.train: {'; '.join(damages)}: taking {one.name}", file=sys.stderr)
+                print(f"utils.train: {'; '.join(damages)}: using {one.name}", file=sys.stderr)
             return one
         damages.append(damage)
-    raise CheckpointError(f"no checkpoint is left to take: {'; '.join(damages)}")
+    raise CheckpointError(f"no checkpoint is left to use: {'; '.join(damages)}")
 
 
 def damaged(checkpoint: Path) -> str | None:
     """What is wrong with the files of a checkpoint, in half a sentence; None: nothing.
 
-    One without SHA256SUMS, made by someone else, cannot be judged: None.
+    A checkpoint from elsewhere, without SHA256SUMS, cannot be checked: None.
     """
     sums = checkpoint / SUMS
     if not sums.exists() and not sums.is_symlink():
@@ -86,36 +86,36 @@ def damaged(checkpoint: Path) -> str | None:
         lines = [line.split("  ", 1) for line in untrusted.read_text(sums).splitlines()]
         for expected, name in lines:
             if not hf_format.OURS.fullmatch(name) or (checkpoint / name).is_symlink():
-                return f"{sums} names {name!r:.60}, which no save has written"
+                return f"{sums} names {name!r:.60}, which no save wrote"
             if not untrusted.regular(checkpoint / name).exists():
                 return f"{checkpoint / name} is missing"
             if _sha256(checkpoint / name) != expected:
-                return f"{checkpoint / name} is damaged: its bytes do not fit {SUMS}"
+                return f"{checkpoint / name} is damaged: its bytes do not match {SUMS}"
         there = {path.name for path in checkpoint.iterdir() if hf_format.OURS.fullmatch(path.name)}
         left_out = sorted(there - {SUMS} - {name for _, name in lines})
         if left_out or not lines:
-            return f"{sums} is cut short: it does not have {', '.join(left_out) or 'a line'}"
+            return f"{sums} is cut short: it lacks {', '.join(left_out) or 'any line'}"
     except (OSError, ValueError) as error:
         return f"{sums} cannot be read: {error}"
     return None
 
 
 def run_of(checkpoint: Path | str) -> Path:
-    """The run's folder that a checkpoint is in, or itself where it is in none."""
+    """The folder of the run to which a checkpoint belongs, or the checkpoint itself."""
     checkpoint = Path(checkpoint)
     return checkpoint.parent if _NAME.fullmatch(checkpoint.name) else checkpoint
 
 
 def holds_checkpoint(folder: Path | str) -> bool:
-    """Whether there is something to go on from, or something that must not be replaced."""
+    """Whether the folder holds something to resume, or something that must not be replaced."""
     folder = hf_format.recover(folder)
     return bool(checkpoints(folder)) or (folder / hf_format.CONFIG).exists()
 
 
 def check_new(folder: Path | str, metrics: str | None = None) -> None:
-    """Raises CheckpointError where a new run cannot write its checkpoints.
+    """Raise CheckpointError if a new run cannot write its checkpoints here.
 
-    metrics   file that may be in the folder already: of this run, killed before its first save
+    metrics   file that may already be in the folder, from this run, killed before its first save
     """
     metrics = Path(metrics or "-").expanduser().absolute()
     own = re.escape(metrics.name) if metrics.parent.resolve() == folder else _LOCK
@@ -123,8 +123,7 @@ def check_new(folder: Path | str, metrics: str | None = None) -> None:
 
 
 def check_own(folder: Path) -> None:
-    """Raises CheckpointError where something of someone else's has a name that a save would replace
-    or remove."""
+    """Raise CheckpointError if a foreign file has a name that a save would replace or remove."""
     for path in folder.iterdir() if folder.is_dir() else ():
         named = _NAME.fullmatch(path.name) or _LEFT_OVER.fullmatch(path.name)
         if named and (reason := _strange(path)):
@@ -132,15 +131,15 @@ def check_own(folder: Path) -> None:
 
 
 def _strange(path):
-    """Why something with such a name was not written by a save, in half a sentence; None: it was"""
+    """Why a path with such a name does not come from a save, in half a sentence; None: it does."""
     if path.is_symlink() or not path.is_dir():
-        return "is no folder"
+        return "is not a folder"
     for entry in path.rglob("*"):
         if not (hf_format.OURS.fullmatch(entry.name) or _RANK.fullmatch(entry.name)):
             return f"holds {entry.name}, which is not part of a checkpoint and would be lost"
     marks = (SUMS, hf_format.TRAINING)
     if _NAME.fullmatch(path.name) and not any((path / name).exists() for name in marks):
-        return f"has no {' and no '.join(marks)}, so it is no checkpoint of a run"
+        return f"has no {' and no '.join(marks)}, so it is not a run's checkpoint"
     return None
 
 
@@ -157,12 +156,12 @@ def _sha256(file):
 
 
 class RunFolder:
-    """Where the ranks of one run put its checkpoints; all of them make it and call its methods.
+    """The folder for a run's checkpoints; every rank creates this object and calls its methods.
 
     folder      on a file system that every writing rank sees; None: nothing will be saved
-    keep        so many checkpoints stay
+    keep        number of checkpoints that stay
     rank        of this process; rank 0 puts the checkpoints in place
-    background  whether files are written while training goes on
+    background  whether files are written while training continues
     """
 
     def __init__(self, folder: str | None, keep: int, rank: int, background: bool = False):
@@ -173,10 +172,10 @@ class RunFolder:
 
     @contextmanager
     def opened(self, began: int = -1) -> Iterator["RunFolder"]:
-        """Rank 0 holds the folder's lock meanwhile: ValueError where another run does, or has since
-        this RunFolder was made.
+        """Hold the folder's lock, on rank 0. Raises ValueError if another run holds it, or has
+        held it since this RunFolder was made.
 
-        began   step of the checkpoint from which the run goes on; -1: from none
+        began   step of the checkpoint from which the run continues; -1: none
         """
         self.step, self.kept = began, {began}
         if self.folder is None or self.rank:
@@ -200,7 +199,7 @@ class RunFolder:
                 self._clear()
                 if not checkpoints(self.folder):
                     (self.folder / _LOCK).unlink(missing_ok=True)
-                    with suppress(OSError):  # it holds something of someone else's
+                    with suppress(OSError):  # it holds foreign files
                         self.folder.rmdir()
 
     @contextmanager
@@ -224,31 +223,31 @@ class RunFolder:
                 pass  # a file system without locks
             with suppress(FileNotFoundError):
                 if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
-                    break  # else the run before has just taken its empty folder away
+                    break  # else the previous run has just removed its empty folder
             file.close()
         with file:
             yield
 
     def save(self, step: int, write: Callable[[Path], None] | None) -> None:
-        """Begins a checkpoint: write(an empty folder) makes this rank's files, if it has any, at
-        once or in the background, and must not communicate. All ranks call it; one that is still
-        being written is awaited first."""
+        """Begin a checkpoint: write(an empty folder) writes this rank's files, if it has any, at
+        once or in the background, and must not communicate. All ranks call it. A checkpoint that
+        is still being written is completed first."""
         self.settle()
         self.step, self.sums, self.error = step, {}, None
         saving = Thread(target=self._write, args=(write,))
         saving.start()
-        self.saving = saving  # a second Ctrl-C may come before: what has not begun has no end
+        self.saving = saving  # a second Ctrl-C may come first, and an unstarted thread has no join
         if not self.background:
             self.settle()
 
     def _write(self, write):
-        """In the thread. Ranks share the folder: each syncs and sums up the files of its own."""
+        """Write in the thread. Ranks share the folder: each syncs and hashes its own files."""
         if write is None:
             return
         beside = self._beside("partial")
         mine = beside / f"rank-{self.rank}"
         try:
-            if self.rank or self.folder.exists():  # else it was taken away, with its lock
+            if self.rank or self.folder.exists():  # else it was removed, with its lock
                 beside.mkdir(parents=True, exist_ok=True)
             mine.mkdir()
             write(mine)
@@ -257,18 +256,17 @@ class RunFolder:
                 self.sums[file.name] = _sha256(file)
                 file.rename(beside / file.name)
             mine.rmdir()
-        except Exception as error:  # a full disk, most likely; all ranks shall hear of it
+        except Exception as error:  # most likely a full disk; all ranks must hear of it
             self.error = f"checkpoint {self._place()} could not be written: {error}"
 
     def written(self) -> bool:
-        """Whether this rank has nothing left to write; `settle` would not make it wait."""
+        """Whether this rank has nothing left to write, so `settle` would not make it wait."""
         return self.saving is None or not self.saving.is_alive()
 
     def settle(self) -> None:
-        """Waits for every rank's files and puts the checkpoint in place, on all ranks together.
+        """Wait for every rank's files and put the checkpoint in place; all ranks call it.
 
-        Raises CheckpointError on each of them where one could not write; the checkpoints before
-        are still there.
+        Raises CheckpointError on all ranks if one could not write; earlier checkpoints remain.
         """
         if self.saving is None:
             return
@@ -288,14 +286,14 @@ class RunFolder:
             raise CheckpointError(outcome[0])
 
     def _put_in_place(self, sums):
-        """Returns what went wrong, or None."""
+        """Put the checkpoint in place; return what went wrong, or None."""
         beside, place = self._beside("partial"), self._place()
         try:
             for name in sums:
                 if not (beside / name).exists():
                     return (
-                        f"rank 0 does not see {name}, which another rank has written to "
-                        f"{beside}: --out must be on a file system that all nodes share, or take "
+                        f"rank 0 does not see {name}, which another rank wrote to {beside}: "
+                        "put --out on a file system that all nodes share, or take "
                         "--save-format whole"
                     )
             lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
@@ -315,7 +313,7 @@ class RunFolder:
         return None
 
     def _link(self):
-        """Links from the run's folder into the newest checkpoint, on a file system that has any."""
+        """Link from the run's folder into the newest checkpoint, if the file system has links."""
         names = sorted(path.name for path in self._place().iterdir())
         for name, target in ((NEWEST, self._place().name), *((n, f"{NEWEST}/{n}") for n in names)):
             link = self.folder / f".{name}.link"
@@ -329,23 +327,23 @@ class RunFolder:
             link.replace(self.folder / name)
         for path in self.folder.iterdir():
             if path.is_symlink() and not path.exists() and path.readlink().parent.name == NEWEST:
-                path.unlink()  # of a file that this checkpoint does not have
+                path.unlink()  # its file is not in this checkpoint
 
     def _forget(self):
-        """Takes away what is older than the last `keep`, and what an earlier try had beyond the
-        step at which this run began: a run that goes back has left that way."""
+        """Remove checkpoints older than the last `keep`, and those of an earlier attempt beyond the
+        step at which this run began: a run that goes back has abandoned them."""
         found = [path for path in checkpoints(self.folder) if not _strange(path)]
         began = min(self.kept)
         left = [path for path in found if _step(path) > began and _step(path) not in self.kept]
-        # the newest last: whoever dies meanwhile has either try's last checkpoint
+        # the newest last: if the run dies meanwhile, one attempt's last checkpoint is still there
         for path in left[::-1] + [path for path in found if path not in left][self.keep :]:
-            # never seen half deleted; under a name from which `recover` puts nothing back
+            # never seen half deleted; renamed so that `recover` restores nothing
             path.rename(path.with_name(f".{path.name}.gone"))
-            hf_format.to_disk(self.folder)  # in this order after a power cut, too
+            hf_format.to_disk(self.folder)  # keeps this order even after a power cut
         self._clear()
 
     def _clear(self):
-        """Removes what a run that was killed has left."""
+        """Remove what a killed run left behind."""
         for path in self.folder.iterdir() if self.folder.exists() else ():
             if path.is_symlink() and _LINK.fullmatch(path.name):
                 path.unlink()
@@ -360,8 +358,9 @@ class RunFolder:
 
 
 def _exchanged(one, other):
-    """Whether two folders have changed their names in one step, so that each was always there: a
-    run that has gone back comes to a step of which there is a checkpoint. Linux can, see rename(2).
+    """Swap the names of two folders at once, so that both always exist; return whether it worked.
+
+    Needed when a run that has gone back reaches the step of an old checkpoint. Linux: rename(2).
     """
     try:
         rename = ctypes.CDLL(None).renameat2

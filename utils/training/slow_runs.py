@@ -1,11 +1,10 @@
-"""Small training runs, each slow for one reason that was planted: the cases of lesson 11.
+"""Small training runs, each slow for one planted reason: the cases of lesson 11.
 
     ranks.run(slow_runs.train, "traces", "C")    # on two ranks: five steps, three of them traced
     report("traces").findings                    # what utils.measure.findings says about it
 
-`CAUSES` says which run is slow for what: guess first. "sound" is the same run with nothing planted.
-The work is real, a small GPT on random tokens; nothing sleeps but the data set of one run, which
-stands for a disk.
+`CAUSES` says why each run is slow: guess first. "sound" is the same run with nothing planted. The
+work is real, a small GPT on random tokens; only the data set of one run sleeps, to simulate a disk.
 """
 
 import time
@@ -36,11 +35,11 @@ CAUSES = {  # {run: the kind of finding that names its cause}
     "F": "stages",
 }
 CONFIG = GPTConfig(hidden_size=128, layers=4, heads=4)
-ROWS, SEQ = 8, 64  # rows of a rank's batch, tokens of a row
+ROWS, SEQ = 8, 64  # rows of a rank's batch, tokens per row
 
 
 class Rows(Dataset):
-    """Rows of random tokens; each takes `seconds` to be fetched."""
+    """Rows of random tokens; fetching each takes `seconds`."""
 
     def __init__(self, seconds: float = 0.0):
         self.seconds = seconds
@@ -55,9 +54,9 @@ class Rows(Dataset):
 
 
 def train(folder: str | Path, run: str = "sound", *, steps: int = 3, stacks: bool = False) -> None:
-    """Trains on every rank of a group of two, `steps` steps under the profiler after two others.
+    """Train on both ranks of a group of two: two steps, then `steps` steps under the profiler.
 
-    Writes a trace for each rank to `folder`. Raises ValueError for an unknown run.
+    Writes a trace per rank to `folder`. Raises ValueError for an unknown run.
     """
     usual = torch.get_num_threads()
     try:
@@ -71,7 +70,7 @@ def train(folder: str | Path, run: str = "sound", *, steps: int = 3, stacks: boo
 
 
 def make_step(run: str = "sound") -> Callable[[], None]:
-    """What each rank calls again and again: a step of this run. Raises ValueError."""
+    """The function that takes a step of this run; every rank calls it. Raises ValueError."""
     if run not in (*CAUSES, "sound"):
         raise ValueError(f"run {run!r} is not one of sound, {', '.join(CAUSES)}")
     torch.manual_seed(0)
@@ -113,10 +112,10 @@ def _backward(model, rows):
 
 
 def _in_turn(model, rows, rank):
-    """Four micro-batches, long and short ones in turn: each rank has as much to do in a step."""
+    """Four micro-batches, alternately long and short: every rank does the same work in total."""
     sizes = (ROWS // 8, 3 * ROWS // 8) * 2
     for number, part in enumerate(rows.split(sizes if rank else sizes[::-1])):
-        model.require_backward_grad_sync = number == 3  # what no_sync() sets
+        model.require_backward_grad_sync = number == 3  # as no_sync() sets it
         loss = _backward(model, part)
         mean = functional.all_reduce(loss, "avg", dist.group.WORLD)
         mean.item()  # for the log

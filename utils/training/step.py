@@ -1,15 +1,15 @@
-"""What happens inside one step of a training run, composed of what its options ask for.
+"""One step of a training run, composed according to its options.
 
 `utils/training/train.py` holds the loop; an engine does the work of a step and holds the state:
 
-    loss_sum = engine.backward(micro_batches, tokens)     forward and backward passes of all of them
-    grad_norm = engine.step(clip)                         the optimizer; None: it was skipped
-    engine.loss_sum(x, y)                                 a forward pass, to measure
+    loss_sum = engine.backward(micro_batches, tokens)     all forward and backward passes
+    grad_norm = engine.step(clip)                         the optimizer; None: skipped
+    engine.loss_sum(x, y)                                 a forward pass, for evaluation
 
 `TrainStep` is PyTorch alone; `utils/training/deepspeed.py` has the same methods on DeepSpeed. All
 methods that communicate (those above, `weights`, `optimizer_state`, `finished`) must be called by
-every rank, equally often. Ranks that work on the same tokens know the same loss: `counts` is true
-on one of them, whose sums are to be added up.
+every rank, equally often. Ranks that work on the same tokens have the same loss; `counts` is true
+on the one rank whose sums are to be added up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -62,12 +62,12 @@ def backward(
     autocast: AbstractContextManager = FULL_PRECISION,
     scaler: LossScaler | None = None,
 ) -> torch.Tensor:
-    """One forward and backward pass of a rank's rows; returns the sum of their losses, in nats.
+    """Run a forward and a backward pass of a rank's rows; return the sum of their losses, in nats.
 
-    DDP averages gradients over ranks. A rank with fewer rows must count less, so each rank hands
-    over (its sum / all tokens of the step) times the world size: the average is then the gradient
-    of the mean over all tokens, as on one rank. The same holds for micro-batches, whose gradients
-    add up: each is divided by the tokens of the whole step, so their sizes need not be equal.
+    DDP averages gradients over ranks. A rank with fewer rows must count less, so each rank
+    differentiates (its sum / all tokens of the step) times the world size: the average is then the
+    gradient of the mean over all tokens, as on one rank. Likewise, gradients of micro-batches add
+    up, and each is divided by the tokens of the whole step, so their sizes may differ.
     """
     with autocast:
         nats = model(x, y)
@@ -83,8 +83,8 @@ def make_engine(
     mesh: Mesh,
     weights: Callable[[Put], None] | None = None,
 ) -> "DeepSpeedEngine | TrainStep":
-    """The engine that `config` asks for, over a whole model on the CPU, or on the meta device if
-    `weights` hands out what to fill it with (see `utils.parallel.parallelize.fill_weights`)."""
+    """The engine that `config` selects, for a whole model on the CPU, or on the meta device if
+    `weights` supplies its values (see `utils.parallel.parallelize.fill_weights`)."""
     offloaded = config.offloads()
     balance = config.balance / config.layers * config.seq
     if config.engine == "deepspeed":
@@ -138,16 +138,16 @@ def make_engine(
 
 
 class TrainStep:
-    """Every rank's part of a step in plain PyTorch.
+    """Takes this rank's steps in plain PyTorch.
 
-    ranks              what `parallelize` has made of the model here: its stages, and the way in
-                       which the data-parallel ranks exchange gradients
+    ranks              the result of `parallelize`: this rank's stages, and how the data-parallel
+                       ranks exchange gradients
     model_config       sizes of the whole model
-    optimizer          called with (name, parameter) pairs and muon=class, for the `Optimizers`
-    precision          of the passes: bf16 computes with a copy of the weights, FSDP2's or one of
-                       `weights_in`, fp16 under autocast, which keeps what adds up in fp32
-    schedule, sequence_parallel   of the pipeline, where there is one
-    balance            weight of the experts' loss, for each token of a sequence
+    optimizer          called with (name, parameter) pairs and muon=class, returns `Optimizers`
+    precision          of the passes: bf16 computes with a copy of the weights, by FSDP2 or
+                       `weights_in`; fp16 under autocast, which keeps sums in fp32
+    schedule, sequence_parallel   of the pipeline, if there is one
+    balance            weight of the balancing loss of experts, per token of a sequence
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class TrainStep:
             self.copies = partial(weights_in, DTYPES[precision], ranks.stages)
         self.scaler = LossScaler(precision, device, averages_over=ranks.averages_over)
         self.saved_tensors = offloaded_activations if offload_activations else nullcontext
-        # ranks that work on the same tokens know the same loss; one of them says it
+        # ranks that work on the same tokens have the same loss; one of them reports it
         self.counts = mesh.pp.is_last and mesh.tp.is_first
         self.whole_here = mesh.pp.size * mesh.tp.size * mesh.ep.size == 1
         self.pipeline = None
@@ -192,14 +192,14 @@ class TrainStep:
                 boundary=boundary(model_config, mesh, hidden_format, sequence_parallel),
                 before_backward=ranks.before_backward,
             )
-        self.model = ranks.module  # what is called, where there is no pipeline
+        self.model = ranks.module  # called if there is no pipeline
         if compile:
             keep_from_compiling(self.model)
             self.model = torch.compile(self.model)
         self.offloaded, self.optimizer = self._make_optimizer(optimizer, offload_optimizer)
 
     def _make_optimizer(self, make, offload):
-        """(the one whose state is elsewhere or None, the `Optimizers`)."""
+        """(the offloaded optimizer or None, the `Optimizers`)."""
         owned = self.ranks.owned
         splits_matrices = self.ranks.shards_parameters or self.mesh.tp.size > 1
 
@@ -216,9 +216,9 @@ class TrainStep:
     # ---- one step
 
     def backward(self, micro_batches: MicroBatches, global_tokens: int) -> torch.Tensor | float:
-        """Forward and backward passes of a step's micro-batches (x, y); returns their losses' sum.
+        """Run forward and backward passes of the micro-batches (x, y); return their summed loss.
 
-        Gradients add up on the rank; when they travel is the matter of `ranks`.
+        Gradients add up on the rank; `ranks` decides when they travel.
         """
         self.tokens, self.losses = global_tokens, 0.0
         share = self.ranks.averages_over / global_tokens
@@ -240,7 +240,7 @@ class TrainStep:
         return self.losses if self.counts else 0.0
 
     def _share_of_loss(self, loss, y):
-        """What a micro-batch's backward pass begins with, at the end of a pipeline."""
+        """The value from which a micro-batch's backward pass starts, at the end of a pipeline."""
         self.losses += loss.detach()
         return self.scaler.scale(loss * (self.ranks.averages_over / self.tokens))
 
@@ -250,9 +250,9 @@ class TrainStep:
             yield
 
     def step(self, clip: float) -> float | None:
-        """Clips the gradients to norm `clip`, updates the parameters, clears the gradients.
+        """Clip the gradients to norm `clip`, update the parameters, clear the gradients.
 
-        Returns the gradients' norm before, or None where fp16 overflowed and nothing was updated.
+        Returns the norm before clipping, or None if fp16 overflowed and nothing was updated.
         """
         gradients = full_tensor.local_shards(self.ranks.owned.values())
         self.scaler.unscale_(gradients)
@@ -263,36 +263,36 @@ class TrainStep:
         return norm.item() if stepped else None
 
     def _counted(self, gradients):
-        """Of these parts those whose gradients this rank counts; None: it has all there are."""
+        """The shards whose gradients this rank counts in the norm; None: all there are."""
         if self.ranks.replicates and self.whole_here:
             return None
         pairs = zip(self.ranks.owned.items(), gradients)
         return [part for (name, whole), part in pairs if self._is_counted(name, whole)]
 
     def _is_counted(self, name, parameter):
-        """What is equal on several ranks is counted by the first of them."""
+        """Whether this rank counts a parameter: of several copies, the first rank's counts."""
         if self.mesh.tp.index and not full_tensor.split_of(parameter):
             return False
         if name == HEAD and self.model_config.tie_embeddings and self.mesh.pp.size > 1:
-            return False  # the first stage has it too
+            return False  # the first stage also has it
         return self.ranks.counts(name)
 
     def set_lr(self, scale: float) -> None:
-        """Every learning rate becomes `scale` times its peak."""
+        """Set every learning rate to `scale` times its peak."""
         self.optimizer.set_lr(scale)
 
     def loss_scale(self) -> float:
-        """What fp16 multiplies the loss by."""
+        """The factor by which fp16 multiplies the loss."""
         return self.scaler.factor
 
     def warm_up(self, micro_batches: MicroBatches, global_tokens: int) -> None:
-        """Passes for nothing, before the clock starts or a resumed run goes on."""
+        """Run passes and discard the gradients, before timing starts or a run resumes."""
         self.backward(micro_batches, global_tokens)
         self.ranks.zero_grad()
 
     @torch.no_grad()
     def loss_sum(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | float:
-        """The sum of the losses of these rows; 0 where another rank counts them."""
+        """The sum of the losses of these rows; 0 if another rank counts them."""
         y = own_positions(y, self.mesh.cp)
         with self.copies(), self.autocast:
             loss = self.pipeline.output(x, y) if self.pipeline else self.model(x, y)
@@ -301,15 +301,15 @@ class TrainStep:
     def after_evaluation(self) -> None:
         self.ranks.after_evaluation()
 
-    # ---- the state as a whole, for checkpoints and at the end
+    # ---- the whole state, for checkpoints and at the end
 
     @cached_property
     def whole(self) -> GPT:
-        """The whole model without memory: names, shapes, formats."""
+        """The whole model on the meta device: names, shapes, formats."""
         return GPT.without_memory(self.model_config).to(self.weight_format)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Yields (name, whole tensor) of every parameter; on ranks but 0 what they have of it."""
+        """Yields (name, whole tensor) of every parameter; on ranks other than 0, their shard."""
         bring, named = self._collector(), self.ranks.named
         for name, parameter in self.whole.named_parameters():
             mine = named[name].detach() if name in named else None
@@ -331,8 +331,8 @@ class TrainStep:
         return full_tensor.OnRankZero(self.ranks.named, self.device, not self.whole_here).bring
 
     def save(self, folder: RunFolder, run: dict, sharded: bool = False) -> None:
-        """Begins a checkpoint: of whole tensors, which only rank 0 holds, in host memory; or
-        `sharded`, one file per rank with what is there. All ranks call it."""
+        """Begin a checkpoint: of whole tensors, which only rank 0 holds, in host memory; or, if
+        `sharded`, of one file per rank with its shards. All ranks call it."""
         run = {**run, "optimizer": self.optimizer.kind, "scaler": self.scaler.state_dict()}
         if sharded:
             checkpoint.save_pieces(folder, self.whole, *self._pieces(), run)
@@ -340,7 +340,7 @@ class TrainStep:
             checkpoint.save_whole(folder, self.whole, self.weights(), self.optimizer_state(), run)
 
     def _pieces(self):
-        """(weights, optimizer's state): of what several ranks have alike, the first has a piece."""
+        """(weights, optimizer's state) that this rank saves: the first rank saves shared values."""
         weights, state = {}, {}
         for name, parameter in self.ranks.owned.items():
             if self._is_counted(name, parameter):
@@ -354,8 +354,8 @@ class TrainStep:
         return weights, state
 
     def load(self, folder: str, run: dict) -> None:
-        """Takes the optimizer's state from a checkpoint, each rank its part. The weights were there
-        before the model was split."""
+        """Load this rank's shard of the optimizer's state from a checkpoint. The weights were
+        loaded before the model was split."""
         self.scaler.load_state_dict(run.get("scaler", {}))
 
         def part_of(tensor, name):
@@ -366,8 +366,8 @@ class TrainStep:
         self.optimizer.load_named_state(state, part_of)
 
     def finished(self) -> GPT | None:
-        """The trained model, whole and in one piece. Where a rank holds only parts of it, on rank
-        0's CPU only, and None on the other ranks: the model may be too large for them."""
+        """The whole trained model. If ranks hold only parts of it: the model on rank 0's CPU, and
+        None on the other ranks, for which it may be too large."""
         recompute(None, "none", layers=blocks(self.ranks.stages))
         self.ranks.release()
         if self.whole_here and not self.ranks.shards_parameters:

@@ -1,12 +1,12 @@
-"""Replicas of one model that torchft keeps going: one may die, and a new one is healed.
+"""Replicas of one model under torchft: the run survives a death, and a new replica is healed.
 
     with lighthouse() as address, Ranks(4, may_die=True) as ranks:
         ranks.run(train, Run(address, folder))
 
-Every rank of the pool is a *replica*: it holds the whole model, and the others know it by its
-gradients alone. The *lighthouse* hears their heartbeats and tells them before each step who takes
-part, the *quorum*. A step in which an all-reduce fails is committed by nobody. torchft 0.2.0
-(github.com/pytorch/torchft) has wheels for Linux on x86-64 alone: see `AVAILABLE`.
+Every rank of the pool is a *replica*: it holds the whole model and shares only its gradients with
+the others. The *lighthouse* receives their heartbeats and tells them before each step which
+replicas take part, the *quorum*. No replica commits a step in which an all-reduce failed. torchft
+0.2.0 (github.com/pytorch/torchft) has wheels only for Linux on x86-64: see `AVAILABLE`.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ PROGRAM = Path(sys.executable).with_name("torchft_lighthouse")
 
 @dataclass(frozen=True)
 class Run:
-    """`size` replicas train; the last of them is killed in step `dies`. One more rank waits until
-    step `joins`, and takes its place.
+    """`size` replicas train; the last of them is killed in step `dies`. An additional rank waits
+    until step `joins` and takes its place.
 
     address   of the lighthouse
-    folder    an empty one, in which they meet
-    follow    whether a replica's rows follow the quorum; else they are its own, as those of
-              torchft's DistributedSampler are, and nobody computes a lost replica's
-    patience  seconds after which an all-reduce fails: who sends to the dead replica and receives
-              from another one does not notice the death
-    limit     seconds for each other wait, much more than `patience`
+    folder    an empty folder in which the replicas meet
+    follow    whether a replica's rows follow the quorum; otherwise they are fixed, as with
+              torchft's DistributedSampler, and the rows of a lost replica are not computed
+    patience  seconds after which an all-reduce fails: a replica that sends to the dead one but
+              receives from another does not notice the death
+    limit     seconds for every other wait, much longer than `patience`
 
-    Raises ValueError where the steps are not in this order, or the batch cannot be shared alike.
+    Raises ValueError if the steps are not in this order, or the batch cannot be split evenly.
     """
 
     address: str
@@ -67,18 +67,18 @@ class Run:
         if not 0 <= self.dies < self.joins < self.steps:
             raise ValueError(
                 f"dies {self.dies}, joins {self.joins}, steps {self.steps} are not in order: "
-                "give steps that follow each other"
+                "give increasing steps"
             )
         if self.size < 2 or self.batch % self.size or self.batch % (self.size - 1):
             raise ValueError(
-                f"a batch of {self.batch} rows is not shared alike by {self.size} replicas and "
-                "by one less: give a multiple of both, and at least 2 replicas"
+                f"a batch of {self.batch} rows cannot be split evenly among {self.size} replicas "
+                "and among one fewer: give a multiple of both, and at least 2 replicas"
             )
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One step that a replica has tried. loss: of the whole batch, before the step."""
+    """A step that a replica attempted. loss: of the whole batch, before the step."""
 
     step: int
     loss: float
@@ -89,12 +89,12 @@ class Attempt:
 
 @contextlib.contextmanager
 def lighthouse(silence: float = 2.0, limit: float = 60.0) -> Iterator[str]:
-    """The address of a lighthouse, for which a replica is dead after `silence` seconds.
+    """Yields the address of a lighthouse that declares a replica dead after `silence` seconds.
 
     Raises TimeoutError after `limit` seconds, RuntimeError if it ends before it listens.
     """
     if not PROGRAM.exists():
-        raise RuntimeError(f"{PROGRAM} is missing: torchft is for Linux on x86-64; make setup.")
+        raise RuntimeError(f"{PROGRAM} is missing: torchft is for Linux on x86-64; run make setup.")
     with socket.create_server((HOST, 0)) as probe:
         port = probe.getsockname()[1]
     command = [str(PROGRAM), f"--bind={HOST}:{port}"]
@@ -126,7 +126,7 @@ def new_model(seed: int = 0) -> tuple[GPT, torch.optim.Optimizer]:
 
 
 def alone(run: Run) -> list[float]:
-    """The loss of every step where nobody dies and one process computes all rows."""
+    """The loss of every step without a death, with one process computing all rows."""
     tokens, _ = corpus.split(corpus.load())
     model, adamw = new_model()
     losses = []
@@ -141,10 +141,10 @@ def alone(run: Run) -> list[float]:
 
 
 def train(run: Run) -> tuple[list[Attempt], str]:
-    """What this replica has tried, and its model's fingerprint; for `Ranks(run.size + 1)`.
+    """Train; return this replica's attempts and its model's fingerprint. For `Ranks(run.size + 1)`.
 
-    What torchft says on the way is in the run's folder: replica0.log … Raises ValueError if the
-    number of ranks is another one.
+    torchft's messages are in the run's folder: replica0.log … Raises ValueError for a different
+    number of ranks.
     """
     if dist.get_world_size() != run.size + 1:
         raise ValueError(
@@ -190,7 +190,7 @@ def _train(run):
         if replicas < run.size - (run.dies <= step < run.joins):
             if step >= run.joins:
                 meeting.set("a place is free", "")
-            continue  # until all are there, so that the curve is the same on every machine
+            continue  # until all have joined, so that the curve is the same on every machine
         place = manager.participating_rank() if run.follow else min(rank, run.size - 1)
         first, last = corpus.share_of_batch(run.batch, place, replicas if run.follow else run.size)
         x, y = corpus.batch(tokens, step, run.batch, run.seq)

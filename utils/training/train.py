@@ -1,4 +1,4 @@
-"""The training loop, on one process or on several that share every batch.
+"""The training loop, in one process or in several that split every batch.
 
     python -m utils.train                                           60 s, then a sample of text
     python -m utils.train --steps 300 --out run --metrics run.jsonl
@@ -9,8 +9,8 @@
     python -m utils.train --help
 
 N ranks compute what one rank computes, whatever is split, sharded, recomputed, offloaded or
-accumulated: the global batch is the same, and every micro-batch counts by its tokens, so a batch
-that does not divide evenly changes nothing either. From a notebook:
+accumulated: the global batch is the same, and every micro-batch is weighted by its tokens, so a
+batch that does not divide evenly changes nothing. From a notebook:
 
     model, history = train(TrainConfig(steps=100))
 """
@@ -54,11 +54,11 @@ from utils.training.step import TrainStep, make_engine
 
 
 def schedule(progress: float, warmup: float = 0.02, cooldown: float = 0.5) -> float:
-    """The learning rate as a part of its peak, for progress 0..1 through the run: a trapezoid.
+    """The learning rate as a fraction of its peak, for progress 0..1 through the run: a trapezoid.
 
-    Progress may be steps or seconds, so a run with a time budget cools down just the same.
+    Progress may be steps or seconds, so a run with a time budget also cools down.
     """
-    rising = (progress + 1e-3) / warmup if warmup else 1.0  # the first step is not lost
+    rising = (progress + 1e-3) / warmup if warmup else 1.0  # so that the first step is not lost
     falling = (1 - progress) / cooldown if cooldown else 1.0
     return max(0.0, min(1.0, rising, falling))
 
@@ -66,7 +66,7 @@ def schedule(progress: float, warmup: float = 0.02, cooldown: float = 0.5) -> fl
 def micro_batches(
     x: torch.Tensor, y: torch.Tensor, count: int
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """[(x, y), …]: `count` parts of a rank's rows, whose sizes are at most one apart."""
+    """[(x, y), …]: a rank's rows in `count` micro-batches, whose sizes differ by at most one."""
     shares = [share(len(x), number, count) for number in range(count)]
     return [(x[first:stop], y[first:stop]) for first, stop in shares]
 
@@ -79,17 +79,18 @@ def evaluate(
     mesh: Mesh,
     byte_lengths: torch.Tensor | None = None,
 ) -> tuple[float, float]:
-    """The mean loss over the held-out tokens, whose rows the ranks of dp share out and whose
-    positions those of cp: (nats per token, bits per byte). byte_lengths: bytes of each token (V,);
-    None: tokens are bytes.
+    """The mean loss over the held-out tokens: (nats per token, bits per byte).
+
+    The ranks of dp split the rows, and those of cp the positions. byte_lengths: bytes of each token
+    (V,); None: tokens are bytes.
     """
-    # sum of losses, tokens; and bytes, where they are not the same
+    # sum of losses, tokens; also bytes, if tokens are not bytes
     count = 2 if byte_lengths is None else 3
     total = torch.zeros(count, dtype=torch.float64, device=engine.device)
     mine = corpus.held_out_batches(tokens, seq, rank=mesh.dp.index, world_size=mesh.dp.size)
     most = corpus.held_out_batches(tokens, seq, rank=0, world_size=mesh.dp.size)
     for own, first in zip_longest(mine, most):
-        # a rank that has no rows left runs rank 0's, and does not count them: where parameters are
+        # a rank without rows left runs rank 0's and does not count them: if parameters are
         # sharded, every forward pass needs all ranks
         x, y = (part.to(engine.device) for part in own or first)
         loss_sum = engine.loss_sum(x, y)
@@ -105,7 +106,7 @@ def evaluate(
     return (total[0] / total[1]).item(), (total[0] / total[-1]).item() / math.log(2)
 
 
-# ---- 2. what a run begins with
+# ---- 2. the start of a run
 
 
 def _texts(config):
@@ -118,31 +119,31 @@ def _texts(config):
 
 
 def _warn_of_another_text(text, before):
-    """The run goes on with another text than it began with: most likely not what was meant."""
-    print("utils.train: this is not the text that the run began with", file=sys.stderr)
+    """Warn that the run continues with a different text, which is most likely a mistake."""
+    print("utils.train: this is not the text with which the run began", file=sys.stderr)
     pythons = [each.get("python") for each in (before or {}, text)]
     if all(pythons) and pythons[0] != pythons[1]:
         print(
-            f"utils.train: it was the library of Python {pythons[0]}, this is {pythons[1]}",
+            f"utils.train: it was the library of Python {pythons[0]}, and this is {pythons[1]}",
             file=sys.stderr,
         )
 
 
 class RunIsOver(ValueError):
-    """There is nothing left to do for a run that is to go on."""
+    """The run to be continued has nothing left to do."""
 
 
 class RunStopped(RuntimeError):
-    """It was asked to stop before its end, and whoever starts it again and again shall do so."""
+    """The run was asked to stop before its end, and should be started again."""
 
 
 def start(
     config: TrainConfig, device: torch.device, mesh: Mesh
 ) -> tuple[DeepSpeedEngine | TrainStep, dict]:
-    """(engine, run): a new model and optimizer, or those of the checkpoint that is resumed."""
+    """(engine, run): a new model and optimizer, or those of the resumed checkpoint."""
     torch.manual_seed(config.seed)
     weights = None
-    if config.splits_model():  # it may be too large for one rank: a whole model without memory
+    if config.splits_model():  # it may be too large for one rank: use the meta device
         model = GPT.without_memory(config.model_config())
         weights = partial(draw_weights, config.model_config())
         if config.resume:
@@ -161,8 +162,8 @@ def start(
 
 
 def _check_not_over(config, folder):
-    """Raises RunIsOver for a run at its end, which has what its last save had left to do, should it
-    have been killed there."""
+    """Raise RunIsOver for a run at its end, after completing what its last save may have left
+    unfinished if the run was killed there."""
     run = checkpoint.read_run(config.resume)
     steps, seconds = config.budget()
     if run["step"] < (steps or math.inf) and run.get("seconds", 0.0) < (seconds or math.inf):
@@ -178,7 +179,7 @@ def _check_not_over(config, folder):
 
 
 def _check_same_step(step, device):
-    """Each rank has looked for the newest undamaged checkpoint itself."""
+    """Check that all ranks, which each look for the newest undamaged checkpoint, found the same."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         ends = torch.tensor([step, -step], device=device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
@@ -190,7 +191,7 @@ def _check_same_step(step, device):
 
 
 def _check_out(config):
-    """Says before the run, not after it, when a checkpoint could not be written."""
+    """Raise before the run, not after it, if a checkpoint could not be written."""
     if config.out is None:
         return
     out = hf_format.recover(config.out)
@@ -200,18 +201,18 @@ def _check_out(config):
     run_folder.check_new(out, config.metrics)
     if run_folder.holds_checkpoint(out):
         raise ValueError(
-            f"{config.out} holds a checkpoint already: continue it with --resume "
+            f"{config.out} already holds a checkpoint: continue it with --resume "
             f"{config.out}, or choose another --out"
         )
 
 
 def _check_finite(name, nats, when, folder):
-    """A loss; that of a step itself is of the weights before, which may have been saved."""
+    """Check a loss. A step's own loss belongs to the weights before it, which may be saved."""
     if not math.isfinite(nats):
         found = run_folder.checkpoints(folder.folder) if folder.folder else []
         way = "lower --lr"
         if len(found) > 1:
-            way += f"; if {found[0].name} is ruined already, go back: --resume {found[1]}"
+            way += f"; if {found[0].name} is already ruined, go back: --resume {found[1]}"
         raise FloatingPointError(f"the {name} is {nats} {when}: {way}")
 
 
@@ -232,17 +233,18 @@ def _progress_bar(config, run, shown):
 def train(
     config: TrainConfig, *, on_step: Callable[[dict], None] | None = None
 ) -> tuple[GPT | None, list[dict]]:
-    """Trains a model; returns (model, history), history being the list of metric dictionaries.
+    """Train a model; return (model, history), where history is a list of metric dictionaries.
 
-    One step is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
-    "tokens_per_s", "lr", "grad_norm"}, now and then with "val_loss" (nats per held-out token)
-    and "val_bits" (bits per held-out byte), in fp16 with "loss_scale", where it saved with "save_s"
-    (seconds for which training stood still, for the checkpoint before it too); "grad_norm" is None
-    where fp16 skipped the step.
-    `on_step(row)` is called with each. On several ranks all of them must call this. The model is
-    whole; where ranks held only parts of it, only rank 0 gets it (on the CPU), the others None.
-    Torch's random numbers, the signal handlers and the device are afterwards what they were.
-    Raises ValueError for options that do not fit, FloatingPointError when the loss is not finite.
+    A step's row is {"step", "loss" (nats per token), "tokens" (so far), "seconds" (so far),
+    "tokens_per_s", "lr", "grad_norm"}. Evaluations add "val_loss" (nats per held-out token) and
+    "val_bits" (bits per held-out byte), fp16 adds "loss_scale", and saving adds "save_s" (seconds
+    for which training stood still, including those for the previous checkpoint). "grad_norm" is
+    None if fp16 skipped the step. `on_step(row)` is called with each row.
+
+    On several ranks, all must call this. The model is whole; if ranks held only parts of it, only
+    rank 0 gets it (on the CPU), the others None. Torch's random state, the signal handlers and the
+    device are restored afterwards. Raises ValueError for options that do not fit together,
+    FloatingPointError if the loss is not finite.
     """
     gpus = range(torch.cuda.device_count())
     with (
@@ -258,7 +260,7 @@ def train(
             _check_not_over(config, folder)
         train_tokens, held_out, tokenizer, text = _texts(config)
         byte_lengths = tokenizer.byte_lengths() if tokenizer.model else None
-        mesh = make_mesh(**config.mesh_sizes(world_size))  # which ranks share what
+        mesh = make_mesh(**config.mesh_sizes(world_size))  # which ranks split what
         engine, run = start(config, device, mesh)
         if config.resume and run["text"] != text and rank == 0:
             _warn_of_another_text(text, run["text"])
@@ -282,9 +284,9 @@ def train(
             row.update(val_loss=nats, val_bits=bits)
 
         if config.compile or (config.resume and world_size > 1):
-            # One pass for nothing. Compiling takes long, which is not the training's time. And DDP
-            # rearranges its buckets after the first backward pass, and so the order in which
-            # gradients are summed: a run that goes on must not start with the first order again.
+            # A discarded pass. Compiling takes long and must not count as training time. And DDP
+            # rearranges its buckets after the first backward pass, and with them the order in
+            # which gradients are summed: a resumed run must not start with the first order again.
             engine.warm_up(rows_of(step), tokens_per_step)
 
         bar = _progress_bar(config, run, shown=rank == 0 and sys.stderr.isatty())
@@ -292,7 +294,7 @@ def train(
         metrics, lost = metric_lines(target, run["row"], step, config.auto_resume), None
         with folder.opened(step if config.resume else -1), bar, metrics as write:
             began, done = time.perf_counter() - seconds, False
-            stood = 0.0  # seconds since the last row that says for how long
+            stood = 0.0  # seconds of standstill since the last row that reported them
             while not done:
                 step_began = time.perf_counter()
                 progress = step / total_steps if total_steps else seconds / total_seconds
@@ -303,8 +305,8 @@ def train(
                 skipped += grad_norm is None
                 step += 1
 
-                # the ranks agree: on the loss, on rank 0's clock, whether anyone shall stop, and in
-                # a run that saves whether all have written their part of a checkpoint
+                # the ranks agree on the loss, on rank 0's clock, on whether to stop and, in a run
+                # that saves, on whether all have written their shard of a checkpoint
                 clock = time.perf_counter() - began if rank == 0 else 0.0
                 flags = [asked.is_set(), folder.written()] if config.out else [asked.is_set()]
                 agreed = torch.tensor([loss_sum, clock, *flags], dtype=torch.float64)
@@ -335,14 +337,14 @@ def train(
                 if measured:
                     measure(engine, row)
                 if config.out and (done or step % (config.save_every or math.inf) == 0):
-                    if not measured:  # one sequence is enough to see weights that are ruined
+                    if not measured:  # one sequence is enough to detect ruined weights
                         measure(engine, {"step": step}, held_out[: config.seq + 1])
                     run = {
                         "step": step,
                         "seconds": seconds,
                         "skipped": skipped,
                         "text": text,
-                        "row": dict(row),  # should the run die before it is written
+                        "row": dict(row),  # in case the run dies before writing it
                         "config": {**asdict(config), "resume": None, "auto_resume": False},
                     }
                     saving_began = time.perf_counter()
@@ -351,12 +353,12 @@ def train(
                         folder.settle()
                     row["save_s"] = round(stood + time.perf_counter() - saving_began, 4)
                     stood = 0.0
-                if done and not measured:  # asked to stop, it saves first
+                if done and not measured:  # when asked to stop, save first
                     measure(engine, row)
                 history.append(row)
                 try:
                     write(row)
-                except MetricsLost as error:  # it stops and saves with its next step
+                except MetricsLost as error:  # stop and save at the next step
                     write, lost = (lambda row: None), error
                     asked.set()
                 if on_step:
@@ -364,8 +366,8 @@ def train(
                 bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                 bar.update((step if total_steps else min(seconds, total_seconds)) - bar.n)
         model = engine.finished()
-        # DDP goes before its process group: as the group's last owner it would wait, holding
-        # Python's lock, for threads of the group that may want that lock
+        # delete DDP before its process group: as the group's last owner it would wait, holding
+        # Python's lock, for threads of the group that may need that lock
         del engine
         if dist.is_initialized() or device.type == "cuda":
             gc.collect()
@@ -382,27 +384,27 @@ FAILURES = (ValueError, FloatingPointError, RanksLost, RunStopped)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What `python -m utils.train` does; returns the exit status."""
+    """Run `python -m utils.train`; return the exit status."""
     if dist.is_torchelastic_launched():
-        end_with(os.getppid())  # torchrun: killed, it could not end its ranks
+        end_with(os.getppid())  # a killed torchrun could not end its ranks
     rank = os.environ.get("RANK", "0")
     program = "utils.train" if rank == "0" else f"utils.train: rank {rank}"
     return exit_status(program, lambda: run(parse(arguments)), FAILURES, "stopped at once, unsaved")
 
 
 def run(config: TrainConfig) -> None:
-    """Trains, and says on rank 0 how it went."""
+    """Train, and print the outcome on rank 0."""
     try:
         model, history = train(config)
     except RunIsOver as over:
         if not config.auto_resume:
             raise
-        print(f"nothing to do: {over}")  # whoever starts it again and again may stop
+        print(f"nothing to do: {over}")  # status 0: it need not be started again
         return
     last = history[-1]
     if config.auto_resume and dist.is_torchelastic_launched() and not _is_over(config, last):
-        # one node has been asked; torchrun would take the others' ranks for finished
-        raise RunStopped(f"stopped and saved after step {last['step']}: the same command goes on")
+        # one node was asked to stop; torchrun would consider the others' ranks finished
+        raise RunStopped(f"stopped and saved after step {last['step']}: the same command resumes")
     if os.environ.get("RANK", "0") != "0":
         return
     print(
@@ -423,6 +425,6 @@ def run(config: TrainConfig) -> None:
 
 
 def _is_over(config, last):
-    """Whether the last row is the end of the run; its seconds are rounded."""
+    """Whether the last row is the end of the run, given that its seconds are rounded."""
     steps, seconds = config.budget()
     return last["step"] >= steps if steps else last["seconds"] + 1e-4 >= seconds

@@ -539,7 +539,7 @@ def refuses(gateway):
     [
         ("--port={taken}", 1, "Address already in use"),
         ("--tls-cert=/nowhere/c.pem", 1, "No such file"),
-        ("--port=99999", 2, "99999 is no port: give one up to 65535, or 0"),
+        ("--port=99999", 2, "99999 is not a port: give one up to 65535, or 0"),
     ],
 )
 def test_what_is_wrong_is_told_before_a_server_is_waited_for(option, status, words):
