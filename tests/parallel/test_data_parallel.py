@@ -109,5 +109,5 @@ def too_many_ranks():
 
 
 def test_more_ranks_than_parameters_are_refused(ranks):
-    with pytest.raises(Exception, match="3 ranks cannot share 2 parameters, each of which has one"):
+    with pytest.raises(Exception, match="3 ranks cannot split 2 parameters, each of which has one"):
         ranks.run(too_many_ranks)

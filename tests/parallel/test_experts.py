@@ -177,7 +177,7 @@ def test_each_expert_has_one_owner_and_keeps_its_number(ranks):
 
 def test_shares():
     assert experts.expert_shares(7, 3) == (3, 2, 2)
-    with pytest.raises(ValueError, match="2 experts cannot be shared out over 3 ranks"):
+    with pytest.raises(ValueError, match="2 experts cannot be split over 3 ranks"):
         experts.expert_shares(2, 3)
 
 
@@ -194,5 +194,5 @@ def without_experts():
 
 def test_a_model_without_experts_is_refused(ranks):
     assert set(ranks.run(without_experts)) == {
-        "--ep 3 shares out experts, and the model has none: add --experts"
+        "--ep 3 splits experts, but the model has none: add --experts"
     }

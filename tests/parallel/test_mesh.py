@@ -90,7 +90,7 @@ def test_sizes_that_do_not_fit_the_world_are_named(ranks):
         meshes.grid(dp=4, ep=3)
     with pytest.raises(ValueError, match="tp 0 is not a number of ranks"):
         meshes.grid(tp=0)
-    with pytest.raises(ValueError, match="no axis is called 'sp'"):
+    with pytest.raises(ValueError, match="no axis is named 'sp'"):
         meshes.lines(meshes.grid(), "sp")
 
 

@@ -294,7 +294,7 @@ def test_what_cannot_run_is_refused_before_it_begins():
     with pytest.raises(ValueError, match="deadlock"):
         wrong.run(micro_batches([1]))
     two = Pipeline(stages, one_rank().pp, schedule("gpipe", 1, 2), summed)
-    with pytest.raises(ValueError, match="1 chunks and 2 micro-batches, and there are 1, 1 and 1"):
+    with pytest.raises(ValueError, match="1 chunks and 2 micro-batches, but there are 1, 1 and 1"):
         two.run(micro_batches([1]))
 
 

@@ -112,9 +112,9 @@ def test_times_respect_what_they_need():
 
 
 def test_names_and_sizes_are_checked():
-    with pytest.raises(ValueError, match="schedule '1b1f' is not known: use one of gpipe"):
+    with pytest.raises(ValueError, match="schedule '1b1f' is unknown: use one of gpipe"):
         schedule("1b1f", 2, 2)
-    with pytest.raises(ValueError, match="has one chunk a rank, not 2"):
+    with pytest.raises(ValueError, match="has one chunk per rank, not 2"):
         schedule("1f1b", 2, 2, 2)
     with pytest.raises(ValueError, match="0 micro-batches"):
         schedule("gpipe", 2, 0)

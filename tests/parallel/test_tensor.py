@@ -382,7 +382,7 @@ def test_a_tied_weight_is_split_under_all_of_its_names(pools):
     """Forgotten under one of them, its gradient is wrong and the loss is not."""
     forgetful = {name: how for name, how in PLAN.items() if name != "words"}
     found = pools[2].run(by_plan, forgetful)
-    message = "words.weight is a weight that the plan splits under another name only: add 'words'"
+    message = "words.weight is a weight that the plan splits only under another name: add 'words'"
     assert all(error.startswith(message) for error in found)
     assert pools[2].run(by_plan, forgetful, strict=False) == [(True, ["words.weight"])] * 2
 

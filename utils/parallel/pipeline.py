@@ -44,13 +44,13 @@ class Event(NamedTuple):
 
 
 class Pipeline:
-    """Runs this rank's part of a pipeline. Every rank of the axis creates one and makes equal calls.
+    """Runs this rank's part of a pipeline. Every rank of the axis makes one, with equal calls.
 
     stages           this rank's stages, chunk 0 first: modules that take one tensor
     schedule         a name of `schedules.NAMES`, or lists of actions like those of `schedule()`
     loss             called on the last stage with (its output, y) of each micro-batch; its result
                      starts the backward pass, so it should be summed or weighted
-    takes_targets    the last stage is also called with y, and returns the input of `loss`
+    takes_targets    also call the last stage with y; its output, a loss, is then given to `loss`
     forward_context  returns a context manager for every stage's forward pass (autocast)
     boundary         called with a micro-batch's x, returns the (shape, dtype) that one stage passes
                      to the next; None: (B, T, C) in the type of the parameters
@@ -235,7 +235,7 @@ class _Messages:
         self.axis, self.pipeline, self.micro_batches = pipeline.axis, pipeline, micro_batches
         self.size, self.chunks = self.axis.size, len(pipeline.stages)
         self.places = [{action: n for n, action in enumerate(order)} for order in orders]
-        # the messages each other rank will send here, in its order: (place there, receiving action)
+        # what each rank will send here, in its order: (its place there, for which action)
         self.expected = {
             rank: iter(
                 [

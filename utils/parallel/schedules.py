@@ -1,7 +1,7 @@
 """Pipeline schedules: plain lists of what each rank does in which order, and a simulator.
 
     actions = schedule("1f1b", stages=4, micro_batches=8)     # one list per rank
-    check(actions)                                            # ValueError: action missing, or deadlock
+    check(actions)                                            # ValueError: incomplete, or deadlock
     simulation = simulate(actions)                            # forward 1, backward 2
     simulation.bubble, simulation.peak_in_flight              # 0.27…, (4, 3, 2, 1)
 

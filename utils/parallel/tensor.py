@@ -1,24 +1,24 @@
-"""Tensor parallelism: every rank multiplies with its part of every matrix.
+"""Tensor parallelism: every rank multiplies by its slice of every matrix.
 
     tensor_parallel(model, mesh.tp)                  in place, before the optimizer is made
     loss = loss_function(model)(model(x), y)         model(x): logits of this rank's words
     loss.backward()
     split_by_plan(bert, mesh.tp, TP_PLANS["bert"], heads)      a model of another library
 
-One pair of matrices needs one exchange each way (Shoeybi et al., arXiv:1909.08053):
+A pair of matrices needs one exchange in each direction (Shoeybi et al., arXiv:1909.08053):
 
     column   the first matrix is split by its outputs: q, k and v by heads, gate and up
     row      the second by its inputs, which are those outputs: o, down; partial results add up
 
-Which matrix is cut how stands in one table, `utils.models.tp_plan`.
+A table in `utils.models.tp_plan` says how each matrix is split.
 
 The two large matrices at the ends of the model are split by words of the vocabulary. The embedding
-looks up the words that this rank holds, zero for the others, and adds up over the ranks. The last
-matrix gives each rank the logits of its own words, (B, T, V_local), and the loss is computed from
-these without ever bringing them together: what travels is three numbers a token, not V.
+looks up the words that this rank holds, uses zeros for the others, and sums over the ranks. The
+last matrix gives each rank the logits of its own words, (B, T, V_local), and the loss is computed
+from these without ever gathering them: three values per token travel, not V.
 
-The model's own code does not change: its modules hold less. Parameters stay plain and keep their
-names; one that is split has `parameter.tp_split`, which tells which part of the whole it is.
+The model's own code does not change; its modules just hold less. Parameters stay plain and keep
+their names; a split one has `parameter.tp_split`, which says which slice of the whole it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,33 +57,33 @@ IGNORED = -100  # the target of a token that does not count, as in torch's cross
 
 @dataclass(frozen=True)
 class Split:
-    """Which part of a whole parameter this rank holds."""
+    """The slice of a whole parameter that this rank holds."""
 
     dim: int  # the dimension that is split
     axis: Axis
-    sizes: tuple[int, ...]  # each rank's length on it, in the order of axis.ranks
-    packed: int = 1  # so many matrices lie one behind another on it; sizes: of one of them
+    sizes: tuple[int, ...]  # each rank's length in that dimension, in the order of axis.ranks
+    packed: int = 1  # number of matrices concatenated in that dimension; sizes: of one of them
 
     @property
     def start(self) -> int:
         return sum(self.sizes[: self.axis.index])
 
     def part(self, whole: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor: a view where nothing is packed."""
+        """This rank's slice of a whole tensor; a view unless matrices are packed."""
         own = self.start, self.sizes[self.axis.index]
         parts = [one.narrow(self.dim, *own) for one in whole.chunk(self.packed, self.dim)]
         return parts[0] if self.packed == 1 else torch.cat(parts, self.dim)
 
     @torch.no_grad()
     def full_tensor(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole tensor on every rank of the axis, each of which gives its part."""
+        """The whole tensor on every rank of the axis; each rank passes its slice."""
         if self.packed > 1:
             one = Split(self.dim, self.axis, self.sizes)
             parts = part.chunk(self.packed, self.dim)
             return torch.cat([one.full_tensor(p) for p in parts], self.dim)
         shape = list(part.shape)
         shape[self.dim] = max(self.sizes)
-        filled = part.new_zeros(shape)  # a collective wants equal parts
+        filled = part.new_zeros(shape)  # a collective needs equal sizes
         filled.narrow(self.dim, 0, part.shape[self.dim]).copy_(part)
         parts = [torch.empty_like(filled) for _ in self.sizes]
         dist.all_gather(parts, filled, group=self.axis.group)
@@ -94,7 +94,7 @@ class Split:
 def split_parameter(
     parameter: nn.Parameter | None, dim: int, axis: Axis, sizes: Sequence[int], packed: int = 1
 ) -> nn.Parameter | None:
-    """A new parameter with this rank's part of `parameter`; None stays None."""
+    """A new parameter with this rank's slice of `parameter`; None stays None."""
     if parameter is None:
         return None
     split = Split(dim, axis, tuple(sizes), packed)
@@ -107,10 +107,10 @@ def split_parameter(
 
 
 def column_parallel(linear: nn.Linear, axis: Axis, sizes: Sequence[int] | None = None) -> nn.Linear:
-    """Splits an nn.Linear by its outputs, in place; it then returns this rank's outputs.
+    """Split an nn.Linear by its outputs, in place; it then returns this rank's outputs.
 
-    Its input must have come through `copy_to_region`, once for all matrices that read it.
-    sizes   outputs of each rank; None: equal, or one more on the first ranks
+    Its input must have passed through `copy_to_region`, once for all matrices that read it.
+    sizes   outputs per rank; None: equal, or one more on the first ranks
     """
     sizes = sizes or shares(linear.out_features, axis.size)
     linear.weight = split_parameter(linear.weight, 0, axis, sizes)
@@ -122,7 +122,7 @@ def column_parallel(linear: nn.Linear, axis: Axis, sizes: Sequence[int] | None =
 def row_parallel(
     linear: nn.Linear, region: Region, sizes: Sequence[int] | None = None
 ) -> "RowParallelLinear":
-    """A RowParallelLinear in place of an nn.Linear: split by its inputs."""
+    """A RowParallelLinear to replace an nn.Linear, split by its inputs."""
     sizes = sizes or shares(linear.in_features, region.axis.size)
     return RowParallelLinear(
         split_parameter(linear.weight, 1, region.axis, sizes), linear.bias, region
@@ -130,7 +130,7 @@ def row_parallel(
 
 
 class RowParallelLinear(nn.Module):
-    """A matrix that is split by its inputs: partial results, then their sum over the ranks.
+    """A matrix split by its inputs: it computes partial results, then sums them over the ranks.
 
     `weight` (outputs, inputs of this rank). The bias is not split: it is added once, to the sum.
     """
@@ -145,17 +145,17 @@ class RowParallelLinear(nn.Module):
 
 
 class RowParallelConv1D(RowParallelLinear):
-    """The same for GPT-2's own linear layer: `weight` (inputs of this rank, outputs)."""
+    """The same for GPT-2's linear layer: `weight` (inputs of this rank, outputs)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.region.reduce_from(x @ self.weight) + self.bias
 
 
 class SharedHeads(nn.Module):
-    """k or v where there are fewer key-value heads than ranks: every rank keeps all of the matrix
-    and computes the heads that its queries attend to.
+    """k or v when there are fewer key-value heads than ranks: every rank keeps the whole matrix and
+    computes the heads that its queries attend to.
 
-    The gradient of the matrix is the sum over the ranks, which takes an all-reduce of its own.
+    The gradient of the matrix is the sum over the ranks, which takes an additional all-reduce.
     """
 
     def __init__(self, linear: nn.Linear, axis: Axis, head_size: int, heads: Sequence[int]):
@@ -176,7 +176,7 @@ class SharedHeads(nn.Module):
 
 
 class VocabularyEmbedding(nn.Module):
-    """An nn.Embedding whose rows are split: `weight` (V_local, C)."""
+    """An nn.Embedding split by rows: `weight` (V_local, C)."""
 
     def __init__(self, weight: nn.Parameter, region: Region):
         super().__init__()
@@ -209,7 +209,7 @@ class VocabularyLinear(nn.Module):
 
 
 class GatheredLogits(VocabularyLinear):
-    """The same for a model whose own code wants the logits of all words, (B, T, V)."""
+    """The same for a model whose own code needs the logits of all words, (B, T, V)."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = super().forward(x).transpose(1, 2)
@@ -220,20 +220,20 @@ class GatheredLogits(VocabularyLinear):
 
 
 def tensor_parallel(model: nn.Module, axis: Axis, sequence_parallel: bool = False) -> nn.Module:
-    """Splits a GPT, or a stage of one, over the ranks of `axis`, in place; returns it.
+    """Split a GPT, or a stage of one, over the ranks of `axis`, in place; return it.
 
-    Every rank must come with the same weights. A layer then makes two all-reduces in the forward
-    pass and two in the backward pass, the embedding one (forward), lm_head one (backward).
+    Every rank must start with the same weights. A layer then performs two all-reduces in the
+    forward pass and two in the backward pass; the embedding one (forward), lm_head one (backward).
 
     sequence_parallel   between the split layers every rank keeps T/N of the positions; each
                         all-reduce becomes a reduce-scatter and an all-gather. Call
-                        `reduce_replicated_gradients` once a step.
-    Raises ValueError where there are more ranks than heads, MLP columns or words.
+                        `reduce_replicated_gradients` once per step.
+    Raises ValueError if there are more ranks than heads, MLP columns or words.
     """
     if axis.size == 1:
         return model
     region = Region(axis, sequence_parallel)
-    split = {}  # id of a whole parameter -> its part: a tied matrix is split once
+    split = {}  # id of a whole parameter -> its slice; a tied matrix is split once
     for name, module in list(model.named_modules()):
         if isinstance(module, Attention):
             _split_attention(module, region)
@@ -247,10 +247,10 @@ def tensor_parallel(model: nn.Module, axis: Axis, sequence_parallel: bool = Fals
 
 
 def _split_matrices(module, region, sizes, partial=False):
-    """Splits the matrices of one module as `TP_PLAN` says.
+    """Split the matrices of one module according to `TP_PLAN`.
 
-    sizes     {what is shared out: how long each rank's part of it is}
-    partial   whether the results of row matrices stay partial, for the caller to add up
+    sizes     {dimension that is split: length of each rank's slice}
+    partial   whether the results of row matrices stay partial, for the caller to sum
     """
     for name, linear in list(module.named_children()):
         how, what = TP_PLAN.get(name, (None, None))
@@ -283,7 +283,7 @@ def _split_attention(attention, region):
 
     def enter_attention(module, args):
         x, cos, *rest = args
-        region.length = cos.shape[0]  # a stage of a pipeline learns it only here
+        region.length = cos.shape[0]  # a pipeline stage learns it only here
         return region.copy_to(x), cos, *rest
 
     attention.register_forward_pre_hook(enter_attention)
@@ -297,10 +297,11 @@ def _split_mlp(mlp, region):
 
 
 def _split_experts(moe, region):
-    """Every expert as an MLP; the router stays whole and does the same on every rank.
+    """Split every expert like an MLP; the router stays whole and computes the same on every rank.
 
-    f stands behind the router, which reads x as it is: so its gradient, and what it gives to x, is
-    whole on every rank. The weights of the choices multiply partial results, so they need f too.
+    f comes after the router, which reads x directly, so the router's gradient and its contribution
+    to the gradient of x are whole on every rank. The weights of the choices multiply partial
+    results, so they pass through f too.
     """
     axis = region.axis
     for module in moe.modules():
@@ -316,7 +317,7 @@ def _split_experts(moe, region):
         return reduce_from_region(whole(experts, tokens, chosen, weights), axis)
 
     moe.compute = compute
-    if region.sequence_parallel:  # the router judges whole sequences
+    if region.sequence_parallel:  # the router needs whole sequences
         moe.register_forward_pre_hook(
             lambda module, args: (gather_sequence(args[0], axis, region.length), *args[1:])
         )
@@ -360,12 +361,12 @@ def vocabulary_cross_entropy(
     reduction: str = "mean",
     sizes: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """The loss in nats, the same number on every rank; two all-reduces.
+    """The loss in nats, the same value on every rank; two all-reduces.
 
     logits     (B, T, V_local): this rank's words; targets (B, T), in words of the whole vocabulary
     reduction  "mean", "sum" or "none" over tokens
-    sizes      words of each rank; None: they ask each other
-    Never computed below fp32.
+    sizes      words per rank; None: the ranks exchange them
+    Computed in fp32 or higher.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction {reduction!r} is not one of "mean", "sum" and "none"')
@@ -381,8 +382,8 @@ def vocabulary_cross_entropy(
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """log(sum of exp(logits)) - logit of the target, for each token; the gradient of the logits is
-    softmax - 1 at the target, of which each rank has its own columns."""
+    """log(sum of exp(logits)) - logit of the target, per token. The gradient of the logits is the
+    softmax, minus 1 at the target; each rank computes its own columns."""
 
     @staticmethod
     def forward(ctx, logits, targets, group, start):
@@ -415,7 +416,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def loss_function(model: nn.Module) -> Callable[..., torch.Tensor]:
-    """callable(logits, targets, reduction) that fits what `model` returns, split or not."""
+    """The callable(logits, targets, reduction) for the output of `model`, split or not."""
     for module in model.modules():
         if isinstance(module, VocabularyLinear):
             axis, sizes = module.axis, module.sizes
@@ -429,7 +430,7 @@ def loss_function(model: nn.Module) -> Callable[..., torch.Tensor]:
 def gathered_logits(
     logits: torch.Tensor, axis: Axis, sizes: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """(B, T, V_local) -> (B, T, V) on every rank, to measure or to generate; no gradient."""
+    """(B, T, V_local) -> (B, T, V) on every rank, for measuring or generating; no gradient."""
     if axis.size == 1:
         return logits
     sizes = sizes or _sizes(logits, axis)
@@ -440,23 +441,23 @@ def gathered_logits(
 
 
 def _sizes(logits, axis):
-    """Words of each rank, by asking."""
+    """The number of words of each rank, by an all-gather."""
     own = torch.tensor([logits.shape[-1]], device=logits.device)
     sizes = [torch.empty_like(own) for _ in range(axis.size)]
     dist.all_gather(sizes, own, group=axis.group)
     return tuple(size.item() for size in sizes)
 
 
-# ---- once a step, where the sequence is split
+# ---- once per step, if the sequence is split
 
 
 @torch.no_grad()
 def reduce_replicated_gradients(model: nn.Module, axis: Axis) -> None:
-    """Sums, in one all-reduce, the gradients that each rank has from its own positions only.
+    """Sum, in one all-reduce, the gradients that each rank has only for its own positions.
 
-    Needed under sequence parallelism, once a step, after the last backward pass; without it there
-    is nothing to do and nothing is sent. Gradients may be DTensors of FSDP2, alike on all ranks of
-    the axis.
+    Needed under sequence parallelism, once per step, after the last backward pass; otherwise it
+    does nothing and sends nothing. Gradients may be DTensors of FSDP2, split the same way on all
+    ranks of the axis.
     """
     gradients = [p.grad for p in _of_some_positions(model) if p.grad is not None]
     if not gradients:
@@ -469,7 +470,7 @@ def reduce_replicated_gradients(model: nn.Module, axis: Axis) -> None:
 
 
 def _of_some_positions(model):
-    """Parameters that each rank uses for its positions only: norms, and biases of row layers."""
+    """Parameters that each rank uses only for its own positions: norms and biases of row layers."""
     modules = list(model.modules())
     if not any(getattr(getattr(m, "region", None), "sequence_parallel", False) for m in modules):
         return
@@ -482,7 +483,7 @@ def _of_some_positions(model):
 
 # ---- any model, by a plan
 
-REMEMBERED = ("n_heads", "num_heads", "split_size")  # what an attention knows of its heads
+REMEMBERED = ("n_heads", "num_heads", "split_size")  # in an attention: depend on its heads
 
 
 def split_by_plan(
@@ -493,17 +494,17 @@ def split_by_plan(
     kv_heads: int | None = None,
     strict: bool = True,
 ) -> nn.Module:
-    """Splits any model in place as one of `TP_PLANS` says, and returns it.
+    """Split any model in place according to one of `TP_PLANS`; return it.
 
         split_by_plan(bert, mesh.tp, TP_PLANS["bert"], bert.config.num_attention_heads)
 
-    Works where the model's code takes the number of heads from the shapes, or from one of the
+    Works if the model's code takes the number of heads from the shapes, or from one of the
     attributes in `REMEMBERED`. The last matrix gathers the logits of all words, because the model's
-    own loss wants them. Every column matrix has an f of its own, since a plan does not say which of
-    them read the same input: the backward pass makes more all-reduces than in `tensor_parallel`.
+    own loss needs them. Every column matrix has its own f, since a plan does not say which of them
+    read the same input: the backward pass performs more all-reduces than in `tensor_parallel`.
 
-    strict   refuse to split a weight under one of its names and to leave it whole under another;
-             without it the two go on as different weights
+    strict   refuse to split a weight under one of its names and leave it whole under another;
+             otherwise the two become different weights
     Raises ValueError for a plan of another model, and for more ranks than key-value heads.
     """
     if axis.size == 1:
@@ -529,7 +530,7 @@ def split_by_plan(
             _split_row(model, name, region, units.get(what))
         else:
             _split_column(module, region, units.get(what), 3 if how == "packed column" else 1)
-        if (how, what) == ("row", QUERY_HEADS):  # one in each attention
+        if (how, what) == ("row", QUERY_HEADS):  # one per attention
             attention = model.get_submodule(name.rpartition(".")[0])
             for known in set(REMEMBERED) & set(vars(attention)):
                 setattr(attention, known, getattr(attention, known) // heads * queries[axis.index])
@@ -538,12 +539,12 @@ def split_by_plan(
 
 
 def _is_conv1d(module):
-    """Whether it is GPT-2's own linear layer, whose weight is (inputs, outputs)."""
+    """Whether a module is GPT-2's linear layer, whose weight is (inputs, outputs)."""
     return type(module).__name__ == "Conv1D"
 
 
 def _lengths(length, unit, axis):
-    """What each rank has of a dimension: whole heads of it, or any columns."""
+    """The length of each rank's slice of a dimension: whole heads, or any columns."""
     if unit is None:
         return shares(length, axis.size)
     count, counts = unit
@@ -576,7 +577,7 @@ def _split_row(model, name, region, unit):
 
 
 def _split_ties(model, split, strict):
-    """What is split under one name is split under its other names too, where nobody computes."""
+    """Replace split weights under their other names too, if those modules do not compute."""
     for name, module in model.named_modules():
         for kind, parameter in module.named_parameters(recurse=False):
             if parameter is None or id(parameter) not in split:
@@ -585,6 +586,6 @@ def _split_ties(model, split, strict):
                 setattr(module, kind, split[id(parameter)])
             elif strict:
                 raise ValueError(
-                    f"{name}.{kind} is a weight that the plan splits under another name only: "
+                    f"{name}.{kind} is a weight that the plan splits only under another name: "
                     f"add {name.rpartition('.')[2]!r} to the plan"
                 )

@@ -1,4 +1,4 @@
-"""Into the layers that ranks share, and out of them again: the conjugate pair f and g.
+"""Entering and leaving the layers that ranks split: the conjugate pair f and g.
 
                                     forward         backward
     copy_to_region               f  nothing         all-reduce      every rank has all of x
@@ -6,10 +6,10 @@
     gather_to_region             f  all-gather      reduce-scatter  every rank has its positions
     reduce_scatter_from_region   g  reduce-scatter  all-gather      of x (sequence parallelism)
 
-Inside, each rank computes with its part of the weights. What comes in is used by all of them, so
-its gradient is the sum of theirs; what goes out is the sum of their partial results, and each of
-them takes the gradient of that sum as it is. f and g: Shoeybi et al., arXiv:1909.08053, section 3;
-with the sequence split: Korthikanti et al., arXiv:2205.05198, section 4.2.
+Inside, each rank computes with its slice of the weights. All ranks use the input, so its gradient
+is the sum of theirs; the output is the sum of their partial results, and each rank takes the
+gradient of that sum unchanged. f and g: Shoeybi et al., arXiv:1909.08053, section 3; with the
+sequence split: Korthikanti et al., arXiv:2205.05198, section 4.2.
 """
 
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ from torch.nn import functional as F
 from utils.parallel.mesh import Axis
 from utils.shares import shares
 
-# torch 2.13 renames them and warns of the old names, which are all that 2.11 has
+# torch 2.13 renames them and warns about the old names, the only ones in 2.11
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Region:
-    """How values get into and out of the layers that `axis` shares."""
+    """The entrance and exit of the layers that `axis` splits."""
 
     def __init__(self, axis: Axis, sequence_parallel: bool = False):
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        self.length = None  # positions of the whole sequence; a part of it does not tell
+        self.length = None  # positions of the whole sequence, which a slice does not reveal
 
     def copy_to(self, x: torch.Tensor) -> torch.Tensor:
         """(B, T, C), or this rank's positions of it -> (B, T, C)."""
@@ -41,7 +41,7 @@ class Region:
         return copy_to_region(x, self.axis)
 
     def reduce_from(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, T, C), to be added up over the ranks -> the sum, or this rank's positions of it."""
+        """(B, T, C), to be summed over the ranks -> the sum, or this rank's positions of it."""
         if self.sequence_parallel:
             self.length = x.shape[1]
             return reduce_scatter_from_region(x, self.axis)
@@ -49,12 +49,12 @@ class Region:
 
 
 def copy_to_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """f: x as it is; its gradient is summed over the ranks of the axis."""
+    """f: x unchanged; its gradient is summed over the ranks of the axis."""
     return x if axis.size == 1 else _CopyToRegion.apply(x, axis.group)
 
 
 def reduce_from_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """g: the sum of x over the ranks of the axis; the gradient passes as it is."""
+    """g: the sum of x over the ranks of the axis; the gradient passes unchanged."""
     return x if axis.size == 1 else _ReduceFromRegion.apply(x, axis.group)
 
 
@@ -69,13 +69,13 @@ def reduce_scatter_from_region(x: torch.Tensor, axis: Axis) -> torch.Tensor:
 
 
 def gather_sequence(x: torch.Tensor, axis: Axis, length: int) -> torch.Tensor:
-    """The positions of all ranks for something that every rank then computes alike, (B, T_local, C)
-    -> (B, length, C). Its gradient is whole on every rank, which takes its own positions of it."""
+    """The positions of all ranks for a computation that every rank repeats, (B, T_local, C) ->
+    (B, length, C). Its gradient is whole on every rank, which takes its own positions of it."""
     return x if axis.size == 1 else _GatherSequence.apply(x, axis, length)
 
 
 def split_sequence(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """This rank's positions of what all have computed alike, (B, T, C) -> (B, T_local, C)."""
+    """This rank's positions of a result that all ranks computed, (B, T, C) -> (B, T_local, C)."""
     return x if axis.size == 1 else _SplitSequence.apply(x, axis)
 
 
@@ -139,7 +139,7 @@ class _SplitSequence(_ReduceScatterFromRegion):
 
 
 def summed(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """The sum over the ranks, in new memory: gradients may be shared with other branches."""
+    """The sum over the ranks, in new memory, because branches may share gradients."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
@@ -148,7 +148,7 @@ def summed(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
 def all_positions(x: torch.Tensor, axis: Axis, length: int) -> torch.Tensor:
     """One all-gather of (B, T_local, C) -> (B, length, C)."""
     sizes = shares(length, axis.size)
-    longest = max(sizes)  # a collective wants equal parts: short ones are filled up
+    longest = max(sizes)  # a collective needs equal sizes: pad shorter ones
     part = F.pad(x, (0, 0, 0, longest - x.shape[1])).contiguous()
     parts = x.new_empty(axis.size, *part.shape)  # (ranks, B, longest, C)
     all_gather(parts.flatten(0, 1), part, group=axis.group)
@@ -175,18 +175,18 @@ def own_positions(x: torch.Tensor, axis: Axis) -> torch.Tensor:
 
 @contextmanager
 def different_numbers(axis: Axis) -> Iterator[None]:
-    """Inside, each rank of the axis draws numbers of its own; outside, all go on as if one.
+    """Inside, each rank of the axis draws its own random numbers; outside, all draw the same.
 
         with different_numbers(mesh.tp):
             probabilities = F.dropout(probabilities, 0.1)      # this rank's own heads: its own mask
-        x = x + F.dropout(y, 0.1)                              # what all ranks hold: the same mask
+        x = x + F.dropout(y, 0.1)                              # held by all ranks: the same mask
 
-    Ranks that began with one seed draw the same numbers. That is right for what all of them hold:
-    with different masks they would no longer hold the same. For the parts that each has alone it
-    is wrong: all parts would get one mask (Shoeybi et al., arXiv:1909.08053, appendix B.2).
+    Ranks that start with one seed draw the same numbers. That is right for values that all of them
+    hold: different masks would make the copies differ. For values that each rank holds alone it is
+    wrong: all would get the same mask (Shoeybi et al., arXiv:1909.08053, appendix B.2).
 
-    The seed is itself drawn from what all ranks share. So every entry has new numbers, and where
-    recomputation sets the shared state back, the same ones again.
+    The seed itself is drawn from the shared generator, so every `with` draws new numbers, but
+    recomputation, which restores the shared state, draws the same ones again.
     """
     seed = torch.randint(2**62, (), device="cpu").item()
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []

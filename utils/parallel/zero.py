@@ -1,15 +1,16 @@
-"""Sharded data parallelism: every rank keeps a part of the state instead of a copy (ZeRO).
+"""Sharded data parallelism: every rank keeps a shard of the state instead of a copy (ZeRO).
 
     stage   each rank keeps 1/N of   how                                         arXiv:1910.02054
     1       optimizer state          `Zero1`, on `FlatParameters`                P_os
-    2       and gradients            `FullySharded`: FSDP2, gathered once a step P_os+g
-    3       and parameters           `FullySharded`: FSDP2, gathered as needed   P_os+g+p
+    2       also gradients           `FullySharded`: FSDP2, gathered per step    P_os+g
+    3       also parameters          `FullySharded`: FSDP2, gathered as needed   P_os+g+p
 
-With Ψ parameters, one step without accumulation sends and receives about 2Ψ at stages 1 and 2 (a
+With Ψ parameters, a step without accumulation sends and receives about 2Ψ at stages 1 and 2 (a
 reduce-scatter of gradients, an all-gather of parameters) and 3Ψ at stage 3 (parameters are gathered
-for the forward and again for the backward pass). Data parallelism's all-reduce is 2Ψ too.
+for the forward pass and again for the backward pass). Plain data parallelism's all-reduce also
+moves 2Ψ.
 
-Both have the methods of `utils.parallel.ddp.DataParallel`.
+Both classes have the methods of `utils.parallel.ddp.DataParallel`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,9 +39,9 @@ from utils.parallel.tp_ops import all_gather, reduce_scatter
 
 
 def owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """For each parameter, by its number of values, the rank that owns it: shares nearly equal.
+    """The owner of each parameter, chosen by size so that the ranks' loads are nearly equal.
 
-    The largest first, each to the rank that has least so far. Every rank computes the same.
+    The largest come first, each to the rank with the least so far. Every rank gets the same result.
     """
     load, owner = [0] * ranks, [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
@@ -56,30 +57,30 @@ def everyone() -> Axis:
 
 
 class FlatParameters:
-    """All parameters of an axis in one buffer: a rank computes with all, and updates what it owns.
+    """All parameters of an axis in one buffer: a rank computes with all and updates its own.
 
-    Parameters are whole, so an optimizer that needs whole matrices (Muon) works as it is. All of
-    them live in one buffer of N rows, row r being what rank r owns, filled up to the longest row;
-    their gradients live in a second one. So each exchange is one collective on one tensor:
+    Parameters are whole, so an optimizer that needs whole matrices (Muon) works unchanged. All of
+    them live in one buffer of N rows; row r holds what rank r owns, padded to the longest row.
+    Their gradients live in a second buffer. Each exchange is thus one collective on one tensor:
 
         gradients   reduce-scatter   row r, summed over the ranks, arrives at rank r
         parameters  all-gather       after the step every rank receives all rows
 
-    Gradients stay on the rank until the last micro-batch of a step. Unlike DDP this does not
-    overlap with the backward pass.
+    Gradients stay on the rank until the last micro-batch of a step. Unlike with DDP, the exchange
+    does not overlap with the backward pass.
     """
 
     def __init__(self, model: nn.Module | Named, axis: Axis | None = None):
-        """model: a module, or {name: parameter}; axis: the ranks that share, None: all of them."""
+        """model: a module, or {name: parameter}; axis: the ranks that take part, None: all."""
         self.axis = axis or everyone()
         self.rank, ranks = self.axis.index, self.axis.size
         self.named = model if isinstance(model, dict) else dict(model.named_parameters())
         if len(self.named) < ranks:
             raise ValueError(
-                f"{ranks} ranks cannot share {len(self.named)} parameters, each of which has one "
+                f"{ranks} ranks cannot split {len(self.named)} parameters, each of which has one "
                 "owner: take --shard 2 or 3, or fewer ranks"
             )
-        # by whole sizes: the ranks of tensor parallelism, with unequal slices, agree on the owners
+        # by whole sizes, so that tensor-parallel ranks, with unequal slices, agree on the owners
         owner = owners([full_size(parameter) for parameter in self.named.values()], ranks)
         self.owner = dict(zip(self.named, owner))
         self.owned = {n: p for n, p in self.named.items() if self.owner[n] == self.rank}
@@ -100,13 +101,13 @@ class FlatParameters:
             parameter.grad = self.gradients[places[name]].view_as(parameter)
 
     def reduce_gradients(self) -> None:
-        """Sums, over all ranks, the gradients of what this rank owns; only those are to be used."""
+        """Sum over all ranks the gradients that this rank owns; only those are valid afterwards."""
         if self.axis.group is not None:
             own, everything = self.gradients[self.rank], self.gradients.view(-1)
             reduce_scatter(own, everything, group=self.axis.group)
 
     def gather_parameters(self) -> None:
-        """After the optimizer's step: everyone receives what the owners have changed."""
+        """Give every rank the parameters that their owners have updated in the optimizer's step."""
         if self.axis.group is not None:
             own, everything = self.parameters[self.rank], self.parameters.view(-1)
             all_gather(everything, own, group=self.axis.group)
@@ -115,10 +116,10 @@ class FlatParameters:
         self.gradients.zero_()
 
     def from_owner(self, key: str, state: dict[str, torch.Tensor]) -> torch.Tensor:
-        """A state of the optimizer on every rank, from the one that has it.
+        """A tensor of the optimizer's state on every rank, from its owner.
 
         key     "<parameter name>/<key>"
-        state   {key: tensor} of what this rank owns
+        state   {key: tensor} that this rank owns
         """
         name, kind = key.rsplit("/", 1)
         like, source = self.named[name], self.axis.ranks[self.owner[name]]
@@ -131,13 +132,13 @@ class FlatParameters:
         return tensor
 
     def release(self) -> None:
-        """Gives each parameter memory of its own again."""
+        """Give each parameter its own memory again."""
         for parameter in self.named.values():
             parameter.data, parameter.grad = parameter.detach().clone(), None
 
 
 class Zero1(DataParallel):
-    """ZeRO-1: gradients are summed at their owners, who step and send out the new parameters."""
+    """ZeRO-1: gradients are summed at their owners, which step and send out the new parameters."""
 
     replicates = False
 
@@ -174,11 +175,11 @@ class Zero1(DataParallel):
 
 
 class FullySharded(DataParallel):
-    """ZeRO-2 and 3 by FSDP2: parameters are gathered when they are used, block by block, and their
-    gradients scattered at once. There is no room for whole gradients, so those of every micro-batch
-    are reduced.
+    """ZeRO-2 and 3 by FSDP2: parameters are gathered block by block when they are needed, and their
+    gradients are reduce-scattered at once. Whole gradients are never stored, so every micro-batch
+    reduces its own.
 
-    zero_stage, precision, offload   as for `shard`
+    zero_stage, precision, offload   as in `shard`
     """
 
     replicates = False
@@ -214,7 +215,7 @@ class FullySharded(DataParallel):
         stage.set_is_last_backward(last)
 
     def reduce(self) -> None:
-        """The gradients of experts, which are averaged over edp_cp, as those of all else."""
+        """Scale the experts' gradients, averaged over edp_cp, to match those of the rest."""
         for stage in self.stages if self.mesh.ep.size > 1 else ():
             for layer in moe_layers(stage):
                 for parameter in layer.experts.parameters():
@@ -227,13 +228,13 @@ class FullySharded(DataParallel):
                     module.reshard()
 
     def counts(self, name: str) -> bool:
-        return True  # no two ranks have the same part
+        return True  # no two ranks have the same shard
 
 
 def device_meshes(grid: Mesh | None, device: torch.device) -> Iterator[DeviceMesh]:
-    """The DeviceMeshes that `shard` needs, of dp_cp and of edp_cp; every rank must make them.
+    """The DeviceMeshes that `shard` needs, for dp_cp and edp_cp; every rank must create them.
 
-    FSDP2 wants a group even where it has one rank. All ranks make all groups of one, in one order.
+    FSDP2 needs a group even for one rank. All ranks create all groups of one, in the same order.
     """
     kind = torch.device(device).type
     groups = []
@@ -253,21 +254,21 @@ def shard(
     grid: Mesh | None = None,
     meshes: Sequence[DeviceMesh] | None = None,
 ) -> nn.Module:
-    """Splits every parameter of a GPT, or of a pipeline stage of one, over ranks, in place, with
-    FSDP2; returns the model.
+    """Shard every parameter of a GPT, or of a pipeline stage of one, over ranks, in place, with
+    FSDP2; return the model.
 
     zero_stage 2: gathered for the forward pass, kept until the backward pass is over
-               3: let go after the forward pass of its block, gathered again for the backward pass
-    precision  bf16, fp16: gathered and multiplied in 16 bits, so half the bytes travel; the parts
-               that a rank keeps, and the sums of gradients, stay in fp32
-    offload    the parts, their gradients and so the optimizer's state live in host memory
-    grid       a `utils.parallel.mesh.Mesh`: its dp_cp shares the parameters, its edp_cp the experts
-               where ep has shared these out before; None: all ranks share all
-    meshes     the grid's `device_meshes`, where several stages are sharded with the same
+               3: freed after the forward pass of its block, gathered again for the backward pass
+    precision  bf16, fp16: gathered and multiplied in 16 bits, so half the bytes travel; the shards
+               and the sums of gradients stay in fp32
+    offload    the shards, their gradients and thus the optimizer's state live in host memory
+    grid       a `utils.parallel.mesh.Mesh`: parameters are sharded over its dp_cp, and experts over
+               its edp_cp if ep has split them before; None: everything over all ranks
+    meshes     the grid's `device_meshes`, if several stages use the same ones
 
-    A block is gathered as a whole, while the block before it still computes. The embedding is a
-    unit too; the last norm and lm_head are one that is kept for the backward pass, which begins
-    with it.
+    A block is gathered as a whole while the previous block still computes. The embedding is a unit
+    too; the last norm and lm_head form a unit that is kept, because the backward pass begins with
+    it.
     """
     plain = list(model.parameters())
     kind = torch.device(device).type
@@ -286,7 +287,7 @@ def shard(
     if grid is not None and grid.ep.size > 1:
         _shard_experts(model, experts_mesh, reshard_after_forward=zero_stage == 3, **options)
     options["mesh"] = mesh
-    first, last = model.model.embed_tokens, model.lm_head  # a stage of a pipeline may lack them
+    first, last = model.model.embed_tokens, model.lm_head  # a pipeline stage may lack them
     for block in model.model.layers:
         fully_shard(block, reshard_after_forward=zero_stage == 3, **options)
     if first is None or last is None or not model.config.tie_embeddings:
@@ -294,7 +295,7 @@ def shard(
             fully_shard(first, reshard_after_forward=zero_stage == 3, **options)
         if last is not None:
             fully_shard([model.model.norm, last], reshard_after_forward=False, **options)
-    # a tied matrix belongs to both ends, so to the root
+    # a tied matrix belongs to both ends, and hence to the root
     fully_shard(model, reshard_after_forward=False, **options)
     keep_splits(plain, model.parameters())
     for name, parameter in model.named_parameters():
@@ -303,25 +304,25 @@ def shard(
 
 
 def _shard_experts(model, mesh, **options):
-    """This rank's experts are shared out over edp_cp only, and FSDP2 takes the mean over that. Of
-    what all ranks' losses ask of an expert that is ep times the mean over dp_cp: see `reduce`."""
+    """Shard this rank's experts over edp_cp only. FSDP2 then averages their gradients over edp_cp,
+    which is ep times the mean over dp_cp: see `reduce`."""
     for layer in moe_layers(model):
         experts = [*layer.experts.values()]
         fully_shard(experts, mesh=mesh, **options)
 
 
-# ---- Muon where every matrix is split over ranks
+# ---- Muon for matrices that are split over ranks
 
 
 class ShardedMuon(torch.optim.Muon):
-    """`torch.optim.Muon` for parameters that are parts of matrices, cut by ZeRO-2 and 3 or by
-    tensor parallelism; the same numbers as on one rank.
+    """`torch.optim.Muon` for shards of matrices, from ZeRO-2 and 3 or from tensor parallelism, with
+    the same results as on one rank.
 
-    Muon needs the whole matrix to make its update orthogonal. torch's own class runs on split
-    matrices too, but adds up parts of products in bf16 across ranks, so its update depends on
-    their number. Here each rank keeps its part of the momentum, gathers the update of one matrix at
-    a time, makes it orthogonal as one rank would, and takes its part. Every rank does the whole
-    computation, as in data parallel training; what is saved is memory.
+    Muon needs the whole matrix to orthogonalize its update. torch's own class also runs on split
+    matrices, but sums partial products in bf16 across ranks, so its update depends on their number.
+    Here each rank keeps its shard of the momentum, gathers the update of one matrix at a time,
+    orthogonalizes it as a single rank would, and takes its own shard. Every rank does the whole
+    computation, as in data-parallel training; the saving is memory.
     """
 
     @torch.no_grad()
@@ -343,8 +344,8 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def _orthogonal_change(update, group):
-    """What torch's Muon would add to a whole matrix for this update: a step from zero, without
-    momentum of its own."""
+    """The change that torch's Muon would add to a whole matrix for this update: a step from zero,
+    without momentum."""
     matrix = torch.zeros_like(update).requires_grad_()
     matrix.grad = update
     same = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}

@@ -2,7 +2,7 @@
 
     with WeightGradientsLater() as later:
         y = stage(x)
-        y.backward(gradient)      # B: the gradient of x, and of all parameters that are not matrices
+        y.backward(gradient)      # B: the gradients of x and of all other parameters
     later.add()                   # W: the weights' gradients
 
 No rank waits for a weight's gradient before the optimizer's step, but the previous stage waits for
@@ -24,8 +24,8 @@ _plain = F.linear
 
 
 class WeightGradientsLater:
-    """Inside `with`, `F.linear` on a parameter, or on its copy from `utils.memory.precision`, leaves
-    the parameter's gradient to `add`.
+    """Inside `with`, `F.linear` on a parameter, or on its copy from `utils.memory.precision`,
+    defers the parameter's gradient to `add`.
 
     The backward pass does not reach these parameters or their hooks, so DDP and FSDP do not see
     their gradients. It may run inside another `with` of the same object; if layers are recomputed,

@@ -1,19 +1,19 @@
-"""Attention of some queries to some keys, in a form that can be merged with others'.
+"""Attention of some queries to some keys, in a form that can be merged with other results.
 
     out, lse = attend(q, k, v, causal)                          softmax(q kᵀ / √D) v
     out, lse = merge(out, lse, *attend(q, other_k, other_v, False))
     dq, dk, dv = attend_backward(dout, q, k, v, out, lse, causal)
 
-A softmax over all keys is put together from softmaxes over some of them: what it takes besides the
-results is the logarithm of each sum of exponentials, lse (Milakov and Gimelshein,
-arXiv:1805.02867; FlashAttention, arXiv:2205.14135). With the lse over *all* keys the gradients of
-some of them need nothing else of the others.
+A softmax over all keys can be assembled from softmaxes over subsets of them; in addition to the
+results it needs only the logarithm of each sum of exponentials, lse (Milakov and Gimelshein,
+arXiv:1805.02867; FlashAttention, arXiv:2205.14135). Given the lse over *all* keys, the gradients
+for some keys need nothing else from the others.
 
 Shapes: q (B, T, H, D), k and v (B, S, K, D) with H a multiple of K, out like q, lse (B, H, T). lse
-is fp32, or fp64 where the inputs are.
+is fp32, or fp64 if the inputs are.
 
-Fused kernels compute each block, on the CPU and in 16 bits on a GPU; what they cannot, is written
-out. (The GPU's kernels were not run here: there was none.)
+Fused kernels compute each block on the CPU, and in 16 bits on a GPU; other cases are written out in
+torch. (The GPU's kernels were not run here for lack of a GPU.)
 """
 
 import torch
@@ -24,7 +24,7 @@ Kernel = torch.ops.aten
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse). causal: queries and keys are the same positions. None may be empty: see
+    """(out, lse). causal: queries and keys are at the same positions. Inputs must not be empty: see
     `positions.products`."""
     heads = [x.transpose(1, 2) for x in (q, k, v)]  # (B, heads, positions, D)
     if q.device.type == "cpu":
@@ -39,10 +39,10 @@ def attend(
 def merge(
     out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two attentions of the same queries, to different keys, as one to all of them.
+    """Merge the attention of the same queries to two sets of keys into attention to both.
 
-    Each counts by its share of the sum of exponentials. The shares are taken from differences of
-    logarithms, so nothing overflows, however large the scores are.
+    Each result is weighted by its share of the sum of exponentials. Shares are computed from
+    differences of logarithms, so nothing overflows, however large the scores are.
     """
     total = torch.logaddexp(lse, more_lse)
     shares = [(part - total).exp().transpose(1, 2)[..., None] for part in (lse, more_lse)]
@@ -58,7 +58,7 @@ def attend_backward(
     lse: torch.Tensor,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv) of these queries and keys; dout, out and lse: of the attention to all keys."""
+    """(dq, dk, dv) of these queries and keys; dout, out and lse belong to attention to all keys."""
     heads = [x.transpose(1, 2) for x in (dout, q, k, v, out)]
     if q.device.type == "cpu":
         found = Kernel._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -78,7 +78,7 @@ def _is_fused(q):
     return q.dtype in (torch.bfloat16, torch.float16)
 
 
-# ---- the same, written out: one block's scores are in memory at a time
+# ---- the same in plain torch: one block's scores are in memory at a time
 
 
 def _scores(q, k, causal):

@@ -1,19 +1,19 @@
-"""A model that has some positions of each sequence, and attends to all of them.
+"""A model that holds some positions of each sequence and attends to all of them.
 
     context_parallel(model, mesh.cp, "ring")                in place
     logits = model(tokens)                                  tokens (B, T) -> logits (B, T_local, V)
     loss = loss_of_own(cross_entropy, mesh.cp)(logits, targets, reduction="sum")
 
-Every rank of the axis is given the same whole rows: tokens are 8 bytes each, where each layer's
-activations are thousands. Behind the embedding it has its own positions only (`positions.py`), and
-so have all layers, which need not know: what a token does alone, norms, matrices, the MLP, is done
-where it is. Only attention looks elsewhere.
+Every rank of the axis gets the same whole rows: a token is 8 bytes, while each layer's activations
+are thousands. After the embedding, a rank has only its own positions (`positions.py`). Most layers
+need not know: norms, matrices and the MLP treat each token alone. Only attention looks at other
+positions.
 
-A row is one text to its end: the course packs no documents into a row, so there is no mask between
-them here.
+A row is a single text: the course packs no documents into a row, so there is no mask between them
+here.
 
-Sequence parallelism is something else: there the ranks of *tensor* parallelism share out the
-positions between the matrices, and have all of them inside. Both go together.
+Sequence parallelism is something else: there the ranks of *tensor* parallelism split the positions
+between the matrices and have all of them inside. The two can be combined.
 """
 
 from collections.abc import Callable
@@ -40,11 +40,11 @@ WAYS = {
 
 
 def context_parallel(model: nn.Module, axis: Axis, way: str = "ring") -> nn.Module:
-    """Shares out the positions of a GPT, or of a stage of one, over the axis, in place; returns it.
+    """Split the positions of a GPT, or of a stage of one, over the axis, in place; return it.
 
     way   "ring", "ulysses" or "gather": how attention sees the other ranks' positions
-    Parameters stay whole. A rank's gradients are those of its own positions: they are to be summed
-    over the axis, as those of rows are over dp. Raises ValueError for another way.
+    Parameters stay whole. A rank's gradients are those of its own positions: they must be summed
+    over the axis, as those of rows are over dp. Raises ValueError for any other way.
     """
     if way not in WAYS:
         raise ValueError(f"context {way!r} is not one of {', '.join(WAYS)}")
@@ -54,13 +54,13 @@ def context_parallel(model: nn.Module, axis: Axis, way: str = "ring") -> nn.Modu
         if isinstance(module, Decoder):
             enter = partial(_enter, axis, WAYS[way])
             module.shared_positions = module.register_forward_pre_hook(enter, with_kwargs=True)
-    for layer in moe_layers(model):  # its loss is of whole sequences
+    for layer in moe_layers(model):  # its loss is over whole sequences
         layer.over_sequence = partial(summed, group=axis.group)
     return model
 
 
 def whole_sequences(model: nn.Module) -> nn.Module:
-    """Undoes `context_parallel`: the model takes whole sequences, alone."""
+    """Undo `context_parallel`: the model takes whole sequences again, on one rank."""
     for module in model.modules():
         if hasattr(module, "shared_positions"):
             module.shared_positions.remove()
@@ -71,7 +71,7 @@ def whole_sequences(model: nn.Module) -> nn.Module:
 
 
 def _enter(axis, way, decoder, args, kwargs):
-    """Before a Decoder's forward pass: whole rows, or hidden states of this rank's positions."""
+    """Prepare a Decoder's input: whole rows, or hidden states of this rank's positions."""
     x, length = args[0], (args[1] if len(args) > 1 else None) or args[0].shape[1]
     decoder.check_length(length)
     if decoder.embed_tokens is not None:
@@ -81,9 +81,9 @@ def _enter(axis, way, decoder, args, kwargs):
 
 
 class Context:
-    """What attention sees of one forward pass: what `Decoder` asks of a `context`.
+    """The `context` of a `Decoder` in one forward pass: how its attention sees the sequence.
 
-    It is made anew for each, so that a layer which is computed again finds its own.
+    Each forward pass creates its own, so that a recomputed layer finds the right one.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Context:
         self._attend = partial(way, axis=axis, length=length)
 
     def tables(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary cosines and sines of this rank's true positions, (T_local, 1, D) each."""
+        """Rotary cosines and sines for this rank's true positions, (T_local, 1, D) each."""
         places = torch.cat([torch.arange(p.start, p.stop, device=self.device) for p in self.mine])
         cos, sin = rotary_tables(self.config, places, dtype)
         return cos[:, None], sin[:, None]
@@ -113,8 +113,8 @@ class Context:
 def loss_of_own(loss: Callable[..., torch.Tensor], axis: Axis) -> Callable[..., torch.Tensor]:
     """`loss` for logits of this rank's positions and targets (B, T) of whole rows.
 
-    Let it be summed, and divide by all tokens of all ranks: they may hold unequal numbers of
-    positions, and the mean of their means is not the mean.
+    Sum the losses and divide by all tokens of all ranks: the ranks may hold different numbers of
+    positions, and then the mean of their means is not the mean.
     """
     if axis.size == 1:
         return loss

@@ -1,13 +1,14 @@
-"""Which positions of a sequence each rank holds, and who looks at whom.
+"""Which positions of a sequence each rank holds, and which keys its queries attend to.
 
     positions(16, 4)          ((range(0, 2), range(14, 16)), (range(2, 4), range(12, 14)), …)
-    own_positions(x, axis)    (B, T, …) -> (B, T_local, …): what this rank has of a whole sequence
+    own_positions(x, axis)    (B, T, …) -> (B, T_local, …): this rank's part of a whole sequence
 
-A causal position looks at all before it: the last position of T does T times the work of the first.
-Ranks that took neighbouring positions would wait for the last of them. So a sequence is cut into 2N
-blocks, and each rank holds an early and a late one, r and 2N − 1 − r (Llama 3, arXiv:2407.21783,
-3.3.2; also called zigzag). Every rank then computes as many products as every other, in each turn
-of a ring too. No number of positions is refused: blocks are equal, or one longer in front.
+A causal position attends to all before it: the last of T positions does T times the work of the
+first. If each rank held consecutive positions, all would wait for the last rank. A sequence is
+therefore divided into 2N blocks, and each rank holds an early and a late one, r and 2N − 1 − r
+(Llama 3, arXiv:2407.21783, 3.3.2; also called zigzag). Every rank then computes the same number of
+products, even in each turn of a ring. Any length is accepted: blocks are equal, or the first ones
+are one longer.
 """
 
 from collections.abc import Sequence
@@ -22,9 +23,9 @@ Ranges = tuple[range, ...]
 
 
 def positions(length: int, ranks: int, balanced: bool = True) -> tuple[Ranges, ...]:
-    """The positions of each rank, as ranges in rising order; some may be empty.
+    """The positions of each rank, as ranges in ascending order; some may be empty.
 
-    balanced   an early and a late block each; False: one share of neighbours each, to compare
+    balanced   an early and a late block each; False: one contiguous block each, for comparison
     """
     if not balanced:
         return tuple((range(*share(length, rank, ranks)),) for rank in range(ranks))
@@ -34,12 +35,12 @@ def positions(length: int, ranks: int, balanced: bool = True) -> tuple[Ranges, .
 
 
 def held(ranges: Ranges) -> int:
-    """How many positions these are."""
+    """The number of positions in these ranges."""
     return sum(map(len, ranges))
 
 
 def own_positions(x: torch.Tensor, axis: Axis, dim: int = 1) -> torch.Tensor:
-    """What this rank has of a whole sequence, whose positions are on dimension `dim`."""
+    """This rank's part of a whole sequence, whose positions are on dimension `dim`."""
     if axis.size == 1:
         return x
     mine = positions(x.shape[dim], axis.size)[axis.index]
@@ -47,7 +48,7 @@ def own_positions(x: torch.Tensor, axis: Axis, dim: int = 1) -> torch.Tensor:
 
 
 def in_order(parts: Sequence[torch.Tensor], length: int, dim: int = 1) -> torch.Tensor:
-    """The whole sequence from what each rank has of it: the inverse of `own_positions`."""
+    """The whole sequence from the ranks' parts: the inverse of `own_positions`."""
     blocks = [
         (one.start, block)
         for part, mine in zip(parts, positions(length, len(parts)), strict=True)
@@ -57,18 +58,18 @@ def in_order(parts: Sequence[torch.Tensor], length: int, dim: int = 1) -> torch.
 
 
 class Product(NamedTuple):
-    """Queries that look at keys: places on this rank and on the one whose keys they are."""
+    """Queries that attend to keys: slices on this rank, and on the rank that holds the keys."""
 
     queries: slice
     keys: slice
-    causal: bool  # both are the same positions, and each looks at those before
+    causal: bool  # both are the same positions, and each attends to those before it
 
 
 def products(mine: Ranges, theirs: Ranges) -> list[Product]:
-    """What queries at positions `mine` look at among keys at `theirs`: few large products.
+    """The products of queries at positions `mine` with keys at `theirs`: a few large ones.
 
-    A block of queries sees a block of keys whole, in part (if it is the same), or not at all.
-    Neighbouring queries that see the same keys are one product.
+    A block of queries sees a block of keys fully, partly (if it is the same block), or not at all.
+    Adjacent queries that see the same keys form one product.
     """
     if mine == theirs:
         everything = slice(0, held(mine))
@@ -87,7 +88,7 @@ def products(mine: Ranges, theirs: Ranges) -> list[Product]:
 
 
 def pairs(mine: Ranges, theirs: Ranges) -> int:
-    """How many pairs of a query at positions `mine` and a key at `theirs` that it looks at."""
+    """The number of pairs of a query in `mine` and a key in `theirs` that it attends to."""
     return sum(
         (queries.stop - queries.start) * (keys.stop - keys.start + causal) // (1 + causal)
         for queries, keys, causal in products(mine, theirs)

@@ -1,18 +1,17 @@
-"""Attention to the keys and values of all ranks of an axis, which come one after the other.
+"""Attention to the keys and values of all ranks of an axis, which arrive in turn.
 
-    y = attention_over(q, k, v, axis, length, travel=Ring)       each from the neighbour before
+    y = attention_over(q, k, v, axis, length, travel=Ring)       each from the previous neighbour
     y = attention_over(q, k, v, axis, length, travel=Gather)     all in one all-gather
 
-    Ring     keys and values go round: N − 1 messages forward, and N − 1 backward, beside N with
-             gradients, which end where they belong. While a block is computed with, the next one
-             is under way (Liu et al., arXiv:2310.01889)
-    Gather   every rank has all keys and values for a moment; their gradients are summed by one
-             reduce-scatter. With few key-value heads that is little (Llama 3, arXiv:2407.21783,
-             3.3.2)
+    Ring     keys and values travel around a ring: N − 1 messages forward, and N − 1 backward plus N
+             with gradients, which end at their owners. While a block is in use, the next one is
+             under way (Liu et al., arXiv:2310.01889)
+    Gather   every rank briefly holds all keys and values; one reduce-scatter sums their gradients.
+             With few key-value heads this is little data (Llama 3, arXiv:2407.21783, 3.3.2)
 
-The arithmetic is one and the same: this rank's queries look at each rank's keys, and the partial
-results are merged. No rank ever has the scores of the whole sequence, nor keeps other ranks' keys
-and values for the backward pass: they come again.
+The arithmetic is the same: this rank's queries attend to each rank's keys, and the partial results
+are merged. No rank ever has the scores of the whole sequence, or keeps other ranks' keys and values
+for the backward pass: they are sent again.
 """
 
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ OthersWithGradients = Iterator[tuple[int, torch.Tensor, torch.Tensor]]
 
 
 class Travel:
-    """Keys and values of one attention on their way.
+    """The travel of one attention's keys and values.
 
     axis, places   the ranks, and the positions of each
     kv             (2, B, T_local, K, D): keys and values of this rank
@@ -48,26 +47,26 @@ class Travel:
         raise NotImplementedError
 
     def all_with_gradients(self, kv: torch.Tensor, gradient: torch.Tensor) -> OthersWithGradients:
-        """Yields (rank, its keys and values, a gradient to add to) likewise. When all were yielded,
-        `gradient`, which is zeros like kv in the type of sums, is what all ranks have added to this
-        rank's."""
+        """Yields (rank, its keys and values, a gradient to add to) likewise. In the end `gradient`,
+        given as zeros like kv in the type of sums, holds what all ranks have added for this
+        rank."""
         raise NotImplementedError
 
     def _like(self, x, rank):
-        """Memory for another rank's part."""
+        """Memory for another rank's keys and values."""
         shape = list(x.shape)
         shape[2] = held(self.places[rank])
         return x.new_empty(shape)
 
 
 class Ring(Travel):
-    """From the rank before, to the rank after."""
+    """Receives from the previous rank and sends to the next."""
 
     def all(self, kv: torch.Tensor) -> Others:
         size, here = self.axis.size, self.axis.index
         for turn in range(size):
             rank = (here - turn) % size
-            if turn < size - 1:  # on its way while the caller computes
+            if turn < size - 1:  # under way while the caller computes
                 work, coming = self._pass_on(kv, (rank - 1) % size)
             yield rank, kv
             if turn < size - 1:
@@ -85,7 +84,7 @@ class Ring(Travel):
             yield rank, kv, added
             _wait(work_on_sums)
             if turn:
-                added += sums  # of the ranks that had these keys before
+                added += sums  # from the ranks that had these keys before
             work_on_sums, sums = self._pass_on(added, (rank - 1) % size)
             if turn < size - 1:
                 _wait(work)
@@ -94,7 +93,7 @@ class Ring(Travel):
         gradient.copy_(sums)
 
     def _pass_on(self, x, rank):
-        """(work, where the part of `rank` arrives): x to the next, that from the one before."""
+        """Send x to the next rank; receive that of `rank` from the previous one: (work, tensor)."""
         axis, coming = self.axis, self._like(x, rank)
         after = axis.ranks[(axis.index + 1) % axis.size]
         before = axis.ranks[axis.index - 1]
@@ -112,7 +111,7 @@ def _wait(works):
 
 
 class Gather(Travel):
-    """All at once; a collective wants equal parts, so short ones are filled up."""
+    """Gathers all at once; a collective needs equal sizes, so shorter ones are padded."""
 
     def all(self, kv: torch.Tensor) -> Others:
         for rank, (theirs, _) in enumerate(self._gathered(kv)):
@@ -154,8 +153,8 @@ def attention_over(
 ) -> torch.Tensor:
     """Causal attention of this rank's positions to those of all ranks of the axis.
 
-    q (B, T_local, H, D), k and v (B, T_local, K, D), turned to their true positions;
-    length of the whole sequence -> (B, T_local, H·D). Every rank of the axis calls it.
+    q (B, T_local, H, D), k and v (B, T_local, K, D), rotated to their true positions; length of
+    the whole sequence -> (B, T_local, H·D). Every rank of the axis calls it.
     """
     places = positions(length, axis.size, balanced)
     return _Attention.apply(q, k, v, travel(axis, places), places, axis.index).flatten(2)

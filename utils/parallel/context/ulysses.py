@@ -1,12 +1,13 @@
-"""Positions for heads, and back: every rank computes the whole sequence for some of the heads.
+"""Trade positions for heads and back: every rank computes the whole sequence for some heads.
 
     y = ulysses_attention(q, k, v, axis, length)
 
-Two all-to-alls a pass, whatever the number of ranks: queries, keys and values travel together from
-positions to heads, the results from heads to positions (DeepSpeed-Ulysses, arXiv:2309.14509).
-Between them stands attention as one rank has it. There are at most as many ranks as query heads.
-Where there are fewer key-value heads than ranks, several ranks compute with the same one, and it is
-sent to each of them: beyond that number, keys and values no longer get cheaper by more ranks.
+Each pass takes two all-to-alls, whatever the number of ranks: queries, keys and values travel
+together from positions to heads, the results from heads to positions (DeepSpeed-Ulysses,
+arXiv:2309.14509). Between them is ordinary single-rank attention. There can be at most as many
+ranks as query heads. If there are fewer key-value heads than ranks, several ranks compute with the
+same head, which is sent to each of them: beyond that number, more ranks no longer reduce the cost
+of keys and values.
 """
 
 from functools import partial
@@ -25,9 +26,9 @@ def ulysses_attention(
 ) -> torch.Tensor:
     """Causal attention of this rank's positions to those of all ranks of the axis.
 
-    q (B, T_local, H, D), k and v (B, T_local, K, D), turned to their true positions;
-    length of the whole sequence -> (B, T_local, H·D). Every rank of the axis calls it. Raises
-    ValueError where there are more ranks than heads.
+    q (B, T_local, H, D), k and v (B, T_local, K, D), rotated to their true positions; length of
+    the whole sequence -> (B, T_local, H·D). Every rank of the axis calls it. Raises ValueError if
+    there are more ranks than heads.
     """
     B, T, H, D = q.shape
     queries, keys = heads_of_ranks(H, k.shape[2], axis.size)
@@ -50,7 +51,7 @@ def heads_of_ranks(heads: int, kv_heads: int, ranks: int) -> tuple[list[range], 
     """(query heads, key-value heads) that each rank computes. Raises ValueError."""
     if ranks > heads:
         raise ValueError(
-            f"cp {ranks} is more than the {heads} attention heads of a rank, and Ulysses does not "
+            f"cp {ranks} is more than the {heads} attention heads of a rank, but Ulysses does not "
             f"split a head: take at most {heads} ranks, or --context ring"
         )
     counts, _ = head_shares(heads, kv_heads, ranks)
