@@ -217,5 +217,5 @@ def test_refresh_takes_loaded_parameters():
 
 
 def test_nothing_to_optimize_is_said():
-    with pytest.raises(ValueError, match="no parameter wants a gradient"):
+    with pytest.raises(ValueError, match="no parameter requires a gradient"):
         OffloadedOptimizer(torch.optim.SGD, [torch.ones(3)])

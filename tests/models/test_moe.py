@@ -181,11 +181,11 @@ def test_a_config_that_leaves_things_out_means_mixtrals_defaults():
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        ({"experts": 0}, "experts 0 is not a whole number of at least 1"),
-        ({"experts_per_token": 0}, "experts_per_token 0 is not a whole number"),
-        ({"experts_per_token": 6}, "experts_per_token 6 is more than the 5 experts there are"),
-        ({"mlp_bias": True}, "mlp_bias does not go with experts 5"),
-        ({"attention_bias": True}, "attention_bias does not go with experts 5"),
+        ({"experts": 0}, "experts 0 is not an integer of at least 1"),
+        ({"experts_per_token": 0}, "experts_per_token 0 is not an integer"),
+        ({"experts_per_token": 6}, "experts_per_token 6 is more than the number of experts, 5"),
+        ({"mlp_bias": True}, "mlp_bias does not work with experts 5"),
+        ({"attention_bias": True}, "attention_bias does not work with experts 5"),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(changes, sentence):

@@ -42,7 +42,7 @@ def test_too_few_key_value_heads_are_not_shared_out():
 @pytest.mark.parametrize(
     ("ranks", "why"),
     [
-        (0, "tp 0 is no number of ranks"),
+        (0, "tp 0 is not a number of ranks"),
         (4, "tp 4 does not divide the model's 4 heads and 2 key-value heads: give 1 or 2"),
     ],
 )

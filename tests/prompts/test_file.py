@@ -84,7 +84,7 @@ def test_shapes_and_names_count():
 def test_a_part_of_a_model_has_none():
     model = new_model()
     model.lm_head.weight.tp_split = "a note of tensor parallelism"
-    with pytest.raises(ValueError, match=r"lm_head.weight is a part of a matrix"):
+    with pytest.raises(ValueError, match=r"lm_head.weight is a slice of a matrix"):
         fingerprint(model)
     model = new_model()
     with prompted(model, torch.zeros(2, 16)), pytest.raises(ValueError, match="has a prompt in fr"):

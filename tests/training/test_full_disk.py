@@ -63,8 +63,8 @@ def test_while_tensors_go_out_of_memory(disk, what):
     status, said = command(*flags, folder=disk)
     assert status == 2, said
     assert re.fullmatch(
-        rf"utils\.train: no room in {disk} for [\d,]+ bytes that go out of memory \(No space left "
-        r"on device; TMPDIR names another folder\): choose smaller sizes\n",
+        rf"utils\.train: no room in {disk} for [\d,]+ bytes that move out of memory \(No space "
+        r"left on device; set TMPDIR to use another folder\): choose smaller sizes\n",
         said,
     )
     assert not os.listdir(disk)

@@ -1,4 +1,4 @@
-"""Text to tokens to batches, shared out over ranks.
+"""From text to tokens to batches, split over ranks.
 
 corpus    the text, its tokens, and each rank's rows of every batch
 library   Python's standard library as documents

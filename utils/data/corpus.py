@@ -1,4 +1,4 @@
-"""Text -> byte tokens -> batches, shared out over data-parallel ranks.
+"""Text -> byte tokens -> batches, split over data-parallel ranks.
 
 The embedded text needs no download: it is the Python language reference that ships inside every
 CPython (`pydoc_data.topics`, about 466,000 bytes). A token is one byte, so the vocabulary is 256,
@@ -8,8 +8,8 @@ unless a tokenizer makes the tokens (utils/models/tokenizer.py).
     train, held_out = corpus.split(corpus.load())
     x, y = corpus.batch(train, step=0, batch=32, seq=128)       # both (32, 128)
 
-`batch` is a pure function of (seed, step): no sampler object, no state to save, and rank r's rows
-are a contiguous slice of the one global batch, so N ranks see exactly what one rank sees.
+`batch` is a pure function of (seed, step), with no sampler object and no state to save. Rank r's
+rows are a contiguous slice of the global batch, so N ranks see exactly what one rank sees.
 """
 
 import sys
@@ -48,7 +48,7 @@ def load(path: Path | str | None = None) -> torch.Tensor:
     path  None: the embedded text; "library": Python's standard library, its source and reference
           pages (utils/data/library.py, about 10 MB); a file: its bytes; a folder: every UTF-8 text
           file in it, in sorted order (hidden files are left out).
-    Raises ValueError where there is nothing to read.
+    Raises ValueError if there is nothing to read.
     """
     if path is None:
         data = embedded()
@@ -60,27 +60,27 @@ def load(path: Path | str | None = None) -> torch.Tensor:
 
 
 def fingerprint(path: Path | str | None) -> dict:
-    """What tells a text from others, as a dict for JSON."""
+    """A dict for JSON that identifies a text."""
     data = load(path)
     found = {"bytes": len(data), "crc32": zlib.crc32(data.numpy())}
     if is_library(path):
-        found["python"] = "{}.{}.{}".format(*sys.version_info)  # the text is this release's
+        found["python"] = "{}.{}.{}".format(*sys.version_info)  # the text depends on the release
     return found
 
 
 def is_library(path: Path | str | None) -> bool:
-    """Whether `path` means the standard library: no file or folder of that name is there."""
+    """Whether `path` means the standard library, as no file or folder has that name."""
     return str(path) == "library" and not Path(path).exists()
 
 
 def load_split(
     path: Path | str | None = None, tokenizer: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(train, held_out): the tokens of a text's first 95 % and its last 5 %, cut as bytes.
+    """(train, held_out): the tokens of a text's first 95 % and last 5 %, split by bytes.
 
-    The standard library is cut where a module begins. tokenizer: None, or a `Tokenizer`: then the
-    tokens are its ids, int32, and the two parts are encoded one by one. Raises ValueError where
-    there is nothing to read, or where a tokenizer meets what is not UTF-8.
+    The standard library is split at the start of a module. tokenizer: None, or a `Tokenizer`: then
+    the tokens are its ids, int32, and the two parts are encoded separately. Raises ValueError if
+    there is nothing to read, or if a tokenizer is given text that is not UTF-8.
     """
     data = load(path)
     if is_library(path):
@@ -94,7 +94,7 @@ def load_split(
 
 
 def _whole_characters(train, held_out):
-    """The two parts as bytes; a character that the cut went through belongs to the first one."""
+    """The two parts as bytes; a character across the split belongs to the first part."""
     train, held_out = train.numpy().tobytes(), held_out.numpy().tobytes()
     rest = next((n for n, byte in enumerate(held_out[:4]) if byte & 0xC0 != 0x80), 0)
     return train + held_out[:rest], held_out[rest:]
@@ -156,7 +156,7 @@ def encode(text: str) -> torch.Tensor:
 
 
 def decode(tokens: torch.Tensor | Sequence[int]) -> str:
-    """1-D tokens (a tensor or a list of ints below 256) -> a string; broken UTF-8 is marked �."""
+    """1-D tokens (a tensor or a list of ints below 256) -> a string; invalid UTF-8 becomes �."""
     values = tokens.tolist() if isinstance(tokens, torch.Tensor) else list(tokens)
     outside = [value for value in values if not 0 <= value < VOCAB_SIZE]
     if outside:
@@ -174,7 +174,7 @@ def split(tokens: torch.Tensor, held_out: float = HELD_OUT) -> tuple[torch.Tenso
 
 
 def share_of_batch(batch: int, rank: int, world_size: int) -> tuple[int, int]:
-    """`share` of a batch, in which every rank must have at least one row."""
+    """The `share` of a batch of which every rank must have at least one row."""
     if batch < world_size:
         raise ValueError(
             f"batch {batch} leaves some of {world_size} ranks without a row: "
@@ -192,10 +192,10 @@ def batch(
     rank: int = 0,
     world_size: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rank's rows of global batch number `step`: (x, y), both int64 of shape (batch_local, seq).
+    """A rank's rows of global batch number `step`: (x, y), both int64 of shape (batch_local, seq).
 
-    `batch` is the global batch size, and y is x moved on by one token. The rows are drawn anew for
-    every (seed, step), the same on every rank, before each rank keeps its share.
+    `batch` is the global batch size; y is x shifted by one token. The rows are drawn for every
+    (seed, step), the same on every rank, before each rank keeps its own.
     """
     check_length(tokens, seq)
     first, last = share_of_batch(batch, rank, world_size)
@@ -211,10 +211,10 @@ def held_out_batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Rank's batches (x, y) of the held-out text: always the same rows, in the same order.
+    """A rank's batches (x, y) of the held-out text: always the same rows, in the same order.
 
-    The text is cut into sequences that do not overlap; at most `limit` of them are kept, spread
-    evenly. A rank may get none when there are fewer sequences than ranks.
+    The text is divided into non-overlapping sequences; at most `limit` of them are kept, evenly
+    spread. A rank may get none if there are fewer sequences than ranks.
     """
     check_length(tokens, seq)
     sequences = (len(tokens) - 1) // seq
@@ -226,11 +226,11 @@ def held_out_batches(
 
 
 def check_length(tokens: torch.Tensor, seq: int, name: str = "the text") -> None:
-    """Raises ValueError when the tokens do not hold one sequence and the token after it."""
+    """Raise ValueError unless the tokens hold one sequence and the token after it."""
     if len(tokens) < seq + 1:
         raise ValueError(
             f"{name} has {len(tokens)} tokens, too short for one sequence of {seq}: "
-            f"bring at least {seq + 1} tokens or choose shorter sequences"
+            f"give at least {seq + 1} tokens, or choose shorter sequences"
         )
 
 

@@ -1,28 +1,28 @@
-"""The standard library as documents: what the workshop's own base model is trained on.
+"""The standard library as documents: the training text of the workshop's own base model.
 
 Every CPython carries about 10 MB of English and Python, so nothing is downloaded:
 
     the source of its modules;
-    a reference page of each, made from the source: names, signatures and docstrings;
-    the reference pages of some modules that are written in C (`builtins`, `math`, …);
+    a reference page per module, made from its source: names, signatures and docstrings;
+    reference pages of some modules that are written in C (`builtins`, `math`, …);
     the topics of the language reference (`pydoc_data.topics`).
 
-What belongs to one module stays together, so that a held-out module is held out whole. What
-distributions leave out or move to other packages (test suites, tkinter, idlelib, …) is not read,
-and neither are generated tables. The text differs a little between releases of Python.
+The documents of one module stay together, so that a held-out module is held out entirely. Modules
+that distributions leave out or move to other packages (test suites, tkinter, idlelib, …) are not
+read, nor are generated tables. The text differs slightly between releases of Python.
 
     documents()       [(name of the module, text), …]
     split()           (train, held out): two texts, their documents joined with "<|end|>"
     fingerprint()     sha256, documents, bytes, Python's version
 
-A reference page of a module has the name, signature and docstring of all that is public in it:
+A module's reference page has the name, signature and docstring of all its public members:
 
     json.loads
     loads(s, *, cls=None, object_hook=None, parse_float=None, …)
         Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance …
 
-`parsed_page` reads the source, without running it; `inspected_page` imports the module, for those
-that are written in C. See https://docs.python.org/3/library/pydoc.html for the model of both.
+`parsed_page` reads the source without running it; `inspected_page` imports the module, for modules
+that are written in C. Both are modelled on https://docs.python.org/3/library/pydoc.html.
 """
 
 import ast
@@ -38,10 +38,10 @@ import tokenize
 from functools import cache
 from pathlib import Path
 
-END = "<|end|>"  # stands between two documents
+END = "<|end|>"  # separates two documents
 HELD_OUT = 0.05  # the last 5 % of the text, in whole modules, is never trained on
 
-LEFT_OUT = re.compile(  # folders that distributions drop or split off, and what is installed
+LEFT_OUT = re.compile(  # folders that distributions drop or split off, and installed packages
     r"(test|tests|idlelib|idle_test|tkinter|turtledemo|lib2to3|ensurepip|distutils|venv|msilib"
     r"|macholib|pydoc_data|__pycache__|site-packages|dist-packages|lib-dynload|config-.*)"
 )
@@ -60,15 +60,15 @@ WRITTEN_IN_C = (  # modules that are the same on every platform
 
 @cache
 def documents() -> tuple[tuple[str, str], ...]:
-    """((name, text), …): every document, its module's pages one after the other.
+    """((name, text), …): all documents, with those of a module in sequence.
 
-    Modules are ordered by the sha256 of their name, which is the same everywhere and mixes them
-    well. A text that was there before is left out.
+    Modules are ordered by the sha256 of their name, which is the same everywhere and shuffles them
+    well. Repeated texts are left out.
     """
     modules = {"pydoc_data.topics": _topics()}
     modules.update((name, [inspected_page(name)]) for name in WRITTEN_IN_C)
     collecting = gc.isenabled()
-    gc.disable()  # it would look through the syntax trees again and again: half of the time
+    gc.disable()  # it would scan the syntax trees repeatedly: half of the time
     try:
         for name, source in _sources():
             modules[name] = [parsed_page(name, source), source]
@@ -108,7 +108,7 @@ def held_out_modules() -> list[str]:
 
 
 def fingerprint() -> dict[str, str | int]:
-    """{"sha256", "documents", "bytes", "python"} of the whole text: two equal ones, equal texts."""
+    """{"sha256", "documents", "bytes", "python"} of the whole text, equal only for equal texts."""
     data = "".join(split()).encode()
     return {
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -123,7 +123,7 @@ def _joined(pages):
 
 
 def _topics():
-    """The topics of the language reference; those that are part of another one are left out."""
+    """The topics of the language reference, without those contained in another."""
     from pydoc_data import topics
 
     kept = []
@@ -157,7 +157,7 @@ def _sources():
 
 
 def parsed_page(name: str, source: str) -> str:
-    """The page of a module whose source is given; "" where it has nothing to say."""
+    """The page of a module whose source is given; "" if it has no content."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -174,7 +174,7 @@ def _parsed_entries(prefix, node):
             continue
         if not _is_public(member.name) or member.name in seen:
             continue
-        seen.add(member.name)  # a property's setter, a second branch: the first one counts
+        seen.add(member.name)  # a property's setter, a second branch: only the first counts
         name = f"{prefix}.{member.name}"
         if isinstance(member, ast.ClassDef):
             bases = ", ".join(ast.unparse(base) for base in member.bases)
@@ -192,7 +192,7 @@ def _parsed_entries(prefix, node):
 
 
 def inspected_page(name: str) -> str:
-    """The page of a module that can only be imported; "" where there is no such module."""
+    """The page of a module that can only be imported; "" if there is no such module."""
     try:
         module = importlib.import_module(name)
     except ImportError:
@@ -202,13 +202,13 @@ def inspected_page(name: str) -> str:
 
 def _inspected_entries(prefix, owner):
     for short, member in sorted(vars(owner).items()):
-        # written in C: a notebook and `site` add functions of their own to builtins
+        # only those in C: a notebook and `site` add their own functions to builtins
         if not (inspect.isclass(member) or inspect.isbuiltin(member) or _is_descriptor(member)):
             continue
         if not _is_public(short):
             continue
         if isinstance(owner, type) and short.startswith("__"):
-            continue  # every type has them, with the same words
+            continue  # every type has them, with the same text
         name, doc = f"{prefix}.{short}", inspect.getdoc(member)
         if inspect.isclass(member):
             if member.__module__ != getattr(owner, "__name__", None):
@@ -240,7 +240,7 @@ def _is_public(name):
 
 
 def _page(name, doc, entries):
-    """The page as text; entries that say nothing but their name are left out."""
+    """The page as text; "" without docstring and entries."""
     parts = [f"module {name}\n\n{doc}\n"] if doc else [f"module {name}\n"]
     for qualified, signature, text in entries:
         body = textwrap.indent(text, "    ") + "\n" if text else ""

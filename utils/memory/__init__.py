@@ -1,8 +1,8 @@
-"""What makes a step need less memory, or less time for its memory.
+"""Ways to reduce a step's memory, or the time it spends on memory.
 
     autocast, weights_in, LossScaler               computing in 16 bits (precision.py)
     recompute                                      activation checkpointing (checkpointing.py)
-    offloaded_activations, OffloadedOptimizer      what leaves the device for a while (offload.py)
+    offloaded_activations, OffloadedOptimizer      tensors leave the device temporarily (offload.py)
 
 `number_formats` does the arithmetic of floating-point formats by hand.
 """

@@ -1,12 +1,12 @@
-"""Activation checkpointing: throw activations away in the forward pass, compute them again later.
+"""Activation checkpointing: discard activations in the forward pass and recompute them later.
 
-    recompute(model)                         # every layer keeps its input only
-    recompute(model, every=2)                # layers 0, 2, 4 … do; the others keep everything
-    recompute(model, "selective")            # outputs of matrix products are kept, the rest is not
-    recompute(model, "none")                 # as before
+    recompute(model)                         # every layer keeps only its input
+    recompute(model, every=2)                # layers 0, 2, 4 … do so; others keep everything
+    recompute(model, "selective")            # keep outputs of matrix products, recompute the rest
+    recompute(model, "none")                 # undo it
 
-Works in place by replacing each layer's `forward`; names of parameters, hooks and checkpoints stay
-the same. Apply it before `fully_shard` or DDP. Sources: Chen et al. 2016 (arXiv:1604.06174);
+Works in place by replacing each layer's `forward`; parameter names, hooks and checkpoints stay the
+same. Apply it before `fully_shard` or DDP. Sources: Chen et al. 2016 (arXiv:1604.06174);
 selective recomputation: Korthikanti et al. 2022 (arXiv:2205.05198).
 """
 
@@ -27,12 +27,12 @@ from utils.choices import RECOMPUTE
 
 
 def _operators(*names):
-    """Those of the operators that this version of torch has."""
+    """The named operators that this version of torch has."""
     known = [getattr(torch.ops.aten, name, None) for name in names]
     return [operator.default for operator in known if operator is not None]
 
 
-# Much work per byte of output: what selective recomputation keeps.
+# Much work per byte of output: selective recomputation keeps these.
 KEPT = _operators(
     "mm",
     "addmm",
@@ -49,8 +49,8 @@ _in_parts = ContextVar("in_parts", default=False)
 
 @contextmanager
 def in_parts() -> Iterator[None]:
-    """Around attention that is computed in many parts, each as large as their merged result:
-    selective recomputation keeps none of them, for all together they are more than it saves."""
+    """Use around attention that is computed in many parts, each as large as their merged result:
+    selective recomputation keeps none of them, since together they exceed what it saves."""
     before = _in_parts.set(True)
     try:
         yield
@@ -70,18 +70,18 @@ def recompute(
     every: int = 1,
     layers: Iterable[torch.nn.Module] | None = None,
 ) -> torch.nn.Module | None:
-    """Lets the layers of `model` recompute their activations in the backward pass; returns it.
+    """Make the layers of `model` recompute their activations in the backward pass; return it.
 
     mode    "none", "selective" or "full"
     every   1: all layers; k: layers 0, k, 2k …
     layers  modules to choose from; None: model.model.layers
 
-    Random numbers (dropout) are drawn again as they were. Raises ValueError for an unknown mode.
+    The same random numbers (dropout) are drawn again. Raises ValueError for an unknown mode.
     """
     if mode not in RECOMPUTE:
         raise ValueError(f"recompute mode {mode!r} is not one of {', '.join(RECOMPUTE)}")
     if type(every) is not int or every < 1:
-        raise ValueError(f"every {every!r} is not a whole number of at least 1")
+        raise ValueError(f"every {every!r} is not an integer of at least 1")
     for index, layer in enumerate(model.model.layers if layers is None else layers):
         _restore(layer)
         if mode != "none" and index % every == 0:
@@ -95,7 +95,7 @@ def is_recomputed(layer: torch.nn.Module) -> bool:
 
 
 class _Recomputed(partial):
-    """`checkpoint` with a layer's own forward; a class of its own, so that it is recognized."""
+    """`checkpoint` with a layer's own forward; a separate class, so that it can be recognized."""
 
 
 def _replace(layer, mode):
@@ -110,4 +110,4 @@ def _restore(layer):
         own = layer.forward.args[0]
         del layer.forward
         if getattr(own, "__func__", None) is not type(layer).forward:
-            layer.forward = own  # it had been replaced by somebody else before
+            layer.forward = own  # other code had replaced it before

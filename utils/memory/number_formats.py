@@ -1,17 +1,17 @@
-"""Floating-point formats: what their bits can say, and rounding to them, by arithmetic.
+"""Floating-point formats: what their bits represent, and rounding to them, by arithmetic.
 
     FP16 = FORMATS["fp16"]
     FP16.largest, FP16.smallest_normal, FP16.smallest, FP16.epsilon   # 65504.0, 6.1e-05, …
     split_bits(0.1, FP16)             # ("0", "01011", "1001100110"): sign, exponent, mantissa
     round_to(x, FP16)                 # x as fp16 would hold it, in the type of x
-    fate(x, FP16)                     # what becomes of x: shares of zero, subnormal, kept, overflow
+    fate(x, FP16)                     # fractions of x: zero, subnormal, kept, overflow
 
-A number is (-1)^sign · 2^(exponent - bias) · (1 + mantissa / 2^M). Where all exponent bits are 0 it
-is (-1)^sign · 2^(1 - bias) · mantissa / 2^M: a *subnormal* number, with fewer and fewer digits on
-the way to 0. All exponent bits 1 mean infinity or NaN (IEEE 754). fp8 e4m3 gives up infinity for
-a larger range (Micikevicius et al. 2022, "FP8 formats for deep learning", arXiv 2209.05433,
-Table 1). `round_to` needs no hardware and no torch type for a format: tf32 has none, since it lives
-only inside a GPU's matrix units.
+A number is (-1)^sign · 2^(exponent - bias) · (1 + mantissa / 2^M). If all exponent bits are 0, it
+is (-1)^sign · 2^(1 - bias) · mantissa / 2^M: a *subnormal* number, with fewer digits the closer it
+is to 0. If all exponent bits are 1, it is infinity or NaN (IEEE 754). fp8 e4m3 gives up infinity
+for a larger range (Micikevicius et al. 2022, "FP8 formats for deep learning", arXiv 2209.05433,
+Table 1). `round_to` needs neither hardware nor a torch type for a format: tf32 has none, since it
+exists only inside a GPU's matrix units.
 """
 
 from dataclasses import dataclass
@@ -21,27 +21,27 @@ import torch
 
 @dataclass(frozen=True)
 class Format:
-    """Bits for sign (always 1), exponent and mantissa."""
+    """A format, by its bits for exponent and mantissa; the sign always has 1."""
 
     name: str
     exponent: int
     mantissa: int
-    dtype: torch.dtype | None = None  # torch's type; None: it has none
-    infinite: bool = True  # False: the highest exponent holds numbers too, and NaN
+    dtype: torch.dtype | None = None  # torch's type; None if it has none
+    infinite: bool = True  # False: the highest exponent holds numbers and NaN
 
     @property
     def bits(self) -> int:
-        """Bits that say something; tf32 has 19 and is kept in 32."""
+        """The number of significant bits; tf32 has 19 and is stored in 32."""
         return 1 + self.exponent + self.mantissa
 
     @property
     def bytes(self) -> int:
-        """Bytes that a number takes in memory."""
+        """Bytes per number in memory."""
         return 4 if self.dtype is None else self.dtype.itemsize
 
     @property
     def bias(self) -> int:
-        """What is subtracted from the exponent's bits."""
+        """The value subtracted from the exponent's bits."""
         return 2 ** (self.exponent - 1) - 1
 
     @property
@@ -63,7 +63,7 @@ class Format:
 
     @property
     def epsilon(self) -> float:
-        """From 1 to the next number. Rounding moves a normal number by at most half that part."""
+        """The gap from 1 to the next number; rounding has at most half this relative error."""
         return 2.0**-self.mantissa
 
 
@@ -81,21 +81,21 @@ FORMATS = {
 
 
 def spacing(x: torch.Tensor | float, form: Format) -> torch.Tensor:
-    """The distance between neighbours of `form` where x is; fp64, in the shape of x."""
+    """The distance between neighbouring numbers of `form` at x; fp64, in the shape of x."""
     _, power = torch.frexp(_doubles(x))  # |x| = m · 2^power with m in [0.5, 1)
-    power = (power - 1).clamp(min=1 - form.bias)  # below: subnormals, all equally far apart
+    power = (power - 1).clamp(min=1 - form.bias)  # below that: subnormals, all equally spaced
     return torch.ldexp(torch.ones_like(power, dtype=torch.float64), power - form.mantissa)
 
 
 def round_to(
     x: torch.Tensor | float, form: Format, stochastic: torch.Generator | None = None
 ) -> torch.Tensor:
-    """x rounded to numbers that `form` can hold, in the dtype of x (a number: fp64).
+    """x rounded to numbers that `form` can represent, in the dtype of x (for a number: fp64).
 
-    To the nearest, and to the one with an even mantissa where two are equally near. Given a
-    generator: up with a probability equal to the part of the way up, else down, so that the mean
-    is x (stochastic rounding; Gupta et al. 2015, arXiv 1502.02551). What is too large becomes
-    infinite; where the format has no infinity, its largest number.
+    Rounds to nearest, ties to even mantissas. With a generator, rounds up with a probability equal
+    to the fraction of the way up, else down, so that the mean is x (stochastic rounding; Gupta et
+    al. 2015, arXiv 1502.02551). Values that are too large become infinite or, in a format without
+    infinity, its largest number.
     """
     values = _doubles(x)
     step = spacing(values, form)
@@ -113,7 +113,7 @@ def round_to(
 
 
 def split_bits(value: float, form: Format) -> tuple[str, str, str]:
-    """The bits of `value` rounded to `form`: sign, exponent, mantissa, each highest bit first."""
+    """The bits of `value` rounded to `form`: sign, exponent, mantissa, highest bits first."""
     number = round_to(value, form).float()
     if form.dtype is None:  # tf32: the first 19 bits of fp32
         code = number.view(torch.int32).item() >> (23 - form.mantissa)
@@ -125,7 +125,7 @@ def split_bits(value: float, form: Format) -> tuple[str, str, str]:
 
 
 def from_bits(sign: str, exponent: str, mantissa: str, form: Format) -> float:
-    """The number that the bits stand for: the formula of this file."""
+    """The number that the bits represent, by the formula at the top of this file."""
     code, fraction = int(exponent, 2), int(mantissa, 2) / 2**form.mantissa
     signum = -1.0 if sign == "1" else 1.0
     if form.infinite and code == 2**form.exponent - 1:
@@ -138,7 +138,7 @@ def from_bits(sign: str, exponent: str, mantissa: str, form: Format) -> float:
 
 
 def fate(x: torch.Tensor, form: Format) -> dict[str, float]:
-    """Which part of the numbers of x that are not 0 becomes zero, subnormal, stays, overflows."""
+    """The fractions of nonzero values of x that become zero or subnormal, stay, or overflow."""
     size = x.abs().double()
     size = size[size > 0]
     rounded = round_to(size, form)
@@ -155,5 +155,5 @@ def fate(x: torch.Tensor, form: Format) -> dict[str, float]:
 
 
 def _doubles(x):
-    """x as fp64; tensors of any shape, numbers, lists."""
+    """x as fp64, from a tensor of any shape, a number or a list."""
     return x.detach().double() if isinstance(x, torch.Tensor) else torch.tensor(x).double()

@@ -1,17 +1,17 @@
-"""Offloading: what is not needed for a while goes out of the device's memory, and comes back.
+"""Offloading: tensors leave the device's memory while they are not needed, and come back.
 
-    with offloaded_activations() as moved:          # round the forward pass only
+    with offloaded_activations() as moved:          # around the forward pass only
         loss = cross_entropy(model(x), y)
     loss.backward()                                 # they come back one by one
-    moved.bytes, moved.tensors                      # what went out
+    moved.bytes, moved.tensors                      # what moved out
 
     optimizer = OffloadedOptimizer(torch.optim.AdamW, model.parameters())
     loss.backward()
-    optimizer.step()                                # fp32 weights and state never are on the device
+    optimizer.step()                                # fp32 weights and state are never on the device
 
-On CUDA "out" is pinned host memory, and what travels does so on a stream of its own: activations
-beside the computation, gradients beside the host's step of those before them. On a CPU "out" is a
-file: in the system's folder for temporary files, or in `folder`.
+On CUDA "out" means pinned host memory, and copies run on a separate stream: activations overlap
+with the computation, gradients with the host's step for earlier ones. On a CPU "out" means a file,
+in the system's folder for temporary files or in `folder`.
 Sources: Rhu et al. 2016 (vDNN, arXiv:1602.08124) for activations, Ren et al. 2021 (ZeRO-Offload,
 arXiv:2101.06840) for the optimizer.
 """
@@ -30,14 +30,14 @@ import torch.distributed as dist
 from utils.memory.precision import master_of
 from utils.private_api import is_traceable_wrapper_subclass, version
 
-PREFETCHED = 2  # CUDA: so many tensors are on their way back before they are asked for
+PREFETCHED = 2  # CUDA: number of tensors fetched ahead of their use
 
 
 # ---- 1. activations
 
 
 class Moved:
-    """What one forward pass has sent out."""
+    """The amount that one forward pass has moved out."""
 
     def __init__(self):
         self.bytes = 0
@@ -46,25 +46,26 @@ class Moved:
 
 @contextmanager
 def offloaded_activations(min_bytes: int = 4096, folder: str | None = None) -> Iterator[Moved]:
-    """What autograd saves inside `with` goes out, and comes back when the backward pass reads it.
+    """Move the tensors that autograd saves inside `with` out; they return when the backward pass
+    reads them.
 
-    min_bytes  smaller storages stay: a copy would cost more than it saves
-    folder     CPU: where the file is; None: the system's folder for temporary files
+    min_bytes  smaller storages stay, because a copy would cost more than it saves
+    folder     CPU: folder of the file; None: the system's folder for temporary files
 
-    Yields a `Moved`. Parameters stay. A storage that is saved several times goes out once. Works
-    together with recomputation: then the layers' inputs go out. Raises RuntimeError in the backward
-    pass for a tensor that stayed and was changed in place after it was saved.
+    Yields a `Moved`. Parameters stay. A storage that is saved several times moves out once. Works
+    together with recomputation, in which case the layers' inputs move out. Raises RuntimeError in
+    the backward pass for a tensor that stayed and was changed in place after it was saved.
     """
     moved, stores, sent = Moved(), {}, {}
 
     def pack(tensor):
-        if is_traceable_wrapper_subclass(tensor):  # a DTensor: its parts are not ours to move
+        if is_traceable_wrapper_subclass(tensor):  # a DTensor: its shards are not ours to move
             return tensor, version(tensor)
         base = tensor if tensor._base is None else tensor._base
         storage = tensor.untyped_storage()
         if isinstance(master_of(base), torch.nn.Parameter) or storage.nbytes() < min_bytes:
             return tensor, version(tensor)
-        # storage ids are used again after a storage's death: the weak reference tells
+        # ids are reused after a storage's death; the weak reference detects that
         known, when, away = sent.get(id(storage), (lambda: None, None, lambda: None))
         parcel = away()
         if known() is not storage or when != version(tensor) or parcel is None:
@@ -82,14 +83,14 @@ def offloaded_activations(min_bytes: int = 4096, folder: str | None = None) -> I
     def unpack(packed):
         kept, note = packed
         if isinstance(kept, _Parcel):
-            # grad mode tells a dispatch mode that this is an activation again, not a gradient
+            # grad mode tells dispatch modes that this is an activation again, not a gradient
             with torch.enable_grad():
                 dtype, shape, stride, offset = note
                 return kept.open().view(dtype).as_strided(shape, stride, offset)
         if version(kept) != note:
             raise RuntimeError(
                 f"a saved tensor of shape {tuple(kept.shape)} was changed in place before the "
-                "backward pass read it: use the operation that makes a new tensor"
+                "backward pass read it: use an out-of-place operation"
             )
         return kept
 
@@ -98,7 +99,7 @@ def offloaded_activations(min_bytes: int = 4096, folder: str | None = None) -> I
 
 
 class _Parcel:
-    """One storage that is out. Opened twice while still in use, it is fetched once."""
+    """One storage that moved out. If opened again while still in use, it is not fetched again."""
 
     def __init__(self, store, storage):
         self.store = store
@@ -120,7 +121,7 @@ def _bytes_of(storage):
 
 
 class _File:
-    """A file without a name: it is gone when nobody needs it any more."""
+    """An unnamed file, which disappears when it is no longer needed."""
 
     def __init__(self, device, folder):
         self.folder = folder
@@ -131,7 +132,7 @@ class _File:
         start, self.end = self.end, self.end + storage.nbytes()
         view = memoryview(_bytes_of(storage).numpy())
         with _room(self.folder, storage.nbytes()):
-            while len(view):  # a write may take less than it is given
+            while len(view):  # a write may be partial
                 view = view[os.pwrite(self.file.fileno(), view, self.end - len(view)) :]
         return start, self.end - start
 
@@ -142,13 +143,13 @@ class _File:
         while len(view):
             read = os.preadv(self.file.fileno(), [view], start + size - len(view))
             if read == 0:
-                raise OSError("the file of offloaded activations ends too early")
+                raise OSError("the file of offloaded activations is too short")
             view = view[read:]
         return flat
 
 
 class _Pinned:
-    """Pinned host memory. Copies run on a stream of their own; those due next are fetched ahead."""
+    """Pinned host memory. Copies run on a separate stream; the next ones are prefetched."""
 
     def __init__(self, device, folder):
         self.stream = torch.cuda.Stream(device)
@@ -162,7 +163,7 @@ class _Pinned:
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             host.copy_(flat, non_blocking=True)
-        flat.record_stream(self.stream)  # the allocator must not give it away before it is copied
+        flat.record_stream(self.stream)  # the allocator must not reuse it before it is copied
         key = id(parcel)
         self.out[key] = weakref.ref(parcel, lambda _: self._forget(key))
         return host
@@ -171,7 +172,7 @@ class _Pinned:
         self._start(id(parcel), host)
         flat, event = self.ahead.pop(id(parcel))
         before = list(self.out)[: list(self.out).index(id(parcel))]
-        for key in before[: -PREFETCHED - 1 : -1]:  # the backward pass goes through them in reverse
+        for key in before[: -PREFETCHED - 1 : -1]:  # the backward pass reads them in reverse
             other = self.out[key]()
             if other is not None and other.opened() is None:
                 self._start(key, other.place)
@@ -183,7 +184,7 @@ class _Pinned:
     def _start(self, key, host):
         if key in self.ahead:
             return
-        with torch.cuda.stream(self.stream):  # after the copies out, since it is the same stream
+        with torch.cuda.stream(self.stream):  # after the copies out, because it is the same stream
             flat = host.to(self.device, non_blocking=True)
             self.ahead[key] = (flat, self.stream.record_event())
 
@@ -196,17 +197,17 @@ class _Pinned:
 
 
 class OffloadedOptimizer:
-    """An optimizer whose weights of full precision and state are in host memory or in a file.
+    """An optimizer whose full-precision weights and state are in host memory or in files.
 
     make        called with the list of master tensors (fp32; fp64 for fp64 parameters), in the
                 order of `parameters`; returns an optimizer, or several as its `parts`
-    parameters  of the model, on any device and of any floating type; of a DTensor its local shard
-    folder      CPU: where the files are; None: the system's folder for temporary files
+    parameters  of the model, on any device, of any floating type; of a DTensor, the local shard
+    folder      CPU: folder of the files; None: the system's folder for temporary files
     together    bytes of master weights that are stepped at once (at least one parameter)
 
     Clip and unscale gradients on the model's own parameters, before `step`. `param_groups` and
     `state` are the inner optimizer's: their keys are the masters. Parameters without a gradient are
-    left alone. After the parameters were loaded from elsewhere call `refresh`.
+    left alone. After loading the parameters from elsewhere, call `refresh`.
     """
 
     def __init__(
@@ -218,7 +219,7 @@ class OffloadedOptimizer:
     ):
         self.parameters = [p for p in parameters if p.requires_grad]
         if not self.parameters:
-            raise ValueError("no parameter wants a gradient: there is nothing to optimize")
+            raise ValueError("no parameter requires a gradient: there is nothing to optimize")
         self.device = _local(self.parameters[0]).device
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._folder, self._together = folder, together
@@ -243,16 +244,16 @@ class OffloadedOptimizer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Gradients go out, the inner optimizer steps there, the new values come back.
+        """Move gradients out, step the inner optimizer there, bring the new values back.
 
-        On CUDA all three at once, each for another bunch, and with all cores of the host. Gradients
-        cannot go earlier: not before the norm of all of them is known, by which they are clipped.
+        On CUDA all three overlap, each for a different bunch, and use all cores of the host.
+        Gradients cannot move earlier, because clipping needs the norm of all of them.
         """
         with self._host_threads():
             for bunch, gradients in self._arrived():
                 for (_, master), gradient in zip(bunch, gradients, strict=True):
                     master.grad = gradient
-                for part in self.parts:  # it skips the masters without a gradient
+                for part in self.parts:  # it skips masters without a gradient
                     part.step()
                 with self._beside():
                     for parameter, master in bunch:
@@ -264,8 +265,8 @@ class OffloadedOptimizer:
             self.stream.synchronize()  # the next step writes the masters
 
     def _arrived(self):
-        """Yields (bunch, its gradients where the masters are); on CUDA the next bunch's are on
-        their way by then, into memory of the allocator of pinned memory, which keeps it."""
+        """Yields (bunch, its gradients next to the masters). On CUDA the next bunch's gradients
+        are under way by then, into pinned memory, which its allocator reuses."""
         if not self.stream:
             for bunch in self._bunches():
                 yield bunch, [_local(p.grad).to(m.device, m.dtype) for p, m in bunch]
@@ -292,10 +293,10 @@ class OffloadedOptimizer:
 
     @contextmanager
     def _host_threads(self):
-        """On CUDA, this rank's share of the host's cores: launchers give a rank one thread."""
+        """Use this rank's share of the host's cores on CUDA: launchers give a rank one thread."""
         before = torch.get_num_threads()
         if self.stream:
-            here = dist.get_world_size() if dist.is_initialized() else 1  # where torchrun says none
+            here = dist.get_world_size() if dist.is_initialized() else 1  # if torchrun does not say
             ranks = int(os.environ.get("LOCAL_WORLD_SIZE", here))
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
         try:
@@ -312,12 +313,12 @@ class OffloadedOptimizer:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Takes the parameters' values as the new masters."""
+        """Copy the parameters' values into the masters."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.copy_(_local(parameter))
 
     def _bunches(self):
-        """Pairs of parameter and master, in bunches of about `together` bytes."""
+        """Pairs of parameter and master, in bunches of at most `together` bytes."""
         bunch, size = [], 0
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if parameter.grad is None:
@@ -331,7 +332,7 @@ class OffloadedOptimizer:
             yield bunch
 
     def _put_out(self, master):
-        """Moves what the inner optimizer has made for a master into a file, once."""
+        """Move the state that the inner optimizer made for a master out, once."""
         for part in self.parts:
             kept = part.state.get(master, {})
             for key, value in kept.items():
@@ -339,7 +340,7 @@ class OffloadedOptimizer:
                     kept[key] = self._outside(value, value.dtype)
 
     def _outside(self, value, dtype):
-        """A copy of a tensor where it does not count: host memory for CUDA, else a file."""
+        """A copy of a tensor outside the device's memory: in host memory for CUDA, else a file."""
         if self.device.type != "cpu":
             return value.detach().to("cpu", dtype, copy=True).pin_memory()
         if value.numel() == 0:
@@ -347,10 +348,10 @@ class OffloadedOptimizer:
         size, nbytes = value.numel(), value.numel() * dtype.itemsize
         with (
             _room(self._folder, nbytes),
-            tempfile.NamedTemporaryFile(dir=self._folder) as file,  # mapped, it lives on unnamed
+            tempfile.NamedTemporaryFile(dir=self._folder) as file,  # mapped: lives on unnamed
         ):
             if hasattr(os, "posix_fallocate"):  # not on macOS
-                # a full disk is an error here; where mapped memory is written, it is a SIGBUS
+                # here a full disk is an error; later, writing mapped memory would be a SIGBUS
                 os.posix_fallocate(file.fileno(), 0, nbytes)
             flat = torch.from_file(file.name, shared=True, size=size, dtype=dtype)
         return flat.view(value.shape).copy_(value.detach())
@@ -363,16 +364,16 @@ class OffloadedOptimizer:
 
 @contextmanager
 def _room(folder, size):
-    """Round the writing of `size` bytes: a full disk is a lack of memory."""
+    """Wraps a write of `size` bytes: a full disk becomes a MemoryError."""
     try:
         yield
     except OSError as error:
         raise MemoryError(
-            f"no room in {folder or tempfile.gettempdir()} for {size:,} bytes that go out of "
-            f"memory ({error.strerror}; TMPDIR names another folder)"
+            f"no room in {folder or tempfile.gettempdir()} for {size:,} bytes that move out of "
+            f"memory ({error.strerror}; set TMPDIR to use another folder)"
         ) from None
 
 
 def _local(tensor):
-    """The part of a DTensor that is on this rank; any other tensor itself."""
+    """This rank's shard of a DTensor; any other tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,9 +1,9 @@
-"""Which number format a training run computes in, and the scaling of the loss that fp16 needs.
+"""The number formats in which a training run computes, and the loss scaling that fp16 needs.
 
     fp32, fp64   weights and every operation in that format
     bf16, fp16   weights, gradients and optimizer stay in fp32 (the "master weights"). autocast
                  computes matrix products in 16 bits and keeps norms, softmax and loss in 32;
-                 weights_in computes all but the loss in 16, from one copy of the weights
+                 weights_in computes all but the loss in 16 bits, from one copy of the weights
 
     with autocast("fp16", device):
         logits = model(x)
@@ -33,17 +33,17 @@ PRECISIONS = tuple(DTYPES)
 
 
 def is_mixed(precision: str) -> bool:
-    """Whether matrix products are computed in fewer bits than the weights have."""
+    """Whether matrix products use fewer bits than the weights."""
     return DTYPES[precision].itemsize == 2
 
 
 def weight_format(precision: str) -> torch.dtype:
-    """The format of weights, gradients and optimizer: fp32, or fp64 where that is asked for."""
+    """The format of weights, gradients and optimizer: fp32, or fp64 for precision fp64."""
     return torch.float32 if is_mixed(precision) else DTYPES[precision]
 
 
 def autocast(precision: str, device: torch.device | str) -> AbstractContextManager:
-    """A context manager for the forward pass; it may be entered again and again."""
+    """A context manager for the forward pass, which may be entered repeatedly."""
     if not is_mixed(precision):
         return nullcontext()
     return torch.autocast(torch.device(device).type, DTYPES[precision])
@@ -51,12 +51,12 @@ def autocast(precision: str, device: torch.device | str) -> AbstractContextManag
 
 @contextmanager
 def weights_in(dtype: torch.dtype, modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Around forward *and* backward passes: the modules compute with copies of their parameters.
+    """Make the modules compute with copies of their parameters, in forward *and* backward passes.
 
-    A copy is made once for all passes inside; autocast casts in every one of them, and casts each
-    activation again for every matrix that reads it. Gradients pass the cast on their way back, so
-    they add up in the parameters' own format, and hooks and `named_parameters()` see no difference.
-    It is what FSDP2's `MixedPrecisionPolicy(param_dtype=dtype)` does where nothing is sharded.
+    Each copy is made once for all passes inside; autocast casts in every pass, and casts each
+    activation again for every matrix that reads it. Gradients flow back through the cast, so they
+    add up in the parameters' own format, and hooks and `named_parameters()` see no difference. It
+    does without sharding what FSDP2's `MixedPrecisionPolicy(param_dtype=dtype)` does.
     """
     copies, shadowed = {}, []
     try:
@@ -75,20 +75,21 @@ def weights_in(dtype: torch.dtype, modules: Iterable[nn.Module]) -> Iterator[Non
 
 
 def master_of(weight: torch.Tensor | None) -> torch.Tensor | None:
-    """The parameter that `weights_in` has copied; anything else itself."""
+    """The parameter behind a copy of `weights_in`; anything else itself."""
     return getattr(weight, "copied_from", weight)
 
 
 class LossScaler:
     """Loss scaling for fp16; in every other precision it changes nothing.
 
-    Gradients below 6e-8 are zero in fp16. So the loss, and with it every gradient, is multiplied by
-    a scale, and the fp32 gradients are divided by it before the optimizer sees them. A scale that
-    is too large gives inf: then the step is skipped and the scale halved. After `growth_interval`
-    steps without one it is doubled. The counting is `torch.amp.GradScaler`'s; what is added here is
-    that all ranks decide together, also where each sees only a part of the gradients; and that a
-    loss which is multiplied by N, because N ranks' gradients will be averaged (`averages_over`), is
-    multiplied by N only afterwards: in fp16 the factor would overflow where one rank does not.
+    Gradients below about 6e-8 are zero in fp16. The loss, and with it every gradient, is therefore
+    multiplied by a scale, and the fp32 gradients are divided by it before the optimizer sees them.
+    A scale that is too large produces inf: then the step is skipped and the scale is halved. After
+    `growth_interval` steps without inf it is doubled. `torch.amp.GradScaler` keeps the count; this
+    class adds two things. All ranks decide together, even if each sees only some of the gradients.
+    And a loss that is multiplied by N, because the gradients of N ranks are averaged
+    (`averages_over`), gets that factor only after the backward pass: in fp16 it would cause
+    overflows that a single rank does not have.
 
         (scaler.scale(loss)).backward()
         scaler.unscale_(parameters)
@@ -117,30 +118,30 @@ class LossScaler:
 
     @property
     def factor(self) -> float:
-        """What the loss of the step is multiplied by at present."""
+        """The current factor of the step's loss."""
         return self._scaler.get_scale()
 
     @property
     def rank_factor(self) -> float:
-        """What a rank's loss is multiplied by, which has the factor `averages_over` already."""
+        """The factor for a rank's loss, which already contains `averages_over`."""
         return self.factor / self._averages_over
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         return loss * self.rank_factor if self.enabled else loss
 
     def unscale_(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Divides the gradients of this rank's parameters (plain tensors) by the scale."""
+        """Divide the gradients of this rank's parameters (plain tensors) by the scale."""
         if self.enabled:
             gradients = [p.grad for p in parameters if p.grad is not None]
             self._spread_overflow(gradients)
             self._seen = _Gradients(parameters)
-            self._scaler.scale(torch.zeros((), device=self.device))  # it wants to have been asked
+            self._scaler.scale(torch.zeros((), device=self.device))  # it insists on a prior scale()
             self._scaler.unscale_(self._seen)
             for gradient in gradients if self._averages_over > 1 else ():
                 gradient.mul_(self._averages_over)
 
     def _spread_overflow(self, gradients):
-        """Where any rank has inf or NaN, every rank gets one: so all of them skip."""
+        """If any rank has inf or NaN, give one to every rank, so that all skip."""
         gradients = [gradient for gradient in gradients if gradient.numel()]
         largest = get_total_norm(gradients, norm_type=math.inf).to(self.device)
         overflow = largest.isfinite().logical_not().float()
@@ -150,7 +151,7 @@ class LossScaler:
             gradients[0].fill_(math.inf)
 
     def step(self, optimizer: Any) -> bool:
-        """Steps the optimizer, or skips it; returns whether it stepped."""
+        """Step the optimizer, or skip the step; return whether it stepped."""
         if not self.enabled:
             optimizer.step()
             return True
@@ -160,18 +161,18 @@ class LossScaler:
         return self.factor >= before
 
     def state_dict(self) -> dict:
-        """The scale and the number of steps since its last change; {} where nothing is scaled."""
+        """The scale and the number of steps since its last change; {} without scaling."""
         state = self._scaler.state_dict()
         return {name: state[name] for name in ("scale", "_growth_tracker") if state}
 
     def load_state_dict(self, state: dict) -> None:
-        """Takes what `state_dict` gave; a run in another precision has none and changes nothing."""
+        """Load the output of `state_dict`; that of a run in another precision is {}: no change."""
         if state and self.enabled:
             self._scaler.load_state_dict({**self._scaler.state_dict(), **state})
 
 
 class _Gradients:
-    """What GradScaler asks of an optimizer: parameters with gradients, and a step."""
+    """The parts of an optimizer that GradScaler uses: parameters with gradients, and a step."""
 
     def __init__(self, parameters):
         self.param_groups = [{"params": parameters}]

@@ -1,4 +1,4 @@
-"""What a model is: its sizes, checked; its cost, by formula; its Hugging Face config.json.
+"""A model's sizes, checked; its cost, by formula; its Hugging Face config.json.
 
 config = GPTConfig(hidden_size=128, layers=4, heads=4)
 config.parameter_count()            # 0.86 million, without building the model
@@ -12,7 +12,7 @@ from types import NoneType
 
 from utils import untrusted
 
-ROPE_KINDS = {  # rope_type -> the keys that it needs besides
+ROPE_KINDS = {  # rope_type -> the additional keys that it needs
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
@@ -22,8 +22,8 @@ ROPE_KINDS = {  # rope_type -> the keys that it needs besides
 class DecoderSizes:
     """The sizes of a decoder, and what follows from them: widths, parameters, FLOPs.
 
-    `GPTConfig` is the decoder that the course trains and serves, the planner's `Model` any that it
-    reckons with. Both say their sizes; each formula stands here, once.
+    `GPTConfig` describes the decoder that the course trains and serves, the planner's `Model` any
+    decoder that it plans for. Both set their sizes; each formula is here, once.
     """
 
     vocab_size: int
@@ -36,10 +36,10 @@ class DecoderSizes:
     experts: int | None
     experts_per_token: int
 
-    gated = True  # three matrices in the MLP and RMSNorm; else two and LayerNorm, which has a bias
-    learned_positions = 0  # rows of the table of positions, where they are learned
+    gated = True  # three matrices in the MLP and RMSNorm; else two and LayerNorm, with a bias
+    learned_positions = 0  # rows of the table of learned positions
     is_tied: bool  # one matrix for embedding and head
-    has_experts: bool  # a mixture with a router, not one MLP a layer
+    has_experts: bool  # a mixture with a router, not one MLP per layer
     biases: tuple[bool, bool, bool]  # whether (q, k and v; o; an MLP's matrices) have them
 
     # ---- widths
@@ -54,17 +54,17 @@ class DecoderSizes:
 
     @property
     def query_width(self) -> int:
-        """Values of all query heads together."""
+        """The total width of all query heads."""
         return self.heads * self.head_size
 
     @property
     def key_width(self) -> int:
-        """Values of all key heads together, as many as of the values."""
+        """The total width of all key heads, and also of all value heads."""
         return self.key_value_heads * self.head_size
 
     @property
     def mlp_size(self) -> int:
-        """Values inside the MLP."""
+        """The width inside the MLP."""
         if self.intermediate_size is not None:
             return self.intermediate_size
         return 8 * math.ceil(self.hidden_size / 3) if self.gated else 4 * self.hidden_size
@@ -73,17 +73,17 @@ class DecoderSizes:
 
     @property
     def attention_matrices(self) -> int:
-        """Values in the matrices of one attention: queries, keys, values, output."""
+        """Parameters in the matrices of one attention: queries, keys, values, output."""
         return 2 * self.hidden_size * (self.query_width + self.key_width)
 
     @property
     def expert_matrices(self) -> int:
-        """Values in the matrices of one expert, or of the MLP of a dense layer."""
+        """Parameters in the matrices of one expert, or of the MLP of a dense layer."""
         return (3 if self.gated else 2) * self.hidden_size * self.mlp_size
 
     @property
     def router(self) -> int:
-        """Values of the matrix that sends a token to its experts."""
+        """Parameters of the router, the matrix that assigns tokens to experts."""
         return self.hidden_size * self.experts if self.has_experts else 0
 
     @property
@@ -95,8 +95,8 @@ class DecoderSizes:
 
     @property
     def whole(self) -> tuple[int, int]:
-        """(a layer's, an expert's) values that every tensor-parallel rank holds: norms, row biases,
-        the router."""
+        """(a layer's, an expert's) parameters that every tensor-parallel rank holds: norms, row
+        biases, the router."""
         _, of_output, of_mlp = self.biases
         norms = 2 * self.last_norm
         return norms + of_output * self.hidden_size + self.router, of_mlp * self.hidden_size
@@ -107,11 +107,11 @@ class DecoderSizes:
 
     @property
     def expert_parameters(self) -> int:
-        """All of one expert, or of the MLP of a dense layer."""
+        """All parameters of one expert, or of the MLP of a dense layer."""
         return self.expert_matrices + self.split_biases[1] + self.whole[1]
 
     def parameter_count(self) -> int:
-        """All parameters; tied embeddings count once."""
+        """The number of parameters; tied embeddings count once."""
         layer = self.attention_matrices + self.split_biases[0] + self.whole[0]
         layer += (self.experts if self.has_experts else 1) * self.expert_parameters
         ends = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
@@ -119,14 +119,14 @@ class DecoderSizes:
         return self.layers * layer + ends
 
     def active_parameter_count(self) -> int:
-        """All parameters but those of the experts that a token does not use."""
+        """The number of parameters without the experts that a token does not use."""
         idle = self.experts - self.experts_per_token if self.has_experts else 0
         return self.parameter_count() - self.layers * idle * self.expert_parameters
 
     def matmul_parameter_count(self) -> int:
-        """The parameters that multiply every token: all matrices but the embedding's lookup.
+        """The parameters that multiply every token: all matrices except the embedding's lookup.
 
-        Of the experts only those count that compute a token.
+        Only the experts that compute a token count.
         """
         experts = self.experts_per_token if self.has_experts else 1
         layer = self.attention_matrices + experts * self.expert_matrices + self.router
@@ -135,16 +135,16 @@ class DecoderSizes:
     # ---- FLOPs
 
     def flops_per_token(self, seq: int, causal: bool = False) -> float:
-        """Floating-point operations of one training step (forward and backward) per token.
+        """Floating-point operations per token in one training step (forward and backward).
 
         6 per matmul parameter (2 forward, 4 backward), and 12 · layers · heads · head size · seq
         for the attention scores and their use (PaLM, arXiv:2204.02311, appendix B).
 
-        The rule of thumb "6 N" with N = all parameters is wrong where the embedding is a large part
-        of N (its lookup multiplies nothing), where embeddings are tied (lm_head still multiplies),
-        and where seq is not small beside 6 · hidden_size (attention). Norms, rotary positions,
-        activations and softmax are left out, here as there. `causal` counts only the half of the
-        scores that a causal kernel needs; hardware counters and published MFU count all.
+        The rule of thumb "6 N" with N = all parameters is wrong if the embedding is a large part of
+        N (its lookup multiplies nothing), if embeddings are tied (lm_head still multiplies), or if
+        seq is not small compared with 6 · hidden_size (attention). Both leave out norms, rotary
+        positions, activations and softmax. `causal` counts only the half of the scores that a
+        causal kernel needs; hardware counters and published MFU count all.
         """
         attended = (seq + 1) / 2 if causal else seq
         attention = 12 * self.layers * self.query_width * attended
@@ -153,9 +153,9 @@ class DecoderSizes:
 
 @dataclass(frozen=True)
 class GPTConfig(DecoderSizes):
-    """The sizes of a Llama-layout decoder. Raises ValueError where they do not fit together.
+    """The sizes of a Llama-layout decoder. Raises ValueError if they do not fit together.
 
-    A None is worked out from the other sizes: read `key_value_heads`, `head_size`, `mlp_size`.
+    None is derived from the other sizes: see `key_value_heads`, `head_size`, `mlp_size`.
     """
 
     vocab_size: int = 256
@@ -171,10 +171,10 @@ class GPTConfig(DecoderSizes):
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
     attention_bias: bool = False  # of q, k, v and o
-    qkv_bias: bool = False  # of q, k and v only, as Qwen2 has them
+    qkv_bias: bool = False  # of q, k and v only, as in Qwen2
     mlp_bias: bool = False
     experts: int | None = (
-        None  # None: one MLP a block; else a mixture of so many (utils/models/moe.py)
+        None  # None: one MLP per block; else a mixture of n (utils/models/moe.py)
     )
     experts_per_token: int = 2  # how many of them compute each token
     bos_token_id: int | None = None
@@ -196,7 +196,7 @@ class GPTConfig(DecoderSizes):
             value = getattr(self, name)
             optional = name in ("kv_heads", "head_dim", "intermediate_size", "experts")
             if not ((type(value) is int and value > 0) or (optional and value is None)):
-                raise ValueError(f"{name} {value!r} is not a whole number of at least 1")
+                raise ValueError(f"{name} {value!r} is not an integer of at least 1")
             largest = LARGEST.get(name, 2**31 - 1)
             if value is not None and value > largest:
                 raise ValueError(f"{name} {value} is more than any model has: at most {largest:,}")
@@ -212,7 +212,7 @@ class GPTConfig(DecoderSizes):
             )
         if self.head_size % 2:
             raise ValueError(
-                f"head size {self.head_size} is odd: rotary positions turn pairs of "
+                f"head size {self.head_size} is odd: rotary positions rotate pairs of "
                 "values, so choose an even hidden_size / heads"
             )
         if not self.rope_theta > 0 or not self.norm_eps > 0:
@@ -220,7 +220,7 @@ class GPTConfig(DecoderSizes):
                 f"rope_theta {self.rope_theta} and norm_eps {self.norm_eps} must be above 0"
             )
         if self.qkv_bias and (self.attention_bias or self.mlp_bias):
-            raise ValueError("qkv_bias does not go with attention_bias or mlp_bias: Qwen2 has none")
+            raise ValueError("qkv_bias excludes attention_bias and mlp_bias: Qwen2 has neither")
         self._check_rope_scaling()
         self._check_experts()
 
@@ -229,13 +229,13 @@ class GPTConfig(DecoderSizes):
             return
         if self.experts_per_token > self.experts:
             raise ValueError(
-                f"experts_per_token {self.experts_per_token} is more than the {self.experts} "
-                "experts there are"
+                f"experts_per_token {self.experts_per_token} is more than the number of "
+                f"experts, {self.experts}"
             )
         for name in ("attention_bias", "qkv_bias", "mlp_bias"):
             if getattr(self, name):
                 raise ValueError(
-                    f"{name} does not go with experts {self.experts}: the layout with experts, "
+                    f"{name} does not work with experts {self.experts}: the layout with experts, "
                     "Mixtral's, has no biases"
                 )
 
@@ -266,14 +266,14 @@ class GPTConfig(DecoderSizes):
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """Each of them ends a text."""
+        """The tokens that end a text."""
         if self.eos_token_id is None:
             return ()
         one = not isinstance(self.eos_token_id, tuple)
         return (self.eos_token_id,) if one else self.eos_token_id
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """{name: shape} of every parameter, without building the model; tied ones once."""
+        """{name: shape} of every parameter, without building the model; tied ones appear once."""
         C, M = self.hidden_size, self.mlp_size
         queries, keys = self.query_width, self.key_width
         attention = {"q": (queries, C), "k": (keys, C), "v": (keys, C), "o": (C, queries)}
@@ -326,8 +326,8 @@ class GPTConfig(DecoderSizes):
 
     @classmethod
     def from_hf(cls, hf: dict) -> "GPTConfig":
-        """A GPTConfig from config.json's dictionary. Raises ValueError for what is not
-        computed as Llama, Mistral, Qwen2 or Mixtral without a sliding window."""
+        """A GPTConfig from config.json's dictionary. Raises ValueError for models that do not
+        compute like Llama, Mistral, Qwen2 or Mixtral without a sliding window."""
         untrusted.check(hf, dict.fromkeys(OBJECTS, (dict, NoneType)))
         hf = _with_defaults(hf)
         _refuse_other_models(hf)
@@ -341,7 +341,7 @@ class GPTConfig(DecoderSizes):
             values[ours] = hf.get(theirs)
         if isinstance(hf.get("eos_token_id"), list):
             values["eos_token_id"] = tuple(hf["eos_token_id"])
-        # transformers 5 keeps all of rope in rope_parameters; before, it was in two places
+        # transformers 5 keeps all rope settings in rope_parameters; before, they were in two places
         rope = {}
         for name in ("rope_scaling", "rope_parameters"):
             rope.update(hf.get(name) or {})
@@ -354,23 +354,23 @@ class GPTConfig(DecoderSizes):
         return cls(**values, qkv_bias=hf["model_type"] == "qwen2")._with_defaults_as_none()
 
     def _with_defaults_as_none(self):
-        """The same sizes, with None wherever None means them: what was saved comes back equal."""
+        """The same sizes, with None where it means the same, so that saved configs stay equal."""
         config = self
         for name in ("kv_heads", "head_dim", "intermediate_size"):
             try:
                 shorter = replace(config, **{name: None})
-            except ValueError:  # an odd hidden_size / heads is fine beside a head_dim of its own
+            except ValueError:  # hidden_size / heads may be odd if head_dim is given
                 continue
             if shorter.to_hf() == self.to_hf():
                 config = shorter
         return config
 
 
-LARGEST = {"layers": 10_000, "experts": 2**16}  # each is a module of its own, slow to build
+LARGEST = {"layers": 10_000, "experts": 2**16}  # each is a separate module, which is slow to build
 
 OBJECTS = ("quantization_config", "rope_scaling", "rope_parameters")  # in a config.json
 
-HF_NAMES = {  # config.json's name -> ours, where the value is the same
+HF_NAMES = {  # config.json's name -> ours, with the same value
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_hidden_layers": "layers",
@@ -381,13 +381,13 @@ HF_NAMES = {  # config.json's name -> ours, where the value is the same
     "bos_token_id": "bos_token_id",
     "eos_token_id": "eos_token_id",
 }
-HF_NAMES_OF = {  # what only one of the layouts has
+HF_NAMES_OF = {  # names that only one layout has
     "llama": {"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
     "mistral": {},  # Llama, and saved as such
     "qwen2": {},
     "mixtral": {"num_local_experts": "experts", "num_experts_per_tok": "experts_per_token"},
 }
-HF_DEFAULTS = {  # what a config.json means that leaves them out
+HF_DEFAULTS = {  # the values of entries that a config.json leaves out
     "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6},
     "mistral": {
         "max_position_embeddings": 4096 * 32,
@@ -409,7 +409,7 @@ HF_DEFAULTS = {  # what a config.json means that leaves them out
         "num_experts_per_tok": 2,
     },
 }
-HF_REFUSED = {  # what a layout may have and ours does not
+HF_REFUSED = {  # features of a layout that ours does not have
     "llama": (),
     "mistral": ("sliding_window",),
     "qwen2": ("use_sliding_window",),
@@ -418,7 +418,7 @@ HF_REFUSED = {  # what a layout may have and ours does not
 
 
 def _with_defaults(hf):
-    """config.json's dictionary with what it leaves out, because Hugging Face's defaults differ from
+    """config.json's dictionary with Hugging Face's defaults filled in, because they differ from
     ours."""
     kind = hf.get("model_type")
     if str(kind) not in HF_DEFAULTS:
@@ -448,6 +448,6 @@ def _refuse_other_models(hf):
     if hf.get("quantization_config"):
         method = hf["quantization_config"].get("quant_method")
         raise ValueError(
-            f"quantization_config {method!r} is not supported: bring the checkpoint "
-            "in float32, bfloat16 or float16"
+            f"quantization_config {method!r} is not supported: convert the checkpoint "
+            "to float32, bfloat16 or float16"
         )

@@ -1,9 +1,9 @@
-"""The model: a Llama-layout decoder in plain PyTorch, which knows nothing of parallelism.
+"""The model: a Llama-layout decoder in plain PyTorch, which knows nothing about parallelism.
 
-The stages of a pipeline and the server's engine are made of the same blocks (`Decoder`).
+Pipeline stages and the server's engine are made of the same blocks (`Decoder`).
 
-Parameter names and checkpoint files are Hugging Face's, so a Llama-layout checkpoint can be brought
-along, and what is trained here opens in `transformers`:
+Parameter names and checkpoint files are Hugging Face's, so any Llama-layout checkpoint can be
+loaded, and models trained here open in `transformers`:
 
     model = GPT(GPTConfig(hidden_size=128, layers=4, heads=4))
     logits = model(tokens)                                # (B, T) -> (B, T, V)
@@ -37,7 +37,7 @@ from utils.models.ops import linear_cross_entropy, rms_norm, rotate
 
 
 def rotary_frequencies(config: GPTConfig) -> torch.Tensor:
-    """Radians per position for each pair of values of a head, fp32 (D/2,)."""
+    """Radians per position for each pair of a head's values, fp32 (D/2,)."""
     exponents = torch.arange(0, config.head_size, 2, dtype=torch.float32) / config.head_size
     frequencies = 1.0 / config.rope_theta**exponents  # (D/2,)
     scaling = config.rope_scaling or {"rope_type": "default"}
@@ -49,7 +49,7 @@ def rotary_frequencies(config: GPTConfig) -> torch.Tensor:
 
 
 def _llama3_frequencies(frequencies, scaling):
-    """Slow waves are slowed by `factor`, fast ones kept, those between mixed (Llama 3.1)."""
+    """Slow waves are slowed by `factor`, fast ones kept, those in between mixed (Llama 3.1)."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)  # 0: slowed, 1: kept
@@ -61,8 +61,8 @@ def rotary_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin of every angle, (T, D) each: the D/2 pairs twice, for both halves of a head.
 
-    Made anew in every forward pass: it costs microseconds, and a model without buffers is easier to
-    move, shard and save.
+    Recomputed in every forward pass: that takes microseconds, and a model without buffers is easier
+    to move, shard and save.
     """
     frequencies = rotary_frequencies(config).to(positions.device)
     angles = torch.outer(positions.float(), frequencies)  # (T, D/2)
@@ -74,7 +74,7 @@ def rotary_tables(
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's layer, with a gradient that is faster on a CPU."""
+    """torch's layer with a gradient that is faster on a CPU."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
@@ -97,7 +97,7 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, context: Any = None
     ) -> torch.Tensor:
-        """context: None, or what attention sees besides x; see `Decoder`."""
+        """context: None, or what attention sees in addition to x; see `Decoder`."""
         q, k, v = self.project(x, cos, sin)
         y = causal_attention(q, k, v) if context is None else context.attend(q, k, v)
         return self.o_proj(y)  # (B, T, C)
@@ -105,9 +105,9 @@ class Attention(nn.Module):
     def project(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (B, T, H, D), keys and values (B, T, K, D), turned to their positions."""
+        """Queries (B, T, H, D), keys and values (B, T, K, D), with q and k rotated by position."""
         B, T, _ = x.shape
-        # the number of heads is read from the weights' output: a rank may hold only some of them
+        # the number of heads follows from the output's width: a rank may hold only some
         q = self.q_proj(x).view(B, T, -1, self.head_size)  # (B, T, H, D)
         k = self.k_proj(x).view(B, T, -1, self.head_size)  # (B, T, K, D)
         v = self.v_proj(x).view(B, T, -1, self.head_size)  # (B, T, K, D)
@@ -115,7 +115,7 @@ class Attention(nn.Module):
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """q (B, T, H, D), k and v (B, T, K, D) -> (B, T, H·D): each position looks at those before."""
+    """q (B, T, H, D), k and v (B, T, K, D) -> (B, T, H·D): positions attend to earlier ones."""
     y = F.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -144,7 +144,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then the MLP, each normalized first and added to what came in."""
+    """One layer: attention, then the MLP, each on normalized input and added to the residual."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -170,10 +170,10 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens -> hidden states: everything but the last matrix; all of it, or a part.
+    """Tokens -> hidden states: everything except the last matrix; the whole of it, or a part.
 
-    embed_tokens  None: hidden states come in, from the stage of a pipeline before
-    layers        an nn.ModuleList of blocks, some of the model's or all
+    embed_tokens  None: the input is hidden states, from the previous pipeline stage
+    layers        an nn.ModuleList of some or all of the model's blocks
     norm          None: the hidden states go to another stage
     """
 
@@ -191,14 +191,14 @@ class Decoder(nn.Module):
     def forward(
         self, x: torch.Tensor, length: int | None = None, context: Any = None
     ) -> torch.Tensor:
-        """Tokens (B, T), or hidden states (B, T, C) where there is no embedding -> (B, T, C).
+        """Tokens (B, T), or hidden states (B, T, C) without an embedding -> (B, T, C).
 
-        length  positions of the whole sequence, where x has only some of them (sequence
-                parallelism); None: as many as x has
-        context what attention sees besides x, such as a server's cache of earlier positions: its
-                `tables(dtype)` are the rotary cosines and sines of the positions of x, (T, 1, D) or
-                (B, T, 1, D), and each of its `layers` has `attend(q, k, v)` -> (B, T, H·D).
-                None: x is all there is
+        length  positions of the whole sequence, if x has only some of them (sequence parallelism);
+                None: as many as x has
+        context what attention sees in addition to x, such as a server's cache of earlier positions:
+                its `tables(dtype)` are the rotary cosines and sines of the positions of x,
+                (T, 1, D) or (B, T, 1, D), and each of its `layers` has `attend(q, k, v)` ->
+                (B, T, H·D). None: only x
         """
         length = length or x.shape[1]
         if self.embed_tokens is not None:
@@ -211,7 +211,7 @@ class Decoder(nn.Module):
         # a prompt in the embedding makes the sequence longer than the tokens
         length = max(length, x.shape[1])
         self.check_length(length)
-        # (T, 1, D): one table for all heads, in the type that the projections come out in
+        # (T, 1, D): one table for all heads, in the type of the projections' output
         cos, sin = rotary_tables(self.config, torch.arange(length, device=x.device), x.dtype)
         cos, sin = cos[:, None], sin[:, None]
         for layer in self.layers:
@@ -219,7 +219,7 @@ class Decoder(nn.Module):
         return x if self.norm is None else self.norm(x)  # (B, T, C)
 
     def check_length(self, length: int) -> None:
-        """Raises ValueError for a sequence that is longer than the model was made for."""
+        """Raise ValueError for a sequence longer than the model supports."""
         if length > self.config.max_positions:
             raise ValueError(
                 f"sequence of {length} tokens is longer than max_positions "
@@ -228,7 +228,7 @@ class Decoder(nn.Module):
 
 
 class Head(nn.Linear):
-    """The last matrix: hidden states (B, T, C) -> logits (B, T, V); with targets (B, T) the sum of
+    """The last matrix: hidden states (B, T, C) -> logits (B, T, V); with targets (B, T), the sum of
     their losses in nats instead."""
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
@@ -238,7 +238,7 @@ class Head(nn.Linear):
 
 
 class GPT(nn.Module):
-    """The whole language model. Its initial weights come from torch's global random numbers."""
+    """The whole language model. Its initial weights come from torch's global generator."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -261,13 +261,14 @@ class GPT(nn.Module):
             return cls(config)
 
     def tie(self) -> None:
-        """One matrix for the first and the last layer, where the config asks for it."""
+        """Use one matrix for the first and the last layer, if the config says so."""
         if self.config.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Normal weights of 0.02, less where a block adds to the residual stream (GPT-2, 2.3)."""
+        """Draw normal weights with standard deviation 0.02, or less for matrices that add to the
+        residual stream (GPT-2, 2.3)."""
         for name, parameter in self.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.fill_(1.0)
@@ -280,11 +281,11 @@ class GPT(nn.Module):
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         """Logits (B, T, V) for int64 tokens (B, T), T at most config.max_positions; with targets
-        (B, T) the sum of their losses in nats."""
+        (B, T), the sum of their losses in nats."""
         return self.lm_head(self.model(tokens), *([] if targets is None else [targets]))
 
     def parameter_count(self) -> int:
-        """Parameters held by this module (tied ones once): config.parameter_count() if whole."""
+        """Parameters of this module, tied ones once; config.parameter_count() if it is whole."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @torch.no_grad()
@@ -298,8 +299,8 @@ class GPT(nn.Module):
     ) -> torch.Tensor:
         """Tokens (B, T) with max_new_tokens more, drawn one at a time: (B, T + max_new_tokens).
 
-        temperature 0 takes the likeliest token. Equal seeds give equal tokens. Every step runs the
-        whole sequence again, cut to the last max_positions; a server keeps keys and values instead.
+        Temperature 0 takes the likeliest token. Equal seeds give equal tokens. Every step runs the
+        whole sequence again, up to its last max_positions; a server caches keys and values.
         """
         if temperature < 0 or (top_k is not None and top_k < 1):
             raise ValueError(
@@ -338,7 +339,7 @@ class GPT(nn.Module):
                 return cls._read(one, dtype, device)
             except (hf_format.CheckpointError, FileNotFoundError):
                 if one.exists() or one == hf_format.one_checkpoint(folder):
-                    raise  # else the run that writes there has gone on, and taken it away
+                    raise  # else a run that writes there has moved on and removed it
 
     @classmethod
     def _read(cls, folder, dtype, device):
@@ -361,15 +362,15 @@ class GPT(nn.Module):
             embedding = state["model.embed_tokens.weight"]
             if not torch.equal(head.to(embedding), embedding):
                 raise hf_format.CheckpointError(
-                    f"{folder} has an lm_head.weight that is not the embedding, though config.json "
-                    "says tie_word_embeddings: set that to false"
+                    f"{folder} has an lm_head.weight that differs from the embedding, although "
+                    "config.json says tie_word_embeddings: set that to false"
                 )
         model.load_state_dict(state, strict=False, assign=True)
         model.tie()
         return model
 
     def save_pretrained(self, folder: str | Path, max_shard_bytes: int = 5 * 10**9) -> None:
-        """Writes a Hugging Face folder; it appears whole or not at all."""
+        """Write a Hugging Face folder, which appears whole or not at all."""
         with hf_format.replacing(folder) as beside:
             self.write_pretrained(beside, max_shard_bytes)
 
@@ -379,15 +380,15 @@ class GPT(nn.Module):
         max_shard_bytes: int = 5 * 10**9,
         tensors: dict[str, torch.Tensor] | None = None,
     ) -> None:
-        """Writes the same files into a folder that is already there; `tensors` by name if it has
-        them from elsewhere, because this rank holds only a part."""
+        """Write the same files into an existing folder. `tensors`, by name, come from elsewhere if
+        this rank holds only a part of the model."""
         if tensors is None:
             tensors = dict(self.named_parameters())  # a tied lm_head is not stored twice
         self.write_config(folder)
         hf_format.write_weights(folder, tensors, max_shard_bytes)
 
     def write_config(self, folder: str | Path) -> None:
-        """Writes config.json into a folder that is already there."""
+        """Write config.json into an existing folder."""
         dtype = str(self.lm_head.weight.dtype).removeprefix("torch.")
         hf_format.write_json(
             f"{folder}/{hf_format.CONFIG}", {**self.config.to_hf(), "dtype": dtype}
@@ -395,8 +396,8 @@ class GPT(nn.Module):
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Inside, torch's layers draw no numbers when they are made. On the meta device there are none
-    to draw, but torch would import its compiler, for more than a second, to work out as much."""
+    """Inside, torch's layers draw no numbers when they are created. On the meta device there is
+    nothing to draw, but torch would spend more than a second importing its compiler to find out."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if getattr(function, "__module__", None) == "torch.nn.init":
@@ -405,16 +406,16 @@ class _NothingDrawn(TorchFunctionMode):
 
 
 def _is_redundant(name, config):
-    """Tensors that some checkpoints hold although they follow from the rest."""
+    """Whether a tensor is one that some checkpoints hold although it follows from the rest."""
     return (name == "lm_head.weight" and config.tie_embeddings) or name.endswith("inv_freq")
 
 
 def keep_from_compiling(model: nn.Module) -> None:
-    """Before `torch.compile(model)`: these run as they are, the rest is compiled.
+    """Exclude some modules from `torch.compile(model)`; call it first.
 
-    Sizes in an MoE layer depend on the tokens, so it would be compiled again and again; and torch
+    Sizes in an MoE layer depend on the tokens, so it would be recompiled repeatedly; and torch
     2.13's compiler loses the gradient of the balance losses (see `_WithLoss`). The head's loss is a
-    loop of large products with a gradient by hand, which DDP's part of the compiler refuses.
+    loop of large products with a handwritten gradient, which DDP's part of the compiler refuses.
     """
     for name, layer in model.named_modules():
         if isinstance(layer, MoE) or name.endswith("lm_head"):
@@ -426,7 +427,7 @@ def cross_entropy(
 ) -> torch.Tensor:
     """The loss in nats: logits (B, T, V), targets (B, T); "mean", "sum" or "none" over tokens.
 
-    Never computed below fp32, whatever the logits are.
+    Computed in fp32 or higher, whatever the type of the logits.
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)

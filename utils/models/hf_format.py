@@ -1,15 +1,15 @@
-"""A Hugging Face checkpoint folder: config.json and safetensors files, one or several.
+"""A Hugging Face checkpoint folder: config.json and one or more safetensors files.
 
-This file knows nothing of the model. It reads and writes
+This file knows nothing about the model. It reads and writes
 
-    folder/config.json                          what the model is
+    folder/config.json                          the model's description
     folder/model.safetensors                    all tensors in one file, or
     folder/model.safetensors.index.json         which tensor is in which shard, with
     folder/model-00001-of-00003.safetensors     the shards
     folder/tokenizer.json                       how text becomes tokens (utils/models/tokenizer.py)
 
-Only safetensors: a pickle checkpoint (*.bin, *.pt) can run code while it is read, and is refused.
-A folder is written beside its final place and then renamed, so it is never seen half-written.
+Only safetensors: a pickle checkpoint (*.bin, *.pt) can run code when it is read, and is refused.
+A folder is written next to its final place and then renamed, so it is never seen half-written.
 Format: https://huggingface.co/docs/safetensors, section "Format".
 """
 
@@ -38,13 +38,13 @@ TRAINING = "training.json"  # of a training run's checkpoint
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# what a checkpoint folder may hold; anything else belongs to someone and is never replaced
+# the files of a checkpoint folder; anything else is foreign and is never replaced
 OURS = re.compile(
     r"(config|generation_config|training)\.json|model\.safetensors\.index\.json|SHA256SUMS"
     r"|(model|optimizer)(-\d+-of-\d+|-rank-\d+)?\.safetensors"
     r"|tokenizer(_config)?\.json|special_tokens_map\.json"
 )
-# what safetensors writes before it renames it, and what NFS keeps while it is still being read
+# temporary files of safetensors, and those that NFS keeps while they are still being read
 UNFINISHED = re.compile(r"\.tmp\w{6}|\.nfs\w+")
 
 
@@ -77,7 +77,7 @@ def read_config(folder: str | Path) -> dict:
 
 
 def read_headers(folder: str | Path) -> Headers:
-    """What the folder's tensors are, without reading them: {name: (file, shape)}."""
+    """The folder's tensors, without reading their values: {name: (file, shape)}."""
     folder = recover(folder)
     if (folder / INDEX).exists():
         weight_map = read_json(folder / INDEX).get("weight_map")
@@ -126,7 +126,7 @@ def _read_sharded_headers(folder, weight_map):
 
 
 def check_shapes(headers: Headers, expected: dict[str, tuple[int, ...]], where: str | Path) -> None:
-    """Raises CheckpointError unless the headers hold exactly the expected {name: shape}."""
+    """Raise CheckpointError unless the headers hold exactly the expected {name: shape}."""
     missing = [name for name in expected if name not in headers]
     extra = [name for name in headers if name not in expected]
     if missing:
@@ -152,12 +152,12 @@ def read_tensors(
     for file, members in by_file.items():
         with opened(file) as data:
             for name in members:
-                # without a name for it here: whoever is done with a tensor shall free its memory
+                # not named here, so that the caller can free a tensor's memory
                 yield name, floating(data.get_tensor(name), name, file)
 
 
 def floating(tensor: Tensor, name: str, where: str | Path) -> Tensor:
-    """The tensor; CheckpointError for one that is of no floating-point type."""
+    """The tensor, or CheckpointError if it has no floating-point type."""
     if not tensor.is_floating_point():
         kind = str(tensor.dtype).removeprefix("torch.")
         raise CheckpointError(f"{where}: {name} is {kind}, not a floating-point tensor")
@@ -167,18 +167,18 @@ def floating(tensor: Tensor, name: str, where: str | Path) -> Tensor:
 def file_shapes(file: str | Path) -> dict[str, tuple[int, ...]]:
     """{name: shape} of one safetensors file, read from its header."""
     with opened(file) as data:
-        return {name: tuple(data.get_slice(name).get_shape()) for name in data.keys()}  # noqa: SIM118 (no dict)
+        return {name: tuple(data.get_slice(name).get_shape()) for name in data.keys()}  # noqa: SIM118 (not a dict)
 
 
 @contextmanager
 def opened(file: str | Path) -> Iterator:
-    """A safetensors file, open for reading; CheckpointError where it is not one."""
+    """A safetensors file, open for reading; CheckpointError for any other file."""
     try:
         handle = safe_open(str(untrusted.regular(file)), framework="pt")
     except (SafetensorError, OSError, ValueError) as error:
         raise CheckpointError(
-            f"{file} is not a readable safetensors file ({error}): it is cut "
-            "short or damaged, copy it again"
+            f"{file} is not a readable safetensors file ({error}): it is "
+            "truncated or damaged, so copy it again"
         ) from None
     with handle as data:
         yield data
@@ -195,7 +195,7 @@ def _listed(names):
 def write_weights(
     folder: str | Path, tensors: dict[str, Tensor], max_shard_bytes: int = 5 * 10**9
 ) -> None:
-    """Writes {name: tensor} into an open folder as one file, or as shards with an index."""
+    """Write {name: tensor} into a folder as one file, or as shards with an index."""
     sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
     write_model(folder, sizes, tensors.__getitem__, max_shard_bytes)
 
@@ -203,7 +203,7 @@ def write_weights(
 def write_model(
     folder: str | Path, sizes: dict[str, int], read: Callable[[str], Tensor], max_shard_bytes: int
 ) -> None:
-    """The same for tensors that are read when their file is written: see `write_shards`."""
+    """The same for tensors that are read only when their file is written: see `write_shards`."""
     weight_map = write_shards(folder, "model", sizes, read, max_shard_bytes)
     if WEIGHTS not in weight_map.values():
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
@@ -217,13 +217,13 @@ def write_shards(
     read: Callable[[str], Tensor],
     max_shard_bytes: int,
 ) -> dict[str, str]:
-    """Writes tensors as STEM.safetensors or, where they are more than `max_shard_bytes`, as
-    STEM-00001-of-00003.safetensors and so on. Returns {name: file}.
+    """Write tensors as STEM.safetensors or, if they exceed `max_shard_bytes`, as
+    STEM-00001-of-00003.safetensors and so on. Return {name: file}.
 
     sizes   {name: bytes}, in the order in which files are filled
-    read    gives a tensor by its name; memory holds those of one file at once
+    read    returns a tensor by name; memory holds the tensors of one file at a time
 
-    A tensor that is larger than `max_shard_bytes` has a file of its own, and is held as a whole.
+    A tensor larger than `max_shard_bytes` gets its own file, and is held in memory as a whole.
     """
     shards, size = [[]], 0
     for name, nbytes in sizes.items():
@@ -236,7 +236,7 @@ def write_shards(
     for number, names in enumerate(shards, start=1):
         count = "" if len(shards) == 1 else f"-{number:05d}-of-{len(shards):05d}"
         file = f"{stem}{count}.safetensors"
-        # no name for the tensors here: they are gone when the next file's are read
+        # tensors are not named here, so that they are freed before the next file's are read
         _save({name: read(name).detach().contiguous().cpu() for name in names}, Path(folder) / file)
         weight_map.update(dict.fromkeys(names, file))
     return weight_map
@@ -245,17 +245,17 @@ def write_shards(
 def _save(tensors, file):
     try:
         save_file(tensors, str(file), metadata={"format": "pt"})
-    except (SafetensorError, OSError) as error:  # a full disk, most likely
+    except (SafetensorError, OSError) as error:  # most likely a full disk
         raise CheckpointError(f"{file} could not be written: {error}") from None
 
 
 def write_json(path: str | Path, data: dict) -> None:
-    """Writes a JSON object, readable by a person."""
+    """Write a JSON object in a form that people can read."""
     Path(path).write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def copy_tokenizer(source: str | Path, folder: str | Path) -> None:
-    """Copies the tokenizer's files of one checkpoint folder into another, as far as there are."""
+    """Copy the tokenizer's files, if there are any, from one checkpoint folder to another."""
     for name in (TOKENIZER, TOKENIZER_CONFIG):
         if (Path(source) / name).exists():
             shutil.copyfile(Path(source) / name, Path(folder) / name)
@@ -263,10 +263,10 @@ def copy_tokenizer(source: str | Path, folder: str | Path) -> None:
 
 @contextmanager
 def replacing(folder: str | Path) -> Iterator[Path]:
-    """A new, empty folder beside `folder`; when the block ends well it takes that place.
+    """A new, empty folder next to `folder`, which it replaces when the block ends without error.
 
-    After an error nothing has changed. The old folder is set aside, never deleted, until the new
-    one is in place; `recover` puts it back should the machine stop in between.
+    After an error nothing has changed. The old folder is moved aside, not deleted, until the new
+    one is in place; if the machine stops in between, `recover` restores it.
     """
     folder = recover(folder)
     check_replaceable(folder)
@@ -294,7 +294,7 @@ def replacing(folder: str | Path) -> Iterator[Path]:
         try:
             beside.rename(folder)
             break
-        except OSError as error:  # a reader has put the old folder back between the two
+        except OSError as error:  # a reader has restored the old folder between the two
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
     to_disk(folder.parent)
@@ -302,38 +302,38 @@ def replacing(folder: str | Path) -> Iterator[Path]:
 
 
 def recover(folder: str | Path) -> Path:
-    """The folder as a Path, put back first if a write stopped between its two renames."""
+    """The folder as a Path, restored first if a write stopped between its two renames."""
     try:
         folder = Path(folder).expanduser().resolve()
         if not folder.exists():
-            with suppress(OSError):  # there is none, the usual case; or another was first
+            with suppress(OSError):  # usually there is none; or another process was first
                 _beside(folder, "old").rename(folder)
         with suppress(FileNotFoundError, NotADirectoryError):
-            os.scandir(folder).close()  # whether it can be read
-    except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
+            os.scandir(folder).close()  # check that it can be read
+    except (OSError, RuntimeError) as error:  # a name too long, a link to itself
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"folder {folder!s:.60} cannot be read: {reason}") from None
     return folder
 
 
 def one_checkpoint(folder: str | Path) -> Path:
-    """The folder, or where it is a run's (utils/training/run_folder.py) the newest checkpoint: of
-    this one all files are of one step, whatever the run writes meanwhile."""
+    """The folder, or the newest checkpoint of a run's folder (utils/training/run_folder.py), whose
+    files all belong to one step, whatever the run writes meanwhile."""
     folder = recover(folder)
     newest = folder / NEWEST
     return newest.resolve() if newest.is_symlink() and newest.exists() else folder
 
 
 def check_replaceable(folder: str | Path, also: re.Pattern | None = None) -> None:
-    """Raises CheckpointError when `folder` cannot be written, or when that would delete something
-    which is not part of a checkpoint.
+    """Raise CheckpointError if `folder` cannot be written, or if that would delete a file that is
+    not part of a checkpoint.
 
-    also   other names that belong there
+    also   a pattern of other names that may be there
     """
     folder = Path(folder)
     above = next((path for path in folder.absolute().parents if path.exists()), folder)
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        raise CheckpointError(f"{folder} cannot be written: {above} is no folder to write to")
+        raise CheckpointError(f"{folder} cannot be written: {above} is not a writable folder")
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file: name a folder")
     for entry in sorted(folder.iterdir()) if folder.exists() else []:
@@ -349,7 +349,7 @@ def _beside(folder, word):
 
 
 def to_disk(path: Path) -> None:
-    """Returns when a file, or a folder's list of entries, is on the disk."""
+    """Flush a file, or a folder's list of entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,15 +1,15 @@
-"""Operations of the model with gradients by hand: fewer passes over the memory, or less of it.
+"""Operations of the model with handwritten gradients, for less memory or fewer passes over it.
 
-The first two have little to compute; their time is that of reading and writing activations. Written
-out as below, each takes about half the time of autograd's own chain of operations on a CPU. The
-third one never holds the logits of all tokens, which may be more than all other activations.
+The first two compute little; their time goes into reading and writing activations. In the form
+below, each takes about half the time of autograd's own chain of operations on a CPU. The third one
+never holds the logits of all tokens, which may exceed all other activations.
 
     rms_norm   forward  y = x r w, r = 1 / sqrt(mean(x²) + eps)    (arXiv:1910.07467)
                backward dx = r (w dy - x r mean(w dy · x r)), dw = sum(dy · x r)
-    rotate     forward  turns pairs of values by an angle          (arXiv:2104.09864)
-               backward turns the gradient back by the same angle
+    rotate     forward  rotates pairs of values by an angle        (arXiv:2104.09864)
+               backward rotates the gradient back by the same angle
     linear_cross_entropy
-               forward  loss and gradients, (softmax - 1 at the target) of a few rows at a time
+               forward  loss and gradients (softmax, minus 1 at the target), a few rows at a time
                         (Liger Kernel, arXiv:2410.10989, section 3.2)
                backward multiplies them by the gradient of the loss
 """
@@ -19,16 +19,16 @@ from torch.nn import functional as F
 
 
 def needs_no_gradient_by_hand() -> bool:
-    """Whether the compiler makes one kernel anyway, or a server computes, where none is wanted.
+    """Whether code is compiled, which fuses it anyway, or runs in a server, without gradients.
 
-    In this order: the compiler would end its graph at the question for the inference mode.
+    The order matters: asking for the inference mode would break the compiler's graph.
     """
     return torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x (..., C) divided by the root of its mean square over C, times weight (C,)."""
-    # other devices have a fused kernel; below fp32, PyTorch's takes care of the precision
+    # other devices have a fused kernel; below fp32, PyTorch's handles the precision
     by_hand = x.device.type == "cpu" and x.dtype == weight.dtype and x.dtype.itemsize >= 4
     if by_hand and not needs_no_gradient_by_hand():
         return RMSNormFunction.apply(x, weight, eps)
@@ -36,7 +36,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class RMSNormFunction(torch.autograd.Function):
-    """The norm by hand: what it keeps is its input and one scale a row, as a GPU's kernel does."""
+    """A handwritten norm, which saves its input and one scale per row, like a GPU's kernel."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -47,7 +47,7 @@ class RMSNormFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-        # LayerNorm's gradient, with 0 for the mean, is this one less the mean of r w dy over C
+        # LayerNorm's gradient, with mean 0, is this one minus the mean of r w dy over C
         x, weight, r = ctx.saved_tensors
         size = x.shape[-1:]
         dx, dweight, _ = torch.ops.aten.native_layer_norm_backward(
@@ -58,10 +58,10 @@ class RMSNormFunction(torch.autograd.Function):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turns each pair (x[i], x[i + D/2]) of every head by its position's angle.
+    """Rotate each pair (x[i], x[i + D/2]) of every head by its position's angle.
 
-    x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated; (B, T, 1, D) where a
-    server's rows stand at different positions.
+    x (B, T, heads, D); cos and sin (T, 1, D), the first half of sin negated; (B, T, 1, D) if a
+    server's rows are at different positions.
     """
     if needs_no_gradient_by_hand():
         first, second = x.chunk(2, dim=-1)
@@ -91,7 +91,7 @@ def _turn(x, cos, sin):
 
 # ---- the last matrix and the loss
 
-LOGITS = 2**22  # values of logits that are made at a time, at least
+LOGITS = 2**22  # logits computed at a time, at least
 
 
 def linear_cross_entropy(
@@ -99,8 +99,8 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """The sum over all tokens of the cross entropy of `hidden @ weight.T`, in nats (fp32 or fp64).
 
-    hidden (B, T, C), weight (V, C), targets (B, T) from 0 to V - 1. As many rows are taken at once
-    as keep their logits no larger than the weight, or than `LOGITS`. It is differentiated once.
+    hidden (B, T, C), weight (V, C), targets (B, T) from 0 to V - 1. As many rows are computed at
+    once as keep their logits no larger than the weight, or than `LOGITS`. Differentiable only once.
     """
     kind = hidden.device.type
     if torch.is_autocast_enabled(kind):
@@ -112,7 +112,7 @@ def linear_cross_entropy(
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, wanted):
-        exact = torch.promote_types(hidden.dtype, torch.float32)  # what is added up is never less
+        exact = torch.promote_types(hidden.dtype, torch.float32)  # no sum has fewer bits
         nats = hidden.new_zeros((), dtype=exact)
         dhidden = torch.empty_like(hidden) if wanted else None
         dweight = torch.zeros_like(weight, dtype=exact) if wanted else None
@@ -132,7 +132,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _loss_of_rows(hidden, weight, targets, exact, gradients):
-    """The sum of their losses; fills the rows' gradient, and adds the weight's."""
+    """The sum of the rows' losses; fills the rows' gradient and adds to the weight's."""
     logits = F.linear(hidden, weight)  # (rows, V)
     logs = torch.log_softmax(logits, dim=-1, dtype=exact)
     nats = -logs.gather(1, targets).sum()

@@ -2,7 +2,7 @@
 
     model, tokenizer = load("base")               # GPT in fp32, Tokenizer; also "small", "tiny"
 
-`python -m models.build` makes them; models/base/README.md describes them.
+`python -m models.build` builds them; models/base/README.md describes them.
 """
 
 from pathlib import Path
@@ -22,9 +22,9 @@ SIZES = {
 
 
 def load(name: str = "base", folder: Path | str = MODELS) -> tuple[GPT, Tokenizer]:
-    """(model, tokenizer): one of the shipped models, its weights in fp32.
+    """(model, tokenizer): one of the shipped models, with its weights in fp32.
 
-    Raises CheckpointError (a ValueError) where there is no such model.
+    Raises ValueError for an unknown name, CheckpointError (a ValueError) if its folder is missing.
     """
     if name not in SIZES:
         raise ValueError(f"model {name!r} is not one of {', '.join(SIZES)}")

@@ -2,11 +2,11 @@
 
     tokenizer = Tokenizer.load("models/base")      # reads tokenizer.json; without one: bytes
     ids = tokenizer.encode("import json\n")
-    tokenizer.decode(ids)                          # "import json\n": nothing is lost
+    tokenizer.decode(ids)                          # "import json\n": lossless
 
-A byte-level BPE (byte pair encoding, arXiv:1508.07909) begins with the 256 bytes and joins the pair
-that stands together most often, again and again, so every text has tokens. The files are Hugging
-Face's: `transformers.AutoTokenizer` reads the same folder to the same ids. No token is put before
+A byte-level BPE (byte pair encoding, arXiv:1508.07909) starts with the 256 bytes and repeatedly
+merges the most frequent adjacent pair, so it can encode any text. The files are Hugging Face's:
+`transformers.AutoTokenizer` reads the same folder and gives the same ids. No token is added before
 a text.
 """
 
@@ -25,9 +25,9 @@ from utils.models import hf_format
 END = "<|end|>"  # between two documents, and after an answer
 BYTES = 256
 
-# What BPE may not join: a word takes one sign before it along (" the", "_hook", ".join"), numbers
-# are cut after three digits, signs take the end of the line along, and of a line's indentation the
-# last space goes with the word behind it.
+# BPE does not merge across these pieces: a word includes one character before it (" the", "_hook",
+# ".join"), numbers are split after three digits, punctuation includes the end of the line, and the
+# last space of a line's indentation belongs to the word after it.
 WORDS = r"'(?:[sdmt]|ll|ve|re)\b|[ _.]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!\S)|\s+"
 
 
@@ -35,8 +35,8 @@ class Tokenizer:
     """Text <-> token ids. Make one with `load` or `train`.
 
     size   number of tokens: ids go from 0 to size - 1
-    end    id of "<|end|>"; of a tokenizer without it, the model's own end token, from config.json;
-           None where there is none, as with bytes
+    end    id of "<|end|>"; without one, the model's own end token, from config.json; None if there
+           is none, as with bytes
     """
 
     def __init__(self, model: HFTokenizer | None = None):
@@ -47,9 +47,9 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str) -> "Tokenizer":
-        """The tokenizer of a checkpoint folder; bytes where it has none.
+        """The tokenizer of a checkpoint folder; bytes if it has none.
 
-        Raises CheckpointError (a ValueError) for a folder that is missing or a damaged file.
+        Raises CheckpointError (a ValueError) for a missing folder or a damaged file.
         """
         folder = hf_format.recover(folder)
         if not folder.is_dir():
@@ -67,9 +67,9 @@ class Tokenizer:
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> "Tokenizer":
-        """A byte-level BPE of `size` tokens, "<|end|>" among them, learned from the texts."""
+        """A byte-level BPE of `size` tokens, including "<|end|>", learned from the texts."""
         if size <= BYTES:
-            raise ValueError(f"size {size} is too small: a tokenizer takes {BYTES + 1} or more")
+            raise ValueError(f"size {size} is too small: a tokenizer needs {BYTES + 1} or more")
         model = HFTokenizer(models.BPE())
         model.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -88,22 +88,22 @@ class Tokenizer:
         return cls(model)
 
     def encode(self, text: str) -> list[int]:
-        """A string -> a list of ids. "<|end|>" in it becomes that token, where there is one."""
+        """A string -> a list of ids. "<|end|>" in it becomes that token, if there is one."""
         if self.model is None:
             return list(text.encode("utf-8"))
         if not self._splits:
             return self.model.encode(text, add_special_tokens=False).ids
         ids = []
-        for number, part in enumerate(text.split(END)):  # a long text at once takes much memory
+        for number, part in enumerate(text.split(END)):  # one long text would take much memory
             if number:
                 ids.append(self.end)
             ids.extend(self.model.encode(part, add_special_tokens=False).ids)
         return ids
 
     def decode(self, ids: torch.Tensor | Sequence[int]) -> str:
-        """Ids (a list or a 1-D tensor) -> a string. Bytes that are no UTF-8 are marked �.
+        """Ids (a list or a 1-D tensor) -> a string. Invalid UTF-8 becomes �.
 
-        Raises ValueError for an id that is no token.
+        Raises ValueError for an id that is not a token.
         """
         ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
         outside = [value for value in ids if not 0 <= value < self.size]
@@ -114,7 +114,7 @@ class Tokenizer:
         return self.model.decode(ids, skip_special_tokens=False)
 
     def byte_lengths(self) -> torch.Tensor:
-        """How many bytes each token stands for, int64 (size,).
+        """The number of bytes of each token, int64 (size,).
 
         Raises ValueError for a tokenizer that is not byte-level: its tokens are not made of bytes.
         """
@@ -128,12 +128,12 @@ class Tokenizer:
         added = self.model.get_added_tokens_decoder()
         lengths = torch.zeros(self.size, dtype=torch.int64)
         for token, id in self.model.get_vocab().items():
-            # in the file every byte of a token is written as one printable character
+            # the file writes every byte of a token as one printable character
             lengths[id] = len(added[id].content.encode() if id in added else token)
         return lengths
 
     def save(self, folder: Path | str) -> None:
-        """Writes Hugging Face's tokenizer files into a folder that is there; none for bytes."""
+        """Write Hugging Face's tokenizer files into an existing folder; none for bytes."""
         if self.model is None:
             return
         folder = Path(folder)

@@ -1,17 +1,18 @@
-"""How each matrix is cut for tensor parallelism: the one table, of the decoder and of others.
+"""How each matrix is split for tensor parallelism: a table for the decoder and other models.
 
     TP_PLAN["o_proj"]                      ("row", "query heads"): the decoder's
-    TP_PLANS["bert"]                       the same for an architecture of Hugging Face's library
+    TP_PLANS["bert"]                       the same for a Hugging Face architecture
     cuts = tp_cuts(config, ranks=2)        {name of a parameter: Cut}
-    cuts[name].shape(0, whole_shape)       what rank 0 has of it
+    cuts[name].shape(0, whole_shape)       the shape of rank 0's slice
 
-A *column* matrix is cut by its outputs, the *row* matrix after it by its inputs, which are those
-outputs, so that one sum over the ranks is needed for the two (Shoeybi et al., arXiv:1909.08053,
+A *column* matrix is split by its outputs, the following *row* matrix by its inputs, which are those
+outputs, so that the two need only one sum over the ranks (Shoeybi et al., arXiv:1909.08053,
 section 3). In some architectures q, k and v are one matrix (a *packed column*), or every head has
-a column in a *table*. What is not in a plan, norms and the router of experts, every rank has whole.
+a column in a *table*. Everything not in a plan, norms and the router of experts, is whole on every
+rank.
 
 Training (utils/parallel/tensor.py), the export (utils/serving/shard.py) and the server's engine
-read it. It imports no torch, because the engine's leader has none.
+use it. It does not import torch, because the engine's leader runs without it.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from utils.shares import shares
 QUERY_HEADS, KV_HEADS = "query heads", "key-value heads"
 MLP_COLUMNS, WORDS = "columns of the MLP", "words of the vocabulary"
 
-TP_PLAN = {  # module: how it is cut, and what is shared out
+TP_PLAN = {  # module: how it is split, and by what
     "embed_tokens": ("column", WORDS),
     "q_proj": ("column", QUERY_HEADS),
     "k_proj": ("column", KV_HEADS),
@@ -33,13 +34,13 @@ TP_PLAN = {  # module: how it is cut, and what is shared out
     "gate_proj": ("column", MLP_COLUMNS),
     "up_proj": ("column", MLP_COLUMNS),
     "down_proj": ("row", MLP_COLUMNS),
-    "w1": ("column", MLP_COLUMNS),  # of an expert: gate, up and down under Mixtral's names
+    "w1": ("column", MLP_COLUMNS),  # an expert's gate, up and down, under Mixtral's names
     "w3": ("column", MLP_COLUMNS),
     "w2": ("row", MLP_COLUMNS),
     "lm_head": ("column", WORDS),
 }
 
-TP_PLANS = {  # `model_type` in a model's config.json: {how its modules' names end: the same}
+TP_PLANS = {  # `model_type` in a model's config.json: {ending of a module's name: the same}
     "llama": TP_PLAN,
     "bert": {
         "word_embeddings": ("column", WORDS),
@@ -83,7 +84,7 @@ TP_PLANS = {  # `model_type` in a model's config.json: {how its modules' names e
 
 
 def planned(plan: dict[str, tuple[str, str]], name: str) -> tuple[str, str] | None:
-    """What a plan says of the module `name`: the entry that is the longest ending of the name."""
+    """A plan's entry for the module `name`: the longest one that the name ends with."""
     words = name.split(".")
     endings = (".".join(words[first:]) for first in range(len(words)))
     return next((plan[ending] for ending in endings if ending in plan), None)
@@ -93,8 +94,8 @@ def head_shares(
     heads: int, kv_heads: int, ranks: int
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """(query heads, key-value heads) of each rank: some key-value heads and all queries that use
-    them. The second is None where there are fewer key-value heads than ranks: they are not shared
-    out then, and several ranks compute the same ones."""
+    them. The second is None if there are fewer key-value heads than ranks: they are then not split,
+    and several ranks compute the same ones."""
     if kv_heads < ranks:
         return shares(heads, ranks), None
     kv_shares = shares(kv_heads, ranks)
@@ -102,8 +103,8 @@ def head_shares(
 
 
 def key_value_heads(queries: Sequence[int], group: int) -> list[int]:
-    """The key-value heads that these query heads attend to, `group` of which share one: one for
-    each equal group of them, or, where there are none, one for each query head."""
+    """The key-value heads to which these query heads attend, `group` of which share one: one per
+    group if the groups are of equal size, else one per query head."""
     per_query = [query // group for query in queries]
     distinct = sorted(set(per_query))
     equal = len({per_query.count(head) for head in distinct}) == 1
@@ -114,21 +115,21 @@ def key_value_heads(queries: Sequence[int], group: int) -> list[int]:
 class Cut:
     """How one parameter is divided: along `dim`, into `sizes` by rank.
 
-    dim None: it is not; the ranks with size 1 have the whole of it, those with 0 nothing.
+    dim None: it is not divided; ranks with size 1 have all of it, ranks with size 0 nothing.
     """
 
     dim: int | None
     sizes: tuple[int, ...]
 
     def shape(self, rank: int, whole: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The shape of this rank's part; None where it has none."""
+        """The shape of a rank's slice; None if it has none."""
         if self.dim is None:
             return tuple(whole) if self.sizes[rank] else None
         return (*whole[: self.dim], self.sizes[rank], *whole[self.dim + 1 :])
 
     def part(self, rank: int, whole: Any) -> Any:
-        """What this rank has of the whole tensor, or of a safetensors slice of it; None where it
-        has nothing."""
+        """A rank's slice of the whole tensor, or of a safetensors slice of it; None if it has
+        none."""
         if self.dim is None:
             return whole[:] if self.sizes[rank] else None
         start = sum(self.sizes[:rank])
@@ -137,10 +138,10 @@ class Cut:
 
 
 def tp_cuts(config: GPTConfig, ranks: int) -> dict[str, Cut]:
-    """{name: Cut} of every parameter, for ranks that each sum up partial results.
+    """{name: Cut} of every parameter, for ranks whose partial results are summed.
 
-    The bias of a row matrix is on rank 0 only, so that the sum has it once. Raises ValueError where
-    so many ranks cannot share the model.
+    The bias of a row matrix is only on rank 0, so that the sum contains it once. Raises ValueError
+    if this number of ranks cannot split the model.
     """
     check_ranks(config, ranks)
     queries, kv_heads = head_shares(config.heads, config.key_value_heads, ranks)
@@ -166,7 +167,7 @@ def tp_cuts(config: GPTConfig, ranks: int) -> dict[str, Cut]:
 
 
 def rank_shapes(config: GPTConfig, rank: int, ranks: int) -> dict[str, tuple[int, ...]]:
-    """{name: shape} of what one rank holds."""
+    """{name: shape} of the parameters that one rank holds."""
     cuts = tp_cuts(config, ranks)
     parts = {
         name: cuts[name].shape(rank, whole) for name, whole in config.parameter_shapes().items()
@@ -175,10 +176,10 @@ def rank_shapes(config: GPTConfig, rank: int, ranks: int) -> dict[str, tuple[int
 
 
 def check_ranks(config: GPTConfig, ranks: int) -> None:
-    """Raises ValueError unless so many ranks can share this model, each with whole heads of both
-    kinds, as many as the others."""
+    """Raise ValueError unless this number of ranks can split the model, with equal numbers of whole
+    heads of both kinds."""
     if type(ranks) is not int or ranks < 1:
-        raise ValueError(f"tp {ranks!r} is no number of ranks: give 1 or more")
+        raise ValueError(f"tp {ranks!r} is not a number of ranks: give 1 or more")
     heads, kv_heads = config.heads, config.key_value_heads
     if heads % ranks or kv_heads % ranks:
         *first, last = [str(n) for n in range(1, kv_heads + 1) if kv_heads % n == 0]

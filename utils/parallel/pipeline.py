@@ -249,7 +249,7 @@ class _Messages:
             for rank, order in enumerate(orders)
         }
         self.arriving = {}  # action -> (work, tensor, place of its sender in the sender's order)
-        self.sent = {rank: [] for rank in range(self.size)}  # (place where it is used, work, tensor)
+        self.sent = {rank: [] for rank in range(self.size)}  # (place of its use, work, tensor)
         self.own = {}  # action -> tensor from this rank itself
 
     def send(self, action, tensor):

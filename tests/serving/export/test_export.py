@@ -407,7 +407,7 @@ def test_the_command_says_what_it_wrote(tmp_path, prompts, capsys):
     [
         ([], "--model is missing"),
         (["--model", "MODEL", "--tp", "3"], "tp 3 does not divide"),
-        (["--model", "MODEL", "--tp", "0"], "tp 0 is no number of ranks"),
+        (["--model", "MODEL", "--tp", "0"], "tp 0 is not a number of ranks"),
         (["--model", "nowhere"], "nowhere does not exist"),
         (["--model", "MODEL", "--out", "MODEL"], "holds config.json, which is not a Triton model"),
         (["--model", "MODEL", "--version", "0"], "version 0 is invalid"),

@@ -66,7 +66,7 @@ NORM, WORDS = "model.norm.weight", "model.embed_tokens.weight"
         (lambda m: edit_config(m, hidden_act="gelu"), "hidden_act 'gelu' is not supported"),
         (
             lambda m: edit_config(m, quantization_config={"quant_method": "gptq"}),
-            "quantization_config 'gptq' is not supported: bring the checkpoint in float32",
+            "quantization_config 'gptq' is not supported: convert the checkpoint to float32",
         ),
         (mixture, "a mixture of 4 experts, which our engine does not serve: --backend vllm"),
         (pickled, "pytorch_model.bin is a pickle checkpoint, which can run code"),
@@ -118,8 +118,8 @@ def test_a_model_without_its_tokenizer(tmp_path):
 @pytest.mark.parametrize(
     "changes, tp, sentence",
     [
-        ({}, 0, "tp 0 is no number of ranks: give 1 or more"),
-        ({}, -2, "tp -2 is no number of ranks"),
+        ({}, 0, "tp 0 is not a number of ranks: give 1 or more"),
+        ({}, -2, "tp -2 is not a number of ranks"),
         ({}, 3, "tp 3 does not divide the model's 2 heads and 2 key-value heads: give 1 or 2"),
         ({"heads": 4, "kv_heads": 2}, 4, "tp 4 .* 4 heads and 2 key-value heads: give 1 or 2"),
         ({"heads": 8, "kv_heads": 8}, 16, "tp 16 .*: give 1, 2, 4 or 8"),
