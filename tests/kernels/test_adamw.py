@@ -379,12 +379,12 @@ REFUSED = {
     "a state with amsgrad": "leaves amsgrad out",
     "lr": "lr -1.0 must be 0 or more",
     "betas": "must be from 0 to below 1",
-    "fp16": "is torch.float16: the kernel steps fp32 and bf16",
+    "fp16": "is torch.float16: the kernel supports fp32 and bf16",
     "complex": "is torch.complex64",
     "strided": r"shape \(4, 3\) is not contiguous",
     "strided gradient": "is not contiguous",
     "sparse gradient": "is torch.sparse_coo",
-    "two devices": "one launch is on one device",
+    "two devices": "a launch uses one device",
 }
 
 
@@ -398,7 +398,7 @@ def test_what_it_cannot_do_is_one_sentence(on, name):
 
 def test_a_cpu_without_the_interpreter_is_refused():
     with pytest.raises(
-        ValueError, match=r"need a GPU.*take torch\.optim\.AdamW, or set TRITON_INT"
+        ValueError, match=r"need a GPU.*use torch\.optim\.AdamW, or set TRITON_INT"
     ):
         AdamWTriton(weights_of([4], torch.float32))
 
@@ -427,4 +427,4 @@ def test_a_missing_package_and_a_switch_that_comes_too_late_are_named():
     )
     missing, late = done.stdout.splitlines()
     assert "on Linux `make setup TRITON=yes` installs it" in missing
-    assert "changed after Triton had been imported" in late
+    assert "changed after Triton was imported" in late

@@ -150,7 +150,7 @@ def test_what_cannot_be_compiled_is_named():
         machine_code(copy_kernel, *tensors(2), BLOCK=1024)
     with pytest.raises(ValueError, match="argument n is 'many': give a tensor or a number"):
         machine_code(copy_kernel, *tensors(2), "many", BLOCK=1024)
-    with pytest.raises(ValueError, match=r"is no kernel: give a function under @triton\.jit"):
+    with pytest.raises(ValueError, match=r"is not a kernel: give a function under @triton\.jit"):
         machine_code(42)
     with pytest.raises(
         ValueError, match=r"wrong_kernel does not compile: (?s:.*)nothing_of_this_name"

@@ -95,8 +95,8 @@ REFUSED = {
     "shape": r"\(3, 8\) does not end with the weight's \(7,\)",
     "types": "make both fp32 or both bf16",
     "fp64": "make both fp32 or both bf16",
-    "long": "rows of 16385 numbers do not fit",
-    "devices": "the weight on meta",
+    "long": "rows of 16385 elements exceed",
+    "devices": "the weight is on meta",
 }
 
 

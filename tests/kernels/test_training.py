@@ -92,4 +92,4 @@ def test_what_does_not_go_together_is_one_sentence(capsys):
     flags = ["--optimizer", "adamw-triton", "--device", "cpu", "--steps", "1", "--layers", "1"]
     assert main(flags) != 0
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "need a GPU" in said and "take --optimizer adamw, or" in said
+    assert said.count("\n") == 1 and "need a GPU" in said and "use --optimizer adamw, or" in said

@@ -1,14 +1,14 @@
-"""Kernels in the Triton language (the language, not the server): what a step costs that only moves
-bytes, written by hand.
+"""Handwritten kernels in the Triton language (the language, not the server), for work whose cost
+is moving bytes.
 
     AdamWTriton          a torch optimizer whose step is one launch for all tensors (adamw.py)
     rms_norm             RMSNorm, forward and backward, each one pass over memory (rms_norm.py)
-    paged_attention …    what a served model computes in a decode step besides its matrix products,
-                         and products with weights in whole numbers (decode.py)
-    machine_code         what a GPU would execute, without a GPU (machine_code.py)
+    paged_attention …    a served model's decode step except its matrix products, and products with
+                         integer weights (decode.py)
+    machine_code         the instructions a GPU would execute, without a GPU (machine_code.py)
 
-On a GPU Triton compiles them. On a CPU its interpreter runs them, if TRITON_INTERPRET=1 is set
-before Triton is imported: right values, and no times (language.py).
+On a GPU, Triton compiles them. On a CPU, its interpreter runs them if TRITON_INTERPRET=1 is set
+before Triton is imported: the values are right, the times meaningless (language.py).
 """
 
 from utils.kernels.adamw import AdamWTriton

@@ -1,20 +1,20 @@
-"""AdamW's step as one kernel: each number is read once and written once.
+"""AdamW's step as one kernel: each value is read once and written once.
 
     optimizer = AdamWTriton(model.parameters(), lr=3e-4, weight_decay=0.1)
     loss.backward()
     optimizer.step()                       # one launch for all tensors
 
-    adamw_one[(triton.cdiv(n, 1024),)](p, g, m, v, n, *numbers, BLOCK=1024)      # one tensor, bare
+    adamw_one[(triton.cdiv(n, 1024),)](p, g, m, v, n, *numbers, BLOCK=1024)      # a single tensor
 
-Per parameter in fp32 a step reads p, g, m, v and writes p, m, v: 7 · 4 = 28 bytes, and does about
+Per fp32 parameter a step reads p, g, m, v and writes p, m, v: 7 · 4 = 28 bytes, and performs about
 15 operations. A GPU has time for hundreds of operations per byte, so the bytes are the whole cost.
 With bf16 weights and gradients there are two ways:
 
     a master copy        p 2 (written), g 2, master, m, v 3 · 4 read and written       28 bytes
     stochastic rounding  p 2 read and written, g 2, m, v 2 · 4 read and written        22 bytes
 
-Rounding to the nearest loses every step that is smaller than half the distance to the next bf16;
-the master keeps it. Stochastic rounding (Gupta et al. 2015, arXiv 1502.02551) keeps it on average.
+Rounding to nearest loses every update smaller than half the distance to the next bf16 value; the
+master keeps it. Stochastic rounding (Gupta et al. 2015, arXiv 1502.02551) keeps it on average.
 
 Loshchilov & Hutter 2017 (arXiv 1711.05101), Algorithm 2, in the order of torch's operations:
 
@@ -34,8 +34,8 @@ import torch
 
 from utils.kernels.language import check_device, tl, to_bf16, to_bf16_stochastic, triton
 
-BLOCK = 1024  # numbers of one program
-WARPS = 4  # 128 threads of 8 numbers each: two 128-bit accesses for each of a tensor's blocks
+BLOCK = 1024  # elements per program
+WARPS = 4  # 128 threads with 8 elements each: two 128-bit accesses per block of a tensor
 STATE = ("exp_avg", "exp_avg_sq")  # torch's names
 MASTER = "master_param"
 RATES = ("betas", "eps", "weight_decay")  # in the order of `numbers`
@@ -45,7 +45,7 @@ RATES = ("betas", "eps", "weight_decay")  # in the order of `numbers`
 
 @triton.jit
 def rule(p, g, m, v, decay, rest1, beta2, rest2, step_size, root, eps):
-    """AdamW for fp32 numbers that are loaded already: (p, m, v) after the step.
+    """AdamW on fp32 values that are already loaded: (p, m, v) after the step.
 
     decay 1 - lr · weight_decay, rest1 1 - β1, rest2 1 - β2, step_size lr / (1 - β1^t),
     root √(1 - β2^t): computed once, in fp64, by the caller.
@@ -62,7 +62,7 @@ def adamw_one(
     p_ptr, g_ptr, m_ptr, v_ptr, n, decay, rest1, beta2, rest2, step_size, root, eps,
     BLOCK: tl.constexpr,
 ):
-    """One tensor of n fp32 numbers, in place. Grid: ⌈n / BLOCK⌉ programs."""
+    """Update one tensor of n fp32 elements in place. Grid: ⌈n / BLOCK⌉ programs."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
     p = tl.load(p_ptr + offsets, mask)
@@ -78,7 +78,7 @@ def adamw_one(
 def numbers(
     step: float, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> list[float]:
-    """What the kernels take besides tensors, in their order, for step t = 1, 2, …"""
+    """The kernels' scalar arguments, in order, for step t = 1, 2, …"""
     beta1, beta2 = betas
     return [
         1 - lr * weight_decay,
@@ -93,14 +93,14 @@ def numbers(
 
 # ---- 2. many tensors in one launch
 
-FIELDS = tl.constexpr(7)  # of a row of `table`: size, first program, and five addresses
-NUMBERS = tl.constexpr(8)  # of a row of `hyper`: see `numbers`, and the step
+FIELDS = tl.constexpr(7)  # in a row of `table`: size, first program, and five addresses
+NUMBERS = tl.constexpr(8)  # in a row of `hyper`: those of `numbers`, and the step
 
 
 @triton.jit
 def pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
-    """The pointer that an address from the table stands for. Addresses that 16 bytes divide let
-    the compiler move four fp32 numbers by one instruction."""
+    """The pointer for an address from the table. With 16-byte alignment the compiler can move four
+    fp32 values with one instruction."""
     found = tl.load(address).to(tl.pointer_type(dtype))
     return tl.multiple_of(found, 16) if ALIGNED else found
 
@@ -110,19 +110,19 @@ def adamw_many(
     table, hyper, tensor_of, seed,
     KIND: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Many tensors, in place: program i works on a block of the tensor `tensor_of[i]`.
+    """Update many tensors in place: program i works on a block of the tensor `tensor_of[i]`.
 
-    table       (tensors, FIELDS) int64: how many numbers, its first program, addresses of weights,
+    table       (tensors, FIELDS) int64: number of elements, first program, addresses of weights,
                 gradients, exp_avg, exp_avg_sq, master
-    hyper       (tensors, NUMBERS) fp32: see `numbers`, and the step
+    hyper       (tensors, NUMBERS) fp32: those of `numbers`, and the step
     tensor_of   (programs,) int32
-    KIND        "fp32"; of bf16 weights "master" or "stochastic"
-    ALIGNED     16 divides every address and every size
+    KIND        "fp32"; for bf16 weights "master" or "stochastic"
+    ALIGNED     whether every address and every size is a multiple of 16
     """
     tensor = tl.load(tensor_of + tl.program_id(0)).to(tl.int64)
     row = table + tensor * FIELDS
     n = tl.load(row)
-    if ALIGNED:  # then a mask is the same for four neighbours
+    if ALIGNED:  # then four neighbours share one mask
         n = tl.multiple_of(n, 16)
     offsets = (tl.program_id(0) - tl.load(row + 1)) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
@@ -155,7 +155,7 @@ def adamw_many(
         tl.store(master_ptr, p, mask)
         tl.store(p_ptr, to_bf16(p), mask)
     else:
-        # The number's place, its tensor and the step make its random bits: Philox, of which 7
+        # An element's position, its tensor and the step determine its random bits, by Philox: 7
         # rounds are enough (Salmon et al. 2011, "Parallel random numbers", Table 2).
         low = offsets.to(tl.uint32)
         high = (offsets >> 32).to(tl.uint32)
@@ -173,17 +173,17 @@ class AdamWTriton(torch.optim.Optimizer):
     """AdamW whose step is one launch for all tensors of a type, in place.
 
     Its state has torch's names (step, exp_avg, exp_avg_sq), in fp32, so that a state_dict of
-    torch.optim.AdamW goes on here and the other way round. For bf16 weights, whose gradients are
-    bf16 too, there is also the fp32 `master_param`, unless `stochastic_rounding` is asked for: then
-    weights are rounded up or down at random, and `seed`, the step and the place of a number decide
-    which. Tensors whose address or size 16 does not divide get a launch of their own.
+    torch.optim.AdamW can be continued here and vice versa. For bf16 weights, with bf16 gradients,
+    there is also the fp32 `master_param`, unless `stochastic_rounding` is set: then weights are
+    randomly rounded up or down, depending on `seed`, the step and the element's position. Tensors
+    whose address or size is not a multiple of 16 get a separate launch.
 
-    params   tensors or groups: fp32 or bf16, contiguous, all on one device; of a DTensor the local
-             shard is stepped. Parameters without a gradient are skipped
-    lr, betas, eps, weight_decay   as torch.optim.AdamW has them; the decay is decoupled
+    params   tensors or groups: fp32 or bf16, contiguous, all on one device; for a DTensor the local
+             shard is updated. Parameters without a gradient are skipped
+    lr, betas, eps, weight_decay   as in torch.optim.AdamW; the decay is decoupled
 
-    Raises ValueError with one sentence for whatever it cannot do: `LEFT_OUT`, other types and
-    layouts, several devices, the CPU where TRITON_INTERPRET=1 is not set.
+    Raises ValueError with one sentence for everything unsupported: `LEFT_OUT`, other types and
+    layouts, several devices, or the CPU without TRITON_INTERPRET=1.
     """
 
     def __init__(
@@ -212,21 +212,21 @@ class AdamWTriton(torch.optim.Optimizer):
             raise
 
     def _check(self):
-        """Of all groups, of which the last is new."""
+        """Check all groups, of which the last is new."""
         _check_group(self.param_groups[-1])
         devices = {p.device for group in self.param_groups for p in group["params"]}
         if len(devices) > 1:
             names = ", ".join(sorted(map(str, devices)))
             raise ValueError(
-                f"the parameters are on {names}, and one launch is on one device: make an "
-                "optimizer for each"
+                f"the parameters are on {names}, but a launch uses one device: make one optimizer "
+                "per device"
             )
         for device in devices:
             check_device(device, "torch.optim.AdamW")
 
     @torch.no_grad()
     def step(self, closure: Callable | None = None) -> Any:
-        """Updates every parameter that has a gradient; returns what `closure` returns."""
+        """Update every parameter that has a gradient; return the result of `closure`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -238,7 +238,7 @@ class AdamWTriton(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     kind, row = self._row(parameter, group, known)
                     stepped.append(parameter)
-                    if row[0][0]:  # an empty tensor has nothing to step
+                    if row[0][0]:  # an empty tensor needs no step
                         launches.setdefault(kind, []).append(row)
         torch.autograd.graph.increment_version(stepped)  # autograd does not see the kernel
         for (kind, aligned), rows in launches.items():
@@ -246,7 +246,7 @@ class AdamWTriton(torch.optim.Optimizer):
         return loss
 
     def _row(self, parameter, group, known):
-        """((kind, aligned), (a row of the table, its numbers)) of one tensor; counts its step."""
+        """((kind, aligned), (table row, scalars, device)) of a tensor; counts its step."""
         weight, gradient = _local(parameter), _local(parameter.grad)
         _check_gradient(weight, gradient)
         state = self._state_of(parameter, group)
@@ -256,7 +256,7 @@ class AdamWTriton(torch.optim.Optimizer):
         tensors = [weight, gradient, *(_local(state[name]) for name in names)]
         for name, tensor in zip(names, tensors[2:]):
             if tensor.dtype != torch.float32 or not tensor.is_contiguous():
-                raise ValueError(f"{name} is not contiguous fp32: load it by load_state_dict")
+                raise ValueError(f"{name} is not contiguous fp32: load it with load_state_dict")
         n, addresses = weight.numel(), [tensor.data_ptr() for tensor in tensors]
         aligned = math.gcd(16, n, *addresses) == 16
         kind = "fp32"
@@ -271,7 +271,7 @@ class AdamWTriton(torch.optim.Optimizer):
         state = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.tensor(0.0)
-        if state["step"].device.type != "cpu":  # a checkpoint may have brought it to the GPU
+        if state["step"].device.type != "cpu":  # a checkpoint may have put it on the GPU
             state["step"] = state["step"].cpu()
         for name in STATE:
             if name not in state:
@@ -300,13 +300,13 @@ class AdamWTriton(torch.optim.Optimizer):
             )
 
     def load_state_dict(self, state_dict: dict) -> None:
-        """Takes what `state_dict` gave, here or in torch.optim.AdamW."""
+        """Load a state_dict of this class or of torch.optim.AdamW."""
         for group in state_dict["param_groups"]:
             _refuse_left_out({name: group.get(name) for name in ("amsgrad", "maximize")})
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group.setdefault("stochastic_rounding", self.defaults["stochastic_rounding"])
-        # torch has rounded the state to the type of the weights: ours is fp32
+        # torch has rounded the state to the type of the weights; ours is fp32
         saved = itertools.chain.from_iterable(g["params"] for g in state_dict["param_groups"])
         mine = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
         for number, parameter in zip(saved, mine):
@@ -335,12 +335,12 @@ def _check_group(group):
     for parameter in group["params"]:
         shape = f"a parameter of shape {tuple(parameter.shape)}"
         if parameter.dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"{shape} is {parameter.dtype}: the kernel steps fp32 and bf16")
+            raise ValueError(f"{shape} is {parameter.dtype}: the kernel supports fp32 and bf16")
         if parameter.layout != torch.strided:
-            raise ValueError(f"{shape} is {parameter.layout}: the kernel steps dense tensors")
+            raise ValueError(f"{shape} is {parameter.layout}: the kernel supports dense tensors")
         if not _local(parameter).is_contiguous():
             raise ValueError(
-                f"{shape} is not contiguous, and the kernel would write beside it: make it from "
+                f"{shape} is not contiguous, and the kernel would write outside it: make it from "
                 ".contiguous()"
             )
 
@@ -348,32 +348,32 @@ def _check_group(group):
 def _check_gradient(weight, gradient):
     shape = f"the gradient of a parameter of shape {tuple(weight.shape)}"
     if gradient.layout != torch.strided:
-        raise ValueError(f"{shape} is {gradient.layout}: the kernel steps dense tensors")
+        raise ValueError(f"{shape} is {gradient.layout}: the kernel supports dense tensors")
     if gradient.dtype != weight.dtype:
-        raise ValueError(f"{shape} is {gradient.dtype}, and the kernel takes {weight.dtype} there")
+        raise ValueError(f"{shape} is {gradient.dtype}, but the kernel needs {weight.dtype}")
     if gradient.device != weight.device:
-        raise ValueError(f"{shape} is on {gradient.device}, and the parameter on {weight.device}")
+        raise ValueError(f"{shape} is on {gradient.device}, the parameter on {weight.device}")
     if not gradient.is_contiguous() or not weight.is_contiguous():
-        raise ValueError(f"{shape}, or it itself, is not contiguous: call .contiguous() on it")
+        raise ValueError(f"{shape}, or the parameter, is not contiguous: call .contiguous() on it")
 
 
 def _local(tensor):
-    """The part of a DTensor that is on this rank; any other tensor itself."""
+    """This rank's shard of a DTensor; any other tensor itself."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _put(rows, dtype, device):
-    """Rows as a tensor on the device, without waiting for it."""
+    """Rows as a tensor on the device, without waiting for the copy."""
     pinned = device.type == "cuda"
     return torch.tensor(rows, dtype=dtype, pin_memory=pinned).to(device, non_blocking=True)
 
 
 @lru_cache(maxsize=16)
 def _table(tensors, programs, device):
-    """The table of a launch. As a rule the addresses are those of the step before, and it is on the
-    device already.
+    """The table of a launch. Usually the addresses are those of the previous step, and the table is
+    already on the device.
 
-    tensors   of each (size, address of the weights, of the gradients, …);   programs   of each
+    tensors   (size, address of the weights, of the gradients, …) of each;   programs   of each
     """
     first = itertools.accumulate([0, *programs])
     rows = [[n, start, *addresses] for (n, *addresses), start in zip(tensors, first)]
@@ -382,6 +382,6 @@ def _table(tensors, programs, device):
 
 @lru_cache(maxsize=16)
 def _tensor_of(programs, device):
-    """For each program the number of its tensor: (sum of programs,) int32."""
+    """The index of each program's tensor: (sum of programs,) int32."""
     counts = torch.tensor(programs, device=device)
     return torch.repeat_interleave(torch.arange(len(programs), device=device), counts).int()

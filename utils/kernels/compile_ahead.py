@@ -1,10 +1,10 @@
-"""Compiles one kernel for one GPU, and takes the result apart: what `machine_code` starts.
+"""Compiles one kernel for one GPU and extracts the results; `machine_code` starts it.
 
     python -P utils/kernels/compile_ahead.py < request.json > result.json
 
-It is a process of its own, because one whose kernels are interpreted cannot compile. It needs no
-GPU and no driver, and imports neither torch nor the workshop. `ptxas` and `cuobjdump` lie in
-Triton's package; AMD's assembly is LLVM's own.
+It runs in a separate process, because a process that interprets its kernels cannot compile. It
+needs no GPU and no driver, and imports neither torch nor the workshop. `ptxas` and `cuobjdump` are
+in Triton's package; AMD's assembly comes from LLVM.
 """
 
 import json
@@ -24,12 +24,12 @@ def compile_ahead(
     target: tuple[str, int | str, int],
     warps: int,
 ) -> dict:
-    """{"ttgir", "assembly", "usage", "shared"}: texts of Triton and of its assembler, and bytes.
+    """{"ttgir", "assembly", "usage", "shared"}: text from Triton and its assembler, and bytes.
 
-    source       a file of Python with the kernel and all that it uses
+    source       Python source with the kernel and everything it uses
     signature    {argument: Triton's type}, in order; "constexpr" for `constants`
-    divisible    arguments that 16 divides
-    target       Triton's word for the vendor, the architecture, threads of a warp
+    divisible    arguments that are multiples of 16
+    target       Triton's name of the vendor, the architecture, threads per warp
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -39,7 +39,7 @@ def compile_ahead(
     if vendor.lower() not in triton.backends.backends:
         raise RuntimeError(f"Triton {triton.__version__} here has no compiler for {vendor}'s GPUs")
     with tempfile.TemporaryDirectory() as folder:
-        triton.knobs.cache.dir = folder  # nothing stays behind
+        triton.knobs.cache.dir = folder  # leaves nothing behind
         file = Path(folder) / "kernel.py"
         file.write_text(source)
         names = {"__name__": "kernel"}
@@ -70,5 +70,5 @@ def compile_ahead(
 if __name__ == "__main__":
     try:
         json.dump(compile_ahead(**json.load(sys.stdin)), sys.stdout)
-    except Exception as error:  # whatever is wrong with a learner's kernel
+    except Exception as error:  # any error in a learner's kernel
         json.dump({"error": f"{type(error).__name__}: {error}"}, sys.stdout)

@@ -1,23 +1,23 @@
-"""One decode step of a served Llama-layout model, without its matrix products in floating point:
-what each layer does to a few rows.
+"""A decode step of a served Llama-layout model, except its floating-point matrix products: the
+operations of each layer on a few rows.
 
-    h = add_norm(x, y, weight, eps)                      # x += y, and the RMSNorm of that
+    h = add_norm(x, y, weight, eps)                      # x += y, and the RMSNorm of the sum
     q = turn_and_keep(qkv, cos, sin, positions, table, keys, values, heads)
     y = paged_attention(q, keys, values, table, positions + 1, splits)
     h = gated(gate_up)                                   # silu(gate) · up
-    y = int8_product(h, values, scale)                   # weights of 8 bits; int4_product: of 4
+    y = int8_product(h, values, scale)                   # 8-bit weights; int4_product: 4-bit
     tokens = race(logits, temperature, seeds, positions)
 
-A step reads every weight and every key and value that is looked at once, and computes little with
-them: its time is that of its bytes and of its launches. All functions can be captured in a CUDA
-graph: shapes fix the grids, and whatever changes from step to step is read from tensors.
+A step reads every weight, and every key and value it needs, once, and computes little with them:
+its time is that of its bytes and its launches. All functions can be captured in a CUDA graph:
+shapes fix the grids, and everything that changes from step to step is read from tensors.
 
-Shapes: B rows (one token of each sequence), H query heads, K key-value heads, D head size, W blocks
-of a row of the table, V vocabulary; in products K inputs and N outputs. Keys and values are in
-blocks of BLOCK positions, (blocks, K, BLOCK, D) each, of which `table` (B, W) int32 says which hold
-a sequence's (Kwon et al. 2023, arXiv 2309.06180). Tensors are contiguous, but for the distance of
-blocks. x, q, logits, keys and values are fp32, bf16 or fp16, sums are in fp32; with fp32 inputs all
-products are, too.
+Shapes: B rows (one token per sequence), H query heads, K key-value heads, D head size, W blocks in
+a row of the table, V vocabulary; in products K inputs and N outputs. Keys and values are stored in
+blocks of BLOCK positions, (blocks, K, BLOCK, D) each; `table` (B, W) int32 lists each sequence's
+blocks (Kwon et al. 2023, arXiv 2309.06180). Tensors are contiguous except for the stride between
+blocks. x, q, logits, keys and values are fp32, bf16 or fp16; sums are in fp32, and with fp32 inputs
+so are all products.
 """
 
 import math
@@ -26,11 +26,11 @@ import torch
 
 from utils.kernels.language import INTERPRETED, check_device, rounded, tl, triton
 
-# ---- 1. attention: few queries look at many keys
+# ---- 1. attention: few queries, many keys
 #
-# A program serves the query heads that share one key-value head, so that keys are read once. Where
-# there are few sequences, each is split over several programs, each of which has a softmax of its
-# own; their results are joined by the logarithms of the sums (Dao et al. 2023, "Flash-Decoding").
+# A program serves the query heads that share one key-value head, so that keys are read once. If
+# there are few sequences, each is split over several programs, each with its own softmax; their
+# results are merged using the logarithms of the sums (Dao et al. 2023, "Flash-Decoding").
 
 
 @triton.jit
@@ -44,15 +44,15 @@ def attention_kernel(
 
     y_ptr       (B, H, splits, D): softmax(q·kᵀ)·v of this part
     sums_ptr    (B, H, splits): log2 of the sum of 2^score, -inf for a part without positions;
-                None where there is one split
-    width       blocks of a row of the table;   key_block, value_block: from block to block
-    scale       log2(e) / √D, since powers of 2 are what the hardware has
+                None with a single split
+    width       blocks in a row of the table;   key_block, value_block: strides between blocks
+    scale       log2(e) / √D, since the hardware computes powers of 2
     """
     row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(2)
     queries = tl.arange(0, ROWS)
     d = tl.arange(0, COLUMNS)
-    number = (row * tl.num_programs(1) + head) * GROUP + queries  # of a query among all B·H
+    number = (row * tl.num_programs(1) + head) * GROUP + queries  # index of a query among all B·H
     mine = (queries < GROUP)[:, None] & (d < D)[None, :]
     q = tl.load(q_ptr + number[:, None] * D + d[None, :], mine, other=0.0)
     q = q.to(tl.float32) if FP32 else q
@@ -85,7 +85,7 @@ def attention_kernel(
         y = y * shrunk[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         largest = now
 
-    y = y / tl.maximum(total, 1.0)[:, None]  # 1 is of the largest score; 0 where nothing was seen
+    y = y / tl.maximum(total, 1.0)[:, None]  # total ≥ 1, or 0 without positions
     place = number * splits + split
     tl.store(y_ptr + place[:, None] * D + d[None, :], rounded(y, y_ptr), mine)
     if sums_ptr is not None:
@@ -97,7 +97,7 @@ def combine_kernel(
     parts_ptr, sums_ptr, y_ptr, splits,
     D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Program i: the parts of query i, each as heavy as its sum, become row i of y_ptr (B·H, D)."""
+    """Program i: merge the parts of query i, weighted by their sums, as row i of y_ptr (B·H, D)."""
     query = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, ROWS)
     d = tl.arange(0, COLUMNS)
@@ -119,19 +119,20 @@ def paged_attention(
     lengths: torch.Tensor,
     splits: int,
 ) -> torch.Tensor:
-    """Each row's query heads look at the first `lengths` positions of its sequence: (B, H, D).
+    """Attention of each row's query heads to the first `lengths` positions of its sequence:
+    (B, H, D).
 
     q        (B, H, D);   keys, values  (blocks, K, BLOCK, D), BLOCK a power of two
     table    (B, W) int32: blocks of each row;   lengths  (B,) int32, 1 or more
-    splits   programs that share a row's positions, see `splits_for`
+    splits   programs that divide a row's positions, see `splits_for`
     """
     _check(q, keys, values)
     B, H, D = q.shape
     K, block = keys.shape[1:3]
-    columns = max(16, triton.next_power_of_2(D))  # tensor cores take 16 at least
+    columns = max(16, triton.next_power_of_2(D))  # tensor cores need at least 16
     tile = min(128, max(16, 2**14 // (columns * q.element_size())))  # 16 KiB of keys
-    fp32 = INTERPRETED or q.dtype == torch.float32  # the interpreter has no products of bf16
-    # one split has the result's own type, and nothing is left to join
+    fp32 = INTERPRETED or q.dtype == torch.float32  # the interpreter has no bf16 products
+    # a single split has the result's type and needs no merging
     parts = q.new_empty(B, H, splits, D, dtype=torch.float32 if splits > 1 else q.dtype)
     sums = q.new_empty(B, H, splits, dtype=torch.float32) if splits > 1 else None
     attention_kernel[(B, K, splits)](
@@ -148,15 +149,15 @@ def paged_attention(
 
 
 def splits_for(batch: int, kv_heads: int, max_positions: int, processors: int) -> int:
-    """How many programs share a row's positions, so that about two stand on each processor (SM).
+    """How many programs divide a row's positions, so that each processor (SM) gets about two.
 
-    More than one for 64 positions have nothing to do, and more than 64 are not worth their joining.
+    More than one per 64 positions would be idle, and more than 64 are not worth merging.
     """
     wanted = -(-2 * processors // (batch * kv_heads))
     return max(1, min(wanted, -(-max_positions // 64), 64))
 
 
-# ---- 2. keys and values go to their place
+# ---- 2. keys and values into the cache
 
 
 @triton.jit
@@ -165,7 +166,7 @@ def turn_kernel(
     width, key_block, value_block,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Program (b, h): one head of row b, a query's, a key's or a value's."""
+    """Program (b, h): one head of row b, for queries, keys or values."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, COLUMNS)
     x = tl.load(qkv_ptr + (row * (H + 2 * K) + head) * D + d, d < D, other=0.0).to(tl.float32)
@@ -199,11 +200,11 @@ def turn_and_keep(
     values: torch.Tensor,
     heads: int,
 ) -> torch.Tensor:
-    """Turns queries and keys to their positions, writes keys and values into their blocks, and
-    returns the queries (B, H, D).
+    """Rotate queries and keys by position, write keys and values into their blocks, and return the
+    queries (B, H, D).
 
-    qkv         (B, (H + 2·K)·D): of each head values 2i and 2i + 1 are a complex number, which
-                cos + i·sin of its position is multiplied with
+    qkv         (B, (H + 2·K)·D): elements 2i and 2i + 1 of each head form a complex number, which
+                is multiplied by cos + i·sin of its position
     cos, sin    (P, D/2) fp32;   positions  (B,) int32 or int64
     table, keys, values   as in `paged_attention`;   heads  H
     """
@@ -233,7 +234,7 @@ def add_norm_kernel(x_ptr, y_ptr, w_ptr, h_ptr, d, eps, BLOCK: tl.constexpr):
         x += tl.load(y_ptr + offsets, mask, other=0.0).to(tl.float32)
         sums = rounded(x, x_ptr)
         tl.store(x_ptr + offsets, sums, mask)
-        x = sums.to(x_ptr.dtype.element_ty).to(tl.float32)  # what the next layer will see
+        x = sums.to(x_ptr.dtype.element_ty).to(tl.float32)  # as the next layer will see it
     w = tl.load(w_ptr + columns, mask, other=0.0).to(tl.float32)
     inverse = 1 / tl.sqrt_rn(tl.sum(x * x, 0) / d + eps)
     tl.store(h_ptr + offsets, rounded(x * inverse * w, h_ptr), mask)
@@ -242,7 +243,7 @@ def add_norm_kernel(x_ptr, y_ptr, w_ptr, h_ptr, d, eps, BLOCK: tl.constexpr):
 def add_norm(
     x: torch.Tensor, y: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """x += y in place, where there is a y, and RMSNorm(x)·weight: x, y and result (B, d)."""
+    """Add y to x in place, unless y is None; return RMSNorm(x)·weight. x, y and result (B, d)."""
     _check(x)
     h, d = torch.empty_like(x), x.shape[1]
     block = triton.next_power_of_2(d)
@@ -264,7 +265,7 @@ def gated_kernel(gate_up_ptr, y_ptr, M, BLOCK: tl.constexpr):
 
 
 def gated(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up of (B, 2·M), gate first: (B, M). silu is rounded as PyTorch's is."""
+    """silu(gate) · up of (B, 2·M), gate first: (B, M). silu is rounded as in PyTorch."""
     _check(gate_up)
     B, M = len(gate_up), gate_up.shape[1] // 2
     y = gate_up.new_empty(B, M)
@@ -272,15 +273,15 @@ def gated(gate_up: torch.Tensor) -> torch.Tensor:
     return y
 
 
-# ---- 4. weights in whole numbers times few rows
+# ---- 4. integer weights times few rows
 #
-# A program has some outputs and reads their weights once, for all rows, by the tensor cores, which
-# take 16 rows at least.
+# A program computes some outputs and reads their weights once for all rows. It uses the tensor
+# cores, which need at least 16 rows.
 
 
 @triton.jit
 def quantize_kernel(x_ptr, scale_ptr, values_ptr, K, GIVEN: tl.constexpr, BLOCK: tl.constexpr):
-    """Program i: row i of (B, K) in 8 bits, by its largest number, or with the scale GIVEN."""
+    """Program i: row i of (B, K) in 8 bits, scaled by its largest value or the GIVEN scale."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     if GIVEN:
@@ -296,7 +297,7 @@ def quantize_kernel(x_ptr, scale_ptr, values_ptr, K, GIVEN: tl.constexpr, BLOCK:
     for start in range(0, K, BLOCK):
         mask = start + columns < K
         x = tl.load(x_ptr + row * K + start + columns, mask, other=0.0).to(tl.float32)
-        # beyond 2^23 fp32 has whole numbers only: the addition rounds, to the even one of two
+        # beyond 2^23 fp32 has only integers: the addition rounds, ties to even
         whole = x * inverse + 12582912.0 - 12582912.0
         tl.store(values_ptr + row * K + start + columns, whole.to(tl.int8), mask)
 
@@ -353,7 +354,7 @@ def int4_kernel(
             (outputs < N)[None, :] & (groups < G)[:, None], other=0.0,
         )
         packed = tl.permute(tl.reshape(packed, (OUTPUTS, GROUPS, 16)), (1, 2, 0))
-        low = (packed << 4).to(tl.int8, bitcast=True) >> 4  # with its sign
+        low = (packed << 4).to(tl.int8, bitcast=True) >> 4  # sign-extended
         high = packed.to(tl.int8, bitcast=True) >> 4
         x = x.to(tl.float32) if FP32 else x
         even, odd = tl.split(tl.reshape(x, (ROWS, GROUPS, 16, 2)))
@@ -361,13 +362,13 @@ def int4_kernel(
         products = tl.dot(
             tl.permute(odd, (1, 0, 2)), high.to(x.dtype), products, input_precision="ieee"
         )
-        sums += products * scale[:, None, :]  # of a group: the weights themselves stay whole
+        sums += products * scale[:, None, :]  # per group: the weights themselves stay integers
     write(tl.sum(sums, 0), bias_ptr, y_ptr, rows, outputs, B, N)
 
 
 @triton.jit
 def write(y, bias_ptr, y_ptr, rows, outputs, B, N):
-    """fp32 sums into y_ptr (B, N); the bias is added to what was rounded, as PyTorch does."""
+    """Write fp32 sums to y_ptr (B, N); the bias is added after rounding, as in PyTorch."""
     y = rounded(y, y_ptr)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + outputs, outputs < N, other=0.0).to(tl.float32)
@@ -384,11 +385,11 @@ def int8_product(
     bias: torch.Tensor | None = None,
     row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x (B, K) times 8-bit weights: (B, N). Each row of x becomes 8 bits; the sums are exact.
+    """x (B, K) times 8-bit weights: (B, N). Each row of x is quantized to 8 bits; sums are exact.
 
     values      (N, K) int8;   scale  (N,) or (N, 1) fp32;   bias  (N,)
-    row_scale   (B, 1) fp32, largest number of a row / 127, where other ranks have columns, too;
-                None: of the columns that are here
+    row_scale   (B, 1) fp32, a row's largest absolute value / 127, if other ranks also have columns;
+                None: computed from the columns here
     """
     _check(x)
     (B, K), N = x.shape, len(values)
@@ -396,7 +397,7 @@ def int8_product(
     given = row_scale is not None
     if not given:
         row_scale = x.new_empty(B, 1, dtype=torch.float32)
-    exact = {"enable_fp_fusion": False}  # a product and a sum in one would be rounded once only
+    exact = {"enable_fp_fusion": False}  # a fused product and sum would be rounded only once
     block = min(4096, triton.next_power_of_2(K))
     quantize_kernel[(B,)](
         x, row_scale, whole, K, GIVEN=given, BLOCK=block, num_warps=8, **exact
@@ -417,11 +418,11 @@ def int4_product(
     offset: int,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x (B, K) times 4-bit weights: (B, N). Products and sums are those of x as it is.
+    """x (B, K) times 4-bit weights: (B, N). x is not quantized.
 
-    packed  (N, G·16) uint8, as stored: two columns in a byte, the even one in its low four bits
-    scale   (N, G) fp32, of 32 columns each;   bias  (N,)
-    offset  columns of the first group that another rank has
+    packed  (N, G·16) uint8, as stored: two columns per byte, the even one in its low four bits
+    scale   (N, G) fp32, one per 32 columns;   bias  (N,)
+    offset  number of columns of the first group that are on another rank
     """
     _check(x)
     (B, K), (N, G) = x.shape, scale.shape
@@ -435,7 +436,7 @@ def int4_product(
 
 
 def _tiles(B, N):
-    """(rows, outputs, warps) of a program: enough programs for a large GPU, where N allows it."""
+    """(rows, outputs, warps) of a program: enough programs for a large GPU, if N allows it."""
     rows = max(16, triton.next_power_of_2(B))
     outputs = 16 if rows == 16 and N <= 2**13 else 32 if N <= 2**14 else 64
     return rows, outputs, outputs // 8 if outputs < 64 else 4
@@ -443,9 +444,9 @@ def _tiles(B, N):
 
 # ---- 5. the next token
 #
-# A token drawn by the softmax of logits / temperature is the winner of logits + temperature ·
+# A token drawn from the softmax of logits / temperature is the argmax of logits + temperature ·
 # noise, where the noise is minus the logarithm of an exponential time (the Gumbel-max trick:
-# Maddison et al. 2014, arXiv 1411.0030). At temperature 0 that is the largest logit.
+# Maddison et al. 2014, arXiv 1411.0030). At temperature 0 it is the largest logit.
 
 
 @triton.jit
@@ -453,7 +454,7 @@ def race_kernel(
     logits_ptr, temperature_ptr, seeds_ptr, positions_ptr, best_ptr, token_ptr, V,
     BLOCK: tl.constexpr,
 ):
-    """Program (b, i): the best of block i of row b, and its number."""
+    """Program (b, i): the best score in block i of row b, and its token."""
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tokens = chunk * BLOCK + tl.arange(0, BLOCK)
     scores = tl.load(logits_ptr + row * V + tokens, tokens < V, other=-float("inf"))
@@ -465,7 +466,7 @@ def race_kernel(
         zero = tokens * 0
         random, _, _, _ = tl.philox(seed, tokens, position.to(tl.int32) + zero, zero, zero)
         u = (random.to(tl.float32) + 0.5) * 2.3283064e-10  # 2^-32: between 0 and 1
-        # an exponential time is -log(1 - u); the winner's is small, and 1 - u would cut it short
+        # an exponential time is -log(1 - u); the winner's is small, and 1 - u would lose its digits
         time = tl.where(u < 0.01, u * (1 + u * (0.5 + u * (1 / 3 + u / 4))), -tl.log(1 - u))
         scores -= temperature * tl.log(time)
     best, place = tl.max(scores, 0, return_indices=True)
@@ -475,7 +476,7 @@ def race_kernel(
 
 @triton.jit
 def winner_kernel(best_ptr, token_ptr, winner_ptr, chunks, BLOCK: tl.constexpr):
-    """Program b: the best of a row's blocks."""
+    """Program b: the best token among a row's blocks."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * chunks + places, places < chunks, other=-float("inf"))
@@ -488,10 +489,10 @@ def race(
 ) -> torch.Tensor:
     """A token for each row of logits (B, V): (B,) int64. NaN is never chosen.
 
-    temperature   (B,) fp32; where it is 0, the largest logit's token, the first of equal ones;
-                  else a draw from the softmax of logits / temperature
-    seeds         (B,) int64;   positions  (B,) int32 or int64: with the token's number they make
-                  the noise, so that a row draws the same in any company
+    temperature   (B,) fp32; 0: the token with the largest logit, the first in a tie; otherwise a
+                  draw from the softmax of logits / temperature
+    seeds         (B,) int64;   positions  (B,) int32 or int64: with the token's id they determine
+                  the noise, so that a row draws the same in any batch
     """
     _check(logits)
     B, V = logits.shape
@@ -507,11 +508,11 @@ def race(
 
 
 def _check(x, *caches):
-    """Raises ValueError for what the kernels would read wrongly."""
+    """Raise ValueError for tensors that the kernels would misread."""
     check_device(x.device, "PyTorch's operators")
     for tensor in (x, *(cache[0] for cache in caches)):
         if tensor.dtype != x.dtype or not tensor.is_contiguous():
             raise ValueError(
                 f"a tensor of shape {tuple(tensor.shape)} is {tensor.dtype} with strides "
-                f"{tensor.stride()}: the kernel takes {x.dtype}, contiguous"
+                f"{tensor.stride()}: the kernel needs contiguous {x.dtype}"
             )

@@ -1,4 +1,4 @@
-"""The Triton language on this machine: is it there, and who runs its kernels?
+"""The Triton language on this machine: whether it is installed, and what runs its kernels.
 
     from utils.kernels.language import tl, triton       # instead of two imports
 
@@ -7,11 +7,10 @@
 
     TRITON_INTERPRET=1 python …                         # every kernel is interpreted
 
-`@triton.jit` hands a function to Triton's compiler, which needs a GPU, or, with TRITON_INTERPRET=1
-in the environment, to its interpreter: NumPy on the CPU, one program after the other. The whole
-process has one of the two, because the language's own functions (`tl.sum`, `tl.cdiv`) are handed
-over when Triton is imported. What the compiler would make of a kernel is therefore asked in a
-process of its own (`machine_code.py`).
+`@triton.jit` passes a function to Triton's compiler, which needs a GPU, or, with TRITON_INTERPRET=1
+in the environment, to its interpreter: NumPy on the CPU, one program at a time. The whole process
+uses one of the two, because the choice is made for the language's own functions (`tl.sum`,
+`tl.cdiv`) when Triton is imported. `machine_code.py` therefore compiles in a separate process.
 """
 
 import torch
@@ -23,45 +22,45 @@ try:
 except ImportError as error:
     raise ImportError(
         "the Triton language is not installed here: on Linux `make setup TRITON=yes` installs it "
-        f"(0.7 GB), for other systems there is none ({error})"
+        f"(0.7 GB); it does not exist for other systems ({error})"
     ) from None
 
-INTERPRETED = isinstance(tl.cdiv, InterpretedFunction)  # which of the two this process has
+INTERPRETED = isinstance(tl.cdiv, InterpretedFunction)  # which of the two this process uses
 
 if triton.knobs.runtime.interpret != INTERPRETED:
     raise ImportError(
-        "TRITON_INTERPRET was changed after Triton had been imported, which fixes who runs the "
-        "kernels of a process: set it before, in a notebook after a restart of its kernel"
+        "TRITON_INTERPRET was changed after Triton was imported, when it is too late: set it "
+        "before the import; in a notebook, restart the kernel first"
     )
 
 
 def check_device(device: torch.device, instead: str) -> None:
-    """Raises ValueError unless this process's kernels can work on tensors of that device.
+    """Raise ValueError unless this process's kernels can work on tensors of this device.
 
-    instead   what to take for tensors that they cannot
+    instead   what to use for tensors on other devices
     """
     if device.type == "cuda" and INTERPRETED:
         raise ValueError(
-            "TRITON_INTERPRET=1 is set, and the interpreter cannot read a GPU's memory: unset it, "
+            "TRITON_INTERPRET=1 is set, but the interpreter cannot read a GPU's memory: unset it, "
             "or put the tensors on the CPU"
         )
     if device.type == "cpu" and not INTERPRETED:
         raise ValueError(
-            f"Triton's kernels need a GPU, and these tensors are on the CPU: take {instead}, or "
-            "set TRITON_INTERPRET=1 before Python starts, which interprets them, for tests only"
+            f"Triton's kernels need a GPU, but these tensors are on the CPU: use {instead}, or set "
+            "TRITON_INTERPRET=1 before Python starts to interpret them, for tests only"
         )
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"Triton's kernels cannot work on {device.type}: take {instead}")
+        raise ValueError(f"Triton's kernels cannot work on {device.type}: use {instead}")
 
 
-# ---- 16 bits, by integers: the interpreter's own casts cut off what a GPU's round
+# ---- 16 bits, by integers: the interpreter's own casts truncate where a GPU's round
 
 
 @triton.jit
 def bf16_bits(x, extra):
-    """The upper 16 bits of fp32 numbers after adding `extra` (0 … 0xFFFF) to all 32: bf16.
+    """bf16 from fp32: the upper 16 bits after adding `extra` (0 … 0xFFFF) to all 32.
 
-    A carry out of the lower half is the rounding up. Infinity stays, NaN becomes the usual one.
+    A carry out of the lower half rounds up. Infinity stays; NaN becomes the canonical one.
     """
     bits = x.to(tl.uint32, bitcast=True)
     bits = tl.where(x == x, bits + extra, 0x7FC00000)
@@ -70,22 +69,22 @@ def bf16_bits(x, extra):
 
 @triton.jit
 def to_bf16(x):
-    """fp32 rounded to the nearest bf16, to the even one where two are equally near."""
+    """fp32 rounded to the nearest bf16, ties to even."""
     bits = x.to(tl.uint32, bitcast=True)
     return bf16_bits(x, 0x7FFF + ((bits >> 16) & 1))
 
 
 @triton.jit
 def rounded(x, ptr):
-    """fp32 numbers as they go to where the pointer points: to bf16 by `to_bf16`; what a store does
-    to other types is right everywhere."""
+    """fp32 values in the type of the pointer's target: bf16 by `to_bf16`; for other types the
+    store's own conversion is right everywhere."""
     return to_bf16(x) if ptr.dtype.element_ty == tl.bfloat16 else x
 
 
 @triton.jit
 def to_bf16_stochastic(x, random):
-    """fp32 rounded up to a bf16 with a probability equal to the part of the way up, else down.
+    """fp32 rounded up to bf16 with a probability equal to the fraction of the way up, else down.
 
-    random   32 random bits for each number
+    random   32 random bits per value
     """
     return bf16_bits(x, random.to(tl.uint32, bitcast=True) & 0xFFFF)

@@ -1,15 +1,15 @@
-"""What a GPU would execute, read from the machine code: no GPU and no driver are needed.
+"""The instructions a GPU would execute, read from machine code, without a GPU or a driver.
 
     code = machine_code(adamw_one, p, g, m, v, n, *numbers, BLOCK=1024, gpu="H100")
-    code.loads, code.stores        # {128: 8}, {128: 6}: instructions by the bits for a thread
-    code.bytes_per(1024)           # 28.0 bytes for each of a program's 1024 numbers
+    code.loads, code.stores        # {128: 8}, {128: 6}: instructions by bits per thread
+    code.bytes_per(1024)           # 28.0 bytes for each of a program's 1024 elements
     code.registers, code.spills, code.shared
     occupancy(code)                # how many warps an SM can hold at once, and what limits them
     print(code.assembly)
 
-The arguments are those of a launch, and what Triton sees in them is what it would see then: types,
-and whether 16 divides an address or a whole number. `p[1:]` is a tensor whose address 16 does not
-divide; a tensor on the device "meta" has a size and no memory. Sources: NVIDIA, CUDA Binary
+The arguments are those of a launch, and Triton sees in them what it would see then: types, and
+whether an address or an integer is a multiple of 16. The address of `p[1:]` is not; a tensor on the
+"meta" device has a size and no memory. Sources: NVIDIA, CUDA Binary
 Utilities (instructions of Ampere and Hopper), https://docs.nvidia.com/cuda/cuda-binary-utilities/;
 AMD, Instruction Set Architecture of CDNA 2 ("Flat, Scratch and Global", "Vector Memory").
 """
@@ -38,28 +38,28 @@ TYPES = {
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
     torch.uint8: "u8", torch.bool: "i1",
 }
-SECONDS = 300  # that a compilation may take; usual are 1 to 3
+SECONDS = 300  # time limit for a compilation; 1 to 3 are usual
 
 
 @dataclass(frozen=True)
 class Vendor:
-    """Triton's word for a vendor, and how its instructions begin; `WIDTHS` says how they go on."""
+    """Triton's name for a vendor, and how its instructions begin; `WIDTHS` has their endings."""
 
     backend: str
     lanes: int  # threads of a warp (NVIDIA) or of a wave (AMD)
     load: str
     store: str
-    single: str  # how an instruction goes on that may serve a whole program: `_scalars`
+    single: str  # the ending of instructions that may serve a whole program: `_scalars`
 
 
 NVIDIA = Vendor("cuda", 32, load=r"\bLDG(?:STS)?", store=r"\bSTG", single="")
 AMD = Vendor(
     "hip", 64,
-    load=r"\b(?:global|buffer|flat)_load(?!.*Folded)",  # "Folded": of a number that was spilled
+    load=r"\b(?:global|buffer|flat)_load(?!.*Folded)",  # "Folded": of a spilled value
     store=r"\b(?:global|buffer|flat)_store(?!.*Folded)",
     single=r" .* s\[\d+:\d+\](?!,)",  # the address is in scalar registers: one set for a wave
 )
-WIDTHS = {  # bits for a thread; without any of these words (`LDG.E`, `global_load_dword`) 32
+WIDTHS = {  # bits per thread; 32 without any of these words (`LDG.E`, `global_load_dword`)
     "U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256,
     "byte": 8, "ubyte": 8, "sbyte": 8, "short": 16, "ushort": 16, "sshort": 16,
     "dwordx2": 64, "dwordx3": 96, "dwordx4": 128,
@@ -68,7 +68,7 @@ WIDTHS = {  # bits for a thread; without any of these words (`LDG.E`, `global_lo
 
 @dataclass(frozen=True)
 class GPU:
-    """What an SM of a GPU has, or AMD's *compute unit* (CU).
+    """The resources of a GPU's SM, or of AMD's *compute unit* (CU).
 
     NVIDIA, CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; NVIDIA
     A100 and H100 Tensor Core GPU Architecture (SXM). ROCm documentation, "AMD GPU specifications";
@@ -83,8 +83,8 @@ class GPU:
     registers: int = 65536  # of 32 bits
     warps: int = 64
     blocks: int = 32
-    unit: int = 128  # bytes in which shared memory is given to a program
-    reserved: int = 1024  # bytes of it that a program gives to the system
+    unit: int = 128  # bytes per unit of shared memory given to a program
+    reserved: int = 1024  # bytes of it reserved for the system, per program
 
 
 def _amd(name, arch, cus, shared, unit=512):
@@ -96,7 +96,7 @@ GPUS = {
     for gpu in (
         GPU("A100", 80, sms=108, shared=164 * 1024),
         GPU("H100", 90, sms=132, shared=228 * 1024),
-        _amd("MI250X", "gfx90a", 110, 64 * 1024),  # one of its two dies, which is a device
+        _amd("MI250X", "gfx90a", 110, 64 * 1024),  # one of its two dies; each is a device
         _amd("MI300X", "gfx942", 304, 64 * 1024),
         _amd("MI355X", "gfx950", 256, 160 * 1024, unit=1280),
     )
@@ -107,24 +107,24 @@ GPUS = {
 
 @dataclass(frozen=True)
 class MachineCode:
-    """One kernel, compiled for one GPU. Counts are of instructions as they stand in the code: what
-    stands in a loop is executed more often."""
+    """One kernel, compiled for one GPU. Counts are of instructions in the code; those in a loop are
+    executed more often."""
 
     kernel: str
     gpu: str
-    threads: int  # of a program
-    registers: int  # of a thread
-    spills: int  # bytes of a thread that did not fit into registers
-    shared: int  # bytes of a program
-    loads: dict[int, int]  # {bits for a thread: instructions} from global memory, widest first
+    threads: int  # per program
+    registers: int  # per thread
+    spills: int  # bytes per thread that did not fit into registers
+    shared: int  # bytes per program
+    loads: dict[int, int]  # {bits per thread: instructions} from global memory, widest first
     stores: dict[int, int]
-    scalars: dict[int, int]  # not in these: a number that the whole program loads or stores once
+    scalars: dict[int, int]  # not in these: values that the whole program loads or stores once
     assembly: str = field(repr=False)  # the instructions as text
 
     def bytes_per(self, elements: int) -> float:
-        """Bytes between global memory and registers for each of a program's `elements`, where
+        """Bytes between global memory and registers per element of a program's `elements`, if
         every thread executes every load and store once and no mask is false. Scalars do not count:
-        all threads ask for the same few bytes."""
+        all threads access the same few bytes."""
         accesses = [*self.loads.items(), *self.stores.items()]
         return sum(bits * count for bits, count in accesses) / 8 * self.threads / elements
 
@@ -132,19 +132,19 @@ class MachineCode:
 def machine_code(
     kernel: Callable, *arguments: Any, gpu: str = "H100", num_warps: int = 4, **named: Any
 ) -> MachineCode:
-    """Compiles a kernel for a GPU of `GPUS` and reads its machine code.
+    """Compile a kernel for a GPU of `GPUS` and read its machine code.
 
-    kernel      a function under `@triton.jit`, of a file or of a notebook's cell
-    arguments   those of a launch; tensors may be on any device, also on "meta"
+    kernel      a function under `@triton.jit`, from a file or a notebook cell
+    arguments   those of a launch; tensors may be on any device, even "meta"
 
-    It takes 1 to 3 s, in a process of its own; asked again, nothing. Raises ValueError for a GPU
-    that is not known, arguments that do not fit, and with the compiler's words where it refuses.
+    It takes 1 to 3 s, in a separate process; repeated requests are cached. Raises ValueError for an
+    unknown GPU, for arguments that do not fit, and with the compiler's message if it fails.
     """
     if gpu not in GPUS:
         raise ValueError(f"gpu {gpu!r} is not one of {', '.join(GPUS)}")
     vendor, function = GPUS[gpu].vendor, _raw(kernel)
     if not isinstance(function, FunctionType):
-        raise ValueError(f"{kernel!r} is no kernel: give a function under @triton.jit")
+        raise ValueError(f"{kernel!r} is not a kernel: give a function under @triton.jit")
     try:
         bound = inspect.signature(function).bind(*arguments, **named)
     except TypeError as error:
@@ -154,7 +154,7 @@ def machine_code(
     for name, value in bound.arguments.items():
         if function.__annotations__.get(name) in (tl.constexpr, "tl.constexpr") or value is None:
             signature[name], constants[name] = "constexpr", value
-        elif type(value) is int and value == 1:  # Triton makes a constant of it, too
+        elif type(value) is int and value == 1:  # Triton also makes it a constant
             signature[name], constants[name] = "constexpr", 1
         else:
             signature[name] = _type(name, value)
@@ -196,7 +196,7 @@ def machine_code(
 
 
 def _read_nvidia(sass, usage, kernel):
-    """(instructions, registers, bytes spilled) from the words of cuobjdump."""
+    """(instructions, registers, bytes spilled) from the output of cuobjdump."""
     used = dict(re.findall(r"\b([A-Z]+):(\d+)", usage.split(kernel)[-1]))
     instructions = re.findall(r"/\*([0-9a-f]{4,})\*/ +(\S.*?) *;", sass)
     text = "\n".join(f"{address}  {instruction}" for address, instruction in instructions)
@@ -213,14 +213,14 @@ def _read_amd(amdgcn, usage, kernel):
 
 
 def _raw(kernel):
-    """The Python function under `@triton.jit` and other decorators of Triton."""
+    """The Python function under `@triton.jit` and Triton's other decorators."""
     while not isinstance(kernel, FunctionType) and hasattr(kernel, "fn"):
         kernel = kernel.fn
     return kernel
 
 
 def _type(name, value):
-    """Triton's word for the type of an argument."""
+    """Triton's name for the type of an argument."""
     if isinstance(value, torch.Tensor) and value.dtype in TYPES:
         return "*" + TYPES[value.dtype]
     if type(value) is bool:
@@ -233,7 +233,7 @@ def _type(name, value):
 
 
 def _source(function):
-    """A file of Python with this kernel, the kernels that it calls and the constants it reads."""
+    """Python source with this kernel, the kernels it calls and the constants it reads."""
     lines, done = ["import triton"], set()
 
     def add(function):
@@ -257,7 +257,7 @@ def _source(function):
 
 
 def _names(code):
-    """What a function's code reads, its annotations too."""
+    """The names that a function's code reads, including its annotations."""
     inner = (const for const in code.co_consts if hasattr(const, "co_names"))
     return {"tl", *code.co_names}.union(*map(_names, inner))
 
@@ -272,7 +272,7 @@ def _in_a_child(request):
     )
     try:
         return json.loads(done.stdout)
-    except ValueError:  # the compiler itself has died
+    except ValueError:  # the compiler itself died
         return {"error": (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]}
 
 
@@ -286,8 +286,8 @@ def _widths(assembly, kind, end=""):
 
 
 def _scalars(ttgir, operation, found):
-    """{bits: instructions} of those `found` that Triton's own code has as a single number. (Most of
-    AMD's are not among them: they go to a scalar unit of their own, as `s_load`.)"""
+    """{bits: instructions} of those `found` that are single values in Triton's own code. (Most of
+    AMD's are not among them: a separate scalar unit executes them, as `s_load`.)"""
     scalars = Counter()
     for line in re.findall(rf"tt\.{operation}\b.* : !tt\.ptr<[a-z]+(\d+)>", ttgir):
         bits = int(line)
@@ -301,27 +301,27 @@ def _widest_first(found):
     return {bits: count for bits, count in sorted(found.items(), reverse=True) if count}
 
 
-# ---- 2. how many of them an SM can hold
+# ---- 2. how many programs an SM can hold
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What one SM holds at once. Memory is slow to answer: the more warps wait, the more bytes are
-    on their way."""
+    """The programs and warps that one SM holds at once. Memory is slow to answer, so more waiting
+    warps mean more bytes in flight."""
 
     programs: int
     warps: int
-    share: float  # of the warps that the SM has room for
+    share: float  # fraction of the warps that the SM has room for
     limit: str  # "warps", "blocks", "registers" or "shared memory"
 
 
 def occupancy(code: MachineCode) -> Occupancy:
-    """Programs and warps of a kernel on one SM, by the arithmetic of NVIDIA's occupancy calculator,
-    which is LLVM's for AMD with other numbers.
+    """The programs and warps of a kernel on one SM, by the arithmetic of NVIDIA's occupancy
+    calculator, which LLVM uses for AMD with other numbers.
 
-    Registers are given to a thread in units of 8, to warps in fours (an SM and a CU have four
-    schedulers), shared memory to a program in units (CUDA C++ Programming Guide; Ampere and Hopper
-    Tuning Guides, "Occupancy"; LLVM, llvm-calc-occupancy).
+    Registers are allocated to threads in units of 8 and to warps in groups of four (an SM and a CU
+    have four schedulers), shared memory to programs in units (CUDA C++ Programming Guide; Ampere
+    and Hopper Tuning Guides, "Occupancy"; LLVM, llvm-calc-occupancy).
     """
     gpu = GPUS[code.gpu]
     warps = code.threads // gpu.vendor.lanes

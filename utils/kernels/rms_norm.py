@@ -1,20 +1,20 @@
-"""RMSNorm as two kernels: forward and backward read each number once, and write each result once.
+"""RMSNorm as two kernels: forward and backward read each value once and write each result once.
 
     y = rms_norm(x, weight, eps=1e-5)        # as torch.nn.functional.rms_norm(x, (d,), weight, eps)
     y.sum().backward()
 
-y = x / rms · w with rms = √(mean(x²) + eps) over a row of d numbers (Zhang & Sennrich 2019, arXiv
+y = x / rms · w with rms = √(mean(x²) + eps) over a row of d elements (Zhang & Sennrich 2019, arXiv
 1910.07467). With x̂ = x / rms and h = w · dy the gradients are
 
     dx = (h - x̂ · mean(x̂ · h)) / rms        dw = sum over rows of dy · x̂
 
 Eager code makes a pass over memory for each operation. Here a program holds a row in registers: the
-forward kernel reads x and writes y, the backward kernel reads x and dy and writes dx. 1 / rms of a
-row is kept, since a number a row costs nothing. For dw every program sums rows of its own, always
-the same ones in the same order, and the last sum over programs is torch's: the same bits each time,
-which atomic additions would not give. A processor (SM) has registers for so few of these programs
-that memory would wait while they add up a row: the next rows are on their way to shared memory by
-then.
+forward kernel reads x and writes y, the backward kernel reads x and dy and writes dx. 1 / rms of
+each row is kept, since one value per row costs almost nothing. For dw every program sums its own
+rows, always the same ones in the same order, and torch does the last sum over programs: the bits
+are the same each time, which atomic additions would not guarantee. A processor (SM) has registers
+for so few of these programs that memory would idle while they sum a row; the next rows are
+therefore loaded into shared memory meanwhile.
 """
 
 import torch
@@ -22,9 +22,9 @@ from torch.autograd.function import once_differentiable
 
 from utils.kernels.language import check_device, rounded, tl, triton
 
-LONGEST = 2**14  # numbers of a row: a program holds it whole
-WARPS = 16  # of a backward pass on each SM: more find no registers
-SHARED = 2**16  # bytes of a backward program for rows that are on their way
+LONGEST = 2**14  # elements of a row, which a program holds whole
+WARPS = 16  # per SM in the backward pass: registers do not suffice for more
+SHARED = 2**16  # bytes per backward program for rows being loaded
 
 
 @triton.jit
@@ -45,8 +45,8 @@ def backward_kernel(
     x_ptr, w_ptr, dy_ptr, inverse_ptr, dx_ptr, dw_ptr, rows, d,
     BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """Program i: rows i, i + programs, …, and row i of dw_ptr (programs, d): its part of dw. While
-    a row is computed, STAGES - 1 others are loaded."""
+    """Program i: rows i, i + programs, …, and row i of dw_ptr (programs, d), its partial dw. While
+    one row is computed, STAGES - 1 others are loaded."""
     columns = tl.arange(0, BLOCK)
     mask = columns < d
     w = tl.load(w_ptr + columns, mask, other=0.0).to(tl.float32)
@@ -97,7 +97,7 @@ class _RMSNorm(torch.autograd.Function):
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """RMSNorm of the last dimension: x (…, d) and weight (d,), both fp32 or both bf16; (…, d).
 
-    Sums are in fp32. Raises ValueError for other types and shapes, and where Triton cannot run.
+    Sums are in fp32. Raises ValueError for other types and shapes, and if Triton cannot run.
     """
     if weight.ndim != 1 or not weight.numel() or x.shape[-1:] != weight.shape:
         raise ValueError(
@@ -105,13 +105,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.
         )
     if weight.numel() > LONGEST:
         raise ValueError(
-            f"rows of {weight.numel()} numbers do not fit into a program, {LONGEST} do: take "
+            f"rows of {weight.numel()} elements exceed the kernel's limit of {LONGEST}: use "
             "torch.nn.functional.rms_norm"
         )
     if x.dtype != weight.dtype or x.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"x is {x.dtype} and weight {weight.dtype}: make both fp32 or both bf16")
     if x.device != weight.device:
-        raise ValueError(f"x is on {x.device}, and the weight on {weight.device}")
+        raise ValueError(f"x is on {x.device}, but the weight is on {weight.device}")
     check_device(x.device, "torch.nn.functional.rms_norm")
     on = torch.cuda.device_of(x)  # Triton launches on the current GPU; on a CPU it does nothing
     with on:
@@ -120,7 +120,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.
 
 def _sizes(d):
     block = 1 << (d - 1).bit_length()
-    return {"BLOCK": block, "num_warps": max(1, block // 512)}  # 16 numbers of a row for a thread
+    return {"BLOCK": block, "num_warps": max(1, block // 512)}  # 16 elements of a row per thread
 
 
 def _processors(device):

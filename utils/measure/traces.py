@@ -69,7 +69,7 @@ LIBRARIES = {"torch", "transformers", "accelerate", "deepspeed", "lightning", "n
 
 
 class TraceError(ValueError):
-    """A file that is no readable trace, or traces that do not belong together."""
+    """A file that is not a readable trace, or traces that do not belong together."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def read(lines: Iterable[str]) -> tuple[list[dict], list[str]]:
         row = metrics_row(line)
         if row is not None:
             rows.append(row)
-        elif not line.startswith("[rank0]:"):  # its traceback is no news; the first failure's is
+        elif not line.startswith("[rank0]:"):  # its traceback is not news; the first failure's is
             print(line, flush=True)
     return rows, log
 

@@ -472,7 +472,7 @@ def _check_files(folder, saved, text):
         )
     if path and not corpus.is_library(path) and corpus.fingerprint(path) != text:
         raise checkpoint.CheckpointError(
-            f"{path} is not the text of the run in {folder}: give --text PATH to go on with it"
+            f"{path} is not the text of the run in {folder}: give --text PATH to continue it"
         )
 
 

@@ -412,7 +412,7 @@ def run(config: TrainConfig) -> None:
         f"after {last['step']} steps, {last['tokens']:,} tokens, {last['seconds']:.1f} s"
     )
     if config.out:
-        print(f"saved in {config.out}; go on with: python -m utils.train --resume {config.out}")
+        print(f"saved in {config.out}; continue with: python -m utils.train --resume {config.out}")
     if config.sample:
         tokenizer = Tokenizer.load(config.tokenizer) if config.tokenizer else Tokenizer()
         first = "The" if tokenizer.model else "The "  # a tokenizer's words begin with their space
