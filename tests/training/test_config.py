@@ -73,7 +73,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--tp 2", "world size 1 is not dp·tp·pp = 1·2·1 = 2: start 2 ranks, or change the sizes"),
         ("--ep 2 --experts 4", "ep 2 does not divide dp 1"),
         ("--ep 2", "--ep 2 splits the experts, and there are none: give --experts 2 or more"),
-        ("--experts 2 --experts-per-token 3", "experts_per_token 3 is more than the 2 experts"),
+        ("--experts 2 --experts-per-token 3", "experts_per_token 3 is more than the number"),
         ("--layers 3 --pp 4", "--layers 3 cannot be split into 4 stages, 1 on each of 4 ranks"),
         ("--layers 3 --pp 2 --schedule interleaved", "split into 4 stages, 2 on each of 2 ranks"),
         ("--chunks 2", "--chunks 2 are stages of a pipeline: add --pp 2"),

@@ -51,7 +51,7 @@ def expert_parallel(model: nn.Module, axis: Axis) -> nn.Module:
     axis    `mesh.ep`
 
     Parameters keep their names (`….experts.5.w1.weight`); other ranks' experts are removed.
-    Raises ValueError if the model has no experts.
+    Raises ValueError if the axis has several ranks and the model no experts.
     """
     layers = moe_layers(model)
     if axis.size > 1 and not layers:

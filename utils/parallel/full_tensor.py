@@ -4,7 +4,7 @@
     shard_of(tensor, parameter)      this rank's shard of a full tensor; nothing is sent
 
 A parameter may be split in two ways, one inside the other. Tensor parallelism takes a slice of it
-and leaves a note, `parameter.tp_split`; ZeRO-2 and 3 shard the rest over the data-parallel ranks,
+and leaves a note, `parameter.tp_split`; ZeRO-2 and 3 shard that over the data-parallel ranks,
 and the parameter is then a DTensor with a note, `parameter.zero_axis`. The optimizer's state is
 split as its parameter is.
 """
