@@ -1,4 +1,4 @@
-"""Given: what the exercises of lab 04 ask for, and how their check cells judge it."""
+"""Given: the contracts of lab 04's exercises, and the judges behind their check cells."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable
@@ -16,9 +16,9 @@ from utils.course.properties import EXAMPLES, for_all
 from utils.course.runner import Trial, fractions
 
 LIBRARY = ("torch.utils.checkpoint", "checkpoint_sequential", "utils.memory")
-STATE = 5100  # bytes: the state of the random numbers and a little more
+STATE = 5100  # bytes: the random number generator's state and a little more
 SLACK = 64  # bytes of a real pass: the loss and the like
-BUDGETS = (0.9, 0.75, 0.6, 0.45)  # of what everything needs
+BUDGETS = (0.9, 0.75, 0.6, 0.45)  # fractions of the bytes that keeping everything needs
 MOST = 9  # layers, for `choose`
 
 # ---- a: checkpoint
@@ -28,13 +28,14 @@ LAYERS = 4
 
 @dataclass(frozen=True)
 class Case:
-    """A linear layer, then checkpoints of x (rows, width); with dropout of x, mask and other."""
+    """A linear layer, then checkpoints; x is (rows, width). With dropout, each checkpointed block
+    also takes mask and other."""
 
     shape: tuple[int, int]
     seed: int
     dtype: torch.dtype = torch.float64
     dropout: float = 0.4
-    autocast: torch.dtype | None = None  # of the forward pass
+    autocast: torch.dtype | None = None  # the forward pass's autocast type
 
     def __str__(self) -> str:
         odd = ", dropout, mask and other" * (self.dropout > 0)
@@ -43,7 +44,7 @@ class Case:
 
 
 class Block(nn.Module):
-    """(rows, width) -> (rows, width): a product, twice tanh, dropout; times mask, plus other."""
+    """(rows, width) -> (rows, width): linear, tanh twice, dropout; times mask, plus other."""
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
@@ -56,7 +57,8 @@ class Block(nn.Module):
 
 
 def step(wrap: Callable, case: Case) -> dict:
-    """A forward pass through `wrap(block, x, …)` and the backward pass: what they have left."""
+    """Run a forward pass through `wrap(block, x, …)` and the backward pass; return their results
+    and what they kept."""
     torch.manual_seed(case.seed)
     width = case.shape[1]
     blocks = [Block(width, case.dropout) for _ in range(LAYERS)]
@@ -93,44 +95,44 @@ def same_step(answer, case: Case) -> None:
         )
     hint = "Does `backward` start from the gradient that it is given?"
     if case.dropout:
-        hint = "Does the recomputation draw the random numbers that the forward pass has drawn?"
+        hint = "Does the recomputation draw the same random numbers as the forward pass?"
     for name, wanted in right["gradients"].items():  # from the last layer to the first
         if not name.startswith(f"{LAYERS}."):
             hint = (
-                "The last layer's gradients are right. Does the recomputation end at its inputs?\n"
-                "Detach them, or the inner backward pass goes on into the outer graph."
+                "The last layer's gradients are right. Does the recomputation stop at its inputs?\n"
+                "Detach them, or the inner backward pass continues into the outer graph."
             )
         close(str(case), f"the gradient of {name}", seen["gradients"][name], wanted, hint=hint)
     for wrong, words in [
         (seen["moved"],
-         "after the backward pass the random state is not what it was before it: everything\n"
-         "drawn later repeats old numbers. Restore today's state after the recomputation."),
+         "the backward pass changes the random state: later draws repeat old numbers. Restore\n"
+         "the state from before the recomputation afterwards."),
         (seen["again"] != [1] * LAYERS,
-         f"after the forward pass the layers ran {seen['again']} times, and once is right, in the\n"
-         "backward pass."),
+         f"the layers ran {seen['again']} times after the forward pass; each should run once, in\n"
+         "the backward pass."),
         (seen["more"] > 0,
-         f"after the forward pass {seen['more']:,} bytes more are kept than the inputs and the\n"
-         "random states. Is the function run with gradients on, or is more saved than its inputs?"),
+         f"after the forward pass {seen['more']:,} bytes are kept in addition to the inputs and\n"
+         "random states. Does the function run with gradients on? Is more saved than its inputs?"),
     ]:
         if wrong:
             raise Wrong(f"{case}: {words}")
 
 
 def changes_noticed(answer) -> None:
-    """An input that is changed in place before the backward pass is an error."""
+    """Changing an input in place before the backward pass must raise an error."""
     x = torch.ones(4, dtype=torch.double, requires_grad=True) * 1
     y = answer.checkpoint(torch.exp, x)
     x.mul_(2)
     with contextlib.suppress(RuntimeError):
         y.sum().backward()
         raise Wrong(
-            "an input was changed in place before the backward pass, and nothing noticed: the\n"
+            "an input was changed in place before the backward pass without an error: the\n"
             "gradient is silently wrong. Keep tensors with ctx.save_for_backward(…), which checks."
         )
 
 
 def checkpointing(trial: Trial) -> str:
-    """Judges `checkpoint`."""
+    """Judge `checkpoint`."""
     trial.forbid(LIBRARY)
     width, rows, large = (trial.draw.randrange(*one) for one in ((2, 9), (2, 9), (180, 240)))
     small, single = (rows, width), torch.float32
@@ -139,59 +141,58 @@ def checkpointing(trial: Trial) -> str:
             Case(small, trial.new_seed(), dropout=0.0),
             Case(small, trial.new_seed()),
             Case((large, 70), trial.new_seed(), dtype=single),
-            Case(small, trial.new_seed(), dtype=single, autocast=torch.float16),  # bf16 is usual
+            Case(small, trial.new_seed(), dtype=single, autocast=torch.float16),  # not the usual bf16
         ):
             group.run(str(case), same_step, case)
             if not case.dropout:  # the first one
                 group.run("an input that is changed in place", changes_noticed)
     return (
-        "gradients of inputs and parameters equal those without it, in fp32, fp64 and under\n"
-        "autocast, with dropout and masks; after the forward pass the layers' inputs are kept\n"
-        "and nothing else; each layer runs once more, in the backward pass; changes in place are\n"
-        "noticed."
+        "gradients of inputs and parameters equal those without checkpoints, in fp32, fp64 and\n"
+        "under autocast, with dropout and masks; after the forward pass only the layers' inputs\n"
+        "are kept; each layer runs once more, in the backward pass; in-place changes are detected."
     )
 
 
-# ---- b and c: the reference, which counts moment by moment
+# ---- b and c: the reference, which counts the bytes at each moment
 
 
 def held(layers: list[Layer], recomputed: Collection[int]) -> list[int]:
-    """Bytes of each layer when the forward pass ends."""
+    """Bytes that each layer holds when the forward pass ends."""
     return [x.input_bytes + (i not in recomputed) * x.inside_bytes for i, x in enumerate(layers)]
 
 
 def peak_of(layers: list[Layer], recomputed: Collection[int]) -> int:
-    """Bytes: at the end of the forward pass, or where a layer is recomputed."""
+    """Peak bytes: at the end of the forward pass, or where a layer is recomputed."""
     kept = held(layers, recomputed)
     return max(sum(kept), *(sum(kept[: i + 1]) + layers[i].inside_bytes for i in recomputed), 0)
 
 
 def work_of(layers: list[Layer], recomputed: Iterable[int]) -> int:
-    """FLOPs that are computed again."""
+    """FLOPs of the recomputation."""
     return sum(layers[index].flops for index in recomputed)
 
 
 def percent(layers: list[Layer], recomputed: Iterable[int]) -> float:
-    """Of the forward pass that is computed again."""
+    """Percent of the forward pass that is recomputed."""
     return 100 * work_of(layers, recomputed) / work_of(layers, range(len(layers)))
 
 
 def all_sets(layers: list[Layer]) -> list[tuple[int, int, set[int]]]:
-    """(FLOPs, peak, set) of each set of layers."""
+    """(FLOPs, peak, set) for each set of layers."""
     flags = product((False, True), repeat=len(layers))
     sets = [set(compress(range(len(layers)), each)) for each in flags]
     return [(work_of(layers, chosen), peak_of(layers, chosen), chosen) for chosen in sets]
 
 
 def least_work(share: float) -> float:
-    """Percent of the forward pass that must be computed again with this share of the memory."""
+    """Percent of the forward pass that must be recomputed to fit this fraction of the memory."""
     _, _, costs, whole = measured()
     *_, best = min(one for one in all_sets(costs) if one[1] <= int(share * whole))
     return percent(costs, best)
 
 
 def any_layer() -> st.SearchStrategy:
-    """A layer of bytes or of terabytes, of work that may differ in its last digits alone."""
+    """A layer of a few bytes or of terabytes, whose work may differ only in the last digits."""
     size = st.integers(0, 9) | st.integers(0, 10**12)
     return st.builds(Layer, size, size, st.integers(1, 9) | st.integers(10**6, 10**6 + 99))
 
@@ -205,18 +206,18 @@ def shown(layers: list[Layer]) -> str:
 
 
 def predictions(answer, seed: int, plans: list[set[int]]) -> None:
-    """`peak_bytes` for drawn plans, and for real passes."""
+    """Check `peak_bytes` on drawn plans and against real passes."""
 
     def predicted(layers: list[Layer], again: set[int]) -> float:
         where, right = f"recomputed {sorted(again)} of {shown(layers)}", peak_of(layers, again)
         got = a_number(where, "it", answer.peak_bytes(layers, set(again)))
         if got != right:
             end = sum(held(layers, again))
-            words = "Does every layer hold its input, and a kept one its inside too?"
+            words = "Does every layer hold its input, and a kept layer its inside too?"
             if again and got == end:
                 words = "That is the end of the forward pass; the peak may come later."
             elif again and got == end + max(layers[index].inside_bytes for index in again):
-                words = "When a layer is recomputed, the layers behind it are released already."
+                words = "When a layer is recomputed, later layers have already been released."
             raise Wrong(f"{where}: peak_bytes says {got:,.0f}, and {right:,} is right.\n{words}")
         return got
 
@@ -232,14 +233,14 @@ def predictions(answer, seed: int, plans: list[set[int]]) -> None:
 
 
 def peak(trial: Trial) -> str:
-    """Judges `peak_bytes`."""
+    """Judge `peak_bytes`."""
     numbers = range(len(network()))
     plans = [{i for i in numbers if trial.draw.random() < 0.5} for _ in range(4)]
     plans += [set(), set(numbers), {trial.draw.choice(numbers)}]
     trial.alone("peak_bytes", predictions, trial.new_seed(), plans, seconds=60)
     return (
-        f"right to {SLACK} bytes for {len(plans)} plans, each held against a real pass;\n"
-        f"and exact for {EXAMPLES} plans of drawn networks with 1 to 40 layers."
+        f"right to within {SLACK} bytes for {len(plans)} plans, each compared with a real pass;\n"
+        f"exact for {EXAMPLES} plans of drawn networks with 1 to 40 layers."
     )
 
 
@@ -247,7 +248,8 @@ def peak(trial: Trial) -> str:
 
 
 def right_choice(answer, where: str, layers: list[Layer], budget: int, sets: list) -> set[int]:
-    """What `choose` returns, after a look at its memory and its work; nothing: it had to refuse."""
+    """Return the answer's choice after checking its memory and work; an empty set where `choose`
+    has to refuse."""
     work, _, fits = min((one for one in sets if one[1] <= budget), default=(0, 0, None))
     try:
         chosen = set(answer.choose(list(layers), budget))
@@ -262,12 +264,12 @@ def right_choice(answer, where: str, layers: list[Layer], budget: int, sets: lis
             ) from None
         return set()
     if fits is None:
-        raise Wrong(f"{where}: that is impossible, but choose returns {chosen}.")
+        raise Wrong(f"{where}: nothing fits, but choose returns {chosen}.")
     needs, costs = peak_of(layers, chosen), work_of(layers, chosen)
     if needs > budget:
-        end = "\nIt fits when the forward pass ends; the peak is where a layer is recomputed."
+        end = "\nIt fits when the forward pass ends, but not where a layer is recomputed."
         raise Wrong(
-            f"{where}: recomputing {chosen} has its peak at {needs:,} bytes, above the budget."
+            f"{where}: recomputing {chosen} peaks at {needs:,} bytes, above the budget."
             + end * (sum(held(layers, chosen)) <= budget)
         )
     if costs > work:
@@ -279,7 +281,7 @@ def right_choice(answer, where: str, layers: list[Layer], budget: int, sets: lis
 
 
 def choices(answer, seed: int) -> list[float]:
-    """What is computed again for each of BUDGETS, in percent."""
+    """Percent of the forward pass that the answer recomputes for each of BUDGETS."""
 
     def chooses(example: tuple[list[Layer], int]) -> None:
         layers, number = example
@@ -300,11 +302,11 @@ def choices(answer, seed: int) -> list[float]:
 
 
 def choice(trial: Trial) -> str:
-    """Judges `choose`."""
+    """Judge `choose`."""
     shares = trial.alone("choose", choices, trial.new_seed(), seconds=60)
     report = ", ".join(f"{share:.0%}: {work:.0f}%" for share, work in zip(BUDGETS, shares))
     return (
-        "fits the budget of a real pass, with the least work; budget: forward passes again\n"
+        "fits the budget of a real pass with the least work (budget: recomputed work)\n"
         f"{report};\nas good as the best of all sets in {EXAMPLES} drawn networks of 1 to {MOST} "
-        "layers;\na budget that is too small is refused, with the smallest one."
+        "layers;\na budget that is too small is refused, with the smallest possible one named."
     )

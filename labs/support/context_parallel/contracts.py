@@ -1,4 +1,4 @@
-"""Given: what exercises 07a to 07d ask for, and how their check cells judge it."""
+"""Given: the contracts of exercises 07a to 07d, and the judges behind their check cells."""
 
 import functools
 import math
@@ -25,24 +25,24 @@ from utils.shares import shares
 PRELOADED.append(attend.__module__)
 LIBRARY = (*PARALLEL, "distributed.nn", "dist.nn", "deepspeed", "context_parallel",
            "_functional_collectives")
-FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention")  # a kernel's name has one
+FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention")  # in kernels' names
 SLACK = 512  # roundings
 
 # ---- a · merge
 
-# of each position: where the logarithm of both sums lies, from where exp is 0 to where it is
+# for each position, the magnitude of both sums' logarithms: −1 where exp is 0, 1 where it is
 # infinite; None: no key was seen
 ROWS = ((0, 0), (0, 0), (1, 1), (-1, -1), (1, -1), (0, 1), (0, None), (None, 0), (None, None))
 SHAPE = (2, len(ROWS), 3, 40)
 SHARES = (
-    "out = (Z₁·out + Z₂·more) / (Z₁ + Z₂), where lse is the logarithm of Z₁: computed in lse's\n"
-    "type. A Z may be infinite, or 0, in any type: exp(lse − larger) is at most 1. And where\n"
-    "nothing was seen at all: what is −inf minus −inf?"
+    "out = (Z₁·out + Z₂·more) / (Z₁ + Z₂), computed in the type of lse, the logarithm of Z₁.\n"
+    "A Z may be infinite, or 0, in any type: exp(lse − larger) is at most 1. And where no key\n"
+    "was seen: what is −inf minus −inf?"
 )
 
 
 def merges(answer: Any, dtype: torch.dtype, seed: int) -> None:
-    """On a rank: merge of two attentions of the same queries; raises Wrong."""
+    """On a rank: check the merge of two attentions of the same queries; raises Wrong."""
     wide = torch.promote_types(dtype, torch.float32)
     given, far = {}, 2000 if dtype == torch.float64 else 300
     for i, names in enumerate((("out", "lse"), ("more", "more_lse"))):
@@ -62,22 +62,22 @@ def merges(answer: Any, dtype: torch.dtype, seed: int) -> None:
         (x - total).exp().masked_fill(x == -torch.inf, 0.0)[..., None] for x in (lse, more_lse)
     )
     close(where, "lse", got_lse, total, hint=SHARES, dtype=wide)
-    # bf16 is rounded once: all else has the digits of fp32
+    # bf16 is rounded once: everything else has the precision of fp32
     slack = 0.53 if dtype == torch.bfloat16 else 64 + 8 * far
     right = out * first + more * second
     close(where, "out", got, right, hint=SHARES, dtype=dtype, slack=slack)
 
 
 def merge(trial: Trial) -> str:
-    """Judges `merge`."""
+    """Judge `merge`."""
     trial.forbid(LIBRARY)
     with trial.ranks(1) as alone:
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             alone.run("two attentions", merges, dtype, trial.new_seed())
     return (
-        "two attentions are one, in fp64, fp32 and bf16; however large or small\n"
-        "the sums are; queries that have seen no key count for nothing, also where neither has\n"
-        "seen one; a NaN stays with its query; nothing is changed that was given."
+        "two attentions merge into one, in fp64, fp32 and bf16, for sums of any size; queries\n"
+        "that have seen no key in one of them, or in both, contribute nothing; a NaN stays with\n"
+        "its query; no input is changed."
     )
 
 
@@ -86,8 +86,8 @@ def merge(trial: Trial) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """A sequence of `length` positions. zigzag: each rank has an early and a late block, not
-    neighbours; late: messages come late."""
+    """A sequence of `length` positions. zigzag: each rank has an early and a late block instead of
+    one contiguous block; late: messages arrive late."""
 
     size: int
     length: int
@@ -128,12 +128,12 @@ class Case:
 
     def __str__(self) -> str:
         words = f"{self.length} positions, {self.heads} query and {self.kv_heads} key-value heads"
-        return f"{words}, {self.dtype}" + ", messages coming late" * self.late
+        return f"{words}, {self.dtype}" + ", messages arriving late" * self.late
 
 
 def ring_cases(trial: Trial, size: int, zigzag: bool = False) -> list[Case]:
-    """Two: N (or 2N blocks) divides the length of the second only, which on 2 ranks is long. On 2
-    and 3 ranks the first once more, with messages that come late."""
+    """Two cases: N (2N for zigzag) divides the length of the second only, which is long on 2 ranks.
+    On 2 and 3 ranks, the first is repeated with messages that arrive late."""
     draw, found, parts = trial.draw, [], size * (1 + zigzag)
     for i, dtype in enumerate(draw.sample([torch.float64, torch.float32], 2)):
         length = parts * (draw.randrange(2, 4) + 15 * (i == 1 and size == 2))
@@ -146,28 +146,28 @@ def ring_cases(trial: Trial, size: int, zigzag: bool = False) -> list[Case]:
 
 
 def ulysses_cases(trial: Trial, size: int) -> list[Case]:
-    """The same, with heads for all ranks: two key-value heads each, and in the second two in all,
-    and from 3 ranks on query heads that N does not divide."""
+    """The same, with enough heads for all ranks: two key-value heads per rank; in the second case,
+    two in total and, on 3 or more ranks, query heads that N does not divide."""
     found = [replace(case, kv_heads=2 * size, heads=4 * size) for case in ring_cases(trial, size)]
     found[1] = replace(found[1], kv_heads=2, heads=2 * (size + 1))
     return found
 
 
-# ---- what is seen of an answer
+# ---- what is observed of an answer
 
 
 class AttentionLook(Look):
-    """A `Look` that also counts attention kernels, says when each product was, and how much of what
-    was received is in memory at a time.
+    """A `Look` that also counts attention kernels, and records when each product was computed and
+    how many received bytes were in memory at a time.
 
-    notes: of `noted()`; near: bytes received for more of which the backend is given time to let go.
+    notes: of `noted()`; near: received bytes above which the backend is given time to release some.
     """
 
     def __init__(self, notes: list, near: float = math.inf, **inputs: Any):
         super().__init__(**inputs)
         self.notes, self._near, self._received = notes, near, []
         self.works: list[tuple[int, int]] = []  # multiplications, messages noted before them
-        self.held = 0  # bytes received, or on their way here, at most at a time
+        self.held = 0  # peak bytes received or being received
 
     def saw(self, func: Callable, given: Any, outputs: bool) -> None:
         super().saw(func, given, outputs)
@@ -202,7 +202,7 @@ class AttentionLook(Look):
 def ring_messages(
     case: Case, rank: int, look: AttentionLook, gradients: bool = False
 ) -> None:
-    """Sends to the next rank and receives from the one before: the blocks (and their gradients)."""
+    """The blocks (and their gradients) are sent to the next rank and received from the previous."""
     size, blocks, events = case.size, case.blocks, look.events
     after, before = (rank + 1) % size, (rank - 1) % size
     peers = {"send": after, "recv": before}
@@ -210,7 +210,7 @@ def ring_messages(
         if event.op not in peers or event.peer not in (None, -1, peers[event.op]):
             raise Wrong(
                 f"{event.op} is called. A ring sends to the next rank, {after},\n"
-                f"and receives from the one before, {before}."
+                f"and receives from the previous one, {before}."
             )
     sent = [event.payload for event in events if event.op == "send"]
     limit = sum(blocks) - blocks[after] + gradients * sum(blocks)
@@ -219,16 +219,16 @@ def ring_messages(
         what = "N − 1 blocks" + " and N of gradients" * gradients
         raise Wrong(
             f"this rank sends {sum(sent):,} bytes in {len(sent)} messages. {what} have {limit:,}, "
-            f"and\n{most} messages will do. Does anything travel twice, or wider than it is?"
+            f"and\n{most} messages are enough. Is anything sent twice, or in a wider type?"
         )
 
 
 def ulysses_messages(case: Case, rank: int, look: AttentionLook) -> None:
-    """At most four all-to-alls, that take to each rank what its heads need."""
+    """There are at most four all-to-alls, which send to each rank what its heads need."""
     events = look.events
     queries, keys = right_heads(case.heads, case.kv_heads, case.size)
     if {event.op for event in events} - {"all_to_all"} or len(events) > 4:
-        raise Wrong(f"{[event.op for event in events]} are called. Two all-to-alls will do.")
+        raise Wrong(f"{[event.op for event in events]} are called. Two all-to-alls are enough.")
     lengths = [len(mine) for mine in case.places]
     right = case.batch * case.width * case.dtype.itemsize * sum(
         lengths[rank] * (len(queries[r]) + 2 * len(keys[r])) + lengths[r] * len(queries[rank])
@@ -238,7 +238,8 @@ def ulysses_messages(case: Case, rank: int, look: AttentionLook) -> None:
     if sent != right:
         raise Wrong(
             f"this rank sends {float(sent):,.0f} bytes to others, and {right:,} are right:\n"
-            "its positions of their heads, a key-value head once, and of its heads their positions."
+            "its positions of their heads (each key-value head once), and their positions of its "
+            "heads."
         )
 
 
@@ -246,14 +247,15 @@ def ulysses_messages(case: Case, rank: int, look: AttentionLook) -> None:
 
 
 def no_more_work(case: Case, look: AttentionLook, products: int, hint: str) -> None:
-    """products: of vectors of a head; one number more is for those who sum by a product."""
+    """Check the multiplications. products: dot products of head vectors; one more multiplication
+    each is allowed, for answers that sum by a matrix product."""
     width, done = case.width, look.multiplications
     if done > products * (width + 1):
-        raise Wrong(f"it multiplies {done:,} times, and {products * width:,} will do.\n{hint}")
+        raise Wrong(f"it does {done:,} multiplications; {products * width:,} are enough.\n{hint}")
 
 
 def under_way(look: AttentionLook) -> None:
-    """Whenever a rank computes and has more to receive, a receive is under way; so with sends."""
+    """While a rank computes and has more to receive, a receive is in flight; likewise for sends."""
     notes = look.notes
     waited = {note.number: place for place, note in enumerate(notes) if note.name == "wait"}
     for name, what in (("irecv", "to this rank"), ("isend", "from this rank")):
@@ -263,39 +265,39 @@ def under_way(look: AttentionLook) -> None:
             later = any(begin >= now for begin, _ in calls)
             if not running and (later or (i == 0 and calls)):
                 raise Wrong(
-                    f"it computes while nothing is under way {what}, and it has messages that "
-                    "could be.\nStart the next messages first, then compute, then wait."
+                    f"it computes while no message {what} is in flight, although one could be.\n"
+                    "Start the next messages first, then compute, then wait."
                 )
 
 
 def ring_costs(
     case: Case, rank: int, look: AttentionLook, gradients: bool = False
 ) -> None:
-    """Nothing unseen is multiplied, messages are under way meanwhile, and few are in memory."""
+    """No masked block is computed, messages overlap with computing, and few blocks are held."""
     under_way(look)
     mine = case.places[rank]
     others = {*range(case.length)} - {*mine}
     pairs = len(mine) ** 2 + sum(key < query for key in others for query in mine)
     no_more_work(
         case, look, (5 if gradients else 2) * case.batch * case.heads * pairs,
-        "Which blocks do this rank's positions not see at all, and what is computed of them?",
+        "Which blocks do this rank's positions not see at all, and what is computed for them?",
     )
     if look.held > most_held(case, gradients):
         raise Wrong(
-            f"{look.held:,} bytes that came from others are in memory at a time, and a block "
-            f"has {max(case.blocks):,}.\nWho still holds those that were computed with?"
+            f"{look.held:,} bytes received from other ranks are in memory at a time, and a block "
+            f"has {max(case.blocks):,}.\nWhat still holds blocks that have been used?"
         )
 
 
 def most_held(case: Case, gradients: bool) -> int:
-    """Bytes of others that a rank may hold: of each kind (blocks, their gradients) one to compute
-    with, one on its way, and one that a name still holds."""
+    """Bytes from other ranks that a rank may hold: of each kind (blocks, their gradients) one in
+    use, one in flight, and one that a name still refers to."""
     return 3 * (1 + gradients) * max(case.blocks)
 
 
 def ulysses_costs(case: Case, rank: int, look: AttentionLook) -> None:
     products = 2 * case.batch * shares(case.heads, case.size)[rank] * case.length**2
-    no_more_work(case, look, products, "This rank's heads, and no others.")
+    no_more_work(case, look, products, "Compute this rank's heads, and no others.")
 
 
 # ---- functions without ranks
@@ -312,7 +314,8 @@ def right_heads(heads: int, kv_heads: int, ranks: int) -> tuple[list, list]:
 def gives(
     answer: Any, name: str, reference: Callable, options: Sequence[Sequence[int]], seed: int
 ) -> None:
-    """On a rank: the reference's lists of lists of numbers, for drawn arguments; raises Wrong."""
+    """On a rank: the answer returns the reference's lists of lists of integers for drawn arguments;
+    raises Wrong."""
 
     def outcome(function: Callable, given: tuple[int, ...]) -> Any:
         try:
@@ -323,7 +326,7 @@ def gives(
     def holds(given: tuple[int, ...]) -> None:
         found, right = (outcome(one, given) for one in (getattr(answer, name), reference))
         if found != right:
-            raise Wrong(f"{name}{given} gives\n{found}, and\n{right} is right.")
+            raise Wrong(f"{name}{given} returns\n{found}, and\n{right} is right.")
 
     for_all(seed, st.tuples(*map(st.sampled_from, options)), holds, 50)
 
@@ -333,19 +336,19 @@ def gives(
 
 @dataclass(frozen=True)
 class Attention:
-    """What `function` of an answer promises, on ranks that share a sequence.
+    """The contract of `function`, on ranks that share a sequence.
 
-    question         what to ask about a wrong result
-    given, results   names of its arguments (but for the length) and of what it returns
-    messages, costs  what it may send, compute and hold: raise Wrong
-    first            a function that this one needs: as `gives` takes it
+    question         the question to ask about a wrong result
+    given, results   names of its arguments (except the length) and of what it returns
+    messages, costs  check what it sends, computes and holds; raise Wrong
+    first            a function that this one needs, as arguments of `gives`
     """
 
     function: str
     says: str
     question: str = (
-        "Whose keys are here in turn t, how many are there, and which of this rank's positions "
-        "see\nthem? lse is the logarithm over all that are seen."
+        "Which rank's keys are here in turn t, how many are there, and which of this rank's "
+        "positions\nsee them? lse is the logarithm of the sum over all keys that are seen."
     )
     given: Sequence[str] = ("q", "k", "v")
     results: Sequence[str] = ("out", "lse")
@@ -355,7 +358,7 @@ class Attention:
     first: tuple[str, Callable, Sequence[Sequence[int]]] | None = None
 
     def judge(self, trial: Trial) -> str:
-        """For `check`: what was looked at; raises Wrong."""
+        """For `check`: return what was checked; raises Wrong."""
         trial.forbid(LIBRARY)
         if self.first:
             trial.alone(self.first[0], gives, *self.first, trial.new_seed())
@@ -366,14 +369,14 @@ class Attention:
 
 
 def attends(answer: Any, contract: Attention, case: Case) -> None:
-    """On a rank: a call of the function; raises Wrong."""
+    """On a rank: check a call of the function; raises Wrong."""
     rank, near = dist.get_rank(), most_held(case, "dout" in contract.given)
     right = case.part(rank)
     inputs = {name: right[name].to(case.dtype) for name in contract.given}
     with noted() as notes, AttentionLook(notes, near, **inputs) as look:
         found = getattr(answer, contract.function)(*inputs.values(), case.length)
     for call in never_waited(notes):
-        raise Wrong(f"nobody waits for an {call}. When may its tensor be used again?")
+        raise Wrong(f"an {call} is never waited on. When may its tensor be used again?")
     found = [found] if isinstance(found, torch.Tensor) else found
     ask = {"hint": contract.question, "dtype": case.dtype, "slack": SLACK}
     for name, mine in zip(contract.results, found, strict=True):
@@ -385,33 +388,34 @@ def attends(answer: Any, contract: Attention, case: Case) -> None:
 
 
 HANG = (
-    "Who sends what a waiting rank is to receive? Does every rank take every turn? dist.send comes"
-    "\nback only when the other rank receives: start both messages (isend, irecv), then wait, once."
+    "Which rank sends what a waiting rank is to receive? Does every rank take every turn? dist.send"
+    "\nreturns only when the other rank receives: start both messages (isend, irecv), then wait."
 )
 ring = Attention(
     "ring_attention",
     "out and lse equal one rank's on 1 to 6 ranks, in fp32 and fp64, for lengths that N does\n"
-    "not divide and grouped heads, also when messages come late; N − 1 blocks a rank at most,\n"
-    "under way while it computes; nothing unseen is multiplied; two blocks of others in memory.",
+    "not divide and grouped heads, even when messages arrive late; each rank sends at most\n"
+    "N − 1 blocks, while it computes; no masked block is computed; two received blocks in\n"
+    "memory.",
 ).judge
 backward = Attention(
     "ring_attention_backward",
     "dq, dk and dv equal one rank's on 1 to 6 ranks, in fp32 and fp64, for lengths that N\n"
-    "does not divide and grouped heads, also when messages come late; N − 1 blocks and N of\n"
-    "gradients a rank at most, under way while it computes; nothing unseen is multiplied;\n"
-    "two blocks of others, and of their gradients, in memory.",
+    "does not divide and grouped heads, even when messages arrive late; each rank sends at most\n"
+    "N − 1 blocks and N blocks of gradients, while it computes; no masked block is computed;\n"
+    "two received blocks, and two of gradients, in memory.",
     "dq is the sum over all blocks that a rank's queries see, each with out and lse of the\n"
-    "attention to all keys. Every rank that looks at a key adds to its gradient: who adds last,\n"
-    "and how many turns does a gradient travel?",
+    "attention to all keys. Every rank that uses a key adds to its gradient: which rank adds\n"
+    "last, and for how many turns does a gradient travel?",
     ("dout", "q", "k", "v", "out", "lse"), ("dq", "dk", "dv"),
     messages=functools.partial(ring_messages, gradients=True),
     costs=functools.partial(ring_costs, gradients=True),
 ).judge
 zigzag = Attention(
     "zigzag_attention",
-    "an early and a late block for each rank; out and lse equal one rank's on 1 to 6 ranks,\n"
-    "in fp32 and fp64, for any length, also when messages come late; no rank multiplies more\n"
-    "than its positions need, which is the same for all where blocks are equal; messages and\n"
+    "each rank has an early and a late block; out and lse equal one rank's on 1 to 6 ranks,\n"
+    "in fp32 and fp64, for any length, even when messages arrive late; no rank multiplies more\n"
+    "than its positions need, which is the same for all if blocks are equal; messages and\n"
     "memory as in the ring.",
     cases=functools.partial(ring_cases, zigzag=True),
     first=("zigzag_positions", positions, (range(16, 80), range(1, 9))),
@@ -419,11 +423,11 @@ zigzag = Attention(
 ulysses = Attention(
     "ulysses_attention",
     "out equals one rank's on 1 to 6 ranks, in fp32 and fp64, for lengths and heads that N\n"
-    "does not divide, and for fewer key-value heads than ranks; all-to-alls only, to each\n"
-    "rank no byte more than its heads need; each rank computes its heads; more ranks than\n"
-    "heads are refused.",
-    "What arrives from rank r are r's positions of this rank's heads: in the order of the ranks\n"
-    "they make the whole sequence. Which keys does each query head look at, and each position?",
+    "does not divide, and for fewer key-value heads than ranks; only all-to-alls, which send\n"
+    "each rank not a byte more than its heads need; each rank computes only its heads; more\n"
+    "ranks than heads are refused.",
+    "Rank r sends its positions of this rank's heads: in rank order they form the whole\n"
+    "sequence. Which keys does each query head use, and which does each position see?",
     results=("out",), cases=ulysses_cases, messages=ulysses_messages, costs=ulysses_costs,
     first=("heads_of_ranks", right_heads, ((12,), (1, 2, 3, 4, 6, 12), range(1, 16))),
 ).judge

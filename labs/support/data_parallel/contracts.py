@@ -1,4 +1,4 @@
-"""Given: what the exercises ask for, and how their check cells judge it."""
+"""Given: the contracts of lab 01's exercises, and the judges behind its check cells."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ from utils.course.runner import Trial, attempted, fractions
 
 
 def data_parallel(trial: Trial) -> str:
-    """Judges the three functions and the training in the file; mpi_rank.py looks at them."""
+    """Judge the three functions and the training in the file; mpi_rank.py observes them."""
     program, file = str(Path(__file__).with_name("mpi_rank.py")), str(trial.path)
     with tempfile.TemporaryDirectory() as folder:
         done = mpirun(6, program, file, folder, str(trial.new_seed()), folder=trial.path.parent)
@@ -42,33 +42,33 @@ def data_parallel(trial: Trial) -> str:
         if stack:
             place = re.search(rf'File "{re.escape(file)}", (line \d+) in (\w+)', stack)
             where = f"{case}: one rank is in {trial.path.name} {place[1]}" if place else case
-            why = "no end: an endless loop?"
+            why = "it never ends: an endless loop?"
             if "in collective" in stack:
                 why = "the ranks wait for each other. Does every rank call the same collectives?"
             raise Wrong(f"{where}\n{why}")
     if done.returncode:
         raise Wrong(f"mpirun ended with code {done.returncode}:\n{done.stderr.strip()[-600:]}")
     return (
-        "the learning curve of 1 to 6 ranks is that of one rank, for batches of\n"
-        "many sizes; up to 64 ranks share out many numbers of rows, every row once; ranks have\n"
-        "different numbers of rows, or none; one broadcast, then one all-reduce a step on each\n"
-        "rank."
+        "the learning curve of 1 to 6 ranks matches that of one rank, for batches of\n"
+        "many sizes; batches of many sizes are split among up to 64 ranks, each row used once;\n"
+        "ranks have different numbers of rows, or none; one broadcast, then one all-reduce per\n"
+        "step on each rank."
     )
 
 
 # ---- b, d, e: sums, from messages
 
 
-BLOCKED = {  # questions, by what all ranks wait in
-    "send": "dist.send comes back only when the other rank has begun to receive: when all ranks "
-    "send\nfirst, no one ever receives. Let one of two neighbours receive first.",
-    "": "Who sends what a waiting rank is to receive, and who receives what it sends? Does every "
-    "rank\ntake part, and in the same order?",
+BLOCKED = {  # hints, by the call in which all ranks wait
+    "send": "dist.send returns only when the other rank has begun to receive: if all ranks send\n"
+    "first, none ever receives. Let one of two neighbours receive first.",
+    "": "Which rank sends what the waiting rank is to receive, and which receives what it sends? "
+    "Does every\nrank take part, and in the same order?",
 }
 
 
 def only_messages(where: str, calls: list[Call]) -> None:
-    """Sends and receives alone, of numbers no wider than the tensor's."""
+    """Only sends and receives are used, with elements no wider than the tensor's."""
     for rank, call in enumerate(calls):
         if other := {event.op for event in call.events} - {"send", "recv"}:
             raise Wrong(
@@ -80,11 +80,11 @@ def only_messages(where: str, calls: list[Call]) -> None:
 
 
 def ring_messages(where: str, case: Case, calls: list[Call]) -> None:
-    """2(N-1) messages of at most ⌈length/N⌉ numbers, all to one neighbour."""
+    """Each rank sends 2(N-1) messages of at most ⌈length/N⌉ elements, all to one neighbour."""
     only_messages(where, calls)
     n, (length, itemsize) = len(calls), (calls[0].result.numel(), calls[0].result.itemsize)
     right, part = 2 * (n - 1), math.ceil(length / n) * itemsize
-    least = right * (length >= n)  # else some parts are empty, and need not be sent
+    least = right * (length >= n)  # else some chunks are empty and need not be sent
     for rank, call in enumerate(calls):
         peers = {event.peer for event in call.sends}
         biggest = max((event.payload for event in call.sends), default=0)
@@ -92,49 +92,49 @@ def ring_messages(where: str, case: Case, calls: list[Call]) -> None:
             raise Wrong(
                 f"{where}: rank {rank} sends {len(call.sends)} messages of up to {biggest} bytes "
                 f"to ranks {sorted(peers)}.\nA ring sends 2(N-1) = {right} messages to one "
-                f"neighbour, of at most {part} bytes: one part of N."
-                + "\nIt is the whole tensor." * (biggest == length * itemsize)
+                f"neighbour, of at most {part} bytes: one chunk of N."
+                + "\nThat is the whole tensor." * (biggest == length * itemsize)
             )
 
 
 def asynchronous_messages(where: str, case: Case, calls: list[Call]) -> None:
-    """Those of a ring, and each rank receives while it sends."""
+    """The messages of a ring, where each rank receives while it sends."""
     ring_messages(where, case, calls)
     taken, steps = timeline([call.notes for call in calls]), 2 * (len(calls) - 1)
     if taken > steps:
         raise Wrong(
-            f"{where}: the ring takes as long as {taken} messages one after another; when every "
-            f"rank sends\nand receives at the same time, it takes 2(N-1) = {steps}. What has a "
-            "rank started when it waits?"
+            f"{where}: the ring takes as long as {taken} messages in sequence; if every rank sends "
+            f"and\nreceives at the same time, it takes 2(N-1) = {steps}. What has a rank started "
+            "when it waits?"
         )
 
 
 def tree_messages(where: str, case: Case, calls: list[Call]) -> None:
-    """None is larger than the tensor, and 2·⌈log2 N⌉ at most follow one another."""
+    """No message is larger than the tensor, and at most 2·⌈log2 N⌉ are in sequence."""
     only_messages(where, calls)
     steps = 2 * math.ceil(math.log2(len(calls)))
     if (path := timeline([call.notes for call in calls], at_once=False)) > steps:
         raise Wrong(
-            f"{where}: {path} messages follow one another, a tree has at most "
+            f"{where}: {path} messages are sent in sequence; a tree needs at most "
             f"2·⌈log2 {len(calls)}⌉ = {steps}.\nA rank sends or receives one message at a time: "
             "let more pairs talk at once."
         )
 
 
 def others_have_it(seen: Seen) -> list[int]:
-    """The ranks with the right sum."""
+    """Return the ranks that have the right sum."""
     return [rank for rank, call in enumerate(seen.calls) if alike(call.result, seen.right, 64)]
 
 
 SYMPTOMS = [
-    (others_have_it, lambda seen: f"Ranks {others_have_it(seen)} have the sum: who sends it to "
-     f"rank {seen.rank}?"),
+    (others_have_it, lambda seen: f"Ranks {others_have_it(seen)} have the sum: which rank sends it "
+     f"to rank {seen.rank}?"),
     (lambda seen: seen.result.equal(seen.own[0]),
-     "The tensor is as it was: change it in place, not a copy."),
+     "The tensor has not changed: modify it in place, not a copy."),
     (lambda seen: (seen.result == seen.own[0]).any(),
-     "Some places still hold this rank's own numbers: which part has them?"),
+     "Some places still hold this rank's own values: in which chunk are they?"),
     (lambda seen: True,
-     "Which part does each rank send in each step? Print the part's number and rank."),
+     "Which chunk does each rank send in each exchange? Print the chunk's index and the rank."),
 ]
 
 
@@ -143,8 +143,8 @@ def own_tensor(case: Case, rank: int, n: int, call: int) -> tuple[torch.Tensor]:
 
 
 SUMS = (
-    "the sums of 1, 2, 3 and 6 ranks in many shapes, small and large, float32 and float64,\n"
-    "on a slow network too; "
+    "right sums on 1, 2, 3 and 6 ranks for many shapes, small and large, in float32 and\n"
+    "float64, on a slow network too; "
 )
 RING = Contract(
     "ring_all_reduce",
@@ -152,25 +152,27 @@ RING = Contract(
     right=lambda case, given, rank: sum(own.double() for (own,) in given),
     sizes=(2, 3, 1, 6), in_place=0, result="the sum", same_bits=True,
     messages=ring_messages, symptoms=SYMPTOMS, hang=BLOCKED,
-    says=f"{SUMS}the same bits on all; every rank sends 2(N-1) messages of at most\n"
-    "⌈length/N⌉ numbers, all to one neighbour; no deadlock, though every send blocks.",
+    says=f"{SUMS}the same bits on all ranks; every rank sends 2(N-1)\n"
+    "messages of at most ⌈length/N⌉ elements, all to one neighbour; no deadlock, although\n"
+    "every send blocks.",
 )
 TREE = replace(
     RING, function="tree_all_reduce", same_bits=False, messages=tree_messages,
     says=f"{SUMS}no message is larger than the tensor, and at most\n"
-    "2·⌈log2 N⌉ follow one another.",
+    "2·⌈log2 N⌉ are in sequence.",
 )
 ASYNCHRONOUS_RING = replace(
     RING, function="asynchronous_ring_all_reduce", messages=asynchronous_messages,
-    hang="Who waits for a message that nobody has started to send?",
-    says=f"{SUMS}the same bits on all; every rank sends 2(N-1) messages of at most\n"
-    "⌈length/N⌉ numbers, and receives at the same time: the ring takes as long as 2(N-1).",
+    hang="Which rank waits for a message that no rank has started to send?",
+    says=f"{SUMS}the same bits on all ranks; every rank sends 2(N-1)\n"
+    "messages of at most ⌈length/N⌉ elements, and receives at the same time: the ring takes as\n"
+    "long as 2(N-1) messages in sequence.",
 )
 ring, tree, asynchronous_ring = RING.judge, TREE.judge, ASYNCHRONOUS_RING.judge
 
 
 def show_messages(file: str, function: str, size: int, length: int) -> None:
-    """Prints the messages that each rank sends for a tensor of `length` 8-byte numbers."""
+    """Print the messages that each rank sends for a tensor of `length` 8-byte elements."""
     job, case = (function, own_tensor, 0), Case((length,), torch.float64, seed=1)
     results = attempted(file, size, observed, job, case)
     if results is None:
@@ -183,18 +185,18 @@ def show_messages(file: str, function: str, size: int, length: int) -> None:
 # ---- c: buckets
 
 STEPS = 3
-SMALL = 64  # bytes that may stay after a step: a number or two, no gradients
+SMALL = 64  # bytes that may stay after a step: a value or two, no gradients
 
 
 def bucketed(trial: Trial) -> str:
-    """Judges `make_buckets` and `BucketedAllReduce` in the file."""
+    """Judge `make_buckets` and `BucketedAllReduce` in the file."""
     trial.alone("make_buckets", makes_buckets, trial.new_seed())
     draw = trial.draw
     for group in trial.groups():
         for late in (False, True) if group.size in (2, 3) else (False,):
             widths = [draw.randrange(2, 14) for _ in range(draw.randrange(4, 10))]
             dtype = draw.choice([torch.float32, torch.float64])
-            each = group.size == 2 and not late  # a bucket for each parameter
+            each = group.size == 2 and not late  # a bucket per parameter
             limit = 1 if each else draw.choice([draw.randrange(60, 900), 10**6])
             rows = [draw.randrange(1, 9) for _ in range(STEPS)]
             case = group.case(f"widths {widths} in {dtype}, bucket_bytes={limit}")
@@ -204,14 +206,14 @@ def bucketed(trial: Trial) -> str:
                 group.run(case, steps, case, *job, late=late)
     return (
         f"gradients are the mean over 1 to 6 ranks, {STEPS} steps in a row, in float32 and\n"
-        "float64, on a slow network too; one all-reduce a bucket, every gradient's bytes once;\n"
-        "buckets leave before the backward pass ends, and it never waits for another rank;\n"
+        "float64, on a slow network too; one all-reduce per bucket, each gradient's bytes sent\n"
+        "once; buckets leave before the backward pass ends, which never waits for another rank;\n"
         "nothing is kept."
     )
 
 
 def right_buckets(sizes: list[int], limit: int) -> list[list[int]]:
-    """The numbers of the parameters in each bucket, for their sizes in bytes."""
+    """The indices of the parameters in each bucket, for parameters of these sizes in bytes."""
     buckets, space = [], 0
     for number, size in reversed([*enumerate(sizes)]):
         if size > space:
@@ -223,22 +225,22 @@ def right_buckets(sizes: list[int], limit: int) -> list[list[int]]:
 
 
 def makes_buckets(answer, seed: int) -> None:
-    """Runs alone: the answer's buckets are those of the exercise, for any parameters."""
+    """In one process: the answer's buckets are those of the exercise, for any parameters."""
 
     def holds(drawn: tuple[list, int, int]) -> None:
         kinds, last, more = drawn
         parameters = [nn.Parameter(torch.zeros(n, dtype=dtype)) for n, dtype in kinds]
         sizes = [p.nbytes for p in parameters]
-        limit = max(1, sum(sizes[::-1][:last]) + more)  # the first bucket is full, or nearly
+        limit = max(1, sum(sizes[::-1][:last]) + more)  # fills the first bucket, or nearly
         number_of, right = {p: i for i, p in enumerate(parameters)}, right_buckets(sizes, limit)
         made = answer.make_buckets(parameters.copy(), limit)
         mine = [[number_of[p] for p in bucket] for bucket in made]
         order = [number for bucket in mine for number in bucket]
-        hint = "How many bytes has each, and when is a bucket full?"
+        hint = "How many bytes does each have, and when is a bucket full?"
         if order != sorted(order, reverse=True):
-            hint = "The backward pass makes the last layer's gradients first."
+            hint = "The backward pass computes the last layer's gradients first."
         if len(order) < len(parameters):
-            hint = "Some are left out: the last bucket counts too, though it is not full."
+            hint = "Some are left out: the last bucket counts too, even if it is not full."
         if mine != right:
             raise Wrong(
                 f"with parameters of {sizes} bytes and bucket_bytes={limit}: make_buckets makes "
@@ -251,7 +253,7 @@ def makes_buckets(answer, seed: int) -> None:
 
 
 def network(widths: list[int], dtype: torch.dtype) -> nn.Sequential:
-    """A chain of linear layers, the same wherever it is made."""
+    """A chain of linear layers, the same on every rank."""
     torch.manual_seed(0)
     layers = [(nn.Linear(i, o, dtype=dtype), nn.Tanh()) for i, o in itertools.pairwise(widths)]
     return nn.Sequential(*itertools.chain(*layers))
@@ -261,13 +263,13 @@ def steps(
     answer, case: str, widths: list[int], dtype: torch.dtype, limit: int, rows: list[int],
     seed: int, folder: Path,
 ) -> None:
-    """Runs on a rank: three steps beside a network in float64 that knows all ranks' rows. No rank
-    but 0 begins its backward pass before rank 0 has ended its own."""
+    """On a rank: take three steps, and compare with a float64 network that sees all ranks' rows.
+    No other rank begins its backward pass until rank 0 has finished its own."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model, twin = network(widths, dtype), network(widths, dtype).double()
     sizes = [parameter.nbytes for parameter in model.parameters()]
     buckets = [sum(sizes[i] for i in bucket) for bucket in right_buckets(sizes, limit)]
-    look, on_way = Look(), []  # how many buckets, when the last gradient was ready
+    look, on_way = Look(), []  # buckets sent when the last gradient was ready, per step
     model[0].weight.register_post_accumulate_grad_hook(lambda _: on_way.append(len(look.events)))
     with look:
         reducer = answer.BucketedAllReduce(model, limit)
@@ -290,7 +292,7 @@ def steps(
         for (name, parameter), *each in zip(model.named_parameters(), *parts):
             right = sum(each) / size
             hint = told(SCALES, (parameter.grad, right, each[rank], size))
-            hint += "\nStep 1 was right: what is left over from the step before?" * (step > 0)
+            hint += "\nStep 1 was right: what is left over from the previous step?" * (step > 0)
             largest = max(part.abs().max().item() for part in each)
             close(where, f"the gradient of {name}", parameter.grad, right, hint=hint, slack=300,
                   scale=largest)
@@ -299,35 +301,35 @@ def steps(
         if on_way[-1] - begun < len(buckets) - 1:
             raise Wrong(
                 f"{where}: when the last gradient was ready, {on_way[-1] - begun} of "
-                f"{len(buckets)} buckets were on their way, and all but the last could be.\n"
+                f"{len(buckets)} buckets were on their way; all but the last could have been.\n"
                 "Start a bucket in the hook, as soon as it is complete."
             )
         model.zero_grad()
         del value, parameter
         if (kept := look.kept(allowed=SMALL)) > SMALL:
-            raise Wrong(f"{where}: {kept:,} bytes stay after the step, though all\n.grad are None. "
-                        "Who holds them, and for what?")
+            raise Wrong(f"{where}: {kept:,} bytes stay after the step, although every\n.grad is "
+                        "None. What holds them, and why?")
 
 
 SCALES = [  # of (gradient, mean, this rank's own, ranks)
     (lambda s: s[3] > 1 and alike(s[0], s[3] * s[1], 300),
-     "It is the sum: it is not divided by the ranks."),
+     "It is the sum: it is not divided by the number of ranks."),
     (lambda s: alike(s[0], s[2], 300),
-     "It is still this rank's own: does every bucket start, come back and get copied?"),
-    (lambda s: True, "Do the numbers go back to the parameters that they came from?"),
+     "It is still this rank's own: is every bucket started, waited on and copied back?"),
+    (lambda s: True, "Do the values go back to the parameters that they came from?"),
 ]
 
 
 def await_file(path: Path, where: str, seconds: float = 3.0) -> None:
-    """Until rank 0 has ended its backward pass."""
+    """Wait until rank 0 has finished its backward pass."""
     end = time.monotonic() + seconds
     while not path.exists():
         time.sleep(0.005)
         if time.monotonic() > end:
             raise Wrong(
-                f"{where}: rank 0 cannot end its backward pass before this rank has begun its own: "
+                f"{where}: rank 0 cannot finish its backward pass before this rank begins its own: "
                 "the hook waits, and nothing overlaps.\nIs there a wait (or an all-reduce without "
-                "async_op=True) inside the hook? Only wait() waits."
+                "async_op=True) inside the hook? Only wait() may wait."
             )
 
 
@@ -335,13 +337,13 @@ def await_file(path: Path, where: str, seconds: float = 3.0) -> None:
 
 
 def crossover(trial: Trial) -> str:
-    """Judges `crossover_bytes` in the file."""
+    """Judge `crossover_bytes` in the file."""
     trial.alone("crossover_bytes", crossovers, trial.new_seed(), seconds=8.0)
-    return "at your size, tree and ring take equally long, for 100 numbers of ranks."
+    return "at your size, tree and ring take equally long, for 100 drawn cases."
 
 
 def crossovers(answer, seed: int) -> None:
-    """Runs alone: at the answer's size the two times themselves are equal."""
+    """In one process: at the answer's size the two times are equal."""
 
     def holds(drawn: tuple[int, float, float]) -> None:
         size, alpha, beta = drawn
@@ -349,9 +351,9 @@ def crossovers(answer, seed: int) -> None:
         n = a_number(case, "crossover_bytes", answer.crossover_bytes(size, alpha, beta))
         if (n == math.inf) != (size == 2):
             raise Wrong(
-                f"{case}: you say {n:g}. With two ranks the ring sends as many bytes and twice the "
-                "messages:\nit never wins, so the answer is math.inf. With more it wins from some "
-                "size on."
+                f"{case}: you say {n:g}. With two ranks the ring sends as many bytes in twice as "
+                "many messages:\nit never wins, and the answer is math.inf. With more ranks it "
+                "wins above some size."
             )
         if size > 2:
             tree = 2 * math.ceil(math.log2(size)) * (alpha + beta * n)

@@ -1,8 +1,9 @@
-"""Given: what the five exercises ask for, and how their check cells judge it.
+"""Given: the contracts of the five exercises, and the judges behind their check cells.
 
-Kernels run in Triton's interpreter on drawn tensors, each address looked at, and are compared with
-fp64; and they are launched on tensors without numbers, where a host that waits for one is seen, and
-compiled for an H100, without one. A shape is held against the fastest one that a search finds.
+Kernels run in Triton's interpreter on drawn tensors, with each address checked, and are compared
+with fp64. They are also launched on meta tensors, which reveals a host that waits for a value, and
+compiled for an H100 without needing one. A shape is compared with the fastest one that a search
+finds.
 """
 
 import math
@@ -27,17 +28,17 @@ from utils.measure import timing
 from utils.models.gpt import GPT, GPTConfig
 
 COMPILES = 120.0  # seconds: a compilation takes 1 to 3, on a busy machine longer
-HUGE = 2**31 + 2**20 + 5  # numbers
+HUGE = 2**31 + 2**20 + 5  # elements
 LARGE = 2**14
 SMS = 132  # of an H100
-ROWS = 4096  # of what is compiled
-LEAST, LONG = 128, 2**14  # numbers of a row that 128 bits are promised for
-NO_SPILL = 2**13  # numbers of a row up to which nothing may spill
+ROWS = 4096  # in the shapes that are compiled
+LEAST, LONG = 128, 2**14  # elements per row for which 128-bit accesses are required
+NO_SPILL = 2**13  # elements per row up to which nothing may spill
 HUGE_ROWS = 2**31 // LONG + 1000, LONG
-SHAPES = 25  # drawn ones
-MORE = 1.02  # times the parameters of the given shape, at most
-NEAR = 1.02  # times the modelled time of the fastest shape
-DEEPER = 2  # layers more or fewer, at most
+SHAPES = 25  # number of drawn shapes
+MORE = 1.02  # most parameters, as a multiple of the given shape's
+NEAR = 1.02  # most modelled time, as a multiple of the fastest shape's
+DEEPER = 2  # most layers added or removed
 EXAMPLE = GPTConfig(vocab_size=50257, hidden_size=1600, layers=8, heads=20)  # on 2 ranks
 
 
@@ -50,11 +51,11 @@ def judged(
     compiled: Sequence[tuple[int, ...]],
     library: Sequence[str] = (),
 ) -> Any:
-    """What `values` of the last case gives; raises Wrong.
+    """Return the result of `values` for the last case; raises Wrong.
 
-    values: (answer, seed, **case) raises Wrong where the interpreter finds something wrong; call:
-    (answer, *shape) calls it for this shape on the device "meta"; far: shapes of which numbers lie
-    2³¹ apart; compiled: shapes for an H100
+    values: (answer, seed, **case) raises Wrong if the interpreter finds an error; call: (answer,
+    *shape) calls it for this shape on the device "meta"; far: shapes with elements 2³¹ apart;
+    compiled: shapes for an H100
     """
     there()
     trial.forbid((*LIBRARY, *library))
@@ -90,20 +91,20 @@ def traced_call(
     scale: float = 0.0,
     hint: str = "",
 ) -> Traced:
-    """What its kernels did; raises Wrong.
+    """Run `call` and return what its kernels did; raises Wrong.
 
-    call: its results by name; given: its inputs; right: results, and inputs that it changes, in
-    fp64, of which each number is stored once; loads: how often each number of an input is loaded,
-    None: neither is looked at; beside: numbers of other tensors that a program may touch; moved:
-    bytes for torch's operators; scale: of terms that may cancel.
+    call: returns results by name; given: its inputs; right: results, and inputs that it changes, in
+    fp64, each element of which is stored once; loads: how often each element of an input is loaded
+    (None: loads and stores are not checked); beside: elements of other tensors that a program may
+    touch; moved: bytes that torch's operators may move; scale: of terms that may cancel.
     """
     with Traced(**given) as traced:
         results = call()
     tensors = given | results
     if len(traced.kernels) != launches:
-        raise Wrong(f"launches of {traced.kernels}, and {launches} will do.")
+        raise Wrong(f"launches of {traced.kernels}; {launches} would be enough.")
     if changed := [name for name in traced.changed() if name not in right]:
-        raise Wrong(f"{changed[0]} is not what it was before the call.")
+        raise Wrong(f"the call changes {changed[0]}.")
     for name, wanted in right.items():
         dtype = None if name in given else next(iter(given.values())).dtype
         told = hint or traced.hint(tensors[name], wanted)
@@ -111,8 +112,8 @@ def traced_call(
               scale=scale)
     if traced.moved > moved:
         raise Wrong(
-            f"torch's own operators move {traced.moved:,} bytes beside the kernels. Which of them\n"
-            "goes over all numbers, or copies them?"
+            f"torch's own operators move {traced.moved:,} bytes outside the kernels. Which of\n"
+            "them reads all elements, or copies them?"
         )
     if loads is None:
         return traced
@@ -121,14 +122,14 @@ def traced_call(
             found = traced.count(bool(stores), tensors[name])
             if found > times * tensors[name].numel():
                 raise Wrong(
-                    f"each number of {name} is {('loaded', 'stored')[stores]} "
+                    f"each element of {name} is {('loaded', 'stored')[stores]} "
                     f"{found / tensors[name].numel():.3g} times, and {times} is right."
                 )
     if (touched := traced.beside(*tensors.values())) > beside * traced.programs:
         raise Wrong(
-            f"{traced.programs} programs touch {touched:,} numbers beside {', '.join(tensors)}; "
-            f"{beside} for each have to do.\nWhat is read, or added up, that need not be, and by "
-            "how many programs?"
+            f"{traced.programs} programs touch {touched:,} elements outside {', '.join(tensors)}; "
+            f"{beside} per program must do.\nWhat is read, or added up, unnecessarily, and by how "
+            "many programs?"
         )
     return traced
 
@@ -137,7 +138,7 @@ def traced_call(
 
 
 def add(trial: Trial) -> str:
-    """Judges `add`."""
+    """Judge `add`."""
     draw = trial.draw
     types = [torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16,
              torch.int8, torch.uint8]
@@ -154,15 +155,15 @@ def add(trial: Trial) -> str:
     judged(trial, add_values, cases, add_call, far, [(LARGE,)])
     return (
         "sums are right for vectors of any stride and eight types, at sizes that no block\n"
-        "divides, and 2³¹ numbers apart, with infinities and NaN; each number is loaded once and\n"
-        "stored once, by one launch, nothing beside them is touched, also where more than 2³¹\n"
-        "are neighbours; for an H100 all loads and stores have 128 bits, 12 bytes a number."
+        "divides, with elements 2³¹ apart, with infinities and NaNs; one launch loads and stores\n"
+        "each element once and touches nothing else, even for more than 2³¹ contiguous elements;\n"
+        "for an H100 all loads and stores have 128 bits, 12 bytes per element."
     )
 
 
 def add_values(answer, seed: int, n: int, strides: tuple[int, ...], dtype: torch.dtype) -> None:
     x, y, out = (vector(seed + i, n, stride, dtype) for i, stride in enumerate(strides))
-    hint = "The mask says how many numbers there are, a stride how far apart they lie."
+    hint = "The mask says how many elements there are, a stride how far apart they are."
 
     def call() -> dict:
         answer.add(x, y, out)
@@ -174,7 +175,7 @@ def add_values(answer, seed: int, n: int, strides: tuple[int, ...], dtype: torch
 
 
 def vector(seed: int, n: int, stride: int, dtype: torch.dtype) -> torch.Tensor:
-    """Drawn numbers: floats are also NaN, or infinite, whole numbers from half of the range."""
+    """Drawn values: floats include NaNs and infinities; integers come from half of the range."""
     if dtype.is_floating_point:
         values = fractions(seed, n).to(dtype)
         values[seed % 7 :: 31], values[seed % 9 :: 41] = torch.inf, torch.nan
@@ -194,7 +195,7 @@ def add_call(answer, n: int, *strides: int) -> None:
 
 
 def clipped_adamw(trial: Trial) -> str:
-    """Judges `clipped_step`."""
+    """Judge `clipped_step`."""
     draw = trial.draw
     cases = [
         {
@@ -216,18 +217,18 @@ def clipped_adamw(trial: Trial) -> str:
     judged(trial, clipped_values, cases, clipped_call, [(HUGE,)], [(LARGE,)],
            library=("torch.optim", "clip_grad_norm_", "AdamW"))
     return (
-        "norm, p, m and v equal a reckoning in fp64, clipped and not, for any step and rates,\n"
-        "gradients that are 0 too, at sizes that no block divides; a norm that is not finite\n"
-        "changes nothing; 32 bytes a parameter in two launches, without an atomic operation, and\n"
-        "the host waits for no number; for an H100 loads and stores of both launches have 128 bits."
+        "norm, p, m and v equal those computed in fp64, clipped or not, for any step and rates,\n"
+        "with gradients of 0 too, at sizes that no block divides; a norm that is not finite\n"
+        "changes nothing; 32 bytes per parameter in two launches, without atomic operations, and\n"
+        "the host waits for no value; for an H100 loads and stores of both launches have 128 bits."
     )
 
 
 def clipped_values(
     answer, seed: int, n: int, size: float, clip: float, bad: float | None, **rates: Any
 ) -> None:
-    """Gradients are about `size`, some of them 0, and one, if any, is `bad`; clip: part of their
-    norm; rates: further arguments."""
+    """Gradients are about `size`, some are 0, and one is `bad` unless that is None. clip: fraction
+    of their norm; rates: further arguments."""
     p, g, m, v = (fractions(seed + i, n).float() for i in range(4))
     v = ((v.abs() + 0.3) * size).square()
     p, g, m = -p.abs() * g.sign(), g * size, m.abs() * g.sign() * size  # nothing cancels
@@ -248,7 +249,7 @@ def clipped_values(
         {"norm": norm, "p": p, "m": m, "v": v}, launches=2, beside=8, moved=2 * n + 2048,
         loads={"p": 1, "g": 2, "m": 1, "v": 1} if bad is None else None,
         slack=16 if bad is None else 0,
-        hint="" if bad is None else "Where the norm is not finite, nothing is to be changed.",
+        hint="" if bad is None else "If the norm is not finite, nothing may change.",
     )
 
 
@@ -260,12 +261,12 @@ def clipped_call(answer, n: int) -> None:
 
 
 def rows_to_compile(trial: Trial) -> list[tuple[int, int]]:
-    """(rows, numbers of a row): the shortest, and long ones."""
+    """(rows, elements per row): the shortest rows, and long ones."""
     return [(ROWS, LEAST), (ROWS, NO_SPILL - 16 * trial.draw.randrange(NO_SPILL // 32))]
 
 
 def softmax(trial: Trial) -> str:
-    """Judges `softmax`, forward and backward."""
+    """Judge `softmax`, forward and backward."""
     draw = trial.draw
     cases = [
         {"shape": shape, "scale": draw.choice((0.3, 1.5)), **more}
@@ -280,10 +281,10 @@ def softmax(trial: Trial) -> str:
     ]
     judged(trial, softmax_values, cases, softmax_call, [HUGE_ROWS], rows_to_compile(trial))
     return (
-        "y and dx equal PyTorch's in fp64, in fp32 and fp16, for rows of any length, large\n"
-        "numbers, masked places, and gradients whose numbers are not neighbours; forward 8 and\n"
-        "backward 12 bytes a number (fp32), one launch each; y alone is kept in between; for an\n"
-        "H100 loads and stores of rows from 128 numbers on have 128 bits, and registers suffice."
+        "y and dx, in fp32 and fp16, equal PyTorch's in fp64, for rows of any length, large\n"
+        "values, masked places and non-contiguous gradients; 8 bytes per element forward and 12\n"
+        "backward (fp32), one launch each; only y is kept in between; for an H100, rows of 128\n"
+        "elements or more are loaded and stored 128 bits at a time, and nothing spills."
     )
 
 
@@ -291,8 +292,8 @@ def softmax_values(
     answer, seed: int, shape: tuple[int, ...], scale: float, dtype: torch.dtype = torch.float32,
     around: float = 0.0, masked: bool = False, turned: bool = False,
 ) -> None:
-    """Both halves, and another graph's forward half between them. x is around so much; masked:
-    some are -inf; turned: the last dimension of x and dy comes first in memory."""
+    """Run both halves, and another graph's forward half in between. around: mean of x; masked: some
+    elements are -inf; turned: the last dimension of x and dy comes first in memory."""
     x, dy = (3 * fractions(seed + n, *shape).to(dtype) for n in (0, 1))
     x += around
     if masked:
@@ -323,7 +324,7 @@ def softmax_values(
     with watched(lambda *_: None), Look() as look:
         other = answer.softmax(1 - leaf, 2 * scale)
     if (kept := look.kept(other, allowed=more)) > more:
-        raise Wrong(f"{kept:,} bytes beside y are held until the backward half: what for?")
+        raise Wrong(f"{kept:,} bytes in addition to y are held until the backward half: what for?")
     traced_call(
         backward, {"y": made[0].detach(), "dy": dy}, {"dx": exact.grad},
         loads=None if turned else {"y": 1, "dy": 1}, **same,
@@ -337,14 +338,14 @@ def softmax_call(answer, rows: int, d: int) -> None:
     torch.autograd.grad(answer.softmax(x, 0.5), x, dy)
 
 
-# ---- d: residual and RMSNorm, by its bytes
+# ---- d: residual and RMSNorm, judged by bytes
 
-GOAL = 18.0  # bytes a number
+GOAL = 18.0  # bytes per element
 COUNTED = 3 * SMS  # rows
 
 
 def fused_norm(trial: Trial) -> str:
-    """Judges `add_norm`."""
+    """Judge `add_norm`."""
     draw = trial.draw
     cases = [  # the rows that are counted come last
         {"rows": draw.randrange(2, 9), "d": draw.randrange(65, 500), "eps": 0.3},
@@ -355,14 +356,14 @@ def fused_norm(trial: Trial) -> str:
     found = judged(trial, norm_values, cases, norm_call, [HUGE_ROWS], rows_to_compile(trial),
                    library=("rms_norm",))
     return (
-        f"y and h are right for rows of any length, and {COUNTED} rows take {found:.2f} bytes a "
-        f"number\n(the goal was {GOAL:g}), with a program for each of {SMS} SMs; for an H100 loads "
-        "and stores of\nrows from 128 numbers on have 128 bits, and registers suffice."
+        f"y and h are right for rows of any length, and {COUNTED} rows take {found:.2f} bytes per "
+        f"element\n(the goal was {GOAL:g}), with a program for each of {SMS} SMs; for an H100, rows "
+        "of 128 elements or more\nare loaded and stored 128 bits at a time, and nothing spills."
     )
 
 
 def norm_values(answer, seed: int, rows: int, d: int, eps: float) -> float:
-    """Bytes a number."""
+    """Return bytes per element."""
     x, residual = (fractions(seed + i, rows, d).float() for i in (0, 1))
     weight = fractions(seed + 2, d).float()
     h = x.double() + residual.double()
@@ -374,14 +375,14 @@ def norm_values(answer, seed: int, rows: int, d: int, eps: float) -> float:
     )
     if traced.programs < min(rows, SMS):
         raise Wrong(
-            f"{traced.programs} programs share {rows:,} rows, and an H100 has {SMS} SMs: some of "
-            "them have nothing to do."
+            f"{traced.programs} programs process {rows:,} rows, but an H100 has {SMS} SMs: some of "
+            "them would be idle."
         )
     found = (traced.traffic + traced.moved) / x.numel()
     if rows == COUNTED and found > GOAL:
         raise Wrong(
-            f"values are right, and {rows} rows take {found:.2f} bytes a number; the goal is "
-            f"{GOAL:g}.\nA row for each program takes 20. Which of its loads is the same in all "
+            f"values are right, but {rows} rows take {found:.2f} bytes per element; the goal is "
+            f"{GOAL:g}.\nOne row per program takes 20. Which of its loads is the same in all "
             "programs?"
         )
     return found
@@ -393,13 +394,13 @@ def norm_call(answer, rows: int, d: int) -> None:
 
 
 def count(path: str | Path, d: int = 96) -> float:
-    """Bytes a number of the answer in the file, for 396 rows of d."""
+    """Bytes per element of the answer in the file, for 396 rows of d elements."""
     case = {"rows": COUNTED, "d": d, "eps": 1e-5}
     return Trial(path).alone(f"{COUNTED} rows", in_memory, norm_values, 0, case, seconds=COMPILES)
 
 
 def machine_code(path: str | Path) -> dict:
-    """What an H100 would execute for 4,096 rows of 4,096 numbers."""
+    """Statistics of the code that an H100 would execute for 4,096 rows of 4,096 elements."""
     return Trial(path).alone("an H100", _on_an_h100, seconds=COMPILES)
 
 
@@ -418,17 +419,17 @@ def _on_an_h100(answer) -> dict:
 
 
 def reshape(trial: Trial) -> str:
-    """Judges `reshape`."""
+    """Judge `reshape`."""
     found = trial.alone("reshape", is_faster, trial.new_seed())
     return (
         f"for {SHAPES} drawn shapes the answer is at most {NEAR - 1:.0%} slower than the fastest\n"
-        f"that keeps the rules, with 0 to {MORE - 1:.0%} more parameters; where none is\n"
-        f"faster, the given shape comes back. The one above becomes {found}."
+        f"that obeys the rules, with 0 to {MORE - 1:.0%} more parameters; if none is faster, it\n"
+        f"returns the given shape. The one above becomes {found}."
     )
 
 
 def is_faster(answer: Any, seed: int) -> str:
-    """On a rank: what becomes of EXAMPLE."""
+    """On a rank: judge drawn shapes, and return what EXAMPLE becomes."""
     for_all(seed, given_shapes(), lambda case: judged_shape(answer.reshape(*case), *case), SHAPES)
     judged_shape(found := answer.reshape(EXAMPLE, 2), EXAMPLE, 2)
     ratio = modelled(found, 2) / modelled(EXAMPLE, 2)
@@ -449,7 +450,7 @@ def given_shapes() -> st.SearchStrategy:
 
 @lru_cache
 def fastest(given: GPTConfig, tp: int) -> GPTConfig:
-    """Of the shapes that keep the rules, and `given`."""
+    """The fastest of the shapes that obey the rules, and `given`."""
     unit, least, best = TILE * tp, given.parameter_count(), given
     for layers in range(max(1, given.layers - DEEPER), given.layers + DEEPER + 1):
         for width in range(TILE, 4 * given.hidden_size + TILE, TILE):
@@ -471,17 +472,17 @@ def judged_shape(found: Any, given: GPTConfig, tp: int) -> None:
     """Raises Wrong with the first rule that `found` breaks."""
     case = f"reshape({sizes(given)}, tp={tp})"
     if not isinstance(found, GPTConfig):
-        raise Wrong(f"{case}: a GPTConfig is asked for, and this is {described(found)}.")
+        raise Wrong(f"{case}: it should be a GPTConfig, and this is {described(found)}.")
     top = fastest(given, tp)
     case += f" is {sizes(found)}"
     if found != given and (broken := next(broken_rules(found, given, tp), "")):
         raise Wrong(f"{case}:\n{broken}.")
     if found != given and modelled(found, tp) >= modelled(given, tp):
-        raise Wrong(f"{case}:\nit is not faster than the given shape: return that one then.")
+        raise Wrong(f"{case}:\nit is not faster than the given shape: return that one instead.")
     if (slower := modelled(found, tp) / modelled(top, tp)) > NEAR:
         raise Wrong(
             f"{case}:\nits modelled time is {slower:.2f} times that of {sizes(top)}.\n"
-            "Are all widths, depths and MLPs that the rules allow compared, and by their time?"
+            "Are all allowed widths, depths and MLPs compared, and by their time?"
         )
 
 
@@ -490,28 +491,28 @@ def broken_rules(found: GPTConfig, given: GPTConfig, tp: int) -> Iterator[str]:
     open_to_choice = ("vocab_size", "hidden_size", "heads", "layers", "intermediate_size")
     ratio = found.parameter_count() / given.parameter_count()
     if replace(found, **{name: getattr(given, name) for name in open_to_choice}) != given:
-        yield "more than its sizes has changed: what does `replace` keep?"
+        yield "more than its sizes changed: what does `replace` keep?"
     if found.vocab_size != padded(given.vocab_size, unit):
         yield f"its vocabulary is not the given one, padded up to the next multiple of {unit}"
     if found.hidden_size % TILE:
-        yield f"its width is no multiple of {TILE}"
+        yield f"its width is not a multiple of {TILE}"
     if found.head_size not in (64, 128):
-        yield f"its heads have {found.head_size} values, and 64 or 128 are asked for"
+        yield f"its heads have {found.head_size} values instead of 64 or 128"
     if found.heads % tp:
         yield f"{found.heads} heads cannot be divided equally among {tp} ranks"
     if found.mlp_size % unit or not low <= found.mlp_size <= high:
         yield f"its MLP should have a multiple of {unit} columns, from {low} to {high}"
     if abs(found.layers - given.layers) > DEEPER:
-        yield f"its layers are more than {DEEPER} away from {given.layers}"
+        yield f"its number of layers differs by more than {DEEPER} from {given.layers}"
     if not 1 <= ratio <= MORE:
         yield (
-            f"it has {ratio:.4f} times the parameters, and 1 to {MORE} are asked for: a smaller\n"
-            "model is faster without any skill"
+            f"it has {ratio:.4f} times the parameters, and 1 to {MORE} are allowed: making a\n"
+            "model faster by shrinking it takes no skill"
         )
 
 
 def sizes(config: GPTConfig) -> str:
-    """Those of a model, in a few words."""
+    """A model's sizes in a few words."""
     c = config
     return (
         f"{c.layers} × {c.hidden_size}, {c.heads} heads, MLP {c.mlp_size}, "
@@ -520,7 +521,7 @@ def sizes(config: GPTConfig) -> str:
 
 
 def time_shapes(file: str, given: GPTConfig) -> dict[str, float] | None:
-    """{shape: ms of a forward and backward pass here}; None where `reshape` does not run."""
+    """{shape: ms per forward and backward pass here}; None if `reshape` does not run."""
     found = attempted(file, 1, lambda answer: vars(answer.reshape(given, 1)))
     if found is None:
         return None

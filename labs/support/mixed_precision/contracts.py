@@ -1,4 +1,4 @@
-"""Given: what exercises 03a, b and c ask for, and how their check cells judge it."""
+"""Given: the contracts of exercises 03a, b and c, and the judges behind their check cells."""
 
 import math
 import random
@@ -27,7 +27,7 @@ from utils.measure.traffic import Event
 from utils.memory.number_formats import FORMATS, spacing
 
 Tensors = list[torch.Tensor | None]
-SIZES = (2, 3, 1)  # ranks: nothing here depends on how many more
+SIZES = (2, 3, 1)  # ranks: nothing here would differ on more
 
 
 def copies(tensors: Tensors) -> Tensors:
@@ -35,22 +35,22 @@ def copies(tensors: Tensors) -> Tensors:
 
 
 def one_all_reduce(where: str, events: list[Event], size: int, hint: str) -> None:
-    """Of so many bytes; a single rank may do without."""
+    """There is one all-reduce of `size` bytes; a single rank may do without."""
     if events or dist.get_world_size() > 1:
         communication(where, events, {"all_reduce": [size]}, hint)
 
 
 # ---- exercise a: the answer beside a reference
 
-ASK_ALL = "Does every rank call the all-reduce, also the ranks that see nothing wrong?"
+ASK_ALL = "Does every rank call the all-reduce, including the ranks that see nothing wrong?"
 COUNTING = (
     "An overflow multiplies the scale by backoff_factor; growth_interval good steps in a row\n"
-    "multiply it by growth_factor; after either, the counting begins anew."
+    "multiply it by growth_factor; after either, counting starts again at zero."
 )
 
 
 class Reference:
-    """The rules, told of an overflow anywhere."""
+    """The rules of the scale; `update` is told whether any rank had an overflow."""
 
     def __init__(self, init_scale, growth_factor, backoff_factor, growth_interval):
         self.scale, self.growth, self.backoff = init_scale, growth_factor, backoff_factor
@@ -71,24 +71,24 @@ def same_state(where: str, mine: Any, right: Reference) -> None:
 
 
 def scaler(trial: Trial) -> str:
-    """Judges the LossScaler in the file."""
+    """Judge the LossScaler in the file."""
     trial.forbid(("GradScaler",))
     for group in trial.groups(SIZES, hang=ASK_ALL):
         for shares in (False, True):
-            case = group.case("a share of the parameters each" if shares else "all parameters each")
+            case = group.case("sharded parameters" if shares else "all parameters on every rank")
             group.run(case, stepped, trial.new_seed(), shares, late=shares)
         if group.size == 1:
             group.run("update()", rules, trial.new_seed())
     return (
         "scales, skipped steps and gradients are right on 1, 2 and 3 ranks, by the rules of\n"
-        "torch.amp.GradScaler with drawn factors and intervals, near the largest numbers too; one\n"
-        "all-reduce of one number a step; where each rank holds a share of the parameters, or\n"
-        "none, all skip together."
+        "torch.amp.GradScaler with drawn factors and intervals, near the largest values too; one\n"
+        "all-reduce of one value per step; all ranks skip together, even where each holds only\n"
+        "some of the parameters, or none."
     )
 
 
 def rules(answer: Any, seed: int) -> None:
-    """`update` alone, with drawn options and overflows."""
+    """Check `update` on its own, with drawn options and overflows."""
     options = {
         "init_scale": st.sampled_from([2.0**n for n in range(-4, 17)]),
         "growth_factor": st.sampled_from((2.0, 4.0, 1.5)),
@@ -102,10 +102,10 @@ def rules(answer: Any, seed: int) -> None:
 
 
 def stepped(answer: Any, seed: int, shares: bool) -> None:
-    """On a rank: steps with an optimizer of two groups, beside the reference; all ranks draw the
-    same. shares: each parameter has one rank as its owner, and the last rank has none."""
+    """On a rank: take steps with an optimizer of two groups, and compare with the reference; all
+    ranks draw the same. shares: each parameter is owned by one rank, and the last rank has none."""
     draw, rank, size, seen = random.Random(seed), dist.get_rank(), dist.get_world_size(), []
-    first = answer.LossScaler()  # the pieces that are written first
+    first = answer.LossScaler()  # the methods that are written first
     first.scale_loss(torch.ones(()))
     first.unscale([])
     first.update(False)
@@ -125,7 +125,7 @@ def stepped(answer: Any, seed: int, shares: bool) -> None:
         where, place = f"step {number}, scale {right.scale:g}", draw.randrange(len(shapes))
         where_bad = owners[place] if shares else draw.randrange(size)
         true = [fractions(draw.getrandbits(31), *shape) for shape in shapes]
-        if number == 1:  # finite, and their sum is not
+        if number == 1:  # finite, but their sum is not
             large = 0.9 * torch.finfo(torch.float32).max / right.scale
             true = [torch.full(shape, large, dtype=torch.float64) for shape in shapes]
         loss = torch.zeros((), requires_grad=True) + sum(
@@ -134,7 +134,7 @@ def stepped(answer: Any, seed: int, shares: bool) -> None:
         kept = loss.detach().clone()
         mine.scale_loss(loss).backward()
         if not bitwise_equal(loss, kept):
-            raise Wrong(f"{where}: scale_loss changes the caller's loss: return another tensor.")
+            raise Wrong(f"{where}: scale_loss changes the caller's loss: return a new tensor.")
         if bad and rank == where_bad:
             own[place].grad.view(-1)[-1] = bad
         if (none := (place + 1) % len(shapes)) in own:
@@ -146,20 +146,20 @@ def stepped(answer: Any, seed: int, shares: bool) -> None:
             made = mine.step(optimizer, clip) if clip else mine.step(optimizer)
         if bool(made) == bool(bad) or len(seen) != (not bad):
             found = f"rank {where_bad} has {bad} in a gradient" if bad else "all is finite"
-            does = f"makes {len(seen)} steps of the optimizer and returns {made}"
+            does = f"takes {len(seen)} optimizer steps and returns {made}"
             raise Wrong(
-                f"{where}: {found}, and rank {rank} {does}.\nThe ranks do not agree, or nobody "
-                "skips: what one rank finds is everybody's, also a NaN. Which ReduceOp says that?"
+                f"{where}: {found}, and rank {rank} {does}.\nThe ranks do not agree, or none "
+                "skips: what one rank finds, even a NaN, applies to all. Which ReduceOp does that?"
             )
         factor = min(1.0, clip / norm**0.5) if clip else 1.0
         for got, wanted in zip(seen.pop() if seen else [], (true[index] for index in own)):
-            if got is not None:  # a hand's clipping has other last digits
+            if got is not None:  # hand-written clipping differs in the last digits
                 ratio = float(got.double().norm() / wanted.norm())
                 close(where, "a gradient at the step", got, wanted * factor, slack=100,
                       hint=symptom(ratio, right.scale, factor))
         if any(p.grad is not gradient for p, gradient in zip(model, given)):
-            raise Wrong(f"{where}: .grad is another tensor. Divide in place: others share it.")
-        hint = f"One number is enough: look at all gradients first, then ask all once.\n{ASK_ALL}"
+            raise Wrong(f"{where}: .grad is a new tensor. Divide in place: others share it.")
+        hint = f"One value is enough: check all gradients first, then all-reduce once.\n{ASK_ALL}"
         few = min(8, look.events[0].payload) if look.events else 4
         one_all_reduce(where, look.events, few, hint)
         right.update(bool(bad))
@@ -168,34 +168,34 @@ def stepped(answer: Any, seed: int, shares: bool) -> None:
 
 
 def symptom(ratio: float, scale: float, factor: float) -> str:
-    """ratio: of the gradient to the true one; factor: what clipping should make of it."""
+    """A hint. ratio: of the gradient to the true one; factor: by which clipping should scale it."""
 
     def near(number: float) -> bool:
         return math.isclose(ratio, number, rel_tol=1e-3)
 
     if near(scale):
-        return f"It is {scale:g} times too large, as much as the scale: it is not divided by it."
+        return f"It is too large by a factor of {scale:g}, the scale: it is not divided by it."
     if near(1.0):
-        return "It is right without clipping; `clip` is the largest norm that it may have."
+        return "It is not clipped, but otherwise right; `clip` is the largest norm it may have."
     if any(map(near, (0.25, 0.5, 2.0, 4.0))):
         return "Is it divided by the scale of the loss? First unscale, then update."
     if ratio < 0.9 * factor:
         return "It is too small. Are the gradients unscaled when they are clipped?"
-    return "Divided by the scale, then clipped if asked, and nothing else?"
+    return "Is it divided by the scale, then clipped if asked, and nothing else?"
 
 
-# ---- exercise b: fp32 masters beside a plain fp32 reckoning
+# ---- exercise b: fp32 masters against plain training in fp32
 
 OPTIMIZERS = (("SGD", {"momentum": 0.9}), ("AdamW", {"weight_decay": 0.1}))
 ROUNDED = (
-    "Its gradient was right. Masters are kept for the whole training: what bf16 rounds away must\n"
-    "not be read back from the parameters."
+    "Its gradient was right. Masters are kept for the whole training: do not read the parameters\n"
+    "back into them, because bf16 has rounded them."
 )
 
 
 class Training:
-    """In bf16, the same on whatever rank it is drawn. micro: micro-batches of each step; gaps: rank
-    `odd` has no gradient for the first parameter in step 0, and in step 1 none at all."""
+    """A training in bf16, the same on every rank. micro: micro-batches in each step; gaps: rank
+    `odd` has no gradient for the first parameter in step 0, and none at all in step 1."""
 
     def __init__(self, seed: int, size: int, gaps: bool):
         draw, self.seed, self.micro = random.Random(seed), seed, (3, 2, 4)
@@ -208,7 +208,7 @@ class Training:
         return [fractions(seed + n, *shape).bfloat16() for n, shape in enumerate(self.shapes)]
 
     def batches(self, step: int, rank: int) -> list[Tensors]:
-        """What each backward pass of a step leaves on a rank."""
+        """The gradients that each backward pass of a step leaves on a rank."""
         odd, found = rank == self.odd, []
         for micro in range(0 if odd and step == 1 else self.micro[step]):
             found.append(self.drawn(self.seed + 100_000 * (step + 1) + 1000 * micro + 10 * rank))
@@ -217,7 +217,8 @@ class Training:
         return found
 
     def means(self, step: int, last: bool = False, bf16: bool = False) -> list[torch.Tensor]:
-        """Over the ranks, in fp64. last: of the last micro-batches; bf16: added up so."""
+        """The mean gradients over the ranks, in fp64. last: of the last micro-batches only; bf16:
+        accumulated in bf16."""
         total = [torch.zeros(shape, dtype=torch.float64) for shape in self.shapes]
         size = dist.get_world_size()
         for rank in range(size):
@@ -229,22 +230,22 @@ class Training:
 
 
 def master_weights(trial: Trial) -> str:
-    """Judges the MasterWeights in the file."""
+    """Judge the MasterWeights in the file."""
     for group in trial.groups(SIZES, hang="Does every rank call the same collectives?"):
         for late in (False, True):
             plan = Training(trial.new_seed(), group.size, gaps=late)
             case = group.case(f"parameters of shapes {plan.shapes}")
             group.run(case, trained, plan, late=late)
     return (
-        "masters and parameters equal a plain fp32 reckoning on 1, 2 and 3 ranks, for any number\n"
-        "of micro-batches, also where a rank has no gradient; micro-batches are added up in fp32,\n"
-        "and averaged in one fp32 message a step; the model stays bf16, and no gradient outlives\n"
-        "its step."
+        "masters and parameters equal plain training in fp32 on 1, 2 and 3 ranks, for any number\n"
+        "of micro-batches, even where a rank has no gradient; micro-batches are accumulated in\n"
+        "fp32 and averaged in one fp32 message per step; the model stays bf16, and no gradient\n"
+        "outlives its step."
     )
 
 
 def trained(answer: Any, plan: Training) -> None:
-    """On a rank: steps beside a plain optimizer in fp32."""
+    """On a rank: take steps, and compare with a plain optimizer in fp32."""
     rank, seen = dist.get_rank(), []
     kind, start = getattr(torch.optim, plan.optimizer), plan.drawn(plan.seed)
     model, twins = [torch.nn.Parameter(x) for x in start], [x.float() for x in start]
@@ -264,15 +265,16 @@ def trained(answer: Any, plan: Training) -> None:
                 optimizer.collect()
                 if any(p.grad is not None for p in model):
                     raise Wrong(
-                        f"{where}: .grad of a parameter is not None after collect(): it takes "
-                        "memory, and is counted again."
+                        f"{where}: a parameter's .grad is not None after collect(): it takes "
+                        "memory, and would be counted twice."
                     )
             optimizer.step()
         if len(seen) != 1:
             raise Wrong(f"{where}: step() calls the optimizer {len(seen)} times.")
         hint = (
-            "One message, of all gradients in one flat fp32 tensor, saves latencies; in 16 bits "
-            "each\naddition would be rounded. With none, each rank follows its own rows."
+            "Send one message, with all gradients in one flat fp32 tensor: fewer latencies, and "
+            "in 16 bits\neach addition would be rounded. With no message, each rank follows its "
+            "own rows."
         )
         size = 4 * sum(map(math.prod, plan.shapes))
         one_all_reduce(f"{where}, collect() and step()", look.events, size, hint)
@@ -284,14 +286,14 @@ def trained(answer: Any, plan: Training) -> None:
 
 
 def right_means(where: str, plan: Training, step: int, seen: Tensors) -> None:
-    """What the inner optimizer has seen."""
+    """Check the gradients that the inner optimizer saw."""
     size, means = dist.get_world_size(), plan.means(step)
     last, bf16 = plan.means(step, last=True), plan.means(step, bf16=True)
     for number, (got, right) in enumerate(zip(seen, means)):
         likely = [
-            (size * right, f"It is {size} times the mean: the sum is not divided by the ranks."),
-            (last[number], "It is that of the last micro-batch alone: add up, do not overwrite."),
-            (bf16[number], "It was added up in bf16: turn each part into fp32 before you add it."),
+            (size * right, f"It is {size} times the mean: divide by the number of ranks."),
+            (last[number], "It is that of the last micro-batch only: add up, do not overwrite."),
+            (bf16[number], "It was accumulated in bf16: convert each to fp32 before you add it."),
             (got, "It should be the mean over the ranks of all micro-batches, each once."),
         ]
         hint = told([(lambda got, x=x: alike(got, x, 1000), words) for x, words in likely], got)
@@ -307,23 +309,24 @@ def right_weights(where: str, masters: list, model: list, twins: list[torch.Tens
               hint="It should be its master, rounded to the nearest bf16 number.")
         if master.grad is not None:
             raise Wrong(
-                f"{where}: after step() masters still have a .grad: 4 bytes a parameter, and the "
-                "next step would\nbegin with this step's gradients. None frees it."
+                f"{where}: after step() masters still have a .grad: it takes 4 bytes per "
+                "parameter, and the next\nstep would begin with this step's gradients. Set it to "
+                "None."
             )
 
 
-# ---- exercise c: rounding by chance, looked at often enough
+# ---- exercise c: stochastic rounding, sampled often enough
 
 BF16 = FORMATS["bf16"]
 PARTS = (0.0012, 0.13, 0.5, 0.77, 0.996, 0.37)  # of the way up to the next bf16 number
-# 1e-20 is made one of bf16; 2⁻¹³⁰ is subnormal, as 0.37 of the PARTS is made
+# 1e-20 is rounded to bf16 first; 2⁻¹³⁰ is subnormal, as is the value made for 0.37 of PARTS
 SPECIAL = (0.0, 1.0, -2.5, 1e-20, 2.0**-130, -(2.0**-133), math.inf, -math.inf, math.nan)
 TIMES = 20_000
-SIGMAS = 7  # a mean may be so many standard deviations away: once in 10¹¹ right answers
+SIGMAS = 7  # standard deviations that a mean may be off: one right answer in 10¹¹ fails
 
 
 def stochastic(trial: Trial) -> str:
-    """Judges `round_stochastically` and `sgd_step` in the file."""
+    """Judge `round_stochastically` and `sgd_step` in the file."""
     values, seed = numbers_to_round(trial.draw), trial.new_seed()
     for group in trial.groups((1, 2, 3)):
         if group.size == 1:
@@ -332,19 +335,19 @@ def stochastic(trial: Trial) -> str:
         ranks = group.run(case, updated, plan)
         for results in zip(*ranks):
             for weights in zip(*results):
-                hint = "Each rank rounds by its own chance; all need the same."
+                hint = "Each rank draws its own random numbers; all need the same ones."
                 same_bits(case, "the weights", weights, hint)
         right_updates(case, plan, ranks[0])
     return (
-        "each number goes to one of its two neighbours, and the mean is the number itself; a NaN\n"
-        "and what bf16 can hold stay, subnormal numbers too; steps in bf16 lead as far as in\n"
-        "exact arithmetic, each by chances of its own; 1, 2 and 3 ranks keep the same weights,\n"
-        "bit by bit, without a message."
+        "each number goes to one of its two neighbours, and the mean is the number itself; NaNs\n"
+        "and values that bf16 can hold stay, subnormal numbers too; steps in bf16 go as far as in\n"
+        "exact arithmetic, each with random numbers of its own; 1, 2 and 3 ranks keep the same\n"
+        "weights, bit for bit, without a message."
     )
 
 
 def numbers_to_round(draw: random.Random) -> list[float]:
-    """Numbers between two of bf16, small and large, then special ones."""
+    """Numbers between two bf16 neighbours, small and large, then special ones."""
     values = []
     for part in PARTS:
         low = draw.uniform(1, 1.99) * 10.0 ** draw.randrange(-20, 20)
@@ -357,71 +360,70 @@ def numbers_to_round(draw: random.Random) -> list[float]:
 
 
 def fair(where: str, exact: torch.Tensor, got: torch.Tensor, hint: str) -> None:
-    """Each of `got` is a neighbour of its number, as often the upper one as it should be."""
+    """Each of `got` is a neighbour of its number, and the upper one with the right frequency."""
     moved = ways(exact, got)
     if (off := moved.abs() > 1.001).any():
         becomes = f"{exact[off][0].item():.9g} becomes {got[off][0].item():.9g}"
         raise Wrong(
-            f"{where}: {becomes}. Only the neighbour below and the neighbour above may come out.\n"
-            "Is all of it computed in fp32, and does the weight go the right way?"
+            f"{where}: {becomes}. Only the neighbour below or above may come out.\n"
+            "Is all of it computed in fp32, and does the weight move in the right direction?"
         )
     part = (exact.abs() / spacing(exact.abs(), BF16)) % 1
     spread = (part * (1 - part)).sum().sqrt()
     if moved.sum().abs() > SIGMAS * spread:
         raise Wrong(
-            f"{where}: {len(exact):,} results are on average {float(moved.mean()):+.4f} steps of "
-            f"bf16 away from the exact one.\n{hint}"
+            f"{where}: {len(exact):,} results are off by {float(moved.mean()):+.4f} steps of "
+            f"bf16 on average.\n{hint}"
         )
 
 
 def ways(exact: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
-    """How far away from zero each number was moved, in steps of bf16: −part or 1 − part."""
+    """How far each number was moved away from zero, in steps of bf16: −part or 1 − part."""
     return (got.double() - exact) * exact.sign() / spacing(exact.abs(), BF16)
 
 
 def rounded(answer: Any, values: list[float], seed: int) -> None:
-    """Each value many times, and what else is promised."""
+    """Round each value many times, and check the rest of the contract."""
     x, inner, chance = torch.tensor(values).repeat(TIMES, 1), len(PARTS), torch.Generator()
     nan = x.view(torch.int32)[:, -1]
-    nan[::2], nan[1::2] = 0x7FFFFFFF, 0x7F800001  # NaNs that carries and cuts destroy
+    nan[::2], nan[1::2] = 0x7FFFFFFF, 0x7F800001  # NaNs that a carry or truncation destroys
     with Look(x=x) as look:
         got = answer.round_stochastically(x, chance.manual_seed(seed))
     unchanged("rounding", look.changed(), "Make a new tensor.")
     if got.shape != x.shape or got.dtype != torch.bfloat16:
         raise Wrong(
-            f"for {tuple(x.shape)} numbers it returns {described(got)}.\nTwice as long? torch's "
-            "whole numbers have 64 bits by default: dtype=torch.int32."
+            f"for an input of shape {tuple(x.shape)} it returns {described(got)}.\nTwice as long? "
+            "torch's integers have 64 bits by default: dtype=torch.int32."
         )
     exact = x.double()
     moved = ways(exact[:, :inner], got[:, :inner])
     if all(len(column.unique()) == 1 for column in moved.T):
         raise Wrong(
             f"{exact[0, 2].item():.9g} is always rounded to {got[0, 2].item():g}: where is the "
-            "chance?\nOr do all numbers of a tensor share one? Each needs a random number of its "
-            "own."
+            "randomness?\nOr do all elements share one random number? Each needs its own."
         )
     if ((moved.mean(dim=0) - 0.5).abs() < 0.1).all():
         raise Wrong(
             "On average the results are half a step too large: you add the random bits and then "
-            "round to the nearest.\nCut the lower 16 bits off instead."
+            "round to nearest.\nDrop the lower 16 bits instead."
         )
     for index, value in enumerate(values):
         if index < inner:
-            hint = "The chance to go up must be the part of the way up."
+            hint = "The probability of rounding up must be the fraction of the way up."
             fair(f"{value:.9g}", exact[:, index], got[:, index], hint)
         else:
-            close("what bf16 can hold must stay as it is", f"a result for {value:g}",
+            close("values that bf16 can hold must not change", f"a result for {value:g}",
                   got[:, index], exact[:, index], slack=0)
     again = answer.round_stochastically(x, chance.manual_seed(seed))
     if not bitwise_equal(again[:, :inner], got[:, :inner]):
         raise Wrong(
-            "The same generator state gives other results: take all chance from `generator`."
+            "The same generator state gives other results: draw only from `generator`."
         )
 
 
 class Update:
-    """Of three parameters, two of them alike; of the third the gradient may be missing. numbers: of
-    steps."""
+    """Updates of three parameters, two of them equal; the third may lack a gradient. numbers: the
+    numbers of the steps."""
 
     def __init__(self, seed: int, missing: bool):
         draw = random.Random(seed)
@@ -434,8 +436,8 @@ class Update:
 
 
 def updated(answer: Any, plan: Update) -> list[list[torch.Tensor]]:
-    """On a rank: the parameters after each step, always from the same weights. Rank 0 was started
-    later than the others."""
+    """On a rank: the parameters after each step, always from the same weights. Rank 0 starts one
+    step later than the others."""
     results, numbers = [], [plan.numbers[0]] * bool(dist.get_rank()) + [*plan.numbers]
     for number in numbers:
         parameters = [torch.nn.Parameter(weight.clone()) for weight in plan.weights]
@@ -448,7 +450,7 @@ def updated(answer: Any, plan: Update) -> list[list[torch.Tensor]]:
         if look.events:
             raise Wrong(
                 f"sgd_step calls {look.events[0].op}. The ranks can agree without a message: what "
-                "do all of them know?"
+                "do they all know?"
             )
         results.append(copies(parameters))
     return results[-2:]
@@ -459,13 +461,13 @@ def right_updates(case: str, plan: Update, results: list[list[torch.Tensor]]) ->
     weight, grad = plan.weights[0], plan.grads[0]
     if one.equal(weight - plan.lr * grad):
         raise Wrong(
-            f"{case}: is the new weight computed in bf16? Then it is rounded to the nearest before "
-            "you can round it:\ngo to fp32 first."
+            f"{case}: is the new weight computed in bf16? Then it is rounded to nearest before "
+            "you can round it:\nconvert to fp32 first."
         )
     if one.equal(later):
-        raise Wrong(f"{case}: the same numbers are rounded up in every step: new chances each.")
+        raise Wrong(f"{case}: every step rounds the same values up: draw new numbers per step.")
     if one.equal(other):
-        raise Wrong(f"{case}: two parameters are rounded by the same chances: one after the other.")
+        raise Wrong(f"{case}: two parameters use the same random numbers: draw them in turn.")
     if plan.grads[2] is None:
         close(case, "a parameter without a gradient", third, plan.weights[2], slack=0)
     exact = (weight.float() - plan.lr * grad.float()).double().flatten().repeat(3)

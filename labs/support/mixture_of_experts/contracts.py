@@ -1,8 +1,8 @@
-"""Given: what exercises 09a, b and c ask for, and how their check cells judge it.
+"""Given: the contracts of exercises 09a, b and c, and the judges behind their check cells.
 
-Rows travel between 1 to 6 real ranks, with loads as uneven as they come: ranks without a token,
-ranks whose experts nobody wants, experts without rows. What arrives, what comes back and all
-gradients must be those of one rank, and no byte too many may travel.
+Rows are exchanged among 1 to 6 real ranks, with very uneven loads: ranks without a token, ranks
+whose experts no token chooses, experts without rows. The rows that arrive, the results that return
+and all gradients must equal those of one rank, and not a byte too many may be sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ LIBRARY = (
     "utils", "deepspeed", "megablocks", "tutel", "fairscale", "transformers", "distributed.nn",
     "dist.nn", "_functional_collectives", "all_to_all_single_autograd",
 )
-HANG = "Do all ranks call the same all-to-alls, also a rank that has nothing to send?"
-WAITS = "\nSome calls are asynchronous: is each waited for before its result is read?"
+HANG = "Do all ranks call the same all-to-alls, even a rank that has nothing to send?"
+WAITS = "\nSome calls are asynchronous: is each waited on before its result is read?"
 
 
 # ---- cases
@@ -43,7 +43,7 @@ class Layer:
     def __str__(self):
         wanted = f", all of experts {list(self.wanted)}" if self.wanted else ""
         return (
-            f"tokens of {self.width} numbers in {self.dtype}, {list(self.tokens)} of them by rank, "
+            f"tokens of {self.width} values in {self.dtype}, {list(self.tokens)} of them by rank, "
             f"each with {self.choices} of {self.experts} experts{wanted}"
         )
 
@@ -56,11 +56,11 @@ class Layer:
         return self.per_rank * self.size
 
     def own(self, rank: int) -> range:
-        """The numbers of a rank's experts."""
+        """The indices of a rank's experts."""
         return range(self.per_rank * rank, self.per_rank * (rank + 1))
 
     def drawn(self, number: int, *shape: int) -> torch.Tensor:
-        """Numbers of the layer's type, the same wherever they are drawn."""
+        """Values of the layer's type, the same on every rank."""
         return fractions(self.seed + number, *shape, dtype=self.dtype)
 
     def tokens_of(self, rank: int) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Layer:
         return self.table().view(self.size, self.size, -1).sum(dim=2).tolist()
 
     def bytes(self, rank: int) -> tuple[list[int], list[int]]:
-        """([of a rank's rows for others], [of the rows of others that come to it])."""
+        """Bytes ([of a rank's rows for others], [of the rows that others send it])."""
         rows, row = torch.tensor(self.rows()).fill_diagonal_(0), self.width * self.dtype.itemsize
         return [row * int(rows[rank].sum())], [row * int(rows[:, rank].sum())]
 
@@ -93,8 +93,8 @@ EXAMPLE = Layer((5, 0, 3, 8), choices=2, per_rank=2, width=6, dtype=torch.float6
 
 
 def layers(trial: Trial, size: int) -> list[Layer]:
-    """A layer with uneven tokens, and one in which all want few experts. On several ranks one has
-    no tokens, and in the second layer none for its experts if possible."""
+    """A layer with uneven tokens, and one in which all tokens choose a few experts. On several
+    ranks, one has no tokens and, in the second layer, none for its experts if possible."""
     draw, found = trial.draw, []
     for dtype in draw.sample(BOTH, 2):
         per_rank = draw.randrange(1 + (size == 1), 4)
@@ -108,20 +108,20 @@ def layers(trial: Trial, size: int) -> list[Layer]:
     return [found[0], replace(found[1], wanted=tuple(wanted))]
 
 
-# ---- the shape of all three exercises: rows go, and their gradients come back
+# ---- the form of all three exercises: rows go out, and their gradients come back
 
 
 @dataclass(frozen=True)
 class Journey:
-    """What a function that moves rows between ranks promises, there and back.
+    """The contract of a function that moves rows between ranks, forward and backward.
 
     leaves   (layer, rank) -> {name: a tensor that gets a gradient}
     begin    (answer, layer, rank, leaves) -> function, its arguments
-    right    (layer, [leaves of each rank]) -> [result of each rank], which autograd goes back from
+    right    (layer, [leaves of each rank]) -> [result of each rank], differentiable
     sent     (layer, rank) -> bytes for others in each all-to-all: forward, backward
-    result   what the sentences call it; hints: questions, "" for the result, others by leaf
+    result   its name in messages; hints: questions, "" for the result, others by leaf
     tells    whether its first message tells the ranks how many rows will come
-    says     what was looked at, of an answer that is right
+    says     the text for a right answer
     """
 
     leaves: Callable[[Layer, int], dict[str, torch.Tensor]]
@@ -134,19 +134,20 @@ class Journey:
     tells: bool = False
 
     def judge(self, trial: Trial) -> str:
-        """For `check`: what was looked at; raises Wrong."""
+        """For `check`: return what was checked; raises Wrong."""
         trial.forbid(LIBRARY)
         for group in trial.groups(hang=HANG):
-            # a network on which messages come late differs only for who does not wait: first
+            # late messages catch answers that do not wait: they come first
             for late in (True, False) if group.size in (2, 3) else (False,):
-                several, slow = layers(trial, group.size), ", messages that come late" * late
-                case = group.case(" beside ".join(map(str, several))) + slow
+                several, slow = layers(trial, group.size), ", messages that arrive late" * late
+                case = group.case(" and ".join(map(str, several))) + slow
                 group.run(case, travels, self, several, late=late)
         return self.says
 
 
 def travels(answer: Any, journey: Journey, several: list[Layer]) -> None:
-    """On a rank: the function with each layer, and only then all gradients back; raises Wrong."""
+    """On a rank: call the function with each layer, and only then run all backward passes; raises
+    Wrong."""
     rank, on_the_way = dist.get_rank(), []
     for layer in several:
         every = [journey.leaves(layer, r) for r in range(layer.size)]
@@ -162,7 +163,7 @@ def travels(answer: Any, journey: Journey, several: list[Layer]) -> None:
               hint=journey.hints[""] + waits, scale=1)
         if not result.requires_grad:
             raise Wrong(
-                "no gradient can come back from what it returns.\nRows must travel through "
+                "no gradient can flow back from what it returns.\nRows must pass through "
                 "AllToAll.apply, whose forward returns a new tensor."
             )
         exchanges("forward", layer, look, journey.sent(layer, rank)[0], journey.tells)
@@ -178,7 +179,7 @@ def travels(answer: Any, journey: Journey, several: list[Layer]) -> None:
         for (name, leaf), gradient in zip(leaves.items(), wanted):
             hint = journey.hints[name.split()[0]] + (waits or waited(look))
             if leaf.grad is None:
-                raise Wrong(f"{layer}: no gradient comes back to the {name}.\n{hint}")
+                raise Wrong(f"{layer}: no gradient flows back to the {name}.\n{hint}")
             close(str(layer), f"the gradient of the {name}", leaf.grad, gradient, hint=hint,
                   slack=512, scale=1)
         exchanges("backward", layer, look, journey.sent(layer, rank)[1])
@@ -189,8 +190,8 @@ def waited(look: Look) -> str:
 
 
 def exchanges(when: str, layer: Layer, look: Look, right: list[int], tells: bool = False) -> None:
-    """So many all-to-alls, with so many bytes for other ranks; one rank may do without. tells: a
-    message comes before them."""
+    """There is one all-to-all for each entry of `right`, with so many bytes for other ranks; a
+    single rank may do without. tells: another message comes first."""
     seen = [(event.op, int(event.sent)) for event in look.events]
     wanted = seen[:tells] + [("all_to_all", sent) for sent in right]
     if seen != wanted and (seen[tells:] or layer.size > 1):
@@ -198,8 +199,8 @@ def exchanges(when: str, layer: Layer, look: Look, right: list[int], tells: bool
         sizes = " and one of ".join(f"{sent:,}" for sent in right)
         raise Wrong(
             f"{layer}, {when}: this rank calls {calls or 'nothing'}; one all-to-all of {sizes} "
-            f"will do{', after one of the counts' * tells}.\nEach row goes to one rank only, and "
-            "nothing needs filling up: it takes a size for every rank."
+            f"is enough{', after one of the counts' * tells}.\nEach row goes to one rank only, and "
+            "no padding is needed: an all-to-all takes a size for every rank."
         )
 
 
@@ -227,25 +228,26 @@ ALL_TO_ALL = Journey(
     result="what arrives",
     hints={
         "": "send[d] rows go to rank d, receive[r] come from rank r.",
-        "rows": "A row came from rank r: its gradient goes back there. What was received is sent.",
+        "rows": "A row came from rank r: its gradient goes back there. Backward, `receive` is what "
+        "a rank sends.",
     },
     says="every row arrives on 1 to 6 ranks, in fp32 and fp64, with ranks that send or get none,\n"
-    "late messages, and two exchanges before the first way back;\n"
-    "gradients come back to the rows that they belong to;\n"
+    "late messages, and two exchanges before the first backward pass;\n"
+    "gradients return to the rows that they belong to;\n"
     "one all-to-all in each direction, and not a byte too many.",
 )
 
 # ---- exercise b
 
 WAY = {
-    "loads": "tell() brings the counts of all ranks: add them up for each expert of this rank.",
+    "loads": "tell() returns the counts of all ranks: add them up for each expert of this rank.",
     "send": "Add up this rank's own counts for the experts of each rank.",
-    "receive": "How many rows each rank sends to this one: tell() says it.",
+    "receive": "tell() says how many rows each rank sends to this one.",
 }
 
 
 def send_out(answer: Any, layer: Layer, rank: int, leaves: dict) -> tuple[Callable, tuple]:
-    """The rows of an expert may come in any order: here they are sorted."""
+    """The rows of an expert may arrive in any order, and are sorted for the comparison."""
     table, rows = layer.table(), layer.rows()
     right = {
         "loads": table[:, layer.own(rank)].sum(dim=0).tolist(), "send": rows[rank],
@@ -258,7 +260,7 @@ def send_out(answer: Any, layer: Layer, rank: int, leaves: dict) -> tuple[Callab
             if (got := [int(n) for n in getattr(way, name)]) != right[name]:
                 raise Wrong(f"{layer}: way.{name} is {got}, and {right[name]} is right.\n{hint}")
         if len(found) != sum(right["loads"]):
-            raise Wrong(f"{layer}: {len(found)} rows arrive, and {sum(right['loads'])} are right.")
+            raise Wrong(f"{layer}: {len(found)} rows arrive; {sum(right['loads'])} are right.")
         return by_size(found.split(right["loads"]))
 
     return dispatched, (leaves["tokens"], layer.chosen_of(rank), layer.experts)
@@ -282,21 +284,20 @@ DISPATCH = Journey(
     result="rows", tells=True,
     hints={
         "": "Are they the rows of this rank's first expert, then those of its second …? A row is\n"
-        "tokens[place // k]; way.order puts those for rank 0 first. What arrives comes rank by "
-        "rank.",
+        "tokens[place // k]; way.order puts those for rank 0 first. Rows arrive ordered by rank.",
         "tokens": "A token has one row for each choice, and its gradient is their sum. Rows must "
-        "travel\nthrough AllToAll.apply.",
+        "pass\nthrough AllToAll.apply.",
     },
-    says="every row is at its expert, and its gradient comes back, on 1 to 6 ranks, in fp32 and\n"
-    "fp64, from ranks without tokens, and with late messages;\n"
-    "two messages, the counts and the rows, and no row too many.",
+    says="every row reaches its expert, and its gradient returns, on 1 to 6 ranks, in fp32 and\n"
+    "fp64, even with ranks without tokens and late messages;\n"
+    "two messages, the counts and the rows, and not a row too many.",
 )
 
 # ---- exercise c
 
 
 def of_a_layer(layer: Layer, rank: int) -> dict[str, torch.Tensor]:
-    """Weights that do not add up to one; an expert makes tanh(x @ matrix) of x."""
+    """Weights that do not add up to one; an expert computes tanh(x @ matrix)."""
     c = layer.width
     experts = {f"expert {e}": layer.drawn(400 + e, c, c) / c**0.5 for e in layer.own(rank)}
     weights = layer.drawn(200 + rank, layer.tokens[rank], layer.choices)
@@ -311,7 +312,7 @@ def bring_home(answer: Any, layer: Layer, rank: int, leaves: dict) -> tuple[Call
 
 
 def brought_home(layer: Layer, leaves: list[dict]) -> list[torch.Tensor]:
-    """One rank: every expert computes every token."""
+    """The result of one rank, where every expert computes every token."""
     experts = torch.stack([
         leaves[r][f"expert {e}"] for r in range(layer.size) for e in layer.own(r)
     ])
@@ -325,7 +326,7 @@ def brought_home(layer: Layer, leaves: list[dict]) -> list[torch.Tensor]:
 
 
 def sent_home(layer: Layer, rank: int) -> tuple[list[int], list[int]]:
-    """Back from the tokens to the experts, and from there to the tokens."""
+    """Bytes sent forward, back to the tokens, and backward: to the experts, then to the tokens."""
     out, came = layer.bytes(rank)
     return came, out + came
 
@@ -333,14 +334,14 @@ def sent_home(layer: Layer, rank: int) -> tuple[list[int], list[int]]:
 COMBINE = Journey(
     of_a_layer, bring_home, brought_home, sent_home, result="the layer's output",
     hints={
-        "": "Undo the steps of dispatch, the last one first: each sorting has an inverse, "
-        "argsort().\nThen weigh each result with its weight, as it is, and add them up.",
-        "weights": "Does the router get a gradient? Weigh the results with `weights` itself.",
-        "tokens": "Rows must travel through AllToAll.apply on both ways.",
+        "": "Undo the steps of dispatch, the last one first: each sort has an inverse, argsort().\n"
+        "Then multiply each result by its weight, as it is, and add them up.",
+        "weights": "Does the router get a gradient? Multiply the results by `weights` itself.",
+        "tokens": "Rows must pass through AllToAll.apply in both directions.",
         "expert": "An expert's gradient is the sum over the tokens of all ranks.",
     },
-    says="outputs and gradients equal one rank's on 1 to 6 ranks, in fp32 and fp64, also\n"
-    "on ranks without tokens, and when messages come late;\n"
-    "each result travels once, back to its token, and so does each gradient.",
+    says="outputs and gradients equal one rank's on 1 to 6 ranks, in fp32 and fp64, even\n"
+    "on ranks without tokens and when messages arrive late;\n"
+    "each result is sent once, back to its token, and so is each gradient.",
 )
 all_to_all, dispatching, combining = ALL_TO_ALL.judge, DISPATCH.judge, COMBINE.judge

@@ -1,8 +1,8 @@
-"""Given: what exercises a to d ask for, and how their check cells judge it.
+"""Given: the contracts of exercises a to d, and the judges behind their check cells.
 
-a, c  the simulator carries the lists of drawn numbers of ranks and micro-batches out
-b     the gradients of two micro-batches, after their B's and after their W's, are those of float64
-d     1 to 4 real ranks carry lists out, drawn ones too; float64 on one rank says what is right
+a, c  the simulator executes the lists, for drawn numbers of ranks and micro-batches
+b     the gradients of two micro-batches, after their B's and after their W's, equal float64's
+d     1 to 4 real ranks execute lists, some of them drawn; one rank in float64 is the reference
 """
 
 import random
@@ -26,33 +26,33 @@ LIBRARY = (
     "labs.support.pipeline_parallel",
 )
 
-# ---- a, c: lists, by the simulator
+# ---- a, c: lists, executed by the simulator
 
 LARGEST = (9, 24)  # ranks, micro-batches
 
 
 def less_memory(trial: Trial) -> str:
-    """Judges `order` of exercise a."""
+    """Judge `order` of exercise a."""
     trial.forbid(LIBRARY)
     trial.alone("the lists", of_sizes, trial.new_seed(), fast_with_less_memory)
     return (
         f"complete and as fast as GPipe for drawn sizes, up to {LARGEST[0]} ranks and "
-        f"{LARGEST[1]} micro-batches;\nrank r of p keeps p − r at most."
+        f"{LARGEST[1]} micro-batches;\nrank r of p keeps at most p − r micro-batches."
     )
 
 
 def less_bubble(trial: Trial) -> str:
-    """Judges `order` of exercise c."""
+    """Judge `order` of exercise c."""
     trial.forbid(LIBRARY)
     trial.alone("the lists", of_sizes, trial.new_seed(), less_idle)
     return (
         f"complete for drawn sizes, up to {LARGEST[0]} ranks and {LARGEST[1]} micro-batches;\n"
-        "idle a third of 1F1B's time, and no more is kept."
+        "a third of 1F1B's idle time, and no more micro-batches kept."
     )
 
 
 def of_sizes(answer, seed: int, holds: Callable) -> None:
-    """On a rank: `holds(case, lists, ranks, micro_batches)` for few and many of both."""
+    """On a rank: call `holds(case, lists, ranks, micro_batches)` for few and many of both."""
     few, many = st.integers(1, 5), (st.integers(1, most) for most in LARGEST)
 
     def of_size(size: tuple[int, int]) -> None:
@@ -70,43 +70,44 @@ def actions(answer, ranks: int, micro_batches: int) -> list[list[Action]]:
 
 
 def fast_with_less_memory(case: str, orders: list, ranks: int, micro_batches: int) -> None:
-    """What lists of exercise a promise."""
+    """The contract of exercise a's lists."""
     most = [min(ranks - rank, micro_batches) for rank in range(ranks)]
     _complete(case, orders, micro_batches, "FB", most,
-              "How many forward passes come before its first backward pass?")
+              "How many forward passes precede its first backward pass?")
     takes, gpipe = simulate(orders, 1.0, 2.0).span, 3 * (micro_batches + ranks - 1)
     if takes > gpipe + 1e-9:
         raise Wrong(
             f"{case}, a backward pass as long as two forward passes: this takes {takes:g} forward "
-            f"passes, GPipe takes {gpipe}.\nWho waits for whom? Some ranks go too few F's ahead, "
-            "or do their B's\nin another order than the gradients come."
+            f"passes, GPipe takes {gpipe}.\nWhich rank waits for which? Some ranks run too few F's "
+            "ahead, or run their B's\nin a different order from that in which gradients arrive."
         )
 
 
 def less_idle(case: str, orders: list, ranks: int, micro_batches: int) -> None:
-    """What lists of exercise c promise."""
+    """The contract of exercise c's lists."""
     _complete(case, orders, micro_batches, "FBW", [min(ranks, micro_batches)] * ranks,
-              "A W may wait, but until it is done its micro-batch is kept.")
+              "A W may wait, but its micro-batch is kept until it has run.")
     idle, before = simulate(orders).span - 3 * micro_batches, 3 * (ranks - 1)
     most = ranks - 1 if micro_batches >= ranks else before
     if idle > most + 1e-9:
         raise Wrong(
-            f"{case}: a rank is idle for {idle:g} forward passes, 1F1B {before}, and {most} "
-            "can be reached.\nWho waits, and has a W that it could do just then?"
+            f"{case}: a rank is idle for {idle:g} forward passes, with 1F1B for {before}; {most} "
+            "is possible.\nWhich rank waits while it has a W that it could run?"
         )
 
 
 def _complete(
     case: str, orders: list, micro_batches: int, kinds: str, most: list[int], hint: str
 ) -> None:
-    """Each action once, no rank waits for ever, and each keeps `most` micro-batches, by rank."""
+    """Each action runs once, no rank waits forever, and rank r keeps at most most[r]
+    micro-batches."""
     wanted = {Action(kind, n) for n in range(micro_batches) for kind in kinds}
     for rank, order in enumerate(orders):
         if missing := sorted(wanted - set(order)):
-            raise Wrong(f"{case}: rank {rank} never does {missing[0]}.")
+            raise Wrong(f"{case}: rank {rank} never runs {missing[0]}.")
         if odd := sorted(set(order) - wanted):
             raise Wrong(
-                f"{case}: rank {rank} does {odd[0]}, and there are {', '.join(kinds)} of 0 to "
+                f"{case}: rank {rank} runs {odd[0]}, but there are only {', '.join(kinds)} of 0 to "
                 f"{micro_batches - 1}."
             )
     try:
@@ -116,8 +117,8 @@ def _complete(
     for rank, (kept, allowed) in enumerate(zip(in_flight(orders), most)):
         if kept > allowed:
             raise Wrong(
-                f"{case}: rank {rank} keeps {kept:.0f} micro-batches at once, and {allowed} would "
-                f"do.\n{hint}"
+                f"{case}: rank {rank} keeps {kept:.0f} micro-batches at once; {allowed} would be "
+                f"enough.\n{hint}"
             )
 
 
@@ -125,7 +126,7 @@ def _complete(
 
 
 def halves(trial: Trial) -> str:
-    """Judges `LaterLinear`."""
+    """Judge `LaterLinear`."""
     trial.forbid(LIBRARY)
     draw = trial.draw
     with trial.ranks(1) as group:
@@ -143,17 +144,18 @@ def halves(trial: Trial) -> str:
             group.run(f"{case}{', a bias' * bias}", in_halves, trial.new_seed(), shapes, out, bias,
                       dtype, strided)
     return (
-        "B: the gradient of x, one product, and nothing else; W: those of weight and bias, one\n"
-        "product, added to what is there, in any order; for rows and sequences of drawn sizes in\n"
-        "fp32, fp64 and bf16, with a bias and without; after W nothing is kept, and no graph."
+        "B computes the gradient of x, one product, and nothing else; W those of weight and bias,\n"
+        "one product, added to the existing gradient, in any order; for rows and sequences of\n"
+        "drawn sizes in fp32, fp64 and bf16, with and without a bias; after W no tensor and no\n"
+        "graph is kept."
     )
 
 
 def in_halves(
     answer, seed: int, shapes: list[tuple], out: int, bias: bool, dtype: torch.dtype, strided: bool
 ) -> None:
-    """On a rank: B of two micro-batches, whose x have these shapes, then their W's, the second one
-    first. strided: nothing lies one number after the other, and weights have a gradient."""
+    """On a rank: run B of two micro-batches, whose x have these shapes, then their W's, the second
+    one's first. strided: no tensor is contiguous, and weights already have a gradient."""
 
     def drawn(number: int, *shape: int) -> torch.Tensor:
         x = fractions(seed + number, *shape, dtype=dtype)
@@ -167,7 +169,7 @@ def in_halves(
         w.grad = before[name].clone() if strided else None
     xs = [drawn(n, *shape).requires_grad_() for n, shape in enumerate(shapes, 4)]
     dys = [drawn(n, *shape[:-1], out) for n, shape in enumerate(shapes, 6)]
-    waiting, ys = [[], []], []  # somebody may hold ys, or the loss, for long
+    waiting, ys = [[], []], []  # the caller may hold ys, or the loss, for long
     with Look(x=xs, weights=[w.data for w in p.values()]) as look:
         gradients = [dy.clone() for dy in dys]
         for x, dy, later in zip(xs, gradients, waiting):
@@ -176,12 +178,12 @@ def in_halves(
             for name, w in p.items():
                 if w.grad is not None and not (strided and w.grad.equal(before[name])):
                     raise Wrong(
-                        f"{where}: after B the {name} has a gradient already, or another one than "
-                        "before: B should leave it for later."
+                        f"{where}: B has already computed or changed the gradient of the {name}: "
+                        "leave it for W."
                     )
             if x.grad is None:
                 raise Wrong(
-                    f"{where}: after B there is no gradient of x, for which the rank before waits."
+                    f"{where}: after B there is no gradient of x; the previous rank waits for it."
                 )
             if not later:
                 raise Wrong(f"{where}: after B nothing waits: put a function into ctx.waiting.")
@@ -189,7 +191,7 @@ def in_halves(
         for x, dy, later in list(zip(xs, dys, waiting))[::-1]:
             while later:
                 later.pop(0)()
-            # the sum for the bias may be a product, too
+            # the sum for the bias may be a matrix product too
             _products(f"{where}, W", look, dy.numel() * (x.shape[-1] + 1))
     unchanged(where, look.changed())
     for n, (x, dy) in enumerate(zip(xs, dys)):
@@ -200,48 +202,48 @@ def in_halves(
     for name, w in p.items():
         close(where, f"after two micro-batches the gradient of the {name}", w.grad,
               right[name] + before[name], dtype=dtype, scale=40.0,
-              hint="Is it the sum of both, and of what was there before?")
+              hint="Is it the sum of both, and of the gradient that was there before?")
     if any(w.grad.requires_grad for w in p.values()):
         raise Wrong(
             f"{where}: a gradient has a history: it keeps a graph from step to step.\n"
-            "Is W done under torch.no_grad()?"
+            "Does W run under torch.no_grad()?"
         )
     del gradients, dy
     nothing_kept(where, look.kept([t.grad for t in (*xs, *p.values())], ys),
-                 "Who still holds x or its gradient after W?")
+                 "What still holds x or its gradient after W?")
 
 
 def _products(where: str, look: Look, most: int) -> None:
-    """No more multiplications than needed, since it was asked last."""
+    """Since the last call, no more than `most` multiplications were done."""
     done = sum(product.multiplications for product in look.products)
     look.products.clear()
     if done > most:
         raise Wrong(
-            f"{where}: matrix products of {done:,} multiplications, and {most:,} would do.\n"
-            "What is computed in this half that belongs to the other, or to none?"
+            f"{where}: matrix products of {done:,} multiplications; {most:,} would be enough.\n"
+            "What is computed in this half that belongs to the other, or to neither?"
         )
 
 
 # ---- d: the executor
 
 HANG = (
-    "Who waits for whom? A send that waits (dist.send comes back when the other rank receives)\n"
-    "blocks the rank; a receive without a number takes whatever was sent first."
+    "Which rank waits for which? A send that waits (dist.send returns when the other rank\n"
+    "receives) blocks the rank; a receive without a tag takes whatever was sent first."
 )
 
 
 def executor(trial: Trial) -> str:
-    """Judges `run` in the file."""
+    """Judge `run` in the file."""
     trial.forbid(LIBRARY)
     for group in trial.groups((2, 3, 1, 4), HANG):
         for case in _steps(trial, group.size):
             name = group.case(f"{case}{', on a slow network' * case.late}")
             group.run(name, one_step, case, late=case.late)
     return (
-        "the loss and gradients of one rank, on 1 to 4 ranks, for GPipe, 1F1B and drawn lists,\n"
-        "in fp32, fp64 and bf16, with micro-batches of different sizes, outputs that are not\n"
-        "contiguous, and when messages come late; one message each way for a micro-batch, and not\n"
-        "a byte too many; activations are let go after their B, and nothing is kept."
+        "loss and gradients equal one rank's, on 1 to 4 ranks, for GPipe, 1F1B and drawn lists,\n"
+        "in fp32, fp64 and bf16, with micro-batches of different sizes, non-contiguous outputs\n"
+        "and late messages; one message each way per micro-batch, and not a byte too many;\n"
+        "activations are released after their B, and nothing is kept."
     )
 
 
@@ -249,8 +251,8 @@ def executor(trial: Trial) -> str:
 class Step:
     """A step of a pipeline.
 
-    name: of the schedule; lists: by rank; rows: of each micro-batch, of so many tokens; width: of
-    what ranks send
+    name: the schedule's; lists: by rank; rows: of each micro-batch; tokens: per row; width: of the
+    hidden states that ranks send
     """
 
     name: str
@@ -267,14 +269,14 @@ class Step:
         return f"{len(self.rows)} micro-batches ({self.name}) of {rows} rows, {self.dtype}"
 
     def micro_batches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(x, y) by number; x are tokens, for an embedding."""
+        """(x, y) by number; x holds tokens, for an embedding."""
         drawn = [
             fractions(self.seed + n, rows, self.tokens, 4) for n, rows in enumerate(self.rows)
         ]
         return [(x[..., 3].mul(10).long() % 10, x[..., :3].to(self.dtype)) for x in drawn]
 
     def stage(self, rank: int) -> nn.Sequential:
-        """Its gradients are not zero."""
+        """The stage of a rank, with gradients that are not zero."""
         into, out = self.width, 3 if rank == len(self.lists) - 1 else self.width
         layers = [nn.Linear(into, into), nn.Tanh(), RowsLast(into, out)]
         if rank == 0:
@@ -288,7 +290,7 @@ class Step:
         return stage
 
     def boundary(self, x: torch.Tensor) -> tuple[tuple[int, ...], torch.dtype]:
-        """For the executor; x of a micro-batch."""
+        """Shape and dtype of the message for a micro-batch x, for the executor."""
         return (*x.shape, self.width), self.dtype
 
     def loss(self, out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -296,7 +298,7 @@ class Step:
 
 
 class RowsLast(nn.Linear):
-    """A linear layer whose output lies in memory with its rows last."""
+    """A linear layer whose output has its rows as the last dimension in memory."""
 
     def forward(self, x):
         return super().forward(x).transpose(0, -1).contiguous().transpose(0, -1)
@@ -314,11 +316,11 @@ def _steps(trial: Trial, size: int) -> Iterator[Step]:
         } | more
         return Step(name, lists, dtype=dtype, late=late, **given)
 
-    if size in (2, 3):  # a slow network differs only for who does not wait: it comes first
+    if size in (2, 3):  # a slow network catches answers that do not wait: it comes first
         yield step("drawn", draw.randrange(3, 6), fp64, late=True)
     if size == 2:
         yield step("drawn", 20, fp32)
-        # messages above 50,000 numbers: what is on its way does not hide in a buffer
+        # messages of more than 50,000 elements: too large for a buffer to hide one in flight
         yield step("1f1b", 32, torch.float32, rows=[1] * 32, tokens=900, width=64)
     if size == 3:
         yield step("1f1b", draw.randrange(2, 5), torch.bfloat16)
@@ -327,7 +329,7 @@ def _steps(trial: Trial, size: int) -> Iterator[Step]:
 
 
 def random_lists(draw: random.Random, ranks: int, micro_batches: int) -> list[list[Action]]:
-    """By rank; in any order that comes to an end: one after another, whatever can be done."""
+    """Lists by rank, in a random order that can complete: draws from the actions that can run."""
     lists, done = [[] for _ in range(ranks)], set()
     left = [
         (rank, Action(kind, n)) for rank in range(ranks) for n in range(micro_batches)
@@ -349,7 +351,7 @@ def random_lists(draw: random.Random, ranks: int, micro_batches: int) -> list[li
 
 
 def one_step(answer, case: Step) -> None:
-    """Runs the answer once, and looks at all that it has done."""
+    """Run the answer once, and check everything that it did."""
     rank, last, where = dist.get_rank(), len(case.lists) - 1, "run"
     own, given = [tuple(action[:2]) for action in case.lists[rank]], case.micro_batches()
     stage, done, alive = case.stage(rank), [], []
@@ -372,37 +374,37 @@ def one_step(answer, case: Step) -> None:
     with Look(x=[x for x, _ in given], y=[y for _, y in given]) as look, noted() as notes:
         total = answer.run(own, stage, given, case.loss, case.boundary)
     if done != own:
-        raise Wrong(f"{where}: its stage does {_listed(done)}, and its list says {_listed(own)}.")
+        raise Wrong(f"{where}: its stage runs {_listed(done)}, but its list says {_listed(own)}.")
     loss, gradients = on_one_rank(case)
-    hint = "Gradients add up: over the micro-batches, and to what is there before."
-    hint += "\nIs each message the one of its micro-batch, and whole when it is used?"
+    hint = "Gradients add up over the micro-batches, and to those already there."
+    hint += "\nDoes each message belong to its micro-batch, and is it complete when it is used?"
     for (name, p), right in zip(stage.named_parameters(), gradients[rank]):
         close(where, f"the gradient of {name}", p.grad, right, hint=hint,
               scale=4 * right.abs().max().item() + 1)
     if rank == last:
-        value = a_number(where, "what run returns", total)
+        value = a_number(where, "the result of run", total)
         close(where, "the sum of the losses", torch.tensor(value, dtype=case.dtype), loss)
     for call in never_waited(notes):
-        raise Wrong(f"{where}: nobody waits for an {call}. When may its tensor be let go?")
+        raise Wrong(f"{where}: an {call} is never waited on. When may its tensor be released?")
     messages = [torch.Size(case.boundary(x)[0]).numel() * case.dtype.itemsize for x, _ in given]
     messages *= (rank > 0) + (rank < last)
     communication(where, look.events, {"send": messages, "recv": messages},
-                  "One message each way for a micro-batch.")
+                  "One message each way per micro-batch is enough.")
     unchanged(where, look.changed())
-    if case.late:  # it keeps messages itself
+    if case.late:  # the slow network keeps messages itself
         return
     most = 3 * bytes_of_one(case, rank) + sum(messages) * (rank > 0)  # gradients may stay
     if alive[-1] > most:
         raise Wrong(
-            f"{where}: when its last B begins, {alive[-1]:,} bytes that it has made are alive, and "
-            f"{most:,} would do.\nWhat is kept for a micro-batch when its B is done, and who still "
-            "names it?"
+            f"{where}: when its last B begins, {alive[-1]:,} bytes that it allocated are alive; "
+            f"{most:,} would be enough.\nWhat is kept for a micro-batch after its B, and what "
+            "still refers to it?"
         )
     nothing_kept(where, look.kept(total, [p.grad for p in stage.parameters()]))
 
 
 def bytes_of_one(case: Step, rank: int) -> int:
-    """That are there at once, at most, in the F and B of the largest micro-batch."""
+    """Peak bytes during the F and B of the largest micro-batch."""
     x, y = max(case.micro_batches(), key=lambda pair: len(pair[0]))
     stage = case.stage(rank)
     with Look() as look:

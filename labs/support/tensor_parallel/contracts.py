@@ -1,4 +1,4 @@
-"""Given: what exercises 06a to 06e ask for, and how their check cells judge it."""
+"""Given: the contracts of exercises 06a to 06e, and the judges behind their check cells."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ IGNORED = -100
 
 
 def exercise(says: str) -> Callable[[Callable[[Trial, Group], None]], Callable[[Trial], str]]:
-    """Makes a check of what is looked at on ranks; it says this of an answer that is right."""
+    """Make a judge of a function that checks a group of ranks. says: text for a right answer."""
 
     def check_of(looks_at: Callable[[Trial, Group], None]) -> Callable[[Trial], str]:
         def judge(trial: Trial) -> str:
@@ -49,7 +49,7 @@ def exercise(says: str) -> Callable[[Callable[[Trial, Group], None]], Callable[[
 
 
 def sends(where: str, look: Look, right: dict[str, int], hint: str = "") -> None:
-    """Each of these operations once, of so many bytes at most; one rank need not speak to itself"""
+    """Each operation is called once, with at most this many bytes; a single rank needs none."""
     events = look.events
     if dist.get_world_size() == 1 and not events:
         return
@@ -59,11 +59,11 @@ def sends(where: str, look: Look, right: dict[str, int], hint: str = "") -> None
 
 
 def part_of(tensor: torch.Tensor, cut: tuple[int, Sequence[int]] | None) -> torch.Tensor:
-    """This rank's part; cut: (dimension, length on each rank), None where all have it whole."""
+    """This rank's shard. cut: (dimension, length on each rank), or None if it is not sharded."""
     return tensor if cut is None else tensor.split(list(cut[1]), dim=cut[0])[dist.get_rank()]
 
 
-# ---- a and e · functions of autograd: what happens to the tensors of all ranks, in each half
+# ---- a and e · autograd functions: what each half does with the tensors of all ranks
 
 WAYS = {
     "copy_to_region": ("nothing", "sum"),
@@ -73,23 +73,23 @@ WAYS = {
 }
 SUMS = [  # of (got, right, own, ranks)
     (lambda s: alike(s[0], s[2]),
-     "It is this rank's own. All ranks take part: their numbers add up."),
+     "It is this rank's own. All ranks take part: their tensors are added up."),
     (lambda s: alike(s[0], s[1] / s[3]),
      "It is the mean over the ranks. Every rank counts in full: a sum."),
     (lambda s: True, "It must be the sum over the ranks. Is the result there before it is used?"),
 ]
 HINTS = {
-    "nothing": "f hands x on, which is the same on all ranks. g hands the gradient on: every rank "
-    "has the\nsame loss of the same sum, which grows by what x grows by.",
-    "gather": "All positions, in the order of the ranks, nothing filled up between.",
+    "nothing": "f passes x on, which is the same on all ranks. g passes the gradient on: every "
+    "rank has\nthe same loss of the same sum, which grows as x grows.",
+    "gather": "It should be all positions in rank order, with no padding between them.",
 }
 
 
 def applies(
     answer: Any, function: str, shape: tuple[int, int, int], dtype: torch.dtype, seed: int
 ) -> None:
-    """On a rank: the function of x of shape (B, T, C) or positions of it, and back; raises Wrong.
-    Every other rank has a transposed layout."""
+    """On a rank: apply the function to x of shape (B, T, C), or to this rank's positions, forward
+    and backward; raises Wrong. Every other rank has a transposed layout."""
     (b, t, c), rank, size = shape, dist.get_rank(), dist.get_world_size()
     sizes, value = shares(t, size), shape[0] * shape[2] * dtype.itemsize
     most = {
@@ -118,23 +118,23 @@ def applies(
         hint = HINTS.get(way) or told(SUMS, (got.detach(), right, own, size))
         close(where, "the result", got, right, hint=hint, dtype=dtype, slack=8,
               scale=largest(every))
-        sends(where, look, most[way], "Pieces are filled up to the longest, and no further.")
+        sends(where, look, most[way], "Pad each shard to the longest, and no further.")
         if way == "nothing" and look.largest:
             raise Wrong(
                 f"{where}: a tensor of {look.largest:,} bytes is made. It has nothing to compute: "
-                "can it hand on\nwhat it was given?"
+                "can it\npass on what it was given?"
             )
 
 
 def right_functions(trial: Trial, group: Group, functions: Sequence[str]) -> None:
-    """Judges two calls of each: in the second some rank has no position. On 2 ranks also where
-    results come late."""
+    """Judge two calls of each function; in the second, some rank may have no position. On 2 ranks,
+    results also arrive late."""
     draw, size = trial.draw, group.size
     for function in functions:
         for t in (draw.randrange(1, 4 * size), draw.randrange(1, max(2, size))):
             shape, dtype = (draw.randrange(2, 19), t, draw.randrange(2, 9)), draw.choice(TYPES)
             for late in (False, True) if size == 2 else (False,):
-                where = group.case("results that come late" * late)
+                where = group.case("results that arrive late" * late)
                 job = function, shape, dtype, trial.new_seed()
                 group.run(where, applies, *job, late=late)
 
@@ -170,7 +170,7 @@ class Layer:
         return self.name == "SequenceMLP"
 
     def whole(self) -> nn.Module:
-        """The whole layer, the same wherever it is made."""
+        """The whole layer, the same on every rank."""
         layer = WHOLE[self.name](self.config).double()
         for i, parameter in enumerate(layer.parameters()):
             numbers = fractions(self.seed + i, *parameter.shape)
@@ -179,7 +179,7 @@ class Layer:
 
     @property
     def cuts(self) -> dict[str, tuple[int, Sequence[int]] | None]:
-        """{parameter: how it is cut}, as for `part_of`; the row layer's bias is first."""
+        """{parameter: how it is sharded}, as for `part_of`; the row layer's bias is first."""
         config, size = self.config, dist.get_world_size()
         if self.name == "ParallelAttention":
             keys = [n * config.head_size for n in shares(config.key_value_heads, size)]
@@ -194,9 +194,9 @@ class Layer:
         return found | ({"norm.weight": None} if self.sequence else {})
 
     def most_saved(self) -> int:
-        """Bytes that SequenceMLP may keep for the backward pass: all positions once, four times its
-        own columns, and up to three times its own positions (a norm may be written in several
-        ways)."""
+        """Bytes that SequenceMLP may keep for the backward pass: all positions once, its own
+        columns four times, and its own positions up to three times (depending on how the norm is
+        written)."""
         (b, t), hidden = self.shape, self.config.hidden_size
         size, rank = dist.get_world_size(), dist.get_rank()
         own, columns = shares(t, size)[rank], shares(self.config.mlp_size, size)[rank]
@@ -210,7 +210,7 @@ class Layer:
 
 
 def right_layers(trial: Trial, group: Group, name: str) -> None:
-    """Judges two layers of this name; on 3 ranks an MLP has 2 columns, so that a rank has none."""
+    """Judge two layers of this name; on 3 ranks an MLP has 2 columns, and one rank has none."""
     draw, size = trial.draw, group.size
     for _ in range(2):
         hidden, sizes = draw.randrange(5, 30), {"heads": 1, "head_dim": 2}
@@ -228,7 +228,7 @@ def right_layers(trial: Trial, group: Group, name: str) -> None:
 
 
 def cuts_linear(answer: Any, function: str, lengths: list[int]) -> None:
-    """On a rank: column or row, at lengths that no rule makes."""
+    """On a rank: check column or row, sharded at arbitrary lengths."""
     dim = ("column", "row").index(function)
     linear = nn.Linear(*((sum(lengths), 5) if dim else (5, sum(lengths))))
     before = {name: p.detach().clone() for name, p in linear.named_parameters()}
@@ -237,15 +237,15 @@ def cuts_linear(answer: Any, function: str, lengths: list[int]) -> None:
         got, right = getattr(layer, name), part_of(before[name], cut)
         if not bitwise_equal(got, right):
             raise Wrong(
-                f"{name} of shape {tuple(got.shape)} is not this rank's part, "
-                f"{tuple(right.shape)} (outputs, inputs).\nA column layer is cut along its "
-                "outputs, a row layer along its inputs: where does this rank's part begin?"
+                f"{name} of shape {tuple(got.shape)} is not this rank's shard, "
+                f"{tuple(right.shape)} (outputs, inputs).\nA column layer is split along its "
+                "outputs, a row layer along its inputs: where does this rank's shard begin?"
             )
         stored, own = got.untyped_storage().nbytes(), got.nbytes
         if stored > own:
             raise Wrong(
                 f"{name} is a view: it keeps {stored:,} bytes alive, of which {own:,} are its own."
-                "\nNothing is saved so: .clone() the part."
+                "\nThat saves nothing: .clone() the shard."
             )
         if not bitwise_equal(getattr(linear, name), before[name]):
             unchanged(function, ["the whole layer"])
@@ -255,17 +255,18 @@ OUTPUT = [  # of (got, right, bias, ranks)
     (lambda s: alike(s[0], s[1] - s[2]), "It lacks the bias of the row layer: add it after g."),
     (lambda s: s[3] > 1 and alike(s[0], s[1] + (s[3] - 1) * s[2]),
      lambda s: f"It has the bias of the row layer {s[3]} times: add it after g."),
-    (lambda s: True, "Does every part take its turn, as in the whole layer, and are the ranks' "
-     "results added up: g?"),
+    (lambda s: True, "Are the operations those of the whole layer, and does g add up the ranks' "
+     "results?"),
 ]
 GRADIENT = (
-    "The output is right. What does each rank know of this gradient, and who adds up what the "
-    "ranks know?\nIs anything counted on every rank?"
+    "The output is right. Which part of this gradient does each rank compute, and where are these "
+    "added up?\nIs anything counted on every rank?"
 )
 
 
 def passes(answer: Any, layer: Layer) -> None:
-    """On a rank: a batch forward and backward, beside the whole layer; raises Wrong."""
+    """On a rank: run a batch forward and backward, and compare with the whole layer; raises
+    Wrong."""
     (b, t), size, hidden = layer.shape, dist.get_world_size(), layer.config.hidden_size
     whole, where = layer.whole(), f"a batch of shape {(b, t, hidden)}"
     given, cuts = layer.whole(), layer.cuts
@@ -274,7 +275,7 @@ def passes(answer: Any, layer: Layer) -> None:
     parts = {name: mine.get_parameter(name) for name in cuts}
     kept = sum(p.numel() for p in mine.parameters()) - sum(p.numel() for p in parts.values())
     if kept:
-        raise Wrong(f"{layer.name} keeps {kept:,} numbers beside its parts. Who needs the others?")
+        raise Wrong(f"{layer.name} keeps {kept:,} elements besides its shards. What needs them?")
     wide, dy = fractions(layer.seed + 50, b, t, hidden), fractions(layer.seed + 51, b, t, hidden)
     more, positions = (), (1, shares(t, size)) if layer.sequence else None
     if layer.name == "ParallelAttention":
@@ -298,11 +299,11 @@ def passes(answer: Any, layer: Layer) -> None:
     hint = told(OUTPUT, (y.detach(), right, truth[bias].detach(), size))
     close(where, "the output", y, right, hint=hint, slack=512, scale=scale)
     nbytes, piece = 8 * hidden, b * shares(t, size)[0]
-    allowed, hint = {"all_reduce": b * t * nbytes}, "x enters once for all matrices that read it."
+    allowed, hint = {"all_reduce": b * t * nbytes}, "x enters once, for all matrices that read it."
     if layer.sequence:
         allowed = {"all_gather": piece * nbytes, "reduce_scatter": piece * size * nbytes}
         sends(f"{where}, sum_partial_gradients", after, {"all_reduce": 2 * nbytes},
-              "The norm and the bias of the row layer: two tensors of C numbers.")
+              "The norm and the bias of the row layer are two tensors of C elements.")
     for half, look in (("forward", forward), ("backward", backward)):
         unchanged(f"{where}, {half}", look.changed())
         sends(f"{where}, {half}", look, allowed, hint)
@@ -313,8 +314,8 @@ def passes(answer: Any, layer: Layer) -> None:
         close(where, f"the gradient of {name}", got, wanted, hint=GRADIENT, slack=512, scale=scale)
     if layer.sequence and saved > most:
         raise Wrong(
-            f"{where}: {saved:,} bytes are kept for the backward pass, and {most:,} will do.\nWhat "
-            "is computed on all positions, and could be on this rank's own?"
+            f"{where}: {saved:,} bytes are kept for the backward pass; {most:,} are enough.\nWhat "
+            "is computed on all positions, but could be computed on this rank's own?"
         )
 
 
@@ -322,7 +323,7 @@ def passes(answer: Any, layer: Layer) -> None:
 
 
 def head_sizes(answer: Any, seed: int) -> None:
-    """On a rank: whole heads, groups together."""
+    """On a rank: check that head_sizes gives whole heads and keeps groups together."""
     size = dist.get_world_size()
 
     def holds(drawn: tuple[int, int, int]) -> None:
@@ -343,7 +344,7 @@ def head_sizes(answer: Any, seed: int) -> None:
 
 
 FACTOR = 0.7  # of the loss, before it comes back
-KINDS = {  # scale of the logits, smoothing, z, and which part of the tokens does not count
+KINDS = {  # scale of the logits, smoothing, z, and the fraction of tokens that do not count
     "no token is ignored": (3.0, 0.0, 0.0, 0.0),
     "logits of some thousands": (1500.0, 0.1, 0.0, 0.2),
     "smoothing and z": (5.0, 0.3, 0.03, 0.2),
@@ -354,7 +355,7 @@ KINDS = {  # scale of the logits, smoothing, z, and which part of the tokens doe
 
 @dataclass(frozen=True)
 class Tokens:
-    """Logits of all words, and targets, of one of KINDS; sizes: words of each rank."""
+    """Logits of all words, and targets, of one of KINDS. sizes: words on each rank."""
 
     kind: str
     sizes: Sequence[int]
@@ -389,20 +390,21 @@ class Tokens:
         return f"{self.kind}, tokens {self.shape}, words {list(self.sizes)}, {self.dtype}"
 
 
-LOSS = [  # of (got, right, kind, part of the tokens that counts)
-    (lambda s: s[2] == "no token counts", "The mean over no token: what is it divided by?"),
+LOSS = [  # of (got, right, kind, fraction of the tokens that count)
+    (lambda s: s[2] == "no token counts", "It is the mean over no tokens: what is it divided by?"),
     (lambda s: not s[0].isfinite() and s[2] == "masked words",
      "exp(−inf) is 0. What are 0 · (−inf) and (−inf) − (−inf)?"),
     (lambda s: not s[0].isfinite(),
      "exp of thousands is infinite, of minus thousands 0: what is subtracted first?"),
     (lambda s: alike(s[0], s[1] * s[3], 64), "It is divided by all tokens: how many count?"),
-    (lambda s: True, "Which of the numbers of a token is still a rank's own? Do all ranks subtract "
-     "the same number? Are smoothing and z in it?"),
+    (lambda s: True, "Which of a token's values is still only one rank's? Do all ranks subtract "
+     "the same value? Does it include smoothing and z?"),
 ]
 
 
 def loses(answer: Any, tokens: Tokens) -> torch.Tensor:
-    """On a rank: the loss, and the gradient of its logits; raises Wrong."""
+    """On a rank: check the loss and the gradient of the logits, and return the loss; raises
+    Wrong."""
     size, sizes, (logits, targets) = dist.get_world_size(), tuple(tokens.sizes), tokens.given()
     own, count = part_of(logits, (2, sizes)).contiguous(), targets.numel()
     buffer = own.numel() * max(4, own.element_size())  # bytes of its logits, in the loss's type
@@ -418,23 +420,23 @@ def loses(answer: Any, tokens: Tokens) -> torch.Tensor:
     hint = told(LOSS, (loss, right, tokens.kind, (targets != IGNORED).double().mean()))
     close("vocabulary_loss", "the loss", loss, right, hint=hint, dtype=kind, slack=slack)
     unchanged("vocabulary_loss", look.changed())
-    hint = "The loss is right. What does each term make of a logit, and what comes back through g?"
+    hint = "The loss is right. What is each term's derivative, and what flows back through g?"
     close("vocabulary_loss", "the gradient of the logits", own.grad, part_of(whole, (2, sizes)),
           hint=hint, dtype=tokens.dtype, slack=1 if kind != tokens.dtype else slack)
     sent = float(sum(event.sent for event in look.events))
     limit = 2 * (size - 1) * 3 * count * kind.itemsize / size
     if sent > limit + 1e-6:
         raise Wrong(
-            f"a rank sends {sent:,.0f} bytes for {count} tokens; {limit:,.0f} bytes will do: "
-            "all-reduces of three\nnumbers a token. Logits stay where they are."
+            f"a rank sends {sent:,.0f} bytes for {count} tokens; {limit:,.0f} bytes are enough: "
+            "all-reduces of\nthree values per token. Logits stay where they are."
         )
     sends("the backward pass of vocabulary_loss", backward, {})
     longest = max(look.largest, backward.largest)
     if longest > buffer or saved > most:
         raise Wrong(
             f"a tensor of {longest:,} bytes is made, and {saved:,} bytes are kept for the backward "
-            f"pass. This rank's\nlogits are {buffer:,} bytes in the type of the loss, and one "
-            "tensor of them will do. Which operation\nkeeps which of its inputs?"
+            f"pass. This rank's\nlogits are {buffer:,} bytes in the type of the loss, and one such "
+            "tensor is enough. Which operation\nkeeps which of its inputs?"
         )
     return loss + 0.0  # −0 is 0
 
@@ -445,17 +447,16 @@ def loses(answer: Any, tokens: Tokens) -> torch.Tensor:
 @exercise(
     "copy_to_region: nothing forward, a sum backward; reduce_from_region: a sum forward,\n"
     "nothing backward; one all-reduce each, of as many bytes as the tensor has; on 1 to 6\n"
-    "ranks, with tensors of many shapes, two layouts and three types; no tensor that was\n"
-    "given is changed."
+    "ranks, with tensors of many shapes, two layouts and three types; no input is changed."
 )
 def pair(trial: Trial, group: Group) -> None:
     right_functions(trial, group, ("copy_to_region", "reduce_from_region"))
 
 
 @exercise(
-    "column and row cut at any lengths; output, gradient of x and of every part equal the\n"
-    "whole layer's on 1 to 6 ranks; one all-reduce forward, one backward; each rank holds its\n"
-    "part and no more."
+    "column and row split at any lengths; output and the gradients of x and every shard equal\n"
+    "the whole layer's on 1 to 6 ranks; one all-reduce forward, one backward; each rank holds\n"
+    "its shard and no more."
 )
 def mlp(trial: Trial, group: Group) -> None:
     for function in ("column", "row"):
@@ -469,7 +470,7 @@ def mlp(trial: Trial, group: Group) -> None:
 @exercise(
     "whole heads, each group with its key-value head, for many numbers of heads on 1 to 6\n"
     "ranks; output and all gradients equal the whole layer's; one all-reduce forward, one\n"
-    "backward; each rank holds its part and no more."
+    "backward; each rank holds its shard and no more."
 )
 def attention(trial: Trial, group: Group) -> None:
     group.run(group.case(), head_sizes, trial.new_seed())
@@ -478,8 +479,9 @@ def attention(trial: Trial, group: Group) -> None:
 
 @exercise(
     "loss and gradient equal those of the whole vocabulary on 1 to 6 ranks: smoothing, z,\n"
-    "tokens that do not count, masked words, large logits, three types; no more is sent than\n"
-    "three numbers a token; one tensor of this rank's logits is kept, none of all words made."
+    "tokens that do not count, masked words, large logits, three types; at most three values\n"
+    "per token are sent; one tensor of this rank's logits is kept, and none of all words is\n"
+    "made."
 )
 def loss(trial: Trial, group: Group) -> None:
     for i, kind in enumerate(KINDS):
@@ -487,15 +489,16 @@ def loss(trial: Trial, group: Group) -> None:
         shape = trial.draw.randrange(1, 4), trial.draw.randrange(2, 9)
         tokens = Tokens(kind, sizes, shape, TYPES[(i + group.size) % 3], trial.new_seed())
         for late in (False, True) if group.size == 2 and i == 0 else (False,):
-            where = group.case(str(tokens)) + ", results coming late" * late
+            where = group.case(str(tokens)) + ", results arriving late" * late
             same_bits(where, "the loss", group.run(where, loses, tokens, late=late))
 
 
 @exercise(
-    "all positions in, own positions of the sum out, at lengths that N does not divide and on\n"
-    "ranks without a position; output and all gradients equal the whole layer's on 1 to 6\n"
-    "ranks; a reduce-scatter and an all-gather in place of an all-reduce, the same bytes sent\n"
-    "(with the filling); between the matrices 1/N of the positions is kept."
+    "each region gathers all positions and returns the rank's own positions of the sum, at\n"
+    "lengths that N does not divide and on ranks without a position; output and all gradients\n"
+    "equal the whole layer's on 1 to 6 ranks; a reduce-scatter and an all-gather instead of an\n"
+    "all-reduce, the same bytes sent (padding included); between the matrices 1/N of the\n"
+    "positions is kept."
 )
 def sequence(trial: Trial, group: Group) -> None:
     right_functions(trial, group, ("gather_to_region", "reduce_scatter_from_region"))
