@@ -25,9 +25,9 @@ LAB = Lab(
 
 # Ranks that are killed, late or cut off: on a busy machine another case is the first that is wrong.
 SYMPTOMS = (
-    "caught each time?", "did not complete within", "Whose state is the furthest",
-    "weights and the velocity of the furthest", "the same bits", "two crews",
-    "until they close the list", "and train ends with it",
+    "caught each time?", "did not complete within", "Which rank is furthest ahead",
+    "weights and velocity of the rank that is furthest ahead", "the same bits", "two crews",
+    "before they close the list", "and train ends with it",
 )
 
 

@@ -111,7 +111,7 @@ def same_step(answer, case: Case) -> None:
          f"the layers ran {seen['again']} times after the forward pass; each should run once, in\n"
          "the backward pass."),
         (seen["more"] > 0,
-         f"after the forward pass {seen['more']:,} bytes are kept in addition to the inputs and\n"
+         f"after the forward pass {seen['more']:,} bytes are kept in addition to inputs and\n"
          "random states. Does the function run with gradients on? Is more saved than its inputs?"),
     ]:
         if wrong:
@@ -141,7 +141,7 @@ def checkpointing(trial: Trial) -> str:
             Case(small, trial.new_seed(), dropout=0.0),
             Case(small, trial.new_seed()),
             Case((large, 70), trial.new_seed(), dtype=single),
-            Case(small, trial.new_seed(), dtype=single, autocast=torch.float16),  # not the usual bf16
+            Case(small, trial.new_seed(), dtype=single, autocast=torch.float16),  # not bf16
         ):
             group.run(str(case), same_step, case)
             if not case.dropout:  # the first one

@@ -1,4 +1,4 @@
-"""Given: what the exercises of lab 15 ask for, and how their check cells judge it."""
+"""Given: the contracts of lab 15's exercises, and the judges behind their check cells."""
 
 import contextlib
 import copy
@@ -35,7 +35,7 @@ FP64, FP32, BF16 = torch.float64, torch.float32, torch.bfloat16
 
 
 def facts(model: nn.Module) -> dict[str, Any]:
-    """All that a function may change of a model that it is given, by name."""
+    """Everything that a function could change in a model, by name."""
     found = {name: bits_of(tensor) for name, tensor in model.state_dict().items()}
     for name, p in model.named_parameters():
         found[f"the gradient or requires_grad of {name}"] = p.grad is None, p.requires_grad
@@ -47,7 +47,7 @@ def facts(model: nn.Module) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def left_alone(where: str, model: nn.Module) -> Iterator[None]:
-    """Inside runs a function of the answer. Raises Wrong where the model changes."""
+    """Run a function of the answer inside this context. Raises Wrong if the model changes."""
     before = facts(model)
     yield
     after = facts(model)
@@ -58,7 +58,7 @@ def left_alone(where: str, model: nn.Module) -> Iterator[None]:
 
 
 def scales(answer, seed: int) -> None:
-    """`calibrate`, for drawn batches."""
+    """Check `calibrate` on drawn batches."""
 
     def holds(example: tuple) -> None:
         shapes, percentile, dtype, size, seed = example
@@ -71,12 +71,13 @@ def scales(answer, seed: int) -> None:
         sizes = torch.cat([x.double().abs().flatten() for x in given]).sort().values
         place, last = percentile / 100 * len(sizes), len(sizes) - 1
         low, high = sizes[[max(int(place) - 2, 0), min(int(place) + 1, last)]].tolist()
-        low = high if percentile == 100 else low  # else: whichever way one counts, neighbors
+        low = high if percentile == 100 else low  # below 100, definitions differ by a neighbor
         found = scale * HIGHEST
         if not (low * (1 - 1e-5) <= found <= high * (1 + 1e-5) if size else 0 < scale < 1e30):
             raise Wrong(
-                f"{where}: step {HIGHEST} stands for {number(found)}, and {number(high)} is right."
-                "\nOf all magnitudes, those of negative numbers too, of all batches? It is never 0."
+                f"{where}: step {HIGHEST} represents {number(found)}, and {number(high)} is right."
+                "\nAre all magnitudes counted, of negative numbers too, in all batches? It is "
+                "never 0."
             )
 
     shape = st.tuples(st.integers(1, 6), st.integers(1, 30))
@@ -93,7 +94,7 @@ def scales(answer, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Linear:
-    """x (…, K), of which some lies beyond the range of `scale`; W (N, K), of which a row is 0."""
+    """x (…, K), partly outside the range of `scale`; W (N, K), in which one row is 0."""
 
     rows: tuple[int, ...]
     N: int
@@ -118,12 +119,12 @@ class Linear:
 
 
 def clear(x: torch.Tensor, scale: torch.Tensor | float) -> torch.Tensor:
-    """0 where x is so near the middle of two steps that both are right."""
+    """x with 0 where it is close enough to the middle of two steps for both to be right."""
     return x.masked_fill(((x.double() / scale) % 1 - 0.5).abs() < 1e-3, 0.0)
 
 
 def computes(answer, seed: int) -> None:
-    """y, in fp64 with the same rounding, for drawn layers."""
+    """Compare y with fp64 with the same rounding, for drawn layers."""
     blocks.whole_products()
 
     def holds(case: Linear) -> None:
@@ -136,7 +137,7 @@ def computes(answer, seed: int) -> None:
         weight = quantize(linear.weight.detach(), INT8)
         right = values.double() @ weight.values.double().T * scale * weight.scale[:, 0].double()
         right += 0.0 if linear.bias is None else linear.bias.detach().double()
-        hint = "Numbers beyond the range go to its end before they become int8; no scale is 0."
+        hint = "Clamp values to the range before they become int8; no scale is 0."
         slack = {BF16: 2, FP32: 64, FP64: 64 * 2**29}[case.dtype]  # the sums are scaled in fp32
         close(str(case), "y", y, right, hint=hint, dtype=x.dtype, slack=slack)
 
@@ -148,49 +149,50 @@ def computes(answer, seed: int) -> None:
 
 
 def economical(answer, case: Linear) -> None:
-    """What the layer keeps, what it multiplies, and that its state is all that it needs."""
+    """Check what the layer keeps and multiplies, and that its state_dict is complete."""
     layer, x = answer.Int8Linear(case.linear(), torch.tensor(case.scale)), case.x()
     held = [*layer.parameters(), *layer.buffers(), *tensors_in(list(vars(layer).values()))]
     sizes = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
-    enough = (case.N + 7) * (case.K + 7) + 16 * case.N + 64  # filled up to multiples of 8
+    enough = (case.N + 7) * (case.K + 7) + 16 * case.N + 64  # padded to multiples of 8
     if sum(sizes.values()) > enough or any(t.grad_fn for t in held):
         raise Wrong(
-            f"{case}: the layer keeps {sum(sizes.values()):,} bytes alive, and {enough:,} will do: "
-            "the linear layer,\nor the graph of a gradient?"
+            f"{case}: the layer keeps {sum(sizes.values()):,} bytes alive; {enough:,} are enough. "
+            "Does it keep the\nlinear layer, or the graph of a gradient?"
         )
     with torch.no_grad(), Look() as look:
         y = layer(x)
-    if look.products:  # torch._int_mm is none of them
-        raise Wrong(f"{case}: a matrix product is not int8 × int8: torch._int_mm.")
+    if look.products:  # torch._int_mm is not among them
+        raise Wrong(f"{case}: a matrix product is not int8 × int8: use torch._int_mm.")
     if look.largest >= case.N * case.K:
         raise Wrong(f"{case}: a tensor of {look.largest:,} bytes is made in a call, as large as W.")
     other = answer.Int8Linear(replace(case, seed=case.seed + 77).linear(), torch.tensor(3.21))
     other.load_state_dict({name: t.clone() for name, t in layer.state_dict().items()})
     if not torch.equal(other(x), y):
-        raise Wrong(f"{case}: another layer that loads this state_dict computes something else.")
+        raise Wrong(f"{case}: another layer that loads this state_dict gives different results.")
 
 
 def int8_linear(trial: Trial) -> str:
-    """Judges `calibrate` and `Int8Linear`."""
+    """Judge `calibrate` and `Int8Linear`."""
     trial.forbid(BY_HAND)
-    with trial.ranks(1) as group:  # nothing here depends on a number of ranks
+    with trial.ranks(1) as group:  # nothing here depends on the number of ranks
         group.run("calibrate", scales, trial.new_seed(), seconds=SECONDS)
         group.run("Int8Linear", computes, trial.new_seed(), seconds=SECONDS)
         large = Linear((1,), 160, trial.draw.randrange(170, 200), 0.05, trial.new_seed())
         group.run("Int8Linear", economical, large)
     return (
-        "the scale covers what it should, over all batches and in one pass; outputs equal a\n"
-        "reckoning in fp64 with the same rounding, for any batch shape, in fp32, bf16 and fp64,\n"
-        "beyond the calibrated range, with and without bias; products are int8 × int8, nothing\n"
-        "as large as W is made in a call, and the layer keeps W in int8 and a scale an output."
+        "the scale covers the right range, over all batches in one pass; outputs equal those\n"
+        "computed in fp64 with the same rounding, for any batch shape, in fp32, bf16 and fp64,\n"
+        "even outside the calibrated range, with and without bias; products are int8 × int8, no\n"
+        "tensor as large as W is made in a call, and the layer keeps W in int8 with a scale per\n"
+        "output."
     )
 
 
 # ---- b: smoothing
 
-ROUNDED = 2.25  # a power of two is at most √2 away; what all s of a norm share is free
-ROUNDINGS = {FP64: 1024, FP32: 256, BF16: 16}  # of what a block computes
-MAGNITUDES = (0.9, 1.0, 1.1, 3.0, 5.0, 9.5, 30.0, 200.0)  # no one is times another
+ROUNDED = 2.25  # a power of two is at most √2 away; a factor common to all s of a norm is free
+ROUNDINGS = {FP64: 1024, FP32: 256, BF16: 16}  # allowed in a block's output
+MAGNITUDES = (0.9, 1.0, 1.1, 3.0, 5.0, 9.5, 30.0, 200.0)  # no two differ by exactly `times`
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ class Smoothing:
         return block.to(self.dtype)
 
     def inputs(self, C: int = 40) -> list[torch.Tensor]:
-        """(B, T, C); the largest numbers are not in the last one."""
+        """Batches (B, T, C); the largest values are not in the last one."""
         some = (1.0, (2, 5)), (-3.0, (1, 8)), (1.0, (3, 2))
         return [(size * fractions(self.seed, *shape, C)).to(self.dtype) for size, shape in some]
 
@@ -235,12 +237,12 @@ def observed(answer, case: Smoothing) -> None:
     with left_alone(where, block):
         seen = answer.observe(block, iter(inputs))
     for norm, largest in blocks.observed(block, inputs).items():
-        hint = "Of all batches, rows and positions, magnitudes, and behind the norm?"
+        hint = "Does it cover all batches, rows and positions, by magnitude, after the norm?"
         slack = 8 * max(1.0, torch.finfo(case.dtype).eps / torch.finfo(FP32).eps)
-        what = f"the largest of what {norm} hands on"
+        what = f"the largest output of {norm}"
         close(where, what, seen[norm], largest, hint=hint, dtype=FP32, slack=slack)
         if seen[norm].requires_grad:
-            raise Wrong(f"{where}: {norm} has a past: each batch's graph stays with it.")
+            raise Wrong(f"{where}: {norm}'s result has a history: it keeps each batch's graph.")
 
 
 def outlier_channels(answer, seed: int) -> None:
@@ -252,9 +254,9 @@ def outlier_channels(answer, seed: int) -> None:
         largest = torch.tensor(values)
         found = answer.outliers(*[largest, times][: 1 + (times != 8.0)])
         if list(map(int, found)) != right:
-            raise Wrong(f"outliers({values}, {times}): {found} are found, and {right} are right.")
+            raise Wrong(f"outliers({values}, {times}) returns {found}, and {right} is right.")
 
-    # an odd number has one median
+    # an odd number of values has one median
     alive = st.lists(st.sampled_from(MAGNITUDES), max_size=15).filter(lambda x: len(x) % 2 or not x)
     for_all(seed, st.tuples(alive, st.integers(1, 9), st.sampled_from([8.0, 2.3])), holds)
 
@@ -268,8 +270,8 @@ def smoothed(answer, case: Smoothing) -> None:
         if new is not objects[name]:
             raise Wrong(f"{where}: {name} is a new parameter: change the old one in place.")
     hint = (
-        "What the norm's weight is divided by, the columns of all readers are multiplied by. What "
-        "is s where\na channel is always 0, or nothing reads it?"
+        "The norm's weight is divided by s, and the columns of all its readers are multiplied by "
+        "it. What is s\nwhere a channel is always 0, or nothing reads it?"
     )
     slack = ROUNDINGS[case.dtype] * torch.finfo(case.dtype).eps / torch.finfo(FP64).eps
     with torch.no_grad():
@@ -286,30 +288,31 @@ def smoothed(answer, case: Smoothing) -> None:
             away = away[(largest > 0) & (columns > 0)].abs()
             if not away.max() / away.min() <= ROUNDED:
                 raise Wrong(
-                    f"{where}: an s behind {norm} is {number(away.max() / away.min())} times "
-                    "away from the formula,\nbeside another. Is W_j that of all who read the norm?"
+                    f"{where}: two s of {norm} deviate from the formula by factors that differ "
+                    f"{number(away.max() / away.min())} times.\nDoes W_j include all readers of "
+                    "the norm?"
                 )
 
 
 def smoothing(trial: Trial) -> str:
-    """Judges `observe`, `outliers` and `smooth`."""
+    """Judge `observe`, `outliers` and `smooth`."""
     trial.forbid(BY_HAND)
     kinds = (FP64, 4, True, 0.5), (FP32, 2, True, 0.25), (BF16, 4, False, 0.5)
-    with trial.ranks(1) as group:  # nothing here depends on a number of ranks
+    with trial.ranks(1) as group:  # nothing here depends on the number of ranks
         for case in [Smoothing(*kind, trial.new_seed()) for kind in kinds]:
             group.run("observe", observed, case)
             group.run("smooth", smoothed, case)
         group.run("outliers", outlier_channels, trial.new_seed(), seconds=SECONDS)
     return (
-        "all channels are seen, over all batches; outliers are found; each block computes what it\n"
-        "did, in fp64, fp32 and bf16, with grouped queries, biases and dead channels, with the s\n"
-        "of the formula; all else is as it was."
+        "all channels are observed, over all batches; outliers are found; each block computes the\n"
+        "same as before, in fp64, fp32 and bf16, with grouped queries, biases and dead channels,\n"
+        "with the s of the formula; nothing else changes."
     )
 
 
 # ---- c: shrink and prune
 
-MARGIN = 0.1  # of the way from the heads that do the work to the mean of all
+MARGIN = 0.1  # of the way from the loss with the useful heads to that of random choices
 CUTS = (  # type, hidden size, H, K, D, heads that stay, biases, whether words are tied
     (FP64, 32, 4, 4, None, 2, False, True), (FP32, 48, 8, 4, 4, 2, True, True),
     (BF16, 32, 8, 4, None, 1, False, False),
@@ -318,7 +321,7 @@ CUTS = (  # type, hidden size, H, K, D, heads that stay, biases, whether words a
 
 @torch.no_grad()
 def masked(model: GPT, keep: list) -> GPT:
-    """A copy of the model, in which all other heads give 0."""
+    """A copy of the model in which all other heads return 0."""
     model = copy.deepcopy(model)
     heads = model.config.key_value_heads
     for layer, kept in zip(model.model.layers, keep):
@@ -328,7 +331,7 @@ def masked(model: GPT, keep: list) -> GPT:
 
 
 def right_model(where: str, small: GPT, model: GPT, kept: int) -> None:
-    """Sizes, types, config and memory of a model with `kept` key-value heads."""
+    """Check sizes, types, config and memory of a model with `kept` key-value heads."""
     config, dtype = model.config, next(model.parameters()).dtype
     heads = config.heads // config.key_value_heads * kept
     smaller = replace(config, heads=heads, kv_heads=kept, head_dim=config.head_size)
@@ -340,7 +343,7 @@ def right_model(where: str, small: GPT, model: GPT, kept: int) -> None:
         if found != wanted:
             raise Wrong(f"{where}: {name} is {found}, and {wanted} is right.")
         if storage.data_ptr() in taken or storage.nbytes() > parameter.nbytes:
-            raise Wrong(f"{where}: {name} lies in the large model's memory: a slice is a view.")
+            raise Wrong(f"{where}: {name} is in the large model's memory: a slice is a view.")
     sizes = [(c.heads, c.key_value_heads, c.head_size) for c in (small.config, small.model.config)]
     if sizes != [(heads, kept, config.head_size)] * 2:
         raise Wrong(f"{where}: model.config or model.model.config is not the smaller model's.")
@@ -369,7 +372,7 @@ def shrunk(answer, seed: int, cut: tuple) -> None:
 
 
 def pruned(answer, seed: int, kept: int) -> None:
-    """The held-out loss of the answer's choice beside those of others."""
+    """Compare the held-out loss of the answer's choice with those of others."""
     sizes, draw = drawn.SIZES[kept], random.Random(seed)
     where = f"a model drawn from the seed, {kept} of {len(sizes)} heads"
     model, orders = drawn.many_heads(torch.Generator().manual_seed(seed), sizes)
@@ -384,33 +387,34 @@ def pruned(answer, seed: int, kept: int) -> None:
     if not yours <= best + MARGIN * (mean - best):
         raise Wrong(
             f"{where}: with your heads the held-out loss is {yours:.3f} nats; the best choice has "
-            f"{best:.3f},\nand a choice by lot {mean:.3f}. What does a head do on the batches?"
+            f"{best:.3f},\nand a random choice {mean:.3f}. What does each head do on the batches?"
         )
 
 
 def prune_heads(trial: Trial) -> str:
-    """Judges `shrink`, `importance` and `prune`."""
+    """Judge `shrink`, `importance` and `prune`."""
     trial.forbid(BY_HAND)
-    with trial.ranks(1) as group:  # nothing here depends on a number of ranks
+    with trial.ranks(1) as group:  # nothing here depends on the number of ranks
         for cut in CUTS:
             group.run("shrink", shrunk, trial.new_seed(), cut)
         for kept in drawn.SIZES:
             group.run("prune", pruned, trial.new_seed(), kept, seconds=SECONDS)
     return (
-        "the smaller model is the large one with the other heads masked, in fp64, fp32 and\n"
-        "bf16, with and without grouped queries, biases and tied words, with fewer bytes and in\n"
-        "memory of its own; the model is as it was. In models drawn from the seed your choice of\n"
-        "heads has the held-out loss of the best choice there is, or next to it."
+        "the smaller model equals the large one with the other heads masked, in fp64, fp32 and\n"
+        "bf16, with and without grouped queries, biases and tied embeddings, with fewer bytes and\n"
+        "memory of its own; the model is unchanged. In models drawn from the seed, your choice of\n"
+        "heads has the held-out loss of the best choice, or nearly."
     )
 
 
 # ---- d: distillation
 
 ROWS, T, STEPS, HELD_OUT = 8, 16, 40, 64
-FIFTH = 1.2  # times what the worked answer leaves of the loss
+FIFTH = 1.2  # allowed loss, as a multiple of the worked answer's
 LOSS = (
-    "In KL, whose probabilities weigh? Its mean is over tokens, not over rows. Is there a factor "
-    "τ²? The\ncross entropy is of the logits, not divided by τ; and whose part is share?"
+    "Which model's probabilities weigh the terms of KL? Its mean is over tokens, not over rows. Is "
+    "there a\nfactor τ²? The cross entropy uses the logits, not divided by τ; which term gets "
+    "share?"
 )
 
 
@@ -423,7 +427,7 @@ def right_loss(
 
 
 def losses(answer, seed: int) -> None:
-    """`distillation_loss`, for drawn logits."""
+    """Check `distillation_loss` on drawn logits."""
 
     def holds(example: tuple) -> None:
         shape, dtype, size, temperature, share, seed = example
@@ -440,7 +444,7 @@ def losses(answer, seed: int) -> None:
         close(where, "the loss", loss, right, hint=LOSS, dtype=least, slack=16, scale=terms)
         mine, others = torch.autograd.grad(loss, [student, teacher], allow_unused=True)
         if others is not None and others.any():
-            raise Wrong(f"{where}: the teacher's logits get a gradient: .detach(), or no_grad.")
+            raise Wrong(f"{where}: the teacher's logits get a gradient: use .detach() or no_grad.")
         (wanted,) = torch.autograd.grad(right, [s])
         what = "the gradient of the student's logits"
         close(where, what, mine, wanted, slack=16, scale=terms if dtype != BF16 else 1e-3)
@@ -454,7 +458,8 @@ def losses(answer, seed: int) -> None:
 
 
 def distilled(answer, seed: int) -> None:
-    """A student without half of its heads, of a teacher that speaks a language of its own."""
+    """Check `distill` on a student with half of its teacher's heads; the teacher speaks its own
+    language."""
     where, teacher = "a drawn student", drawn.speaker(torch.Generator().manual_seed(seed))
     first = torch.randint(teacher.config.vocab_size, (ROWS * STEPS + HELD_OUT, 1))
     words = teacher.generate(first, T, seed=seed)
@@ -463,7 +468,7 @@ def distilled(answer, seed: int) -> None:
     computed, graphs = [], []
 
     def lost(student: GPT) -> float:
-        """Nats a token, on text that nothing has learned from."""
+        """Nats per token, on unseen text."""
         with torch.no_grad():
             unseen = words[ROWS * STEPS :, :-1]
             return distillation_loss(student(unseen), teacher(unseen)).item()
@@ -481,27 +486,27 @@ def distilled(answer, seed: int) -> None:
         answer.distill(teacher, student, batches)
     if sum(computed) > budget:
         raise Wrong(
-            f"{where}: the student computes {sum(computed):,} tokens, and the budget is {budget:,}."
+            f"{where}: the student computes {sum(computed):,} tokens; the budget is {budget:,}."
         )
     if any(graphs):
-        raise Wrong(f"{where}: the teacher's pass makes a graph: torch.no_grad() saves its memory.")
+        raise Wrong(f"{where}: the teacher's pass builds a graph: torch.no_grad() avoids it.")
     if not (found := lost(student)) <= least:
         raise Wrong(
-            f"{where}: its predictions are {found:.3f} nats a token away from the teacher's, and "
-            f"{least:.3f}\nis asked for. Does it learn from the whole distribution? Are the steps "
+            f"{where}: its predictions are {found:.3f} nats per token away from the teacher's; "
+            f"{least:.3f}\nis required. Does it learn from the whole distribution? Are the steps "
             "large enough, and small at the end?"
         )
 
 
 def distillation(trial: Trial) -> str:
-    """Judges `distillation_loss` and `distill`."""
+    """Judge `distillation_loss` and `distill`."""
     trial.forbid(BY_HAND)
-    with trial.ranks(1) as group:  # nothing here depends on a number of ranks
+    with trial.ranks(1) as group:  # nothing here depends on the number of ranks
         group.run("distillation_loss", losses, trial.new_seed(), seconds=SECONDS)
         group.run("distill", distilled, trial.new_seed(), seconds=SECONDS)
     return (
-        "the loss is right, and its gradient goes to the student alone, in fp64, fp32 and bf16,\n"
+        "the loss is right, and its gradient goes only to the student, in fp64, fp32 and bf16,\n"
         "for any temperature and share, for large logits too. A student of a teacher drawn from\n"
-        f"the seed comes within {FIFTH - 1:.0%} of what the worked answer reaches, in its budget; "
-        "the\nteacher is as it was."
+        f"the seed comes within {FIFTH - 1:.0%} of the worked answer's loss, within its budget; "
+        "the\nteacher is unchanged."
     )

@@ -1,7 +1,7 @@
-"""Given: what exercise 17a asks for, and how its check cell judges it.
+"""Given: the contract of exercise 17a, and the judge behind its check cell.
 
-The function runs in a process of its own, on drawn models. The real server gets the file in the
-last section (served.py, which the process here does without).
+The function runs in its own process, on drawn models. The real server gets the file in the last
+section (served.py, which this process does not need).
 """
 
 from collections import Counter
@@ -22,21 +22,21 @@ SECONDS = 10.0  # until an answer in one process counts as an endless loop
 TYPES = {"bool": "TYPE_BOOL", "string": "TYPE_STRING", "bfloat16": "TYPE_BF16"}
 for name, bits in (("int", (8, 16, 32, 64)), ("uint", (8, 16, 32, 64)), ("float", (16, 32, 64))):
     TYPES |= {f"{name}{n}": f"TYPE_{name.upper().replace('FLOAT', 'FP')}{n}" for n in bits}
-# what a file may say, because it is so anyway
+# what a file may say because it is the default
 HARMLESS = {
     "version_policy.latest.num_versions": 1, "default_model_filename": "model.py",
     "model_transaction_policy": {},
 }
 HINTS = {
-    "max_batch_size": "With more than 0 the server adds a dimension in front of all shapes, and "
-    "the model must take batches.",
-    "dims": "-1 stands for any number; the dimension of a batch is not among them.",
-    "dynamic_batching": "It is on as soon as the word stands there, with a delay of 0 too; where "
-    "model.delay is None, the server\nmust not hold requests back.",
-    "model_transaction_policy": "A stream has one response for each token: decoupled. Where a "
-    "request has exactly one, a decoupled model\nis refused to the clients that wait for it.",
-    "instance_group": "Left out, or of KIND_GPU, there is one for each GPU. Two are two leaders, "
-    "each with all ranks: one\nprocess group is one instance.",
+    "max_batch_size": "Above 0, the server adds a dimension in front of all shapes, and the model "
+    "must take batches.",
+    "dims": "-1 means any size; the batch dimension is not among them.",
+    "dynamic_batching": "It is on as soon as the field is present, even with a delay of 0; if "
+    "model.delay is None, the server\nmust not delay requests.",
+    "model_transaction_policy": "A stream has one response per token: decoupled. Where each "
+    "request has exactly one response, clients that\nwait for it could not use a decoupled model.",
+    "instance_group": "If it is left out, or of KIND_GPU, there is one instance per GPU. Two "
+    "instances are two leaders, each with\nall ranks: one process group is one instance.",
 }
 
 
@@ -46,7 +46,7 @@ def tensor(name: str, dtype: str, dims: list[int], optional: bool = False) -> Si
 
 
 def the_labs(tp: int, slots: int = 4) -> SimpleNamespace:
-    """The model of this lab on so many ranks; what its fields are stands in config.py."""
+    """This lab's model on tp ranks; config.py describes its fields."""
     ids, arrival = tensor("input_ids", "int32", [-1]), tensor("arrival", "int32", [2], True)
     return SimpleNamespace(
         name="lab", inputs=[ids, tensor("max_tokens", "int32", [1], True), arrival],
@@ -79,18 +79,18 @@ def models() -> st.SearchStrategy:
 
 
 def config(trial: Trial) -> str:
-    """Judges `config`."""
+    """Judge `config`."""
     trial.forbid(("utils",))
     labs = the_labs(trial.draw.randrange(2, 9), trial.draw.randrange(5, 99))
     trial.alone("in one process", configs, labs, trial.new_seed(), seconds=SECONDS)
     return (
-        "of drawn models the parser reads names, types, dims, batches, instances, responses\n"
+        "for drawn models the parser reads names, types, dims, batches, instances, responses\n"
         "and parameters as they are, and nothing else; no model was changed."
     )
 
 
 def configs(answer, labs: SimpleNamespace, seed: int) -> None:
-    """In a process: the lab's model, and any others."""
+    """In one process: check the lab's model, then drawn ones."""
 
     def fits(model: SimpleNamespace) -> None:
         before = deepcopy(model)
@@ -98,7 +98,7 @@ def configs(answer, labs: SimpleNamespace, seed: int) -> None:
         if not isinstance(text, str):
             raise Wrong(f"config returns {described(text)}, not the text of the file.")
         if model != before:
-            raise Wrong("config changes the model, and its owner still needs it.")
+            raise Wrong("config changes the model, which its owner still needs.")
         found, right = read(text), wanted(model)
         harmless = HARMLESS | {"name": model.name}
         for key in {**right, **found}:
@@ -116,7 +116,7 @@ def configs(answer, labs: SimpleNamespace, seed: int) -> None:
 
 
 def wanted(model: SimpleNamespace) -> dict[str, Any]:
-    """What a file must say, field by field; what is left out is Triton's default."""
+    """What a file must say, by field; fields left out have Triton's defaults."""
     from tritonclient.grpc import model_config_pb2 as pb
 
     right = pb.ModelConfig(backend="python", max_batch_size=model.max_batch)
@@ -136,7 +136,7 @@ def wanted(model: SimpleNamespace) -> dict[str, Any]:
 
 
 def read(text: str) -> dict[str, Any]:
-    """The same, read out of a text by Triton's parser. Raises Wrong with its words."""
+    """The same, read from a text by Triton's parser. Raises Wrong with the parser's error."""
     from google.protobuf import text_format
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -147,7 +147,7 @@ def read(text: str) -> dict[str, Any]:
 
 
 def fields(message: Any) -> dict[str, Any]:
-    """{"input.ids.data_type": "TYPE_INT32", …}, in whatever order and groups they stand."""
+    """{"input.ids.data_type": "TYPE_INT32", …}, regardless of order and grouping."""
     from google.protobuf.json_format import MessageToDict
 
     said = MessageToDict(message, preserving_proto_field_name=True)

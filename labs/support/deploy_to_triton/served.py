@@ -1,8 +1,9 @@
-"""Given: what the check cells of lab 17 ask of a real server, over the network.
+"""Given: lab 17's checks against a real server, over the network.
 
-Exercise b: your model gets drawn requests, alone and several in one call; your client asks a model
-that does what its requests say (played.py). Exercise c: the engine, your settings, under load. At
-the end your configuration serves the engine of lab 16: its tokens must be the whole model's.
+Exercise b: your model gets drawn requests, singly and several in one call; your client sends
+requests to a model that does what they say (played.py). Exercise c: the engine runs with your
+settings, under load. At the end your configuration serves the engine of lab 16: its tokens must be
+those of the whole model.
 """
 
 import operator
@@ -32,9 +33,9 @@ from utils.serving.metrics import scrape, statistics
 
 # ---- b: the model
 
-SILENCE = 10.0  # seconds in which a request must have ended
-TRIES = 5  # to have Triton hand over several requests in one call
-LARGE = 10**16  # a number that no float has exactly; 300 of them fit into 64 bits
+SILENCE = 10.0  # seconds within which a request must end
+TRIES = 5  # attempts to have Triton pass several requests in one call
+LARGE = 10**16  # beyond the integers that a float holds exactly; 300 of them fit into 64 bits
 CONFIG = """backend: "python"
 max_batch_size: 16
 input { name: "numbers" data_type: TYPE_INT64 dims: [ -1 ] allow_ragged_batch: true }
@@ -46,24 +47,24 @@ instance_group { kind: KIND_CPU count: 1 }
 
 
 def model(trial: Trial) -> str:
-    """Judges `TritonPythonModel`."""
+    """Judge `TritonPythonModel`."""
     streams.not_started(trial.path)
     size, rng = trial.draw.choice([2, 4, 5, 6, 7]), np.random.default_rng(trial.new_seed())
     load_yours(trial.path, size)
     right_burst(size, [drawn(rng, 1, 2 * size + 1)])
     if not any(right_burst(size, several(rng, size)) for _ in range(TRIES)):
-        raise NotHere("on this machine requests do not come close together now: try it again.")
-    tell = {"triton_grpc_error": "true"}  # the kind of an error, for clients that ask for it
+        raise NotHere("requests do not arrive close together on this machine now: try again.")
+    tell = {"triton_grpc_error": "true"}  # asks the server for the error's status code
     error = Stream(headers=tell, numbers=negative(rng, 1, 4)).events()[-1]
     if "INVALID_ARGUMENT" not in str(error.status()):
         raise Wrong(
-            "a negative number is its client's mistake, INVALID_ARG; a client that asks for the "
-            f"kind of the error gets {error.status()}."
+            "a negative number is the client's mistake, INVALID_ARG; a client that asks for the "
+            f"status gets {error.status()}."
         )
     return (
-        "requests of 1 to 3 rows and 0 to 4 totals, alone and several in one call: totals to the\n"
-        "last digit, in order, then the end, alone; a negative number is INVALID_ARG for its own\n"
-        "request."
+        "requests of 1 to 3 rows and 0 to 4 totals, singly and several in one call: exact totals,\n"
+        "in order, then the final flag on its own; a negative number is INVALID_ARG for its own\n"
+        "request only."
     )
 
 
@@ -72,8 +73,8 @@ def drawn(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
 
 
 def negative(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
-    """The last number is negative; of two rows three are, the first of which, row by row, is
-    neither the least nor the greatest, nor the first column by column."""
+    """Numbers of which the last is negative. With two rows, three are; the first of them in row
+    order is neither the least nor the greatest, nor the first in column order."""
     numbers = drawn(rng, rows, count)
     least, middle, greatest = np.sort(-rng.integers(1, LARGE, 3))
     numbers[-1, -1] = greatest
@@ -83,7 +84,7 @@ def negative(rng: np.random.Generator, rows: int, count: int) -> np.ndarray:
 
 
 def several(rng: np.random.Generator, size: int) -> list[np.ndarray]:
-    """Requests of 16 rows in all: when the last has come, Triton waits for no other."""
+    """Requests of 16 rows in total: once the last has arrived, Triton waits for no other."""
     shapes = [(2, 2 * size + 1), (3, 0), (1, 3 * size), (2, 1), (3, size - 1), (2, size + 1)]
     made = [negative(rng, 1, size + 3), negative(rng, 2, 2 * size + 4)]
     made += [drawn(rng, *shape) for shape in shapes]
@@ -92,12 +93,12 @@ def several(rng: np.random.Generator, size: int) -> list[np.ndarray]:
 
 
 def load_yours(path: Path, size: int) -> None:
-    """The answer as a model in the server."""
+    """Load the answer as a model into the server."""
     lab_server.put(CONFIG + lab_server.parameter("size", size), model=path)
 
 
 def right_burst(size: int, burst: list[np.ndarray]) -> bool:
-    """Sends these requests at once. Returns whether some came in one call. Raises Wrong."""
+    """Send these requests at once; return whether several came in one call. Raises Wrong."""
 
     def calls() -> int:
         return int(statistics(lab_server.server(), NAME)["executions"].sum())
@@ -106,7 +107,7 @@ def right_burst(size: int, burst: list[np.ndarray]) -> bool:
     sent = [Stream(numbers=numbers, seconds=SILENCE) for numbers in burst]
     answers = [one.events() for one in sent]
     if any(late(event) for events in answers for event in events):
-        lab_server.stop()  # an unload would wait for those that are open
+        lab_server.stop()  # an unload would wait for open requests
     for numbers, events in zip(burst, answers):
         case = f"size {size}, {len(burst)} request{'s' * (len(burst) > 1)} at once"
         right_answer(f"{case}: numbers of shape {numbers.shape}", numbers, events, size)
@@ -114,7 +115,7 @@ def right_burst(size: int, burst: list[np.ndarray]) -> bool:
 
 
 def right_answer(case: str, numbers: np.ndarray, events: list, size: int) -> None:
-    """What has come for one request, and how its stream has ended. Raises Wrong."""
+    """Check the responses to one request, and how its stream ended. Raises Wrong."""
     bad, ended = numbers[numbers < 0], not any(map(late, events))
     events = [event for event in events if not late(event)]
     errors = [str(event) for event in events if isinstance(event, InferenceServerException)]
@@ -127,17 +128,17 @@ def right_answer(case: str, numbers: np.ndarray, events: list, size: int) -> Non
         right_total(f"{case}: total {number}", total.as_numpy("total"), right)
     named = bad.size and errors and re.search(rf"(?<!\d){bad[0]}(?!\d)", errors[0])
     for wrong, words in (
-        (bad.size and not errors, f"{bad[:1]} among them, and no error comes."),
-        (bad.size and totals, f"{bad[:1]} among them, and totals come beside the error."),
-        (errors and not bad.size, f"none is negative, and an error comes:\n{errors[:1]}\nWhat "
-         "leaves execute is an error for all requests of the call."),
-        (not ended, f"{len(totals)} of {len(ends)} totals have come, and for {SILENCE:g} s no end: "
-         "the client waits for the final flag.\nDoes execute come to an end?"),
+        (bad.size and not errors, f"{bad[:1]} among them, but no error comes."),
+        (bad.size and totals, f"{bad[:1]} among them, but totals come in addition to the error."),
+        (errors and not bad.size, f"none is negative, but an error comes:\n{errors[:1]}\nAn "
+         "exception that leaves execute is an error for all requests of the call."),
+        (not ended, f"{len(totals)} of {len(ends)} totals have come, but for {SILENCE:g} s no end: "
+         "the client waits for the final flag.\nDoes execute return?"),
         (len(totals) != len(ends), f"{len(totals)} totals come, and {len(ends)} are right."),
-        (any(len(one.outputs) for one in last), "the final flag comes with a total, and is to come "
-         "alone: a client of\ngenerate_stream may wait on."),
+        (any(len(one.outputs) for one in last), "the final flag comes with a total, but must come "
+         "on its own: otherwise a client of\ngenerate_stream may keep waiting."),
         (errors and (len(errors) > 1 or answers), "something comes after the error, "
-         "which is the last: the flag goes with it."),
+         "which must be last: send the flag with it."),
         (errors and not named, f"the error does not name {bad[:1]}, the first negative number:\n"
          f"{errors[:1]}"),
     ):
@@ -156,11 +157,11 @@ def right_total(case: str, got: np.ndarray | None, right: np.ndarray) -> None:
 # ---- b: the client
 
 CLIENT = 5.0  # seconds of work until a client counts as an endless loop
-ERROR, SILENT, PAUSE, EMPTY, LAST = -1, -2, -3, -4, -5  # what played.py takes for these
+ERROR, SILENT, PAUSE, EMPTY, LAST = -1, -2, -3, -4, -5  # their codes in played.py
 
 
 def client(trial: Trial) -> str:
-    """Judges `ask`."""
+    """Judge `ask`."""
     streams.not_started(trial.path)
     trial.forbid(("utils.serving",))
     config = CONFIG.replace("200000", "0")
@@ -173,21 +174,21 @@ def client(trial: Trial) -> str:
         right_outcome(case, numbers, outcome)
     if not cancelled:
         raise Wrong(
-            "a request to which nothing came any more is still open at the server after ask has "
-            "returned: it is not cancelled."
+            "a request that got no more responses is still open at the server after ask has "
+            "returned: cancel it."
         )
     return (
-        "0 to 200 totals in their order, also after pauses, beside responses without one, and\n"
-        "with the final flag; an error after none and some; ten requests at the same time; where\n"
-        "nothing comes, TimeoutError, and the request is cancelled."
+        "0 to 200 totals in order, even after pauses, among responses without one, and with the\n"
+        "final flag; an error after none or some; ten requests at the same time; if nothing\n"
+        "comes, TimeoutError, and the request is cancelled."
     )
 
 
 def asked_for(rng: np.random.Generator) -> list[tuple[str, np.ndarray, float]]:
-    """What the client asks, in words, and its `seconds`."""
+    """The client's requests: (description, numbers, `seconds`)."""
 
     def row(*parts: int, rows: int = 2) -> np.ndarray:
-        """Numbers for each count among the parts, and columns of what played.py knows."""
+        """Columns of drawn numbers for each count, and of a code for each negative part."""
         return np.hstack([
             drawn(rng, rows, part) if part >= 0 else np.full((rows, 1), part) for part in parts
         ])
@@ -195,7 +196,7 @@ def asked_for(rng: np.random.Generator) -> list[tuple[str, np.ndarray, float]]:
     cases = {
         "7 totals": row(7, rows=3), "1 total": row(1, rows=1), "0 totals": row(0),
         "200 totals": row(200), "an error after 0 totals": row(ERROR),
-        "6 totals, beside responses without one": row(3, EMPTY, 2, EMPTY, 1),
+        "6 totals, among responses without one": row(3, EMPTY, 2, EMPTY, 1),
         "3 totals, the final flag with the last": row(LAST, 3),
         "an error after 3 totals": row(3, ERROR),
     }
@@ -205,8 +206,9 @@ def asked_for(rng: np.random.Generator) -> list[tuple[str, np.ndarray, float]]:
 
 
 def asked(answer, url: str, requests: list, mark: Path | None = None) -> tuple[list, bool]:
-    """In a process: what `ask` returns for (numbers, seconds), all at once; for what it raises
-    (the names of its classes, its text, and where in client.py). And whether `mark` was written."""
+    """In one process: the results of `ask` for each (numbers, seconds), all at once, or for an
+    exception (the names of its classes, its text, the line in client.py); and whether `mark` was
+    written."""
 
     def ask(request: tuple) -> Any:
         try:
@@ -222,7 +224,7 @@ def asked(answer, url: str, requests: list, mark: Path | None = None) -> tuple[l
 
 
 def right_outcome(case: str, numbers: np.ndarray, outcome: Any) -> None:
-    """What `ask` returns or raises for a request. Raises Wrong."""
+    """Check what `ask` returns or raises for a request. Raises Wrong."""
     kind, words = "", ""
     if (numbers == SILENT).any():
         kind = "TimeoutError"
@@ -231,15 +233,15 @@ def right_outcome(case: str, numbers: np.ndarray, outcome: Any) -> None:
     if isinstance(outcome, tuple):
         kinds, text, place = outcome
         if kind not in kinds or words not in text:
-            right = f"{kind} is right, with the server's words." if kind else ""
+            right = f"{kind} is right, with the server's message." if kind else ""
             raise Wrong(f"{case}: ask raises {kinds[0]}, {place}: {text}\n{right}")
         return
     if kind:
-        raise Wrong(f"{case}: ask returns {described(outcome)}, and should raise {kind}.")
+        raise Wrong(f"{case}: ask returns {described(outcome)}, but should raise {kind}.")
     columns = [column[:, None] for column in numbers.T if column[0] >= 0]
     if not isinstance(outcome, list) or len(outcome) != len(columns):
         count = len(outcome) if isinstance(outcome, list) else described(outcome)
-        raise Wrong(f"{case}: ask returns {count} totals, and {len(columns)} were sent.")
+        raise Wrong(f"{case}: ask returns {count} totals, but {len(columns)} were sent.")
     for number, (got, right) in enumerate(zip(outcome, columns), start=1):
         right_total(f"{case}: total {number}", got, right)
 
@@ -250,53 +252,51 @@ ENGINE = "gpt_engine"
 MIB = 2**20
 DEVICE = 12 * MIB  # bytes that a rank may use
 LENGTH = 16  # tokens of a request
-FEW, MOST = 16, 32  # requests at the same moment
-GOAL = 3.3  # tokens a step
+FEW, MOST = 16, 32  # simultaneous requests
+GOAL = 3.3  # tokens per step
 REFUSED = 8  # of MOST
 
 
 def goal(trial: Trial) -> str:
-    """Judges `settings`: what decides is counted, bytes, steps, tokens, refusals; times would tell
-    more of the machine."""
+    """Judge `settings` by counts (bytes, steps, tokens, refusals); times would say more about the
+    machine."""
     chosen = settings(trial)
     tp, slots, waits = chosen.values()
     weights, slot = memory(tp)
     if weights + slots * slot > DEVICE:
         raise Wrong(
-            f"a rank needs {(weights + slots * slot) / MIB:.2f} MiB and a device has "
+            f"a rank needs {(weights + slots * slot) / MIB:.2f} MiB, but a device has only "
             f"{DEVICE / MIB:.0f}: {weights / MIB:.2f} MiB of weights and {slots} slots of "
-            f"{slot / MIB:.2f} MiB.\nMore ranks have less of both each, fewer slots less of the "
-            "second."
+            f"{slot / MIB:.2f} MiB.\nMore ranks reduce both per rank, fewer slots only the second."
         )
     serve(tp, max_num_seqs=slots, queue=waits)
     few = burst(FEW, lambda refused, rows: refused or rows >= GOAL)
     if few[0]:
         raise Wrong(
-            f"of {FEW} requests at the same moment {few[0]} are refused: {slots} can run and "
+            f"of {FEW} simultaneous requests {few[0]} are refused: {slots} can run and "
             f"{waits} wait."
         )
     if few[1] < GOAL:
         raise Wrong(
-            f"{FEW} requests of {LENGTH} tokens make {few[1]:.1f} tokens a step, and {GOAL} is "
-            f"the goal.\nThey come in groups of {slots}, one after the other."
+            f"{FEW} requests of {LENGTH} tokens give {few[1]:.1f} tokens per step; the goal is "
+            f"{GOAL}.\nThey run in groups of {slots}, one group after another."
         )
     refused, _ = burst(MOST, lambda refused, _: refused >= min(REFUSED, MOST - slots - waits))
     if refused < REFUSED:
         raise Wrong(
-            f"of {MOST} requests at the same moment {refused} are refused, {REFUSED} is the least: "
-            f"the last waits {-(-(MOST - refused) // slots) - 1} turns of\nthe others, and its "
-            "client may have gone by then. A queue that is too long only hides that there are too "
-            "many."
+            f"of {MOST} simultaneous requests {refused} are refused, and at least {REFUSED} should "
+            f"be: the last waits for {-(-(MOST - refused) // slots) - 1}\ngroups, and its client "
+            "may have left by then. A queue that is too long only hides the overload."
         )
     return (
-        f"tp {tp}, {slots} slots, a queue of {waits}: each has room for its rank;\n"
-        f"{FEW} at once are all served, with {GOAL} tokens a step or more;\nof "
-        f"{MOST} at once those who are too many hear it at once; and no request is lost."
+        f"tp {tp}, {slots} slots, a queue of {waits}: each device has room for its rank;\n"
+        f"{FEW} simultaneous requests are all served, with at least {GOAL} tokens per step;\nof "
+        f"{MOST}, the excess is refused at once; and no request is lost."
     )
 
 
 def settings(trial: Trial) -> dict[str, int]:
-    """What `settings` returns, in a process of its own: tp, slots, queue."""
+    """The result of `settings`, run in its own process: tp, slots, queue."""
 
     def chosen(answer) -> dict[str, int]:
         made = answer.settings()
@@ -306,7 +306,7 @@ def settings(trial: Trial) -> dict[str, int]:
 
 
 def memory(tp: int) -> tuple[int, int]:
-    """Bytes of a rank's weights, fp32, and of a slot of its KV cache."""
+    """Bytes of a rank's fp32 weights, and of a slot of its KV cache."""
     model = streams.model()
     config, weights = model.config, sum(one.numel() for one in model.parameters())
     values = 2 * config.layers * config.key_value_heads * config.head_size * config.max_positions
@@ -314,7 +314,7 @@ def memory(tp: int) -> tuple[int, int]:
 
 
 def serve(tp: int, dtype: str = "auto", **options: int) -> None:
-    """Exports and loads the engine, with these options in its config.pbtxt."""
+    """Export and load the engine with these options in its config.pbtxt."""
     for name in (lab_server.NAME, ENGINE):
         lab_server.take(name)
     engine = lab_server.repository() / ENGINE
@@ -326,20 +326,20 @@ def serve(tp: int, dtype: str = "auto", **options: int) -> None:
 
 
 def requests(clients: int, count: int, tokens: int = LENGTH) -> load.Load:
-    """Requests to the engine, so many at a time."""
+    """Send `count` requests to the engine from `clients` clients at a time."""
     client = Client(lab_server.server())
     prompts = [list(streams.prompt(number)) for number in (0, 1)]
     return load.run(lambda i: client.tokens(prompts[i % 2], max_tokens=tokens), clients, count)
 
 
 def burst(count: int, enough: Callable[[int, float], Any], tries: int = 4) -> tuple[int, float]:
-    """Sends `count` requests at the same moment: how many were refused, and the tokens of each
-    step. Again, if it is not `enough`: on a busy machine they do not come at the same moment."""
+    """Send `count` requests at once; return the number refused and the tokens per step. Repeats if
+    that is not `enough`: on a busy machine they do not arrive at once."""
     before = counted()
     sent = requests(count, count)
     for error in sent.errors:
         if "UNAVAILABLE" not in error:
-            raise Wrong(f"one of {count} requests at the same moment fails: {error}")
+            raise Wrong(f"one of {count} simultaneous requests fails: {error}")
     good = sent.requests[sent.requests["error"].isna()]
     after = counted(before["tokens_total"] + LENGTH * len(good))
     rows = LENGTH * len(good) / max(1.0, after["steps_total"] - before["steps_total"])
@@ -348,7 +348,7 @@ def burst(count: int, enough: Callable[[int, float], Any], tries: int = 4) -> tu
 
 
 def counted(tokens: float = 0) -> dict[str, float]:
-    """The engine's counters, when they have come to so many tokens: it tells them once a second."""
+    """The engine's counters, once they reach `tokens`: it reports them once per second."""
     for _ in looks(lab_server.SECONDS):
         found = dict(scrape(lab_server.server()))
         if {"tokens_total", "steps_total"} <= found.keys() and found["tokens_total"] >= tokens:
@@ -356,11 +356,11 @@ def counted(tokens: float = 0) -> dict[str, float]:
     raise Wrong(f"the engine counts {found.get('tokens_total', 0):.0f} tokens of {tokens:.0f}.")
 
 
-# ---- all of it together
+# ---- everything together
 
 def right_engine(config: str, rank: Path, scheduler: Path) -> int:
-    """The six streams of lab 16 over the network, to its engine behind this config.pbtxt: how many
-    they are. Raises Wrong where their tokens are not those that each has alone."""
+    """Send the six streams of lab 16 over the network to its engine behind this config.pbtxt;
+    return their number. Raises Wrong if a stream's tokens differ from those it gets on its own."""
     given = [*streams.ENGINE, lab_server.GIVEN / "model.py"]
     lab_server.put(config, *given, rank=rank, scheduler=scheduler)
     sent = [
@@ -374,7 +374,7 @@ def right_engine(config: str, rank: Path, scheduler: Path) -> int:
 
 
 def tokens_of(stream: Stream) -> list[int]:
-    """The tokens of a request, when it has ended. Raises Wrong."""
+    """The tokens of a request, once it has ended. Raises Wrong."""
     tokens = []
     for event in stream.events():
         if late(event):

@@ -1,8 +1,8 @@
-"""Given: what exercises a, c and d of lab 13 ask for, and how their check cells judge it.
+"""Given: the contracts of exercises a, c and d of lab 13, and the judges behind their check cells.
 
-a: states of all types go to the disk and back; files are damaged; processes are killed while they
-save; the power is cut. c and d: formulas for drawn sizes; the references are expected times in
-closed form, which tests/labs compares with simulated failures.
+a: states of all types are saved and loaded; files are damaged; processes are killed while saving;
+the power is cut. c and d: formulas are checked for drawn sizes; the references are expected times
+in closed form, which tests/labs compares with simulated failures.
 """
 
 import math
@@ -31,8 +31,8 @@ PRELOADED.append("safetensors.torch")
 
 # ---- a: checkpoints
 
-SECONDS = 10  # of processor time, until a part of the check is ended
-MEMORY = "/dev/shm"  # a disk that needs no time, where there is one
+SECONDS = 10  # of CPU time, after which a part of the check is ended
+MEMORY = "/dev/shm"  # a disk that takes no time, if there is one
 SERIALIZERS = (
     "pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal",
     "torch.distributed.checkpoint", "utils.training", "utils.models", "labs.support",
@@ -41,14 +41,14 @@ DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
     torch.int16, torch.int8, torch.uint8, torch.bool,
 )
-FOREIGN = {  # others' files
+FOREIGN = {  # files of others
     "notes.txt": b"a learning rate of 3e-4\n", "notes.tmp": b"not finished",
     "best/weights.pt": b"weights of last week",
 }
 
 
 def checkpoint(trial: Trial) -> str:
-    """Judges `save` and `load` in the file."""
+    """Judge `save` and `load` in the file."""
     trial.forbid(SERIALIZERS)
     seed, memory = trial.new_seed(), MEMORY if os.access(MEMORY, os.W_OK) else None
     with (
@@ -62,15 +62,15 @@ def checkpoint(trial: Trial) -> str:
             (folder := Path(place) / scenario.__name__).mkdir()
             group.run(words, scenario, folder, seed, seconds=SECONDS)
     return (
-        "killed in a save, at bytes of files, or on a full disk: each time the newest whole\n"
-        "state; after a save the power is cut; damaged, missing, empty and truncated files: the\n"
-        "state before, and a warning; all dtypes, views, bits and numbers; no code in a file runs;"
-        "\ntwo checkpoints stay, nothing of killed saves, and all that is others'."
+        "killed during a save, at several bytes of a file, on a full disk, or after a power cut,\n"
+        "load gives the newest complete state; with damaged, missing, empty or truncated files\n"
+        "the previous one, and a warning; all dtypes, views, bits and numbers; no code in a file\n"
+        "runs; two checkpoints stay, nothing of killed saves, and all files of others."
     )
 
 
 def states_of(seed: int, last: int) -> dict[int, dict]:
-    """By step, from 1 on: small, and different in each."""
+    """Small states by step, from 1 on, different in each."""
     return {
         step: {"weights": fractions(seed + step, 48, 40), "tokens": 512 * step, "loss": 1 / step}
         for step in range(1, last + 1)
@@ -78,7 +78,7 @@ def states_of(seed: int, last: int) -> dict[int, dict]:
 
 
 def varied_state(seed: int, step: int) -> dict:
-    """All dtypes, odd shapes and names, views, numbers."""
+    """A state with all dtypes, odd shapes and names, views and numbers."""
     large = fractions(seed + step, 400, 500)
     return {
         **{f"{dtype} {shape}": fractions(seed + step, *shape).mul(9).abs().to(dtype)
@@ -98,10 +98,11 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 def right_one(found: Any, states: dict, steps: set[int], when: str, hint: str = "") -> int:
-    """The step that `load` gives, one of these, with the state of that step; or Wrong."""
+    """Return the step that `load` returns, which must be one of these with its state; or raise
+    Wrong."""
     if found is None or found[0] not in steps:
         gives, right = f"step {found[0]}" if found else "None", " or ".join(map(str, sorted(steps)))
-        raise Wrong(f"{when}: load gives {gives}, not step {right}.\n{hint}".rstrip())
+        raise Wrong(f"{when}: load returns {gives}, not step {right}.\n{hint}".rstrip())
     step, state = found
     for name in sorted(states[step].keys() | state.keys()):
         was, now = states[step].get(name), state.get(name)
@@ -111,17 +112,17 @@ def right_one(found: Any, states: dict, steps: set[int], when: str, hint: str = 
             equal = type(was) is type(now) and repr(was) == repr(now)
         if not equal:
             raise Wrong(
-                f"{when}: load gives a state that was never saved: {name!r} is\n"
-                f"{described(now)}, and {described(was)} was saved."
+                f"{when}: load returns a state that was never saved: {name!r} is\n"
+                f"{described(now)}, but {described(was)} was saved."
             )
     return step
 
 
 def values(answer: Any, place: Path, seed: int) -> None:
-    """On a rank: what is saved comes back."""
+    """On a rank: loading returns what was saved."""
     warnings.simplefilter("ignore")  # this rank ends with the check
     folder = place / "a new" / "folder"
-    for step in (1, 9, 10, 11, 100, 9):  # in the end the run has gone back
+    for step in (1, 9, 10, 11, 100, 9):  # at the end the run has gone back
         answer.save(folder, varied_state(seed, step), step)
         state = varied_state(seed, step)
         right_one(answer.load(folder), {step: state}, {step}, f"after save for step {step}")
@@ -130,22 +131,22 @@ def values(answer: Any, place: Path, seed: int) -> None:
         if takes > 4 * own + 200_000:
             raise Wrong(
                 f"two checkpoints of {own:,} bytes of tensors take {takes:,} bytes.\n"
-                "Is a view saved with all that it is a view of?"
+                "Is a view saved together with its whole storage?"
             )
     if (found := answer.load(place / "nowhere")) is not None:
-        raise Wrong(f"load of a folder that does not exist gives {described(found)}, not None.")
+        raise Wrong(f"load of a folder that does not exist returns {described(found)}, not None.")
     ran: list[str] = []
     sys.addaudithook(lambda event, _: ran.append(event) if event == "pickle.find_class" else None)
     answer.load(folder)
     if ran:
         raise Wrong(
-            "load runs code that is in a file (its unpickler looks up a function): whoever can "
-            "write\nthere could do anything here. What of it is data?"
+            "load runs code from a file (its unpickler looks up a function): anyone who can write\n"
+            "the file could run anything here. Which part of it is only data?"
         )
 
 
 def damages(answer: Any, folder: Path, seed: int) -> None:
-    """On a rank: the newest checkpoint, 3, is damaged in one way after another; a warning must name
+    """On a rank: the newest checkpoint, 3, is damaged in several ways in turn; a warning must name
     one of its files."""
     draw, states, good = random.Random(seed), states_of(seed, 3), {}
     for step in states:
@@ -167,29 +168,29 @@ def damages(answer: Any, folder: Path, seed: int) -> None:
             step = right_one(found, states, {2, 3}, when, "Nothing of step 2 is damaged.")
             if step == 2 and content is not None and not any(part in said for part in parts):
                 raise Wrong(
-                    f"{when}: load gives step 2, and the warning that names a damaged file of\n"
-                    f"step 3 is {described(said) if said else 'missing'}."
+                    f"{when}: load returns step 2, but the warning, which should name a damaged\n"
+                    f"file of step 3, is {described(said) if said else 'missing'}."
                 )
             (folder / name).write_bytes(good[name])
     for name in own:
         (folder / name).write_bytes(good[name][:-1])
-    answer.save(folder, states[3], 3)  # the run goes on from the one before
+    answer.save(folder, states[3], 3)  # the run continues from the previous one
     right_one(answer.load(folder), states, {3}, "step 3 was damaged, and is saved again")
 
 
 def damaged(draw: random.Random, content: bytes) -> Iterator[tuple[str, bytes | None]]:
-    """(words, what is in the file then; None: it is not there)."""
+    """(description, content of the damaged file; None: the file is missing)."""
     size = len(content)
     for place in sorted({0, size - 1, *(draw.randrange(size) for _ in range(10))}):
         flipped = bytes([content[place] ^ 1 << draw.randrange(8)])
-        yield f"has another byte {place:,}", content[:place] + flipped + content[place + 1 :]
+        yield f"has a wrong byte {place:,}", content[:place] + flipped + content[place + 1 :]
     yield "is missing", None
     for end in (0, size // 2, size - 1):
         yield f"is truncated after {end:,} bytes", content[:end]
 
 
 def kills(answer: Any, folder: Path, seed: int) -> None:
-    """On a rank: processes save twice, and are killed in the second save."""
+    """On a rank: processes save twice, and are killed during the second save."""
     states, file = states_of(seed, 40), Path(answer.__file__)
     for name, content in FOREIGN.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -202,7 +203,7 @@ def kills(answer: Any, folder: Path, seed: int) -> None:
         when = f"{'the disk is full' if full else 'killed'} when a file has {byte:,} bytes"
         first, second = step + 2, step + 4
         ended = killed_in_a_save(file, folder, states, first, second, byte, full)
-        if ended == -signal.SIGALRM or (ended == 1 and not full):  # here, too: it is named
+        if ended == -signal.SIGALRM or (ended == 1 and not full):  # repeat it here, for the error
             answer.save(folder, states[first], first)
         hint = f"save had returned for step {first}, and step {second} was being saved."
         steps = {first, second} if ended else {second}
@@ -213,20 +214,20 @@ def kills(answer: Any, folder: Path, seed: int) -> None:
     there = files_in(folder)
     if len(there) > len(usual):
         raise Wrong(
-            f"after some kills and saves the folder has {len(there)} files, and {len(usual)} after "
-            "the first two saves:\ndoes save remove what a killed one has left, and what is old? "
-            f"There is {', '.join(sorted(there.keys() - usual.keys())[:3])}."
+            f"after some kills and saves the folder has {len(there)} files, but {len(usual)} after "
+            "the first two saves:\ndoes save remove old files, and those of killed saves? There is "
+            f"{', '.join(sorted(there.keys() - usual.keys())[:3])}."
         )
     for name, content in FOREIGN.items():
         if there.get(name) != content:
-            raise Wrong(f"{name} was in the folder before, and is not what it was: it is others'.")
+            raise Wrong(f"{name} was in the folder before, is not yours, and has changed.")
 
 
 def killed_in_a_save(
     file: Path, folder: Path, states: dict, first: int, second: int, byte: int, full: int
 ) -> int:
-    """Saves two steps in a fork of this process. In the second one a file about to become longer
-    than `byte` kills it, or the disk is full. 0: neither; 1: it fails; else minus the signal."""
+    """Save two steps in a fork of this process. In the second, a file that would exceed `byte`
+    bytes kills it, or the disk is full. Returns 0: neither; 1: it fails; else minus the signal."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads: the child does not use them
         pid = os.fork()
@@ -246,8 +247,8 @@ def killed_in_a_save(
 
 
 def power_cuts(answer: Any, place: Path, seed: int) -> None:
-    """On a rank, for the last time: saves into a folder that `save` makes, in the end of a run that
-    has gone back; the power is cut after each."""
+    """On a rank that is not used again: save into a folder that `save` creates, finally in a run
+    that has gone back; the power is cut after each save."""
     states, folder = states_of(seed, 9), Path("new") / "run"
     (place / "disk").mkdir()
     disk, answer = Disk(place / "disk"), load_answer(Path(answer.__file__))
@@ -258,13 +259,13 @@ def power_cuts(answer: Any, place: Path, seed: int) -> None:
             answer.load(left / folder), states, {step},
             f"the power is cut after save of step {step} has returned",
             "Which contents of files, or names in folders, had not been synced by then?\n"
-            "A folder that save makes is a name in another one.",
+            "A folder that save creates is a name in its parent.",
         )
 
 
 class Disk:
-    """In this process, until it ends: what is on the disk for certain, below `folder`. Of a file
-    that is what it held when it was synced, of a folder the names of then."""
+    """What is certain to be on the disk below `folder`, recorded in this process until it ends: of
+    a file the content when it was last synced, of a folder the names it then held."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -274,7 +275,7 @@ class Disk:
         self._sync()
 
     def after_a_power_cut(self, place: Path, inode: int | None = None) -> None:
-        """Makes in `place` what is left; what was not synced is an empty file."""
+        """Create in `place` what is left; files that were not synced are empty."""
         left = self._certain.get(inode or self._folder.stat().st_ino, b"")
         if isinstance(left, bytes):
             place.write_bytes(left)
@@ -284,7 +285,7 @@ class Disk:
             self.after_a_power_cut(place / name, number)
 
     def _fsync(self, file: Any) -> None:
-        # never closed, so that the inode's number is not used again
+        # never closed, so that the inode number is not reused
         opened = os.dup(file if isinstance(file, int) else file.fileno())
         here = Path(f"/proc/self/fd/{opened}")
         names = {one.name: one.inode() for one in os.scandir(opened)} if here.is_dir() else None
@@ -298,23 +299,23 @@ class Disk:
 # ---- c: how often to save
 
 PLANNER = ("utils.planner", "labs.support")
-BEST, BEST_PLAN = 0.002, 0.01  # how much longer a run may take than with the best interval, plan
+BEST, BEST_PLAN = 0.002, 0.01  # fraction by which a run may be longer than with the best one
 KINDS = ("GPU", "HBM", "host", "switch", "software", "disk")
 
 
 def interval(trial: Trial) -> str:
-    """Judges `between_failures`, `lost_share` and `best_interval`."""
+    """Judge `between_failures`, `lost_share` and `best_interval`."""
     trial.forbid(PLANNER)
     trial.alone("as the check calls them", agrees_on_intervals, trial.new_seed())
     return (
-        "the time between failures of runs with one kind of parts and with several; the lost\n"
-        "share, and an interval that no other beats by more than 0.2 %, from checkpoints of a\n"
-        "ten-thousandth of the time between failures to such as take three times as long."
+        "the time between failures with one kind of part or several; the lost share, and an\n"
+        "interval that no other beats by more than 0.2 %, for checkpoints that take from a\n"
+        "ten-thousandth of the time between failures to three times as long."
     )
 
 
 def agrees_on_intervals(answer: Any, seed: int) -> None:
-    """On a rank."""
+    """On a rank: compare all three functions with the references."""
     counts = st.tuples(st.integers(0, 500), st.integers(1, 10**8), st.integers(1, 20_000))
     tables = st.dictionaries(st.sampled_from(KINDS), counts, min_size=1)
     for_all(seed, tables, lambda table: right_between(answer, table), 60)
@@ -330,14 +331,14 @@ def scale(least: float, most: float) -> st.SearchStrategy:
 
 
 def right_between(answer: Any, table: dict[str, tuple[int, int, int]]) -> None:
-    """table: failures, hours, parts of each kind."""
+    """Check one table of (failures, hours, parts) by kind."""
     observed = {kind: (failed, float(hours)) for kind, (failed, hours, _) in table.items()}
     observed["not needed"] = (7, 1000.0)
     parts = {kind: count for kind, (*_, count) in table.items()}
     rate = sum(count * failed / hours for failed, hours, count in table.values())
     same(f"with observed {observed} and parts {parts}", "the mean seconds between two failures",
          answer.between_failures(observed, parts), 3600 / rate if rate else math.inf,
-         "Failures a second add up over all parts; the times between them do not.")
+         "Failures per second add up over all parts; the times between them do not.")
 
 
 def right_share(answer: Any, interval: float, save: float, restart: float, between: float) -> None:
@@ -348,9 +349,9 @@ def right_share(answer: Any, interval: float, save: float, restart: float, betwe
     hint = "What is the expected time of one interval, its checkpoint and its failures?"
     for wrong, words in (
         (1 - 1 / (1 + save / interval + (interval + save) / 2 + restart),
-         "It is that of a first-order formula, in which failures strike neither while a run saves "
-         "nor twice."),
-        (right - 1, "It is how much longer the run takes. The share is of the whole time."),
+         "It is that of a first-order formula, in which failures strike neither during a save nor "
+         "twice."),
+        (right - 1, "It is how much longer the run takes. The share is of the total time."),
     ):
         if math.isclose(wrong, found, rel_tol=1e-6):
             hint = words
@@ -364,9 +365,9 @@ def right_interval(answer: Any, save: float, between: float) -> None:
     seconds = a_number(case, "the interval", answer.best_interval(save, between))
     around = failures.daly(save, between) * np.geomspace(0.3, 3, 200)
     least = min(failures.stretch(one, save, 0, between) for one in around)
-    hint = "Try other intervals in `lost_share`: which way does it fall?"
+    hint = "Try other intervals in `lost_share`: in which direction does it fall?"
     if math.isclose(seconds, failures.young(save, between), rel_tol=1e-3):
-        hint = "It is Young's interval, which takes failures as rare. What is rare here?"
+        hint = "It is Young's interval, which assumes that failures are rare. Are they here?"
     not_longer(case, f"every {seconds:.4g} s", failures.stretch(seconds, save, 0, between), least,
                BEST, hint)
 
@@ -389,19 +390,19 @@ def listed(given: Any) -> str:
 
 # ---- d: two kinds of checkpoints
 
-MOST = 64  # checkpoints, the last of which goes to the disk
-PLAN_SECONDS = 20.0  # of processor time, for one call
-PLANS = [  # light; disk, memory, restart in units of `between`; what the best plan takes
+MOST = 64  # checkpoints, the last of which goes to disk
+PLAN_SECONDS = 20.0  # of CPU time per call
+PLANS = [  # light; disk, memory, restart in units of `between`; the best plan's stretch
     (0.0, 0.05, 0.005, 0.0, 1.3963),
     (0.97, 0.05, 0.005, 0.05, 1.2301),
-    (0.95, 0.6, 0.02, 1.2, 7.0005),  # most restarts are interrupted, too
+    (0.95, 0.6, 0.02, 1.2, 7.0005),  # most restarts are interrupted too
     (0.8, 0.2, 0.175, 0.05, 2.1314),  # the disk is hardly slower
     (0.6, 0.03, 0.002, 0.03, 1.2691),
 ]
 
 
 def plan(trial: Trial) -> str:
-    """Judges `best_plan`."""
+    """Judge `best_plan`."""
     trial.forbid(PLANNER)
     with trial.ranks(1) as group:
         for light, *parts, least in PLANS:
@@ -411,28 +412,29 @@ def plan(trial: Trial) -> str:
             case = f"with {listed(given.items())}"
             group.run(case, right_plan, case, given, least, seconds=PLAN_SECONDS)
     return (
-        "for failures of which none, nearly all and some are light, with and without a long\n"
-        "restart, no other plan ends more than 1 % earlier, by the expected time of all states."
+        "whether none, some or nearly all failures are light, with and without a long restart, no\n"
+        "other plan ends more than 1 % earlier, by the expected time over all states."
     )
 
 
 def right_plan(answer: Any, case: str, given: dict, least: float) -> None:
-    """On a rank."""
+    """On a rank: check one plan."""
     seconds, every = answer.best_plan(**given)
     if every not in range(1, MOST + 1):
-        raise Wrong(f"{case}: every is {every!r}, not a whole number from 1 to {MOST}.")
+        raise Wrong(f"{case}: every is {every!r}, not an integer from 1 to {MOST}.")
     takes = stretch_of(seconds, int(every), **given)
     hint = (
-        "What does a failure cost in the i-th interval after the last checkpoint on the disk, and\n"
-        "what does one in the restart there?"
+        "What does a failure cost in the i-th interval after the last checkpoint on disk, and\n"
+        "what does one cost during the restart there?"
     )
     if every == 1 and given["light"]:
         hint = (
-            "All checkpoints go to the disk. What would a cheap one be worth after a light failure?"
+            "All checkpoints go to disk. What would an inexpensive one be worth after a light "
+            "failure?"
         )
     if takes > 2 * least:
-        hint += "\nOr was it rounding? A time below every · interval cannot be: drop such a plan."
-    what = f"every {seconds:.4g} s, 1 in {every:g} to the disk"
+        hint += "\nOr was it rounding? A time below every · interval is impossible: drop that plan."
+    what = f"every {seconds:.4g} s, 1 in {every:g} to disk"
     not_longer(case, what, takes, least, BEST_PLAN, hint)
 
 
@@ -440,8 +442,8 @@ def stretch_of(
     interval: float, every: int, memory: float, disk: float, restart: float, between: float,
     light: float,
 ) -> float:
-    """Expected time over computing of a plan, from the linear equations of its 2 · every states:
-    running from interval i on, and restarting there."""
+    """Expected time of a plan divided by its computing time, from the linear equations of its 2 ·
+    every states: running from interval i on, and restarting there."""
     lengths = np.append(np.full(every - 1, interval + memory), interval + disk)
     whole, up, one = np.exp(-lengths / between), math.exp(-restart / between), np.eye(every)
     back = light * one  # from interval i to restarting in interval j
@@ -453,6 +455,6 @@ def stretch_of(
     times = between * np.append(1 - whole, np.full(every, 1 - up))
     try:
         found = np.linalg.solve(matrix, times)[0] / (every * interval)
-    except np.linalg.LinAlgError:  # it never gets there
+    except np.linalg.LinAlgError:  # the run never ends
         return math.inf
     return found if 1 <= found < 1e9 else math.inf

@@ -1,8 +1,8 @@
-"""Given: what exercise b of lab 13 asks for, and how its check cell judges it.
+"""Given: the contract of exercise b of lab 13, and the judge behind its check cell.
 
-Crews of 1 to 6 real ranks train small networks with your `train`, several crews at once: some of
-their ranks are killed, slow, or lose a connection (`fault_injection.py`) where the case says so.
-The weights must equal those of one rank that has all rows.
+Crews of 1 to 6 real ranks train small networks with your `train`, several crews at once; in some
+cases ranks are killed, slow, or lose a connection (`fault_injection.py`). The weights must equal
+those of one rank that has all rows.
 """
 
 import dataclasses
@@ -22,26 +22,26 @@ from utils.course.runner import Group, Trial
 from utils.ranks.pool import Dead
 
 WAITS = (0.35, 2.3), (1.5, 10.0)  # a crew's limit and patience, seconds; and on a busy machine
-SECONDS = 18.0  # by the clock, until a run is ended, without what its recoveries may wait for
-SLACK = 4096  # roundings: a step adds some to those before
-SMALL = 128  # bytes of the numbers that go with the gradients of a step
+SECONDS = 18.0  # of wall-clock time until a run is ended, not counting its recoveries' waits
+SLACK = 4096  # roundings: each step adds some
+SMALL = 128  # bytes of the values sent with a step's gradients
 LIBRARY = (
     "torchft", "torch.distributed.elastic", "DistributedDataParallel", "torch.nn.parallel",
     "utils.parallel", "utils.training", "utils.ranks",
 )
 VALUES = (
     "Is g the gradient of the mean over all rows of the batch, v = momentum·v + g, and\n"
-    "weights -= lr·v? Before a failed step is computed again: are the gradients new ones, are all\n"
-    "rows shared out over the ranks that are left, do all of them hold the weights and the\n"
-    "velocity of the furthest, and whole ones?"
+    "weights -= lr·v? Before a failed step is repeated: are the gradients reset, are all rows\n"
+    "divided among the remaining ranks, and do all of these hold the complete weights and\n"
+    "velocity of the rank that is furthest ahead?"
 )
-MEETING = "Do those who meet wait for crew.patience until they close the list, each time?"
-HANG = "Does every wait have a time limit, and does every rank get to the same call?"
+MEETING = "Do the ranks that meet wait crew.patience before they close the list, each time?"
+HANG = "Does every wait have a time limit, and does every rank reach the same call?"
 NO_END = "too long a wait, or an error of yours that is caught each time? Print what you catch."
 
 
 class LeftOut(Wrong):
-    """A rank that lives was left out, or a failure was seen that nobody made."""
+    """A live rank was left out, or a failure was seen that was not injected."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Case:
 
     @property
     def calm(self) -> range:
-        """The steps in which no fault can be felt any more."""
+        """The steps that no fault can affect any more."""
         last = max((fault.step for fault in self.faults.values()), default=-3)
         return range(last + 3, self.settings.steps)
 
 
 def elastic(trial: Trial) -> str:
-    """Judges `train` in the file."""
+    """Judge `train` in the file."""
     trial.forbid(LIBRARY)
     seed = trial.new_seed()
     cases, longer = (list(drawn_cases(random.Random(seed), *waits)) for waits in WAITS)
@@ -73,9 +73,9 @@ def elastic(trial: Trial) -> str:
     return (
         "on 1 to 6 ranks, killed before they meet, in a step, at its end, in a later meeting and\n"
         "in a new group, two at once, rank 0 too, down to a single one: after each step the\n"
-        "weights are those of one rank, with equal bits; each row is used once in a step, the\n"
-        "rows are shared evenly, no step that somebody has made is computed again; who is late\n"
-        "stays, who comes too late ends; a step sends the gradients once, a new group the state."
+        "weights equal one rank's, with the same bits on all; each row is used once per step,\n"
+        "rows are divided evenly, no completed step is repeated; a late rank stays, one that is\n"
+        "too late ends; a step sends the gradients once, a new group the state."
     )
 
 
@@ -83,7 +83,7 @@ def elastic(trial: Trial) -> str:
 
 
 def drawn_cases(draw: random.Random, limit: float, patience: float) -> Iterator[Case]:
-    """Every kind of moment; where and to whom is drawn. limit, patience: of the crews."""
+    """A case for every kind of moment; step and rank are drawn. limit, patience: the crews'."""
     killed, slow = (functools.partial(Fault, act) for act in ("is killed", "is slow"))
 
     def case(size: int, steps: int, faults: dict[int, Fault] | None = None) -> Case:
@@ -97,7 +97,7 @@ def drawn_cases(draw: random.Random, limit: float, patience: float) -> Iterator[
         return Case(settings, faults or {})
 
     def one_ahead(size: int, step: int) -> tuple[int, dict[int, Fault]]:
-        """(its rank, faults): one has made the step, one died then, the others lost it."""
+        """(rank, faults): this rank has completed the step, one died then, the others lost it."""
         ahead, dead = draw.sample(range(1, size), 2)
         lost = Fault("loses its connection", "in a collective of step", step)
         faults = dict.fromkeys(range(size), lost) | {dead: killed("at the end of step", step)}
@@ -116,12 +116,12 @@ def drawn_cases(draw: random.Random, limit: float, patience: float) -> Iterator[
     step = draw.randrange(2, 5)
     yield case(3, step + 1, one_ahead(3, step)[1])  # it was the last step
 
-    size, step = draw.choice([3, 4]), draw.randrange(1, 3)  # until the others have gone on
+    size, step = draw.choice([3, 4]), draw.randrange(1, 3)  # asleep until the others continued
     asleep = slow("in step", step, seconds=limit + 2 * patience)
     yield case(size, step + 7, {draw.randrange(size): asleep})
     step, late = draw.randrange(1, 3), draw.randrange(3)
     yield case(3, step + 5, {late: slow("in step", step, seconds=limit + 0.6 * patience)})
-    for count in (1, 2):  # the one that is ahead dies before, and while, it hands over its state
+    for count in (1, 2):  # the rank ahead dies before, then while, it hands over its state
         step = draw.randrange(1, 3)
         ahead, faults = one_ahead(4, step)
         faults[ahead] = killed("in the new group after step", step, count=count)
@@ -138,8 +138,8 @@ def drawn_cases(draw: random.Random, limit: float, patience: float) -> Iterator[
 
 
 def judged_together(trial: Trial, cases: list[Case], longer: list[Case]) -> None:
-    """Each case with ranks of its own, all at once; those in which a busy machine may be to blame
-    again, with more time."""
+    """Judge all cases at once, each with its own ranks; repeat those in which a busy machine may be
+    to blame, with more time."""
     again = []
     with ExitStack() as stack, ThreadPoolExecutor(len(cases)) as threads:
         groups = []
@@ -152,7 +152,7 @@ def judged_together(trial: Trial, cases: list[Case], longer: list[Case]) -> None
                 run.result()
             except LeftOut:
                 again.append(runs[run])
-            except BaseException:  # nobody needs the rest
+            except BaseException:  # the rest is not needed
                 for group in groups:
                     group.kill()
                 raise
@@ -178,15 +178,15 @@ def judged(group: Group, case: Case) -> None:
             continue
         if one["stayed"] and asleep:
             raise LeftOut(
-                f"{case}: rank {rank} wakes when the others have gone on without it, and goes on\n"
-                "too: two crews, which know nothing of each other. Who is not on the one list of\n"
-                "a generation has to end."
+                f"{case}: rank {rank} wakes after the others have continued without it, and\n"
+                "continues too: two crews that know nothing of each other. A rank that is not on\n"
+                "a generation's one list must end."
             )
         if one["stayed"]:
             stayed[rank] = one
         elif not asleep and not (fault and fault.act == "is killed"):
             raise LeftOut(
-                f"{case}: rank {rank} lives, and train returns {one['stayed']} on it.\n{MEETING}"
+                f"{case}: rank {rank} is alive, but train returns {one['stayed']} on it.\n{MEETING}"
             )
     try:
         right_rows(case, stayed)
@@ -199,9 +199,9 @@ def judged(group: Group, case: Case) -> None:
 
 
 def right_rows(case: Case, stayed: dict[int, dict]) -> None:
-    """No step is computed again that somebody left has made; in calm steps each row once, shared
-    evenly."""
-    made: dict[int, int] = {}  # step: who made it first
+    """No step that a remaining rank has completed is repeated; in calm steps each row is used once,
+    and rows are divided evenly."""
+    made: dict[int, int] = {}  # step: the first rank that completed it
     rows = {step: {rank: [] for rank in stayed} for step in range(case.settings.steps)}
     notes = [(*note, rank) for rank, one in stayed.items() for note in one["notes"]]
     for _, what, step, *more, rank in sorted(notes, key=lambda note: note[0]):
@@ -209,8 +209,8 @@ def right_rows(case: Case, stayed: dict[int, dict]) -> None:
             made.setdefault(step, rank)
         elif step in made and case.faults:
             raise Wrong(
-                f"{case}: rank {rank} computes step {step} when rank {made[step]} has made it.\n"
-                "Whose state is the furthest, and do the others take it over?"
+                f"{case}: rank {rank} computes step {step} after rank {made[step]} has completed "
+                "it.\nWhich rank is furthest ahead, and do the others take over its state?"
             )
         else:
             rows[step][rank] += more[0]
@@ -219,13 +219,14 @@ def right_rows(case: Case, stayed: dict[int, dict]) -> None:
         every = sorted(row for own in by_rank for row in own)
         if every != list(range(case.settings.batch)) or max(counts) > min(counts) + 1:
             raise Wrong(
-                f"{case}: in step {step} the ranks that are left compute the rows {by_rank}.\n"
-                f"Each of {case.settings.batch} rows is for one of them, and they share evenly."
+                f"{case}: in step {step} the remaining ranks compute the rows {by_rank}.\n"
+                f"Each of {case.settings.batch} rows goes to one of them, and they are divided "
+                "evenly."
             )
 
 
 def right_values(case: Case, stayed: dict[int, dict]) -> None:
-    """One rank's weights after each step and in the end; then equal bits, too."""
+    """Weights equal one rank's after each step and at the end, with the same bits on all ranks."""
     weights, losses = alone(case.settings)
     for rank, one in stayed.items():
         told = {step: more for _, what, step, *more in one["notes"] if what == "after"}
@@ -239,17 +240,17 @@ def right_values(case: Case, stayed: dict[int, dict]) -> None:
                     f"{where}: the loss is {float(loss):.9g}, and {losses[step]:.9g} is right,\n"
                     "the mean over the whole batch with the weights before the step."
                 )
-        where, found = f"{case}: in the end, rank {rank}", one["weights"]
+        where, found = f"{case}: at the end, rank {rank}", one["weights"]
         close(where, "the vector of weights", found, weights[-1], hint=VALUES, slack=SLACK)
     same_bits(
-        f"{case}; in the end", "the weights", [one["weights"] for one in stayed.values()],
-        "Was a step made twice, in two groups or by one rank alone? Where one rank has made a\n"
-        "step and the others have not, who tells them, also after the last step?",
+        f"{case}; at the end", "the weights", [one["weights"] for one in stayed.values()],
+        "Was a step taken twice, in two groups or by one rank on its own? If one rank has\n"
+        "completed a step and the others have not, how do they learn of it, even after the last?",
     )
 
 
 def right_bytes(case: Case, stayed: dict[int, dict]) -> None:
-    """Of each rank: the gradients once an attempt, the state once a group."""
+    """Each rank sends the gradients once per attempt and the state once per group."""
     s, groups = case.settings, len(case.faults) + 1
     gradients = 8 * sum(p.numel() for p in s.network().parameters())
     most = (s.steps + len(case.faults)) * (2 * (s.size - 1) / s.size * gradients + SMALL)
@@ -257,7 +258,7 @@ def right_bytes(case: Case, stayed: dict[int, dict]) -> None:
     for rank, one in stayed.items():
         if one["sent"] > most:
             raise Wrong(
-                f"{case}: rank {rank} sends {one['sent']:,.0f} bytes, and {most:,.0f} will do:\n"
+                f"{case}: rank {rank} sends {one['sent']:,.0f} bytes; {most:,.0f} are enough:\n"
                 f"in a step the gradients once ({gradients:,} bytes, all-reduced), in a new group "
-                "weights and\nvelocity once, and some numbers."
+                "weights and\nvelocity once, and a few values."
             )

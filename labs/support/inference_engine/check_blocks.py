@@ -1,7 +1,7 @@
-"""Given: what exercise 16c asks for, a block allocator, and how its check cell judges it.
+"""Given: the contract of exercise 16c, a block allocator, and the judge behind its check cell.
 
 The answer's Blocks and a reference get the same drawn calls: those of requests that arrive, find
-shared beginnings, fork, write, grow and end.
+shared prefixes, fork, write, grow and end.
 """
 
 from contextlib import suppress
@@ -23,7 +23,7 @@ class Full(RuntimeError):
 
 
 class RightBlocks:
-    """What Blocks must do, by a look at every block each time."""
+    """The reference for Blocks, which looks at every block in each call."""
 
     def __init__(self, size: int):
         self.readers, self.keys = [0] * size, [None] * size
@@ -67,28 +67,30 @@ class RightBlocks:
 
 
 OF_BLOCKS = {
-    "take": "The free block that was released longest ago is first; of a table the last block is "
-    "released first.\nA block with readers is not free.",
-    "find": "The longest beginning of the keys that is in the cache: a block is found by its key, "
-    "free or not, until it is\ntaken again; of two blocks with the same content the first.",
-    "fork": "The same blocks in a new list, each with one more reader.",
-    "write": "The only reader writes to the block itself; where others read it, a free block takes "
-    "its place, and they keep it.",
+    "take": "The free block that was released longest ago comes first; of a table, the last block "
+    "is released first.\nA block with readers is not free.",
+    "find": "It returns the longest prefix of the keys that is in the cache: a block is found by "
+    "its key, free or not,\nuntil it is taken again; of two blocks with the same content, the "
+    "first.",
+    "fork": "It returns the same blocks in a new list, each with one more reader.",
+    "write": "The only reader writes to the block itself; if others read it, they keep it, and a "
+    "free block replaces it.",
     "release": "Each block of the table has one reader fewer. A block with readers is not free.",
-    "keep": "That changes no reader.",
+    "keep": "It changes no readers.",
 }
 
 
 class Cache:
-    """Requests that come, fork, write and go at the answer's Blocks and at the reference."""
+    """Requests that arrive, fork, write and end in the answer's Blocks and in the reference."""
 
     def __init__(self, answer, size: int):
         self.answer, self.told = answer, [f"Blocks({size})"]
         self.mine, self.right = answer.Blocks(size), RightBlocks(size)
-        self.requests: list[tuple[str, list[int]]] = []  # text, a letter for each full block; table
+        self.requests: list[tuple[str, list[int]]] = []  # text (a letter per full block), table
 
     def call(self, name: str, *given: Any) -> Any:
-        """Both do it. Returns what is right, or raises Full; Wrong where the answer differs."""
+        """Call both. Returns the right result, or raises Full; raises Wrong if the answer
+        differs."""
         self.told.append(f"{name}({', '.join(map(repr, given))})")
         before, free = list(self.right.readers), self.right.free()
         mine, error = deepcopy(given), None
@@ -99,7 +101,7 @@ class Cache:
         try:
             got = getattr(self.mine, name)(*mine)
         except self.answer.NoBlocks:
-            self.expect((not error, f"NoBlocks, and {len(free)} are free."))
+            self.expect((not error, f"NoBlocks, but {len(free)} are free."))
             got = None
         else:
             self.expect((error, f"{described(got)}, and NoBlocks is right: {len(free)} are free.\n"
@@ -108,12 +110,12 @@ class Cache:
         read = [block for block in taken if block not in free]
         after = list(self.mine.readers)
         self.expect(
-            (mine != given, "it changes the list that it is given, which is another's."),
-            (read, f"{got} are taken, and block {read[:1]} is read by a request: it is not free."),
+            (mine != given, "it changes the list that it is given, which is the caller's."),
+            (read, f"{got} are taken, but a request reads block {read[:1]}: it is not free."),
             (right is not None and got != right, f"{described(got)}, and {right} is right.\n"
              f"{OF_BLOCKS[name]}"),
-            (error and after != before, f"NoBlocks, and readers, {before} before, is {after}: "
-             "nothing is taken then."),
+            (error and after != before, f"NoBlocks, but readers, {before} before, is {after}: "
+             "nothing should be taken."),
             (after != self.right.readers, f"readers is then {after}, and {self.right.readers} is "
              f"right.\n{OF_BLOCKS[name]}"),
         )
@@ -125,7 +127,7 @@ class Cache:
         return right
 
     def expect(self, *wrong: tuple[Any, str]) -> None:
-        """The first that is true is told."""
+        """Raise Wrong with the words of the first pair whose condition is true."""
         for what, words in wrong:
             if what:
                 raise Wrong(f"{', '.join(self.told)}: {words}")
@@ -142,14 +144,14 @@ class Cache:
         self.call("take", len(self.right.readers))
 
     def rest(self, number: int) -> None:
-        """Nothing happens."""
+        """Do nothing."""
 
     def look(self, keys: list[str]) -> None:
-        """A request that goes at once."""
+        """A request that ends at once."""
         self.call("release", self.call("find", keys))
 
     def come(self, text: str) -> None:
-        """A new request: full blocks, of which some may be there, and one that is not full."""
+        """A new request: full blocks, some of which may be cached, and one that is not full."""
         keys = [text[:end] for end in range(1, len(text) + 1)]
         table = self.call("find", keys)
         try:
@@ -171,7 +173,7 @@ class Cache:
         table[-1] = self.call("write", table[-1])
 
     def grow(self, number: int) -> None:
-        """Its last block is full, and it goes on in another."""
+        """A request's last block is full, and it continues in another."""
         text, table = self.requests[number]
         self.write(number)
         self.call("keep", table[-1], f"{text}a")
@@ -187,25 +189,25 @@ class Cache:
 
 
 TEXTS = ("", "a", "b", "aa", "ab", "ba", "bb", "aaa", "aab")
-# a call that is needless shrinks to the first one
+# an unnecessary call shrinks to the first one
 CALLS = [("rest", 0), *product(("fork", "write", "grow", "go"), range(4))]
 CALLS += product(("come",), TEXTS)
 CALLS += product(("look",), map(list, permutations(("a", "aa", "b"))))
 
 
 def stories(answer, seed: int) -> None:
-    """In a process: drawn stories."""
+    """In one process: play drawn stories."""
     calls = st.lists(st.sampled_from(CALLS), min_size=20, max_size=20)
     drawn = st.tuples(st.integers(1, 9), calls)
     for_all(seed, drawn, lambda story: Cache(answer, story[0]).play(story[1]), examples=200)
 
 
 def blocks(trial: Trial) -> str:
-    """Judges `Blocks`."""
+    """Judge `Blocks`."""
     trial.forbid(("utils", "vllm"))
     trial.alone("in one process", stories, trial.new_seed(), seconds=SECONDS)
     return (
-        "drawn requests arrive in 1 to 9 blocks, share beginnings, fork, write, grow and end:\n"
-        "the right blocks in the right order, readers right after each call, a copy on write only\n"
-        "where a block is shared; if too few are free, NoBlocks, and nothing is taken."
+        "drawn requests arrive, share prefixes, fork, write, grow and end in 1 to 9 blocks: the\n"
+        "right blocks in the right order, the right readers after each call, a copy on write only\n"
+        "if a block is shared; if too few are free, NoBlocks is raised, and nothing is taken."
     )

@@ -1,6 +1,6 @@
-"""Given: what exercise 16d asks for, the verification of a draft, and how its check cell judges it.
+"""Given: the contract of exercise 16d, the verification of a draft, and the judge behind its check.
 
-First, many draws must have the target's distribution; then drawn cases, with given uniforms and a
+First, many draws must follow the target's distribution; then drawn cases, with given uniforms and a
 recorded draw, are compared with the rule in fp64.
 """
 
@@ -20,13 +20,13 @@ from utils.course.runner import Trial, fractions
 
 SECONDS = 20.0  # until an answer counts as an endless loop
 DRAWS = 4000
-SIGMAS = 5.0  # how far a share may be from its probability
-APART = 0.1  # how far, at least, the distributions of wrong rules are from the right one
+SIGMAS = 5.0  # standard deviations that a frequency may be from its probability
+APART = 0.1  # least distance between the distributions of wrong rules and the right one
 WORDS = 4
 
 
 def tokens_of(case: str, result: Any) -> list[int]:
-    """What verify returns, as ints."""
+    """The result of verify, as ints."""
     try:
         tokens = [operator.index(token) for token in result]
     except TypeError:
@@ -40,9 +40,9 @@ def tokens_of(case: str, result: Any) -> list[int]:
 
 
 def shares(answer, seed: int) -> None:
-    """In a process: a draft of one token, many times; its first token has the distribution p[0]."""
+    """In one process: verify a draft of one token many times; its first token must follow p[0]."""
     chance = torch.Generator().manual_seed(seed)
-    while True:  # until the wrong rules can be told from the right one
+    while True:  # until the wrong rules can be distinguished from the right one
         p, q = torch.randn(2, WORDS, generator=chance).double().mul(1.5).softmax(-1)
         kept = torch.minimum(p, q)
         from_p = kept + (1 - kept.sum()) * p
@@ -65,13 +65,13 @@ def shares(answer, seed: int) -> None:
     if drawn_from(p):
         return
     hint = next((words for right, words in (
-        (from_p, "As if drawn from p itself after a rejection: a token that the draft has proposed "
-         "too seldom gets too little."),
-        (q, "They are the draft's own shares: is any token rejected?"),
+        (from_p, "They are as if drawn from p itself after a rejection: a token that the draft "
+         "proposes too rarely\ncomes too rarely."),
+        (q, "They are the draft's own: is any token rejected?"),
     ) if drawn_from(right)), "")
     mine, wanted = ([round(one, 3) for one in row.tolist()] for row in (found, p))
     raise Wrong(
-        f"k = 1, {DRAWS:,} draws: the first tokens have the shares {mine}, and the target's "
+        f"k = 1, {DRAWS:,} draws: the first tokens have the frequencies {mine}, but the target's "
         f"distribution is {wanted}.\n{hint}"
     )
 
@@ -117,12 +117,12 @@ class Draft:
 
 
 def ratio(drafted: torch.Tensor, q: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """What the target gives to each drafted token, by what the draft gives it."""
+    """Each drafted token's probability in the target, divided by that in the draft."""
     return (p[:-1] / q).gather(1, drafted[:, None])[:, 0]
 
 
 def keeps(answer, case: Draft) -> None:
-    """In a process: one call, and all that it promises."""
+    """In one process: check one call against the whole contract."""
     drafted, q, p, uniforms = case.given()
     asked = []
 
@@ -138,23 +138,23 @@ def keeps(answer, case: Draft) -> None:
     accepted = (uniforms.double() < ratios).long().cumprod(0).sum().item()
     told = f"uniforms {rounded(uniforms)}, p/q of the drafted {rounded(ratios)}"
     if len(asked) != 1:
-        raise Wrong(f"{case}: draw is called {len(asked)} times; once is right.")
+        raise Wrong(f"{case}: draw is called {len(asked)} times instead of once.")
     if tokens[:-1] != drafted[:accepted].tolist():
         raise Wrong(
             f"{case}: {tokens[:-1]} of the drafted tokens {drafted.tolist()} are kept, and "
-            f"{drafted[:accepted].tolist()} is right.\n{told}: a token is accepted where its "
-            "uniform is below, until the first that is not."
+            f"{drafted[:accepted].tolist()} is right.\n{told}: a token is accepted if its uniform "
+            "is below p/q, up to the first that is not."
         )
     if tokens[-1] != case.V - 1:
-        raise Wrong(f"{case}: the last token is {tokens[-1]}, and draw has returned {case.V - 1}.")
+        raise Wrong(f"{case}: the last token is {tokens[-1]}, but draw returned {case.V - 1}.")
     last = accepted == case.k
     more = p[-1] if last else (p[accepted].double() - q[accepted].double()).clamp(min=0)
     total, got = more.double().sum().item(), asked[0]
-    hint = "After k accepted tokens it is p[k]; before, max(p[i] - q[i], 0), scaled to the sum 1."
+    hint = "After k accepted tokens it is p[k]; otherwise max(p[i] - q[i], 0), normalized to sum 1."
     for wrong, words in () if last else (
-        (p[accepted], "That is p[i] itself. What the draft proposes is kept in part already, and "
-         "what p gives more than q is left."),
-        (more, "It is to be scaled to the sum 1."),
+        (p[accepted], "That is p[i] itself. Part of it is already covered by accepted tokens; only "
+         "the excess of p over q is left."),
+        (more, "It must be normalized to sum 1."),
         (q[accepted], "That is the draft's distribution."),
     ):
         hint = words if alike(got, wrong, 64) else hint
@@ -167,7 +167,7 @@ def rounded(values: torch.Tensor) -> list[float]:
 
 
 def calls(answer, seed: int) -> None:
-    """In a process: drawn cases."""
+    """In one process: check drawn cases."""
     cases = st.builds(
         Draft, st.integers(0, 6), st.integers(2, 9), st.sampled_from(KINDS),
         st.sampled_from([0.999, 0.5, 0.0]), st.sampled_from(BOTH), st.integers(0, 9999),
@@ -176,12 +176,13 @@ def calls(answer, seed: int) -> None:
 
 
 def draft(trial: Trial) -> str:
-    """Judges `verify`."""
+    """Judge `verify`."""
     trial.forbid(("utils", "transformers", "vllm"))
     trial.alone("many draws", shares, trial.new_seed(), seconds=SECONDS)
     trial.alone("in one process", calls, trial.new_seed(), seconds=SECONDS)
     return (
-        f"{DRAWS:,} draws have the target's distribution, within {SIGMAS:g} standard deviations;\n"
-        "of drafts of 0 to 6 tokens, greedy ones, p = q and zeros included, those are kept whose\n"
-        "uniform is below p/q, up to the first that is not; one draw, from the right distribution."
+        f"{DRAWS:,} draws follow the target's distribution within {SIGMAS:g} standard deviations;\n"
+        "in drafts of 0 to 6 tokens (greedy ones, p = q and zeros included) it keeps the tokens\n"
+        "whose uniform is below p/q, up to the first that is not; one draw, from the right\n"
+        "distribution."
     )

@@ -324,7 +324,7 @@ def softmax_values(
     with watched(lambda *_: None), Look() as look:
         other = answer.softmax(1 - leaf, 2 * scale)
     if (kept := look.kept(other, allowed=more)) > more:
-        raise Wrong(f"{kept:,} bytes in addition to y are held until the backward half: what for?")
+        raise Wrong(f"{kept:,} bytes in addition to y are held until the backward half: why?")
     traced_call(
         backward, {"y": made[0].detach(), "dy": dy}, {"dx": exact.grad},
         loads=None if turned else {"y": 1, "dy": 1}, **same,
@@ -357,8 +357,8 @@ def fused_norm(trial: Trial) -> str:
                    library=("rms_norm",))
     return (
         f"y and h are right for rows of any length, and {COUNTED} rows take {found:.2f} bytes per "
-        f"element\n(the goal was {GOAL:g}), with a program for each of {SMS} SMs; for an H100, rows "
-        "of 128 elements or more\nare loaded and stored 128 bits at a time, and nothing spills."
+        f"element\n(the goal was {GOAL:g}), with a program for each of {SMS} SMs; for an H100, "
+        "rows of 128 elements or\nmore are loaded and stored 128 bits at a time; nothing spills."
     )
 
 

@@ -1,8 +1,8 @@
-"""Given: what exercises 14a to 14d ask for, and how their check cells judge it.
+"""Given: the contracts of exercises 14a to 14d, and the judges behind their check cells.
 
 Drawn models read drawn rows, and everything is compared with the course's own prompts in fp64
-(reference.py). Where your values differ, typical mistakes are made on purpose, and the one that
-gives your values is named.
+(reference.py). If your values differ, typical mistakes are reproduced, and the one that gives your
+values is named.
 """
 
 import copy
@@ -44,10 +44,10 @@ LOSS = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1}  # relati
 
 @contextmanager
 def left_alone(where: str, model: GPT, freezes: bool = False, **inputs: Any) -> Iterator[Look]:
-    """Inside, a function of the answer runs. Raises Wrong where the model or an input is not what
-    it was, and where the gradient of a weight is computed.
+    """Run a function of the answer inside this context. Raises Wrong if the model or an input
+    changes, or if a weight's gradient is computed.
 
-    freezes: whether the weights want gradients may change
+    freezes: whether requires_grad of the weights may change
     """
     weights, made = list(model.parameters()), []
     wanted = [p.requires_grad for p in weights]
@@ -60,17 +60,17 @@ def left_alone(where: str, model: GPT, freezes: bool = False, **inputs: Any) -> 
     if made:
         raise Wrong(
             f"{where}: the gradients of {len(made)} weights are computed, "
-            f"{sum(x.nbytes for x in made):,} bytes that nobody needs.\n"
-            "Freeze the model, or ask for the gradient of the prompt alone."
+            f"{sum(x.nbytes for x in made):,} bytes that are not needed.\n"
+            "Freeze the model, or compute only the prompt's gradient."
         )
     if not freezes and wanted != [p.requires_grad for p in weights]:
-        raise Wrong(f"{where}: some weights of the model want no gradient any more.")
+        raise Wrong(f"{where}: some weights of the model no longer require a gradient.")
 
 
 def a_loss(where: str, value: Any, right: float, dtype: torch.dtype) -> None:
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         raise Wrong(
-            f"{where}: the loss is a tensor with its graph, not a float: .item() lets the pass go."
+            f"{where}: the loss is a tensor with its graph, not a float: .item() frees the graph."
         )
     if not abs(a_number(where, "the loss", value) - right) <= LOSS[dtype] * max(1, right):
         raise Wrong(f"{where}: the loss is {float(value):.6f}, and {right:.6f} is right.")
@@ -80,7 +80,7 @@ def a_loss(where: str, value: Any, right: float, dtype: torch.dtype) -> None:
 
 
 def reads(case: Case, read: Callable) -> Look:
-    """Rows behind their prompts: logits and gradients; returns what was seen.
+    """Check logits and gradients of rows that follow their prompts; returns the `Look`.
 
     read: (model, prompts, task, tokens) -> logits (B, T, V)
     """
@@ -92,13 +92,13 @@ def reads(case: Case, read: Callable) -> Look:
     right = right_logits(model, prompts, case.task, tokens)
     if getattr(logits, "shape", ()) != right.shape:
         close(where, "the result", logits, right,
-              hint="Every token has a row of logits, and virtual tokens have none: cut them off.")
+              hint="Every token has a row of logits; virtual tokens have none: cut them off.")
     for index, row in enumerate(logits.detach()):
         compare(
             f"{where}: row {index}", "a logit", row, right[index], case.dtype,
             _mistakes(index, case, prompts, tokens, right.detach()),
-            "First its own prompt, then its words, then padding; cut at its prompt's length. Is "
-            "every row so?",
+            "Is every row its own prompt, then its words, then padding, cut at its prompt's "
+            "length?",
         )
     mine, wanted = (
         torch.autograd.grad(right_loss(x, targets), prompts, allow_unused=True)
@@ -108,7 +108,7 @@ def reads(case: Case, read: Callable) -> Look:
     for index, (gradient, its) in enumerate(zip(mine, wanted)):
         if its is not None and gradient is None:
             raise Wrong(
-                f"{where}: the logits are right, and prompt {index} gets no gradient.\n"
+                f"{where}: the logits are right, but prompt {index} gets no gradient.\n"
                 "Is it copied with .data, .detach(), torch.tensor() or under no_grad?"
             )
         if its is not None:
@@ -120,7 +120,7 @@ def reads(case: Case, read: Callable) -> Look:
 def _mistakes(
     index: int, case: Case, prompts: list, tokens: torch.Tensor, right: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, str]]:
-    """The logits of row `index` that typical mistakes give, and what to say of them."""
+    """The logits of row `index` that typical mistakes give, and a hint for each."""
     model, wide = case.model().double(), [prompt.detach().double() for prompt in prompts]
     x, own = model.model.embed_tokens(tokens[index]).detach(), case.task[index]
     prompt, longest = wide[own], max(case.prompts)
@@ -133,12 +133,14 @@ def _mistakes(
     whole = read(prompt, x)
     yield whole[:T], (
         "These are the logits of the first T positions.\n"
-        "The virtual tokens stand in front: cut off the first P positions, not the last."
+        "The virtual tokens come first: cut off the first P positions, not the last."
     )
-    yield whole[P - 1 : -1], "Cut one position too early: token t's own logits say what follows it."
+    yield whole[P - 1 : -1], (
+        "It is cut one position too early: token t's own logits predict the next token."
+    )
     for values in (read(x), read(x, prompt)[P:]):
         yield values, (
-            "The virtual tokens do not act on the words as they should: do they stand behind them?"
+            "The virtual tokens do not affect the words as they should: do they follow them?"
             "\nA token sees what is before it: torch.cat((virtual, x), dim=1)."
         )
     restarted = torch.cat((torch.arange(P), torch.arange(T)))
@@ -157,7 +159,7 @@ def _mistakes(
         )
     for values in (read(prompt, empty, x), read(empty, prompt, x)):
         yield values[longest:], (
-            "Its shorter prompt is padded, and the words see the padding: pad at the end."
+            "Its shorter prompt is padded, and the words see the padding: pad at the end instead."
         )
     for start, words in ((longest, "longest"), (min(case.prompts), "shortest")):
         yield read(prompt, x, empty)[start : start + T], (
@@ -169,27 +171,27 @@ def _mistakes(
 
 
 def forward(trial: Trial) -> str:
-    """Judges `batch`, `decode`, `forward` and `answer_loss`."""
+    """Judge `batch`, `decode`, `forward` and `answer_loss`."""
     trial.forbid(LIBRARY)
-    # a row so long that bf16 cannot count its positions, each of which matters to this model
+    # a row too long for bf16 to count its positions, each of which matters to this model
     sharp = draw_config(trial, layers=1, heads=6, kv_heads=6, hidden_size=48)
     cases = [
         draw_case(trial, torch.float64),
         draw_case(trial, torch.float32, config=draw_config(trial, layers=3)),
         draw_case(trial, torch.bfloat16, config=sharp, lengths=((320, 90), (3, 1))),
     ]
-    with trial.ranks(1) as group:  # nothing here depends on a number of ranks
+    with trial.ranks(1) as group:  # nothing here depends on the number of ranks
         group.run("batch", right_rows, trial.new_seed())
         group.run("forward", right_readings, cases, seconds=SECONDS)
     return (
         "questions and padding do not count, answers and their end do; logits, loss and the\n"
         "prompt's gradient equal those of a GPT in which the virtual tokens are words, in fp64,\n"
-        "fp32 and bf16; the model is as it was."
+        "fp32 and bf16; the model is unchanged."
     )
 
 
 def right_rows(answer, seed: int) -> None:
-    """`batch`, for rows of drawn lengths; the smallest that is wrong is told."""
+    """Check `batch` for rows of drawn lengths; reports the smallest failing case."""
     question, reply = st.sampled_from((2, 1, *range(3, 10))), st.sampled_from((2, 1, 0, 3, 4, 7))
     rows = st.lists(st.tuples(question, reply), min_size=1, max_size=9)  # 2 is the clearest
     cases = st.tuples(rows, st.integers(0, 12))
@@ -204,11 +206,11 @@ def _right_batch(answer, lengths: list[tuple[int, int]], end: int) -> None:
     tokens, targets = answer.batch(given, end)
     if given != pairs:
         raise Wrong(
-            "batch changes the lists that it was given: question + answer makes a new one."
+            "batch changes the lists that it is given: question + answer makes a new one."
         )
     right = right_batch(pairs, end)
     close(where, "tokens", tokens, right[0], hint="A row is its question, its answer and the end, "
-          "less the last of these; then padding, on the right.")
+          "without the last of these; then padding, on the right.")
     rows = zip(*(x.tolist() for x in (targets, right[1], right[0])))
     close(where, "targets", targets, right[1],
           hint=next((_what_targets(*row) for row in rows if row[0] != row[1]), ""))
@@ -217,66 +219,66 @@ def _right_batch(answer, lengths: list[tuple[int, int]], end: int) -> None:
 def _what_targets(row: list, right: list, tokens: list) -> str:
     counts, own = ([t for t, target in enumerate(x) if target != IGNORED] for x in (right, row))
     if own and all(row[t] == tokens[t] for t in own):
-        return "A target is the token itself, not the one after it: nothing is to be predicted."
+        return "A target is the token itself, not the next one: there is nothing to predict."
     if own and min(own) < counts[0]:
-        return "The loss goes over the question too: the prompt would learn to predict questions."
+        return "The loss includes the question: the prompt would learn to predict questions."
     if own and max(own) > counts[-1]:
-        return "The loss goes over the padding: those are IGNORED."
+        return "The loss includes the padding: those targets are IGNORED."
     if own and own == counts[1:]:
-        return "The answer's first token counts too: the question's last token has to say it."
+        return "The answer's first token counts too: the question's last token must predict it."
     if own == counts[:-1]:
         return "The end counts too: without it the model never learns to stop."
     return "targets[t] is the token after tokens[t]."
 
 
 def right_readings(answer, cases: list[Case]) -> None:
-    """`decode`, `forward` and `answer_loss`."""
+    """Check `decode`, `forward` and `answer_loss`."""
     for case in cases:
         model, (tokens, _) = case.model(), case.rows()
         x = model.model.embed_tokens(tokens).detach()
         compare(
             f"decode, {case}", "a logit", answer.decode(model, x),
             walk(case.model().double(), x.double()), case.dtype,
-            otherwise="The logits are not the GPT's. In which type are positions counted? Compare "
-            "it with Decoder.forward\nand GPT.forward in utils/models/gpt.py, line by line.",
+            otherwise="The logits are not the GPT's. In which type are positions counted? Compare\n"
+            "decode with Decoder.forward and GPT.forward in utils/models/gpt.py, line by line.",
         )
         reads(case, lambda model, prompts, task, tokens: answer.forward(model, *prompts, tokens))
         _right_loss(answer, case)
 
 
 def _right_loss(answer, case: Case) -> None:
-    """`answer_loss` of drawn logits; no token of the first row counts."""
+    """Check `answer_loss` on drawn logits; no token of the first row counts."""
     _, targets = case.rows()
     targets[0] = IGNORED
     shape = *targets.shape, case.config.vocab_size
     logits = 2 * fractions(case.seed, *shape, dtype=case.dtype)
     right, count = right_loss(logits, targets), (targets != IGNORED).sum()
     rows = torch.stack([right_loss(*pair) for pair in zip(logits[:, None], targets[:, None])])
-    of_rows = "The mean of the rows' means? A token of a short answer weighs more there, and a row "
-    of_rows += "without any\nhas none. All tokens that count are alike, in whatever row."
+    of_rows = "Is it the mean of the rows' means? Then a token of a short answer weighs more, and "
+    of_rows += "a row\nwithout any has no mean. All tokens that count weigh the same, in any row."
     compare(
         f"answer_loss, logits {shape} in {case.dtype}", "the result",
         answer.answer_loss(logits, targets), right, torch.promote_types(case.dtype, torch.float32),
         [
-            (right * count / targets.numel(), "The sum is right, and it is divided by all B·T "
+            (right * count / targets.numel(), "The sum is right, but it is divided by all B·T "
              "places: divide by those that count."),
             (right * count, "It is the sum; take the mean over the tokens that count."),
-            (right_loss(logits[:, :-1], targets[:, 1:]), "Shifted once too often: `batch` has "
-             "already put the next token beside each."),
+            (right_loss(logits[:, :-1], targets[:, 1:]), "It is shifted once too often: `batch` "
+             "has already shifted the targets."),
             (rows.mean(), of_rows),
             (rows.nanmean(), of_rows),
         ],
-        f"Which targets count? The {count} that are not IGNORED, each alike.",
+        f"Which targets count? The {count} that are not IGNORED, each with the same weight.",
     )
 
 
 # ---- 14b
 
-BAR = 0.8  # of the held-out questions
+BAR = 0.8  # fraction of the held-out questions
 
 
 def tuning(trial: Trial) -> str:
-    """Judges `begin`, `step` and `tune`."""
+    """Judge `begin`, `step` and `tune`."""
     trial.forbid(LIBRARY)
     draw = trial.draw
     with trial.ranks(1) as group:
@@ -293,19 +295,19 @@ def tuning(trial: Trial) -> str:
     right = tasks.accuracy(model, name, prompt, seed)
     if right < BAR:
         raise Wrong(
-            f"tune, task {name}: {right:.0%} of {tasks.TO_MEASURE} held-out questions are answered,"
-            f" {BAR:.0%} are the least.\nDo the losses fall from batch to batch? So few numbers "
-            "need a learning rate a hundred times that of weights."
+            f"tune, task {name}: {right:.0%} of {tasks.TO_MEASURE} held-out questions are answered;"
+            f" at least {BAR:.0%} are required.\nDo the losses fall from batch to batch? So few "
+            "parameters need a learning rate a hundred times that\nof weights."
         )
     return (
-        "the prompt is all that has a gradient and all that Adam knows; its gradient is that of a\n"
-        "GPT whose words it is; no bit of the model changed; it answers more than\n"
-        f"{BAR:.0%} of questions that it has not seen."
+        "only the prompt has a gradient, and Adam holds nothing else; its gradient equals that of\n"
+        "a GPT in which it is words; no bit of the model changed; it answers more than\n"
+        f"{BAR:.0%} of unseen questions."
     )
 
 
 def right_training(answer, words: list[int], lr: float, rows: list[Case]) -> None:
-    """`begin`, and a step for each of `rows`."""
+    """Check `begin`, and a step for each of `rows`."""
     model, given, where = rows[0].model(), torch.tensor(words), f"begin, {rows[0]}"
     with left_alone(where, model, freezes=True, words=given):
         prompt, optimizer = answer.begin(model, given, lr)
@@ -316,11 +318,11 @@ def right_training(answer, words: list[int], lr: float, rows: list[Case]) -> Non
         (not prompt.requires_grad or not prompt.is_leaf,
          "the prompt is not a leaf that requires a gradient: nn.Parameter."),
         (not any(p is prompt for p in held),
-         "the prompt is not among what the optimizer updates."),
+         "the optimizer does not update the prompt."),
         (len(held) > 1,
-         f"the optimizer holds {len(held) - 1} tensors besides the prompt, which alone learns."),
+         f"the optimizer holds {len(held) - 1} other tensors: only the prompt learns."),
         (optimizer.param_groups[0].get("weight_decay"),
-         "the optimizer has a weight decay: none is asked."),
+         "the optimizer has weight decay: it should have none."),
     ):
         if wrong:
             raise Wrong(f"{where}: {why}")
@@ -336,16 +338,16 @@ def right_training(answer, words: list[int], lr: float, rows: list[Case]) -> Non
         with left_alone(where, model, tokens=tokens, targets=targets):
             loss = answer.step(model, prompt, optimizer, tokens, targets)
         if torch.equal(prompt, before):
-            raise Wrong(f"{where}: the prompt is what it was. Does it get a gradient, and a step?")
+            raise Wrong(f"{where}: the prompt does not change. Does it get a gradient and a step?")
         a_loss(where, loss, wanted.item(), case.dtype)
         added_up = added_up + right
-        added = [(added_up, "The gradients of earlier steps are in it: optimizer.zero_grad().")]
+        added = [(added_up, "It includes earlier steps' gradients: optimizer.zero_grad().")]
         compare(where, "the gradient that Adam gets", seen[-1], right, case.dtype, added,
-                "It is that of answer_loss, in each step anew.")
+                "It should be that of answer_loss, computed afresh in each step.")
 
 
 def learned(answer, weights: dict, name: str, words: list[int], seed: int) -> torch.Tensor:
-    """The prompt that `tune` finds on the model with its skills, (P, C)."""
+    """The prompt that `tune` finds on the pretrained model, (P, C)."""
     model, begun, begin = GPT(pretrained.CONFIG).eval(), [], answer.begin
     model.load_state_dict(weights)
     batches = tasks.Batches(answer, name, seed)
@@ -355,10 +357,10 @@ def learned(answer, weights: dict, name: str, words: list[int], seed: int) -> to
     changed = [key for key, now in model.state_dict().items() if not now.equal(weights[key])]
     unchanged("tune", changed)
     if len(begun) > 1:
-        raise Wrong(f"begin was called {len(begun)} times: one prompt goes through all batches.")
+        raise Wrong(f"begin was called {len(begun)} times: train one prompt on all batches.")
     if batches.drawn != tasks.STEPS:
         raise Wrong(
-            f"tune looks at {batches.drawn} batches, and there are {tasks.STEPS}: a step for each."
+            f"tune uses {batches.drawn} batches, but there are {tasks.STEPS}: a step for each."
         )
     return prompt.detach().clone()
 
@@ -367,7 +369,7 @@ def learned(answer, weights: dict, name: str, words: list[int], seed: int) -> to
 
 
 def together(trial: Trial) -> str:
-    """Judges `together`."""
+    """Judge `together`."""
     trial.forbid(LIBRARY)
     draw = trial.draw
     P, short, long = draw.randrange(2, 6), draw.randrange(1, 4), draw.randrange(4, 8)
@@ -382,9 +384,9 @@ def together(trial: Trial) -> str:
     ]
     trial.alone("together", right_together, cases, seconds=SECONDS)
     return (
-        "each row has the logits that it has alone with its prompt, also where prompts differ in\n"
-        "length, with two and three prompts, in fp64, fp32 and bf16; each prompt gets the\n"
-        "gradient of its own rows; the blocks run once; the model is as it was."
+        "each row has the logits that it has on its own with its prompt, even where prompts\n"
+        "differ in length, with two and three prompts, in fp64, fp32 and bf16; each prompt gets\n"
+        "the gradient of its own rows; the blocks run once; the model is unchanged."
     )
 
 
@@ -393,13 +395,13 @@ def right_together(answer, cases: list[Case]) -> None:
         look = reads(case, answer.together)
         with Look() as once, torch.no_grad():
             case.model()(case.rows()[0])
-        made, enough = (  # but for the last matrix, which may multiply row by row
+        made, enough = (  # except for the last matrix, which may multiply row by row
             sum(p.right[-1] != case.config.vocab_size for p in x.products) for x in (look, once)
         )
         if made > enough:
             raise Wrong(
-                f"together, {case}: right, with {made} matrix products in the blocks, and {enough} "
-                "will do: one pass for all rows, as long as the longest."
+                f"together, {case}: right, but with {made} matrix products in the blocks; {enough} "
+                "are enough: one pass for all rows, as long as the longest."
             )
 
 
@@ -413,7 +415,7 @@ MESHES = {  # (dp, tp) and types, by the number of ranks
 
 
 def ranks(trial: Trial) -> str:
-    """Judges `backward`."""
+    """Judge `backward`."""
     trial.forbid(LIBRARY)
     hang = "Does every rank call the same collectives, each on the axis's own group?"
     for group in trial.groups(tuple(MESHES), hang=hang):
@@ -429,9 +431,9 @@ def ranks(trial: Trial) -> str:
             same_bits(case, "prompt.grad", found, "Every rank takes the same step with it.")
     return (
         "tensor-parallel ranks all have one rank's gradient, without a message of yours;\n"
-        "data-parallel ranks add theirs up, in answers of unequal length, also where a rank has\n"
-        "none: one rank's again, bit by bit the same on all; on 2 to 4 ranks, in fp64, fp32 and\n"
-        "bf16, with late messages; three messages over dp at most."
+        "data-parallel ranks add theirs up, for answers of unequal length, even where a rank has\n"
+        "none: again one rank's gradient, with the same bits on all ranks; on 2 to 4 ranks, in\n"
+        "fp64, fp32 and bf16, with late messages; at most three messages over dp."
     )
 
 
@@ -451,17 +453,15 @@ def right_backward(answer, sizes: tuple[int, int], cases: list[Case]) -> torch.T
     if prompt.grad is None:
         raise Wrong(f"{where}: prompt.grad is None after backward.")
     compare(where, "prompt.grad", prompt.grad, right, case.dtype, [
-        (tp * right, f"It is {tp} times that: added up over tp. The model's own all-reduces (f, "
-         "lab 06) have already\nmade the gradient whole on each of the ranks that share the "
-         "matrices."),
-        (right / tp, f"It is 1/{tp} of it: the same rows are on all ranks of tp, and they count "
-         "once."),
+        (tp * right, f"It is {tp} times that: it was added up over tp. The model's own all-reduces "
+         "(f, lab 06) have\nalready completed the gradient on each rank of tp."),
+        (right / tp, f"It is 1/{tp} of it: the same rows are on all ranks of tp, and count once."),
         (right / dp, f"It is 1/{dp} of it: the sum over the ranks was divided once more."),
-        *[(x, "It is that of this rank's own rows: who adds up those of the others?")
+        *[(x, "It is that of this rank's own rows: where are the others' added up?")
           for x in (own, own * counts / count)],
     ], (
-        f"This rank has {counts} tokens that count, all have {count}. The mean of two means\nis "
-        "not the mean: divide each sum of losses by the tokens of all."
+        f"This rank has {counts} tokens that count, all ranks together have {count}. The mean of "
+        "two means\nis not the mean: divide each sum of losses by the tokens of all ranks."
     ))
     a_loss(f"{where}: the gradient is right", value, loss, case.dtype)
     mine, models = (
@@ -471,15 +471,17 @@ def right_backward(answer, sizes: tuple[int, int], cases: list[Case]) -> torch.T
     more = mine - models
     if set(more) - {over_dp} or more.total() > 3:
         raise Wrong(
-            f"{where}: right, but besides the model's own messages there are "
-            f"{', '.join(f'{n} {op}' for (op, _), n in more.items())}; 3 all-reduces over dp do."
+            f"{where}: right, but in addition to the model's own messages there are "
+            f"{', '.join(f'{n} {op}' for (op, _), n in more.items())}; 3 all-reduces over dp are "
+            "enough."
         )
     mesh.close()
     return prompt.grad
 
 
 def _alone(cases: list[Case]) -> tuple[torch.Tensor, float, int]:
-    """One rank with all rows, in fp64: the gradient, the loss, how many tokens count."""
+    """One rank with all rows, in fp64: the gradient, the loss, and the number of tokens that
+    count."""
     model, prompt, total, count = cases[0].model(), cases[0].prompt(), 0.0, 0
     for tokens, targets in (case.rows() for case in cases):
         logits = right_logits(model, [prompt], [0] * len(tokens), tokens)
