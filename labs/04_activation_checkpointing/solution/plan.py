@@ -8,7 +8,7 @@ A layer has three numbers (`network.Layer`):
 
     input_bytes    its input, which it always keeps
     inside_bytes   everything else that it saves for its backward pass
-    flops          what it costs to run it once more
+    flops          the cost of running it once more
 
 Write the two functions below.
 """
@@ -23,7 +23,7 @@ def peak_bytes(layers: list[Layer], recomputed: set[int]) -> int:
 
     Two kinds of moments count. When the forward pass ends, every layer holds its input, and those
     that are not recomputed hold their inside. When the backward pass recomputes a layer, its own
-    inside is there as well; but the layers behind it have been released already.
+    inside is in memory as well, but later layers have already been released.
     """
     ### BEGIN SOLUTION: the largest of these moments, in bytes
     held, peak = 0, 0  # held: by the layers up to here, when the forward pass has ended
@@ -37,11 +37,11 @@ def peak_bytes(layers: list[Layer], recomputed: set[int]) -> int:
 
 
 def choose(layers: list[Layer], budget: int) -> set[int]:
-    """The layers to recompute: peak_bytes at most `budget`, and the fewest FLOPs of all such sets.
+    """The layers to recompute: peak_bytes at most `budget`, with the fewest FLOPs of all such sets.
 
-    At most 12 layers. Raises ValueError, with the smallest budget that is possible, if none fits.
+    At most 12 layers. Raises ValueError, naming the smallest possible budget, if no set fits.
     """
-    ### BEGIN SOLUTION: return the cheapest set that fits, or raise ValueError
+    ### BEGIN SOLUTION: return the set with the least work that fits, or raise ValueError
     numbers = range(len(layers))
     sets = [
         set(chosen) for size in range(len(layers) + 1) for chosen in combinations(numbers, size)
@@ -49,6 +49,6 @@ def choose(layers: list[Layer], budget: int) -> set[int]:
     peaks = [peak_bytes(layers, chosen) for chosen in sets]
     fitting = [chosen for chosen, peak in zip(sets, peaks) if peak <= budget]
     if not fitting:
-        raise ValueError(f"budget {budget} is below the least that is possible, {min(peaks)}")
+        raise ValueError(f"budget {budget} is below the smallest possible one, {min(peaks)}")
     return min(fitting, key=lambda chosen: sum(layers[index].flops for index in chosen))
     ### END SOLUTION
