@@ -1,10 +1,10 @@
-"""Lab 11b: the hanging program, mended. The notebook hands out the one of your number."""
+"""Lab 11b: the hanging program, fixed. The notebook hands out the one with your number."""
 
-### BEGIN SOLUTION: hand out your programs in the notebook, then mend yours
+### BEGIN SOLUTION: hand out your programs in the notebook, then fix yours
 ### STUB:
 ### STUB:
 ### STUB: def train(machine, steps):
-### STUB:     raise NotImplementedError("hand out your programs in the notebook, then mend yours")
+### STUB:     raise NotImplementedError("hand out your programs in the notebook, then fix yours")
 from itertools import pairwise
 
 import torch

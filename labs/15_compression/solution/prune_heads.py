@@ -5,8 +5,8 @@
     small = prune(model, batches, kept=2)     # both: the two that matter most in each layer
 
 K key-value heads; with grouped-query attention H / K query heads share each of them, and stay or go
-with it: query heads 0 … H/K − 1 belong to key-value head 0, and so on. D numbers a head.
-The model that is given is not changed, and the new one shares no memory with it.
+with it: query heads 0 … H/K − 1 belong to key-value head 0, and so on. Each head has D values. The
+given model is not changed, and the new one shares no memory with it.
 """
 
 from dataclasses import replace
@@ -17,15 +17,15 @@ from utils.models.gpt import GPT, cross_entropy
 
 
 def shrink(model, keep):
-    """A GPT whose attention has the heads of `keep` alone, in smaller matrices.
+    """A GPT whose attention has only the heads in `keep`, in smaller matrices.
 
-    keep   for each layer a list of the key-value heads that stay, in any order; as many in each
-           layer. The number of query heads that are left divides the hidden size
-    Its logits are those of the model in which the other heads give 0. It is of the same type, in
-    memory of its own, tied where the model is, and its config is that of the smaller model.
+    keep   for each layer a list of the key-value heads that stay, in any order; the same number in
+           each layer. The number of remaining query heads divides the hidden size
+    Its logits are those of the model in which the other heads return 0. It has the same type, its
+    own memory, tied embeddings if the model has, and the config of the smaller model.
     """
     config, D = model.config, model.config.head_size
-    group = config.heads // config.key_value_heads  # query heads for each key-value head
+    group = config.heads // config.key_value_heads  # query heads per key-value head
     ### BEGIN SOLUTION: a smaller config, and the rows and columns that stay
     kept = len(keep[0])
     smaller = replace(config, heads=kept * group, kv_heads=kept, head_dim=D)
@@ -49,14 +49,14 @@ def shrink(model, keep):
 def importance(model, batches):
     """How much each key-value head (with its query heads) matters: (layers, K), larger is more.
 
-    batches: a list of (tokens, targets), int64 (B, T) each. The measure is yours: the loss
+    batches: a list of (tokens, targets), int64 (B, T) each. The measure is your choice: the loss
     without the head, the size of a gate's gradient, what the head adds to the residual stream …
-    Only one thing counts: what `prune` leaves should be the heads that held-out text needs.
-    Afterwards the model is what it was: no gradient, no hook, no flag is left.
+    Only one thing counts: `prune` should keep the heads that held-out text needs. Afterwards the
+    model is unchanged: no gradient, no hook, no flag is left.
     """
-    ### BEGIN SOLUTION: a number for each head of each layer, measured on the batches
+    ### BEGIN SOLUTION: a score for each head of each layer, measured on the batches
     config, layers = model.config, model.model.layers
-    width = config.query_width // config.key_value_heads  # numbers of a head's queries
+    width = config.query_width // config.key_value_heads  # elements of a head's queries
     gates = [torch.ones(config.key_value_heads, requires_grad=True) for _ in layers]
 
     def through(gate):
@@ -69,7 +69,7 @@ def importance(model, batches):
     total = torch.zeros(len(gates), config.key_value_heads)
     try:
         for tokens, targets in batches:
-            for row, target in zip(tokens, targets):  # of each row its own: signs must not cancel
+            for row, target in zip(tokens, targets):  # row by row: signs must not cancel
                 loss = cross_entropy(model(row[None]), target[None])
                 total += torch.stack(torch.autograd.grad(loss, gates)).abs()
     finally:
@@ -82,7 +82,7 @@ def importance(model, batches):
 def prune(model, batches, kept):
     """The model with the `kept` most important key-value heads of each layer, by `importance`.
 
-    Given; yours to change, if your measure needs more than a number for each head.
+    Given; you may change it if your measure needs more than one score per head.
     """
     scores = importance(model, batches)
     return shrink(model, [sorted(row.topk(kept).indices.tolist()) for row in scores])

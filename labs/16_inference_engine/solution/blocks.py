@@ -6,10 +6,10 @@ of a block are the requests that have it in their table. A block without readers
 its content until it is taken.
 
     blocks = Blocks(64)
-    table = blocks.find(["a", "ab", "abc"])   # full blocks that hold the same beginning
+    table = blocks.find(["a", "ab", "abc"])   # full blocks that hold the same prefix
     table += blocks.take(3)                   # free ones
     blocks.keep(table[0], "a")                # it is full now: others may find it by this key
-    copy = blocks.fork(table)                 # a second request goes on from here
+    copy = blocks.fork(table)                 # a second request continues from here
     copy[-1] = blocks.write(copy[-1])         # it writes: a block of its own
     blocks.release(table)                     # the request is over
 
@@ -41,7 +41,7 @@ class Blocks:
         """
         ### BEGIN SOLUTION: take the free blocks that were released longest ago
         if count > len(self.free):
-            raise NoBlocks(f"{count} blocks are wanted and {len(self.free)} are free")
+            raise NoBlocks(f"{count} blocks are requested but {len(self.free)} are free")
         taken = list(self.free)[:count]
         for block in taken:
             del self.free[block]
@@ -51,9 +51,9 @@ class Blocks:
         ### END SOLUTION
 
     def find(self, keys):
-        """The blocks of the longest beginning of `keys` that is in the cache, free or not, as a
-        list; each gets one more reader."""
-        ### BEGIN SOLUTION: look up one key after the other until one is missing
+        """The blocks of the longest prefix of `keys` that is in the cache, free or not, as a list;
+        each gets one more reader."""
+        ### BEGIN SOLUTION: look up the keys in turn until one is missing
         table = []
         for key in keys:
             if key not in self.found:

@@ -16,7 +16,7 @@ running, slots and model. What a request asks for stays as it is.
 
 
 def leave(running):
-    """Removes the requests that are over from `running`."""
+    """Remove the requests that are over from `running`."""
     ### BEGIN SOLUTION: free the slots of the requests that are over
     for slot, request in list(running.items()):
         if request.over:
@@ -25,9 +25,9 @@ def leave(running):
 
 
 def join(waiting, running, slots):
-    """The oldest waiting requests get the free slots, the lowest first. Returns the slots taken.
+    """Give the free slots, lowest first, to the oldest waiting requests; return the slots taken.
 
-    A request that is over already (it was cancelled while it waited) gets none and leaves the
+    A request that is already over (it was cancelled while it waited) gets none and leaves the
     queue, at the latest when all before it have left.
     """
     ### BEGIN SOLUTION: move requests from waiting to running while a slot is free
@@ -43,12 +43,13 @@ def join(waiting, running, slots):
 
 
 def step(waiting, running, slots, model):
-    """One step: requests that are over leave, waiting ones join, running ones get one more token.
+    """Take one step: requests that are over leave, waiting ones join, running ones get one more
+    token.
 
-    At most one decode, of all that take part; none if there are none. A request that has just begun
-    has a token from its prompt, and may take part or wait for the next step.
+    At most one decode, for all that take part; none if there are none. A request that has just
+    begun has a token from its prompt, and may take part or wait for the next step.
     """
-    ### BEGIN SOLUTION: leave, join, begin the new ones, then one decode for those who ran before
+    ### BEGIN SOLUTION: leave, join, begin the new ones, then one decode for those already running
     leave(running)
     before = list(running)
     for slot in join(waiting, running, slots):
