@@ -140,5 +140,5 @@ def test_handing_out_keeps_what_is_mended(tmp_path, capsys):
 @pytest.mark.parametrize("line", ["NUMBER = 0", "NUMBER = 'me'", "NUMBER = 1 + 1", "number = 3"])
 def test_a_number_that_is_none_gets_one_sentence(tmp_path, line):
     (tmp_path / "diagnosis.py").write_text(line + "\n")
-    with pytest.raises(ValueError, match="write NUMBER = 17, or another whole number"):
+    with pytest.raises(ValueError, match="write NUMBER = 17, or another integer"):
         programs.number_in(tmp_path)

@@ -1,4 +1,5 @@
-"""Given: pictures of what your answers do. One that does not run yet stops no notebook."""
+"""Given: plots of what your answers do. An answer that does not run yet does not stop the notebook.
+"""
 
 import functools
 from pathlib import Path
@@ -19,7 +20,7 @@ MB = 1e6
 
 
 def _patient(function):
-    """Says in a line, instead of a traceback, that an answer does not run yet; returns None."""
+    """Make a function print one line, instead of a traceback, if an answer does not run yet."""
 
     @functools.wraps(function)
     def patient(file, *args):
@@ -28,7 +29,7 @@ def _patient(function):
         except NotImplementedError:
             print(f"{file} is not finished yet.")
         except Exception as error:
-            print(f"{file} does not run yet ({type(error).__name__}); the check tells more.")
+            print(f"{file} does not run yet ({type(error).__name__}); the check says more.")
 
     return patient
 
@@ -54,7 +55,7 @@ def your_checkpoint(answer) -> None:
     pictures_memory.timeline(memory, title="with your checkpoint")
     equal = all(a.equal(b) for a, b in zip(*gradients, strict=True))
     print(
-        f"activations: {most[0] / MB:.1f} MB as it is, {most[1] / MB:.1f} MB with your checkpoint"
+        f"activations: {most[0] / MB:.1f} MB without, {most[1] / MB:.1f} MB with your checkpoint"
     )
     print("equal gradients:", equal)
 
@@ -72,14 +73,14 @@ def your_plans(answer) -> None:
     axes = figures.figure()[1]
     axes.plot(*zip(*cloud, strict=True), "o", color=figures.GREY, markersize=4, alpha=0.5)
     axes.plot(*zip(*map(point, plans.values())), "o", color=figures.GOLD, markersize=10)
-    axes.set(xlabel="% of the memory without recomputation", ylabel="% of the forward pass again")
+    axes.set(xlabel="% of the memory without recomputation", ylabel="% of the forward pass rerun")
     axes.set_title("each point is a set of layers; gold: yours")
     figures.show()
     for share, chosen in plans.items():
         memory, again = point(chosen)
         print(
             f"budget {share:.0%}: layers {sorted(chosen)}, {memory:.0f} % of the memory, "
-            f"{again:.0f} % of the forward pass again"
+            f"{again:.0f} % of the forward pass recomputed"
         )
 
 

@@ -12,7 +12,7 @@ from utils.compression.quantize import INT8, quantize, quantize_rows
 from utils.models.gpt import GPT, Block, rotary_tables
 from utils.serving.engine.linear import exact
 
-READERS = {  # norm -> who reads what it hands on
+READERS = {  # norm -> the layers that read its output
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
 }

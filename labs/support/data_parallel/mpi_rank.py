@@ -2,9 +2,9 @@
 
     mpirun -n 6 python mpi_rank.py FILE FOLDER SEED
 
-In groups of 1 to 6, side by side, the ranks call the functions in FILE. Each compares what it gets
-with sums by hand, and with training on one rank; what is wrong goes to FOLDER. Nothing imports
-torch: so a rank starts quickly.
+In concurrent groups of 1 to 6, the ranks call the functions in FILE. Each compares its results with
+sums computed by hand, and with training on one rank; errors are written to FOLDER. Nothing imports
+torch, so ranks start quickly.
 """
 
 import faulthandler
@@ -84,8 +84,8 @@ class Group:
             raise Wrong(
                 f"{function}: {case}, rank {self.rank} calls "
                 f"{', '.join(noted.calls[:6]) or 'nothing'}.\n{names} of the whole vector, "
-                f"{len(collectives)} in all, will do."
-                + "\nA method with a small letter pickles what it sends." * small
+                f"{len(collectives)} in total, is enough."
+                + "\nA method with a small letter pickles its argument." * small
             )
         return result
 
@@ -101,9 +101,9 @@ class Group:
                 (None, "It does not have rank 0's parameters: it would train another model."),
             ])
             self.one("all_reduce_gradient", "Allreduce", own, rows @ own / sum(rows), rows, [
-                (own.sum(0), "It is the sum of the ranks' means: steps get N times too long."),
+                (own.sum(0), "It is the sum of the ranks' means: steps become N times too long."),
                 (own.mean(0), "A rank with more rows must weigh more."),
-                (None, "Is each gradient weighted by its rank's share of the rows?"),
+                (None, "Is each gradient weighted by its rank's fraction of the rows?"),
             ])
 
     def one(
@@ -123,7 +123,7 @@ class Group:
             hint = next(words for x, words in hints if x is None or np.allclose(seen, x))
             raise Wrong(
                 f"{function}: {case}, rank {self.rank}: at [{at}] it has {seen[at]:.9g}, and "
-                f"{right[at]:.9g} is right ({wrong.sum():,} of {len(seen):,} numbers differ).\n"
+                f"{right[at]:.9g} is right ({wrong.sum():,} of {len(seen):,} elements differ).\n"
                 f"{hint}"
             )
 
@@ -136,7 +136,7 @@ class Group:
         self.comm.Barrier()
         if not np.allclose(curve, alone, rtol=1e-9):
             raise Wrong(
-                f"train: {case}, rank {self.rank}: the learning curve is not that of one rank.\n"
+                f"train: {case}, rank {self.rank}: the learning curve differs from one rank's.\n"
                 "Do all ranks hold the same parameters?"
             )
 
@@ -147,7 +147,7 @@ def shards(answer, draw: random.Random) -> None:
     cases += [(draw.randrange(100), draw.randrange(1, 65)) for _ in range(100)]
     for rows, size in cases:
         cuts = [answer.shard(rows, rank, size) for rank in range(size)]
-        case = f"shard: {rows} rows on {size} ranks are cut into"
+        case = f"shard: {rows} rows on {size} ranks are split into"
         parts = [range(rows)[cut] for cut in cuts]
         if [row for part in parts for row in part] != list(range(rows)):
             raise Wrong(
@@ -157,8 +157,8 @@ def shards(answer, draw: random.Random) -> None:
         lengths = [len(part) for part in parts]
         if max(lengths) - min(lengths) > 1:
             raise Wrong(
-                f"{case} {lengths[:8]} rows: the others wait for the longest.\nLengths may differ "
-                "by one at most."
+                f"{case} {lengths[:8]} rows: the other ranks wait for the longest.\nLengths may "
+                "differ by at most one."
             )
 
 

@@ -41,7 +41,7 @@ def race(
     """Median seconds of these all-reduces for each tensor size: {"ring": [...], "tree": [...]}.
 
     runners: names of RUNNERS; their files of the current folder run on `size` ranks.
-    None, and a word, where one is missing.
+    None, and a printed reason, if one does not run.
     """
     with Ranks(size, device="cpu", timeout=20) as ranks:
         try:
@@ -56,9 +56,9 @@ def race(
 def crossing(
     tensor_bytes: list[int], times: dict[str, list[float]], ring: str = "ring"
 ) -> float | None:
-    """Bytes from which on a ring is faster than the tree and stays so; None: at no size measured.
+    """Bytes above which a ring is and stays faster than the tree; None: at no measured size.
 
-    Between two sizes the point lies on the straight line through the two ratios, both logarithmic.
+    Between two sizes, the point is interpolated linearly in log(ratio) over log(bytes).
     """
     ratios = [math.log(mine / tree) for mine, tree in zip(times[ring], times["tree"])]
     ahead = [place for place, ratio in enumerate(ratios) if ratio >= 0]  # there the tree is

@@ -1,4 +1,4 @@
-"""Given: what the notebook shows of your `train`: a run whose ranks are killed, and its clock."""
+"""Given: the notebook's run of your `train` in which ranks are killed, and its clock."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +14,9 @@ from utils.ranks.pool import Dead
 
 @dataclass(frozen=True)
 class Run:
-    """losses: of each step; seconds: when it was made, since the first one began; still: seconds
-    from each failed step to its next attempt, as one rank that is left saw them; ended: how each
-    rank has ended, by rank."""
+    """losses: by step; seconds: when each step was completed, since the first one began; still:
+    seconds from each failed step to its next attempt, as seen by a remaining rank; ended: how each
+    rank ended, by rank."""
 
     losses: list[float]
     seconds: list[float]
@@ -47,7 +47,7 @@ def run(
     left = [one for one in ranks if not isinstance(one, Dead) and one["stayed"] is True]
     made = {n[2]: n for one in reversed(left) for n in one["notes"] if n[1] == "after"}
     if not left or sorted(made) != list(range(steps)):
-        print("Come back when the check says [ok]: some steps were made by nobody who is left.")
+        print("Come back when the check says [ok]: no remaining rank has completed some steps.")
         return None
     begin = min(note[0] for one in left for note in one["notes"])
     return Run(
@@ -61,7 +61,7 @@ def run(
 def draw(undisturbed: Run, run: Run) -> None:
     """The losses of both, by step and by time."""
     _, (left, right) = figures.figure("normal", columns=2)
-    runs = {"nobody dies": undisturbed, "two are killed": run}
+    runs = {"no rank dies": undisturbed, "two are killed": run}
     by_step = {name: (range(len(one.losses)), one.losses) for name, one in runs.items()}
     by_time = {name: (one.seconds, one.losses) for name, one in runs.items()}
     shared = {"y": "loss", "dashed": ["two are killed"]}
@@ -82,4 +82,4 @@ def _stood_still(notes: list[tuple]) -> list[float]:
 def _ended(one: object, step: int | None) -> str:
     if isinstance(one, Dead):
         return f"killed in step {step}"
-    return "made all steps" if one["stayed"] is True else "was left out"
+    return "completed all steps" if one["stayed"] is True else "was left out"

@@ -1,4 +1,4 @@
-"""Given: what the notebook measures with your answers of exercises a and d."""
+"""Given: the notebook's measurements of your answers to exercises a and d."""
 
 import os
 import tempfile
@@ -31,7 +31,7 @@ def two_kinds(file: str | Path) -> TwoKinds | None:
     """Your plans for Llama 3's failures; None, and a sentence, where `best_plan` is not written."""
     between = failures.LLAMA_3.between(failures.LLAMA_3.devices)
     answer, takes, lines = load_answer(Path(file).resolve()), [], []
-    for name, memory, light in (("disk alone", SAVE, 0.0), ("memory too", MEMORY, LIGHT)):
+    for name, memory, light in (("disk only", SAVE, 0.0), ("memory too", MEMORY, LIGHT)):
         given = (memory, SAVE, RESTART, between, light)
         try:
             interval, every = answer.best_plan(*given)
@@ -40,17 +40,17 @@ def two_kinds(file: str | Path) -> TwoKinds | None:
             return None
         takes.append(checkpointing.stretch_of(interval, every, *given))
         lines.append(
-            f"{name}: every {interval / MINUTE:.1f} min, 1 in {every} to the disk: "
+            f"{name}: every {interval / MINUTE:.1f} min, 1 in {every} to disk: "
             f"{takes[-1] - 1:.1%} longer than without faults"
         )
     return TwoKinds(lines, 100 * (1 - takes[1] / takes[0]))
 
 
 def saving(file: str | Path) -> None:
-    """How long your `save` takes, your `save_later` where there is one, and plain writing."""
+    """Show how long your `save`, your `save_later` if there is one, and plain writing take."""
     answer = load_answer(Path(file).resolve())
     state = {"weights": torch.rand(NUMBERS)}
-    times = {"write and sync alone": [], "your save": []}
+    times = {"write and sync only": [], "your save": []}
     if hasattr(answer, "save_later"):
         times |= {"save_later returns": [], "save_later is done": []}
     with tempfile.TemporaryDirectory(prefix="saving-") as place:
@@ -61,7 +61,7 @@ def saving(file: str | Path) -> None:
                 plain.write(data)
                 plain.flush()
                 os.fsync(plain.fileno())
-            times["write and sync alone"].append(time.perf_counter() - start)
+            times["write and sync only"].append(time.perf_counter() - start)
             start = time.perf_counter()
             try:
                 answer.save(Path(place) / "run", state, turn)
@@ -77,5 +77,5 @@ def saving(file: str | Path) -> None:
                 times["save_later is done"].append(time.perf_counter() - start)
     best = {name: 1e3 * min(seconds) for name, seconds in times.items()}
     figures.bars(best, unit="ms", title=f"{4 * NUMBERS / 1e6:.0f} MB, the best of {TURNS}")
-    slower = best["your save"] / best["write and sync alone"]
-    print(f"Your save takes {slower:.1f} times as long as writing and syncing alone.")
+    slower = best["your save"] / best["write and sync only"]
+    print(f"Your save takes {slower:.1f} times as long as just writing and syncing.")

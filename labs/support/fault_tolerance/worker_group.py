@@ -1,6 +1,6 @@
-"""Given: what a rank of exercise b is handed, one `Crew` for each rank, and the network it trains.
+"""Given: the `Crew` that each rank of exercise b gets, and the network that it trains.
 
-The rows of a step are numbered from 0 to `batch` - 1, and are the same whoever asks for them.
+The rows of a step are numbered from 0 to `batch` - 1, and are the same on every rank.
 """
 
 import datetime
@@ -57,15 +57,15 @@ class Settings:
 
 
 class Crew:
-    """What a rank knows, and what it may ask for.
+    """What a rank knows, and the calls that it may make.
 
-    rank      its number: it stays, however many ranks are left
+    rank      its number, which does not change when other ranks die
     members   the numbers of all ranks at the beginning: [0, 1, 2 …]
-    batch     rows of a step, of all ranks together
+    batch     rows per step, over all ranks
     lr, momentum  of the optimizer
     limit     seconds after which a collective that waits for a rank should fail
-    patience  seconds that a meeting waits for those who do not come: more than six times `limit`,
-              for that long a rank may not notice a death while gloo makes its group
+    patience  seconds that a meeting waits for missing ranks: more than six times `limit`, because a
+              rank may take that long to notice a death while gloo makes its group
     """
 
     def __init__(self, settings: Settings, rank: int, told: Callable[..., None] = lambda *_: None):
@@ -75,25 +75,25 @@ class Crew:
         self._settings, self._told = settings, told
 
     def store(self) -> dist.Store:
-        """A connection to a store that no rank holds: it is there as long as the run. What waits
-        for a key in it gives up after `limit` seconds, with a RuntimeError."""
+        """A connection to a store that no rank hosts: it exists as long as the run. Waiting for a
+        key fails after `limit` seconds with a RuntimeError."""
         self._told("store")
         store = dist.TCPStore(HOST, self._settings.port, is_master=False, timeout=CONNECT)
         store.set_timeout(datetime.timedelta(seconds=self.limit))
         return store
 
     def losses(self, model: nn.Module, step: int, which: Sequence[int]) -> torch.Tensor:
-        """The loss of each of these rows of a step's batch, (len(which),), float64; it has a graph.
+        """The losses of these rows of a step's batch, (len(which),), float64, with a graph.
 
-        which: numbers of rows, such as range(3, 6); none are fine, too.
+        which: row numbers, such as range(3, 6); it may be empty.
         """
         which = [int(row) for row in which]
         self._told("losses", step, which)
         return self._settings.losses(model, step, which)
 
     def after(self, step: int, model: nn.Module, loss: float) -> None:
-        """To be called after each step that this rank has made. loss: the mean over the batch,
-        with the weights that the step began with."""
+        """Call this after each step that this rank has completed. loss: the mean over the batch,
+        with the weights before the step."""
         self._told("after", step, model, loss)
 
 

@@ -1,7 +1,7 @@
-"""Given: the machines of the exercises, and what many strategies cost.
+"""Given: the machines of the exercises, and the costs of many strategies.
 
-outcomes(model, machine, strategies)      # [Outcome or None]: None where sizes do not go together
-compare("cluster", strategy)              # a table: yours beside the best, without telling it
+outcomes(model, machine, strategies)      # [Outcome or None]: None where sizes do not fit together
+compare("cluster", strategy)              # a table of yours and the best, without revealing it
 """
 
 from typing import NamedTuple
@@ -55,7 +55,7 @@ UNSEEN = [  # each needs sizes that a narrower search leaves out
 
 
 class Outcome(NamedTuple):
-    """What a strategy costs: seconds of a step, bytes on the fullest rank, whether these fit."""
+    """A strategy's cost: seconds per step, bytes on the fullest rank, and whether these fit."""
 
     seconds: float
     bytes: float
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(model: Model, machine: Machine, strategies: list[Strategy]) -> list[Outcome | None]:
-    """The outcome of each strategy, None where its sizes do not go together."""
+    """The outcome of each strategy, None if its sizes do not fit together."""
     if not strategies:
         return []
     c = Columns.of(strategies, model, machine)
@@ -83,7 +83,7 @@ def best(case: Case) -> Plan:
 
 
 def compare(name: str, strategy: Strategy) -> None:
-    """Prints where the time goes, yours beside that of the fastest, in % of the fastest step."""
+    """Print where the time goes, for yours and the fastest, in % of the fastest step."""
     case = CASES[name]
     strategy = Strategy(**{**vars(strategy), "global_batch": case.global_batch})
     yours, top = plan(case.model, strategy, case.machine), best(case)
@@ -94,5 +94,5 @@ def compare(name: str, strategy: Strategy) -> None:
             row = f"{yours.seconds[kind] / unit:>8.1f}{top.seconds[kind] / unit:>9.1f}"
             print(f"{kind:<24}{row}")
     print(
-        f"{'GB on a rank':<24}{yours.memory['total'] / 1e9:>8.1f}{top.memory['total'] / 1e9:>9.1f}"
+        f"{'GB per rank':<24}{yours.memory['total'] / 1e9:>8.1f}{top.memory['total'] / 1e9:>9.1f}"
     )

@@ -1,8 +1,8 @@
-"""Given: a run whose ranks may hold only CAP bytes, and what the planner says of it.
+"""Given: a run whose ranks may hold only CAP bytes, and the planner's predictions for it.
 
 planned(recompute="full").memory        # {kind: bytes} of a rank, before any run
 attempt(recompute="full")               # on RANKS real ranks, under the cap: prints how it ends
-table()                                 # what the last check of exercise f has measured
+table()                                 # the measurements of exercise f's last check
 
 The cap is that of `utils.measure.memory`: it counts tensors, so it is the same on every machine. On
 a GPU `torch.cuda.set_per_process_memory_fraction` makes the allocator itself refuse.
@@ -34,13 +34,13 @@ from utils.training.train import micro_batches, start
 
 RANKS, CAP = 2, 24_000_000
 RUN = TrainConfig(layers=4, hidden=192, heads=4, batch=16, seq=64, steps=4, optimizer="adamw")
-OPTIONS = (  # that leave the run what it is
+OPTIONS = (  # those that do not change the result
     "accumulate", "precision", "recompute", "shard", "offload", "tp", "sequence_parallel", "pp",
     "cp", "context",
 )
 SIZES = ("layers", "hidden", "heads", "kv_heads", "tie")  # of another model
 WATCHED = 2  # steps; in the second one the optimizer has its state
-SECONDS = 60.0  # of processor time for a run; it takes some
+SECONDS = 60.0  # of CPU time for a run, which takes a few
 
 
 class Measured(NamedTuple):
@@ -82,16 +82,16 @@ def configured(flags: dict[str, Any], **sizes: Any) -> TrainConfig:
         raise ValueError(f"precision {config.precision} is not fp32 or bf16")
     split = config.tp * config.pp * config.cp
     if split not in (1, RANKS):
-        raise ValueError(f"tp · pp · cp = {split}, and there are {RANKS} ranks")
+        raise ValueError(f"tp · pp · cp = {split}, but there are {RANKS} ranks")
     check_ranks(config, RANKS)
     return config
 
 
 def planned(**flags: Any) -> Plan:
-    """What the planner says of the run with these options of the trainer."""
+    """The planner's prediction for the run with these options of the trainer."""
     config = configured(flags)
     if "activations" in config.offloads():
-        raise ValueError("the planner has no offloaded activations: predict this rung yourself")
+        raise ValueError("the planner cannot offload activations: predict this rung yourself")
     mesh = config.mesh_sizes(RANKS)
     strategy = Strategy(
         **{axis: mesh[axis] for axis in ("dp", "pp", "cp", "tp")},
@@ -109,7 +109,7 @@ def planned(**flags: Any) -> Plan:
 
 
 def attempt(**flags: Any) -> None:
-    """Prints how the run ends under the cap."""
+    """Print how the run ends under the cap."""
     config = configured(flags)
     with Ranks(RANKS, device="cpu", timeout=10) as ranks:  # one that ends is waited for no longer
         try:
@@ -124,8 +124,8 @@ def attempt(**flags: Any) -> None:
 
 
 def largest(file: str | Path) -> float | None:
-    """Millions of parameters of the model of `largest_model`, which trains under the cap; None, and
-    why, where it is not written or does not."""
+    """Millions of parameters of `largest_model`'s model if it trains under the cap; otherwise None,
+    and the reason is printed."""
     try:
         sizes, flags = Trial(file).alone("largest_model", lambda answer: answer.largest_model())
         config = configured(flags, **sizes)
@@ -140,7 +140,7 @@ def largest(file: str | Path) -> float | None:
 
 
 def table() -> None:
-    """Prints the rungs of the last check."""
+    """Print the rungs of the last check."""
     if not rows:
         print("Run the check first.")
         return
@@ -153,10 +153,10 @@ def table() -> None:
             f"{found.speed / plain.speed:>10.0%}{found.losses[-1]:>9.4f}  {rung.words}"
         )
     kinds = [kind for kind in traces.KINDS if kind != "data"]  # no run has a data loader
-    print("\nms a step:" + "".join(f"{kind:>14}" for kind in kinds))
+    print("\nms per step:" + "".join(f"{kind:>14}" for kind in kinds))
     for rung in rows:
         ms = "".join(f"{getattr(rung.measured.split, kind):>14.0f}" for kind in kinds)
-        print(f"{'':<10}{ms}  {rung.words}")
+        print(f"{'':<12}{ms}  {rung.words}")
 
 
 # ---- on a rank

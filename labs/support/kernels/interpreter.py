@@ -1,4 +1,4 @@
-"""Given: Triton's interpreter, in which each load and store of an answer's kernels is looked at.
+"""Given: Triton's interpreter, in which each load and store of an answer's kernels is observed.
 
     answer = interpreted(answer)
     with watched(lambda program, addresses, size, stores, undefined: …):
@@ -24,10 +24,10 @@ from utils.course.runner import load_answer
 
 LIBRARY = ("utils.kernels.adamw", "utils.kernels.rms_norm", "torch.compile", "torch.nn")
 FAR = 2**30  # bytes
-MASK = "What does the mask say there, and how far apart are the numbers of this tensor?"
+MASK = "What does the mask say there, and how far apart are the elements of this tensor?"
 TOO_FAR = (
-    "Has a place more than 31 bits? `.to(tl.int64)` before the product, or\n"
-    "`tl.cast(row, tl.int64)` for the number of a loop."
+    "Does an offset exceed 31 bits? Use `.to(tl.int64)` before the product, or\n"
+    "`tl.cast(row, tl.int64)` for a loop's index."
 )
 
 
@@ -92,8 +92,8 @@ def watched(saw: Callable, memory: bool = True) -> Iterator[None]:
 
     def atomic(*_):
         raise Wrong(
-            "an atomic operation. Programs come in any order, so a sum of fractions would have\n"
-            "other last digits each time, and replicas would part."
+            "an atomic operation. Programs run in any order, so a sum of fractions would have\n"
+            "different last digits each time, and replicas would diverge."
         )
 
     with contextlib.ExitStack() as stack:
@@ -182,7 +182,7 @@ def span(begin: int, tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def lost(program: tuple, kernel: str, stores: bool, at: int, spans: dict[str, tuple]) -> str:
-    """An address where none of these tensors, {name: its span}, has a number."""
+    """Describe an address at which none of these tensors, {name: its span}, has an element."""
 
     def apart(name):
         return max(spans[name][0] - at, at - spans[name][1] + 1, 0)
@@ -190,7 +190,7 @@ def lost(program: tuple, kernel: str, stores: bool, at: int, spans: dict[str, tu
     name = min(spans, key=apart)
     begin, _, size = spans[name]
     return (
-        f"program {program} of {kernel} {'stores to' if stores else 'loads from'} the first number "
-        f"of {name} {(at - begin) // size:+,}, where {name} has none.\n"
+        f"program {program} of {kernel} {'stores to' if stores else 'loads from'} the first element"
+        f" of {name} {(at - begin) // size:+,}, where {name} has none.\n"
         f"{TOO_FAR if apart(name) > FAR else MASK}"
     )

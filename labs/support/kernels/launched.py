@@ -36,8 +36,8 @@ def dry(answer: ModuleType, call: Callable, shape: tuple[int, ...]) -> list[tupl
         if "meta" not in str(error):
             raise
         raise Wrong(
-            "the function looks at a number that the device has yet to compute, so the host would "
-            f"wait for it:\n{str(error).splitlines()[0][:100]}"
+            "the function reads a value that the device has yet to compute, so the host would wait "
+            f"for it:\n{str(error).splitlines()[0][:100]}"
         ) from None
     return launches
 
@@ -99,13 +99,14 @@ def wide(answer: ModuleType, call: Callable, shape: tuple) -> list:
         if any(bits < 128 for bits in (*code.loads, *code.stores)):
             raise Wrong(
                 f"for an H100 {code.kernel} has loads {code.loads} and stores "
-                f"{code.stores} ({{bits: instructions of a thread}}).\nAll can have 128 bits: how "
-                f"many numbers has each of its {code.threads} threads, and what does the mask know?"
+                f"{code.stores} ({{bits: instructions per thread}}).\nAll can have 128 bits: how "
+                f"many elements does each of its {code.threads} threads have, and what is known of "
+                "the mask?"
             )
         if code.spills:
             raise Wrong(
-                f"in {code.kernel} {code.spills} bytes of a thread do not fit into "
-                "registers, and go through memory: smaller blocks, or more warps?"
+                f"in {code.kernel} {code.spills} bytes per thread do not fit into registers "
+                "and spill to memory: smaller blocks, or more warps?"
             )
         codes.append(code)
     return codes

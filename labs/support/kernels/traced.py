@@ -1,9 +1,9 @@
-"""Given: what kernels load and store in Triton's interpreter, address by address, and what torch's
-own operators move beside them.
+"""Given: the loads and stores of kernels in Triton's interpreter, address by address, and the bytes
+that torch's own operators move in addition.
 
     with Traced(x=x, out=out) as traced:
         answer.function(x, out)
-    traced.count(False, x)         # loads of numbers of x
+    traced.count(False, x)         # loads of elements of x
     traced.kernels, traced.moved   # of each launch; bytes that torch's own operators have moved
 """
 
@@ -96,8 +96,8 @@ class Traced(Moved):
         if not same_shape or not (found.isnan() > right.isnan()).any():
             return ""
         if self.undefined:
-            return "A load gives NaN where its mask is false and no `other=` is named: which one?"
-        return "Is anything infinite on the way, such as e to the power of a large number?"
+            return "A load gives NaN where its mask is false and `other=` is missing: which one?"
+        return "Is an intermediate result infinite, such as e to the power of a large number?"
 
     # ---- a launch
 
@@ -129,8 +129,8 @@ class Traced(Moved):
         shared = places[one][(places[one] == places[next_one]) & (who[one] != who[next_one])]
         if _among(places[stored], shared).any():
             raise Wrong(
-                f"two programs of {self.kernels[-1]} touch the same number, and one stores it. "
-                "Programs run in any order:\nwhich comes last is chance."
+                f"two programs of {self.kernels[-1]} touch the same element, and one stores it. "
+                "Programs run in any order:\nwhich comes last is random."
             )
 
 

@@ -1,7 +1,7 @@
-"""Given: what a program of lab 11 runs on, one `Machine` for each rank.
+"""Given: the machine that a program of lab 11 runs on, one `Machine` per rank.
 
 It hands out rows, keeps checkpoints and a log, and takes its time, as disks and sensors do. Rows
-are the same however many ranks share them: rank r of N has the rows r, r + N, r + 2N … of a step.
+are the same for any number of ranks: rank r of N has the rows r, r + N, r + 2N … of a step.
 """
 
 import contextlib
@@ -57,28 +57,29 @@ class Machine:
     # --- the slow program's
 
     def read(self, step: int) -> tuple:
-        """This rank's rows of a step, packed; after EPOCH steps the same come again."""
+        """This rank's rows of a step, packed; after EPOCH steps the same rows return."""
         return ("packed", step % EPOCH)
 
     def unpack(self, packed: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (rows, in), y (rows, out) of what `read` has given: the same in, the same out."""
+        """x (rows, in), y (rows, out) of a result of `read`; equal inputs give equal outputs."""
         self._takes_time("unpack")
         return self.rows(packed[1])[:2]
 
     def save(self, step: int, model: nn.Module) -> None:
-        """Writes a checkpoint. Needed after the steps 3, 7, 11 … (every OFTEN-th), on each rank."""
+        """Write a checkpoint. Needed after steps 3, 7, 11 … (every OFTEN-th), on each rank."""
         self._takes_time("save")
         self.saved[step] = parameters_to_vector(model.parameters()).detach()
 
     def log(self, *lines: str) -> None:
-        """Writes lines, one or many. Each step's line must be there at the end, in order, also
-        where the program ends with an error."""
+        """Write one or more lines. At the end, each step's line must be there, in order, even if
+        the program ends with an error."""
         self._takes_time("log")
         self.lines += lines
 
     def temperature(self, step: int) -> float:
-        """Of this machine, in °C. Above 90 the program must end with a RuntimeError. OFTEN steps
-        without a look are enough to melt it; so a look comes before the work of the OFTEN-th."""
+        """The temperature of this machine, in °C. Above 90 the program must end with a
+        RuntimeError. OFTEN steps without a reading can melt it, so read it before the work of the
+        OFTEN-th."""
         self._takes_time("temperature")
         self.looked_at.append(step)
         return 90.25 if step >= self.troubles.hot else 40.0 + (7 * step + self.rank) % 9
@@ -100,7 +101,7 @@ class Machine:
         return tuple(t[self.rank :: self.ranks].clone() for t in (x, y, counts))
 
     def asked_to_stop(self, step: int) -> bool:
-        """Whether somebody wants this rank to end after the step: on some ranks only."""
+        """Whether this rank is asked to stop after the step; True on some ranks only."""
         return self.rank in {one % self.ranks for one in self.troubles.stops.get(step, ())}
 
     def metrics(self, step: int, errors: torch.Tensor) -> dict[str, torch.Tensor]:

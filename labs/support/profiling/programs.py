@@ -55,14 +55,14 @@ def number_in(folder: str | Path) -> int:
         raise NotImplementedError(task)
     if not value.strip().isdecimal() or not 1 <= int(value) <= 999_999:
         raise ValueError(
-            "diagnosis.py: write NUMBER = 17, or another whole number up to 999999, on its own line"
+            "diagnosis.py: write NUMBER = 17, or another integer up to 999999, on its own line"
         )
     return int(value)
 
 
 def hand_out(folder: str | Path = ".") -> None:
-    """Writes broken/slow.py, broken/hanging.py and broken/wrong.py for the number in diagnosis.py,
-    and puts a copy of each in the place of a stub that the learner has not touched."""
+    """Write broken/slow.py, broken/hanging.py and broken/wrong.py for the number in diagnosis.py,
+    and replace each stub that the learner has not touched by a copy."""
     folder = Path(folder)
     try:
         number = number_in(folder)
@@ -76,7 +76,7 @@ def hand_out(folder: str | Path = ".") -> None:
         (folder / "broken" / f"{name}.py").write_text(text, encoding="utf-8")
         if not_begun(own):
             own.write_text(text, encoding="utf-8")
-            print(f"broken/{name}.py is handed out, and {name}.py is your copy, to be mended.")
+            print(f"broken/{name}.py is handed out, and {name}.py is your copy, to be fixed.")
         else:
             print(f"broken/{name}.py is handed out; {name}.py is yours and stays as it is.")
 

@@ -1,7 +1,7 @@
-"""Given: the parameters of one module as one flat tensor of N equal parts, one for each rank.
+"""Given: the parameters of one module as one flat tensor of N equal shards, one per rank.
 
-Small messages are slow (lesson 01), so parameters travel together: a *unit* is what is gathered,
-reduced and thrown away at once. In a GPT it is a block.
+Small messages are slow (lesson 01), so parameters are sent together: a *unit* is gathered, reduced
+and released as a whole. In a GPT it is a block.
 """
 
 import math
@@ -11,12 +11,12 @@ import torch.distributed as dist
 
 
 class Unit:
-    """The parameters of `module`, one behind another.
+    """The parameters of `module`, laid end to end.
 
     flat        (N · length,) all parameters, padded with zeros; each parameter is a view into it
-    length      numbers in one rank's part
+    length      elements in one rank's shard
     parameters  the list of the module's parameters
-    shard       this rank's part as a parameter of its own, for the optimizer; made by `Zero1`
+    shard       this rank's shard as a parameter of its own, for the optimizer; made by `Zero1`
     """
 
     def __init__(self, module: torch.nn.Module, name: str):
@@ -34,19 +34,19 @@ class Unit:
         dist.broadcast(self.flat, src=0)  # all ranks begin with rank 0's weights
 
     def parts(self, flat: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """The N equal parts of `flat` (by default the parameters), as views, by rank."""
+        """The N equal shards of `flat` (by default the parameters), as views, by rank."""
         if flat is None and not self.is_whole():
             raise RuntimeError(f"{self.name} has no memory for its parameters: allocate() first")
         return list((self.flat if flat is None else flat).view(-1, self.length))
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """`flat` cut into tensors of the parameters' shapes."""
+        """`flat` split into tensors of the parameters' shapes."""
         sizes = [p.numel() for p in self.parameters]
         pieces = flat[: sum(sizes)].split(sizes)
         return [piece.view(p.shape) for piece, p in zip(pieces, self.parameters)]
 
     def gradients(self) -> torch.Tensor:
-        """This rank's whole gradients as a new flat tensor (N · length,), padded with zeros."""
+        """This rank's full gradients as a new flat tensor (N · length,), padded with zeros."""
         flat = torch.zeros(self.length * dist.get_world_size(), dtype=self.flat.dtype,
                            device=self.flat.device)
         for view, parameter in zip(self.views(flat), self.parameters):
@@ -55,32 +55,32 @@ class Unit:
         return flat
 
     def forget_gradients(self) -> None:
-        """Gives the memory of the whole gradients back."""
+        """Free the memory of the full gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     def release(self) -> None:
-        """Gives the memory of the whole parameters back. Nobody may touch them until `allocate`.
+        """Free the memory of the full parameters. They must not be used until `allocate`.
 
-        The tensors stay, with their shapes; only the storage below them becomes empty. What
-        autograd has saved for the backward pass points to the same storage, so it must be filled
-        again before that part of the backward pass.
+        The tensors stay, with their shapes; only the storage beneath them becomes empty. Autograd's
+        saved tensors point to the same storage, so it must be filled again before that part of the
+        backward pass.
         """
         self.flat.untyped_storage().resize_(0)
 
     def allocate(self) -> None:
-        """Gets the memory back. Its contents are undefined: here NaN, so that a mistake shows."""
+        """Allocate the memory again. Its contents are undefined: here NaN, so that errors show."""
         self.flat.untyped_storage().resize_(self.bytes)
         self.flat.fill_(math.nan)
 
     def is_whole(self) -> bool:
-        """Whether the whole parameters have memory at this moment."""
+        """Whether the full parameters have memory at this moment."""
         return self.flat.untyped_storage().nbytes() > 0
 
     def must_be_whole(self, after: str) -> None:
-        """Stops a computation that would read memory which is not there."""
+        """Stop a computation that would read released memory."""
         if not self.is_whole():
             raise RuntimeError(
-                f"{self.name} is about to compute and its parameters have no memory: "
+                f"{self.name} is about to compute, but its parameters have no memory: "
                 f"{after} must gather them"
             )
