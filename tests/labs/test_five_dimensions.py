@@ -107,7 +107,7 @@ def test_the_table_says_where_a_step_of_each_rung_goes(capsys):
     limit.rows[:] = [limit.Rung({}, 1.0, found)]
     limit.table()
     header, row = capsys.readouterr().out.splitlines()[-2:]
-    assert header.split() == ["ms", "a", "step:", "compute", "communication", "bubble", "host"]
+    assert header.split() == ["ms", "per", "step:", "compute", "communication", "bubble", "host"]
     *ms, words = row.split()
     assert words == "plain" and abs(sum(map(float, ms)) - found.split.total) <= 2
     assert found.split.compute > 0

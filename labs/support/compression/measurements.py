@@ -1,4 +1,4 @@
-"""Given: what your functions make of larger models, for the pictures of the notebook.
+"""Given: the results of your functions on larger models, for the notebook's figures.
 
 Each runs in a process of its own, and returns None where the answer is not ready.
 """
@@ -69,7 +69,7 @@ def layer(answer) -> dict:
 
 @of_an_answer
 def channels(answer) -> dict:
-    """models/tiny with an outlier channel behind each norm, 100 times the median, before and after
+    """models/tiny with an outlier channel after each norm, 100 times the median, before and after
     your smoothing. Held-out bits: "floats", "int8", "smoothed"; of the first norm: its channels
     "before" and "after", "planted" and what you have "found"."""
     model, draw = copy.deepcopy(drawn.tiny()[0]), random.Random(0)
@@ -102,8 +102,8 @@ def channels(answer) -> dict:
 
 @of_an_answer
 def heads(answer) -> dict:
-    """models/small, of whose two heads one stays in each layer. Bytes "before" and "after"; bits
-    on held-out text of "all heads", "yours" and "the others"."""
+    """models/small with one of its two heads left in each layer. Bytes "before" and "after"; bits
+    on held-out text with "all heads", "yours" and "the others"."""
     model = shipped.load("small")[0]
     calibration, held_out = drawn.batches(0, 4, 8)
     scores = torch.as_tensor(answer.importance(model, calibration))
@@ -131,8 +131,8 @@ class _Watched(list):
 
 @of_an_answer
 def curves(answer) -> dict:
-    """Held-out bits a token of models/small ("teacher"), and over steps of a student without half
-    of its heads: with your `distill`, and with the same steps of Adam on tokens alone."""
+    """Held-out bits per token of models/small ("teacher"), and by step of a student without half of
+    its heads: with your `distill`, and with the same steps of Adam on tokens only."""
     few = torch.zeros(1, 1, 2)
     answer.distillation_loss(few, few, few[..., 0].long())  # a stub says so before a text is read
     teacher, tokenizer = shipped.load("small")

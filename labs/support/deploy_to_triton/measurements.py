@@ -1,4 +1,4 @@
-"""Given: what the notebook shows of your answers, beside the checks; None if one is missing."""
+"""Given: the notebook's measurements of your answers; None if one of the files is missing."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,7 +15,8 @@ from utils.serving.server import ServerError
 
 
 def measured(function: Callable) -> Callable:
-    """A function of learners' files, called once all are written. Prints what is wrong with one."""
+    """Make a function of the learner's files that runs once all are written, and otherwise prints
+    what is wrong."""
 
     @functools.wraps(function)
     def tried(*files: str, **options) -> Any:
@@ -34,8 +35,8 @@ def measured(function: Callable) -> Callable:
 
 @measured
 def own(model: Path, client: Path) -> dict:
-    """Your client asks your model, of size 3: the "totals" of 1 to 7, and the words with which
-    numbers are "refused"."""
+    """Send requests from your client to your model, of size 3: the "totals" of 1 to 7, and the
+    error when numbers are "refused"."""
     served.load_yours(model, 3)
     numbers, url = np.arange(1, 8)[None], lab_server.server().grpc
     asked = [(given, served.SILENCE) for given in (numbers, 4 - numbers)]
@@ -45,8 +46,8 @@ def own(model: Path, client: Path) -> dict:
 
 @measured
 def together(config: Path) -> int:
-    """Your config.py in front of your rank.py and scheduler.py of lab 16: how many streams have had
-    the whole model's tokens. None where one of the three is not written."""
+    """Serve your rank.py and scheduler.py of lab 16 with your config.py; return the number of
+    streams that had the whole model's tokens, or None if one of the three is not written."""
     engine = Path(str(config.parent).replace("17_deploy_to_triton", "16_inference_engine"))
     rank, scheduler = engine / "rank.py", engine / "scheduler.py"
     for path in (rank, scheduler):

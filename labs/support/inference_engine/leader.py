@@ -1,10 +1,10 @@
-"""Given: the leader: it takes requests, makes one step after the other, and hands out tokens.
+"""Given: the leader, which takes requests, runs step after step, and distributes tokens.
 
     leader = Leader(model, step, slots=4, positions=512)  # `step`: yours (scheduler.py), or `alone`
     leader.submit(Request(tokens, max_tokens, answer))
 
-It runs in a thread of the model's process. Before each step it looks who has been cancelled and who
-has come; after it, it ends the answers of those who are over and hold no slot any more.
+It runs in a thread of the model's process. Before each step it checks which requests were cancelled
+and which have arrived; afterwards it ends the answers of requests that are over and hold no slot.
 """
 
 import threading
@@ -15,10 +15,10 @@ END = 0  # the token that ends a text
 
 
 class Request:
-    """One request, its tokens so far, and who gets them.
+    """One request, its tokens so far, and their receiver.
 
     tokens      the prompt
-    over        nothing more is to be computed for it: it is complete, failed or cancelled
+    over        nothing is left to compute for it: it is complete, failed or cancelled
     """
 
     def __init__(self, tokens, max_tokens, answer, arrival=(1, 0)):
@@ -37,14 +37,15 @@ class Request:
         return self.out[-1]
 
     def begin(self, model, slot):
-        """Reads the prompt into the slot: the first token. A bad prompt ends the request."""
+        """Read the prompt into the slot, which gives the first token. An invalid prompt ends the
+        request."""
         try:
             self.add(model.prefill(slot, self.tokens))
         except ValueError as error:
             self.error = error
 
     def add(self, token):
-        """One more token: it is sent at once."""
+        """Add one more token, which is sent at once."""
         if token != END:
             self.out.append(token)
             self.answer.send(token)
@@ -52,7 +53,7 @@ class Request:
 
 
 def alone(waiting, running, slots, model):
-    """A step without company: the oldest request has the model until it is over."""
+    """A step without batching: the oldest request has the model until it is over."""
     if 0 in running and running[0].over:
         del running[0]
     if not running and waiting:
@@ -64,8 +65,8 @@ def alone(waiting, running, slots, model):
 
 
 class Leader:
-    """model: prefill and decode (a Shard or Ranks). step(waiting, running, slots, model).
-    positions: that the model has."""
+    """model: has prefill and decode (a Shard or Ranks). step(waiting, running, slots, model).
+    positions: the model's."""
 
     def __init__(self, model, step, slots, positions):
         self.model, self.step, self.slots, self.positions = model, step, slots, positions

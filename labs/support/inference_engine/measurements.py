@@ -1,4 +1,4 @@
-"""Given: what the notebook shows of your answers, beside the checks; None if one is missing."""
+"""Given: the notebook's measurements of your answers; None if one of the files is missing."""
 
 import functools
 import random
@@ -18,7 +18,8 @@ from utils.serving.engine.blocks import BLOCK, blocks_for
 
 
 def measured(function: Callable[..., dict]) -> Callable[..., dict | None]:
-    """A function of learners' files, called once all are written. Prints what is wrong with one."""
+    """Make a function of the learner's files that runs once all are written, and otherwise prints
+    what is wrong."""
 
     @functools.wraps(function)
     def tried(*files: str, **options) -> dict | None:
@@ -50,8 +51,8 @@ def batches(scheduler: Path) -> dict:
 
 @measured
 def together(rank: Path, scheduler: Path) -> dict:
-    """Your two files as one engine of two ranks and four slots: its decode steps, and the bytes
-    that rank 0 handed over in them, by rows."""
+    """Run your two files as one engine of two ranks and four slots: its decode steps, and the bytes
+    that rank 0 passed to all-reduces in them, by rows."""
     with tempfile.TemporaryDirectory(prefix="lab16-") as name:
         folder = Path(name)
         streams.fill(folder, streams.ENGINE, rank=rank)
@@ -87,7 +88,7 @@ def paged(path: Path) -> dict:
 
 
 def admitted(answer) -> dict:
-    """In a process: as many requests as the memory takes."""
+    """In one process: as many requests as fit in memory."""
     first = sum(positions for _, positions in load()[:SLOTS])
     found = {"slots": (SLOTS, SLOTS * LONGEST, first, first)}
     for way in ("blocks", "shared blocks"):

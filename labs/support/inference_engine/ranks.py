@@ -9,7 +9,7 @@ A command is one line of JSON, the same for every rank:
     {"do": "prefill", "slot": 0, "tokens": [312, 7, 90]}
     {"do": "decode", "slots": [0, 3], "tokens": [4, 11]}
 
-and the answer one line of rank 0: {"tokens": [4]}, or {"error": "..."} where the shard refused.
+and the answer is one line from rank 0: {"tokens": [4]}, or {"error": "..."} if the shard refuses.
 """
 
 import json
@@ -23,7 +23,7 @@ START = 60.0  # seconds until all ranks must be ready
 
 class Ranks:
     def __init__(self, folder, size, slots, seconds=20.0):
-        """seconds: within which an answer must come."""
+        """seconds: time within which an answer must arrive."""
         self.seconds, self.broken, self.ranks = seconds, None, []
         meeting = f"{folder}/meeting-{os.getpid()}"
         given = {"folder": str(folder), "size": size, "slots": slots, "meeting": meeting}
@@ -44,7 +44,7 @@ class Ranks:
         return self.ask({"do": "decode", "slots": slots, "tokens": tokens})
 
     def ask(self, command):
-        """The command to every rank, the answer from rank 0."""
+        """Send the command to every rank; return the answer of rank 0."""
         if self.broken:
             raise RuntimeError(self.broken)
         answer = json.loads(self.read(0, self.seconds, json.dumps(command).encode()))
@@ -53,7 +53,7 @@ class Ranks:
         return answer["tokens"]
 
     def read(self, number, seconds, command=b""):
-        """A line of a rank, after a command to all of them. Raises RuntimeError."""
+        """Send a command to all ranks and read a line from one. Raises RuntimeError."""
         try:
             for rank in self.ranks:
                 if command:
@@ -68,5 +68,5 @@ class Ranks:
             raise RuntimeError(self.broken) from None
 
     def close(self):
-        """The pipes close: that is the ranks' sign to end. Those that do not are killed."""
+        """Close the pipes, which tells the ranks to end; kill those that do not."""
         end(self.ranks, 3.0)

@@ -10,8 +10,8 @@ SECONDS = 60.0  # until an answer counts as an endless loop
 
 
 def cost(file: str) -> dict | None:
-    """What a training step keeps: numbers that are tuned, numbers of the model, bytes of Adam's
-    state, and what that would be for all weights; None if the answer is not ready."""
+    """What a training step keeps: tuned parameters, the model's parameters, bytes of Adam's state,
+    and those for all weights; None if the answer is not ready."""
     found = attempted(file, 1, _cost)
     return found and found[0]
 

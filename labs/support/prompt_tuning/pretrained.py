@@ -1,8 +1,8 @@
-"""Given: a small model that has learned four skills in a few seconds, and is frozen then.
+"""Given: a small model that learns four skills in a few seconds, and is then frozen.
 
-A question is four letters and "=". While the model learned, a sign before the letters said which
-skill was meant, `SIGNS`; no sign occurs in your examples. So what the model can do is in its
-weights, and a prompt has to bring it out: what prompt tuning does with large models too.
+A question is four letters and "=". During training, a sign before the letters said which skill was
+meant, `SIGNS`; no sign occurs in your examples. So the skills are in the model's weights, and a
+prompt has to elicit them, as prompt tuning does with large models.
 
     model = load()                         # GPT in fp32, a new copy of the trained one
     pairs = examples("next", 300, seed=0)  # [([0, 1, 2, 3, 16], [1, 2, 3, 4]), …]: abcd=bcde
@@ -18,7 +18,7 @@ from labs.support.prompt_tuning.reference import right_batch
 from utils.models.gpt import GPT, GPTConfig
 from utils.training.optimizer import make_optimizer
 
-torch.set_num_threads(1)  # the tensors are so small that a second thread would only be waited for
+torch.set_num_threads(1)  # such small tensors gain nothing from a second thread
 
 LETTERS = 16  # the words 0 … 15 are the letters a … p
 EQUALS, END, FIRST_SIGN = 16, 17, 18
