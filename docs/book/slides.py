@@ -68,7 +68,7 @@ REVEALED = re.compile(
     r"(?m)^(?:\d\d )?(.+)\n  prediction .*\n  theory +(.+)\n  measurement +(.+)"
     r"(?:\n(?:No prediction was|Your prediction is|The theory is) .*)*\n?"
 )
-UNANSWERED = re.compile(r"(?m)^.*: write your .* in place of None\.\n?")
+UNANSWERED = re.compile(r"(?m)^.*: write your .* instead of None\.\n?")
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|al|Fig|No|approx)\.$")
 
 
@@ -488,7 +488,7 @@ def printed(output: dict) -> str:
 
 
 def shortened(text: str) -> str:
-    """What a cell printed, at most so many lines of it."""
+    """What a cell printed, shortened."""
     lines = text.splitlines()
     if len(lines) > MOST_OUTPUT:
         lines[MOST_OUTPUT - 1 :] = [f"… {len(lines) - MOST_OUTPUT + 1} lines more"]

@@ -27,7 +27,7 @@ PROFILES = {  # the learner's choices: options of sbatch
     "4 cores, 8 GB, 4 hours": "--cpus-per-task=4 --mem=8G --time=4:00:00",
     "2 GPUs, 16 cores, 64 GB, 2 hours": "--gpus=2 --cpus-per-task=16 --mem=64G --time=2:00:00",
 }
-IDLE = 3600  # a lab ends after so many seconds without a learner and without a busy kernel
+IDLE = 3600  # seconds: a lab ends after this time without a learner and without a busy kernel
 
 # ---- the hub
 

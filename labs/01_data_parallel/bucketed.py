@@ -1,11 +1,11 @@
-"""Exercise 01c: all-reduce the gradients in buckets, while the backward pass still runs.
+"""Exercise 01c: all-reduce the gradients in buckets, while the backward pass is still running.
 
     reducer = BucketedAllReduce(model, bucket_bytes=25_000_000)  # once
-    loss.backward()        # buckets that are complete start on their way
+    loss.backward()        # complete buckets are sent
     reducer.wait()         # now every .grad is the mean over all ranks
     optimizer.step()
 
-Write the three pieces below.
+Write the three functions below.
 """
 
 import torch
@@ -15,22 +15,21 @@ import torch.distributed as dist
 def make_buckets(
     parameters: list[torch.nn.Parameter], bucket_bytes: int
 ) -> list[list[torch.nn.Parameter]]:
-    """Cuts the parameters, last one first, into buckets.
+    """Group the parameters into buckets, last one first.
 
     The backward pass reaches the last layer first, so its gradients are ready first. Fill a bucket
-    until the next parameter would take it over `bucket_bytes`; a parameter that is larger than
-    that gets a bucket of its own. Bytes of one parameter: p.numel() * p.element_size(), which may
-    differ in type from another.
+    until the next parameter would exceed `bucket_bytes`; a parameter larger than that gets its own
+    bucket. A parameter has p.numel() * p.element_size() bytes; parameters may differ in type.
     """
     raise NotImplementedError("return a list of lists of parameters, in reverse order")
 
 
 class BucketedAllReduce:
-    """Averages the gradients of `model` over all ranks, a bucket at a time.
+    """Average the gradients of `model` over all ranks, a bucket at a time.
 
-    In each step a bucket is one all-reduce of its gradients, in their own type (one for all);
-    nothing else is sent, and nothing of a step is kept when the next one begins, no flat tensor
-    either. Zeros and a NaN on one rank count as any number. Several models may have one each.
+    In each step a bucket is one all-reduce of its gradients, in their own type (all have the same);
+    nothing else is sent, and nothing of a step, flat tensors included, is kept when the next one
+    begins. Zeros and NaNs on one rank count like any value. Several models may each have one.
     """
 
     def __init__(self, model: torch.nn.Module, bucket_bytes: int):
@@ -43,14 +42,14 @@ class BucketedAllReduce:
             parameter.register_post_accumulate_grad_hook(self.gradient_ready)
 
     def gradient_ready(self, parameter: torch.nn.Parameter) -> None:
-        """PyTorch calls this during backward, each time a parameter's .grad is complete."""
+        """Called by PyTorch during backward, each time a parameter's .grad is complete."""
         index = self.bucket_of[parameter]
         raise NotImplementedError(
             "count down `missing`; at 0 start the bucket's all-reduce without waiting"
         )
 
     def wait(self) -> None:
-        """Waits for all buckets, puts the means into .grad and makes ready for the next step."""
+        """Wait for all buckets, put the means into .grad and get ready for the next step."""
         raise NotImplementedError(
-            "per started bucket: wait, divide by the ranks, copy back; then reset"
+            "per started bucket: wait, divide by the number of ranks, copy; reset"
         )

@@ -3,8 +3,8 @@
     model = DDP(new_model())
     loss = train_step(model, micro_batches, optimizer, max_norm=1.0)
 
-DDP all-reduces inside `backward()`, and takes the *mean* over the ranks. So now the number of
-tokens must be known before the first backward pass. Write the three functions below.
+DDP all-reduces inside `backward()`, and takes the *mean* over the ranks. So the number of tokens
+must be known before the first backward pass. Write the three functions below.
 """
 
 from contextlib import nullcontext
@@ -20,15 +20,16 @@ from labs.support.gradient_accumulation.tiny_model import MicroBatch, counted, l
 def tokens_of_all(micro_batches: list[MicroBatch]) -> int:
     """The number of tokens that count in all micro-batches of all ranks, the same on every rank.
 
-    One all-reduce of one number. Large runs have more than 2²⁴ tokens in a batch: no fp32 number.
+    One all-reduce of one value. Large runs have more than 2²⁴ tokens per batch: too many for fp32.
     """
     raise NotImplementedError("count here, then all-reduce the count")
 
 
 def backward(model: DDP, micro_batches: list[MicroBatch], tokens: int) -> torch.Tensor:
-    """Forward and backward of all micro-batches; DDP all-reduces the gradients once, at the last.
+    """Run forward and backward for all micro-batches; DDP all-reduces the gradients once, in the
+    last.
 
-    One micro-batch after another: never the activations of two. Afterwards `.grad` is the gradient
+    One micro-batch at a time: never keep the activations of two. Afterwards `.grad` is the gradient
     of the mean loss over all `tokens` of all ranks. Returns the sum of this rank's losses, a 0-D
     float64 tensor without a graph.
     """
@@ -43,12 +44,12 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     max_norm: float,
 ) -> float:
-    """One optimizer step over all micro-batches; every rank has equally many, at least one.
+    """Take one optimizer step over all micro-batches; every rank has the same number, at least one.
 
-    The gradient of all ranks is clipped to `max_norm`. Gradients are zero (or None) before and
-    after. Returns the mean loss over all tokens of all ranks, the same on every rank. Besides DDP's
-    own message, two all-reduces of one number each: the tokens and the loss. A NaN on one rank is a
-    NaN on all: nobody leaves the step early.
+    The gradient over all ranks is clipped to `max_norm`. Gradients are zero (or None) before and
+    after. Returns the mean loss over all tokens of all ranks, the same on every rank. In addition
+    to DDP's own message, there are two all-reduces of one value each: the tokens and the loss. A
+    NaN on one rank is a NaN on all: no rank leaves the step early.
     """
     tokens = tokens_of_all(micro_batches)
     total = backward(model, micro_batches, tokens)

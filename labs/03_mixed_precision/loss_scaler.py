@@ -5,9 +5,9 @@
     scaler.step(optimizer, clip=1.0)      # unscales, clips, steps or skips, changes the scale
     optimizer.zero_grad()
 
-A rank's optimizer may hold all parameters (DDP) or only a share of them (lesson 05). In the second
-case an overflow may sit in a share that the other ranks never look at. Write the four pieces;
-torch.amp.GradScaler itself, which you rebuild, is not used.
+A rank's optimizer may hold all parameters (DDP) or only a shard of them (lesson 05). In the second
+case an overflow may be in a shard that the other ranks never see. Write the four methods without
+torch.amp.GradScaler: it is what you are building.
 """
 
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 
 class LossScaler:
-    """The rules of torch.amp.GradScaler, with the ranks' agreement added."""
+    """The rules of torch.amp.GradScaler, plus agreement among the ranks."""
 
     def __init__(
         self,
@@ -30,25 +30,25 @@ class LossScaler:
         self.good_steps = 0  # steps in a row without an overflow, since the scale last changed
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss that backward() should see."""
+        """Return the loss that backward() should see."""
         raise NotImplementedError("return the loss times the scale")
 
     @torch.no_grad()
     def unscale(self, parameters: list[torch.nn.Parameter]) -> bool:
-        """Divides every .grad by the scale, in place. True if ANY rank has an inf or a NaN.
+        """Divide every .grad by the scale, in place. Returns True if ANY rank has an inf or a NaN.
 
-        Every one, also after the first that is not finite, and where it lies: other tensors may
-        share its memory. Gradients are fp16, bf16, fp32 or fp64; large ones are no overflow as long
-        as each number is finite. All ranks return the same. It takes one all-reduce of one number,
-        in every step, also on a rank that has no parameters. A .grad that is None stays None.
+        Divide all of them, even after the first that is not finite, and in place: other tensors may
+        share their memory. Gradients are fp16, bf16, fp32 or fp64; large ones are not an overflow
+        as long as each element is finite. All ranks return the same. It takes one all-reduce of one
+        value in every step, even on a rank that has no parameters. A .grad that is None stays None.
         """
         raise NotImplementedError("divide by the scale, look for inf and NaN, agree with all ranks")
 
     def update(self, overflow: bool) -> None:
-        """Changes the scale after a step: `overflow` says whether the step was skipped.
+        """Change the scale after a step. overflow: whether the step was skipped.
 
-        Overflow: times backoff_factor, also below 1. `growth_interval` steps in a row without one:
-        times growth_factor. After either, `good_steps` is 0, and the counting begins anew. No
+        An overflow multiplies it by backoff_factor, even below 1; `growth_interval` steps in a row
+        without one multiply it by growth_factor. After either, `good_steps` starts again at 0. No
         message: all ranks know `overflow`.
         """
         raise NotImplementedError(
@@ -56,9 +56,9 @@ class LossScaler:
         )
 
     def step(self, optimizer: torch.optim.Optimizer, clip: float | None = None) -> bool:
-        """One step of the optimizer, unless some rank overflowed. True if it was made.
+        """Take an optimizer step unless some rank overflowed. Returns True if it was taken.
 
-        clip: the largest norm that the true gradients may have (only where every rank has all of
+        clip: the largest norm that the true gradients may have (only used if every rank has all of
         them): torch.nn.utils.clip_grad_norm_(parameters, clip).
         """
         groups = optimizer.param_groups

@@ -6,9 +6,9 @@
         optimizer.collect()                     # bf16 gradients are added up in fp32
     optimizer.step()                            # mean over the ranks, update, back to bf16
 
-The model computes in bf16, 2 bytes a parameter. bf16 has 8 binary digits: a small update added to
-a large weight is rounded away. So the updates go to fp32 copies, the masters. Write the three
-pieces.
+The model computes in bf16, 2 bytes per parameter. bf16 has 8 significant bits: a small update added
+to a large weight is rounded away. So the updates go to fp32 copies, the masters. Write the three
+methods.
 """
 
 from collections.abc import Callable, Iterable
@@ -37,23 +37,23 @@ class MasterWeights:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Adds each bf16 .grad to its master's fp32 .grad, and frees it (.grad = None).
+        """Add each bf16 .grad to its master's fp32 .grad, and free it (.grad = None).
 
         A master's .grad is None at the beginning of each step. A parameter may have no .grad. No
         communication.
         """
         raise NotImplementedError(
-            "add up in fp32, in the masters' .grad, and free the bf16 gradients"
+            "accumulate in fp32, in the masters' .grad, and free the bf16 gradients"
         )
 
     @torch.no_grad()
     def step(self) -> None:
-        """Averages the gradients over the ranks in fp32, in one message; updates; rounds back.
+        """Average the gradients over the ranks in fp32, in one message; update; round back.
 
-        The message has 4 bytes for each parameter. Where this rank has no gradient, it counts as
-        zeros; a NaN on one rank is one in the mean. Afterwards the bf16 parameters hold the rounded
-        masters, and no master has a .grad.
+        The message has 4 bytes per parameter. A gradient that this rank does not have counts as
+        zeros; a NaN on one rank is a NaN in the mean. Afterwards the bf16 parameters hold the
+        rounded masters, and no master has a .grad.
         """
         raise NotImplementedError(
-            "one fp32 all-reduce, divide by the ranks, step, copy to bf16, clear"
+            "fp32 all-reduce, divide by the number of ranks, step, copy back, clear"
         )

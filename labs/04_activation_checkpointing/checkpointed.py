@@ -1,7 +1,7 @@
 """Exercise 04a: checkpointing as an autograd function.
 
     y = checkpoint(layer, x)        # the same as layer(x), but only x is kept
-    y.sum().backward()              # runs layer(x) once more, and goes backward through it
+    y.sum().backward()              # runs layer(x) once more, then its backward pass
 
 Write the two halves below. `torch.utils.checkpoint` is what you are building: do not call it.
 """
@@ -14,10 +14,10 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, function, *inputs):
-        """Returns function(*inputs), one tensor; keeps what `backward` needs, and nothing else.
+        """Return function(*inputs), one tensor; keep what `backward` needs, and nothing else.
 
         inputs are tensors of any shapes and types. PyTorch calls this with gradients off. `ctx` is
-        handed on to `backward`: tensors go into ctx.save_for_backward(…), anything else into
+        passed on to `backward`: tensors go into ctx.save_for_backward(…), anything else into
         attributes of your own, such as ctx.function.
         """
         raise NotImplementedError(
@@ -26,13 +26,13 @@ class Checkpoint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        """`gradient` is that of the output. Returns None for `function`, then one per input.
+        """Return None for `function`, then a gradient per input. gradient: that of the output.
 
-        The function must compute what it has computed in `forward`: from the same random numbers,
-        and under the autocast of then, which is over by now. Nothing is kept after this.
+        The function must compute the same as in `forward`: with the same random numbers, and under
+        the same autocast, which has ended by now. Nothing is kept afterwards.
 
-        An input without a gradient (it does not ask for one) gets None. The gradients of the
-        parameters inside the function are added to their .grad, as in any backward pass.
+        An input that does not require a gradient gets None. The gradients of the parameters inside
+        the function are added to their .grad, as in any backward pass.
         """
         raise NotImplementedError(
             "run the function again on detached inputs, then backward through it"
@@ -40,5 +40,5 @@ class Checkpoint(torch.autograd.Function):
 
 
 def checkpoint(function, *inputs):
-    """function(*inputs), of which only the inputs are kept until the backward pass."""
+    """Compute function(*inputs), keeping only the inputs until the backward pass."""
     return Checkpoint.apply(function, *inputs)

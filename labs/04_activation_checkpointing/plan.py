@@ -8,7 +8,7 @@ A layer has three numbers (`network.Layer`):
 
     input_bytes    its input, which it always keeps
     inside_bytes   everything else that it saves for its backward pass
-    flops          what it costs to run it once more
+    flops          the cost of running it once more
 
 Write the two functions below.
 """
@@ -23,14 +23,14 @@ def peak_bytes(layers: list[Layer], recomputed: set[int]) -> int:
 
     Two kinds of moments count. When the forward pass ends, every layer holds its input, and those
     that are not recomputed hold their inside. When the backward pass recomputes a layer, its own
-    inside is there as well; but the layers behind it have been released already.
+    inside is in memory as well, but later layers have already been released.
     """
     raise NotImplementedError("the largest of these moments, in bytes")
 
 
 def choose(layers: list[Layer], budget: int) -> set[int]:
-    """The layers to recompute: peak_bytes at most `budget`, and the fewest FLOPs of all such sets.
+    """The layers to recompute: peak_bytes at most `budget`, with the fewest FLOPs of all such sets.
 
-    At most 12 layers. Raises ValueError, with the smallest budget that is possible, if none fits.
+    At most 12 layers. Raises ValueError, naming the smallest possible budget, if no set fits.
     """
-    raise NotImplementedError("return the cheapest set that fits, or raise ValueError")
+    raise NotImplementedError("return the set with the least work that fits, or raise ValueError")

@@ -1,16 +1,16 @@
-"""Lab 05: ZeRO-1, ZeRO-2 and ZeRO-3, three steps of one file.
+"""Lab 05: ZeRO-1, ZeRO-2 and ZeRO-3, three steps in one file.
 
     zero = Zero1(modules, make_optimizer)   # instead of an optimizer over model.parameters()
-    model(x) … .backward()                  # on this rank's rows, as ever
+    model(x) … .backward()                  # on this rank's rows, as usual
     zero.step()                             # the mean gradient, and the new parameters everywhere
 
-Each class builds on the one before. A `Unit` (unit.py) holds the parameters of one module as one
-flat tensor of N equal parts; part r belongs to rank r.
+Each class builds on the previous one. A `Unit` (unit.py) holds the parameters of one module as one
+flat tensor of N equal shards; shard r belongs to rank r.
 
-Any number of ranks, fp32 or fp64; one rank keeps to the limits of memory, too. A rank without rows
-counts, with a gradient of zeros; so does at stage 1 a parameter without a gradient (stages 2 and 3
-need one for every parameter in each backward pass). All by hand, with the collectives of
-torch.distributed.
+Any number of ranks, fp32 or fp64; a single rank obeys the memory limits too. A rank without rows
+counts with a gradient of zeros; so does, at stage 1, a parameter without a gradient (stages 2 and 3
+need one for every parameter in each backward pass). Write all of it by hand, with the collectives
+of torch.distributed.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from labs.support.sharded_data_parallel.unit import Unit
 
 
 class Zero1:
-    """Stage 1: each rank keeps the optimizer state of its own part only.
+    """Stage 1: each rank keeps the optimizer state of its own shard only.
 
-    modules: cut the model into these; their parameters travel together.
+    modules: the model's units; the parameters of each are sent together.
     make_optimizer: called with the list of this rank's shards, returns a torch optimizer.
     """
 
@@ -36,24 +36,24 @@ class Zero1:
         self.optimizer = make_optimizer([unit.shard for unit in self.units])
 
     def own_part(self, unit: Unit) -> torch.Tensor:
-        """This rank's part of the parameters, (length,): a view, so a step changes unit.flat."""
-        raise NotImplementedError("return this rank's part of unit.flat, without a copy")
+        """This rank's shard of the parameters, (length,): a view, so a step changes unit.flat."""
+        raise NotImplementedError("return this rank's shard of unit.flat, without a copy")
 
     def mean_gradient(self, unit: Unit) -> torch.Tensor:
-        """This rank's part of the gradient's mean over all ranks, (length,), in a new tensor: no
-        view of a larger one, which would stay in memory with it."""
+        """This rank's shard of the gradient's mean over all ranks, (length,), in a new tensor: not
+        a view of a larger one, which it would keep in memory."""
         raise NotImplementedError(
-            "reduce-scatter the unit's gradients, so that each rank gets its own part"
+            "reduce-scatter the unit's gradients; each rank gets its own shard"
         )
 
     def gather(self, unit: Unit) -> None:
-        """Fills unit.flat with the parts of all ranks."""
+        """Fill unit.flat with the shards of all ranks."""
         raise NotImplementedError("all-gather unit.shard.data of every rank into unit.parts()")
 
     def step(self) -> None:
-        """After the backward pass: one optimizer step, the same new parameters on all ranks.
+        """After the backward pass, take one optimizer step: the same new parameters on all ranks.
 
-        No gradients are left, neither whole ones nor those of the shards, and nothing else is kept.
+        No gradients are left, neither full ones nor those of the shards, and nothing else is kept.
         """
         raise NotImplementedError(
             "mean gradients into shard.grad, forget the rest, optimizer step, gather"
@@ -61,7 +61,7 @@ class Zero1:
 
 
 class Zero2(Zero1):
-    """Stage 2: besides, the whole gradients of a unit live only until the unit is complete."""
+    """Stage 2: also, the full gradients of a unit exist only until the unit is complete."""
 
     def __init__(self, modules: list[torch.nn.Module], make_optimizer: Callable):
         super().__init__(modules, make_optimizer)
@@ -73,28 +73,28 @@ class Zero2(Zero1):
                 )
 
     def gradient_ready(self, unit: Unit) -> None:
-        """PyTorch calls this during the backward pass, once for each parameter of the unit."""
+        """Called by PyTorch during the backward pass, once for each parameter of the unit."""
         unit.missing -= 1
         if unit.missing == 0:
             unit.missing = len(unit.parameters)
             self.after_backward(unit)
 
     def after_backward(self, unit: Unit) -> None:
-        """All gradients of the unit are ready; those of earlier layers are still to come.
+        """Called when all gradients of the unit are ready; those of earlier layers follow.
 
         There may be several backward passes before step(): their gradients add up.
         """
         raise NotImplementedError(
-            "add the mean gradient to unit.shard.grad, forget the whole gradients"
+            "add the mean gradient to unit.shard.grad, forget the full gradients"
         )
 
     def step(self) -> None:
-        """The gradients are reduced already. Again none are left afterwards."""
+        """Take a step. The gradients are already reduced; again none are left afterwards."""
         raise NotImplementedError("optimizer step, forget the shards' gradients, gather")
 
 
 class Zero3(Zero2):
-    """Stage 3: besides, the whole parameters of a unit live only while the unit computes."""
+    """Stage 3: also, the full parameters of a unit exist only while the unit computes."""
 
     def __init__(self, modules: list[torch.nn.Module], make_optimizer: Callable):
         super().__init__(modules, make_optimizer)
@@ -106,23 +106,23 @@ class Zero3(Zero2):
             )
 
     def own_part(self, unit: Unit) -> torch.Tensor:
-        """This rank's part, (length,), in memory of its own: unit.flat will be released."""
-        raise NotImplementedError("return a copy of this rank's part")
+        """This rank's shard, (length,), in memory of its own: unit.flat will be released."""
+        raise NotImplementedError("return a copy of this rank's shard")
 
     def before_forward(self, unit: Unit) -> None:
-        """The unit is about to compute."""
-        raise NotImplementedError("allocate the whole parameters and gather them")
+        """Called when the unit is about to compute."""
+        raise NotImplementedError("allocate the full parameters and gather them")
 
     def after_forward(self, unit: Unit) -> None:
-        """The unit has computed; the next one is about to."""
+        """Called when the unit has computed and the next one is about to."""
         raise NotImplementedError("what is not needed now?")
 
     def before_backward(self, unit: Unit) -> None:
-        """The gradient of the unit's output is there, and its backward pass is about to begin."""
+        """Called when the gradient of the unit's output is ready and its backward pass begins."""
         raise NotImplementedError("what does the backward pass need?")
 
     def after_backward(self, unit: Unit) -> None:
-        """All gradients of the unit are ready."""
+        """Called when all gradients of the unit are ready."""
         raise NotImplementedError("what stage 2 does, and what else is not needed now?")
 
     def step(self) -> None:
@@ -138,7 +138,7 @@ class Zero3(Zero2):
 
     def _forward_ends(self, unit: Unit, output: torch.Tensor) -> None:
         self.after_forward(unit)
-        if output.requires_grad:  # called when the output's gradient is there
+        if output.requires_grad:  # called when the output's gradient is ready
             output.register_hook(lambda _: self._backward(unit))
 
     def _backward(self, unit: Unit) -> None:

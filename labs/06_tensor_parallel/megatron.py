@@ -1,16 +1,16 @@
-"""Lab 06: the Megatron layer, five steps of one file.
+"""Lab 06: the Megatron layer, five steps in one file.
 
-    y = ParallelMLP(mlp)(x)                     # equal to mlp(x), with 1/N of the weights on a rank
+    y = ParallelMLP(mlp)(x)                     # equals mlp(x), with 1/N of the weights per rank
     y = ParallelAttention(attention)(x, cos, sin)
     loss = vocabulary_loss(logits, targets, sizes)
     y = SequenceMLP(norm, mlp)(x, length)       # and with 1/N of the positions between the matrices
 
-Every rank begins with the same whole layer and keeps its part. `part` (given) cuts a tensor. On one
-rank nothing needs to travel. What a function makes is kept for the backward pass at most: when the
-step is over, results and gradients are left, none of them a part of a larger tensor (but for pieces
-that were filled up). The functions of autograd in a and e keep no tensor at all. Where nobody asks
-for gradients, what is given stays as it is and what is sent is the same. Write with torch and
-torch.distributed, not with `utils.parallel` or `torch.distributed.tensor`: they are what you build.
+Every rank begins with the same whole layer and keeps its shard. `part` (given) returns a rank's
+shard of a tensor. A single rank need not communicate. Tensors are kept at most until the backward
+pass: after the step only results and gradients are left, none of them a view of a larger tensor
+(except for shards that were padded). The autograd functions in a and e keep no tensors at all.
+Without gradients, too, inputs are not changed, and the same is sent. Use torch and
+torch.distributed, not `utils.parallel` or `torch.distributed.tensor`: they are what you build.
 """
 
 import torch
@@ -23,7 +23,7 @@ from utils.shares import shares
 
 
 def part(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Given: this rank's part of a tensor, a view. sizes: the length of each rank's part."""
+    """Given: this rank's shard of a tensor, a view. sizes: the length of each rank's shard."""
     return tensor.split(list(sizes), dim=dim)[dist.get_rank()]
 
 
@@ -31,15 +31,15 @@ def part(tensor: torch.Tensor, dim: int, sizes: tuple[int, ...]) -> torch.Tensor
 
 
 class CopyToRegion(torch.autograd.Function):
-    """f: into the region, the layers that the ranks share.
+    """f: the entry to the region, the layers that are split among the ranks.
 
     forward: x, not a copy of it. backward: one all-reduce, of a tensor of dy's shape and type; dy
-    itself stays as it is, others may hold it too.
+    itself is not changed, since others may hold it too.
     """
 
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("return x, as it is (x.view_as(x): autograd wants a new object)")
+        raise NotImplementedError("return x unchanged (x.view_as(x): autograd needs a new object)")
 
     @staticmethod
     def backward(ctx, dy: torch.Tensor) -> torch.Tensor:
@@ -47,10 +47,10 @@ class CopyToRegion(torch.autograd.Function):
 
 
 class ReduceFromRegion(torch.autograd.Function):
-    """g: out of the region.
+    """g: the exit from the region.
 
-    forward: one all-reduce, of a tensor of x's shape and type; x itself stays as it is. backward:
-    nothing is sent and nothing copied.
+    forward: one all-reduce, of a tensor of x's shape and type; x itself is not changed. backward:
+    nothing is sent or copied.
     """
 
     @staticmethod
@@ -59,7 +59,7 @@ class ReduceFromRegion(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("y = x + what the others add: what is the gradient of x?")
+        raise NotImplementedError("y = x + the other ranks' results: what is the gradient of x?")
 
 
 def copy_to_region(x: torch.Tensor) -> torch.Tensor:
@@ -78,22 +78,22 @@ def reduce_from_region(x: torch.Tensor) -> torch.Tensor:
 def column(linear: nn.Linear, sizes: tuple[int, ...]) -> nn.Linear:
     """The same layer with this rank's outputs only, in memory of its own.
 
-    sizes: how many outputs each rank has, equal or not; perhaps none.
+    sizes: the number of outputs of each rank, equal or not, possibly none.
     """
     weight, bias = linear.weight.data, linear.bias.data
     raise NotImplementedError(
-        "this rank's part of weight and of bias, in memory of their own (.clone())"
+        "this rank's shard of weight and bias, in memory of their own (.clone())"
     )
     return as_linear(weight, bias)
 
 
 def row(linear: nn.Linear, sizes: tuple[int, ...]) -> nn.Linear:
-    """The same layer with this rank's inputs only, in memory of its own. sizes: how many each has.
+    """The same layer with this rank's inputs only, in memory of its own. sizes: inputs by rank.
 
-    Its bias stays whole: who adds it, and when?
+    Its bias is not split: when should it be added?
     """
     weight, bias = linear.weight.data, linear.bias.data.clone()
-    raise NotImplementedError("this rank's part of weight, in memory of its own")
+    raise NotImplementedError("this rank's shard of weight, in memory of its own")
     return as_linear(weight, bias)
 
 
@@ -106,10 +106,10 @@ def as_linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
 
 
 class ParallelMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)), its M columns shared out. `mlp`: the whole layer, with biases.
+    """down(silu(gate(x)) * up(x)), with its M columns split. `mlp`: the whole layer, with biases.
 
-    A rank keeps its parts, nothing else; a forward pass makes one all-reduce and a backward pass
-    one, each of a tensor like x, and they multiply with nothing but the parts.
+    A rank keeps its shards and nothing else; a forward pass calls one all-reduce and a backward
+    pass one, each of a tensor like x, and they multiply only with the shards.
     """
 
     def __init__(self, mlp: nn.Module):
@@ -129,9 +129,9 @@ class ParallelMLP(nn.Module):
 
 
 def head_sizes(heads: int, kv_heads: int, head_size: int) -> tuple[tuple, tuple]:
-    """How many outputs of q, and how many of k and v, each rank computes.
+    """The numbers of outputs of q, and of k and v, that each rank computes.
 
-    heads = kv_heads times a whole number: so many query heads attend to one key-value head.
+    heads is a multiple of kv_heads: heads // kv_heads query heads attend to each key-value head.
     There are at least as many key-value heads as ranks.
     """
     kv_shares = shares(kv_heads, dist.get_world_size())  # key-value heads of each rank
@@ -141,9 +141,9 @@ def head_sizes(heads: int, kv_heads: int, head_size: int) -> tuple[tuple, tuple]
 
 
 class ParallelAttention(nn.Module):
-    """Causal grouped-query attention, its heads shared out. `attention`: the whole layer.
+    """Causal grouped-query attention, with its heads split. `attention`: the whole layer.
 
-    Memory, messages and work: as ParallelMLP.
+    Memory, messages and work are as in ParallelMLP.
     """
 
     def __init__(self, attention: nn.Module):
@@ -164,7 +164,7 @@ class ParallelAttention(nn.Module):
         )
 
     def attend(self, q, k, v, cos, sin) -> torch.Tensor:
-        """Given: (B, T, outputs) each -> (B, T, outputs of q). However many heads there are."""
+        """Given: (B, T, outputs) each -> (B, T, outputs of q), for any number of heads."""
         q, k, v = (t.unflatten(-1, (-1, self.head_size)) for t in (q, k, v))  # (B, T, heads, D)
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # (B, heads, T, D)
@@ -194,15 +194,15 @@ def vocabulary_loss(
 
     logits     (B, T, V_local): this rank's words, fp64, fp32 or bf16; where smoothing is 0, −inf
                for a word that is masked
-    targets    (B, T), numbers in the whole vocabulary, or IGNORED
-    sizes      how many words each rank has: at least one, not always alike
-    Computed in fp64 for fp64, else in fp32. No more is sent than three all-reduces of one number a
-    token do, nothing in the backward pass. For the backward pass one tensor of V_local numbers a
-    token is kept, and some single numbers a token; none is ever longer than V_local.
+    targets    (B, T), indices into the whole vocabulary, or IGNORED
+    sizes      the number of words of each rank: at least one, not always equal
+    Computed in fp64 for fp64, otherwise in fp32. At most as much is sent as by three all-reduces of
+    one value per token, and nothing in the backward pass. For it, one tensor of V_local values per
+    token is kept, and a few single values per token; no tensor is ever longer than V_local.
     """
-    first = sum(sizes[: dist.get_rank()])  # the number of this rank's first word
+    first = sum(sizes[: dist.get_rank()])  # the index of this rank's first word
     raise NotImplementedError(
-        "what a rank can add up alone, what it must hear from others, and the mean"
+        "what a rank can compute itself, what it needs from others, and the mean"
     )
 
 
@@ -212,17 +212,17 @@ def vocabulary_loss(
 def all_positions(x: torch.Tensor, length: int) -> torch.Tensor:
     """One all-gather, (B, T_local, C) -> (B, length, C).
 
-    Rank r has `shares(length, N)[r]` neighbouring positions, perhaps none. The pieces of a
-    collective have equal lengths: shorter ones are filled up to the longest, and no further.
+    Rank r has `shares(length, N)[r]` consecutive positions, possibly none. The tensors of a
+    collective have equal lengths: shorter ones are padded to the longest, and no further.
     """
-    raise NotImplementedError("gather equal pieces; of each, take what is no filling, in order")
+    raise NotImplementedError(
+        "gather padded tensors of equal length; concatenate them without the padding"
+    )
 
 
 def own_positions_summed(x: torch.Tensor) -> torch.Tensor:
-    """One reduce-scatter, (B, T, C) -> (B, T_local, C), in pieces of equal length as above."""
-    raise NotImplementedError(
-        "a piece for each rank; what comes back is the sum of this rank's pieces"
-    )
+    """One reduce-scatter, (B, T, C) -> (B, T_local, C), of tensors of equal length as above."""
+    raise NotImplementedError("a padded tensor for each rank; the result is the sum of this rank's")
 
 
 def filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
@@ -231,7 +231,7 @@ def filled_up(x: torch.Tensor, length: int) -> torch.Tensor:
 
 
 class GatherToRegion(torch.autograd.Function):
-    """f where the sequence is split: (B, T_local, C) -> (B, T, C)."""
+    """f for a split sequence: (B, T_local, C) -> (B, T, C)."""
 
     @staticmethod
     def forward(ctx, x: torch.Tensor, length: int) -> torch.Tensor:
@@ -243,36 +243,36 @@ class GatherToRegion(torch.autograd.Function):
 
 
 class ReduceScatterFromRegion(torch.autograd.Function):
-    """g where the sequence is split: of the sum, this rank's positions.
+    """g for a split sequence: this rank's positions of the sum.
 
     (B, T, C) -> (B, T_local, C)
     """
 
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("the sum over the ranks, of which each gets its own positions")
+        raise NotImplementedError("each rank gets its own positions of the sum over the ranks")
 
     @staticmethod
     def backward(ctx, dy: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("x has all positions: who has the gradients of the others?")
+        raise NotImplementedError("x has all positions: where are the gradients of the others?")
 
 
 def gather_to_region(x: torch.Tensor, length: int) -> torch.Tensor:
-    """Given: f where the sequence is split; length: T."""
+    """Given: f for a split sequence; length: T."""
     return GatherToRegion.apply(x, length)
 
 
 def reduce_scatter_from_region(x: torch.Tensor) -> torch.Tensor:
-    """Given: g where the sequence is split."""
+    """Given: g for a split sequence."""
     return ReduceScatterFromRegion.apply(x)
 
 
 class SequenceMLP(nn.Module):
-    """x + mlp(norm(x)); outside of the matrices a rank has its own positions only.
+    """x + mlp(norm(x)); outside the matrices a rank has only its own positions.
 
-    norm, mlp: the whole layers. A rank keeps the norm and its parts of mlp. A forward pass makes
-    one all-gather and one reduce-scatter, and a backward pass the same. For the backward pass it
-    keeps one tensor of all positions, (B, T, C), besides what the MLP keeps of its own columns and
+    norm, mlp: the whole layers. A rank keeps the norm and its shards of mlp. A forward pass calls
+    one all-gather and one reduce-scatter, as does a backward pass. For the backward pass it keeps
+    one tensor of all positions, (B, T, C), in addition to what the MLP keeps of its own columns and
     the norm of its own positions.
     """
 
@@ -285,13 +285,15 @@ class SequenceMLP(nn.Module):
 
     def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:
         """(B, T_local, C) -> (B, T_local, C), this rank's positions; length: T."""
-        raise NotImplementedError("what happens to a rank's own positions, and what to all?")
+        raise NotImplementedError(
+            "what is done to a rank's own positions, and what to all of them?"
+        )
 
 
 def sum_partial_gradients(layer: SequenceMLP) -> None:
-    """After the backward passes of a step: makes every `.grad` of the layer the whole batch's.
+    """After the backward passes of a step, make every `.grad` of the layer that of the whole batch.
 
-    Some parameters have seen the positions of their rank alone. Their gradients are summed over the
-    ranks, in one all-reduce of no more than these.
+    Some parameters have seen only their rank's positions. Sum their gradients, and no others, over
+    the ranks, in one all-reduce.
     """
     raise NotImplementedError("which parameters are these?")

@@ -1,18 +1,19 @@
 """Lab 07: one sequence on N ranks, and attention over all of it.
 
     out, lse = merge(out, lse, more, more_lse)              # two attentions of the same queries
-    out, lse = ring_attention(q, k, v, length)              # keys and values go round
+    out, lse = ring_attention(q, k, v, length)              # keys and values go around
     dq, dk, dv = ring_attention_backward(dout, q, k, v, out, lse, length)
     out, lse = zigzag_attention(q, k, v, length)            # an early and a late block on each rank
     out = ulysses_attention(q, k, v, length)                # positions for heads, and back
 
 Shapes: q and out (B, T, H, D), k and v (B, T, K, D) with H a multiple of K, lse (B, T, H): the
-logarithm of each query's sum of exponentials. T are this rank's positions of `length`; T differs by
-rank where N does not divide. Everything is causal: a position looks at itself and at those before.
+logarithm of each query's sum of exponentials. T is the number of this rank's positions, of `length`
+in total; it differs by rank if N does not divide. Everything is causal: a position attends to
+itself and to earlier ones.
 
-Inputs stay as they are, and nothing is kept when a function is done. Everything that you start is
-waited for. Write with torch and torch.distributed, not with `utils.parallel` or
-`torch.distributed.tensor`: they are what you build.
+Inputs are not changed, and nothing is kept after a function returns. Wait on everything that you
+start. Use torch and torch.distributed, not `utils.parallel` or `torch.distributed.tensor`: they are
+what you build.
 """
 
 import torch
@@ -26,10 +27,10 @@ from utils.shares import shares
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Given: (out, lse) of q (B, T, H, D) that looks at k and v (B, S, K, D), S > 0.
+    """Given: (out, lse) of q (B, T, H, D) attending to k and v (B, S, K, D), S > 0.
 
-    causal: queries and keys are the same positions, and each looks at itself and those before;
-    False: every query looks at every key.
+    causal: queries and keys are the same positions, and each attends to itself and earlier ones;
+    False: every query attends to every key.
     """
     scores = _scores(q, k, causal)  # (B, H, T, S)
     lse = scores.logsumexp(-1)
@@ -46,9 +47,9 @@ def attend_backward(
     lse: torch.Tensor,
     causal: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Given: (dq, dk, dv), what these queries and these keys add to the gradients.
+    """Given: (dq, dk, dv), the contribution of these queries and keys to the gradients.
 
-    dout, out and lse: of the queries' attention to *all* keys, of which k are some.
+    dout, out and lse: of the queries' attention to *all* keys, of which k holds some.
     """
     weights = (_scores(q, k, causal) - lse.transpose(1, 2)[..., None]).exp()  # (B, H, T, S)
     dout, out = dout.transpose(1, 2), out.transpose(1, 2)
@@ -78,17 +79,17 @@ def _heads_first(x, q):
 def merge(
     out: torch.Tensor, lse: torch.Tensor, more: torch.Tensor, more_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two attentions of the same queries, to different keys, as one to all of these keys.
+    """Merge two attentions of the same queries, to different keys, into one to all of these keys.
 
     out, more        (B, T, H, D) in fp64, fp32 or bf16; the result has their type
-    lse, more_lse    (B, T, H) in fp64 for fp64, else in fp32; so is the result, and so it is
-                     computed
+    lse, more_lse    (B, T, H) in fp64 for fp64, otherwise in fp32; the result is computed in, and
+                     has, this type
     Sums of exponentials may be too large, or too small, for any type: only their logarithms are
-    there. A query that has seen no key yet has lse −inf, and zeros in out; where neither has seen
-    one, the result is zeros and −inf, too. A NaN that goes in comes out.
+    available. A query that has seen no key yet has lse −inf, and zeros in out; if it has seen none
+    in either, the result is zeros and −inf too. A NaN that goes in comes out.
     """
     raise NotImplementedError(
-        "the logarithm of both sums together, and each result by its share of it"
+        "the logarithm of both sums together; weight each result by its share"
     )
 
 
@@ -96,17 +97,19 @@ def merge(
 
 
 def pass_on(block: torch.Tensor, length: int) -> tuple[torch.Tensor, list[dist.Work]]:
-    """Starts to send `block` to the next rank, and to receive one from the rank before.
+    """Start sending `block` to the next rank and receiving one from the previous rank.
 
     block (2, B, S, K, D) -> (coming, works): coming (2, B, length, K, D), filled when all works
-    have been waited for. Until then block must stay as it is.
+    have been waited on. Until then block must not change.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    raise NotImplementedError("make room for what comes, start both messages, and wait for none")
+    raise NotImplementedError(
+        "allocate the incoming block, start both messages, and wait on neither"
+    )
 
 
 def wait(works: list[dist.Work]) -> None:
-    """Given: waits for messages."""
+    """Given: wait on messages."""
     for work in works:
         work.wait()
 
@@ -114,16 +117,16 @@ def wait(works: list[dist.Work]) -> None:
 def ring_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) of this rank's positions, which look at those of all ranks.
+    """(out, lse) of this rank's positions, which attend to those of all ranks.
 
-    Rank r has `shares(length, N)[r]` neighbouring positions, at least one, behind those of the
-    ranks before it. Types: fp64 or fp32, lse like out.
+    Rank r has `shares(length, N)[r]` consecutive positions, at least one, after those of earlier
+    ranks. Types: fp64 or fp32, lse like out.
 
-    Messages: sends to the next rank and receives from the rank before; a rank sends a block, keys
-    and values of one rank, N − 1 times at most. While it computes with one block, the next one is
-    under way to it, and that one to the next rank. Blocks that this rank's positions do not see are
-    passed on, and not computed with. A rank never holds more than two blocks of others, nor makes
-    scores of more than its queries and one block.
+    Messages: sends to the next rank and receives from the previous one; a rank sends at most N − 1
+    blocks (keys and values of one rank). While it computes with one block, the next one is on its
+    way to it, and the current one on its way to the next rank. Blocks that this rank's positions do
+    not see are passed on but not computed with. A rank never holds more than two received blocks,
+    and never computes scores of more than its queries and one block.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes = shares(length, size)  # positions of each rank
@@ -145,12 +148,12 @@ def ring_attention_backward(
     lse: torch.Tensor,
     length: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(dq, dk, dv) of this rank's positions, as one rank would have them.
+    """(dq, dk, dv) of this rank's positions, as one rank would compute them.
 
-    Positions, messages and work as in `ring_attention`; out and lse are what it returned. The
-    gradients of keys and values travel too, to the next rank as the blocks do, N times at most:
-    each rank adds its part. Whenever a rank computes and has more to receive, a receive is under
-    way, and a send where it has more to send.
+    Positions, messages and work as in `ring_attention`; out and lse are its results. The gradients
+    of keys and values are sent to the next rank as well, like the blocks, at most N times: each
+    rank adds its contribution. While a rank computes and has more to receive, a receive is in
+    flight; likewise for sends.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes, block = shares(length, size), torch.stack((k, v))
@@ -161,10 +164,10 @@ def ring_attention_backward(
 
 
 def zigzag_positions(length: int, ranks: int) -> list[tuple[range, range]]:
-    """(early, late) of each rank: the sequence in 2N blocks, of which rank r has the r-th from the
-    front and the r-th from the back.
+    """(early, late) of each rank: the sequence is split into 2N blocks, and rank r has the r-th
+    from the front and the r-th from the back.
 
-    Blocks are `shares(length, 2 * ranks)` long; none is empty: length is 2N or more.
+    Blocks are `shares(length, 2 * ranks)` long; none is empty: length is at least 2N.
     """
     raise NotImplementedError("two ranges for each rank")
 
@@ -172,17 +175,18 @@ def zigzag_positions(length: int, ranks: int) -> list[tuple[range, range]]:
 def zigzag_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`ring_attention` where the positions of q, k and v are this rank's two blocks, early first.
+    """`ring_attention` for q, k and v at the positions of this rank's two blocks, early first.
 
-    Of another rank's block only what this rank's positions see is computed with: where blocks are
-    equal, all ranks multiply equally much. Messages and memory as in `ring_attention`.
+    Only those parts of another rank's blocks are computed with that this rank's positions see: if
+    blocks are equal, all ranks do the same number of multiplications. Messages and memory as in
+    `ring_attention`.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     places = zigzag_positions(length, size)
-    early = len(places[rank][0])  # how many of this rank's positions are early
+    early = len(places[rank][0])  # number of this rank's early positions
     block = torch.stack((k, v))
     raise NotImplementedError(
-        "the ring again; who sees what of a rank before, and of a rank behind?"
+        "the ring again; which positions see what of a lower rank, and of a higher?"
     )
 
 
@@ -192,38 +196,38 @@ def zigzag_attention(
 def heads_of_ranks(
     heads: int, kv_heads: int, ranks: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """(query heads, key-value heads) that each rank computes, as lists of their numbers.
+    """(query heads, key-value heads) that each rank computes, as lists of their indices.
 
-    Rank r has `shares(heads, ranks)[r]` neighbouring query heads, and the key-value heads that
-    these look at, each once. Query head h looks at key-value head h // (heads // kv_heads). There
-    may be fewer key-value heads than ranks: then several ranks have the same one. Raises ValueError
-    if there are fewer query heads than ranks.
+    Rank r has `shares(heads, ranks)[r]` consecutive query heads, and the key-value heads that these
+    use, each once. Query head h uses key-value head h // (heads // kv_heads). There may be fewer
+    key-value heads than ranks: then several ranks have the same one. Raises ValueError if there are
+    fewer query heads than ranks.
     """
     raise NotImplementedError(
-        "refuse too many ranks; neighbouring query heads; which keys do they need?"
+        "refuse too many ranks; consecutive query heads; which keys do they need?"
     )
 
 
 def all_to_all(parts: list[torch.Tensor], shapes: list[tuple[int, ...]]) -> list[torch.Tensor]:
-    """One all-to-all: parts[r] goes to rank r, and from rank r comes a tensor of shapes[r]."""
+    """One all-to-all: parts[r] goes to rank r, and a tensor of shapes[r] comes from rank r."""
     raise NotImplementedError(
-        "one flat tensor to send, one to receive, and how many numbers each rank has"
+        "one flat tensor to send, one to receive, and the number of elements per rank"
     )
 
 
 def ulysses_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int
 ) -> torch.Tensor:
-    """out of this rank's positions, which look at those of all ranks; positions as in
+    """out of this rank's positions, which attend to those of all ranks; positions as in
     `ring_attention`.
 
-    Messages: all-to-alls. Two will do, four are allowed (q, k, v, and the results); to each rank go
-    this rank's positions of the heads that it computes, and nothing else: a key-value head once,
-    however many query heads there look at it. Only these heads are computed. Raises ValueError,
+    Messages: all-to-alls. Two are enough, four are allowed (q, k, v, and the results). Each rank is
+    sent this rank's positions of the heads that it computes, and nothing else: a key-value head
+    once, however many query heads there use it. A rank computes only its heads. Raises ValueError,
     before anything is sent, if there are fewer query heads than ranks.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     lengths = shares(length, size)  # positions of each rank
     raise NotImplementedError(
-        "positions for heads, attention as one rank has it, heads for positions"
+        "trade positions for heads, attend as on one rank, trade heads for positions"
     )

@@ -1,7 +1,7 @@
 """Lab 08b: the backward pass of a linear layer in two halves.
 
 y = LaterLinear.apply(x, weight, bias, waiting)     # x·Wᵀ + b
-y.sum().backward()                                  # B: x.grad is there, weight.grad is not
+y.sum().backward()                                  # B: x.grad is ready, weight.grad is not
 for function in waiting: function()                 # W: now it is
 """
 
@@ -15,7 +15,7 @@ class LaterLinear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, waiting):
         """x (…, in), weight (out, in), bias (out,) or None -> (…, out). Given.
 
-        x has at least two dimensions, and any number of rows; all are of one floating type.
+        x has at least two dimensions and any number of rows; all have the same floating type.
         """
         ctx.save_for_backward(x)
         ctx.weight, ctx.bias, ctx.waiting = weight, bias, waiting
@@ -23,20 +23,20 @@ class LaterLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        """gradient (…, out), of y. Returns one gradient for each argument of forward, None for all
-        but x.
+        """Return a gradient for each argument of forward, None for all except x. gradient (…, out):
+        that of y.
 
-        What the weights need goes into ctx.waiting: one function without arguments that *adds* to
-        weight.grad and bias.grad, which are None at first, and leaves no graph on them. It is
-        called once, after any other B's, and keeps nothing. forward has left `(x,)` in
-        ctx.saved_tensors (there only during B), and the weights in ctx.weight and ctx.bias. Write
-        it yourself: `utils` has one.
+        Append to ctx.waiting one function without arguments that *adds* to weight.grad and
+        bias.grad, which are None at first, and leaves no graph on them. It is called once, after
+        any other B's, and keeps nothing. forward has left `(x,)` in ctx.saved_tensors (available
+        only during B), and the weights in ctx.weight and ctx.bias. Write it yourself: `utils` has
+        one.
         """
         raise NotImplementedError(
-            "put a function into ctx.waiting, and return the gradient of x and Nones"
+            "append a function to ctx.waiting; return the gradient of x and Nones"
         )
 
 
 def accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Given: parameter.grad += gradient, also the first time."""
+    """Given: parameter.grad += gradient, even the first time."""
     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient

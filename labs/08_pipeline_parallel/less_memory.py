@@ -9,13 +9,13 @@ def gpipe(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]:
 
 
 def order(rank: int, ranks: int, micro_batches: int) -> list[tuple[str, int]]:
-    """What this rank does, in order: ("F", n) and ("B", n), each once for n from 0.
+    """This rank's actions, in order: ("F", n) and ("B", n), each once for n from 0.
 
-    At no moment more than ranks - rank micro-batches are between their F and their B, and the
-    whole pipeline takes no longer than GPipe, whatever an F and a B take (the same on all ranks).
-    There may be fewer micro-batches than ranks. The list depends on the arguments alone. Write it
+    At no moment are more than ranks - rank micro-batches between their F and their B, and the whole
+    pipeline takes no longer than GPipe, however long an F and a B take (the same on all ranks).
+    There may be fewer micro-batches than ranks. The list depends only on the arguments. Write it
     yourself: `utils` has one.
     """
     raise NotImplementedError(
-        "return this rank's list: some F's, then one F and one B in turns, then B's"
+        "return this rank's list: some F's, then one F and one B in turn, then B's"
     )

@@ -1,17 +1,15 @@
-"""Lab 09: tokens to their experts and back over ranks, however uneven the loads are.
+"""Lab 09: send tokens to their experts and back across ranks, however uneven the loads.
 
     rows, way = dispatch(tokens, chosen, experts)    # every row to the rank that holds its expert
     results = run(own_experts, rows, way.loads)      # given
     y = combine(results, weights, way)               # back home, weighted and added up
 
-E experts on N ranks: rank r holds the E/N experts from number r · E/N on. Each rank has tokens of
-its own: S of them, another number on every rank, and perhaps none. k different experts compute each
-token.
+E experts on N ranks: rank r holds E/N experts, starting with number r · E/N. Each rank has its own
+S tokens; S differs by rank and may be 0. k different experts compute each token.
 
-Rows have any width, and are fp32 or fp64. What is handed in stays as it is, a `Way` too, with
-gradients or without; nothing is kept between calls, and no result is a part of a larger tensor. All
-by hand, with the collectives of torch.distributed: not with those of
-torch.distributed.nn.
+Rows have any width, and are fp32 or fp64. Arguments, a `Way` included, are not changed, with or
+without gradients; nothing is kept between calls, and no result is a view of a larger tensor. Write
+all of it by hand, with the collectives of torch.distributed, not those of torch.distributed.nn.
 """
 
 from dataclasses import dataclass
@@ -22,28 +20,28 @@ from torch import nn
 
 
 class AllToAll(torch.autograd.Function):
-    """An all-to-all of rows that gradients can go back through: one message in each direction, in
-    which every rank takes part, rows or none."""
+    """A differentiable all-to-all of rows: one message in each direction, in which every rank takes
+    part, with or without rows."""
 
     @staticmethod
     def forward(ctx, rows, send, receive):
-        """rows (sum(send), C), perhaps not contiguous: first those for rank 0, then for rank 1 …
-        -> (sum(receive), C), first those from rank 0, then those from rank 1 …
+        """rows (sum(send), C), possibly not contiguous: first those for rank 0, then for rank 1 …
+        -> (sum(receive), C): first those from rank 0, then those from rank 1 …
 
-        send, receive   lists of N numbers: rows to each rank, rows from each rank
+        send, receive   lists of N integers: rows to each rank, rows from each rank
         """
         raise NotImplementedError("keep both lists in ctx, then one all-to-all with these sizes")
 
     @staticmethod
     def backward(ctx, gradient):
-        """The gradient of what arrived (sum(receive), C) -> that of the rows (sum(send), C), and
-        None for each of the two lists."""
+        """The gradient of the received rows (sum(receive), C) -> that of the rows sent (sum(send),
+        C), and None for each of the two lists."""
         raise NotImplementedError("where must the gradient of a row go?")
 
 
 @dataclass
 class Way:
-    """What `dispatch` notes, so that `combine` finds the way back."""
+    """Recorded by `dispatch`, so that `combine` can send results back."""
 
     order: torch.Tensor  # (S·k) the places of chosen.flatten(), in the order of the rows sent
     send: list[int]  # rows sent to each rank
@@ -53,32 +51,34 @@ class Way:
 
 
 def tell(counts):
-    """counts (E) int64, this rank's rows for each expert -> (N, E/N): row r is what rank r has for
-    each expert of this rank. Millions are counted exactly, too. One collective, whichever you like:
-    counts are few."""
+    """counts (E) int64, this rank's rows for each expert -> (N, E/N): row r has rank r's counts for
+    each expert of this rank. Even millions are exact. One collective of your choice: counts are
+    small."""
     raise NotImplementedError(
-        "every rank must learn how many rows will come; one all-to-all of counts"
+        "every rank must learn how many rows will arrive: one all-to-all of counts"
     )
 
 
 def dispatch(tokens, chosen, experts):
     """tokens (S, C), chosen (S, k) int64 -> rows (n, C) for this rank's experts, and a `Way`.
 
-    experts   their number E on all ranks together
+    experts   E, their number on all ranks together
     The rows of this rank's first expert come first, then those of its second …
     """
     raise NotImplementedError(
-        "sort the choices by expert, tell the counts, send the rows, sort what came"
+        "sort choices by expert, tell the counts, send the rows, sort those received"
     )
 
 
 def combine(results, weights, way):
     """results (n, C) of this rank's experts, in the order of dispatch's rows -> (S, C): for each
-    token of this rank the sum of its k results, weighted with weights (S, k)."""
-    raise NotImplementedError("undo the three steps of dispatch in reverse, then weigh and add up")
+    token of this rank, the sum of its k results, weighted by weights (S, k)."""
+    raise NotImplementedError(
+        "undo the three steps of dispatch in reverse, then multiply and add up"
+    )
 
 
-# Given: the experts, and the layer that your functions make.
+# Given: the experts, and the layer that uses your functions.
 
 
 def make_experts(count, size, hidden=16, seed=0):
@@ -90,12 +90,12 @@ def make_experts(count, size, hidden=16, seed=0):
 
 
 def run(experts, rows, loads):
-    """Each expert computes its rows (n, C); one without rows is called too, so that it has a
+    """Each expert computes its rows (n, C); one without rows is also called, so that it gets a
     gradient of zeros."""
     return torch.cat([expert(part) for expert, part in zip(experts, rows.split(loads))])
 
 
 def layer(tokens, chosen, weights, experts, count):
-    """A mixture over ranks: `experts` are this rank's, `count` is their number on all ranks."""
+    """A mixture across ranks: `experts` are this rank's, `count` is their number on all ranks."""
     rows, way = dispatch(tokens, chosen, count)
     return combine(run(experts, rows, way.loads), weights, way)

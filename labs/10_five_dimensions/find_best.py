@@ -2,7 +2,7 @@
 
     best_strategy(MODELS["gpt3-13b"], MACHINES["dgx-v100"], gpus=64, global_batch=512)
 
-`outcomes` (given) works out many strategies at once; see `cases.py`.
+`outcomes` (given) evaluates many strategies at once; see `cases.py`.
 """
 
 import itertools
@@ -12,13 +12,11 @@ from utils.planner import Machine, Model, Strategy
 
 
 def best_strategy(model: Model, machine: Machine, gpus: int, global_batch: int) -> Strategy:
-    """The fastest strategy that fits, of all that use every one of `gpus` GPUs.
+    """The fastest strategy that fits, of those that use all `gpus` GPUs.
 
     Try at least: every tp and pp whose product divides gpus (not only powers of two); micro-batches
     of 1, 2, 4, 8 and 16; interleave 1, 2, 3, 4, 6 and 8; every recompute; zero 0, 1 and 3; with and
-    without sequence parallelism. Strategies that make no sense may be among them: their outcome
-    is None. One at least fits. `utils.planner.search` is what you write here: it is not called.
+    without sequence parallelism. Invalid strategies may be among them: their outcome is None. At
+    least one fits. `utils.planner.search` is what you are writing: do not call it.
     """
-    raise NotImplementedError(
-        "list the strategies, ask for their outcomes, take the fastest that fits"
-    )
+    raise NotImplementedError("list the strategies, get their outcomes, take the fastest that fits")

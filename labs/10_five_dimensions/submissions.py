@@ -4,7 +4,7 @@
              zero=0 | 1 | 3, sequence_parallel=True | False)
 
 dp · pp · tp must be the number of GPUs. The sizes of model, machine and batch are in `cases.py`.
-What is not named here is left as it is. `utils.planner.plan` may be asked, its `search` not: that
+Leave other fields at their defaults. You may call `utils.planner.plan`, but not its `search`: that
 is exercise e.
 """
 
@@ -12,14 +12,14 @@ from utils.planner import Strategy
 
 
 def one_node() -> Strategy:
-    """Llama 2 13B on one DGX A100: 8 GPUs of 80 GB, 256 sequences of 4,096 tokens a step."""
+    """Llama 2 13B on one DGX A100: 8 GPUs of 80 GB, 256 sequences of 4,096 tokens per step."""
     raise NotImplementedError(
         "return a Strategy on 8 GPUs that fits and is within 5 % of the fastest"
     )
 
 
 def cluster() -> Strategy:
-    """GPT-3 175B on 128 DGX A100: 1,024 GPUs, 1,536 sequences of 2,048 tokens a step."""
+    """GPT-3 175B on 128 DGX A100: 1,024 GPUs, 1,536 sequences of 2,048 tokens per step."""
     raise NotImplementedError(
         "return a Strategy on 1024 GPUs that fits and is within 5 % of the fastest"
     )

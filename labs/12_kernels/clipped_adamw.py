@@ -1,16 +1,17 @@
-"""Exercise 12b: AdamW whose gradient is clipped on the way, in two launches.
+"""Exercise 12b: AdamW with gradient clipping built in, in two launches.
 
-Clipping by the norm (`torch.nn.utils.clip_grad_norm_`) reads all gradients to find their norm, then
-reads and writes them once more to shrink them; only then does the optimizer read them again. The
-shrinking needs no pass of its own: the optimizer's kernel has each gradient in a register already.
+Clipping by the norm (`torch.nn.utils.clip_grad_norm_`) reads all gradients to compute their norm,
+then reads and writes them once more to scale them; only then does the optimizer read them again.
+The scaling needs no pass of its own: the optimizer's kernel already has each gradient in a
+register.
 
-    first launch     reads g                  4 bytes a parameter
+    first launch     reads g                  4 bytes per parameter
     second launch    reads p, g, m, v        16
                      writes p, m, v          12
 
-The factor is known to the device only. A host that asks for it (`.item()`, an `if`) waits for the
-first launch, and the device then waits for the host: keep it in a tensor, and let the second kernel
-load it.
+Only the device knows the factor. A host that reads it (`.item()`, an `if`) waits for the first
+launch, and the device then waits for the host: keep it in a tensor, and let the second kernel load
+it.
 """
 
 import math
@@ -20,7 +21,7 @@ import torch
 from utils.kernels.language import tl, triton
 
 
-# two kernels: sums of squares, one for each program; and the step
+# two kernels: sums of squares, one per program; and the step
 @triton.jit
 def squares_kernel(g_ptr, parts_ptr, n, BLOCK: tl.constexpr): ...
 
@@ -47,13 +48,13 @@ def clipped_step(
         m = β1 · m + (1 - β1) · c·g               v = β2 · v + (1 - β2) · (c·g)²
         p = p - lr / (1 - β1^t) · m / (√v / √(1 - β2^t) + eps)
 
-    n may be more than 2³¹, t 100,000. g is not changed. Where the norm is not finite, p, m and v
+    n may exceed 2³¹, and t may be 100,000. g is not changed. If the norm is not finite, p, m and v
     are not changed either: one bad gradient spoils no weight. Two launches: g is loaded once in
-    each, p, m and v are loaded and stored once in the second; a program touches at most 8 numbers
-    beside these, and what torch does between the launches is done to the programs' sums only. No
-    atomic operation: the same g must give the same bits each time, wherever it lies in memory, or
-    replicas part. The host never waits for a number, so no kernel gets one from it that depends on
-    g. Where 16 divides n and the addresses, loads and stores of blocks move 128 bits for a thread,
-    in both launches.
+    each, p, m and v are loaded and stored once in the second; a program touches at most 8 other
+    elements, and torch's operations between the launches work only on the programs' sums. No atomic
+    operations: the same g must give the same bits every time, wherever it is in memory, or replicas
+    diverge. The host never waits for a value, so no kernel gets one from it that depends on g. If
+    16 divides n and the addresses, loads and stores of blocks move 128 bits per thread, in both
+    launches.
     """
-    raise NotImplementedError("launch, make the factor from the parts (on the device), launch")
+    raise NotImplementedError("launch, compute the factor from the sums (on the device), launch")

@@ -1,11 +1,11 @@
-"""Exercise 12d, open: what follows one another in every decoder layer, with the fewest bytes.
+"""Exercise 12d, open: residual and norm of every decoder layer, with the fewest bytes.
 
     h = x + residual
-    y = h / √(mean(h²) + eps) · weight          over rows of d numbers
+    y = h / √(mean(h²) + eps) · weight          over rows of d elements
 
-As plain operations that is five passes. One kernel with a row for each program moves 20 bytes a
-number: x, residual and weight in, h and y out, 4 bytes each. Can it be fewer? Count what each
-program loads. An H100 has 132 SMs, and each needs a program at least.
+As plain operations that is five passes. One kernel with one row per program moves 20 bytes per
+element: x, residual and weight in, h and y out, 4 bytes each. Can it be fewer? Count what each
+program loads. An H100 has 132 SMs, and each needs at least one program.
 """
 
 import torch
@@ -26,10 +26,9 @@ def add_norm(
     """(y, h), each (rows, d), of x and residual (rows, d) and weight (d,): fp32, contiguous.
 
     d from 1 to 16,384, any number of rows. One launch, in which at least min(rows, 132) programs
-    have a row; nothing that was given is changed, and results lie in memory of their own. A NaN
-    spoils y of its row, and of no other. Where d is 128 or more and 16 divides d and the addresses,
-    all loads and stores of rows move 128 bits for a thread; up to d = 8,192 no register spills.
-    What counts is bytes a number: whatever the kernel and torch's operators load and store, for 396
-    rows.
+    have a row; inputs are not changed, and results are in memory of their own. A NaN spoils y of
+    its row only. If d is at least 128 and 16 divides d and the addresses, all loads and stores of
+    rows move 128 bits per thread; up to d = 8,192 no register spills. The measure is bytes per
+    element: everything that the kernel and torch's operators load and store, for 396 rows.
     """
     raise NotImplementedError("launch it")

@@ -1,9 +1,9 @@
-"""Exercise 12a: a vector add that stays inside of its vectors, wherever their numbers lie.
+"""Exercise 12a: a vector add that stays inside its vectors, whatever their layout.
 
-A kernel gets the address of a vector's first number. The next one need not be its neighbour in
-memory: in a column of a matrix it is a row further. `vector.stride(0)` says how far, counted in
-numbers. For Triton a whole number that is 1 at the launch is a constant, so one kernel serves both,
-and where numbers are neighbours the compiler knows it.
+A kernel gets the address of a vector's first element. The next one need not be adjacent in memory:
+in a column of a matrix it is a row further on. `vector.stride(0)` says how far, in elements. For
+Triton an integer that is 1 at launch is a constant, so one kernel serves both cases, and the
+compiler knows when elements are contiguous.
 
 Write the kernel and the function that launches it.
 """
@@ -13,21 +13,21 @@ import torch
 from utils.kernels.language import tl, triton
 
 
-# the kernel: a block of numbers for each program, and a mask
+# the kernel: a block of elements per program, and a mask
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr): ...
 
 
 def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
-    """out[i] = x[i] + y[i] for vectors of n numbers, n ≥ 1 (also more than 2³¹), of one type: fp16,
-    fp32, fp64, or whole numbers of 8 to 64 bits, whose sums fit. (Not bf16: Triton's interpreter
-    adds its bits as if they were whole numbers.)
+    """out[i] = x[i] + y[i] for vectors of n elements, n ≥ 1 (even above 2³¹), of one type: fp16,
+    fp32, fp64, or integers of 8 to 64 bits, whose sums fit. (Not bf16: Triton's interpreter adds
+    its bits as if they were integers.)
 
-    Each vector may have any stride (a column, every third number, one number expanded to n), also
-    one with which its last number lies more than 2³¹ numbers behind its first. `out` may be x or y.
+    Each vector may have any stride (a column, every third element, one element expanded to n), even
+    one that puts its last element more than 2³¹ elements after its first. `out` may be x or y.
 
-    One launch. Each number of x and y is loaded once, each of `out` stored once, and nothing else
-    is touched; no copy is made. Where all strides are 1 and 16 divides n and the addresses, each
-    load and store of the machine code moves 128 bits for a thread (fp32).
+    One launch. Each element of x and y is loaded once, each of `out` stored once, and nothing else
+    is touched; no copy is made. If all strides are 1 and 16 divides n and the addresses, each load
+    and store of the machine code moves 128 bits per thread (fp32).
     """
     raise NotImplementedError("launch the kernel with enough programs")

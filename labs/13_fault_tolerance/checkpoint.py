@@ -1,14 +1,15 @@
 """Lab 13a: checkpoints that survive kill -9 at any byte, a power cut, and a damaged disk.
 
     found = load(folder)               # before the training loop: None, or (step, state)
-    save(folder, state, step)          # in it
+    save(folder, state, step)          # inside it
 
-Only these two are judged, by what they say; the other functions are one way to cut them in pieces.
+Only these two are judged, by their docstrings; the other functions are one way to divide the work.
 
-A process can be killed between any two bytes that it writes. What it has written then stays, in
-that order: the system still has it. After a power cut it does not: of a file there is what was
-synced (`os.fsync` of the file), and of the names in a folder those that were there when the folder
-was synced (`os.fsync` of the folder), or any later ones. So a new name can stand for an empty file.
+A process can be killed between any two bytes that it writes. The bytes written so far then stay, in
+that order, because the system still has them. After a power cut it does not: what is left of a file
+is what was synced (`os.fsync` of the file), and what is left of a folder is the names that it held
+when it was synced (`os.fsync` of the folder), or any later ones. So a new name can refer to an
+empty file.
 """
 
 import hashlib
@@ -27,43 +28,43 @@ NAME = re.compile(r"step-(\d+)\.checkpoint")
 def save(
     folder: str | Path, state: dict[str, torch.Tensor | int | float | bool], step: int
 ) -> None:
-    """Writes the checkpoint of `step`, 1 or more, into `folder`, which is made where it is missing.
+    """Write the checkpoint of `step`, at least 1, into `folder`, which is created if it is missing.
 
     state: names, any text, with CPU tensors (float64, float32, float16, bfloat16, int64, int32,
-    int16, int8, uint8 or bool; of any shape, also views of others) or Python's numbers.
+    int16, int8, uint8 or bool; of any shape, even views of others) or Python numbers.
 
-    - When it returns, `load` gives this state, also after a power cut.
-    - Whenever it is killed, or the power is cut, `load` gives this state or the one before.
-    - When it returns, the folder has this checkpoint and the one before, and no other, nor anything
-      that a killed `save` has left. So the disk does not fill up. A view takes the room of its own
-      numbers only.
-    - A run may go back: then checkpoints of `step` and of later steps are there, damaged or not.
-      This one takes their place, and those go.
-    - Any one of its files may be damaged later: `load` still gives this state or the one before.
-    - Where it cannot write, it raises, and what was there stays.
-    - What else is in the folder is someone else's, and stays. `state` stays what it is.
+    - When it returns, `load` returns this state, even after a power cut.
+    - Whenever it is killed, or the power is cut, `load` returns this state or the previous one.
+    - When it returns, the folder has this checkpoint and the previous one, and no others, nor
+      anything left by a killed `save`. So the disk does not fill up. A view takes space only for
+      its own elements.
+    - A run may go back: then checkpoints of `step` and of later steps exist, damaged or not. This
+      one replaces them.
+    - Any one of its files may be damaged later: `load` still returns this or the previous state.
+    - If it cannot write, it raises, and existing checkpoints stay.
+    - Other files in the folder are not yours, and stay. `state` is not changed.
     """
     raise NotImplementedError(
-        "write beside, sync, rename, sync the folder; then remove what is too old"
+        "write to another name, sync, rename, sync the folder; then remove old ones"
     )
 
 
 def load(folder: str | Path) -> tuple[int, dict[str, torch.Tensor | int | float | bool]] | None:
     """(step, state) of the newest checkpoint in `folder` that is not damaged; None: there is none.
 
-    - Tensors have the dtype, the shape and the bits that they had, and can be written to; numbers
-      have their type.
-    - Whatever is in the files: it is never a state that was not saved, and nothing is raised. What
-      is damaged and newer is named in a warning (`warnings.warn`): a file, or its folder. (What
-      is missing cannot be.)
-    - It only reads: the folder stays as it is, and no code that stands in a file is run.
+    - Tensors have the dtype, shape and bits that they had, and can be written to; numbers have
+      their type.
+    - Whatever the files contain, it never returns a state that was not saved, and never raises. A
+      newer checkpoint that is damaged is named in a warning (`warnings.warn`), by file or folder.
+      (One that is missing cannot be.)
+    - It only reads: the folder is not changed, and no code in a file is run.
     - The folder may be a copy: the times of its files mean nothing.
     """
-    raise NotImplementedError("from the newest to the oldest: the first whose hash is right")
+    raise NotImplementedError("from the newest to the oldest, return the first whose hash is right")
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, the newest first; none where there is no folder."""
+    """The checkpoints in a folder, newest first; none if there is no folder."""
     raise NotImplementedError("your names, by number (step 10 comes after step 9)")
 
 
@@ -73,5 +74,5 @@ def step_of(checkpoint: Path) -> int:
 
 
 def sync(folder: Path) -> None:
-    """Makes the names in a folder last."""
-    raise NotImplementedError("open the folder as if to read it, os.fsync, close")
+    """Make the names in a folder durable."""
+    raise NotImplementedError("open the folder for reading, os.fsync, close")

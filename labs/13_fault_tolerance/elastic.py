@@ -1,14 +1,14 @@
-"""Lab 13b: ranks that go on when some of them are killed, and learn what one rank learns.
+"""Lab 13b: ranks that continue when some of them are killed, and learn what one rank learns.
 
     train(crew, model, steps)   # on every rank; crew: labs/support/fault_tolerance/worker_group.py
 
-Only `train` is judged, by its contract; the other three functions are one way to cut it in pieces.
+Only `train` is judged, by its contract; the other three functions are one way to divide the work.
 A rank that is killed says nothing. The others see a collective that fails, or takes longer than
-`crew.limit`: both raise a RuntimeError. They have then stopped at different places: some with sums
-in their gradients that are not complete, some one step ahead of the others.
+`crew.limit`: both raise a RuntimeError. They have then stopped at different places: some with
+incomplete sums in their gradients, some one step ahead of the others.
 
 A *generation* is the time from one meeting to the next failure. Its number is part of every key in
-the store, so that nobody mistakes an old word for a new one.
+the store, so that no rank mistakes an old message for a new one.
 """
 
 import datetime
@@ -23,56 +23,52 @@ from labs.support.fault_tolerance.worker_group import Crew
 
 
 def train(crew: Crew, model: nn.Module, steps: int) -> bool:
-    """Trains `model` for `steps` steps. True: this rank is one of those who did; False: the others
-    went on without it (it was stopped, or slow, for longer than `crew.patience`).
+    """Train `model` for `steps` steps. Returns True if this rank took part to the end; False if the
+    others continued without it (it was stopped, or slow, for longer than `crew.patience`).
 
     A step is that of one rank with the whole batch: g is the gradient of the mean loss over all
-    `crew.batch` rows, v = momentum·v + g (v is 0 at first), weights -= lr·v; `crew.after` is told.
+    `crew.batch` rows, v = momentum·v + g (v is 0 at first), weights -= lr·v; call `crew.after`.
 
     - Ranks may be killed at any time: before the first step, in a step, in the recovery itself, two
-      at once, rank 0 too. No process is started anew. Who is left shares the rows of a step by
-      their numbers, each row on one rank, no rank more than one row above another, and goes on
-      alone if need be.
+      at once, rank 0 too. No process is restarted. The remaining ranks divide the rows of a step by
+      index, each row on one rank, no rank with more than one row more than another; a single
+      remaining rank continues on its own.
     - Every rank that returns True has the weights of one rank, up to rounding, after each step that
-      it tells `crew.after` of and at the end; and all of them have the same bits.
-    - A step that any of those who are left has made is not computed again.
-    - A rank that lives and comes to the meeting in `crew.patience` stays. One that comes when the
-      others have closed the list without it returns False, and makes no further step.
-    - A rank sends its gradients once a step, with some numbers beside them; a new group sends
-      weights and velocity once at most.
+      it reports to `crew.after` and at the end; and all of them have the same bits.
+    - A step that any remaining rank has completed is not repeated.
+    - A live rank that comes to the meeting within `crew.patience` stays. One that comes after the
+      others have closed the list without it returns False, and takes no further step.
+    - A rank sends its gradients once per step, with a few other values; a new group sends weights
+      and velocity at most once.
     - Each wait ends: a collective after `crew.limit` seconds, a meeting after `crew.patience`.
     """
     raise NotImplementedError(
-        "meet, form a group, take the furthest state, do steps; after a failure again"
+        "meet, form a group, take the furthest state, take steps; repeat on failure"
     )
 
 
 def meet(crew: Crew, store: dist.Store, generation: int, before: list[int]) -> list[int]:
     """The members of a generation, sorted, the same list on every rank that asks.
 
-    before: those of the last generation. Ends when all of them are here, or after `crew.patience`.
+    before: members of the previous generation. Ends when all are here, or after `crew.patience`.
     """
-    raise NotImplementedError(
-        "say that you are here, wait for the others; let one list be the list of all"
-    )
+    raise NotImplementedError("announce this rank, wait for the others; agree on one list")
 
 
 def take_furthest(model: nn.Module, velocity: list[torch.Tensor], done: int) -> int:
-    """Gives every rank of the group the state of the one that has done most steps, and returns
+    """Give every rank of the group the state of the rank that has completed the most steps; return
     their number. A rank whose group fails meanwhile keeps the state that it had.
 
-    velocity: one tensor for each parameter.
+    velocity: one tensor per parameter.
     """
-    raise NotImplementedError(
-        "who is furthest? if others are not, let it send its state; then take it over"
-    )
+    raise NotImplementedError("which rank is furthest? if others are behind, broadcast its state")
 
 
 def one_step(crew: Crew, model: nn.Module, velocity: list[torch.Tensor], step: int) -> float:
-    """One step of all ranks in the group; returns the mean loss over the batch.
+    """Take one step on all ranks of the group; return the mean loss over the batch.
 
-    If it fails, the model and the velocity are what they were.
+    If it fails, the model and the velocity are unchanged.
     """
     raise NotImplementedError(
-        "the gradient of this rank's rows, the sum over the ranks, then the change"
+        "the gradient of this rank's rows, the sum over the ranks, then the update"
     )

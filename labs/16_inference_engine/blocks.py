@@ -6,10 +6,10 @@ of a block are the requests that have it in their table. A block without readers
 its content until it is taken.
 
     blocks = Blocks(64)
-    table = blocks.find(["a", "ab", "abc"])   # full blocks that hold the same beginning
+    table = blocks.find(["a", "ab", "abc"])   # full blocks that hold the same prefix
     table += blocks.take(3)                   # free ones
     blocks.keep(table[0], "a")                # it is full now: others may find it by this key
-    copy = blocks.fork(table)                 # a second request goes on from here
+    copy = blocks.fork(table)                 # a second request continues from here
     copy[-1] = blocks.write(copy[-1])         # it writes: a block of its own
     blocks.release(table)                     # the request is over
 
@@ -38,9 +38,9 @@ class Blocks:
         raise NotImplementedError("take the free blocks that were released longest ago")
 
     def find(self, keys):
-        """The blocks of the longest beginning of `keys` that is in the cache, free or not, as a
-        list; each gets one more reader."""
-        raise NotImplementedError("look up one key after the other until one is missing")
+        """The blocks of the longest prefix of `keys` that is in the cache, free or not, as a list;
+        each gets one more reader."""
+        raise NotImplementedError("look up the keys in turn until one is missing")
 
     def keep(self, block, key):
         """From now on `key` finds this block, which is full and has no key yet. If the key already

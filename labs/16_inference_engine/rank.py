@@ -18,20 +18,20 @@ def layer(x, attend, mlp):
     rank computes x = x + attend(x), and then x + mlp(x). The argument x stays as it is, nothing is
     kept, and the only communication is two all-reduces (a single rank may do without).
     """
-    raise NotImplementedError("attention and MLP added to x, their parts summed up over the ranks")
+    raise NotImplementedError("add attention and MLP to x, each summed over the ranks")
 
 
 def loop(shard, commands, answers, rank):
-    """Obeys the commands until there are no more.
+    """Execute the commands until there are no more.
 
-    commands  a text file, the pipe from the leader: one command a line (see ranks.py)
-    answers   a text file, the pipe to the leader: rank 0, and no other, writes one line of JSON for
-              each command, {"tokens": [...]} or {"error": the shard's message}. The leader writes
-              the next command once it has read that line
+    commands  a text file, the pipe from the leader: one command per line (see ranks.py)
+    answers   a text file, the pipe to the leader: only rank 0 writes one line of JSON for each
+              command, {"tokens": [...]} or {"error": the shard's message}. The leader writes the
+              next command once it has read that line
     shard     shard.prefill(slot, tokens) -> token;  shard.decode(slots, tokens) -> tokens
-              They raise ValueError, on all ranks alike, if a request is bad. Any other exception
-              is not a client's fault (another rank has died): it ends the loop.
+              They raise ValueError, on all ranks alike, if a request is invalid. Any other
+              exception is not a client's fault (another rank has died): it ends the loop.
     """
     raise NotImplementedError(
-        "for each command: prefill or decode; then rank 0 answers, errors too"
+        "for each command: prefill or decode; then rank 0 answers, even on errors"
     )

@@ -16,25 +16,26 @@ running, slots and model. What a request asks for stays as it is.
 
 
 def leave(running):
-    """Removes the requests that are over from `running`."""
+    """Remove the requests that are over from `running`."""
     raise NotImplementedError("free the slots of the requests that are over")
 
 
 def join(waiting, running, slots):
-    """The oldest waiting requests get the free slots, the lowest first. Returns the slots taken.
+    """Give the free slots, lowest first, to the oldest waiting requests; return the slots taken.
 
-    A request that is over already (it was cancelled while it waited) gets none and leaves the
+    A request that is already over (it was cancelled while it waited) gets none and leaves the
     queue, at the latest when all before it have left.
     """
     raise NotImplementedError("move requests from waiting to running while a slot is free")
 
 
 def step(waiting, running, slots, model):
-    """One step: requests that are over leave, waiting ones join, running ones get one more token.
+    """Take one step: requests that are over leave, waiting ones join, running ones get one more
+    token.
 
-    At most one decode, of all that take part; none if there are none. A request that has just begun
-    has a token from its prompt, and may take part or wait for the next step.
+    At most one decode, for all that take part; none if there are none. A request that has just
+    begun has a token from its prompt, and may take part or wait for the next step.
     """
     raise NotImplementedError(
-        "leave, join, begin the new ones, then one decode for those who ran before"
+        "leave, join, begin the new ones, then one decode for those already running"
     )

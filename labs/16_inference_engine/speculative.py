@@ -18,11 +18,11 @@ def verify(drafted, q, p, uniforms, draw):
 
     Token x = drafted[i] is accepted with probability min(1, p[i, x] / q[i, x]), that is, if
     uniforms[i] is below it. At the first token that is rejected, the last token comes from the part
-    of p[i] that exceeds q[i]: max(p[i] - q[i], 0), scaled to sum to 1; the rest of the draft is
+    of p[i] that exceeds q[i]: max(p[i] - q[i], 0), normalized to sum to 1; the rest of the draft is
     dropped. If all are accepted, the last token comes from p[k]. `draw` is called exactly once, and
-    `uniforms` and `draw` are the only sources of chance.
+    `uniforms` and `draw` are the only sources of randomness.
 
-    fp32 or fp64. Rows of p and q may be one-hot, as in greedy decoding. The arguments stay as they
-    are.
+    fp32 or fp64. Rows of p and q may be one-hot, as in greedy decoding. The arguments are not
+    changed.
     """
     raise NotImplementedError("accept or reject in order, then draw one more token")

@@ -6,9 +6,9 @@ The checkpoint is models/small: 5 layers, 2 heads of 64, hidden size 128, 512 po
 Goal:
 
 1. A device has 12 MiB for the weights and the KV cache of its rank.
-2. 16 requests at the same moment: all are served, and a step makes at least 3.3 tokens on average.
-3. 32 at the same moment: at least 8 are refused at once, so that those who wait need not wait long;
-   and everybody gets an answer or a refusal.
+2. 16 simultaneous requests: all are served, with at least 3.3 tokens per step on average.
+3. 32 simultaneous requests: at least 8 are refused at once, so that the waiting ones need not wait
+   long; and every request gets an answer or a refusal.
 """
 
 

@@ -42,7 +42,7 @@ def test_a_prediction_is_noted_and_revealed(home, capsys):
 
 def test_the_lesson_goes_on_without_a_prediction(capsys):
     predict("01 payload", None, "MB")
-    assert capsys.readouterr().out == "01 payload: write your number (MB) in place of None.\n"
+    assert capsys.readouterr().out == "01 payload: write your number (MB) instead of None.\n"
     reveal("01 payload", theory=3, measured=2, show="text")
     out = capsys.readouterr().out
     assert "  prediction                 –\n" in out

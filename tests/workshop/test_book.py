@@ -118,7 +118,7 @@ def test_an_answer_and_the_words_behind_it_wait_for_one_key(slides):
         markdown("# 06 · Title\n\n## 1 · Idea\n\nLook. **Predict**: how many bytes? (Not bits.)"),
         code(
             """predict("06 a rank's bytes", None, "bytes")""",
-            printed("06 a rank's bytes: write your number (bytes) in place of None.\n"),
+            printed("06 a rank's bytes: write your number (bytes) instead of None.\n"),
         ),
         code(
             """reveal("06 a rank's bytes", theory=4)""",

@@ -39,7 +39,7 @@ def predict(name: str, value: float | None = None, unit: str = "") -> None:
     entry = _entry(name)
     kept = entry["value"]
     if kept is None:
-        print(f"{name}: write your number{f' ({unit})' if unit else ''} in place of None.")
+        print(f"{name}: write your number{f' ({unit})' if unit else ''} instead of None.")
     elif number is not None and kept != number:
         print(f"{name}: {_text(kept, unit)} stays, since the measurement has been revealed.")
     elif ledger.counts(entry):

@@ -169,7 +169,7 @@ _TELLING = re.compile(
 # values that change from run to run, and words that say nothing
 _LEFT_OUT = re.compile(
     r" \(pid: \d+\)| of binary: .*|(?<=process) \d+|, last in .*|\.? Waiting \d+ seconds.*|"
-    r"^torch\.\S+\.(?=Rendezvous)|\. See inner .*|; go on with.*"
+    r"^torch\.\S+\.(?=Rendezvous)|\. See inner .*|; continue with.*"
 )
 
 

@@ -53,7 +53,7 @@ def observed(block: Block, inputs: Iterable[torch.Tensor]) -> dict[str, torch.Te
 
 @torch.no_grad()
 def plant(block: Block, channels: list[int], factors: list[float], norm: str) -> None:
-    """These channels of what the norm hands on become so many times larger; the function stays."""
+    """These channels of what the norm hands on are multiplied by a factor; the function stays."""
     for channel, factor in zip(channels, factors):
         block.get_submodule(norm).weight[channel] *= factor
         for reader in READERS[norm]:

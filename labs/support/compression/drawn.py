@@ -41,7 +41,7 @@ def tiny():
 
 
 def batches(seed: int, calibration: int, held_out: int) -> tuple:
-    """(calibration, held out): lists of so many batches (tokens, targets), each (ROWS, T)."""
+    """(calibration, held out): lists of batches (tokens, targets), each (ROWS, T)."""
     whole, count = tokens(), (calibration + held_out) * ROWS
     starts = torch.arange(0, len(whole) - T - 1, T)
     order = torch.randperm(len(starts), generator=torch.Generator().manual_seed(seed))

@@ -28,7 +28,7 @@ NEVER = datetime.timedelta(hours=1)  # a group without a time limit: longer than
 class Fault:
     """What happens to one rank.
 
-    act: "is killed" (`seconds` later), "is slow" (so many `seconds`), "loses its connection" (a
+    act: "is killed" (`seconds` later), "is slow" (by `seconds`), "loses its connection" (a
     collective is complete on the others, and fails here, its tensors half done; so it goes when a
     rank dies that has sent all to one neighbour, and not to the other)
     moment: "in the beginning", when it connects to the store; "in step", when it asks for losses;
@@ -117,7 +117,7 @@ def train(answer: Any, settings: Settings, faults: dict[int, Fault]) -> dict:
     dist.destroy_process_group()
     set_default_timeout(NEVER)
     # TCPStore looks up the name of the store's address, in the DNS if /etc/hosts has it not. Where
-    # 30 ranks ask at once, answers are lost, and a rank is 5 s late: glibc asks nobody now.
+    # 30 ranks ask at once, answers are lost, and a rank is 5 s late: glibc sends no query now.
     os.environ["RES_OPTIONS"] = "attempts:0"
     model, seen = settings.network(), FaultInjection(faults.get(rank))
     with seen:

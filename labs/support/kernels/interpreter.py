@@ -41,7 +41,7 @@ def there() -> None:
 
 def interpreted(answer: types.ModuleType) -> types.ModuleType:
     """The answer, in a process whose kernels are interpreted. A rank has Triton from its forkserver
-    in whichever of its two modes; in the other one it is imported anew, which takes 0.1 s."""
+    in whichever of its two modes; in the other one it is imported again, which takes 0.1 s."""
     from triton.runtime.interpreter import InterpretedFunction
 
     if isinstance(sys.modules["triton.language"].cdiv, InterpretedFunction):

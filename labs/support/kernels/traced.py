@@ -56,7 +56,7 @@ class Traced(Moved):
         self.kernels: list[str] = []  # of each launch
         self.programs = 0  # of all launches
         self.traffic = 0  # bytes that they have loaded and stored
-        self.undefined = False  # whether a load has given what nobody has named
+        self.undefined = False  # whether a load returned lanes that no mask names
         self._tensors, self._patches = dict(inputs), contextlib.ExitStack()
         self._all = [NOTHING]  # (program, address, whether it is a store), of each number
 

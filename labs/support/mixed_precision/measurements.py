@@ -53,7 +53,7 @@ def _walk(answer: Any, steps: int, move: float) -> list[float]:
 
 
 def nearest(steps: int) -> float:
-    """Where a bf16 weight of 1 ends after so many updates of MOVE, rounded to the nearest."""
+    """Where a bf16 weight of 1 ends after a number of updates of MOVE, rounded to the nearest."""
     weight = torch.ones(1).bfloat16()
     for _ in range(steps):
         weight += MOVE

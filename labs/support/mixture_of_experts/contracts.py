@@ -190,7 +190,7 @@ def waited(look: Look) -> str:
 
 
 def exchanges(when: str, layer: Layer, look: Look, right: list[int], tells: bool = False) -> None:
-    """There is one all-to-all for each entry of `right`, with so many bytes for other ranks; a
+    """There is one all-to-all for each entry of `right`, with that many bytes for other ranks; a
     single rank may do without. tells: another message comes first."""
     seen = [(event.op, int(event.sent)) for event in look.events]
     wanted = seen[:tells] + [("all_to_all", sent) for sent in right]

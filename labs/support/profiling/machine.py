@@ -17,14 +17,14 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 ROWS = 24  # of all ranks, a step
-EPOCH = 4  # the slow program's rows come again after so many steps
-OFTEN = 4  # steps: once in so many is enough for each of `SERVICES`
+EPOCH = 4  # steps after which the slow program's rows repeat
+OFTEN = 4  # steps: each of `SERVICES` is needed once in this many
 SERVICES = ("unpack", "save", "log", "temperature")
 
 
 @dataclass(frozen=True)
 class Troubles:
-    """What happens in a run, besides learning: {step: …}, rows by their number in the step."""
+    """What else happens in a run: {step: …}, rows by their number in the step."""
 
     silent: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rows that do not count
     outliers: dict[int, dict[int, float]] = field(default_factory=dict)  # {row: its factor}

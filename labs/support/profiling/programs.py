@@ -325,7 +325,7 @@ def worst(errors, group):
 
 
 def score(machine, model, group):
-    """The mean of what the ranks find on rows that nobody learns."""
+    """The mean loss of all ranks on held-out rows."""
     value = machine.score(model)
     dist.all_reduce(value, group=group)
     return value.item() / dist.get_world_size()

@@ -75,7 +75,7 @@ class Case:
 
 
 def draw_config(trial: Trial, **given) -> GPTConfig:
-    """Sizes that are easily told apart; four heads at least, for so many ranks."""
+    """Sizes that are easily told apart; four heads at least, for four ranks."""
     draw = trial.draw
     heads = draw.choice((4, 6))
     sizes = {

@@ -1,4 +1,4 @@
-"""Given: your classes train a small GPT; what each rank keeps and sends, in bytes a parameter."""
+"""Given: your classes train a small GPT; what each rank keeps and sends, in bytes per parameter."""
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ BATCH, SEQ, STEPS = 8, 32, 6
 
 
 def measured(size: int, file: str) -> dict[str, dict] | None:
-    """{stage: {kind: bytes a parameter}} on rank 0 of `size`; None when a class is not written."""
+    """{stage: {kind: bytes per parameter}} on rank 0 of `size`; None: a class is missing."""
     ranks = attempted(file, size, _stages)
     return ranks and ranks[0]
 

@@ -275,7 +275,7 @@ def passes(answer: Any, layer: Layer) -> None:
     parts = {name: mine.get_parameter(name) for name in cuts}
     kept = sum(p.numel() for p in mine.parameters()) - sum(p.numel() for p in parts.values())
     if kept:
-        raise Wrong(f"{layer.name} keeps {kept:,} elements besides its shards. What needs them?")
+        raise Wrong(f"{layer.name} keeps {kept:,} elements beyond its shards. What needs them?")
     wide, dy = fractions(layer.seed + 50, b, t, hidden), fractions(layer.seed + 51, b, t, hidden)
     more, positions = (), (1, shares(t, size)) if layer.sequence else None
     if layer.name == "ParallelAttention":
