@@ -30,7 +30,7 @@ from utils.paths import ROOT
 
 CLASS = "KINTSUGI_CLASS"  # environment variable of a kernel: its alias in the class
 PARTS = ("predictions", "checks", "tries", "help")
-NUMBERING = 3
+NUMBERING = 4
 RENUMBERED = {"07": "08", "08": "09", "09": "10", "12": "14", "14": "16"}  # 1 to 2
 RENAMED = {  # 2 to 3; "lab 16 …" and "16 …" otherwise keep their names
     "lab 16a config.pbtxt": "lab 17a config.pbtxt",
@@ -40,9 +40,13 @@ RENAMED = {  # 2 to 3; "lab 16 …" and "16 …" otherwise keep their names
     "lab 16d continuous batching": "lab 16b continuous batching",
     "lab 16e goal": "lab 17c goal",
     "lab 16 throughput of eight clients": "lab 17 throughput of eight clients",
-    "16 tokens a second, 16 clients over 1": "17 tokens a second, 16 clients over 1",
+    "16 tokens a second, 16 clients over 1": "17 tokens per second, 16 clients over 1",
     "16 in flight at half of the rate": "17 in flight at half of the rate",
+    # 3 to 4, with the units
+    "06 numbers a token for the loss": "06 elements per token for the loss",
+    "14 numbers in a prompt": "14 elements in a prompt",
 }
+UNITS = re.compile(r"\b(bits|bytes|tokens|FLOPs|ms) a (?=byte|parameter|second|step)")  # 3 to 4
 
 
 class LedgerError(RuntimeError):
@@ -136,7 +140,7 @@ def _renumbered(content: dict) -> dict:
         known = re.match(r"(?:lab )?(\d\d)", name)
         if numbering == 1 and known:
             name = name.replace(known[1], RENUMBERED.get(known[1], known[1]), 1)
-        return RENAMED.get(name, name)
+        return UNITS.sub(r"\1 per ", RENAMED.get(name, name))
 
     if numbering != NUMBERING:
         for part in PARTS:
