@@ -66,7 +66,7 @@ def main():
     lines = [
         "A model too large for one device is broken into pieces.",
         "Communication is the gold that joins them:",
-        "N ranks give exactly the model that one rank gives.",
+        "N ranks train the same model as one rank.",
     ]
     for row, line in enumerate(lines):
         axes.text(1.36, -0.47 - 0.17 * row, line, size=12.5, color=WORDS, va="center")

@@ -27,11 +27,13 @@ DEFINES = re.compile(r"(?m)^(?:def|class) ")
 HTML_ID = re.compile(r"""<a\s[^>]*\b(?:id|name)=["']([^"']+)["']""")
 
 START = re.compile(r"(?ms)^## Start\n.*?(?=^\*\*For whom)")  # a reader of the book needs no set-up
+LINKS = re.compile(r"(?m)^\*\*\[Read lesson 00\].*\n")  # the book has doors instead
 DOORS = """\
 <div class="doors">
 <a href="notebooks/00_start_here.html"><b>Start reading</b> Lesson 00: what is in a machine?</a>
 <a href="docs/instructor.html"><b>Teach</b> Programmes, the room, lesson by lesson</a>
 <a href="docs/serving.html"><b>Deploy</b> The engine and its Triton server</a>
+<a href="docs/glossary.html"><b>Look up</b> The words of the field, one line each</a>
 </div>
 
 """
@@ -127,7 +129,7 @@ def source_read(app, docname: str, source: list[str]) -> None:
     if file.suffix != ".ipynb":
         source[0] = relinked(source[0], file.name)
         if docname == root_doc:
-            source[0] = START.sub(DOORS, source[0]) + "\n\n" + contents()
+            source[0] = LINKS.sub(DOORS, START.sub("", source[0])) + "\n\n" + contents()
         return
     notebook = json.loads(source[0])
     for cell in notebook["cells"]:

@@ -21,14 +21,14 @@ LESSON = "notebooks/00_start_here.ipynb"
 
 
 def test_the_three_numbers_of_the_readme():
-    lessons, labs, ranks, error = re.search(
-        r"\| (\d+) lessons, (\d+) labs \| ([\d,]+) ranks \| (\d+) % \|", README
-    ).groups()
+    lessons, labs = re.search(r"\*\*(\d+) lessons, (\d+) labs\.\*\*", README).groups()
+    ranks = re.search(r"\*\*([\d,]+) ranks\.\*\*", README)[1]
+    error, runs = re.search(r"\*\*(\d+) %\*\* is .* on (\d+) published runs", README).groups()
     assert int(lessons) == len([*ROOT.glob("notebooks/[0-9]*.ipynb")])
     assert int(labs) == len([*ROOT.glob("labs/[0-9]*/lab.ipynb")])
     lesson = (ROOT / "notebooks/10_five_dimensions.ipynb").read_text(encoding="utf-8")
     assert f"rank 0 of {ranks}" in lesson
-    assert int(error) == round(100 * summary(HELD_OUT)[0])
+    assert int(error) == round(100 * summary(HELD_OUT)[0]) and int(runs) == len(HELD_OUT)
 
 
 @pytest.mark.parametrize(
