@@ -31,6 +31,7 @@ from utils.serving.gateway.__main__ import parse as gateway_options
 from utils.serving.install import CLOSED, CONTROL, IMAGE, RESTRICTED
 from utils.serving.metrics import metrics
 from utils.serving.server import container_command
+from utils.serving.server.__main__ import parse as server_options
 
 pytestmark = pytest.mark.thorough
 
@@ -83,7 +84,7 @@ def test_the_page_names_every_field_of_a_request():
 
 def test_the_page_names_every_option_of_the_engine():
     table = PAGE[PAGE.index("| parameter | meaning") : PAGE.index("The export prints what a rank")]
-    options = {field.name for field in fields(EngineConfig)} - {"start_seconds"}
+    options = {field.name for field in fields(EngineConfig)}
     assert options == {name for name in re.findall(r"`([a-z_]+)`", table) if name != "config"}
 
 
@@ -115,6 +116,17 @@ def test_make_serve_takes_ports():
     make = ["make", "--dry-run", "serve", "HTTP=9000", "GRPC=9001", "METRICS=9002"]
     ran = subprocess.run(make, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert "utils.serving.server --http 9000 --grpc 9001 --metrics 9002" in ran.stdout
+
+
+def test_the_unit_starts_the_command():
+    unit = (DOCS / "kintsugi.service").read_text()
+    lines = dict(re.findall(r"^(\w+)=(.*)$", unit, re.M))
+    python, *command = shlex.split(lines["ExecStart"])
+    assert python == f"{lines['WorkingDirectory']}/.venv/bin/python"
+    assert command[:2] == ["-m", "utils.serving.server"]
+    options = server_options(command[2:])
+    assert options.log.startswith(f"/var/log/{lines['LogsDirectory']}/")
+    assert int(lines["TimeoutStopSec"]) > 4 * options.exit_seconds  # gateway, gpt, server, kill
 
 
 def test_board_alerts_and_page_name_metrics_that_are_there(server):
@@ -211,6 +223,10 @@ def test_pods_come_and_go_one_by_one(kinds, container, front):
         probe = one["startupProbe"]
         assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
         assert "initialDelaySeconds" not in one["livenessProbe"]
+        assert spec["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
+    alive, engine = container["livenessProbe"], EngineConfig()  # ranks may be started again
+    between = alive["periodSeconds"] * (alive["failureThreshold"] - 1)
+    assert between > engine.step_seconds + engine.start_seconds
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")

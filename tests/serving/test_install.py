@@ -95,6 +95,9 @@ def test_a_log_is_reduced_to_its_reasons(tmp_path):
     (tmp_path / "log").write_text(LOG)
     assert triton_server.tail(tmp_path / "log", 1).endswith('already in use "')
     assert triton_server.tail(tmp_path / "none") == ""
+    (tmp_path / "log").write_text(LOG + "a later start\n")
+    assert triton_server.tail(tmp_path / "log", begin=len(LOG.encode())) == "a later start"
+    assert "a later start" in triton_server.tail(tmp_path / "log", begin=10**6)  # truncated since
 
 
 # --- its models -----------------------------------------------------------------------------------

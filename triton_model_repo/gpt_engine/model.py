@@ -65,7 +65,10 @@ COUNTERS = {  # key in Engine.stats() -> name at /metrics, after "kintsugi_", an
     "requests_total": ("requests_total", "Requests accepted."),
     "requests_failed": ("requests_failed_total", "Requests that ended in an error."),
     "requests_cancelled": ("requests_cancelled_total", "Requests cancelled by their client."),
-    "requests_rejected": ("requests_rejected_total", "Requests refused: the queue was full."),
+    "requests_rejected": (
+        "requests_rejected_total",
+        "Requests refused: the queue was full or the ranks were down.",
+    ),
     "restarts": ("rank_restarts_total", "Times that the ranks were restarted."),
 }
 HISTOGRAMS = {

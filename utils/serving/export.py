@@ -72,13 +72,14 @@ def export(
     out       model repository: a new folder, or one that holds Triton models
     tp        ranks, each with its own files; must divide heads and key-value heads
     prompts   folder of NAME.safetensors files of utils/prompts/file.py, tuned on this model
-    version   None: the lowest free number; but if the newest version is this model, sharded in the
-              same way, with the same prompts and code, nothing is written
+    version   None: one above the highest number in the repository, withdrawn versions included;
+              but if the newest version is this model, sharded in the same way, with the same
+              prompts and code, nothing is written
     options   of EngineConfig, for the engine's config.pbtxt
     machine   one of the planner's machines, by name; a model too large for its devices is refused
     dtype     compute dtype of this version: "auto" (as stored, on the CPU float32), float32,
               bfloat16, float16 or fp32, bf16, fp16; "int8", "int4": the matrices of its blocks are
-              stored and used as integers
+              stored as integers; int8 also multiplies integers, int4 computes in floating point
     """
     return _export(model, out, tp, prompts, version, options, machine, dtype)[0]
 
@@ -285,15 +286,20 @@ class Command:
     """The options of the command."""
 
     model: str | None = option(None, "checkpoint folder in Hugging Face's format", None, "FOLDER")
-    tp: int = option(1, "tensor-parallel ranks; must divide the model's heads")
+    tp: int = option(1, "tensor-parallel ranks; divides the model's heads and key-value heads")
     prompts: str | None = option(None, "folder of prompts, NAME.safetensors", None, "DIR")
     out: str = option("triton_model_repo", "model repository", None, "REPO")
-    version: int | None = option(None, "version number; default: the lowest free one")
+    version: int | None = option(
+        None, "version number; default: one above the highest, withdrawn-N folders included"
+    )
     backend: str = option(
         "python", "vllm: Triton's vLLM backend instead of our engine", ("python", "vllm")
     )
     dtype: str | None = option(
-        None, "compute dtype of this version; int8, int4: also stores its matrices so", DTYPES
+        None,
+        "compute dtype of this version; int8: matrices are stored and multiplied as integers; "
+        "int4: stored as integers, computed in floating point",
+        DTYPES,
     )
     max_num_seqs: int | None = option(None, "requests that run together; default: 16", least=1)
     max_model_len: int | None = option(

@@ -39,6 +39,7 @@ TOKENIZING = ("gpt_tokenize", "gpt_detokenize")
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer.json"
 LIMITS = "limits.json"  # of FRONT: how long a text, or a list of ids, may be
 VERSION = re.compile(r"[1-9]\d*")
+NUMBERED = re.compile(rf"(?:withdrawn-)?({VERSION.pattern})")  # a version, or one kept aside
 LARGEST = 2**63 - 1  # if any number is larger, Triton serves nothing of a repository
 
 
@@ -159,18 +160,29 @@ class Repository:
         return self.out / self.engine / str(version)
 
     def free_version(self, version: int | None = None) -> int:
-        """The version to write: the requested one, or the lowest free number."""
-        filled = self.filled()
+        """The version to write: the requested one, or one above the highest number here."""
+        filled, above = self.filled(), self._highest() + 1
         if version is None:
-            return next(number for number in range(1, len(filled) + 2) if number not in filled)
+            version = above
         if type(version) is not int or not 1 <= version <= LARGEST:
             raise ExportError(f"version {version!r} is invalid: versions are 1, 2, 3 … {LARGEST}")
         if version in filled:
             raise ExportError(
                 f"version {version} of {self.out} already exists: give another --version, such as "
-                f"{filled[-1] + 1}, or remove {self.folder_of(version)} first"
+                f"{above}, or remove {self.folder_of(version)} first"
             )
         return version
+
+    def _highest(self):
+        """The highest number of a version, complete or not, served or withdrawn (withdrawn-N); 0 if
+        there is none. A number is not reused: it names the weights in answers and metrics."""
+        numbers = [
+            int(match[1])
+            for folder in (self.out / self.engine).glob("*/")
+            # an export that was killed can leave an empty folder
+            if (match := NUMBERED.fullmatch(folder.name)) and any(folder.iterdir())
+        ]
+        return max(numbers, default=0)
 
     def open_version(self, version: int, size: int = 0) -> Path:
         """A new, empty folder beside the repository for a version of about `size` bytes."""

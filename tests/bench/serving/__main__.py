@@ -79,7 +79,7 @@ class Settings:
     clients: str = option("1,4,16", "numbers of clients, with commas between")
     rounds: int = option(5, "how often the contenders take turns")
     requests: int = option(2, "that each client sends in a load; four at least in all")
-    seconds: float | None = option(None, "length of each load; in place of --requests")
+    seconds: float | None = option(None, "length of each load; instead of --requests")
     prompt_tokens: int = option(32, "of each prompt")
     max_tokens: int = option(64, "new tokens of each request")
     seed: int = option(0, "draws the prompts")
@@ -107,7 +107,12 @@ class Settings:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns its exit status."""
     try:
-        settings = Settings(**parse_flags(Settings, arguments, "utils.serving.bench"))
+        texts = {
+            "prog": "python -m utils.serving.bench",
+            "description": "Compare the served model with its peers: tokens per second and time to "
+            "first token.",
+        }
+        settings = Settings(**parse_flags(Settings, arguments, **texts))
         found = bench(settings, say=lambda text: print(text, file=sys.stderr, flush=True))
     except (ValueError, RuntimeError) as problem:
         print(f"utils.serving.bench: {problem}", file=sys.stderr)

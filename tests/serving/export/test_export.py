@@ -179,16 +179,20 @@ def test_versions_in_their_order(tmp_path, model):
     before = (out / "gpt_engine" / "1" / "manifest.json").stat()
     assert export(model, out, 1) == out / "gpt_engine" / "1"  # holds it already
     assert export(model, out, 1, version=3) == out / "gpt_engine" / "3"
-    assert export(model, out, 2) == out / "gpt_engine" / "2"  # the lowest that is free
-    assert export(model, out, 1) == out / "gpt_engine" / "3"  # the newest holds it
+    assert export(model, out, 2) == out / "gpt_engine" / "4"  # above the highest
+    assert export(model, out, 2) == out / "gpt_engine" / "4"  # the newest holds it
+    (out / "gpt_engine" / "4").rename(out / "gpt_engine" / "withdrawn-4")  # a rollback
+    assert export(model, out, 1) == out / "gpt_engine" / "3"
     better = new_model(tmp_path / "better", seed=1)
-    assert export(better, out, 1) == out / "gpt_engine" / "4"
+    assert export(better, out, 1) == out / "gpt_engine" / "5"  # 4 is not used again
     for version in (1, 3):
-        with pytest.raises(ExportError, match=f"version {version} .* already exists: .* as 5"):
+        with pytest.raises(ExportError, match=f"version {version} .* already exists: .* as 6"):
             export(model, out, 1, version=version)
+    (out / "gpt_engine" / "7").mkdir()  # as a killed export may leave it
+    assert export(model, out, 2) == out / "gpt_engine" / "6"
     after = (out / "gpt_engine" / "1" / "manifest.json").stat()
     assert (before.st_mtime_ns, before.st_ino) == (after.st_mtime_ns, after.st_ino)
-    assert sorted(path.name for path in (out / "gpt_engine").glob("[0-9]*")) == list("1234")
+    assert sorted(path.name for path in (out / "gpt_engine").glob("[0-9]*")) == list("13567")
 
 
 def test_a_version_with_other_code_is_another_one(tmp_path, model):

@@ -154,7 +154,7 @@ def test_places_that_are_not_for_us(tmp_path, model):
     foreign.mkdir(parents=True)
     (foreign / "notes.txt").write_text("mine")
     with pytest.raises(ExportError, match=r"holds notes.txt but no manifest.json, so it is not "):
-        export(model, tmp_path / "foreign", 1)
+        export(model, tmp_path / "foreign", 1, version=1)
     assert (foreign / "notes.txt").read_text() == "mine"
     for version in (0, -1, "1", 1.5, 2**63):
         with pytest.raises(ExportError, match=f"version {version!r} is invalid: versions are 1, 2"):

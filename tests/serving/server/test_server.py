@@ -108,8 +108,12 @@ def test_what_is_not_there_is_said_so(server):
 
 def test_a_broken_model_is_named_first_then_the_log(tmp_path, capsys):
     repo = write_models(tmp_path / "repo", "echo", "hopeless")
+    earlier = 'E1122 07:45:42.3 1 main.cc:257] "failed to start HTTP service: already in use"\n'
+    (tmp_path / "log").write_text(earlier)  # of an earlier start: kept, but not this one's reason
     with pytest.raises(ServerError) as caught:
         TritonServer(repo, log=tmp_path / "log")
+    assert (tmp_path / "log").read_text().startswith(earlier)
+    assert "already in use" not in str(caught.value)
     first, _, rest = str(caught.value).partition("\n")
     reason = "rank-1-of-2.safetensors is cut short: export it again"
     assert first == f"hopeless version 1: ValueError: {reason}"
@@ -140,6 +144,16 @@ def test_a_taken_port_is_named(repo):
         port = listener.getsockname()[1]
         with pytest.raises(ServerError, match=f"port {port} is taken: give grpc another,"):
             TritonServer(repo, grpc=port, quiet=True)
+
+
+@pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
+def test_the_command_names_the_option_of_a_taken_port(name):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        free = [f"--{other}=0" for other in ("http", "grpc", "metrics") if other != name]
+        fix = rf"port {port} is taken: use another --{name} \(make serve {name.upper()}=…\)"
+        with pytest.raises(ServerError, match=fix):
+            command.triton(command.parse([f"--{name}={port}", *free]))
 
 
 def test_a_port_that_is_taken_while_it_starts_is_noticed(repo, tmp_path):
@@ -185,7 +199,11 @@ def test_the_lines_to_try_say_how_it_is_reached(monkeypatch):
 
 @pytest.mark.parametrize(
     "option, words",
-    [("--http=99999", "99999 is no port"), ("--grpc=-1", "-1 is no port"), ("--repo={}", "loop")],
+    [
+        ("--http=99999", "99999 is not a port"),
+        ("--grpc=-1", "-1 is not a port"),
+        ("--repo={}", "loop"),
+    ],
 )
 def test_places_that_are_none_are_refused(tmp_path, capsys, option, words):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

@@ -140,7 +140,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--pid", type=int, metavar="N", help="the server's process, to watch its models")
     add("--repository", type=Path, metavar="FOLDER", help="the served folder, for chat templates")
     add("--log", metavar="FILE", help="log file; default: standard error")
-    add("--host", default="127.0.0.1", metavar="ADDRESS")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (127.0.0.1)")
     add("--port", type=port, default=8000, help="8000; 0: a free port")
     add("--grpc-port", type=port, default=8001, help="8001; 0: a free port")
     finish = "time limit for requests in flight at the end (15)"

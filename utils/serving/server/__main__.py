@@ -60,9 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def triton(options: argparse.Namespace) -> TritonServer:
     """The server, reachable only through the gateway."""
-    for name in ("http", "grpc"):
-        if (port := getattr(options, name)) and taken(options.host, port):
-            raise ServerError(f"port {port} is taken: give {name} another, or 0 for any free port")
+    for name, host in (("http", options.host), ("grpc", options.host), ("metrics", HOST)):
+        if (port := getattr(options, name)) and taken(host, port):
+            raise ServerError(
+                f"port {port} is taken: use another --{name} (make serve {name.upper()}=…)"
+            )
     return TritonServer(
         options.repo, options.models, options.log, options.start_seconds, options.exit_seconds,
         metrics=options.metrics, private=True,
@@ -86,14 +88,19 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m utils.serving.server",
         description="Serve a Triton model repository on this machine until Ctrl-C.",
+        epilog="Keys are read from the environment: KINTSUGI_CONTROL_KEY is required to load and "
+        "unload models (unset: a random one, printed at the start); KINTSUGI_API_KEY for all other "
+        "requests except probes and /metrics (unset: no key).",
     )
     add = parser.add_argument
     add("--repo", type=path, default=REPOSITORY, metavar="FOLDER", help="triton_model_repo")
     add("--models", nargs="+", metavar="NAME", help="models to load; default: all")
     for name, usual in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         add(f"--{name}", type=port, default=usual, metavar="PORT", help=f"{usual}; 0: a free port")
-    add("--host", default=HOST, metavar="ADDRESS", help=f"{HOST}: this machine only")
-    add("--log", metavar="FILE", help="the server's log; default: a temporary file")
+    reach = f"address of HTTP and gRPC ({HOST}: this machine only); 0.0.0.0: all addresses"
+    add("--host", default=HOST, metavar="ADDRESS", help=reach)
+    kept = "log of server and gateway, appended to; default: a temporary file, deleted at the end"
+    add("--log", metavar="FILE", help=kept)
     ready, finish = "time limit to be ready (300)", "time limit for requests in flight (15)"
     add("--start-seconds", type=float, default=300.0, metavar="S", help=ready)
     add("--exit-seconds", type=float, default=15.0, metavar="S", help=finish)

@@ -58,7 +58,8 @@ class TritonServer:
     """A tritonserver that serves the folder `repo`; ready when this returns.
 
     models    names of the models to load; None: all in the folder
-    log       the server's log file; None: a temporary one, deleted with this object
+    log       the server's log file, to which it appends; None: a temporary one, deleted with this
+              object
     start_seconds   time limit until the models are ready
     exit_seconds    how long requests in flight may take at the end
     control   "explicit": models are loaded and unloaded on request; "none": all at start, for good
@@ -103,6 +104,7 @@ class TritonServer:
         self._held = {"owner": os.getpid(), "folder": self._folder, "child": None}
         self._finalizer = weakref.finalize(self, finish, self._held, self.exit_seconds)
         self.log = Path(log).resolve() if log else self._folder / "server.log"
+        self._log_begin = 0  # where the log of this start begins
         self.pid, progress = None, Progress(self, quiet)
         try:
             backends = installation.assemble(self._folder)
@@ -191,8 +193,12 @@ class TritonServer:
         return child is not None and child.returncode is None
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines of the log."""
-        return tail(self.log, lines)
+        """The last lines of this start's log."""
+        return tail(self.log, lines, self._log_begin)
+
+    def log_end(self) -> str:
+        """The end of this start's log."""
+        return end_of(self.log, self._log_begin)
 
     def close(self) -> int | None:
         """Ends the server and all its processes; requests in flight have `exit_seconds` to end.
@@ -239,9 +245,9 @@ class TritonServer:
                 progress.end("ready")
                 self._loaded = time.monotonic()
                 return
-            if last or all(wanted) or not port_was_taken(end_of(self.log)):
+            if last or all(wanted) or not port_was_taken(self.log_end()):
                 what = "has no port" if self.alive() else f"exited with status {self.returncode}"
-                raise ServerError(failure(self.log, what, self.log.parent == self._folder))
+                raise self._failure(what)
             finish(self._held, self.exit_seconds, keep_folder=True, at_once=True)
 
     def _command(self, installation, backends, name, ports):
@@ -278,8 +284,8 @@ class TritonServer:
             command, grace=self.exit_seconds + KILL, folder=self._folder, pid_to=told
         )
         with open(heard, "rb") as said:
-            self.log.write_bytes(b"")
             with self.log.open("ab") as log, open(told, "wb"):  # the gateway also writes to the log
+                self._log_begin = log.tell()
                 self._held["child"] = Child(words, output=log, env=environment, fds=(told,))
             pid = said.read()  # the supervisor writes it at once, or exits
         self.pid = int(pid) if pid else None
@@ -291,14 +297,22 @@ class TritonServer:
             if self._is_ours(name) and self.ready() and all(map(self.ready, self.models)):
                 if listens(self.pid, self.metrics):
                     return True
-                if port_was_taken(end_of(self.log)):
+                if port_was_taken(self.log_end()):
                     return False  # without only its metrics port, the server would keep running
             if time.monotonic() > until:
-                what = f"was not ready after {self.start_seconds:g} s"
-                raise ServerError(failure(self.log, what, self.log.parent == self._folder))
+                raise self._failure(f"was not ready after {self.start_seconds:g} s")
             progress.look()
             time.sleep(0.05)
         return False
+
+    def _failure(self, what):
+        """The error for a server that did not start: reasons, then the end of its log."""
+        head = "".join(f"{reason}\n" for reason in reasons(self.log_end()))
+        temporary = self.log.parent == self._folder
+        where = "give a log file to keep all of it" if temporary else self.log
+        return ServerError(
+            f"{head}tritonserver {what}. The end of its log ({where}):\n{self.tail(12)}"
+        )
 
     def _is_ours(self, name) -> bool:
         """Whether our server answers: if the port was taken, another one may; ours has `name`."""
@@ -381,7 +395,7 @@ class Progress:
     def look(self) -> None:
         if self.quiet or not self.terminal:
             return
-        loaded = set(re.findall(r"successfully loaded '([^']+)'", end_of(self.server.log)))
+        loaded = set(re.findall(r"successfully loaded '([^']+)'", self.server.log_end()))
         missing = [model for model in self.server.models if model not in loaded]
         self._show(f"tritonserver: {time.monotonic() - self.begin:.0f} s, {', '.join(missing)} …")
 
@@ -398,13 +412,6 @@ class Progress:
     def _show(self, text):
         columns = shutil.get_terminal_size().columns - 1
         print("\r" + text[:columns].ljust(columns), end="", flush=True)
-
-
-def failure(log: Path, what: str, temporary: bool) -> str:
-    """The message for a server that did not start: reasons, then the end of its log."""
-    head = "".join(f"{reason}\n" for reason in reasons(end_of(log)))
-    where = "give a log file to keep all of it" if temporary else log
-    return f"{head}tritonserver {what}. The end of its log ({where}):\n{tail(log, 12)}"
 
 
 def listens(pid: int, address: str) -> bool:
@@ -437,19 +444,21 @@ VERSION_STATE = re.compile(
 TABLE_ROWS = ("+-", "| ")  # how lines of Triton's tables begin
 
 
-def end_of(path: str | Path) -> str:
-    """The end of the log as text; "" if there is no log yet."""
+def end_of(path: str | Path, begin: int = 0) -> str:
+    """The end of the log as text, from byte `begin` on; "" if there is no log yet."""
     try:
         with Path(path).open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LOG_END))
+            size = file.seek(0, 2)
+            begin = begin if begin <= size else 0  # logrotate has truncated it
+            file.seek(max(begin, size - LOG_END))
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
 
 
-def tail(path: str | Path, lines: int = 20) -> str:
-    """The last lines of the log, without its tables of options."""
-    all_lines = end_of(path).splitlines()
+def tail(path: str | Path, lines: int = 20, begin: int = 0) -> str:
+    """The last lines of the log, from byte `begin` on, without its tables of options."""
+    all_lines = end_of(path, begin).splitlines()
     kept = [
         line for line in all_lines if LINE_HEAD.sub("", line) and not line.startswith(TABLE_ROWS)
     ]
