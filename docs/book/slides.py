@@ -12,18 +12,22 @@ Nothing is written twice. A lesson becomes a deck by these rules:
   list or code only where a slide has nothing else. What leads to it is above it, the sentence that
   explains it below. Of a paragraph the slide shows the first sentence and those with something in
   bold, of a list the same of each item.
+- A sentence that points at a figure goes with the figure; one that refers to what no slide shows
+  ("the next cell") goes to the notes.
 - All else is shown where there is room for it, and is otherwise in the speaker's notes.
 - Code that defines something or runs on ranks is shown in sections "by hand" and "break it", in at
   most 12 lines without its imports. What was printed is shown there, below a prediction, and where
-  a part has nothing else to look at. "Break it" shows one bug.
-- `predict(…)` becomes the question above it. The answer waits for a key: a line with theory and
-  measurement instead of the figure that `reveal` draws.
+  a part has nothing else to look at. "Break it" shows one bug: the one whose heading is marked as a
+  "slide", or else the first with a figure or a prediction.
+- `predict(…)` becomes the question above it. What follows waits for a key, and so does the answer:
+  a line with theory and measurement instead of the figure that `reveal` draws.
 - Questions are shown whole, their answers are in the speaker's notes. A part of a single sentence,
   and one "with the library" that has only words, go to the notes of the slide before them. Of a
   part that can wait one slide is shown, of a section that can wait none. Further reading is left
   out.
 - The notes are the lesson's own paragraphs in full, everything that a slide leaves out, and what
-  docs/instructor.md and docs/instructor/lessons.md say of the lesson or of one of its sections.
+  docs/instructor/lessons.md and docs/instructor.md say of the lesson or of one of its sections, the
+  latter with the programme's name.
 - A cell's slideshow metadata, as JupyterLab's property inspector writes it, comes before the rules:
   "slide" and "subslide" begin a slide, "fragment" waits for a key, "skip" is left out, "notes" goes
   to the notes.
@@ -38,7 +42,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import distribution
 from itertools import chain
 from pathlib import Path
@@ -70,6 +74,19 @@ REVEALED = re.compile(
 )
 UNANSWERED = re.compile(r"(?m)^.*: write your .* instead of None\.\n?")
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|cf|al|Fig|No|approx)\.$")
+# A sentence that no slide can show by itself: it refers to a cell, a line, a picture elsewhere.
+ELSEWHERE = re.compile(
+    r"\b(?:next|following) cells?\b|\bcells? (?:above|below)\b|\bsee below\b|\bthe formula above\b"
+    r"|\b(?:those|these) (?:two|three|four) lines\b"
+    r"|^The answer is [*`$]*\w[*`$]*,|\bthe last two results\b|\bnumbered comments\b"
+)
+FOLLOWS = re.compile(r"(?:From then|Such|Its?|They|Then|Th[eo]se|Th[ai][ts]|The rest|So|But|And)\b")
+# A sentence that points at a figure, and those of a caption that continue such a sentence.
+POINTS = re.compile(
+    r"^(?:Now )?(?:[Ll]ook (?:for|at)|Read (?:it|the (?:picture|figure|upper|lower))|Colours are)\b"
+    r"|^(?:Left|Top):|[.?:] Look (?:for|at)\b|\bin one picture\b|^On the (?:left|right)\b"
+)
+CONTINUES = re.compile(r"(?:Middle|Right|Bottom):")
 
 
 # --- Markdown to HTML -----------------------------------------------------------------------------
@@ -132,12 +149,22 @@ def sentences(text: str) -> list[str]:
 
 
 def lead(text: str) -> str:
-    """What a slide shows of a paragraph: its first sentence, and those with something in bold."""
+    """What a slide shows of a paragraph: its first sentence, and those with something in bold.
+
+    Nothing if what remains depends on a sentence that refers elsewhere, or says little without it.
+    """
     found = sentences(text)
-    first, *rest = [words for words in found if not words.startswith("(")] or found
+    found = [words for words in found if not words.startswith("(")] or found
+    kept = [words for words in found if not ELSEWHERE.search(words)]
+    if not kept or (kept[0] is not found[0] and FOLLOWS.match(kept[0])):
+        return ""
+    first, *rest = kept
     if len(first) < 40 and rest:  # "All equal." says little by itself
         first += " " + rest.pop(0)
-    return " ".join([first] + [sentence for sentence in rest if "**" in sentence])
+    if len(first) < 40 and len(kept) < len(found):
+        return ""
+    more = [words for words in rest if "**" in words or CONTINUES.match(words)]
+    return " ".join([first, *more])
 
 
 def question(text: str) -> tuple[str, str]:
@@ -199,6 +226,11 @@ def flat(pieces: list[Piece | Extra]) -> list[Piece]:
     return [one for piece in pieces for one in getattr(piece, "pieces", [piece])]
 
 
+def words_of(piece: Piece) -> str:
+    """A piece's text without its HTML."""
+    return html.unescape(re.sub(r"<[^>]*>", "", piece.content)).strip()
+
+
 def length(pieces: list[Piece | Extra]) -> int:
     """The letters that a slide shows of them in any case."""
     shown = [p for p in pieces if isinstance(p, Piece) and p.kind in ("text", "math", "predict")]
@@ -207,7 +239,25 @@ def length(pieces: list[Piece | Extra]) -> int:
 
 def unseen(pieces: list[Piece]) -> list[Piece]:
     """The same pieces as notes."""
-    return [Piece("notes", piece.content) for piece in pieces if not piece.noted]
+    kept = [piece for piece in pieces if piece.kind != "break" and not piece.noted]
+    return [Piece("notes", piece.content) for piece in kept]
+
+
+def wait_in_turn(slides: list[list[Piece | Extra]]) -> None:
+    """Let no piece come before one above it; repeat a question whose answer begins a slide."""
+    asked = None
+    for slide in slides:
+        shown = [piece for piece in flat(slide) if piece.kind != "notes"]
+        key = None
+        for piece in shown:
+            if key is not None:
+                piece.waits = max(key, piece.waits or key)
+            key = piece.waits
+            asked = piece if piece.kind == "predict" else asked
+        first = [piece for piece in shown if piece.kind != "below"]
+        answers = [piece.waits for piece in shown if piece.kind == "answer"]
+        if asked and answers and first[0].waits == answers[0] is not None:
+            slide.insert(0, Piece("predict", asked.content, noted=True))
 
 
 @dataclass
@@ -218,6 +268,8 @@ class Part:
     pieces: list[Piece] = field(default_factory=list)
     waits: int | None = None  # what is added now comes with this key
     asked: bool = False  # a question waits for the call to predict
+    cell: int = 0  # the number of the cell that is added
+    pending: bool = False  # a question waits for its answer
 
     @property
     def number(self) -> str:
@@ -228,6 +280,12 @@ class Part:
         return words in self.title.lower()
 
     def add(self, kind: str, content: str, **how) -> None:
+        """A piece; between a question and its answer it waits for a key."""
+        if kind in ("predict", "below", "answer"):
+            self.pending = kind == "predict"
+        elif self.waits is None and self.pending:
+            self.pieces.append(Piece(kind, content, self.cell, **how))
+            return
         self.pieces.append(Piece(kind, content, self.waits, **how))
 
     def note(self, text: str) -> None:
@@ -236,7 +294,9 @@ class Part:
             self.pieces.append(Piece("notes", MARKDOWN.render(text)))
 
     def leave_out(self) -> None:
-        """What can wait goes to the notes, and all bugs but the first with something to look at.
+        """What can wait goes to the notes, and all bugs but one.
+
+        That one is marked, or else the first with something to look at.
 
         What else was printed is shown where there is nothing else to look at.
         """
@@ -248,13 +308,15 @@ class Part:
         groups: list[list[Piece]] = [[]]  # by heading
         for piece in self.pieces:
             if piece.kind == "below":
-                groups.append([])
+                marked = [old.kind for old in groups[-1][-1:]] == ["break"]
+                groups.append([groups[-1].pop()] if marked else [])
             groups[-1].append(piece)
         below = groups[1:]
         bugs = below if self.is_about("break it") else []
+        marked = [bug for bug in bugs if bug[0].kind == "break"]
         seen = [bug for bug in bugs if {"figure", "predict"} & {piece.kind for piece in bug}]
-        gone = [group for group in bugs if group is not (seen or bugs)[0]]
-        gone += [group for group in below if CAN_WAIT in group[0].content]
+        gone = [group for group in bugs if group is not (marked or seen or bugs)[0]]
+        gone += [group for group in below if any(CAN_WAIT in p.content for p in group[:2])]
         self.pieces = [p for group in groups for p in (unseen(group) if group in gone else group)]
 
     def next_kind(self, number: int) -> str:
@@ -269,6 +331,16 @@ class Part:
             comes = self.next_kind(number)
             leads = comes == "math" or (piece.leads and comes in BESIDE)
             words += piece.kind == "text"
+            points = piece.kind == "text" and POINTS.search(words_of(piece))
+            if points and after == "figure":
+                yield Extra([piece], explains=True)
+                after = "text"
+                continue
+            if points and comes == "figure":
+                piece.leads = leads = True
+            elif points and after not in ("answer", "output", "table", "list", "code"):
+                yield from unseen([piece])
+                continue
             if plain and (piece.kind == "below" or words > MOST_WORDS):
                 yield from unseen([piece])
             elif piece.kind != "text" or leads or after in ("title", "below"):
@@ -319,7 +391,8 @@ class Part:
                 slides[-1] += [] if math else [extra]
             else:
                 if not joins:
-                    slides.append([below] if below and below not in waiting else [])
+                    repeated = below and below not in waiting
+                    slides.append([replace(below, waits=None)] if repeated else [])
                     seen = set()
                 slides[-1] += [*waiting, piece]
                 seen.add(f"second {kind}" if kind in seen else kind)
@@ -328,7 +401,9 @@ class Part:
             slides[-1] += waiting if not seen else [Extra(flat(waiting))]
         if self.is_about(CAN_WAIT):
             slides = [slides[0] + unseen(flat(chain(*slides[1:])))]
-        return [slide for slide in slides if slide]
+        slides = [slide for slide in slides if slide]
+        wait_in_turn(slides)
+        return slides
 
 
 def deck(notebook: dict) -> list[Part]:
@@ -337,18 +412,26 @@ def deck(notebook: dict) -> list[Part]:
     for index, cell in enumerate(notebook["cells"]):
         kind = cell["metadata"].get("slideshow", {}).get("slide_type", "-")
         part, source = parts[-1], "".join(cell["source"])
+        begins, before = kind in ("slide", "subslide"), len(part.pieces)
+        part.cell = index
         if kind == "skip":
             continue
-        if kind in ("slide", "subslide"):
-            part.add("break", "")
         if cell["cell_type"] == "markdown" and kind == "notes":
             part.note(source)
         elif cell["cell_type"] == "markdown":
             part.waits = index if kind == "fragment" else answered
             add_markdown(parts, source)
             answered = None
+            if parts[-1] is not part:  # its first slide begins anyway; the mark is its first bug's
+                part = parts[-1]
+                part.cell = index
+                before = next((n for n, p in enumerate(part.pieces) if p.kind == "below"), 0)
+            if begins:
+                part.pieces.insert(before, Piece("break", ""))
         else:
-            before = len(part.pieces)
+            if begins:
+                part.add("break", "")
+                before += 1
             answer = cell["metadata"].get("jupyter", {}).get("outputs_hidden", False)
             answered = index if answer else None
             part.waits = index if kind == "fragment" else None
@@ -400,7 +483,7 @@ def add_markdown(parts: list[Part], source: str) -> None:
     for kind, text, words in blocks(source):
         part = parts[-1]
         if kind in ("h1", "h2", "h3", "h4"):
-            part.waits = None
+            part.waits, part.pending = None, False
         if kind == "h1":
             part.title = words
         elif kind == "h2":
@@ -427,7 +510,7 @@ def add_markdown(parts: list[Part], source: str) -> None:
             part.note(f"*{words}:* {text.strip()}")
         elif kind in ("ul", "ol"):
             whole = part.is_about("question")
-            shown = text if whole else ITEM.sub(lambda item: item[1] + lead(item[2]), text)
+            shown = text if whole else ITEM.sub(lambda i: i[1] + (lead(i[2]) or i[2]), text)
             part.add("list", MARKDOWN.render(shown), noted=shown != text)
             if shown != text:
                 part.note(text)
@@ -535,19 +618,23 @@ def remarks(guide: str, lesson: str) -> dict[str, list[str]]:
 
     What stands below a heading that names the lesson; rows of tables whose second column names it,
     with their remark; and of other paragraphs all below a table of this lesson alone, or else the
-    sentences from one that begins with it to one that begins with another.
+    sentences from one that begins with it to one that begins with another. A row and a sentence
+    have the name of their programme, the `##` heading, before them.
     """
     found: dict[str, list[str]] = {}
 
-    def keep(text, place):
+    def keep(text, place, programme=""):
         section = SECTIONS.search(place)
-        found.setdefault(section[1] if section else "", []).append(text.strip())
+        said = f"**{programme}:** {text.strip()}" if programme else text.strip()
+        found.setdefault(section[1] if section else "", []).append(said)
 
+    programme = ""
     below = 0  # the level of the heading that names the lesson, or 0
     tabled: set[str] = set()  # the lessons of the tables below this heading
     for kind, text, words in blocks(guide):
         if re.fullmatch("h[1-6]", kind):
             level, tabled = int(kind[-1]), set()
+            programme = words if level == 2 else programme
             names = re.match(rf"(?:Lesson )?{lesson}\b", words)
             below = level if names else (0 if level <= below else below)
         elif below:
@@ -558,14 +645,14 @@ def remarks(guide: str, lesson: str) -> dict[str, list[str]]:
                 named = LESSON.findall(what) + LAB.findall(what)
                 tabled.update(named)
                 if remark and lesson in named:
-                    keep(f"*{what}:* {remark}", what)
+                    keep(f"*{what}:* {remark}", what, programme)
         elif kind == "p":
             about = next(iter(tabled)) if len(tabled) == 1 else ""
             for sentence in sentences(words):
                 named = LESSON.findall(sentence[:40]) + LAB.findall(sentence[:40])
                 about = named[0] if named and len(tabled) != 1 else about
                 if about == lesson:
-                    keep(sentence, "" if LAB.search(sentence[:40]) else sentence)
+                    keep(sentence, "" if LAB.search(sentence[:40]) else sentence, programme)
     return found
 
 

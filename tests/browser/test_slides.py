@@ -14,9 +14,15 @@ needs_chromium()
 LESSONS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 FRAME = {"width": 1280, "height": 720}
 ARTIFACTS = ROOT / "tests" / "artifacts"
-# Goes to each slide, shows all that waits on it, and says what it holds and what lies outside.
+# Goes to each slide, notes what it shows before a key, shows all that waits on it, and says what it
+# holds and what lies outside.
 LOOKED_AT = """() => Reveal.getSlides().map(slide => {
     const { h, v } = Reveal.getIndices(slide);
+    const shown = piece => piece.checkVisibility({ visibilityProperty: true });
+    Reveal.slide(h, v, -1);
+    const answers = '.answer, .predict ~ .piece:not(.predict), .predict ~ .extra > .piece';
+    const early = [...slide.querySelectorAll(answers)].filter(shown);
+    const blank = ![...slide.querySelectorAll('.piece')].some(shown);
     Reveal.slide(h, v, 99);
     const frame = slide.getBoundingClientRect();
     const outside = [...slide.querySelectorAll('.piece, .piece *')]
@@ -27,11 +33,12 @@ LOOKED_AT = """() => Reveal.getSlides().map(slide => {
         });
     const pieces = [...slide.querySelectorAll('.piece')];
     return {
-        place: `${h}.${v}`,
+        place: `${h}.${v}`, blank,
+        early: early.map(element => element.outerHTML.slice(0, 80)),
         outside: outside.map(element => element.outerHTML.slice(0, 80)),
         tall: slide.scrollHeight, wide: slide.scrollWidth,
         title: slide.querySelector('h2').textContent,
-        hidden: pieces.filter(piece => !piece.checkVisibility({ visibilityProperty: true })).length,
+        hidden: pieces.filter(piece => !shown(piece)).length,
         lonely: pieces.every(piece => piece.matches('.below'))
             || (pieces.length === 1 && pieces[0].matches('.text')),
         figures: [...slide.querySelectorAll('.figure img')].map(image => image.clientHeight),
@@ -90,6 +97,9 @@ def test_every_slide_of_a_deck(browser, slides, path):
     assert f"<td>{len(seen)}</td><td>" in row and not row.endswith("<td></td></tr>")
     assert [slide["place"] for slide in seen if slide["lonely"]] == [], "a title, or one sentence"
     assert [slide["place"] for slide in seen if slide["hidden"]] == [], "a key shows nothing"
+    early = [(slide["place"], piece) for slide in seen for piece in slide["early"]]
+    assert early == [], "what follows a prediction waits for a key"
+    assert [slide["place"] for slide in seen if slide["blank"]] == [], "only a key shows something"
     assert min(slide["smallest"] for slide in seen) >= 18, "too small to be read from afar"
     figures = [height for slide in seen for height in slide["figures"]]
     assert min(figures) > 150

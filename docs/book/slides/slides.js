@@ -69,9 +69,13 @@ function fit(slide) {
     if (image) image.style.maxHeight = before;
     leaveOut(extra);
   }
-  const waits = slide.querySelectorAll('.piece.fragment'); // a key shows something, or is not needed
-  if (!slide.querySelector(':is(.piece, .extra):not(.fragment, .below)'))
-    for (const piece of waits) piece.classList.remove('fragment');
+  // A key shows something: where all pieces wait, the first ones do not, unless they answer.
+  const waits = [...slide.querySelectorAll('.piece.fragment')];
+  const first = Math.min(...waits.map(piece => piece.dataset.fragmentIndex));
+  const firsts = waits.filter(piece => piece.dataset.fragmentIndex == first);
+  if (!slide.querySelector('.piece:not(.fragment, .below)')
+      && !firsts.some(piece => piece.matches('.answer')))
+    for (const piece of firsts) piece.classList.remove('fragment');
 }
 
 async function start() {
