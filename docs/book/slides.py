@@ -205,12 +205,13 @@ class Extra:
 
     pieces: list[Piece]
     explains: bool = False  # a figure becomes smaller for it
+    caption: bool = False  # … and smaller still
 
     @property
     def html(self) -> str:
         notes = [piece.html for piece in self.pieces if piece.kind == "notes"]
         shown = [piece.html for piece in self.pieces if piece.kind != "notes"]
-        kinds = "extra" + " explains" * self.explains
+        kinds = "extra" + " explains" * self.explains + " caption" * self.caption
         return "".join([f'<div class="{kinds}">', *shown, "</div>", *notes])
 
 
@@ -244,20 +245,13 @@ def unseen(pieces: list[Piece]) -> list[Piece]:
 
 
 def wait_in_turn(slides: list[list[Piece | Extra]]) -> None:
-    """Let no piece come before one above it; repeat a question whose answer begins a slide."""
-    asked = None
+    """Let no piece of a slide come before one above it."""
     for slide in slides:
-        shown = [piece for piece in flat(slide) if piece.kind != "notes"]
         key = None
-        for piece in shown:
+        for piece in [piece for piece in flat(slide) if piece.kind != "notes"]:
             if key is not None:
                 piece.waits = max(key, piece.waits or key)
             key = piece.waits
-            asked = piece if piece.kind == "predict" else asked
-        first = [piece for piece in shown if piece.kind != "below"]
-        answers = [piece.waits for piece in shown if piece.kind == "answer"]
-        if asked and answers and first[0].waits == answers[0] is not None:
-            slide.insert(0, Piece("predict", asked.content, noted=True))
 
 
 @dataclass
@@ -333,7 +327,7 @@ class Part:
             words += piece.kind == "text"
             points = piece.kind == "text" and POINTS.search(words_of(piece))
             if points and after == "figure":
-                yield Extra([piece], explains=True)
+                yield Extra([piece], explains=True, caption=True)
                 after = "text"
                 continue
             if points and comes == "figure":
@@ -422,9 +416,8 @@ def deck(notebook: dict) -> list[Part]:
             part.waits = index if kind == "fragment" else answered
             add_markdown(parts, source)
             answered = None
-            if parts[-1] is not part:  # its first slide begins anyway; the mark is its first bug's
+            if parts[-1] is not part:  # a part begins a slide anyway: the mark is for its first bug
                 part = parts[-1]
-                part.cell = index
                 before = next((n for n, p in enumerate(part.pieces) if p.kind == "below"), 0)
             if begins:
                 part.pieces.insert(before, Piece("break", ""))
@@ -487,7 +480,7 @@ def add_markdown(parts: list[Part], source: str) -> None:
         if kind == "h1":
             part.title = words
         elif kind == "h2":
-            parts.append(Part(words))
+            parts.append(Part(words, cell=part.cell))
         elif kind in ("h3", "h4"):
             part.add("below", f"<p><b>{MARKDOWN.renderInline(words)}</b></p>")
         elif kind == "p" and part.is_about("question"):

@@ -2,6 +2,7 @@
 
 const WIDTH = 1280, HEIGHT = 720; // pixels of the frame
 const LEAST = 0.75; // of a figure's height remains when what explains it joins it
+const LEAST_ABOVE_CAPTION = 0.5;
 
 const overflows = slide => slide.scrollHeight > HEIGHT + 1 || slide.scrollWidth > WIDTH + 1;
 
@@ -37,7 +38,7 @@ function fit(slide) {
   for (const extra of extras) extra.hidden = true;
   narrow(slide);
   const image = slide.querySelector(':is(.figure, .cover) img'), whole = image?.clientHeight;
-  const cramped = () => overflows(slide) || image?.clientHeight < LEAST * whole;
+  const cramped = (least = LEAST) => overflows(slide) || image?.clientHeight < least * whole;
   const shrunk = () => image && overflows(slide) && shrink(image, slide);
   shrunk();
   if (cramped()) {
@@ -65,7 +66,7 @@ function fit(slide) {
     const before = image?.style.maxHeight;
     extra.hidden = false;
     if (extra.matches('.explains')) shrunk();
-    if (!cramped()) continue;
+    if (!cramped(extra.matches('.caption') ? LEAST_ABOVE_CAPTION : LEAST)) continue;
     if (image) image.style.maxHeight = before;
     leaveOut(extra);
   }
