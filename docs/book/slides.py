@@ -679,11 +679,15 @@ INDEX = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
 <title>Kintsugi: the slides</title>
 <link rel="stylesheet" href="static/slides.css">
 </head>
 <body class="index">
 <h1>Kintsugi: the slides</h1>
+<p><kbd>Space</kbd> goes on, <kbd>←</kbd> and <kbd>→</kbd> go from part to part, <kbd>Esc</kbd>
+shows all slides, <kbd>S</kbd> opens the speaker's view with the notes, <kbd>F</kbd> fills the
+screen. Add <code>?print-pdf</code> to a deck's address and print it to get a PDF.</p>
 <table>
 <thead>
 <tr><th>lesson</th><th>the question it answers</th><th>slides</th><th>minutes</th></tr>
@@ -692,9 +696,6 @@ INDEX = """<!doctype html>
 {rows}
 </tbody>
 </table>
-<p><kbd>Space</kbd> goes on, <kbd>←</kbd> and <kbd>→</kbd> go from part to part, <kbd>Esc</kbd>
-shows all slides, <kbd>S</kbd> opens the speaker's view with the notes, <kbd>F</kbd> fills the
-screen. Add <code>?print-pdf</code> to a deck's address and print it to get a PDF.</p>
 </body>
 </html>
 """

@@ -24,7 +24,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--hidden 30", "heads 4 does not divide hidden_size 30"),
         ("--kv-heads 3", "kv_heads 3 does not divide heads 4"),
         ("--vocab 200", "--vocab 200 is too small: tokens are bytes, so it must be 256 or more"),
-        ("--warmup 0.7 --cooldown 0.7", "exceed the whole run"),
+        ("--warmup 0.7 --cooldown 0.7", "add up to more than 1"),
         ("--optimizer sgd", "argument --optimizer: invalid choice: 'sgd'"),
         ("--lr 0", "--lr 0.0 must be above 0"),
         ("--save-every 5", "--save-every needs --out FOLDER"),
@@ -54,8 +54,8 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--accumulate 9 --batch 8", "some ranks have 8 of the 8 rows: raise --batch to 9 or more"),
         ("--shard 4", "argument --shard: invalid choice: '4'"),
         ("--recompute some", "argument --recompute: invalid choice: 'some'"),
-        ("--offload weights", "--offload weights is not none or some of activations, optimizer"),
-        ("--offload none,optimizer", "--offload none,optimizer is not none or some of"),
+        ("--offload weights", "--offload weights must be none, or one or more of activations, optimizer"),
+        ("--offload none,optimizer", "--offload none,optimizer must be none, or one or more of"),
         ("--offload parameters", "add --shard 3 (one rank is enough)"),
         ("--offload parameters --shard 2", "add --shard 3 (one rank is enough)"),
         ("--offload parameters --shard 3", "take --optimizer adamw or --shard 1"),
@@ -85,7 +85,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--tp 2 --compile", "--compile is for whole models and whole sequences"),
         (
             "--ep 2 --experts 4 --recompute selective --shard 2",
-            "gathers the experts of --ep inside a block: take --recompute full or --shard 1",
+            "gathers the experts inside a block: use --recompute full or --shard 1",
         ),
         ("--engine deepspeed --optimizer adamw --tp 2", "splits only the rows: take --engine"),
     ],
@@ -125,7 +125,7 @@ def test_options_of_the_wrong_type_are_named():
         ({"precision": "fp8"}, "--precision 'fp8' is not one of fp32, bf16, fp16, fp64"),
         ({"held_out_every": 0}, "--held-out-every 0 is too small"),
         ({"shard": 4}, "--shard '4' is not one of none, 1, 2, 3"),
-        ({"offload": ""}, "--offload  is not none or some of"),
+        ({"offload": ""}, "--offload  must be none, or one or more of"),
     ):
         with pytest.raises(ValueError, match=sentence):
             TrainConfig(**changes)

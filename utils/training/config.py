@@ -199,7 +199,7 @@ class TrainConfig:
                 raise ValueError(f"--{name} {getattr(self, name)} is not between 0 and 1")
         if self.warmup + self.cooldown > 1:
             raise ValueError(
-                f"--warmup {self.warmup} and --cooldown {self.cooldown} exceed the whole run"
+                f"--warmup {self.warmup} and --cooldown {self.cooldown} add up to more than 1"
             )
         if self.steps is not None and self.seconds is not None:
             raise ValueError("give --steps or --seconds, not both")
@@ -281,8 +281,8 @@ def _check_together(config):
     unknown = [name for name in offloads if name not in OFFLOADS]
     if unknown or ("none" in config.offload.split(",") and offloads):
         raise ValueError(
-            f"--offload {config.offload} is not none or some of {', '.join(OFFLOADS)}, joined by "
-            "commas"
+            f"--offload {config.offload} must be none, or one or more of {', '.join(OFFLOADS)}, "
+            "separated by commas"
         )
     if "parameters" in offloads and config.shard != "3":
         raise ValueError(
@@ -405,8 +405,8 @@ def _check_split(config):
         )
     if config.ep > 1 and config.recompute == "selective" and config.zero_stage() >= 2:
         raise ValueError(
-            f"--recompute selective loses count where --shard {config.shard} gathers the experts "
-            "of --ep inside a block: take --recompute full or --shard 1"
+            f"--recompute selective does not work with --ep and --shard {config.shard}, which "
+            "gathers the experts inside a block: use --recompute full or --shard 1"
         )
     if config.pp > 1 and config.schedule == "zero-bubble" and config.zero_stage() >= 2:
         raise ValueError(

@@ -79,8 +79,8 @@ SUMS = [  # of (got, right, own, ranks)
     (lambda s: True, "It must be the sum over the ranks. Is the result there before it is used?"),
 ]
 HINTS = {
-    "nothing": "f passes x on, which is the same on all ranks. g passes the gradient on: every "
-    "rank has\nthe same loss of the same sum, which grows as x grows.",
+    "nothing": "f passes x on, which is the same on all ranks. g passes the gradient on: "
+    "the\nderivative of the sum with respect to each rank's x is 1.",
     "gather": "It should be all positions in rank order, with no padding between them.",
 }
 
@@ -346,7 +346,7 @@ def head_sizes(answer: Any, seed: int) -> None:
 FACTOR = 0.7  # of the loss, before it comes back
 KINDS = {  # scale of the logits, smoothing, z, and the fraction of tokens that do not count
     "no token is ignored": (3.0, 0.0, 0.0, 0.0),
-    "logits of some thousands": (1500.0, 0.1, 0.0, 0.2),
+    "logits in the thousands": (1500.0, 0.1, 0.0, 0.2),
     "smoothing and z": (5.0, 0.3, 0.03, 0.2),
     "masked words": (5.0, 0.0, 0.01, 0.2),
     "no token counts": (5.0, 0.0, 0.01, 1.0),
