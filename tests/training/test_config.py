@@ -54,7 +54,7 @@ TINY = {"layers": 1, "hidden": 8, "heads": 2, "batch": 2, "seq": 8, "device": "c
         ("--accumulate 9 --batch 8", "some ranks have 8 of the 8 rows: raise --batch to 9 or more"),
         ("--shard 4", "argument --shard: invalid choice: '4'"),
         ("--recompute some", "argument --recompute: invalid choice: 'some'"),
-        ("--offload weights", "--offload weights must be none, or one or more of activations, optimizer"),
+        ("--offload weights", "must be none, or one or more of activations, optimizer"),
         ("--offload none,optimizer", "--offload none,optimizer must be none, or one or more of"),
         ("--offload parameters", "add --shard 3 (one rank is enough)"),
         ("--offload parameters --shard 2", "add --shard 3 (one rank is enough)"),
