@@ -8,13 +8,13 @@ from typing import Any
 from utils.planner import Strategy
 
 
-def plan() -> dict[str, Any]:
+def training_plan() -> dict[str, Any]:
     """{"strategy": Strategy(…), "interval": minutes, "days": days}
 
     strategy   as in lab 10: dp · pp · tp is the number of GPUs; micro_batch, interleave, recompute,
                zero and sequence_parallel are yours; schedule, offload and the batch are not
     interval   minutes of computing between two checkpoints
-    days       that you promise, with all saves, failures and restarts
+    days       that your plan takes, with all saves, failures and restarts
     """
     raise NotImplementedError("return your strategy, the minutes between checkpoints and the days")
 
@@ -36,6 +36,6 @@ def serving() -> dict[str, Any]:
 
     dtype           of the exported version: "fp32", "bf16", "int8" or "int4"
     max_model_len   positions of a request at most, prompt and answer
-    slots, queue    requests that run together, and that may wait (as in lab 17, exercise c)
+    slots, queue    requests that run together (the engine's max_num_seqs), and that may wait
     """
     raise NotImplementedError("return the format and the four settings")

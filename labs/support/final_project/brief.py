@@ -21,6 +21,6 @@ SAVING, RESTARTING, FAILING = 0.5, 4.0, 30.0  # steps: a save, a restart, betwee
 DEVICE = 3 * 2**20  # bytes of a rank, for its weights as stored and its slots of the KV cache
 COST = 0.005  # bits per byte, at most
 LONGEST = 96, 32  # tokens: of the longest prompt, and of the answer to it
-USERS, PER_STEP = 24, 5.2  # requests at the same moment, and tokens per step for all of them
+USERS, PER_STEP = 24, 5.0  # requests at the same moment, and tokens per step for all of them
 CROWD, REFUSED = 48, 16  # of CROWD at the same moment, at least REFUSED are refused
 PATIENCE = 1.0, 0.1  # seconds until the first token, and for each later one (measured, not judged)
