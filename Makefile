@@ -85,8 +85,8 @@ base-model: ready ## pretrain, measure and describe the models in models/ again 
 export: ready ## fill the Triton model repository (MODEL=models/base TP=2)
 	$(RUN) utils.serving.export --model $(MODEL) --tp $(TP)
 
-serve: ready ## serve triton_model_repo/ until Ctrl-C (HTTP=8000 GRPC=8001 METRICS=8002)
-	$(RUN) utils.serving.server --http $(HTTP) --grpc $(GRPC) --metrics $(METRICS)
+serve: ready ## serve triton_model_repo/ until Ctrl-C (HTTP=8000 GRPC=8001 METRICS=8002 LOG=file)
+	$(RUN) utils.serving.server --http $(HTTP) --grpc $(GRPC) --metrics $(METRICS) $(if $(LOG),--log '$(LOG)')
 
 bench: ready ## measure ranks, training, memory, mixes, contexts, formats and a class against their peers (NANOGPT=clone LITGPT=folder)
 	$(RUN) tests.bench.bench_ranks
