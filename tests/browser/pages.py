@@ -48,12 +48,13 @@ def built(kind: str, out: Path) -> Path:
 
 
 @contextlib.contextmanager
-def watched(browser: Browser, **how) -> Iterator[Page]:
-    """A page in a window of its own; at the end nothing was asked of another host, nothing was
+def watched(browser: Browser, host: str = "file:", **how) -> Iterator[Page]:
+    """A page in a window of its own; at the end nothing was asked of a host but `host`, nothing was
     missing and no script failed."""
     context = browser.new_context(**how)
     problems = []
-    context.on("request", lambda r: r.url.startswith(OWN) or problems.append(f"asks for {r.url}"))
+    own = (host, *OWN)
+    context.on("request", lambda r: r.url.startswith(own) or problems.append(f"asks for {r.url}"))
     context.on("requestfailed", lambda r: problems.append(f"has not got {r.url}"))
     context.on("weberror", lambda e: problems.append(f"fails: {e.error}"))
     page = context.new_page()

@@ -204,10 +204,12 @@ def test_the_search_finds_a_lesson_and_the_section(browser, book):
         page.goto((book / "search.html").as_uri() + "?q=bubble")
         page.locator("#search-results li a[href*='08_pipeline_parallel']").first.wait_for()
     handler = partial(SimpleHTTPRequestHandler, directory=book)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, watched(browser) as page:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        page.goto(f"http://127.0.0.1:{server.server_port}/search.html?q=rendezvous")
-        page.locator("#search-results a[href^='notebooks/10_five_dimensions.html#']").wait_for()
+        host = f"http://127.0.0.1:{server.server_port}/"
+        with watched(browser, host) as page:
+            page.goto(f"{host}search.html?q=rendezvous")
+            page.locator("#search-results a[href^='notebooks/10_five_dimensions.html#']").wait_for()
         server.shutdown()
 
 
