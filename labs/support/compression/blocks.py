@@ -1,4 +1,4 @@
-"""Given: a block alone, its outlier channels, and models whose inputs are rounded to int8."""
+"""Given: a single block, its outlier channels, and models whose inputs are rounded to int8."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ HIGHEST = INT8.highest
 
 
 def run(block: Block, x: torch.Tensor) -> torch.Tensor:
-    """x (B, T, C) -> (B, T, C)."""
+    """Run a block: x (B, T, C) -> (B, T, C)."""
     config = SimpleNamespace(
         head_size=block.self_attn.head_size, rope_theta=10_000.0, rope_scaling=None
     )
@@ -30,7 +30,7 @@ def run(block: Block, x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def inputs_of(model: GPT, batches: list) -> list[list[torch.Tensor]]:
-    """For each block the hidden states that come in, a tensor for each batch."""
+    """The hidden states that enter each block, one tensor per batch."""
     found, states = [], [model.model.embed_tokens(tokens) for tokens, _ in batches]
     for block in model.model.layers:
         found.append(states)
@@ -40,7 +40,7 @@ def inputs_of(model: GPT, batches: list) -> list[list[torch.Tensor]]:
 
 @torch.no_grad()
 def observed(block: Block, inputs: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """{norm: (C,)}, fp32: the largest magnitude of each channel that the norm hands on."""
+    """{norm: (C,)}, fp32: the largest magnitude of each channel of the norm's output."""
     block, found = copy.deepcopy(block), {norm: [] for norm in READERS}
     for norm, seen in found.items():
         block.get_submodule(norm).register_forward_hook(
@@ -53,7 +53,7 @@ def observed(block: Block, inputs: Iterable[torch.Tensor]) -> dict[str, torch.Te
 
 @torch.no_grad()
 def plant(block: Block, channels: list[int], factors: list[float], norm: str) -> None:
-    """These channels of what the norm hands on are multiplied by a factor; the function stays."""
+    """Multiply channels of the norm's output by factors, leaving the block's function unchanged."""
     for channel, factor in zip(channels, factors):
         block.get_submodule(norm).weight[channel] *= factor
         for reader in READERS[norm]:
@@ -62,7 +62,7 @@ def plant(block: Block, channels: list[int], factors: list[float], norm: str) ->
 
 @torch.no_grad()
 def rounded(model: GPT, seen: Iterable[dict[str, torch.Tensor]]) -> GPT:
-    """A copy whose readers compute as in int8, with scales from what was seen before."""
+    """A copy whose readers compute as in int8, with input scales from the magnitudes `seen`."""
     model = copy.deepcopy(model)
     for block, largest in zip(model.model.layers, seen):
         for norm, readers in READERS.items():
@@ -77,11 +77,11 @@ def rounded(model: GPT, seen: Iterable[dict[str, torch.Tensor]]) -> GPT:
 
 @functools.cache
 def whole_products() -> torch.library.Library | None:
-    """Where PyTorch's int8 product is wrong, as on CPUs without VNNI, one that is right."""
+    """Replace PyTorch's int8 product where it is wrong, as on CPUs without VNNI."""
     if exact("cpu"):
         return None
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it takes the place of another
+        warnings.simplefilter("ignore")  # the warning that it overrides a kernel
         library.impl("_int_mm", lambda x, w: (x.double() @ w.double()).int(), "CPU")
     return library

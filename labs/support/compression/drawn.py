@@ -1,7 +1,7 @@
 """Given: models and text that a check draws from a seed.
 
-No answer can know beforehand which heads and channels matter: that follows from the seed. The text
-is that of modules which the shipped models have not been trained on (utils/data/library.py).
+No answer can know in advance which heads and channels matter: that depends on the seed. The text
+comes from modules on which the shipped models were not trained (utils/data/library.py).
 """
 
 import functools
@@ -17,10 +17,10 @@ from utils.models import shipped
 from utils.models.config import GPTConfig
 from utils.models.gpt import GPT, cross_entropy
 
-torch.set_num_threads(1)  # the tensors are so small that a second thread would only be waited for
+torch.set_num_threads(1)  # the tensors are too small for a second thread to help
 
 MODULES = ("typing", "subprocess", "xml.dom.minidom")  # held out from training
-SIZES = {  # heads that stay: how four heads share the 64 dimensions of tiny's only one
+SIZES = {  # heads kept -> how four heads divide the 64 dimensions of tiny's only head
     1: (44, 10, 6, 4),
     2: (30, 25, 6, 3),
 }
@@ -52,7 +52,7 @@ def batches(seed: int, calibration: int, held_out: int) -> tuple:
 
 @torch.no_grad()
 def loss(model: GPT, some: list) -> float:
-    """Nats a token."""
+    """The mean loss, in nats per token."""
     return sum(cross_entropy(model(x), y).item() for x, y in some) / len(some)
 
 
@@ -61,11 +61,11 @@ def loss(model: GPT, some: list) -> float:
 
 @torch.no_grad()
 def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> tuple[GPT, list[list[int]]]:
-    """tiny, whose heads are shared out over several: each gets some dimensions of its values. Of
-    each layer, too, which of the `sizes` its heads have got.
+    """tiny with its head split among several, each of which gets some dimensions of its values.
+    Also returns, for each layer, the index in `sizes` of each head.
 
     The rest of a head has no effect (values that meet zeros in o_proj, columns that meet zeros in
-    v_proj, a channel that the norm stops): weights alone do not tell which head does the work.
+    v_proj, a channel that the norm zeroes): the weights alone do not tell which head does the work.
     """
     model = tiny()[0]
     config, D, H = model.config, model.config.head_size, len(sizes)
@@ -90,7 +90,7 @@ def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> tuple[GPT,
             v_head, o_head = torch.zeros_like(v), torch.zeros_like(o)
             v_head[own], o_head[:, own] = v[own] * f, o[:, own] / f
             some, others = rest.chunk(2)
-            much = 3 * (max(sizes) / len(own)) ** 0.5  # the less it does, the larger it looks
+            much = 3 * (max(sizes) / len(own)) ** 0.5  # heads that do less look larger
             v_head[some] = drawn(len(some), v.shape[1]) * v.std() * f * much
             o_head[:, others] = drawn(len(o), len(others)) * o.std() / f * much
             v_head[:, dead] = drawn(D) * 10 * v.std() * f * much
@@ -104,7 +104,7 @@ def many_heads(generator: torch.Generator, sizes: tuple[int, ...]) -> tuple[GPT,
     return model.eval(), orders
 
 
-# ---- a teacher that speaks a language of its own
+# ---- a teacher with its own language
 
 LANGUAGE = GPTConfig(
     vocab_size=64, hidden_size=32, layers=2, heads=4, intermediate_size=128, max_positions=32,
@@ -114,7 +114,7 @@ LANGUAGE = GPTConfig(
 
 @torch.no_grad()
 def speaker(generator: torch.Generator) -> GPT:
-    """A model with weights by lot, large enough that what it says depends on what was said."""
+    """A model with random weights, large enough for its output to depend on the context."""
     model = GPT(LANGUAGE)
     gains = {"embed": 32**0.5, "lm_head": 2.0, "mlp.gate": 1.0, "mlp.up": 1.0, "v_proj": 1.0}
     for name, parameter in model.named_parameters():
@@ -126,7 +126,7 @@ def speaker(generator: torch.Generator) -> GPT:
 
 
 def trained(student: GPT, batches: Sized, lr: float, loss: Callable) -> GPT:
-    """The student after a step of Adam for each batch: loss(student, tokens, targets)."""
+    """Train the student, one AdamW step per batch: loss(student, tokens, targets)."""
     optimizer = torch.optim.AdamW(student.parameters(), lr=lr, weight_decay=0.0)
     for step, (tokens, targets) in enumerate(batches):
         optimizer.param_groups[0]["lr"] = lr * (1 - step / len(batches))

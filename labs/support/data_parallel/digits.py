@@ -1,6 +1,6 @@
 """Given: real images of handwritten digits, and a small network with one hidden layer, in NumPy.
 
-All parameters are one flat vector, and so is the gradient: 2,410 numbers, 19,280 bytes.
+All parameters are one flat vector, and so is the gradient: 2,410 values, 19,280 bytes.
 """
 
 import importlib.util
@@ -14,10 +14,10 @@ SIZE = sum(int(np.prod(shape)) for shape in SHAPES)
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """1797 images of 8×8 pixels, (1797, 64), from 0 to 1; and what they show, (1797,).
+    """1797 images of 8×8 pixels, (1797, 64), from 0 to 1; and their labels, (1797,).
 
-    The file is scikit-learn's bundled one (`sklearn.datasets.load_digits`); read directly, it
-    spares every rank the import of scikit-learn, which takes longer than the whole training.
+    The file comes with scikit-learn (`sklearn.datasets.load_digits`). Reading it directly spares
+    every rank the import of scikit-learn, which takes longer than the whole training.
     """
     package = importlib.util.find_spec("sklearn").submodule_search_locations[0]
     table = np.loadtxt(Path(package) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
@@ -25,7 +25,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def new_parameters(seed: int) -> np.ndarray:
-    """Random parameters, (SIZE,): another seed, another network."""
+    """Random parameters, (SIZE,), different for each seed."""
     random = np.random.default_rng(seed)
     parts = [random.normal(0, shape[0] ** -0.5, shape) * (len(shape) > 1) for shape in SHAPES]
     return np.concatenate([part.ravel() for part in parts])
@@ -34,7 +34,7 @@ def new_parameters(seed: int) -> np.ndarray:
 def loss_and_gradient(
     parameters: np.ndarray, images: np.ndarray, labels: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Mean cross-entropy of these images, and its gradient, (SIZE,). No images: zeros."""
+    """Mean cross-entropy of these images, and its gradient, (SIZE,); zeros without images."""
     ends = np.cumsum([np.prod(shape) for shape in SHAPES])[:-1]
     w1, b1, w2, b2 = (p.reshape(s) for p, s in zip(np.split(parameters, ends), SHAPES))
     hidden = np.tanh(images @ w1 + b1)

@@ -24,23 +24,23 @@ from mpi4py import MPI
 
 from labs.support.data_parallel import digits
 
-GROUPS = ((2, 3, 1), (4, 2), (5, 1), (6,))  # ranks of groups side by side, in four turns
-HANG = 8.0  # seconds in which a function has to come to its next collective, or to its end
+GROUPS = ((2, 3, 1), (4, 2), (5, 1), (6,))  # sizes of the concurrent groups, in four turns
+HANG = 8.0  # seconds in which a function must reach its next collective or return
 
 
 class Wrong(Exception):
-    """As that of utils.course.assertions, which imports torch."""
+    """Like utils.course.assertions.Wrong, whose module imports torch."""
 
 
 class Noted:
-    """A communicator that notes the names of its calls; limit: is called at each."""
+    """A communicator that records the names of its calls; limit: called at each of them."""
 
     def __init__(self, comm: MPI.Comm, limit: Callable[[], None]):
         self._comm, self._limit, self.calls = comm, limit, []
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self._comm, name)
-        if name.startswith("Get_") or not callable(attribute):  # these say nothing to others
+        if name.startswith("Get_") or not callable(attribute):  # these do not communicate
             return attribute
 
         def collective(*args, **keywords):
@@ -52,10 +52,10 @@ class Noted:
 
 
 class Group:
-    """Judges the answer on the ranks of one communicator, all of which do the same.
+    """Checks the answer on the ranks of one communicator, all of which do the same.
 
-    place: of this rank's files; limit: when it was last called HANG seconds ago, the process is
-    ended, whatever it waits for, and its stack is in a file.
+    place: path of this rank's files, without suffix; limit: restarts the clock. HANG seconds after
+    its last call the process ends, whatever it is waiting for, and its stack is in a file.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Group:
     ):
         self.answer, self.comm = answer, comm
         self.case, self.limit = place.with_suffix(".case"), limit
-        self.own = comm.Dup()  # the answer's messages and the judge's never meet
+        self.own = comm.Dup()  # keeps the answer's messages apart from the check's
         self.rank, self.size = comm.rank, comm.size
         self.draw = random.Random(seed)  # draws the same on each rank
         self.name = f"with {comm.size} rank{'s' * (comm.size > 1)}"
 
     def called(self, function: str, case: str, collectives: list[str], *args, **options) -> Any:
-        """What the function returns, when all ranks are through; these are the calls that it may
-        make, and one rank alone may make none."""
+        """Call the function and return its result. Raises Wrong if its calls are not `collectives`;
+        a single rank may make none."""
         self.case.write_text(f"{function}: {case}")
         self.limit()
         noted = Noted(self.own, self.limit)
@@ -90,7 +90,7 @@ class Group:
         return result
 
     def vectors(self) -> None:
-        """broadcast and all_reduce_gradient change a vector in place, by one collective, also where
+        """broadcast and all_reduce_gradient change a vector in place, by one collective, even if
         one rank has no rows."""
         draw, ranks = self.draw, range(self.size)
         for idle in (None, *[draw.randrange(self.size)] * (self.size > 1)):
@@ -110,12 +110,12 @@ class Group:
         self, function: str, collective: str, own: np.ndarray, right: np.ndarray,
         rows: list[int], hints: list,
     ) -> None:
-        """own: what each rank has before; rows: of each rank, where the function asks for them;
-        hints: [(vector, what to say where that is seen)]."""
+        """Check one call. own: each rank's vector before it; right: the vector after it; rows: of
+        each rank, if the function takes them; hints: [(wrong vector or None for any, hint)]."""
         case = f"{self.name}" + f" that have {rows} rows" * bool(rows)
         got, more = own[self.rank].copy(), [rows[self.rank], sum(rows)] if rows else []
         self.called(function, case, [collective], got, *more)
-        seen = got.copy()  # before what has only begun can come
+        seen = got.copy()  # before an unfinished operation can complete
         self.comm.Barrier()
         wrong = np.abs(seen - right) > 1e-13 * np.abs(own).max()
         if wrong.any():
@@ -128,7 +128,7 @@ class Group:
             )
 
     def training(self) -> None:
-        """The learning curve beside that of one rank."""
+        """Compare the learning curve with that of one rank."""
         options = {"epochs": 1, "batch": self.draw.randrange(100, 900)}
         alone = self.answer.train(MPI.COMM_SELF, **options)
         case, calls = f"{self.name} and {options}", ["Bcast", *["Allreduce"] * len(alone)]
@@ -142,7 +142,7 @@ class Group:
 
 
 def shards(answer, draw: random.Random) -> None:
-    """Few rows, many ranks, many rows."""
+    """Check `shard` with few and many rows and ranks."""
     cases = [(rows, draw.randrange(1, 7)) for rows in (0, 1, 1797, draw.randrange(2000))]
     cases += [(draw.randrange(100), draw.randrange(1, 65)) for _ in range(100)]
     for rows, size in cases:
@@ -163,7 +163,7 @@ def shards(answer, draw: random.Random) -> None:
 
 
 def main(path: Path, folder: Path, seed: int) -> None:
-    """Judges the answer in groups, one after another."""
+    """Check the answer in each of GROUPS in turn."""
     world = MPI.COMM_WORLD
     place = folder / f"rank{world.rank}"
     place.with_suffix(".case").write_text("loading the file")

@@ -1,4 +1,4 @@
-"""Given: `mpirun`, as in a terminal, for exercise 01a and for its check."""
+"""Given: `mpirun` as in a terminal, for exercise 01a and its check."""
 
 import contextlib
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 
 from utils.course.assertions import Wrong
 
-LIMIT = 60.0  # seconds until mpirun is ended, whatever its ranks do
+LIMIT = 60.0  # seconds after which mpirun is ended, whatever its ranks do
 
 
 def mpirun(ranks: int, *command: str, folder: Path) -> subprocess.CompletedProcess:
-    """Runs `python command` on MPI ranks; ends them all at the time limit."""
+    """Run `python command` on MPI ranks; end them all at the time limit."""
     beside = Path(sys.executable).with_name("mpirun")
     program = str(beside) if beside.exists() else shutil.which("mpirun")
     if program is None:
@@ -24,7 +24,7 @@ def mpirun(ranks: int, *command: str, folder: Path) -> subprocess.CompletedProce
         "OMP_NUM_THREADS": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores
     }
-    if os.geteuid() == 0:  # Open MPI asks twice before it runs as root (in a container, say)
+    if os.geteuid() == 0:  # Open MPI needs both to run as root, for example in a container
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     process = subprocess.Popen(
         [program, "-n", str(ranks), sys.executable, *command],
@@ -43,7 +43,7 @@ def mpirun(ranks: int, *command: str, folder: Path) -> subprocess.CompletedProce
 
 
 def run(ranks: int, file: str) -> None:
-    """Runs your file on MPI ranks, and shows the command and what it prints."""
+    """Run your file on MPI ranks; print the command and its output."""
     print(f"$ mpirun -n {ranks} python {file}")
     done = mpirun(ranks, file, folder=Path.cwd())
     if task := re.search(r"NotImplementedError: (.*)", done.stderr):

@@ -1,4 +1,4 @@
-"""Given: lets the rings and the tree run against each other, also over slow links."""
+"""Given: races between the rings and the tree, also over slow links."""
 
 import contextlib
 import functools
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from utils.course.runner import load_answer
 from utils.ranks import RankError, Ranks
 
-RUNNERS = {  # name -> file of the current folder, and the function in it
+RUNNERS = {  # name -> file in the current folder, and the function in it
     "ring": ("ring.py", "ring_all_reduce"),
     "tree": ("tree_all_reduce.py", "tree_all_reduce"),
     "asynchronous ring": ("asynchronous_ring.py", "asynchronous_ring_all_reduce"),
@@ -25,7 +25,7 @@ RUNNERS = {  # name -> file of the current folder, and the function in it
 
 @dataclass(frozen=True)
 class Link:
-    """What every message takes in addition: `alpha` seconds, and its bytes / `bandwidth`."""
+    """The extra time of every message: `alpha` seconds, plus its bytes / `bandwidth`."""
 
     alpha: float  # seconds
     bandwidth: float  # bytes per second
@@ -40,8 +40,8 @@ def race(
 ) -> dict[str, list[float]] | None:
     """Median seconds of these all-reduces for each tensor size: {"ring": [...], "tree": [...]}.
 
-    runners: names of RUNNERS; their files of the current folder run on `size` ranks.
-    None, and a printed reason, if one does not run.
+    runners: names from RUNNERS; their files in the current folder run on `size` ranks.
+    If one does not run, prints why and returns None.
     """
     with Ranks(size, device="cpu", timeout=20) as ranks:
         try:
@@ -56,12 +56,12 @@ def race(
 def crossing(
     tensor_bytes: list[int], times: dict[str, list[float]], ring: str = "ring"
 ) -> float | None:
-    """Bytes above which a ring is and stays faster than the tree; None: at no measured size.
+    """Bytes above which a ring stays faster than the tree; None if it loses at the largest size.
 
-    Between two sizes, the point is interpolated linearly in log(ratio) over log(bytes).
+    Between two sizes, log(ratio) is interpolated linearly in log(bytes).
     """
     ratios = [math.log(mine / tree) for mine, tree in zip(times[ring], times["tree"])]
-    ahead = [place for place, ratio in enumerate(ratios) if ratio >= 0]  # there the tree is
+    ahead = [place for place, ratio in enumerate(ratios) if ratio >= 0]  # where the tree is
     if not ahead:
         return float(tensor_bytes[0])
     if ahead[-1] == len(ratios) - 1:
@@ -86,9 +86,9 @@ def theory_at_once(size: int, link: Link) -> float:
 def slow(link: Link | None) -> Iterator[None]:
     """Inside, messages take as long as `link` says; a rank can send one and receive one at a time.
 
-    The messages are real; a rank that sleeps leaves its core to the others, so that four ranks on
-    two cores have four links of their own, like four machines. Blocking calls are slow too: PyTorch
-    starts a message and waits for it.
+    The messages are real. A sleeping rank leaves its core to the others, so four ranks on two cores
+    each have a link of their own, like four machines. Blocking calls are slow too, because PyTorch
+    implements them as a start and a wait.
     """
 
     def through(work: dist.Work, count: int) -> None:
@@ -102,7 +102,7 @@ def slow(link: Link | None) -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in ("isend", "irecv") if link is not None else ():
-            way = stack.enter_context(ThreadPoolExecutor(1))  # one after another
+            way = stack.enter_context(ThreadPoolExecutor(1))  # one message at a time
             replaced = functools.partial(delayed, getattr(dist, name), way)
             for module in (dist, dist.distributed_c10d):
                 stack.enter_context(mock.patch.object(module, name, replaced))
@@ -119,7 +119,7 @@ def _race(
     times = torch.zeros(len(runners), len(tensor_bytes), repeats)
     for size, numbers in enumerate(tensor_bytes):
         tensor = torch.zeros(numbers // 4)
-        for trial in range(repeats):  # in turns, so that a slow moment hits all
+        for trial in range(repeats):  # alternating, so that a slow moment affects all
             for runner, all_reduce in enumerate(runners):
                 with slow(link):
                     dist.barrier()

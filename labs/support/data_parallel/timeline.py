@@ -1,5 +1,5 @@
-"""Given: how many messages follow one another when N ranks exchange some, found from what each rank
-has started and waited for (`utils.course.messages`)."""
+"""Given: the duration of an exchange between N ranks, in messages, computed from what each rank
+started and waited for (`utils.course.messages`)."""
 
 from collections import defaultdict
 
@@ -9,13 +9,13 @@ from utils.course.messages import Note
 def timeline(ranks: list[list[Note]], at_once: bool = True) -> int:
     """Time until all ranks are done, in messages, from the notes of each rank.
 
-    A message begins when both its ranks have started it, and takes one unit. at_once: a rank can
-    send one message and receive one at the same time; else it does one thing at a time. A rank
-    goes on when what it waits for has ended.
+    A message begins when both its ranks have started it, and takes one unit of time. at_once: a
+    rank can send one message and receive one at the same time; otherwise it does one or the other.
+    A rank continues when the message it waits for has ended.
     """
-    clock, place, busy = [0] * len(ranks), [0] * len(ranks), defaultdict(int)  # until then
+    clock, place, busy = [0] * len(ranks), [0] * len(ranks), defaultdict(int)  # busy until
     started, ends, counts = defaultdict(dict), {}, defaultdict(int)
-    messages = [{} for _ in ranks]  # number of a note -> (from, to, how many were before)
+    messages = [{} for _ in ranks]  # number of a note -> (from, to, how many came before)
     moved = True
     while moved:
         moved = False

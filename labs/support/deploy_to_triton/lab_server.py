@@ -1,10 +1,10 @@
-"""Given: a server that stays, and models that come and go in it.
+"""Given: a server that keeps running while models are loaded and unloaded.
 
     lab_server.put(config, model="model.py")                             # a model folder, loaded
-    lab_server.Stream(input_ids=[312, 7], max_tokens=[8]).events()       # what comes
+    lab_server.Stream(input_ids=[312, 7], max_tokens=[8]).events()       # its responses
     lab_server.close()                                                   # at the end
 
-The checks of this lab share one server, under explicit model control. It ends with its process.
+The checks of this lab share one server, under explicit model control. It ends with their process.
 """
 
 import os
@@ -26,9 +26,9 @@ from utils.serving.server import ServerError, TritonServer, server_available
 
 GIVEN = Path(__file__).resolve().parent / "triton_model"
 NAME = "lab"
-SECONDS = 40.0  # until a stream must have ended
-LOAD = 90.0  # seconds until a model must be there, longer than its ranks may take (ranks.py)
-UNLOAD = 10.0  # seconds until a model must have gone
+SECONDS = 40.0  # within which a stream must end
+LOAD = 90.0  # seconds within which a model must load, longer than its ranks may take (ranks.py)
+UNLOAD = 10.0  # seconds within which a model must unload
 _here = {"server": None, "folder": None}
 
 
@@ -36,7 +36,7 @@ _here = {"server": None, "folder": None}
 
 
 def server() -> TritonServer:
-    """The server of this process. Raises NotHere where this machine has none."""
+    """The server of this process. Raises NotHere if Triton is not available."""
     if _here["server"] is not None and not _here["server"].alive():
         stop()
     if _here["server"] is None:
@@ -48,8 +48,8 @@ def server() -> TritonServer:
 
 
 def repository() -> Path:
-    """The model repository, gone when the server is closed; with a model in it: it must have
-    one."""
+    """The model repository, deleted when the server is closed. It must contain a model, so one is
+    put in."""
     if _here["folder"] is None:
         _here["folder"] = Path(tempfile.mkdtemp(prefix="lab17-"))
         (_here["folder"] / NAME).mkdir()
@@ -58,7 +58,7 @@ def repository() -> Path:
 
 
 def close() -> None:
-    """Ends the server; the next check starts another."""
+    """End the server; the next check starts another."""
     stop(at_once=False)
     if _here["folder"] is not None:
         shutil.rmtree(_here["folder"], ignore_errors=True)
@@ -66,7 +66,7 @@ def close() -> None:
 
 
 def stop(at_once: bool = True) -> None:
-    """Ends the server. at_once: its model hangs, and it might wait for it."""
+    """End the server. at_once: kill it, because it might wait for a model that hangs."""
     if _here["server"] is not None:
         with suppress(ProcessLookupError):
             if at_once:
@@ -76,7 +76,7 @@ def stop(at_once: bool = True) -> None:
 
 
 def put(config: str, *files: Path, **answers: Path) -> Path:
-    """Loads a model made of given files and of answers (model=its path). Returns its version
+    """Load a model made of given files and of answers (model=its path). Return its version
     folder. Raises ServerError with the reason."""
     take(NAME)
     version = repository() / NAME / "1"
@@ -89,8 +89,8 @@ def put(config: str, *files: Path, **answers: Path) -> Path:
 
 
 def load(name: str) -> None:
-    """Loads a model. Raises ServerError with the server's reason; where the load does not come to
-    an end, Triton would wait forever: the server is ended, and the next use starts another."""
+    """Load a model. Raises ServerError with the server's reason. If the load never finishes, Triton
+    would wait forever: the server is ended, and the next use starts another."""
     try:
         server().load(name, seconds=LOAD)
     except ServerError as error:
@@ -103,8 +103,8 @@ def load(name: str) -> None:
 
 
 def take(name: str) -> None:
-    """Unloads a model, if it is loaded. That waits until every request has ended, and a wrong
-    answer may never end one: then the server is ended."""
+    """Unload a model, if it is loaded. Unloading waits until every request has ended; a wrong
+    answer may never end one, and then the server is ended."""
     try:
         if server().states(name, "READY", "UNLOADING"):
             server().unload(name, seconds=UNLOAD)
@@ -121,8 +121,8 @@ def parameter(key: str, value: Any) -> str:
 
 
 class Stream:
-    """A request to the lab's model, sent at once on a gRPC stream of its own: an error on a shared
-    one does not say whose it is. inputs: arrays, or lists of int32."""
+    """A request to the lab's model, sent at once on its own gRPC stream: an error on a shared
+    stream does not say which request it belongs to. inputs: arrays, or lists of int32."""
 
     def __init__(self, seconds: float = SECONDS, headers: dict | None = None, **inputs: Any):
         self._found, self._client, tensors = [], grpc.InferenceServerClient(server().grpc), []
@@ -136,12 +136,12 @@ class Stream:
         self._client.async_stream_infer(NAME, tensors, enable_empty_final_response=True)
 
     def events(self) -> list[grpc.InferResult | InferenceServerException]:
-        """What comes, until the stream ends; in the end an error of gRPC, if that ends it."""
+        """All responses until the stream ends; the last is a gRPC error if that ended it."""
         self._client.stop_stream()
         self._client.close()
         return self._found
 
 
 def late(event: grpc.InferResult | InferenceServerException) -> bool:
-    """Whether a stream's time has passed."""
+    """Whether the event says that the stream's time limit has passed."""
     return isinstance(event, InferenceServerException) and "DEADLINE" in str(event.status())

@@ -1,7 +1,7 @@
-"""Given: one rank of a run in which ranks are killed, slow or cut off.
+"""Given: one rank of a run in which ranks are killed, slowed down or disconnected.
 
-`FaultInjection` sees when the rank asks its `Crew` for something and when it starts a collective:
-there its fault comes, a death by SIGKILL, in the middle of what the rank was about to do.
+`FaultInjection` intercepts the rank's calls to its `Crew` and its collectives, and injects the
+fault at one of them, in the middle of what the rank was about to do. Ranks are killed by SIGKILL.
 """
 
 import datetime
@@ -26,14 +26,14 @@ NEVER = datetime.timedelta(hours=1)  # a group without a time limit: longer than
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one rank.
+    """A fault of one rank.
 
     act: "is killed" (`seconds` later), "is slow" (by `seconds`), "loses its connection" (a
-    collective is complete on the others, and fails here, its tensors half done; so it goes when a
-    rank dies that has sent all to one neighbour, and not to the other)
+    collective completes on the other ranks and fails here, leaving its tensors half done, as when a
+    rank dies after sending everything to one neighbour but not to the other)
     moment: "in the beginning", when it connects to the store; "in step", when it asks for losses;
-    "in a collective of step", its last one; "at the end of step", when it tells of it; "in the new
-    group after step", collective number `count` of that group
+    "in a collective of step", the last one; "at the end of step", when it reports the step; "in the
+    new group after step", collective number `count` of that group
     """
 
     act: str
@@ -47,10 +47,10 @@ class Fault:
 
 
 class FaultInjection(Traffic):
-    """Inside `with`, this rank's fault comes.
+    """A context manager that injects this rank's fault.
 
     notes: [(seconds, "losses", step, rows) or (seconds, "after", step, weights, loss)]; again: how
-    many times a step was begun again."""
+    many times a step was restarted."""
 
     def __init__(self, fault: Fault | None):
         super().__init__()
@@ -59,7 +59,7 @@ class FaultInjection(Traffic):
         self._group, self._new_group = None, False
 
     def told(self, what: str, step: int = -1, *more: Any) -> None:
-        """The crew was asked for its store or for losses, or told of a step."""
+        """Record a call of the crew's `store`, `losses` or `after`; inject a fault due there."""
         if what == "store":
             self._comes("in the beginning")
         elif what == "losses":
@@ -91,12 +91,12 @@ class FaultInjection(Traffic):
         if dist.is_initialized() and dist.group.WORLD is not self._group:
             self._group, self._new_group, self._collectives = dist.group.WORLD, True, 0
         number, self._collectives = self._collectives, self._collectives + 1
-        if self._new_group:  # of one that is ahead: it has begun the next step
+        if self._new_group:  # on a rank that is ahead: it has begun the next step
             return self._comes("in the new group after step", self._step - 1, number)
         return number + 1 >= self._usual and self._comes("in a collective of step", self._step)
 
     def _comes(self, moment: str, step: int = -1, count: int = 0) -> bool:
-        """A moment has come. True: the collective that begins has to fail."""
+        """Inject the fault if this is its moment; return whether the collective must fail."""
         fault = self._fault
         if fault is None or (fault.moment, fault.step, fault.count) != (moment, step, count):
             return False
@@ -111,13 +111,13 @@ class FaultInjection(Traffic):
 
 
 def train(answer: Any, settings: Settings, faults: dict[int, Fault]) -> dict:
-    """On a rank: what the answer's `train` returns, the weights in the end, and what
-    `FaultInjection` has seen. faults: by rank."""
+    """Run the answer's `train` on this rank; return its result, the final weights, and what
+    `FaultInjection` recorded. faults: by rank."""
     rank = dist.get_rank()
     dist.destroy_process_group()
     set_default_timeout(NEVER)
-    # TCPStore looks up the name of the store's address, in the DNS if /etc/hosts has it not. Where
-    # 30 ranks ask at once, answers are lost, and a rank is 5 s late: glibc sends no query now.
+    # TCPStore looks up the name of the store's address, in the DNS if it is not in /etc/hosts. When
+    # 30 ranks ask at once, replies are lost and a rank is 5 s late. This keeps glibc from asking.
     os.environ["RES_OPTIONS"] = "attempts:0"
     model, seen = settings.network(), FaultInjection(faults.get(rank))
     with seen:

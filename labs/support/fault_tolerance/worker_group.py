@@ -18,8 +18,8 @@ CONNECT = datetime.timedelta(seconds=30)  # to the store, on a machine that may 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a run. widths: of the network, from the rows' numbers to the results'; seed: of its first
-    weights and all rows; port: of the store; the rest is what `Crew` hands on."""
+    """The settings of a run. widths: of the network, from inputs to outputs; seed: of the initial
+    weights and all rows; port: of the store; the rest is passed on to `Crew`."""
 
     size: int
     steps: int
@@ -33,7 +33,7 @@ class Settings:
     port: int = 0
 
     def network(self) -> nn.Module:
-        """Its first weights, float64, the same on every rank."""
+        """The network with its initial weights, float64, the same on every rank."""
         drawn = torch.Generator().manual_seed(self.seed)
         layers = []
         for inputs, outputs in zip(self.widths, self.widths[1:]):
@@ -45,7 +45,7 @@ class Settings:
         return model
 
     def losses(self, model: nn.Module, step: int, which: Sequence[int]) -> torch.Tensor:
-        """As `Crew.losses`."""
+        """See `Crew.losses`."""
         drawn = torch.Generator().manual_seed(1000 * self.seed + step)
         inputs, outputs = self.widths[0], self.widths[-1]
         x = torch.randn(self.batch, inputs, generator=drawn, dtype=torch.float64)
@@ -57,10 +57,10 @@ class Settings:
 
 
 class Crew:
-    """What a rank knows, and the calls that it may make.
+    """The information that a rank has, and the calls that it may make.
 
     rank      its number, which does not change when other ranks die
-    members   the numbers of all ranks at the beginning: [0, 1, 2 …]
+    members   the numbers of all ranks at the start: [0, 1, 2 …]
     batch     rows per step, over all ranks
     lr, momentum  of the optimizer
     limit     seconds after which a collective that waits for a rank should fail
@@ -75,8 +75,8 @@ class Crew:
         self._settings, self._told = settings, told
 
     def store(self) -> dist.Store:
-        """A connection to a store that no rank hosts: it exists as long as the run. Waiting for a
-        key fails after `limit` seconds with a RuntimeError."""
+        """Connect to a store that no rank hosts: it lasts as long as the run. Waiting for a key
+        fails after `limit` seconds with a RuntimeError."""
         self._told("store")
         store = dist.TCPStore(HOST, self._settings.port, is_master=False, timeout=CONNECT)
         store.set_timeout(datetime.timedelta(seconds=self.limit))
@@ -100,8 +100,8 @@ class Crew:
 def store_server() -> dist.TCPStore:
     """A store for the ranks of one run, at its `.port`; it ends with this object.
 
-    Its socket is an IPv4 one: TCPStore's own is of both kinds, and a client at ::ffff:127.0.0.1,
-    which /etc/hosts does not have, is looked up in the DNS before anybody is served.
+    It gets an IPv4 socket: TCPStore's own serves IPv6 too, sees a client as ::ffff:127.0.0.1, which
+    is not in /etc/hosts, and looks that up in the DNS before serving any client.
     """
     listening = socket.create_server((HOST, 0))
     port = listening.getsockname()[1]
@@ -110,7 +110,7 @@ def store_server() -> dist.TCPStore:
 
 
 def alone(settings: Settings) -> tuple[list[torch.Tensor], list[float]]:
-    """One rank with all rows: the weights after each step, 1-D, and each step's loss."""
+    """Train on one rank with all rows: the weights after each step, 1-D, and each loss."""
     model = settings.network()
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
     weights, losses = [], []
@@ -125,5 +125,5 @@ def alone(settings: Settings) -> tuple[list[torch.Tensor], list[float]]:
 
 
 def weights_of(model: nn.Module) -> torch.Tensor:
-    """All parameters as one tensor of its own, 1-D."""
+    """A copy of all parameters as one tensor, 1-D."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])

@@ -1,10 +1,10 @@
-"""Given: the leader, which takes requests, runs step after step, and distributes tokens.
+"""Given: the leader, which takes requests, runs the steps, and distributes the tokens.
 
     leader = Leader(model, step, slots=4, positions=512)  # `step`: yours (scheduler.py), or `alone`
     leader.submit(Request(tokens, max_tokens, answer))
 
 It runs in a thread of the model's process. Before each step it checks which requests were cancelled
-and which have arrived; afterwards it ends the answers of requests that are over and hold no slot.
+and which have arrived; after it, it ends the answers of requests that are over and hold no slot.
 """
 
 import threading
@@ -33,7 +33,7 @@ class Request:
 
     @property
     def last(self):
-        """The token that the next one follows."""
+        """The latest token, from which the next is computed."""
         return self.out[-1]
 
     def begin(self, model, slot):
@@ -45,7 +45,7 @@ class Request:
             self.error = error
 
     def add(self, token):
-        """Add one more token, which is sent at once."""
+        """Add a token and send it at once."""
         if token != END:
             self.out.append(token)
             self.answer.send(token)
@@ -53,7 +53,7 @@ class Request:
 
 
 def alone(waiting, running, slots, model):
-    """A step without batching: the oldest request has the model until it is over."""
+    """A step without batching: the oldest request occupies the model until it is over."""
     if 0 in running and running[0].over:
         del running[0]
     if not running and waiting:
@@ -66,19 +66,19 @@ def alone(waiting, running, slots, model):
 
 class Leader:
     """model: has prefill and decode (a Shard or Ranks). step(waiting, running, slots, model).
-    positions: the model's."""
+    positions: how many the model has."""
 
     def __init__(self, model, step, slots, positions):
         self.model, self.step, self.slots, self.positions = model, step, slots, positions
         self.changed, self.closed = threading.Condition(), False
-        self.come, self.open = [], []  # not yet looked at; all whose answer has not ended
+        self.come, self.open = [], []  # not yet examined; all whose answer has not ended
         self.waiting, self.running, self.steps = deque(), {}, 0
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     def submit(self, request):
-        """Raises ValueError for one that would fill its slot: in a step it would fail with all
-        others in it."""
+        """Raise ValueError for a request that does not fit a slot: it would make a step fail for
+        all requests in it."""
         count = len(request.tokens)
         if count + request.max_tokens - 1 > self.positions:  # the last token is not read
             raise ValueError(
@@ -90,7 +90,7 @@ class Leader:
             self.changed.notify()
 
     def close(self):
-        """Ends the thread; answers that are still open end with an error."""
+        """End the thread; answers that are still open end with an error."""
         with self.changed:
             self.closed = True
             self.changed.notify()
@@ -112,11 +112,11 @@ class Leader:
         self.fail(RuntimeError("the model is being unloaded"))
 
     def arrive(self):
-        """Who has come joins the queue. Returns whether there is something to do.
+        """Add new requests to the queue. Return whether there is something to do.
 
-        An arrival (company, after) makes a run repeatable on a slow machine too, because its clock
-        counts steps: the first step waits until `company` requests have come, and this one joins
-        the queue when `after` steps are made.
+        An arrival (company, after) makes a run repeatable even on a slow machine, because its clock
+        counts steps: the first step waits until `company` requests have arrived, and this one joins
+        the queue once `after` steps have been taken.
         """
         with self.changed:
             self.open += self.come
@@ -131,7 +131,7 @@ class Leader:
         return bool(self.open)
 
     def finish(self):
-        """Ends the answers of those who are over, hold no slot and do not wait for one."""
+        """End the answers of requests that are over, hold no slot and are not waiting for one."""
         here = [*self.running.values(), *self.waiting]
         for request in [r for r in self.open if r.over and r.after is None and r not in here]:
             self.open.remove(request)
@@ -142,10 +142,10 @@ class Leader:
             self.steps = 0
 
     def fail(self, error):
-        """A step went wrong: everybody is told."""
+        """End all requests with the error of a failed step."""
         frames = traceback.extract_tb(error.__traceback__)
         place = "".join(f" in {at.filename.split('/')[-1]} line {at.lineno}" for at in frames[-1:])
-        with self.changed:  # who comes from here on is not concerned
+        with self.changed:  # later requests are not affected
             gone = self.open + self.come
             self.open, self.come, self.steps = [], [], 0
         self.waiting.clear()

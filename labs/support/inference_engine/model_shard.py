@@ -4,10 +4,10 @@
     token = shard.prefill(0, [312, 7, 90])        # a new request in slot 0: its first token
     tokens = shard.decode([0, 3], [token, 11])    # one more token for the requests in slots 0 and 3
 
-The decoder is the workshop's own (utils/models/gpt.py), its layers cut by the one table for that
-(utils/models/tp_plan.py), with the engine's cache (utils/serving/engine/model.py). A rank has some
-of the heads and some of the MLP's columns of every layer; embedding and norms are whole everywhere.
-`layer` (yours, in rank.py) puts the parts together.
+The decoder is the workshop's own (utils/models/gpt.py), with its layers sharded by the table in
+utils/models/tp_plan.py and with the engine's cache (utils/serving/engine/model.py). A rank has some
+of the heads and MLP columns of every layer; every rank has the whole embedding and all norms.
+`layer` (yours, in rank.py) combines attention and MLP.
 
 Shapes: B requests, T positions, C hidden size, D head size, P positions of the model.
 """
@@ -28,13 +28,13 @@ from utils.serving.engine.model import KVCache
 
 
 def whole_layer(x, attend, mlp):
-    """A layer where one rank has everything: no sum over ranks is needed."""
+    """A layer that is whole on one rank: no sum over ranks is needed."""
     x = x + attend(x)
     return x + mlp(x)
 
 
 class Layer(gpt.Block):
-    """A layer of the decoder whose two parts are put together by `layer`."""
+    """A layer of the decoder whose attention and MLP are combined by `layer`."""
 
     def __init__(self, config, layer):
         super().__init__(config)
@@ -49,11 +49,11 @@ class Layer(gpt.Block):
 
 
 class Shard:
-    """The part of rank `rank` of `size`; its greedy tokens are those of the whole model."""
+    """The shard of rank `rank` of `size`; its greedy tokens are those of the whole model."""
 
     def __init__(self, folder, rank=0, size=1, slots=1, layer=whole_layer, diary=None):
-        """folder: config.json and model.safetensors; diary: a file that gets a line for each step
-        (what was done, and how many bytes were handed over to the other ranks)."""
+        """folder: config.json and model.safetensors; diary: a file that gets a line per step
+        (what was done, and how many bytes this rank passed to collectives)."""
         self.diary = diary
         if diary:
             Path(diary).write_text("")
@@ -72,7 +72,7 @@ class Shard:
         self.lengths = [0] * slots  # positions in use
 
     def prefill(self, slot, tokens):
-        """Reads a request's tokens into an empty slot and returns the token that follows."""
+        """Read a request's tokens into an empty slot and return the token that follows."""
         self.check(tokens)
         if not 0 < len(tokens) < self.positions:
             raise ValueError(f"{len(tokens)} tokens do not fit 1 to {self.positions - 1}")
@@ -80,7 +80,7 @@ class Shard:
         return self.run("prefill", [slot], torch.tensor([tokens])).argmax().item()
 
     def decode(self, slots, tokens):
-        """The last token of each running request in, the one that follows it out."""
+        """Take the last token of each running request and return the next one."""
         self.check(tokens)
         return self.run("decode", slots, torch.tensor(tokens)[:, None]).argmax(dim=-1).tolist()
 
@@ -91,7 +91,7 @@ class Shard:
 
     @torch.inference_mode()
     def run(self, what, slots, tokens):
-        """tokens (B, T) through all layers; returns the logits after each row, (B, words)."""
+        """Run tokens (B, T) through all layers; return the logits after each row, (B, words)."""
         starts = torch.tensor([self.lengths[slot] for slot in slots])
         places = starts[:, None] + torch.arange(tokens.shape[1])  # (B, T)
         length = int(places.max()) + 1
@@ -108,11 +108,11 @@ class Shard:
         return F.linear(x[:, -1], self.head)
 
     def close(self):
-        """As Ranks has it: here nothing is left to end."""
+        """Do nothing: `Ranks` has processes to end, a single shard has none."""
 
 
 def my_part(folder, cuts, rank):
-    """{name: tensor}: this rank's part of what is in the layers, and all of the rest."""
+    """{name: tensor}: this rank's shards of the layers' tensors, and all others whole."""
     found = {}
     with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
         for name in file.keys():  # noqa: SIM118 (no dict)

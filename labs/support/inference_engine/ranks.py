@@ -1,7 +1,7 @@
 """Given: the leader's side of the ranks: N processes, a pipe to each, answers from rank 0.
 
     ranks = Ranks(folder, size=2, slots=4)
-    token = ranks.prefill(0, [312, 7, 90])        # what a Shard has, computed by all ranks
+    token = ranks.prefill(0, [312, 7, 90])        # as in a Shard, computed by all ranks
     ranks.close()
 
 A command is one line of JSON, the same for every rank:
@@ -32,7 +32,7 @@ class Ranks:
             self.ranks.append(Child([python(), f"{folder}/start_rank.py", words]))
         try:
             for number in range(size):
-                self.read(number, START)  # it is ready
+                self.read(number, START)  # it says "ready"
         except RuntimeError:
             self.close()
             raise

@@ -1,9 +1,9 @@
-"""Given: a rank's process: it meets the others, loads its shard and calls your `loop`.
+"""Given: a rank's process. It joins the other ranks, loads its shard and calls your `loop`.
 
     python3 start_rank.py '{"folder": …, "rank": 0, …}'
 
-Its standard input has the commands; its standard output takes "ready", and then the answers. What
-is printed otherwise goes to standard error, so that it cannot be taken for an answer.
+It reads commands from standard input and writes "ready" and then the answers to standard output.
+Anything else that is printed goes to standard error, so it cannot be mistaken for an answer.
 """
 
 import datetime
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 
 def work(folder, rank, size, slots, meeting, seconds):
-    """folder: with its files; meeting: a file where the ranks meet; seconds: for a step."""
+    """folder: has its files; meeting: the ranks' rendezvous file; seconds: limit for a step."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -39,5 +39,5 @@ if __name__ == "__main__":
         work(**json.loads(sys.argv[1]))
     except BaseException:
         traceback.print_exc()
-        os._exit(1)  # not by way of a process group whose partner may be gone
+        os._exit(1)  # without closing the process group: its peers may be gone
     os._exit(0)

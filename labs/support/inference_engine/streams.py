@@ -1,4 +1,4 @@
-"""Given: the model of lab 16, what it says after three prompts, and six streams to try an engine.
+"""Given: lab 16's model, its tokens after three prompts, and six streams that test an engine.
 
     fill(folder, ENGINE, rank="rank.py")    # what two rank processes need, with your rank.py
     tokens, steps = streamed(step, folder)  # six requests to a Leader with your `step`
@@ -30,15 +30,15 @@ CHECKPOINT = ROOT / "models" / "small"
 # what a folder with a rank.py and a scheduler.py needs
 ENGINE = [GIVEN / name for name in ("leader.py", "ranks.py", "start_rank.py", "model_shard.py")]
 PROMPTS = ("The list of", "class Queue:\n    def __init__(self", "import os\n\ndef main():\n")
-SECONDS = 40.0  # until a stream must have ended
-STEP = 15.0  # seconds in which rank processes must have taken a step
+SECONDS = 40.0  # within which a stream must end
+STEP = 15.0  # seconds within which rank processes must take a step
 SLOTS = 3
-# prompt, length, and the step in which it arrives. The first is long; the next three come with it
-# or soon after, one more than there are slots; one waits, and the last comes when slots are free
+# prompt, length, and the step in which it arrives. The first is long; the next three arrive with it
+# or soon after, one more than there are slots; the fifth waits; the last finds free slots
 STREAMS = ((0, 40, 0), (1, 14, 0), (2, 6, 0), (0, 9, 2), (1, 3, 3), (2, 4, 24))
 
 
-# ---- what the answers are compared with
+# ---- the reference for the answers
 
 
 @functools.cache
@@ -51,28 +51,28 @@ def prompt(number: int) -> tuple[int, ...]:
 @functools.cache
 def model() -> GPT:
     """The whole model, fp32."""
-    torch.set_num_threads(1)  # it is so small that a second thread would only be waited for
+    torch.set_num_threads(1)  # too small a model for a second thread to help
     return GPT.from_pretrained(CHECKPOINT, dtype=torch.float32)
 
 
 @functools.cache
 def right(number: int, count: int = 48) -> tuple[int, ...]:
-    """The tokens that the whole model says after a prompt: GPT.generate, greedily."""
+    """The whole model's greedy tokens after a prompt, from GPT.generate."""
     tokens = prompt(number)
     made = model().generate(torch.tensor([tokens]), count, temperature=0)
     return tuple(made[0, len(tokens) :].tolist())
 
 
 def the_models(case: str, tokens: list[int], number: int) -> None:
-    """Raises Wrong where the tokens after a prompt are not the whole model's."""
+    """Raise Wrong if the tokens after a prompt are not the whole model's."""
     wanted = list(right(number)[: len(tokens)])
     if tokens != wanted:
         raise Wrong(f"{case} has the tokens {tokens}, and {wanted} are the whole model's.")
 
 
 def not_started(path: Path) -> None:
-    """Raises NotImplementedError with the first task of the file that is still to be done, so that
-    no process has to start for it."""
+    """Raise NotImplementedError with the file's first unfinished task, before any process
+    starts."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Raise) and "NotImplementedError(" in ast.unparse(node):
             raise NotImplementedError(ast.literal_eval(node.exc.args[0]))
@@ -82,10 +82,10 @@ def not_started(path: Path) -> None:
 
 
 def fill(folder: Path, files: Iterable[Path], **answers: Path) -> None:
-    """Puts into the folder the checkpoint, `utils`, given files and answers (rank=its path)."""
+    """Fill the folder with the checkpoint, `utils`, given files and answers (rank=its path)."""
     for name in ("config.json", "model.safetensors"):
         (folder / name).symlink_to(CHECKPOINT / name)
-    (folder / "utils").symlink_to(ROOT / "utils")  # an export copies what it needs of it
+    (folder / "utils").symlink_to(ROOT / "utils")  # an export copies only what it needs
     for path in files:
         shutil.copy(path, folder / path.name)
     for name, path in answers.items():
@@ -93,7 +93,7 @@ def fill(folder: Path, files: Iterable[Path], **answers: Path) -> None:
 
 
 class Client:
-    """Who gets the tokens of one request."""
+    """The receiver of one request's tokens."""
 
     def __init__(self) -> None:
         self.tokens, self.error, self.ended = [], None, threading.Event()
@@ -112,8 +112,8 @@ class Client:
 def streamed(
     step: Callable, folder: Path | None = None, slots: int = SLOTS
 ) -> tuple[list[list[int]], list[dict]]:
-    """STREAMS through a Leader with this `step`: the tokens of each, and the decode steps taken.
-    folder: with the files of two ranks; None: the whole model in this process. Raises Wrong."""
+    """Run STREAMS through a Leader with this `step`: the tokens of each, and the decode steps.
+    folder: has the files of two ranks; None: the whole model in this process. Raises Wrong."""
     with tempfile.TemporaryDirectory(prefix="lab16-") as here:
         diary = (folder or Path(here)) / "diary-0"
         if folder:
@@ -140,7 +140,7 @@ def streamed(
 
 
 def right_streams(tokens: list[list[int]]) -> None:
-    """Raises Wrong where one of STREAMS does not have the tokens that it has alone."""
+    """Raise Wrong if the tokens of any of STREAMS differ from those it gets alone."""
     for made, (number, count, after) in zip(tokens, STREAMS):
         case = f"the stream of {count} tokens that comes in step {after}"
         the_models(case, made, number)

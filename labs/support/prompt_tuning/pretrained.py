@@ -1,10 +1,10 @@
 """Given: a small model that learns four skills in a few seconds, and is then frozen.
 
-A question is four letters and "=". During training, a sign before the letters said which skill was
-meant, `SIGNS`; no sign occurs in your examples. So the skills are in the model's weights, and a
+A question is four letters and "=". During training, a sign (`SIGNS`) before the letters said which
+skill was meant; your examples contain no signs. The skills are thus in the model's weights, and a
 prompt has to elicit them, as prompt tuning does with large models.
 
-    model = load()                         # GPT in fp32, a new copy of the trained one
+    model = load()                         # GPT in fp32, a new copy of the trained model
     pairs = examples("next", 300, seed=0)  # [([0, 1, 2, 3, 16], [1, 2, 3, 4]), …]: abcd=bcde
 """
 
@@ -20,7 +20,7 @@ from utils.training.optimizer import make_optimizer
 
 torch.set_num_threads(1)  # such small tensors gain nothing from a second thread
 
-LETTERS = 16  # the words 0 … 15 are the letters a … p
+LETTERS = 16  # tokens 0 … 15 are the letters a … p
 EQUALS, END, FIRST_SIGN = 16, 17, 18
 LENGTH = 4  # letters of a question
 SKILLS = {  # letters (B, LENGTH) -> answers (B, some)
@@ -33,21 +33,21 @@ SIGNS = {name: FIRST_SIGN + number for number, name in enumerate(SKILLS)}
 CONFIG = GPTConfig(
     vocab_size=FIRST_SIGN + len(SKILLS), hidden_size=48, layers=2, heads=4, max_positions=64
 )
-STEPS, ROWS, NOISE = 180, 8, 8  # rows of each skill in a step; letters before the sign, at most
+STEPS, ROWS, NOISE = 180, 8, 8  # rows per skill and step; maximum letters before the sign
 
 
 def letters(count: int, generator: torch.Generator) -> torch.Tensor:
-    """int64 (count, LENGTH), some of the 65,536 questions."""
+    """Draw `count` of the 65,536 questions, int64 (count, LENGTH)."""
     return torch.randint(LETTERS, (count, LENGTH), generator=generator)
 
 
 def is_held_out(row: torch.Tensor) -> torch.Tensor:
-    """Whether questions (…, LENGTH) are only for measuring: one in four."""
+    """Whether questions (…, LENGTH) are held out for measuring; one in four is."""
     return (row * torch.tensor([1, 3, 5, 7])).sum(dim=-1) % 4 == 0
 
 
 def examples(name: str, count: int, seed: int, held_out: bool = False) -> list:
-    """`count` pairs (question, answer) of a skill, as lists of tokens; without the end."""
+    """`count` pairs (question, answer) of a skill, as lists of tokens, without the end token."""
     generator = torch.Generator().manual_seed(seed)
     rows = letters(8 * count, generator)
     rows = rows[is_held_out(rows) == held_out][:count]
@@ -56,15 +56,15 @@ def examples(name: str, count: int, seed: int, held_out: bool = False) -> list:
 
 
 def text(tokens: list[int]) -> str:
-    """abcd=bcde"""
+    """Spell the tokens: abcd=bcde. Signs and end tokens are left out."""
     return "".join("=" if t == EQUALS else chr(ord("a") + t) for t in tokens if t <= EQUALS)
 
 
-# ---- how the model learned
+# ---- how the model was trained
 
 
 def _lesson(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """tokens and targets (B, T) of all skills: noise, sign, letters, "=", answer, end."""
+    """Tokens and targets (B, T) of all skills: noise, sign, letters, "=", answer, end."""
     pairs = []
     for name, answer_to in SKILLS.items():
         asked = letters(ROWS, generator)
@@ -97,5 +97,5 @@ def _trained() -> GPT:
 
 
 def load() -> GPT:
-    """A copy of the trained model, in fp32; the first call takes some seconds."""
+    """A copy of the trained model, in fp32; the first call takes a few seconds."""
     return copy.deepcopy(_trained())

@@ -1,7 +1,7 @@
-"""Given: small models with drawn sizes and weights, and what is right for them.
+"""Given: small models with random sizes and weights, and the correct results for them.
 
-It is what `utils.prompts` computes in fp64, whatever type the model has, one row of the batch at a
-time, so that nothing needs padding.
+`utils.prompts` computes these in fp64, whatever the model's type, one row of the batch at a time,
+so nothing needs padding.
 """
 
 import copy
@@ -19,17 +19,17 @@ from utils.prompts import prompted
 from utils.prompts.data import IGNORED, padded
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16)
-# How far from the reference a value may be, relative to the largest. fp64: the rotary tables'
-# angles are fp32.
+# Tolerance relative to the largest value of the reference. In fp64 it is limited by the angles of
+# the rotary tables, which are fp32.
 NEAR = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.3}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, prompts and rows, all made from `seed`.
+    """A model, prompts and rows, all generated from `seed`.
 
-    prompts: their lengths; lengths: of each row's (question, answer); task: each row's prompt;
-    silent: no token counts
+    prompts: their lengths; lengths: of each row's (question, answer); task: the index of each row's
+    prompt; silent: every target is ignored
     """
 
     config: GPTConfig
@@ -48,7 +48,7 @@ class Case:
         )
 
     def model(self) -> GPT:
-        """A new one, the same each time; weights are large enough for every position to matter."""
+        """A fresh copy, always the same; its weights are so large that every position matters."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = GPT(self.config)
@@ -57,13 +57,13 @@ class Case:
         return model.to(self.dtype)
 
     def prompt(self, number: int = 0) -> torch.Tensor:
-        """(P, C), which asks for a gradient."""
+        """A prompt, (P, C), that requires a gradient."""
         shape = self.prompts[number], self.config.hidden_size
         drawn = 0.7 * fractions(self.seed + 1 + number, *shape, dtype=self.dtype)
         return drawn.requires_grad_()
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """tokens and targets, int64 (B, T); `end` may be a word of a question."""
+        """Tokens and targets, int64 (B, T); the end token may occur in a question."""
         generator = torch.Generator().manual_seed(self.seed + 600 + sum(self.task))
         V = self.config.vocab_size
         pairs = [
@@ -75,7 +75,7 @@ class Case:
 
 
 def draw_config(trial: Trial, **given) -> GPTConfig:
-    """Sizes that are easily told apart; four heads at least, for four ranks."""
+    """A config whose sizes are easy to tell apart; at least four heads, for four ranks."""
     draw = trial.draw
     heads = draw.choice((4, 6))
     sizes = {
@@ -93,8 +93,8 @@ def draw_config(trial: Trial, **given) -> GPTConfig:
 
 
 def draw_case(trial: Trial, dtype: torch.dtype, rows: int = 4, **given) -> Case:
-    """A model with one prompt, and rows: questions of one token at least, answers may be empty. In
-    bf16 it has one layer: a few in a thousand deeper ones make much of a rounding."""
+    """A model with one prompt, and rows: questions have at least one token, answers may be empty.
+    In bf16 it has one layer: a few deeper models in a thousand amplify rounding too much."""
     draw = trial.draw
     lengths = tuple((draw.randrange(1, 8), draw.randrange(6)) for _ in range(rows))
     sizes = {
@@ -106,11 +106,11 @@ def draw_case(trial: Trial, dtype: torch.dtype, rows: int = 4, **given) -> Case:
     return Case(**(sizes | given))
 
 
-# ---- what is right
+# ---- correct results
 
 
 def right_batch(pairs: list, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `batch` must return."""
+    """The correct result of `batch`."""
     tokens, targets = padded([(question, [*answer, end]) for question, answer in pairs])
     for row, (question, answer) in zip(tokens, pairs):
         row[len(question) + len(answer) :] = end
@@ -120,7 +120,7 @@ def right_batch(pairs: list, end: int) -> tuple[torch.Tensor, torch.Tensor]:
 def right_logits(
     model: GPT, prompts: Sequence[torch.Tensor], task: Sequence[int], tokens: torch.Tensor
 ) -> torch.Tensor:
-    """(B, T, V) in fp64."""
+    """The correct logits, (B, T, V), in fp64."""
     model, rows = copy.deepcopy(model).double().requires_grad_(False), []
     wide = [prompt.double() for prompt in prompts]
     for number, row in zip(task, tokens):
@@ -130,13 +130,13 @@ def right_logits(
 
 
 def right_loss(logits: torch.Tensor, targets: torch.Tensor, reduction: str = "mean"):
-    """In fp64, over the tokens that count."""
+    """The correct loss, in fp64, over the targets that are not ignored."""
     flat = logits.double().flatten(0, 1)
     return F.cross_entropy(flat, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 def walk(model: GPT, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-    """Logits of vectors x (B, L, C) at positions (L), 0 … L-1 if none are given."""
+    """Logits of vectors x (B, L, C) at positions (L), by default 0 … L-1."""
     positions = torch.arange(x.shape[1]) if positions is None else positions
     cos, sin = rotary_tables(model.config, positions, x.dtype)
     for layer in model.model.layers:
@@ -148,8 +148,8 @@ def compare(
     where: str, what: str, got: Any, right: torch.Tensor, dtype: torch.dtype,
     mistakes: Iterable[tuple[torch.Tensor, str]] = (), otherwise: str = "",
 ) -> None:
-    """Raises Wrong unless got is right. mistakes: values that a typical mistake gives, and what to
-    say of it; they are made only where they are needed, and the first that matches is told."""
+    """Raise Wrong unless `got` is right. mistakes: the values that typical mistakes give, each with
+    a hint; they are computed only when needed, and the first match supplies the hint."""
     hint, slack = otherwise, NEAR[dtype] / torch.finfo(dtype).eps
     if not alike(got, right, slack):
         hint = next((words for value, words in mistakes if alike(got, value, slack)), otherwise)

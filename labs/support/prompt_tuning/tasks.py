@@ -1,5 +1,5 @@
-"""Given: two tasks for the frozen model of pretrained.py, the batches to learn them from, and how
-many held-out questions a prompt answers."""
+"""Given: two tasks for the frozen model of pretrained.py, batches for training a prompt, and its
+accuracy on held-out questions."""
 
 from collections.abc import Iterator
 
@@ -18,12 +18,12 @@ TO_LEARN, TO_MEASURE = 300, 200
 
 
 def first_words(name: str) -> torch.Tensor:
-    """The tokens that the prompt starts from, int64 (P): some letters."""
+    """The tokens that initialize the prompt, int64 (P): some letters."""
     return 3 * torch.arange(LENGTHS[name]) % pretrained.LETTERS
 
 
 class Batches:
-    """STEPS batches of a task, made by the answer's `batch`; `drawn` counts those handed out."""
+    """STEPS batches of a task, made by the answer's `batch`; `drawn` counts those yielded."""
 
     def __init__(self, answer, name: str, seed: int = 0):
         pairs = examples(name, TO_LEARN, seed)
@@ -41,23 +41,23 @@ class Batches:
 
 
 def to_measure(*names: str, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Held-out questions; several tasks take turns with the same ones: tokens and targets (B, T),
-    and each row's task as a number (B)."""
+    """Held-out questions, the same for every task, with the tasks alternating row by row: tokens
+    and targets (B, T), and the index of each row's task (B)."""
     by_task = [examples(name, TO_MEASURE, seed, held_out=True) for name in names]
     tokens, targets = reference.right_batch([pair for row in zip(*by_task) for pair in row], END)
     return tokens, targets, torch.arange(len(tokens)) % len(names)
 
 
 def exact(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Which rows are answered to the letter, bool (B): the likeliest token is the right one
-    wherever a target counts."""
+    """Which rows are answered exactly, bool (B): the likeliest token is right wherever the target
+    is not ignored."""
     return ((logits.argmax(dim=-1) == targets) | (targets == -100)).all(dim=1)
 
 
 @torch.no_grad()
 def accuracy(model: GPT, name: str, prompt: torch.Tensor | None = None, seed: int = 1) -> float:
-    """The part of the held-out questions that are answered to the letter, by the library's way of
-    putting a prompt in."""
+    """The fraction of held-out questions that are answered exactly, with the prompt inserted by
+    `utils.prompts`."""
     tokens, targets, _ = to_measure(name, seed=seed)
     if prompt is None:
         return exact(model(tokens), targets).float().mean().item()

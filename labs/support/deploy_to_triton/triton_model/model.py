@@ -1,8 +1,8 @@
 """Given: the Triton model of the last section: requests in, a stream of tokens out.
 
-Triton imports this file in a process of its own, the *stub*, makes one TritonPythonModel for each
-instance, and calls `execute` for whatever requests have come. Triton puts the version folder on the
-path: beside it are lab 16's leader and ranks, your rank.py and scheduler.py, and `utils`.
+Triton imports this file in a separate process, the *stub*, creates one TritonPythonModel per
+instance, and calls `execute` with the requests that have arrived. Triton puts the version folder on
+the path: it also holds lab 16's leader and ranks, your rank.py and scheduler.py, and `utils`.
 """
 
 import json
@@ -31,7 +31,7 @@ class TritonPythonModel:
                 self.leader.submit(read(request, answer))
             except ValueError as error:
                 answer.end(error)
-        return None  # the responses go out by the senders, later
+        return None  # the senders send the responses later
 
     def finalize(self):
         self.leader.close()
@@ -39,7 +39,7 @@ class TritonPythonModel:
 
 
 class Answer:
-    """The way back to one client. After its last response a request must not be touched."""
+    """The responses to one client. After the last one, its request must not be used."""
 
     def __init__(self, request):
         self.request, self.sender, self.open = request, request.get_response_sender(), True

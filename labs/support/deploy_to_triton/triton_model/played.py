@@ -1,7 +1,7 @@
-"""Given: the model that the clients of exercise b ask. What it does is told by its numbers, (B, n).
+"""Given: the model that the clients of exercise b query. Its input (B, n) says what it does.
 
-A column whose first number is 0 or more is sent as a total; for others see below. `cancelled` is
-written when a request was.
+A column whose first value is 0 or more is sent as a total; negative values are the commands below.
+The file `cancelled` is written when a SILENT request is cancelled.
 """
 
 import threading
@@ -11,8 +11,8 @@ from pathlib import Path
 import triton_python_backend_utils as pb
 
 FINAL = pb.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-# an error, and the end; nothing more until the request is cancelled; a pause; a response without a
-# total; the final flag goes with the last total
+# send an error and end; send nothing until the request is cancelled; pause; send a response without
+# a total; send the final flag with the last total
 ERROR, SILENT, SLOW, EMPTY, LAST = -1, -2, -3, -4, -5
 PAUSE = 0.8  # seconds
 
