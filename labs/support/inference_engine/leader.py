@@ -4,7 +4,7 @@
     leader.submit(Request(tokens, max_tokens, answer))
 
 It runs in a thread of the model's process. Before each step it checks which requests were cancelled
-and which have arrived; after it, it ends the answers of requests that are over and hold no slot.
+and which have arrived; afterwards it ends the answers of requests that are over and hold no slot.
 """
 
 import threading

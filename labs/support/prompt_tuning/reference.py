@@ -48,7 +48,7 @@ class Case:
         )
 
     def model(self) -> GPT:
-        """A fresh copy, always the same; its weights are so large that every position matters."""
+        """A fresh, identical copy; its weights are large enough for every position to matter."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             model = GPT(self.config)
