@@ -1,4 +1,4 @@
-"""Given: a network of unlike layers, what each of them costs, and a real step under a plan."""
+"""Given: a network of different layers, the cost of each, and a real step under a plan."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,13 +11,13 @@ from utils.measure import timing
 from utils.measure.memory import Memory
 
 ROWS, WIDTH = 128, 64
-# (size inside, number of activation functions): many of them save much and compute little
+# (inner size, number of activation functions): many functions save much and compute little
 SHAPES = [(64, 2), (256, 1), (32, 9), (128, 4), (512, 1), (64, 6), (96, 3), (256, 2)]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer keeps, and what running it again costs."""
+    """The bytes that one layer keeps and the cost of running it again."""
 
     input_bytes: int
     inside_bytes: int
@@ -41,13 +41,13 @@ def batch() -> torch.Tensor:
 
 
 def measure_layers(layers: nn.ModuleList, x: torch.Tensor) -> list[Layer]:
-    """Runs each layer alone and counts."""
+    """Run each layer on its own and count its bytes and FLOPs."""
     runs = [(partial(layer, x), [*layer.parameters(), x]) for layer in layers]
     return [Layer(x.nbytes, timing.saved_bytes(run, own), timing.flops(run)) for run, own in runs]
 
 
 def forward_backward(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> None:
-    """One real pass in which the layers in `recomputed` are checkpoints."""
+    """Run one real pass in which the layers in `recomputed` are checkpointed."""
     with set_checkpoint_early_stop(False):  # PyTorch would stop before a layer's last product
         x = x.clone().requires_grad_()
         for index, layer in enumerate(layers):
@@ -57,13 +57,13 @@ def forward_backward(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int
 
 
 def real_peak(layers: nn.ModuleList, x: torch.Tensor, recomputed: set[int]) -> int:
-    """The most bytes of activations in a real pass, measured."""
+    """The measured peak of activations in a real pass, in bytes."""
     with Memory(model=layers) as memory:
         forward_backward(layers, x, recomputed)
     return max(held["activations"] for _, held in memory.timeline)
 
 
 def measured() -> tuple[nn.ModuleList, torch.Tensor, list[Layer], int]:
-    """The network, its input, what its layers cost, and its peak where nothing is recomputed."""
+    """The network, its input, its layers' costs, and its peak without recomputation."""
     layers, x = network(), batch()
     return layers, x, measure_layers(layers, x), real_peak(layers, x, set())

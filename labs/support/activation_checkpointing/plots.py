@@ -1,5 +1,4 @@
-"""Given: plots of what your answers do. An answer that does not run yet does not stop the notebook.
-"""
+"""Given: plots of your answers. An answer that does not run yet does not stop the notebook."""
 
 import functools
 from pathlib import Path
@@ -20,7 +19,7 @@ MB = 1e6
 
 
 def _patient(function):
-    """Make a function print one line, instead of a traceback, if an answer does not run yet."""
+    """Make a function print one line instead of a traceback if an answer does not run yet."""
 
     @functools.wraps(function)
     def patient(file, *args):
@@ -36,12 +35,12 @@ def _patient(function):
 
 @_patient
 def your_checkpoint(answer) -> None:
-    """One step of a small GPT whose layers are your checkpoints, as a timeline, and in words."""
+    """Plot a step of a small GPT with your checkpoint around each layer, and print a summary."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(hidden_size=64, layers=6, heads=4))
     x, y = corpus.batch(corpus.load(), 0, 4, 64)
     most, gradients = [], []
-    for _ in range(2):  # as it is, then with checkpoints
+    for _ in range(2):  # without, then with checkpoints
         with Memory(model=model) as memory:
             with memory.phase("forward"):
                 loss = cross_entropy(model(x), y)
@@ -62,7 +61,7 @@ def your_checkpoint(answer) -> None:
 
 @_patient
 def your_plans(answer) -> None:
-    """All sets of layers as points, yours for some budgets among them."""
+    """Plot all sets of layers as points and highlight your choices for some budgets."""
     _, _, costs, whole = measured()
 
     def point(chosen):
@@ -86,14 +85,14 @@ def your_plans(answer) -> None:
 
 @_patient
 def share_of_work(answer, budget: float) -> float | None:
-    """Per cent of the forward pass that your plan recomputes; None if it does not run yet."""
+    """The percentage of the forward pass that your plan recomputes; None if it does not run yet."""
     _, _, costs, whole = measured()
     return percent(costs, answer.choose(costs, int(budget * whole)))
 
 
 @_patient
 def clock(answer, budget: float, rows: int = 8192) -> None:
-    """Seconds of a real pass with many rows: nothing, your plan, and everything recomputed."""
+    """Time a real pass with many rows that recomputes nothing, your plan, or everything."""
     layers, x, costs, whole = measured()
     x = torch.randn(rows, x.shape[1])
     plan, everything = set(answer.choose(costs, int(budget * whole))), set(range(len(costs)))

@@ -1,6 +1,6 @@
 """Given: the results of your functions on larger models, for the notebook's figures.
 
-Each runs in a process of its own, and returns None where the answer is not ready.
+Each runs in its own process and returns None if the answer is not ready.
 """
 
 import copy
@@ -22,15 +22,15 @@ from utils.models import shipped
 from utils.models.gpt import GPT, cross_entropy
 
 SECONDS = 200.0
-N, K = 1024, 4096  # of the linear layer whose bytes are counted
-TEXT = 400_000  # bytes to learn from, and a tenth of it to measure
+N, K = 1024, 4096  # sizes of the linear layer whose bytes are counted
+TEXT = 400_000  # bytes to train on, and a tenth as many to measure on
 ROWS, T, STEPS, EVERY = 8, 64, 40, 8
-LEFT = ([1], [1], [0], [1], [1])  # a head of models/small for each layer: those that matter more
+LEFT = ([1], [1], [0], [1], [1])  # the more important head of each layer of models/small
 LR = 2e-3
 
 
 def of_an_answer(measure: Callable[[ModuleType], dict]) -> Callable[[str], dict | None]:
-    """measure(answer), of the answer in a file."""
+    """Make a function of a file from a function of the answer in it."""
 
     @functools.wraps(measure)
     def asked(file: str) -> dict | None:
@@ -49,7 +49,7 @@ def _bits(model: GPT, held_out: list) -> float:
 
 @of_an_answer
 def layer(answer) -> dict:
-    """Bytes of a linear layer's state, in fp32 and as your Int8Linear; and the relative error."""
+    """Bytes of a linear layer's state in fp32 and as your Int8Linear, and the relative error."""
     blocks.whole_products()
     generator = torch.Generator().manual_seed(0)
     linear = nn.Linear(K, N, bias=False)
@@ -70,8 +70,8 @@ def layer(answer) -> dict:
 @of_an_answer
 def channels(answer) -> dict:
     """models/tiny with an outlier channel after each norm, 100 times the median, before and after
-    your smoothing. Held-out bits: "floats", "int8", "smoothed"; of the first norm: its channels
-    "before" and "after", "planted" and what you have "found"."""
+    your smoothing. Held-out bits per token: "floats", "int8", "smoothed". For the first norm: its
+    channels "before" and "after", and the outliers "planted" and "found"."""
     model, draw = copy.deepcopy(drawn.tiny()[0]), random.Random(0)
     calibration, held_out = drawn.batches(0, 4, 4)
     layers, inputs = model.model.layers, blocks.inputs_of(model, calibration)
@@ -102,8 +102,8 @@ def channels(answer) -> dict:
 
 @of_an_answer
 def heads(answer) -> dict:
-    """models/small with one of its two heads left in each layer. Bytes "before" and "after"; bits
-    on held-out text with "all heads", "yours" and "the others"."""
+    """models/small with one of its two heads left in each layer. Bytes "before" and "after";
+    held-out bits per token with "all heads", "yours" and "the others"."""
     model = shipped.load("small")[0]
     calibration, held_out = drawn.batches(0, 4, 8)
     scores = torch.as_tensor(answer.importance(model, calibration))
@@ -119,7 +119,7 @@ def heads(answer) -> dict:
 
 
 class _Watched(list):
-    """Batches; every few of them the student is measured."""
+    """Batches that measure the student after every few of them."""
 
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for step, batch in enumerate(super().__iter__()):
@@ -131,10 +131,10 @@ class _Watched(list):
 
 @of_an_answer
 def curves(answer) -> dict:
-    """Held-out bits per token of models/small ("teacher"), and by step of a student without half of
-    its heads: with your `distill`, and with the same steps of Adam on tokens only."""
+    """Held-out bits per token of models/small ("teacher") and, by step, of a student with half of
+    its heads: with your `distill`, and with as many steps of Adam on tokens only."""
     few = torch.zeros(1, 1, 2)
-    answer.distillation_loss(few, few, few[..., 0].long())  # a stub says so before a text is read
+    answer.distillation_loss(few, few, few[..., 0].long())  # a stub raises before any text is read
     teacher, tokenizer = shipped.load("small")
     texts = [part[: TEXT // size] for part, size in zip(corpus.load_split("library"), (1, 10))]
     learn, unseen = (

@@ -1,4 +1,4 @@
-"""Given: your functions on one sequence: what all ranks send, and how the work is shared out."""
+"""Given: your functions on one sequence: the bytes that all ranks send and each rank's work."""
 
 import os
 import random
@@ -16,23 +16,23 @@ from utils.course.checks import SEED
 from utils.course.messages import noted
 from utils.course.runner import attempted
 
-LENGTH, WIDTH = 96, 16  # positions of the sequence, numbers of a head
+LENGTH, WIDTH = 96, 16  # positions in the sequence, elements per head
 WAYS = ("ring_attention", "thrifty_ring_attention", "zigzag_attention", "ulysses_attention")
 MODELS = ((8, 2), (16, 2), (32, 2), (4, 4), (8, 4), (16, 4), (32, 4), (8, 8), (16, 8), (32, 8))
-Heads = namedtuple("Heads", ("query", "key_value"))  # of a model: how many
+Heads = namedtuple("Heads", ("query", "key_value"))  # how many of each a model has
 
 
 def drawn_heads(seed: int | None = None) -> Heads:
-    """A model's heads, drawn; None: by the seed of the checks where one is set, else the same for
-    all calls of a learner, whose prediction is kept."""
+    """Draw a model's heads. seed None: that of the checks if it is set, otherwise one per learner,
+    whose stored prediction must stay valid."""
     seed = seed if seed is not None else os.environ.get(SEED)
     return Heads(*random.Random(str(ledger.home()) if seed is None else int(seed)).choice(MODELS))
 
 
 def measured(size: int, file: str, heads: Heads) -> dict | None:
-    """{function: {"sent": bytes that all ranks send, "work": share of each rank in the products,
-    "right": whether the results are one rank's}} of those in WAYS that are written; None if one
-    of them does not run."""
+    """{function: {"sent": bytes that all ranks send, "work": each rank's fraction of the products,
+    "right": whether the results match one rank's}} for the functions of WAYS that are written;
+    None if one of them does not run."""
     case = Case(size, LENGTH, 1, heads.query, heads.key_value, WIDTH, torch.float32, seed=7)
     ranks, found = attempted(file, size, _all_ways, case), {}
     if ranks is None:

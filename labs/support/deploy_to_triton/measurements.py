@@ -15,8 +15,8 @@ from utils.serving.server import ServerError
 
 
 def measured(function: Callable) -> Callable:
-    """Make a function of the learner's files that runs once all are written, and otherwise prints
-    what is wrong."""
+    """Make a function of the learner's files run only if all are written, and print what is wrong
+    instead of raising it."""
 
     @functools.wraps(function)
     def tried(*files: str, **options) -> Any:
@@ -25,7 +25,7 @@ def measured(function: Callable) -> Callable:
             for path in paths:
                 streams.not_started(path)
             return function(*paths, **options)
-        except (NotImplementedError, NotHere):  # needs no word here
+        except (NotImplementedError, NotHere):  # needs no message here
             return None
         except (Wrong, ServerError) as error:
             return print(error)
@@ -35,8 +35,8 @@ def measured(function: Callable) -> Callable:
 
 @measured
 def own(model: Path, client: Path) -> dict:
-    """Send requests from your client to your model, of size 3: the "totals" of 1 to 7, and the
-    error when numbers are "refused"."""
+    """Send requests from your client to your model, of size 3. Returns the "totals" of 1 to 7, and
+    the error when values are "refused"."""
     served.load_yours(model, 3)
     numbers, url = np.arange(1, 8)[None], lab_server.server().grpc
     asked = [(given, served.SILENCE) for given in (numbers, 4 - numbers)]
@@ -47,7 +47,7 @@ def own(model: Path, client: Path) -> dict:
 @measured
 def together(config: Path) -> int:
     """Serve your rank.py and scheduler.py of lab 16 with your config.py; return the number of
-    streams that had the whole model's tokens, or None if one of the three is not written."""
+    streams with the whole model's tokens, or None if one of the three files is not written."""
     engine = Path(str(config.parent).replace("17_deploy_to_triton", "16_inference_engine"))
     rank, scheduler = engine / "rank.py", engine / "scheduler.py"
     for path in (rank, scheduler):
@@ -59,10 +59,10 @@ def together(config: Path) -> int:
 
 @measured
 def loads(settings: Path, clients: Sequence[int] = (1, 8)) -> dict:
-    """{clients: summary of a closed loop of the engine with your settings}, and those "slots"."""
+    """{clients: summary of a closed loop on the engine with your settings}, and your "slots"."""
     chosen = served.settings(Trial(settings))
     served.serve(chosen["tp"], max_num_seqs=chosen["slots"], queue=chosen["queue"])
-    served.requests(1, 1)  # the first one warms up
+    served.requests(1, 1)  # a warm-up
     found = {many: served.requests(many, max(6, 3 * many), 32).summary for many in clients}
     lab_server.take(served.ENGINE)
     return found | {"slots": chosen["slots"]}

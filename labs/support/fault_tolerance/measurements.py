@@ -14,21 +14,21 @@ from utils.drawing import figures
 from utils.planner import failures
 
 MINUTE = 60.0
-SAVE, MEMORY, RESTART, LIGHT = MINUTE, 5.0, 10 * MINUTE, 0.9  # of exercise d's machine
-NUMBERS = 16_000_000  # of exercise e's state, 4 bytes each
+SAVE, MEMORY, RESTART, LIGHT = MINUTE, 5.0, 10 * MINUTE, 0.9  # for exercise d's machine
+NUMBERS = 16_000_000  # elements of exercise e's state, 4 bytes each
 TURNS = 3
 
 
 @dataclass(frozen=True)
 class TwoKinds:
-    """lines: your plans in words; earlier: % by which a run with memory and disk ends earlier."""
+    """lines: your plans in words; earlier: % by which memory and disk shorten a run."""
 
     lines: list[str]
     earlier: float
 
 
 def two_kinds(file: str | Path) -> TwoKinds | None:
-    """Your plans for Llama 3's failures; None, and a sentence, where `best_plan` is not written."""
+    """Your plans for Llama 3's failures. If `best_plan` is not written, say so and return None."""
     between = failures.LLAMA_3.between(failures.LLAMA_3.devices)
     answer, takes, lines = load_answer(Path(file).resolve()), [], []
     for name, memory, light in (("disk only", SAVE, 0.0), ("memory too", MEMORY, LIGHT)):
@@ -47,7 +47,7 @@ def two_kinds(file: str | Path) -> TwoKinds | None:
 
 
 def saving(file: str | Path) -> None:
-    """Show how long your `save`, your `save_later` if there is one, and plain writing take."""
+    """Show how long your `save`, your `save_later` if it exists, and plain writing take."""
     answer = load_answer(Path(file).resolve())
     state = {"weights": torch.rand(NUMBERS)}
     times = {"write and sync only": [], "your save": []}

@@ -1,7 +1,7 @@
 """Given: the machines of the exercises, and the costs of many strategies.
 
-outcomes(model, machine, strategies)      # [Outcome or None]: None where sizes do not fit together
-compare("cluster", strategy)              # a table of yours and the best, without revealing it
+outcomes(model, machine, strategies)      # [Outcome or None]: None if sizes are incompatible
+compare("cluster", strategy)              # a table of yours and the best, without its sizes
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from utils.planner.strategy import Columns, valid
 
 
 class Case(NamedTuple):
-    """A model, a machine, its GPUs and the sequences of a step."""
+    """A model, a machine, its number of GPUs and the sequences per step."""
 
     model: Model
     machine: Machine
@@ -38,7 +38,7 @@ CASES = {
 
 
 def unseen(sizes: tuple, machine: str, gpus: int, global_batch: int) -> Case:
-    """sizes: layers, hidden size, heads, vocabulary, sequence, whether the MLP is gated."""
+    """A case. sizes: layers, hidden size, heads, vocabulary, sequence, whether the MLP is gated."""
     layers, hidden, heads, vocabulary, seq, gated = sizes
     model = Model(layers, hidden, heads, vocab_size=vocabulary, seq=seq, gated=gated, name="unseen")
     return Case(model, MACHINES[machine], gpus, global_batch)
@@ -55,7 +55,7 @@ UNSEEN = [  # each needs sizes that a narrower search leaves out
 
 
 class Outcome(NamedTuple):
-    """A strategy's cost: seconds per step, bytes on the fullest rank, and whether these fit."""
+    """A strategy's cost: seconds per step, bytes on the fullest rank, and whether they fit."""
 
     seconds: float
     bytes: float
@@ -63,7 +63,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(model: Model, machine: Machine, strategies: list[Strategy]) -> list[Outcome | None]:
-    """The outcome of each strategy, None if its sizes do not fit together."""
+    """The outcome of each strategy; None if its sizes are incompatible."""
     if not strategies:
         return []
     c = Columns.of(strategies, model, machine)
@@ -78,12 +78,12 @@ def outcomes(model: Model, machine: Machine, strategies: list[Strategy]) -> list
 
 
 def best(case: Case) -> Plan:
-    """The fastest that fits, of all sizes that the exercises name."""
+    """The fastest plan that fits, among all sizes that the exercises allow."""
     return search(*case, top=1, micro_batch=(1, 2, 4, 8, 16), cp=1)[0]
 
 
 def compare(name: str, strategy: Strategy) -> None:
-    """Print where the time goes, for yours and the fastest, in % of the fastest step."""
+    """Print where the time goes in your strategy and in the fastest, in % of the fastest step."""
     case = CASES[name]
     strategy = Strategy(**{**vars(strategy), "global_batch": case.global_batch})
     yours, top = plan(case.model, strategy, case.machine), best(case)

@@ -1,8 +1,8 @@
 """Given: a run whose ranks may hold only CAP bytes, and the planner's predictions for it.
 
-planned(recompute="full").memory        # {kind: bytes} of a rank, before any run
-attempt(recompute="full")               # on RANKS real ranks, under the cap: prints how it ends
-table()                                 # the measurements of exercise f's last check
+planned(recompute="full").memory        # {kind: bytes} on a rank, before any run
+attempt(recompute="full")               # run on RANKS real ranks under the cap; print how it ends
+table()                                 # the measurements of the last check of exercise f
 
 The cap is that of `utils.measure.memory`: it counts tensors, so it is the same on every machine. On
 a GPU `torch.cuda.set_per_process_memory_fraction` makes the allocator itself refuse.
@@ -34,17 +34,17 @@ from utils.training.train import micro_batches, start
 
 RANKS, CAP = 2, 24_000_000
 RUN = TrainConfig(layers=4, hidden=192, heads=4, batch=16, seq=64, steps=4, optimizer="adamw")
-OPTIONS = (  # those that do not change the result
+OPTIONS = (  # those that leave the result unchanged
     "accumulate", "precision", "recompute", "shard", "offload", "tp", "sequence_parallel", "pp",
     "cp", "context",
 )
-SIZES = ("layers", "hidden", "heads", "kv_heads", "tie")  # of another model
-WATCHED = 2  # steps; in the second one the optimizer has its state
-SECONDS = 60.0  # of CPU time for a run, which takes a few
+SIZES = ("layers", "hidden", "heads", "kv_heads", "tie")  # those of the model
+WATCHED = 2  # steps; the optimizer has its state from the second on
+SECONDS = 60.0  # of CPU time per run, which takes a few
 
 
 class Measured(NamedTuple):
-    """Of a rank: bytes by kind at the peak, losses by step, tokens/s, a step's time by kind."""
+    """A rank's bytes by kind at the peak, losses by step, tokens/s, and a step's time by kind."""
 
     held: dict[str, int]
     losses: tuple[float, ...]
@@ -61,18 +61,18 @@ class Rung(NamedTuple):
 
     flags: dict[str, Any]
     predicted: float  # MB
-    measured: Measured  # of the fullest rank
+    measured: Measured  # on the fullest rank
 
     @property
     def words(self) -> str:
         return " · ".join(f"{name} {value}" for name, value in self.flags.items()) or "plain"
 
 
-rows: list[Rung] = []  # of the last check
+rows: list[Rung] = []  # from the last check
 
 
 def configured(flags: dict[str, Any], **sizes: Any) -> TrainConfig:
-    """The run with some options of the trainer. Raises ValueError for those of another run."""
+    """The run with these options of the trainer. Raises ValueError for any others."""
     for given, known in ((flags, OPTIONS), (sizes, SIZES)):
         for name in given:
             if name not in known:
@@ -111,7 +111,7 @@ def planned(**flags: Any) -> Plan:
 def attempt(**flags: Any) -> None:
     """Print how the run ends under the cap."""
     config = configured(flags)
-    with Ranks(RANKS, device="cpu", timeout=10) as ranks:  # one that ends is waited for no longer
+    with Ranks(RANKS, device="cpu", timeout=10) as ranks:  # seconds to wait for a failed rank
         try:
             found = ranks.run(train, None, config, CAP)
         except RankError as error:
@@ -124,8 +124,8 @@ def attempt(**flags: Any) -> None:
 
 
 def largest(file: str | Path) -> float | None:
-    """Millions of parameters of `largest_model`'s model if it trains under the cap; otherwise None,
-    and the reason is printed."""
+    """Millions of parameters of `largest_model`'s model if it trains under the cap; otherwise print
+    the reason and return None."""
     try:
         sizes, flags = Trial(file).alone("largest_model", lambda answer: answer.largest_model())
         config = configured(flags, **sizes)
@@ -163,8 +163,8 @@ def table() -> None:
 
 
 def train(answer: Any, config: TrainConfig, cap: float = math.inf) -> Measured:
-    """The trainer's steps: the first WATCHED under the meter, which ends them past `cap`; then,
-    because the meter takes time, one by the clock alone and one under the profiler."""
+    """Take the trainer's steps: the first WATCHED under the memory meter, which stops them at
+    `cap`; then, because the meter takes time, one that is only timed and one under the profiler."""
     mesh = make_mesh(**config.mesh_sizes(dist.get_world_size()))
     engine, _ = start(config, torch.device("cpu"), mesh)
     text, taken = corpus.split(corpus.load())[0], []
@@ -189,7 +189,7 @@ def train(answer: Any, config: TrainConfig, cap: float = math.inf) -> Measured:
 def step(
     engine: Any, config: TrainConfig, mesh: Mesh, text: torch.Tensor, number: int
 ) -> tuple[float, float]:
-    """Loss and seconds."""
+    """Take one step; return its loss and its seconds."""
     began, tokens = time.perf_counter(), config.batch * config.seq
     x, y = corpus.batch(
         text, number, config.batch, config.seq, config.seed, mesh.dp.index, mesh.dp.size

@@ -1,4 +1,4 @@
-"""Given: the measurement of exercise 02c, with the functions of the file."""
+"""Given: the measurement of exercise 02c, which uses the functions in your file."""
 
 import torch
 import torch.distributed as dist
@@ -7,14 +7,14 @@ from utils.course.runner import attempted
 from utils.data import corpus
 from utils.models.gpt import GPT, GPTConfig, cross_entropy
 
-ROWS = 4  # of a rank
-SECONDS = 60.0  # of processor time
+ROWS = 4  # per rank
+SECONDS = 60.0  # of CPU time
 
 
 def measure(path: str = "noise.py", steps: int = 90, size: int = 2) -> list[float] | None:
-    """Trains a small GPT on `size` ranks of 4 rows; the noise scale of each third of the run, rows.
+    """Train a small GPT on `size` ranks of 4 rows; return the noise scale of each third, in rows.
 
-    None, and a word, where the functions are not written.
+    If the file does not run yet, say so and return None.
     """
     ranks = attempted(path, size, _measure, steps, seconds=SECONDS)
     if ranks is None:
@@ -23,7 +23,7 @@ def measure(path: str = "noise.py", steps: int = 90, size: int = 2) -> list[floa
 
 
 def _measure(answer, steps: int) -> list[float]:
-    """On a rank: AdamW on the corpus, the norms on the way."""
+    """On a rank: train on the corpus with AdamW and record each step's norms."""
     tokens = corpus.split(corpus.load())[0]
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)

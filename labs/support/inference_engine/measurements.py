@@ -18,8 +18,8 @@ from utils.serving.engine.blocks import BLOCK, blocks_for
 
 
 def measured(function: Callable[..., dict]) -> Callable[..., dict | None]:
-    """Make a function of the learner's files that runs once all are written, and otherwise prints
-    what is wrong."""
+    """Make a function of the learner's files run only if all are written, and print what is wrong
+    instead of raising it."""
 
     @functools.wraps(function)
     def tried(*files: str, **options) -> dict | None:
@@ -28,7 +28,7 @@ def measured(function: Callable[..., dict]) -> Callable[..., dict | None]:
             for path in paths:
                 streams.not_started(path)
             return function(*paths, **options)
-        except NotImplementedError:  # needs no word here
+        except NotImplementedError:  # needs no message here
             return None
         except Wrong as error:
             return print(error)
@@ -38,7 +38,7 @@ def measured(function: Callable[..., dict]) -> Callable[..., dict | None]:
 
 @measured
 def batches(scheduler: Path) -> dict:
-    """Rows of each decode step of the six streams: with your scheduler, and `alone`."""
+    """Rows per decode step of the six streams: with your scheduler, and one stream at a time."""
 
     def both(answer) -> dict:
         return {"yours": streams.streamed(answer.step), "alone": streams.streamed(leader.alone)}
@@ -51,8 +51,8 @@ def batches(scheduler: Path) -> dict:
 
 @measured
 def together(rank: Path, scheduler: Path) -> dict:
-    """Run your two files as one engine of two ranks and four slots: its decode steps, and the bytes
-    that rank 0 passed to all-reduces in them, by rows."""
+    """Run your two files as one engine of two ranks and four slots. Returns its number of decode
+    steps and, by rows per step, the bytes that rank 0 passed to all-reduces."""
     with tempfile.TemporaryDirectory(prefix="lab16-") as name:
         folder = Path(name)
         streams.fill(folder, streams.ENGINE, rank=rank)
@@ -68,12 +68,12 @@ def together(rank: Path, scheduler: Path) -> dict:
 
 # ---- c
 
-LONGEST, SLOTS = 512, 8  # positions of the model; slots of as many that the memory has
-BEGINNINGS = (48, 96, 160)  # positions of three system prompts
+LONGEST, SLOTS = 512, 8  # positions of the model; slots of LONGEST positions in memory
+BEGINNINGS = (48, 96, 160)  # positions in each of three system prompts
 
 
 def load() -> list[tuple[int, int]]:
-    """400 requests: with which of BEGINNINGS each begins, and its positions in all."""
+    """400 requests: the index of each one's prompt in BEGINNINGS, and its total positions."""
     draw = random.Random(16)
     kinds = [draw.randrange(len(BEGINNINGS)) for _ in range(400)]
     own = [1 + int(draw.expovariate(1 / 60)) for _ in kinds]
@@ -83,12 +83,12 @@ def load() -> list[tuple[int, int]]:
 @measured
 def paged(path: Path) -> dict:
     """{way: requests, positions reserved, held and read} when the memory of 8 slots is full: with
-    slots, with your blocks, and with blocks that requests with the same beginning share."""
+    slots, with your blocks, and with blocks shared by requests with the same beginning."""
     return Trial(path).alone("a load of requests", admitted)
 
 
 def admitted(answer) -> dict:
-    """In one process: as many requests as fit in memory."""
+    """In one process: admit as many requests as fit in memory."""
     first = sum(positions for _, positions in load()[:SLOTS])
     found = {"slots": (SLOTS, SLOTS * LONGEST, first, first)}
     for way in ("blocks", "shared blocks"):
@@ -117,15 +117,15 @@ NEW = 48  # tokens after each prompt
 
 @measured
 def speculated(path: Path, k: int = 4) -> dict:
-    """models/tiny drafts k tokens at a time for models/base, greedily: whether the tokens are
-    "equal" to those of base alone, its "passes", the "tokens", and of the drafted tokens how many
-    were "judged" (up to the first that is rejected) and "accepted"."""
+    """Let models/tiny draft k tokens at a time for models/base, greedily. Returns whether the
+    tokens are "equal" to those of base alone, its "passes", the number of "tokens", and how many
+    drafted tokens were "judged" (to the first rejected one) and "accepted"."""
     return Trial(path).alone("models/tiny drafts", drafting, k, seconds=60.0)
 
 
 @torch.inference_mode()
 def drafting(answer, k: int) -> dict:
-    """In a process. In fp64, so that the largest logit is the same one on every machine."""
+    """In one process, in fp64: the largest logit must be the same on every machine."""
     folders = (ROOT / "models" / name for name in ("tiny", "base"))
     draft, target = (GPT.from_pretrained(folder, dtype=torch.float64) for folder in folders)
     found = {"equal": True, "passes": 0, "tokens": 0, "judged": 0, "accepted": 0}

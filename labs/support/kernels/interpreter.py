@@ -1,4 +1,4 @@
-"""Given: Triton's interpreter, in which each load and store of an answer's kernels is observed.
+"""Given: Triton's interpreter, which reports each load and store of an answer's kernels.
 
     answer = interpreted(answer)
     with watched(lambda program, addresses, size, stores, undefined: …):
@@ -32,7 +32,7 @@ TOO_FAR = (
 
 
 def there() -> None:
-    """Raises NotHere, with what to do, where the Triton language is not installed."""
+    """Raise NotHere, which says what to do, if the Triton language is not installed."""
     try:
         importlib.import_module("utils.kernels.language")
     except ImportError as error:
@@ -40,8 +40,8 @@ def there() -> None:
 
 
 def interpreted(answer: types.ModuleType) -> types.ModuleType:
-    """The answer, in a process whose kernels are interpreted. A rank has Triton from its forkserver
-    in whichever of its two modes; in the other one it is imported again, which takes 0.1 s."""
+    """The answer, loaded so that its kernels are interpreted. A rank inherits Triton from its
+    forkserver, interpreted or compiled; if compiled, Triton is imported again, in 0.1 s."""
     from triton.runtime.interpreter import InterpretedFunction
 
     if isinstance(sys.modules["triton.language"].cdiv, InterpretedFunction):
@@ -57,18 +57,18 @@ def interpreted(answer: types.ModuleType) -> types.ModuleType:
 
 @contextlib.contextmanager
 def watched(saw: Callable, memory: bool = True) -> Iterator[None]:
-    """Inside, saw(program, addresses, size, stores, undefined) is told of each load and store of
-    numbers of `size` bytes, before an address is used. undefined: a mask switches off some of a
-    load, and no `other` is named: a GPU then gives anything, and here it is NaN, or the largest
-    integer. memory: there is some at these addresses; else loads give ones, and of a loop the last
-    round alone runs. Raises Wrong at an atomic operation."""
+    """Inside `with`, call saw(program, addresses, size, stores, undefined) for each load and store,
+    before it uses an address. size: bytes per element. undefined: the load masks off some lanes
+    without `other`; on a GPU these hold any value, here NaN or the largest integer. memory: whether
+    the addresses have memory; if not, loads return ones, stores do nothing, and only the last
+    iteration of a loop runs. Raises Wrong at an atomic operation."""
     from triton.runtime import interpreter
 
     builder, patch = interpreter.InterpreterBuilder, mock.patch.object
     load, store = builder.create_masked_load, builder.create_masked_store
 
     def tell(this, pointers, mask, stores, named=True):
-        on = np.asarray(getattr(mask, "data", mask))  # of a block pointer it is no array
+        on = np.asarray(getattr(mask, "data", mask))  # a block pointer's is no array
         on = np.broadcast_to(on, pointers.data.shape)
         undefined = not (named or on.all())
         addresses, size = pointers.data[on].astype(np.int64), pointers.get_element_ty()
@@ -104,7 +104,7 @@ def watched(saw: Callable, memory: bool = True) -> Iterator[None]:
             (builder, "create_atomic_cas", atomic),
             (builder, "create_splat", splat),
             (interpreter, "_patch_lang", patched_once(memory)),
-            # tensors are on the CPU, or nowhere: none has to be copied there, and back
+            # tensors are on the CPU or have no memory: skip the copies to it and back
             (interpreter.GridExecutor, "_init_args_hst", lambda _, *given: given),
             (interpreter.GridExecutor, "_restore_args_dev", lambda *_: None),
         ):
@@ -114,7 +114,7 @@ def watched(saw: Callable, memory: bool = True) -> Iterator[None]:
 
 
 def run(launch: Callable[[], Any]) -> Any:
-    """The launch's result; raises what stands behind the errors that the interpreter wraps, once a
+    """Return the launch's result, or raise the original error: the interpreter wraps it once per
     function."""
     try:
         return launch()
@@ -124,11 +124,11 @@ def run(launch: Callable[[], Any]) -> Any:
         raise error from None
 
 
-# ---- where the interpreter is not like the compiler
+# ---- where the interpreter differs from the compiler
 
 
 def splat(_, kind, scalar):
-    """One number for a block. The interpreter's own forgets that a comparison is a bool."""
+    """A block filled with one value. The interpreter's own forgets that a comparison is a bool."""
     from triton.runtime.interpreter import TensorHandle
 
     full = np.full(kind.shape, scalar.data.ravel()[0], dtype=scalar.data.dtype)
@@ -136,8 +136,9 @@ def splat(_, kind, scalar):
 
 
 def typed_range(whole: bool, *ends: Any, step: Any = None, **_: Any) -> Iterable:
-    """`range` and `tl.range` of a kernel: numbers of the type that the compiler gives them, with 64
-    bits where one end has them. The interpreter's own are Python's, of which a product has 32."""
+    """A kernel's `range` and `tl.range`, with indices of the compiler's type: 64 bits if one end
+    has them. The interpreter yields Python integers, whose products have 32 bits. whole: run
+    all iterations, not only the last."""
     from triton.runtime import interpreter
 
     semantic = interpreter.interpreter_semantic
@@ -152,8 +153,8 @@ def typed_range(whole: bool, *ends: Any, step: Any = None, **_: Any) -> Iterable
 
 
 def patched_once(whole: bool) -> Callable:
-    """The interpreter's own looks through its language at each `tl.sum`; this one once a file, for
-    each launch."""
+    """The interpreter patches its whole language at each `tl.sum`; this does so once per file and
+    launch."""
     from triton.runtime import interpreter
 
     patch_language, done = interpreter._patch_lang, set()
@@ -172,17 +173,17 @@ def patched_once(whole: bool) -> Callable:
     return patch_once
 
 
-# ---- words
+# ---- messages
 
 
 def span(begin: int, tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Of a tensor at `begin`: its first address, the first behind it, bytes of a number."""
+    """First address of a tensor at `begin`, the first after its end, and bytes per element."""
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
     return begin, begin + (last + 1) * tensor.itemsize, tensor.itemsize
 
 
 def lost(program: tuple, kernel: str, stores: bool, at: int, spans: dict[str, tuple]) -> str:
-    """Describe an address at which none of these tensors, {name: its span}, has an element."""
+    """Describe an address that holds no element of these tensors. spans: {name: its `span`}."""
 
     def apart(name):
         return max(spans[name][0] - at, at - spans[name][1] + 1, 0)

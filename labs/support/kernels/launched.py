@@ -1,6 +1,6 @@
-"""Given: what an answer launches on a GPU, without one: its tensors are on the device "meta".
+"""Given: the launches of an answer, observed without a GPU: its tensors are on the device "meta".
 
-call: (answer, *shape) calls the answer with such tensors of this shape.
+call: a function (answer, *shape) that calls the answer with such tensors of this shape.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ import torch
 from labs.support.kernels.interpreter import interpreted, lost, run, span, watched
 from utils.course.assertions import Wrong
 
-ENOUGH = 64  # loads and stores of a program that has no memory
+ENOUGH = 64  # loads and stores to observe in a program without memory
 
 
 def dry(answer: ModuleType, call: Callable, shape: tuple[int, ...]) -> list[tuple]:
-    """(kernel, programs in each of three dimensions, arguments, named ones) of each launch: no
-    kernel runs, and the host waits for no number."""
+    """(kernel, programs in each of three dimensions, positional and keyword arguments) of each
+    launch. No kernel runs. Raises Wrong if the host waits for a value from the device."""
     answer, launches = interpreted(answer), []
 
     def note(self, *arguments, grid, warmup=False, **named):
@@ -43,12 +43,12 @@ def dry(answer: ModuleType, call: Callable, shape: tuple[int, ...]) -> list[tupl
 
 
 class Enough(BaseException):
-    """A program has shown enough. No Exception: the interpreter wraps those."""
+    """Ends a program that has been observed enough. The interpreter would wrap an Exception."""
 
 
 def inside(answer: ModuleType, call: Callable, shape: tuple) -> None:
-    """The last program of each launch loads from and stores to its tensors only. It finds ones
-    wherever it loads."""
+    """Check that the last program of each launch touches only its own tensors. Each of its loads
+    returns ones."""
     for launch in dry(answer, call, shape):
         _inside(*launch)
 
@@ -74,7 +74,7 @@ def _inside(kernel: Any, grid: tuple, arguments: tuple, named: dict) -> None:
         if len(seen) == ENOUGH:
             raise Enough
 
-    def only_the_last(this, *_):  # each program of the grid in turn: the first one becomes it
+    def only_the_last(this, *_):  # the grid's first program becomes its last
         if begun:
             raise Enough
         begun.append(last)
@@ -88,8 +88,8 @@ def _inside(kernel: Any, grid: tuple, arguments: tuple, named: dict) -> None:
 
 
 def wide(answer: ModuleType, call: Callable, shape: tuple) -> list:
-    """The machine code of all launches, whose loads and stores move 128 bits for a thread, and
-    whose registers suffice."""
+    """The machine code of all launches. Raises Wrong if a load or store moves fewer than 128 bits
+    per thread, or if registers spill."""
     from utils.kernels import machine_code
 
     codes = []

@@ -1,10 +1,10 @@
 """Given: the loads and stores of kernels in Triton's interpreter, address by address, and the bytes
-that torch's own operators move in addition.
+that torch's own operators move.
 
     with Traced(x=x, out=out) as traced:
         answer.function(x, out)
     traced.count(False, x)         # loads of elements of x
-    traced.kernels, traced.moved   # of each launch; bytes that torch's own operators have moved
+    traced.kernels, traced.moved   # each launch's kernel; bytes that torch's operators moved
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from utils.course.observe import Look
 from utils.measure.traffic import tensors_in
 from utils.private_api import unwatched
 
-# operators that move no number: they make a tensor without values, or another view
+# operators that move no data: they return an uninitialized tensor or a view
 FREE = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "view", "detach",
     "alias", "t", "transpose", "permute", "expand", "slice", "select", "as_strided", "unsqueeze",
@@ -32,7 +32,7 @@ NOTHING = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool)
 
 
 class Moved(Look):
-    """Counts what torch's operators read and write inside `with`. moved: bytes."""
+    """Count the bytes that torch's operators read and write inside `with`, in `moved`."""
 
     moved = 0
 
@@ -44,21 +44,21 @@ class Moved(Look):
 
 
 class Traced(Moved):
-    """Sees each load and store of the kernels that run inside `with`. inputs: the tensors that the
-    kernels are about, by name.
+    """Observe each load and store of the kernels that run inside `with`. inputs: their tensors by
+    name.
 
-    Raises Wrong where a kernel touches anything but numbers of the tensors that it was given, and
-    where two programs of a launch touch one number of which one stores it: they run in any order.
+    Raises Wrong if a kernel touches memory outside the elements of its tensors, or if two
+    programs of a launch touch the same element and one stores it: programs run in any order.
     """
 
     def __init__(self, **inputs: torch.Tensor):
         super().__init__(**inputs)
-        self.kernels: list[str] = []  # of each launch
-        self.programs = 0  # of all launches
-        self.traffic = 0  # bytes that they have loaded and stored
-        self.undefined = False  # whether a load returned lanes that no mask names
+        self.kernels: list[str] = []  # one name per launch
+        self.programs = 0  # in all launches
+        self.traffic = 0  # bytes that kernels loaded and stored
+        self.undefined = False  # whether a load masked off lanes without `other`
         self._tensors, self._patches = dict(inputs), contextlib.ExitStack()
-        self._all = [NOTHING]  # (program, address, whether it is a store), of each number
+        self._all = [NOTHING]  # (program, address, whether it is a store) per element
 
     def __enter__(self):
         from triton.runtime.interpreter import InterpretedFunction
@@ -81,17 +81,17 @@ class Traced(Moved):
         self._tensors.clear()
 
     def count(self, stores: bool, *tensors: torch.Tensor) -> int:
-        """Loads, or stores, of numbers of these tensors."""
+        """The number of loads, or of stores, of elements of these tensors."""
         _, places, stored = map(np.concatenate, zip(*self._all))
         return int(_among(places[stored == stores], _numbers(*tensors)).sum())
 
     def beside(self, *tensors: torch.Tensor) -> int:
-        """Loads and stores of anything else."""
+        """The number of loads and stores of elements of other tensors."""
         named = self.count(False, *tensors) + self.count(True, *tensors)
         return sum(len(places) for _, places, _ in self._all) - named
 
     def hint(self, found: Any, right: torch.Tensor) -> str:
-        """Where NaN may come from that is not right."""
+        """A hint about where a wrong NaN may come from; "" if there is none."""
         same_shape = getattr(found, "shape", None) == right.shape
         if not same_shape or not (found.isnan() > right.isnan()).any():
             return ""
@@ -121,7 +121,7 @@ class Traced(Moved):
         self._all.append((np.full(len(addresses), who), addresses, kind))
 
     def _ends(self):
-        """Did its programs get into each other's way?"""
+        """Raise Wrong if the launch's programs conflict."""
         who, places, stored = map(np.concatenate, zip(NOTHING, *self._all[self._first :]))
         self.programs += len(np.unique(who))
         order = np.lexsort((who, places))
@@ -135,7 +135,7 @@ class Traced(Moved):
 
 
 def _numbers(*tensors: torch.Tensor) -> np.ndarray:
-    """The addresses of their numbers, sorted."""
+    """The addresses of all elements, sorted."""
     found = [np.empty(0, np.int64)]
     for x in tensors:
         axes = np.ix_(*(np.arange(n) * stride for n, stride in zip(x.shape, x.stride())))
@@ -144,7 +144,7 @@ def _numbers(*tensors: torch.Tensor) -> np.ndarray:
 
 
 def _among(places: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Which of the places are in `known`, which is sorted."""
+    """A mask of the addresses that are in `known`, which is sorted."""
     if not len(known):
         return np.zeros(len(places), bool)
     return known[np.minimum(np.searchsorted(known, places), len(known) - 1)] == places

@@ -1,4 +1,4 @@
-"""Given: what the figures of lab 03 show, of your answers and of those that they are beside."""
+"""Given: the data of the figures of lab 03, from your answers and for comparison."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,14 @@ WIDTH, LR, MOVE = 512, 0.5, 1e-3  # a move of 1e-3 is an eighth of bf16's step a
 
 
 def fp16_run(file: str | Path, steps: int = 30) -> tuple[list[float], list[bool]]:
-    """The scales and the skipped steps of a run with your scaler on 2 ranks. The scale is far too
-    large at first, so that steps are skipped."""
+    """The scale of each step, and whether it was skipped, in a run with your scaler on 2 ranks. The
+    scale starts far too large, so the first steps are skipped."""
     rows = Trial(file).on_ranks(2, _fp16, steps)[0]
     return [scale for scale, _ in rows], [not made for _, made in rows]
 
 
 def _fp16(answer: Any, steps: int) -> list[tuple[float, bool]]:
-    """On a rank: DDP in fp16; of each step the scale, and whether it was made."""
+    """On a rank: train with DDP in fp16; return each step's scale and whether it was taken."""
     scaler, rows = answer.LossScaler(init_scale=2.0**22, growth_interval=5), []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -39,7 +39,7 @@ def _fp16(answer: Any, steps: int) -> list[tuple[float, bool]]:
 
 
 def walk(file: str | Path, steps: int = 400, move: float = MOVE) -> list[float]:
-    """The mean of 512 bf16 weights that start at 1 and should rise by `move` in each step."""
+    """The mean of 512 bf16 weights that start at 1 and should rise by `move` per step."""
     return Trial(file).alone("a walk", _walk, steps, move)
 
 
@@ -53,7 +53,7 @@ def _walk(answer: Any, steps: int, move: float) -> list[float]:
 
 
 def nearest(steps: int) -> float:
-    """Where a bf16 weight of 1 ends after a number of updates of MOVE, rounded to the nearest."""
+    """The value of a bf16 weight of 1 after `steps` updates by MOVE, each rounded to nearest."""
     weight = torch.ones(1).bfloat16()
     for _ in range(steps):
         weight += MOVE

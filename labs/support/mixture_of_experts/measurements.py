@@ -1,4 +1,4 @@
-"""Given: your layer in training, with a router, on several ranks."""
+"""Given: your layer trained with a router on several ranks."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ EXPERTS, CHOICES, WIDTH, TOKENS, STEPS = 8, 2, 8, 60, 25
 
 
 def learn(size: int, file: str) -> dict | None:
-    """{"losses": […], "tokens": of each rank} of a short training; None when a part is missing."""
+    """{"losses": by step, "tokens": by rank} of a short run; None if a function is not written."""
     with Ranks(size, device="cpu") as ranks:
         results = ranks.run(_train, str(Path(file).resolve()))
     if results[0] is None:
@@ -40,7 +40,7 @@ def _train(path: str) -> tuple[list[float], int] | None:
             loss = (y - target[mine]).square().sum() / (TOKENS * WIDTH)
             optimizer.zero_grad()
             loss.backward()
-            dist.all_reduce(router.weight.grad)  # the experts' gradients are whole already
+            dist.all_reduce(router.weight.grad)  # the experts' gradients are complete already
             optimizer.step()
             total = loss.detach().clone()
             dist.all_reduce(total)
@@ -51,7 +51,7 @@ def _train(path: str) -> tuple[list[float], int] | None:
 
 
 def _share(rank: int, size: int) -> slice:
-    """Uneven on purpose: rank r has r + 1 parts of all tokens, the last one the rest."""
+    """A rank's slice of the tokens, uneven on purpose: its size is proportional to rank + 1."""
     parts = size * (size + 1) // 2
     ends = [TOKENS * r * (r + 1) // 2 // parts for r in range(size + 1)]
     return slice(ends[rank], ends[rank + 1])

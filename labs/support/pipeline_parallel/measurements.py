@@ -1,4 +1,4 @@
-"""Given: your lists on four real ranks: by the clock, and what your executor keeps."""
+"""Given: your lists timed on four real ranks, and the memory that your executor keeps."""
 
 import torch
 import torch.distributed as dist
@@ -14,19 +14,19 @@ from utils.parallel.schedules import schedule, simulate
 from utils.parallel.stages import SleepingStage, make_stages, sleeping_micro_batches
 from utils.ranks import Ranks
 
-RANKS, MICRO_BATCHES, UNIT = 4, 8, 0.015  # UNIT: seconds of a forward pass
+RANKS, MICRO_BATCHES, UNIT = 4, 8, 0.015  # UNIT: seconds per forward pass
 MANY, LENGTH = 12, 32  # micro-batches of one row for your executor, and tokens in each
 CONFIG = GPTConfig(vocab_size=64, hidden_size=16, layers=4, heads=2)
 
 
 def your_lists(file: str, micro_batches: int = MICRO_BATCHES) -> list | None:
-    """The lists of all ranks; None where the answer is not written, or does not run."""
+    """The lists of all ranks; None if the answer is not written or does not run."""
     found = attempted(file, 1, actions, RANKS, micro_batches)
     return found and found[0]
 
 
 def compared() -> dict | None:
-    """{name: lists} of GPipe and yours; None where one is not written."""
+    """{name: lists} of GPipe and of your answers; None if one is not written or does not run."""
     memory, bubble = your_lists("less_memory.py"), your_lists("less_bubble.py")
     if memory is None or bubble is None:
         return None
@@ -35,12 +35,12 @@ def compared() -> dict | None:
 
 
 def simulated(lists: dict) -> dict:
-    """{name: rows for the picture}, in forward passes."""
+    """{name: rows for the figure}, in units of a forward pass."""
     return {name: pictures.of_simulation(simulate(orders)) for name, orders in lists.items()}
 
 
 def real_clocks(lists: dict) -> dict:
-    """The same from the clocks of real ranks."""
+    """As `simulated`, but measured on real ranks."""
     with Ranks(RANKS, device="cpu") as ranks:
         logs = {name: ranks.run(_events, orders) for name, orders in lists.items()}
     return {name: pictures.of_events(log, UNIT) for name, log in logs.items()}
@@ -57,9 +57,8 @@ def _events(orders) -> list:
 
 
 def by_your_executor() -> dict | None:
-    """{name: (bytes of activations that rank 0 keeps at most, loss)} of GPipe's lists and yours,
-    carried out by your executor on a small GPT, and the same of one rank without a pipeline. None
-    where an answer is not written, or does not run."""
+    """{name: (peak bytes of activations on rank 0, loss)} of GPipe's lists and yours, run by your
+    executor on a small GPT. None if an answer is not written or does not run."""
     memory = your_lists("less_memory.py", MANY)
     if memory is None:
         return None
@@ -73,7 +72,7 @@ def by_your_executor() -> dict | None:
 
 
 def loss_of_one_rank() -> float:
-    """Of the same batch, without a pipeline."""
+    """The loss of the same batch on one rank, without a pipeline."""
     return sum(_loss(_model()(x), y).item() for x, y in _micro_batches())
 
 

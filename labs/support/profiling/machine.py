@@ -1,7 +1,7 @@
 """Given: the machine that a program of lab 11 runs on, one `Machine` per rank.
 
-It hands out rows, keeps checkpoints and a log, and takes its time, as disks and sensors do. Rows
-are the same for any number of ranks: rank r of N has the rows r, r + N, r + 2N … of a step.
+It provides rows, keeps checkpoints and a log, and is as slow as disks and sensors are. A step has
+the same rows for any number of ranks: rank r of N has rows r, r + N, r + 2N, ….
 """
 
 import contextlib
@@ -16,29 +16,29 @@ import torch
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
-ROWS = 24  # of all ranks, a step
+ROWS = 24  # per step, over all ranks
 EPOCH = 4  # steps after which the slow program's rows repeat
-OFTEN = 4  # steps: each of `SERVICES` is needed once in this many
+OFTEN = 4  # each of `SERVICES` is needed once in this many steps
 SERVICES = ("unpack", "save", "log", "temperature")
 
 
 @dataclass(frozen=True)
 class Troubles:
-    """What else happens in a run: {step: …}, rows by their number in the step."""
+    """Other events of a run, as {step: …}. Rows are numbered within their step."""
 
     silent: dict[int, tuple[int, ...]] = field(default_factory=dict)  # rows that do not count
-    outliers: dict[int, dict[int, float]] = field(default_factory=dict)  # {row: its factor}
+    outliers: dict[int, dict[int, float]] = field(default_factory=dict)  # {row: its largest |y|}
     stops: dict[int, tuple[int, ...]] = field(default_factory=dict)  # ranks asked to stop
-    turned: dict[int, int] = field(default_factory=dict)  # the rank whose metrics are turned round
+    turned: dict[int, int] = field(default_factory=dict)  # the rank with reversed metrics
     leader: int = 0
-    hot: float = math.inf  # the step from which on the machine is too hot
+    hot: float = math.inf  # the first step at which the machine is too hot
 
 
 class Machine:
-    """What one rank runs on.
+    """The machine of one rank.
 
-    widths: of the network, first and last are those of the rows; seed: of the rows; ms: {service:
-    ms that it takes}, of SERVICES. calls: how often each service was asked.
+    widths: of the network's layers, from those of x to those of y; seed: of the rows; ms: {service
+    of SERVICES: milliseconds per call}. calls: the number of calls of each service.
     """
 
     def __init__(
@@ -54,24 +54,24 @@ class Machine:
         self.saved: dict[int, torch.Tensor] = {}
         self.looked_at: list[int] = []
 
-    # --- the slow program's
+    # --- for the slow program
 
     def read(self, step: int) -> tuple:
-        """This rank's rows of a step, packed; after EPOCH steps the same rows return."""
+        """This rank's rows of a step, packed. The rows repeat every EPOCH steps."""
         return ("packed", step % EPOCH)
 
     def unpack(self, packed: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (rows, in), y (rows, out) of a result of `read`; equal inputs give equal outputs."""
+        """x (rows, in), y (rows, out) from a result of `read`; equal inputs give equal outputs."""
         self._takes_time("unpack")
         return self.rows(packed[1])[:2]
 
     def save(self, step: int, model: nn.Module) -> None:
-        """Write a checkpoint. Needed after steps 3, 7, 11 … (every OFTEN-th), on each rank."""
+        """Write a checkpoint. Each rank needs one after steps 3, 7, 11, … (every OFTEN-th)."""
         self._takes_time("save")
         self.saved[step] = parameters_to_vector(model.parameters()).detach()
 
     def log(self, *lines: str) -> None:
-        """Write one or more lines. At the end, each step's line must be there, in order, even if
+        """Write one or more lines. At the end the log must have each step's line, in order, even if
         the program ends with an error."""
         self._takes_time("log")
         self.lines += lines
@@ -84,11 +84,11 @@ class Machine:
         self.looked_at.append(step)
         return 90.25 if step >= self.troubles.hot else 40.0 + (7 * step + self.rank) % 9
 
-    # --- the other two's
+    # --- for the other two programs
 
     def rows(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """This rank's x (rows, in), y (rows, out) and counts (rows,) of a step, float64; counts
-        are 1, and 0 for a row that does not count."""
+        """This rank's x (rows, in), y (rows, out) and counts (rows,) of a step, in float64. A count
+        is 1, or 0 if the row does not count."""
         into, out = self.widths[0], self.widths[-1]
         drawn = torch.Generator().manual_seed(1000 * self.seed + step)
         x = torch.randn(ROWS, into, generator=drawn, dtype=torch.float64)
@@ -105,14 +105,14 @@ class Machine:
         return self.rank in {one % self.ranks for one in self.troubles.stops.get(step, ())}
 
     def metrics(self, step: int, errors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """{name: tensor of one number}, of this rank's rows. errors: of each row."""
+        """{name: tensor of one element} for this rank's rows. errors: one per row."""
         found = {"error": errors.sum().view(1), "largest": errors.max().view(1)}
         if self.troubles.turned.get(step) == self.rank:
             found = dict(reversed(found.items()))
         return found
 
     def score(self, model: nn.Module) -> torch.Tensor:
-        """One number: the model's error on rows that it does not learn, on every rank the same."""
+        """The model's error on rows outside the training data: one element, equal on every rank."""
         with torch.no_grad():
             x = torch.linspace(-1, 1, 5 * self.widths[0], dtype=torch.float64)
             return model(x.view(5, -1)).square().mean().view(1)
@@ -125,5 +125,5 @@ class Machine:
 
 @contextlib.contextmanager
 def unwatched(model: nn.Module) -> Iterator[SimpleNamespace]:
-    """Stands where `utils.measure.divergence.Watch` may stand, and watches nothing."""
+    """A replacement for `utils.measure.divergence.Watch` that watches nothing."""
     yield SimpleNamespace(step=lambda: None)

@@ -1,7 +1,7 @@
-"""Given: what the notebook runs the three programs with, on real ranks and on your own machines.
+"""Given: the functions with which the notebook runs the three programs on real ranks.
 
-Each takes a program's file, such as "broken/slow.py" or your "slow.py". Where nothing is handed out
-yet, it says so and returns None.
+Each takes a program's file, such as "broken/slow.py" or your "slow.py". If nothing has been handed
+out yet, it says so and returns None.
 """
 
 import cProfile
@@ -26,15 +26,15 @@ STANDS_STILL = 3.0  # seconds until a collective counts as hanging
 
 
 def traced(file: str | Path, steps: int = STEPS) -> str | None:
-    """The folder broken/traces, with a trace of each rank (`utils.measure.profile.tracing`): of all
-    steps but the first two."""
+    """Write a trace of each rank (`utils.measure.profile.tracing`), of all steps but the first two,
+    and return the folder, broken/traces."""
     folder = _own_folder(file) / "broken" / "traces"
     return str(folder) if _on_ranks(file, _trace, str(folder), steps) else None
 
 
 def profiled(file: str | Path, rank: int, most: int = 12) -> str | None:
-    """What Python's own profiler (cProfile) says of one rank: calls and seconds of each function
-    of the program and its machine, with what they call, the longest first."""
+    """The report of Python's own profiler (cProfile) for one rank: calls and milliseconds, with
+    callees, of each function of the program and its machine, slowest first."""
     found = _on_ranks(file, _profile, STEPS)
     return found and "\n".join([f"{'calls':>7}{'ms':>10}  function", *found[rank][:most]])
 
@@ -49,25 +49,25 @@ def stands_still(file: str | Path) -> str | None:
 
 
 def watched(file: str | Path) -> tuple[list[Entry], list[list[Entry]]] | None:
-    """The entries of one rank that has all rows, and those of RANKS ranks by rank."""
+    """The entries of a run on one rank, which has all rows, and those of RANKS ranks, by rank."""
     alone = _on_ranks(file, _watch, STEPS, ranks=1)
     return alone and (alone[0], _on_ranks(file, _watch, STEPS))
 
 
 def ms_a_step(file: str | Path) -> float | None:
-    """Mean of the steps after the first two, of the rank that takes longest."""
+    """The slowest rank's mean time per step after the first two steps, in ms."""
     found = _on_ranks(file, _time, 4 * STEPS)
     return found and round(max(found), 1)
 
 
 def _own_folder(file: str | Path) -> Path:
-    """Where diagnosis.py lies."""
+    """The folder of diagnosis.py."""
     folder = Path(file).resolve().parent
     return folder.parent if folder.name == "broken" else folder
 
 
 def _on_ranks(file, function: Callable, *args, ranks=RANKS, timeout=30.0) -> list[Any] | None:
-    """What `function(train, machine, *args)` returns by rank."""
+    """The results of `function(train, machine, *args)`, by rank."""
     path = Path(file).resolve()
     try:
         number = programs.number_in(_own_folder(path))

@@ -1,4 +1,4 @@
-"""Given: your functions on the model of pretrained.py: the cost of a task, and two in one batch."""
+"""Given: your functions on the model of pretrained.py: a task's cost, and two tasks in a batch."""
 
 import torch
 
@@ -6,24 +6,24 @@ from labs.support.prompt_tuning import pretrained, tasks
 from utils.course.runner import attempted
 from utils.models.gpt import GPT
 
-SECONDS = 60.0  # until an answer counts as an endless loop
+SECONDS = 60.0  # of CPU time until an answer counts as an endless loop
 
 
 def cost(file: str) -> dict | None:
-    """What a training step keeps: tuned parameters, the model's parameters, bytes of Adam's state,
-    and those for all weights; None if the answer is not ready."""
+    """Tuned parameters, the model's parameters, bytes of Adam's state, and its bytes if all weights
+    were tuned; None if the answer is not ready."""
     found = attempted(file, 1, _cost)
     return found and found[0]
 
 
 def two_tasks(file: str) -> dict | None:
-    """The same questions asked for both tasks, {task: accuracies}; None if the answer is not ready.
+    """{task: accuracies} on the same questions for both tasks; None if the answer is not ready.
 
-    without: no prompt; alone: only rows of this task; in one batch: both tasks in turns, through
-    `together`; other prompt: the same with the prompts exchanged
+    without: no prompt; alone: only rows of this task; in one batch: rows of both tasks alternate,
+    through `together`; other prompt: the same with the prompts exchanged
     """
     if cost(file) is None:
-        return None  # before the model goes to school
+        return None  # before the model is pretrained
     model = pretrained.load()
     found = attempted(file, 1, _two_tasks, model.state_dict(), seconds=SECONDS)
     if found is None:

@@ -1,4 +1,4 @@
-"""Given: your classes train a small GPT; what each rank keeps and sends, in bytes per parameter."""
+"""Given: a small GPT trained by your classes; bytes per parameter that a rank keeps and sends."""
 
 import torch
 import torch.distributed as dist
@@ -16,13 +16,13 @@ BATCH, SEQ, STEPS = 8, 32, 6
 
 
 def measured(size: int, file: str) -> dict[str, dict] | None:
-    """{stage: {kind: bytes per parameter}} on rank 0 of `size`; None: a class is missing."""
+    """{stage: {kind: bytes per parameter}} on rank 0 of `size`; None if a class is missing."""
     ranks = attempted(file, size, _stages)
     return ranks and ranks[0]
 
 
 def formula(size: int) -> dict[str, dict[str, float]]:
-    """The same from the paper's formulas, in fp32 with AdamW."""
+    """As `measured`, but from the paper's formulas, in fp32 with AdamW."""
     count = CONFIG.parameter_count()
     held = [bytes_per_rank(count, size, stage=stage, precision="fp32") for stage in (1, 2, 3)]
     return {name: {kind: h[kind] / count for kind in KINDS} for name, h in zip(STAGES, held)}
@@ -33,7 +33,7 @@ def _stages(answer) -> dict[str, dict]:
 
 
 def _run(stage: type) -> dict:
-    """On a rank: some steps; then what is there between the backward pass and the step."""
+    """On a rank: take some steps; measure the memory after the last backward pass."""
     rank, size = dist.get_rank(), dist.get_world_size()
     text = corpus.split(corpus.load())[0]
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def _run(stage: type) -> dict:
 
 
 def _held(model: torch.nn.Module, zero) -> dict[str, int]:
-    """Bytes by kind, each storage once."""
+    """Bytes by kind; each storage counts once."""
     shards = [unit.shard for unit in zero.units]
     kinds = {
         "parameters": [*model.parameters(), *shards],

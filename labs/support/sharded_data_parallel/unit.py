@@ -1,7 +1,7 @@
 """Given: the parameters of one module as one flat tensor of N equal shards, one per rank.
 
 Small messages are slow (lesson 01), so parameters are sent together: a *unit* is gathered, reduced
-and released as a whole. In a GPT it is a block.
+and released as a whole. In a GPT each block is a unit.
 """
 
 import math
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 class Unit:
-    """The parameters of `module`, laid end to end.
+    """The parameters of `module`, concatenated.
 
     flat        (N · length,) all parameters, padded with zeros; each parameter is a view into it
     length      elements in one rank's shard
@@ -62,23 +62,22 @@ class Unit:
     def release(self) -> None:
         """Free the memory of the full parameters. They must not be used until `allocate`.
 
-        The tensors stay, with their shapes; only the storage beneath them becomes empty. Autograd's
-        saved tensors point to the same storage, so it must be filled again before that part of the
-        backward pass.
+        The tensors keep their shapes; only their storage becomes empty. Autograd's saved tensors
+        use the same storage, so it must be filled again before this unit's backward pass.
         """
         self.flat.untyped_storage().resize_(0)
 
     def allocate(self) -> None:
-        """Allocate the memory again. Its contents are undefined: here NaN, so that errors show."""
+        """Allocate the memory again. Its contents are undefined: here NaN, to expose errors."""
         self.flat.untyped_storage().resize_(self.bytes)
         self.flat.fill_(math.nan)
 
     def is_whole(self) -> bool:
-        """Whether the full parameters have memory at this moment."""
+        """Whether the full parameters have memory now."""
         return self.flat.untyped_storage().nbytes() > 0
 
     def must_be_whole(self, after: str) -> None:
-        """Stop a computation that would read released memory."""
+        """Raise RuntimeError if a computation would read released memory."""
         if not self.is_whole():
             raise RuntimeError(
                 f"{self.name} is about to compute, but its parameters have no memory: "

@@ -1,4 +1,4 @@
-"""Given: your layers at work: in the GPT of the lesson, and what they keep and send."""
+"""Given: your layers in the lesson's GPT, and the activations that they keep and send."""
 
 import torch
 import torch.distributed as dist
@@ -15,16 +15,16 @@ BATCH, SEQ, STEPS = 4, 32, 6
 
 
 def measured(size: int, file: str) -> dict | None:
-    """losses, parameters of the blocks and the all-reduces of a step on a rank of `size`; None if
-    the answer is not ready."""
+    """Losses, parameters in the blocks' matrices and collectives per step on one of `size` ranks;
+    None if the answer is not ready."""
     ranks = attempted(file, size, _train)
     return ranks and ranks[0]
 
 
 def between(size: int, file: str) -> dict | None:
-    """{layer: {"kept": …, "sent": …}} of a rank of `size`, a layer: tensors of (B, T, C) that it
-    keeps for the backward pass outside of its columns, and times that it sends as many bytes in a
-    step. None if the answer is not ready."""
+    """{class: {"kept": …, "sent": …}} on one of `size` ranks, per layer and in units of a (B, T, C)
+    tensor: those kept for the backward pass in addition to its columns, and those sent per step.
+    None if the answer is not ready."""
     ranks = attempted(file, size, _kept_and_sent)
     return ranks and ranks[0]
 
@@ -56,7 +56,7 @@ def _train(answer) -> dict:
 
 
 def _with_biases(module):
-    """The lab's layers have biases, the GPT has none: zeros, which change nothing at first."""
+    """Add the biases that the lab's layers need: zeros, which change nothing at first."""
     for linear in module.children():
         if linear.bias is None:
             linear.bias = torch.nn.Parameter(torch.zeros(linear.out_features))
@@ -69,7 +69,7 @@ def _kept_and_sent(answer) -> dict:
 
 
 def _stack(kind: type, sequence: bool) -> dict:
-    """All MLPs of the model, one after the other."""
+    """Run all MLPs of the model in sequence and measure what they keep and send."""
     size, rank = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(0)
     layers = []
