@@ -83,6 +83,7 @@ def the_plan(trial: Trial) -> str:
 
 
 def asked(answer: Any) -> dict:
+    """On a rank: what `training_plan` returns, its strategy as fields."""
     made = dict(answer.training_plan())
     if isinstance(made.get("strategy"), Strategy):
         return made | {"strategy": dict(vars(made["strategy"]))}
@@ -140,13 +141,13 @@ def rehearsal(trial: Trial) -> str:
     if not apart <= allowed:
         raise Wrong(f"a loss is {apart:.2g} from that of one rank that was never killed.")
     saves = brief.SAVING * (brief.STEPS // every)
-    goodput = brief.STEPS / (brief.STEPS + reached - kept + saves + brief.RESTARTING)
+    useful = brief.STEPS / (brief.STEPS + reached - kept + saves + brief.RESTARTING)
     numbers["peak"] = peak
     with suppress(ValueError):  # the planner has no offloaded activations
         numbers["planned"] = limit.planned(**options).memory["total"] / 1e6
     results["MB of the fullest rank"] = f"{peak:.1f} of {brief.CAP / 1e6:.0f}"
     results["useful share of the run"] = (
-        f"{1 / takes:.0%} expected; here {goodput:.0%}, killed in step {reached}, back to {kept}"
+        f"{1 / takes:.0%} expected; here {useful:.0%}, killed in step {reached}, back to {kept}"
     )
     return (
         f"two ranks stay within {brief.CAP / 1e6:.0f} MB; after a kill at a drawn step the same "
@@ -175,7 +176,7 @@ def trained(answer: Any, words: list[str]) -> list[float]:
 
 
 def kill_at(trial: Trial, config: TrainConfig, step: int) -> int:
-    """Starts the run and kills its ranks once it has reached `step`; the last step it has told."""
+    """Start the run and kill its ranks at `step`; return the last step that it reported."""
     with trial.ranks(brief.RANKS, may_die=True) as group, ThreadPoolExecutor(1) as pool:
         over = Event()
         pool.submit(kill_later, group, config.metrics, step, over)
@@ -190,6 +191,7 @@ def kill_at(trial: Trial, config: TrainConfig, step: int) -> int:
 
 
 def kill_later(group: Group, metrics: str, step: int, over: Event) -> None:
+    """Wait for `step` in the metrics, or for the end of the run."""
     while last_step(metrics) < step:
         if over.wait(0.01):
             return
@@ -311,6 +313,7 @@ def bits_lost(dtype: str) -> float:
 
 
 def serve(made: dict[str, Any]) -> None:
+    """Load models/small in the server with these settings."""
     served.serve(
         made["tp"], made["dtype"], max_num_seqs=made["slots"], queue=made["queue"],
         max_model_len=made["max_model_len"],
@@ -335,7 +338,7 @@ def measured(file: str | Path) -> float | None:
 
 
 def page() -> None:
-    """Prints what the checks have found."""
+    """Print what the checks have found."""
     for name, found in results.items():
         print(f"{name:<26}{found}")
     if not results:
