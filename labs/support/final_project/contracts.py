@@ -326,7 +326,7 @@ def measured(file: str | Path) -> float | None:
     try:
         serve(service(Trial(file)))
     except (NotImplementedError, NotHere, Wrong, ServerError) as error:
-        return print(error)
+        return print(f"Not yet: {error}")
     load, (first, later) = served.requests(8, 48, brief.LONGEST[1]), brief.PATIENCE
     lab_server.take(served.ENGINE)
     found = load.goodput(first, later)
