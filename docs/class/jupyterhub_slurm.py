@@ -78,7 +78,7 @@ c.SlurmSpawner.environment = {
 c.SlurmSpawner.batchspawner_singleuser_cmd = str(BIN / "batchspawner-singleuser")
 c.SlurmSpawner.cmd = [str(BIN / "jupyterhub-singleuser")]
 c.SlurmSpawner.notebook_dir = "~/kintsugi"
-c.SlurmSpawner.default_url = "/lab/tree/README.md"
+c.SlurmSpawner.default_url = "/lab/tree/you_are_here.md"
 c.SlurmSpawner.start_timeout = 600  # seconds, including the wait in the queue
 
 # The learner's clone gets the course's changes and keeps the learner's edits; its utils and labs

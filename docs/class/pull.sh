@@ -29,3 +29,6 @@ git -C "$folder" config merge.notebook.driver "$merge" &&
     timeout 60 git -C "$folder" fetch && # what may hang may be cut off here, and not in a merge
     gitpuller "$address" "$branch" "$folder" ||
     echo "The course was not brought up to date; the copy stays as it was." >&2
+
+# The page on which the lab of a hub opens; `make lab` writes it again.
+(cd "$folder" && python -m utils.course.progress --page) || true

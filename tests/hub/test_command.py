@@ -93,7 +93,7 @@ def test_the_login_page_says_how_and_wrong_passwords_are_limited_by_name(hub):
 def test_a_seat_that_nobody_uses_ends_and_opens_again_as_it_was(hub):
     ada = visit(hub, "ada")
     home = hub.folder / "homes" / "ada"
-    assert (home / "kintsugi" / "README.md").is_file()
+    assert "01 data parallel" in (home / "kintsugi" / "you_are_here.md").read_text()
     (home / "kintsugi" / "README.md").write_text("mine")
     assert "01 data parallel" in ada.run("!make -C ~/kintsugi progress")
     assert seats(hub)

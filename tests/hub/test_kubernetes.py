@@ -33,6 +33,7 @@ from kubespawner import KubeSpawner
 from traitlets.config import Config
 
 from tests.notebooks import rules as notebook_rules
+from utils.course.progress import HERE
 from utils.paths import ROOT
 
 pytestmark = pytest.mark.thorough
@@ -349,7 +350,7 @@ def test_image_and_values_name_the_same_places():
     assert program == f"{course}/docs/class/pull.sh" and os.access(DOCS / "pull.sh", os.X_OK)
     assert branch == "main" and folder == copy == f"{home}/kintsugi"
     page = Path(home) / SEAT["defaultUrl"].removeprefix("/lab/tree/")
-    assert (ROOT / page.relative_to(copy)).is_file()
+    assert page.relative_to(copy) == HERE.relative_to(ROOT)  # which pull.sh writes
     lab_settings = Path(environment()["JUPYTER_CONFIG_PATH"])
     assert (ROOT / lab_settings.relative_to(course)).is_dir()
     (hub,) = re.findall(r"JupyterHub ([\d.]+) and KubeSpawner", (DOCS / "values.yaml").read_text())

@@ -6,15 +6,16 @@ its notebook (`predict("…` and `check("…`), and what you have done from the 
 (`utils/course/ledger.py`).
 """
 
+import argparse
 import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from utils.cli import no_arguments
 from utils.course import ledger
 from utils.paths import ROOT
 
+HERE = ROOT / "you_are_here.md"
 PAGE = """# You are here
 
 **{next}**
@@ -89,8 +90,8 @@ def report(root: Path = ROOT) -> None:
     print(_next(found, made | revealed, passed))
 
 
-def write_page(path: Path, root: Path = ROOT) -> None:
-    """Writes "You are here": what comes next, and how far each lesson and lab is, with links."""
+def write_page(path: Path = HERE, root: Path = ROOT) -> None:
+    """Write "You are here": what comes next, and how far each lesson and lab is, with links."""
     found, (made, revealed, passed) = parts(root), _done(ledger.read())
     rows = [
         f"| [{part.title}]({part.path.relative_to(root)}) | {_share(part.predictions, made)} | "
@@ -131,6 +132,11 @@ def _next(found: list[Part], closed: set[str], passed: set[str]) -> str:
     return "Everything is done."
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m utils.course.progress", description=__doc__)
+    parser.add_argument("--page", action="store_true", help=f"write {HERE.name}, print nothing")
+    write_page() if parser.parse_args().page else report()
+
+
 if __name__ == "__main__":
-    no_arguments("utils.course.progress", __doc__)
-    report()
+    main()

@@ -233,7 +233,7 @@ class Seat(LocalProcessSpawner):
             memory=self.mem_limit if self.limited else None,
         )
         self.cmd = [*words, *begin(Path(self.course), self.branch), "jupyterhub-singleuser"]
-        self.notebook_dir, self.default_url = str(COPY), "/lab/tree/README.md"
+        self.notebook_dir, self.default_url = str(COPY), "/lab/tree/you_are_here.md"
         self.port = 8888  # JupyterLab's own: any other one excludes a socket
         async with STARTS:
             await super().start()

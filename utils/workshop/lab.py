@@ -133,12 +133,11 @@ def has_display() -> bool:
 
 def first_page() -> str:
     """The page on which the lab opens: "You are here", written now; else the README."""
-    page = ROOT / "you_are_here.md"
     try:
-        progress.write_page(page)
+        progress.write_page()
     except OSError:  # the folder may be read-only
         return "README.md"
-    return page.name
+    return progress.HERE.name
 
 
 def show(url: str) -> Path:
