@@ -1,6 +1,6 @@
-"""Servers of this room, each started once in a process of tests and ended with the room.
+"""Servers of this room, each started once per test process and stopped after the room's tests.
 
-A module takes one under the name `server`, if it does not harm it; `client` talks to that.
+A module that does not harm a server takes it as `server`; `client` talks to it.
 """
 
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ from utils.serving.server import TritonServer
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item):
-    """A failing test comes with the end of its server's log."""
+    """Add the end of the server's log to the report of a failing test."""
     report = yield
     server = item.funcargs.get("server")
     if report.failed and isinstance(server, TritonServer):
@@ -40,7 +40,7 @@ def small_server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
     prompt_file(folder / "prompts", "small", "imports", "import os\nimport re\nimport")
     repo = repo_of("small", 2, folder / "repo", prompts=folder / "prompts")
-    configure(repo, step_seconds=PATIENCE)  # tests let its ranks stand still
+    configure(repo, step_seconds=PATIENCE)  # tests stop its ranks for a while
     with serving(repo) as server:
         yield server
 
@@ -58,8 +58,7 @@ def traces(tmp_path_factory):
 
 @pytest.fixture(scope="package")
 def tiny_server(tmp_path_factory, traces):
-    """models/tiny on one rank, with SLOTS slots, a queue of QUEUE, a chat template, and a prompt
-    "imports"."""
+    """models/tiny on one rank: SLOTS slots, a queue of QUEUE, a chat template, prompt "imports"."""
     folder = tmp_path_factory.mktemp("tiny")
     prompt_file(folder / "prompts", "tiny", "imports", "import os\nimport")
     model = with_template("tiny", folder / "tiny")
@@ -68,7 +67,7 @@ def tiny_server(tmp_path_factory, traces):
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("KINTSUGI_TRACE", str(traces))
-            # a client that leaves at the moment of the last answer: Triton may wait for ever
+            # if a client leaves just as its last answer is sent, Triton may wait forever
             server = stack.enter_context(serving(repo, models=MODELS, exit_seconds=3))
         yield server
 
@@ -83,5 +82,5 @@ def toy_server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(server):
-    """For the module's own `server`."""
+    """A client of the module's own `server`."""
     return Client(server, timeout=PATIENCE)

@@ -1,8 +1,8 @@
-"""What tests of the engine share: versions of small models, the reference, and processes.
+"""Shared by the tests of the engine: versions of small models, and the reference.
 
 version = version_of(config, folder, tp=2)      # random weights, exported
 version = version_of("small", folder, tp=2)     # models/small
-reference(model, tokens, 8, prompt)             # what the engine must give, by the training model
+reference(model, tokens, 8, prompt)             # the training model's answer, to be matched
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from utils.serving.export import export
 
 MODELS = ROOT / "models"
 
-# No 2 or 4 divides its words and MLP columns; everything that a Llama may have, it has.
+# Odd numbers of tokens and MLP columns, and every feature that a Llama may have.
 ODD = replace(
     export_models.ODD,
     max_positions=96,
@@ -31,7 +31,7 @@ ODD = replace(
         "original_max_position_embeddings": 32,
     },
 )
-# Grouped queries in another ratio, tied, with its own scaling of positions.
+# Grouped queries, tied embeddings and linear scaling of positions.
 TIED = replace(
     export_models.TIED,
     hidden_size=32,
@@ -41,12 +41,12 @@ TIED = replace(
     max_positions=96,
     rope_scaling={"rope_type": "linear", "factor": 2.0},
 )
-# It has no end token and many positions: a request does not end by itself while a test looks at it.
+# No end token and many positions: a request does not end by itself while a test observes it.
 ENDLESS = GPTConfig(vocab_size=301, hidden_size=16, layers=1, heads=2, max_positions=60_000)
 
 
 def version_of(source, folder, tp, prompts=None):
-    """A version folder of models/SOURCE, or of a config's new model, which is in FOLDER/model.
+    """A version folder of models/SOURCE or, for a config, of a new model in FOLDER/model.
 
     prompts   {name: virtual tokens (P, C)}
     """
@@ -60,7 +60,7 @@ def version_of(source, folder, tp, prompts=None):
 
 @torch.no_grad()
 def reference(model, tokens, count, prompt=None):
-    """The `count` likeliest tokens that follow, by the training model; fewer where one ends it."""
+    """`count` greedy tokens of the training model; fewer if it generates an end token."""
     ends, new = model.config.eos_token_id, []
     ends = ends if isinstance(ends, tuple) else (ends,)
     for _ in range(count):

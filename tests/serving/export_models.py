@@ -1,4 +1,4 @@
-"""Small checkpoints to export and to serve, and what tests of the export ask of a repository."""
+"""Small checkpoints to export and serve, and helpers for the tests of the export."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from utils.paths import ROOT
 from utils.serving.engine.version import Version
 
 BYTES = GPTConfig(vocab_size=256, hidden_size=16, layers=1, heads=2, intermediate_size=13)
-ODD = GPTConfig(  # grouped queries, biases, untied; words and MLP columns that no 2 or 4 divides
+ODD = GPTConfig(  # grouped queries, biases, untied; odd numbers of tokens and MLP columns
     vocab_size=301,
     hidden_size=24,
     layers=2,
@@ -30,9 +30,9 @@ TIED = GPTConfig(
 
 
 def new_model(folder, config=BYTES, dtype=torch.float32, seed=0, **changes):
-    """A checkpoint folder with random weights, and a tokenizer where tokens are not bytes.
+    """A checkpoint folder with random weights, and a tokenizer unless tokens are bytes.
 
-    The weights are so large that each token depends on many others, and no bias is 0.
+    The weights are large enough for each token to depend on many others, and no bias is 0.
     """
     torch.manual_seed(seed)
     model = GPT(GPTConfig(**{**vars(config), **changes}))
@@ -57,12 +57,12 @@ def command(*arguments, **options):
 
 
 def hidden(folder):
-    """What an export has left beside a repository."""
+    """Hidden files that an export left next to a repository."""
     return [path.name for path in Path(folder).iterdir() if path.name.startswith(".")]
 
 
 def check_whole(folder):
-    """Every file that the manifest lists is as it says."""
+    """Check every file of a version against its manifest."""
     version = Version.read(folder)
     for name in version.manifest["files"]:
         version.verify(name)
@@ -71,7 +71,7 @@ def check_whole(folder):
 
 
 def parsed_config(file):
-    """config.pbtxt by the rules of the server: field names, types and enumerations."""
+    """config.pbtxt, checked as the server does: field names, types and enumerations."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 

@@ -1,12 +1,12 @@
-"""Requests under way, and processes to disturb: for the tests of a server's faults.
+"""Requests in flight and processes to disturb, for the tests of a server's faults.
 
     asked = Asked(stream, Client(server), "def ", max_tokens=9)     # in a thread of its own
     asked.wait_for_piece();  asked.outcome()                        # the answer, or the ServeError
-    with frozen(*ranks(server)): ...            # stopped meanwhile: what was asked stays in flight
-    check_leaving(server, ask)          # ask() begins an answer and gives a function that leaves it
+    with frozen(*ranks(server)): ...            # stopped meanwhile: requests stay in flight
+    check_leaving(server, ask)          # ask() begins an answer and returns a function that leaves
     at_rest(server);  processes(server);  memory(server)
 
-Looks and repositories are those of `world.py`. Nothing here sleeps as a proof.
+Repositories and views into servers are in `world.py`. No check relies on sleeping.
 """
 
 import asyncio
@@ -46,13 +46,13 @@ def processes(server):
 
 
 def gone(pids):
-    """Whether none of these processes is there."""
+    """Whether all of these processes have ended."""
     return not any(map(alive, pids))
 
 
 @contextmanager
 def frozen(*pids):
-    """Stops processes, and lets those that are still there go on at the end."""
+    """Stop processes, and continue those that still exist at the end."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -64,7 +64,7 @@ def frozen(*pids):
 
 
 def memory(server):
-    """Bytes that the server and all below it hold (PSS: what they share counts once)."""
+    """Bytes held by the server and its descendants (PSS: shared memory counts once)."""
     total = 0
     for pid in processes(server):
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -79,11 +79,11 @@ def served_now(server):
 
 
 def at_rest(server):
-    """Whether no request is in the engine and no position of its cache in use."""
+    """Whether the engine has no request and no part of its cache in use."""
     return served_now(server) == 0 and kintsugi(server)["kv_use"] == 0
 
 
-# ---- requests: door(client, ...) yields the pieces of an answer; closed early, the client leaves
+# ---- requests: door(client, ...) yields the pieces of an answer; closing it early disconnects
 
 
 def generate(client, text, **parameters):
@@ -95,7 +95,7 @@ def stream(client, text, **parameters):
 
 
 def astream(client, text, **parameters):
-    """The asynchronous stream as an ordinary one; leaving it cancels."""
+    """The asynchronous stream as an ordinary one; closing it cancels."""
     loop = asyncio.new_event_loop()
     answers = client.astream(text, **parameters)
     try:
@@ -114,10 +114,10 @@ def tokens(client, ids, **parameters):
 
 
 def check_leaving(server, ask, requests=1):
-    """Who leaves in the middle of an answer cancels so many requests, and what they held is free.
+    """A client that leaves mid-answer cancels its `requests` requests and frees what they held.
 
-    Nothing can end them but the leaving: the ranks stand still. On a busy machine the answer may be
-    over before they do; then once more.
+    Nothing else can end them: the ranks are stopped. If on a busy machine the answer ends before
+    the ranks stop, try again.
     """
 
     def cancelled():
@@ -133,11 +133,11 @@ def check_leaving(server, ask, requests=1):
                 until(lambda wanted=wanted: cancelled() == wanted, PATIENCE / 4)
                 until(lambda: at_rest(server))
                 return
-    pytest.fail("no client that left was counted")
+    pytest.fail("no request of a departed client was cancelled")
 
 
 class Asked(threading.Thread):
-    """A request under way, by one of these doors."""
+    """A request in flight, through one of these doors."""
 
     def __init__(self, door, client, *arguments, **parameters):
         super().__init__(daemon=True)
@@ -161,9 +161,9 @@ class Asked(threading.Thread):
         assert self.begun.wait(PATIENCE), "no answer has begun"
 
     def outcome(self):
-        """The whole answer, or the ServeError; whatever else was raised is raised."""
+        """The whole answer, or the ServeError; any other exception is raised."""
         self.join(PATIENCE)
-        assert not self.is_alive(), "the request has no end"
+        assert not self.is_alive(), "the request does not end"
         if self.error is not None:
             if not isinstance(self.error, ServeError):
                 raise self.error

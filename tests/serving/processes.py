@@ -1,4 +1,4 @@
-"""Waiting for a condition, and a look at processes: what all tests of this room share."""
+"""Shared by all tests of this room: waiting for a condition, inspecting processes."""
 
 import os
 import subprocess
@@ -15,21 +15,21 @@ PATIENCE = patience(120)
 
 
 def until(condition, seconds=PATIENCE):
-    """Waits until `condition()` is true, and returns what it gave."""
+    """Wait until `condition()` is true, and return its value."""
     end = time.monotonic() + seconds
     while not (found := condition()):
-        assert time.monotonic() < end, f"after {seconds:g} s it is still not so"
+        assert time.monotonic() < end, f"still not true after {seconds:g} s"
         time.sleep(0.02)
     return found
 
 
 def parent(pid):
-    """The parent's id of a process. Raises OSError where it has gone."""
+    """The id of a process's parent. Raises OSError if the process is gone."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def alive(pid):
-    """Whether a process is there and is more than a dead child that nobody has asked about."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -37,7 +37,7 @@ def alive(pid):
 
 
 def children(pid=None):
-    """Process ids of the children of a process (None: of this one) that run."""
+    """Process ids of the living children of a process (None: of this one)."""
     pid, found = pid or os.getpid(), []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -49,13 +49,13 @@ def children(pid=None):
 
 
 def family(pid):
-    """The supervisor that has started the server `pid`, the server, and all of theirs."""
+    """The supervisor that started the server `pid`, and all its descendants."""
     supervisor = psutil.Process(pid).parent()
     return [supervisor, *supervisor.children(recursive=True)]
 
 
 def wait_gone(processes):
-    """Waits until none of them is left."""
+    """Wait until all of them have ended."""
     until(lambda: not [p for p in processes if is_there(p)])
 
 
@@ -67,7 +67,7 @@ def is_there(process):
 
 
 def in_thread(function):
-    """Calls a function in a thread; join() then gives its result or raises its exception."""
+    """Call a function in a thread; the returned join() gives its result or raises its exception."""
     found = []
 
     def run():
@@ -90,7 +90,7 @@ def in_thread(function):
 
 
 def callers(server):
-    """The clients of the HTTP port, by their own ports."""
+    """The ports of the clients that are connected to the HTTP port."""
     port = int(server.http.rpartition(":")[2])
     found = psutil.Process(server.pid).net_connections("tcp")
     here = [c for c in found if c.status == psutil.CONN_ESTABLISHED and c.laddr.port == port]
@@ -98,7 +98,7 @@ def callers(server):
 
 
 class started(subprocess.Popen):
-    """A program with its output as text, in a session of its own; killed at the end."""
+    """A program in its own session, with its output as text; killed at the end."""
 
     def __init__(self, *command):
         super().__init__(

@@ -1,4 +1,4 @@
-"""The bench on a real server, and its arithmetic."""
+"""The serving benchmark on a real server, and its arithmetic."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from utils.serving.engine.version import Version
 from utils.serving.load import Load
 from utils.serving.server import server_available
 
-# transformers on two threads, on a machine that others use
+# transformers on two threads of a shared machine
 pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 STREAMED = {*(n for n in CONTENDERS if n.endswith("stream")), "sequential", "static"}
 
@@ -64,8 +64,8 @@ def test_bench_runs_all_contenders(repo, capsys):
     for pair, rows in found["ratios"].items():
         a, b = pair.split(" / ")
         assert rows["2"]["median"] == pytest.approx(speed[a] / speed[b])
-    assert {goal["verdict"] for goal in found["goals"]} == {"undecided"}  # in one round
-    lines = printed.err.splitlines()  # no terminal: lines, no bar
+    assert {goal["verdict"] for goal in found["goals"]} == {"undecided"}  # after one round
+    lines = printed.err.splitlines()  # without a terminal: lines, no bar
     assert re.match(
         r"\d+ thread\(s\) of torch for each contender; 1 round.*: about \d+ \w+$", lines[1]
     )
@@ -85,7 +85,7 @@ def load_of(tokens, seconds, many=1):
 
 
 def test_ratios_are_taken_inside_a_round():
-    """Five rounds, one of them ten times as slow for all: the ratio does not see it."""
+    """One of five rounds is ten times slower for all: the ratio is unaffected."""
     loads = {}
     for many in (1, 16):
         for name, tokens in (("engine", 100), ("triton", 95), ("sequential", 25)):
@@ -104,7 +104,7 @@ def test_ratios_are_taken_inside_a_round():
 
 
 def test_an_interval_holds_the_median_as_often_as_it_says():
-    """Rounds drawn from distributions whose median is 1, symmetric or not."""
+    """Rounds drawn from two distributions whose median is 1."""
     draw = random.Random(7)
     for one in (lambda: draw.lognormvariate(0, 0.3), lambda: draw.expovariate(math.log(2))):
         for rounds in (5, 8, 13):
@@ -112,14 +112,14 @@ def test_an_interval_holds_the_median_as_often_as_it_says():
             held = statistics.mean(f["low"] <= 1 <= f["high"] for f in found)
             assert 0.88 < held < 0.98, (rounds, held)
             said = [verdict(f, 1.0) for f in found]
-            assert said.count("met") < 120 and said.count("not met") < 120  # 100 at most expected
+            assert said.count("met") < 120 and said.count("not met") < 120  # of 100 at most
 
 
 def test_an_interval_narrows_with_more_rounds_and_needs_five():
     assert interval(range(4)) == {"low": None, "median": 1.5, "high": None}
     assert interval([4, 0, 3, 1, 2]) == {"low": 0, "median": 2, "high": 4}
     assert interval(range(7)) == {"low": 0, "median": 3, "high": 6}
-    assert interval(range(8)) == {"low": 1, "median": 3.5, "high": 6}  # the extremes may be odd
+    assert interval(range(8)) == {"low": 1, "median": 3.5, "high": 6}  # extremes may be outliers
     assert interval(range(100)) == {"low": 41, "median": 49.5, "high": 58}
 
 
@@ -127,10 +127,10 @@ def test_an_interval_narrows_with_more_rounds_and_needs_five():
     ("rounds", "said"),
     [
         ([1.0, 1.1, 1.2, 1.3, 1.4], "met"),
-        ([0.99, 1.1, 1.2, 1.3, 1.4], "undecided"),  # the median alone would do
+        ([0.99, 1.1, 1.2, 1.3, 1.4], "undecided"),  # the median alone would suffice
         ([0.6, 0.7, 0.8, 0.9, 0.99], "not met"),
         ([0.6, 0.7, 0.8, 0.9, 1.0], "undecided"),
-        ([2.0, 2.1, 2.2, 2.3], "undecided"),  # four coins fall on one side too often
+        ([2.0, 2.1, 2.2, 2.3], "undecided"),  # four coins land on one side too often
         ([0.5, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "met"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_goal_is_met_by_all_of_the_interval(rounds, said):
 
 
 def test_prompts_come_in_batches_and_all_contenders_have_the_same_threads(repo):
-    """As seen in the processes: tasks of the engine's and of Triton's ranks; torch's own number."""
+    """Counted in the processes of the engine's and Triton's ranks; torch reports its own."""
     configure(repo, threads=3)
     try:
         with ExitStack() as stack:
@@ -159,7 +159,7 @@ def test_prompts_come_in_batches_and_all_contenders_have_the_same_threads(repo):
             if "triton" in world.present:
                 groups.append(ranks(world.server))
                 found.append(kintsugi(world.server)["prefix_cache_hits_total"])
-            assert set(found) == {0}  # nobody keeps what is asked again
+            assert set(found) == {0}  # no contender reuses a repeated prompt
             assert world.threads == world.peer.threads == 3
             tasks = [len(list(Path(f"/proc/{pid}/task").iterdir())) for (pid,) in groups]
             assert len(set(tasks)) == 1 and tasks[0] >= 3

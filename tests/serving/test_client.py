@@ -1,4 +1,4 @@
-"""The client and the metrics, against a real server with small models of every kind of answer."""
+"""The client against a real server, with a small model for each kind of answer."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ def server(toy_server):
 
 
 def collect(pieces):
-    """All of an asynchronous iterator."""
+    """All items of an asynchronous iterator."""
 
     async def run():
         return [piece async for piece in pieces]
@@ -59,7 +59,7 @@ def test_a_stream_comes_in_pieces_while_it_is_made(client):
     for piece in client.stream(text):
         arrived.append((piece, time.monotonic() - begin))
     assert [piece for piece, _ in arrived] == [word + " " for word in text.split()]
-    # the last word is made 2 s after the first: a client that waits for the end has no gap
+    # the last word is made 2 s after the first: a client that waited for the end would see no gap
     assert arrived[-1][1] - arrived[0][1] > 0.1
 
 
@@ -156,7 +156,7 @@ def test_a_misspelled_parameter_is_refused_before_it_is_sent(client):
 
 
 def test_nobody_there_is_said_so():
-    with socket.socket() as listener:  # bound and not listening: nobody else can take the port
+    with socket.socket() as listener:  # bound but not listening: the port stays taken
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         client = Client(http=address, grpc=address, timeout=10)
@@ -172,7 +172,7 @@ def test_nobody_there_is_said_so():
 
 
 def test_every_call_ends_at_its_time_limit(server):
-    """The model takes 3 s; whoever waits for it gives up after the client's own limit."""
+    """The model takes 3 s; the client gives up at its own limit."""
     slow = Client(server, model="slow", timeout=0.3)
     for call in (
         lambda: slow.generate("3"),
@@ -194,7 +194,7 @@ def test_a_limit_holds_for_the_whole_stream_not_for_each_piece(server):
         with pytest.raises(ServeError) as caught:
             call()
         assert caught.value.status == "DEADLINE_EXCEEDED"
-    until(lambda: gone(server) == before + 2)  # and the server does not go on for nobody
+    until(lambda: gone(server) == before + 2)  # and the server stops generating
 
 
 def test_an_address_and_a_sensible_limit_are_needed():
@@ -208,7 +208,7 @@ def test_an_address_and_a_sensible_limit_are_needed():
 
 
 def test_a_stream_that_is_left_is_cancelled_at_the_server(server, client):
-    words = "a " * 1000  # 50 s if nobody cancels
+    words = "a " * 1000  # 50 s unless it is cancelled
 
     def by_http():
         for _ in client.stream(words, max_tokens=1000):
@@ -228,7 +228,7 @@ def test_a_stream_that_is_left_is_cancelled_at_the_server(server, client):
 
 
 def test_no_http_connection_stays_open_after_a_call(server, client):
-    """An open one would hold the server when it stops."""
+    """An open connection would delay the server's shutdown."""
     client.generate("a")
     list(client.stream("a b"))
     next(client.stream("a b c"))
@@ -245,7 +245,7 @@ def test_no_http_connection_stays_open_after_a_call(server, client):
 
 
 def test_an_answer_that_is_no_answer_of_triton(tmp_path):
-    """Whatever listens at the port: its words come as an error, not as a traceback."""
+    """An answer by another program becomes an error that quotes it."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=answer_once, args=(listener,), daemon=True).start()
         client = Client(http=f"127.0.0.1:{listener.getsockname()[1]}", timeout=PATIENCE)

@@ -1,6 +1,6 @@
-"""docs/serving.md and its files: what they say is what the code does.
+"""docs/serving.md and its files agree with the code.
 
-Containers and Kubernetes are not here. What their files name (image, arguments, paths, metric,
+No container and no Kubernetes runs here. What their files name (image, arguments, paths, metric,
 probe, hook) is compared with the code; probe and hook talk to a real server.
 """
 
@@ -101,7 +101,7 @@ def test_the_pages_openai_client_runs(server):
 
 
 def snippet(line):
-    """The Python of the page that has this line."""
+    """The page's Python block that contains this line."""
     (found,) = [code for code in re.findall(r"```python\n(.*?)```", PAGE, re.S) if line in code]
     return found
 
@@ -156,18 +156,18 @@ def test_kubernetes_starts_the_same_server_as_the_page(container):
     command = words(container_command("/models", gpus=None))
     begin = command.index("tritonserver")
 
-    def settled(arguments):  # how long requests may take at the end is each one's own choice
+    def settled(arguments):  # each chooses its own limit for the last requests
         return {word for word in arguments if not word.startswith("--exit-timeout-secs")}
 
     assert container["image"] == IMAGE and container["command"] == ["tritonserver"]
     assert settled(container["args"]) >= settled(command[begin + 1 :])
-    # and beyond that what TritonServer says where it has a key
+    # plus what TritonServer adds when it has a key
     source = (ROOT / "utils" / "serving" / "server" / "triton_server.py").read_text()
     more = settled(container["args"]) - settled(command[begin + 1 :])
     assert all(word.partition("=")[0] in source for word in more)
     assert f"--http-restricted-api={RESTRICTED}:{CONTROL}=$(TRITON_KEY)" in more
     assert f"--grpc-restricted-protocol={RESTRICTED}:{CLOSED}" in container["args"]
-    # nobody else's door: the pod's address leads to the gateway
+    # closed to other pods: the pod's address leads to the gateway
     assert {f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")} <= more
     assert "ports" not in container
 
@@ -203,7 +203,7 @@ def test_no_container_may_more_than_it_must(kinds, container, front):
 
 
 def test_a_pod_lives_longer_than_the_requests_in_it(kinds, container, front):
-    """Also than the gateway, which serves until leave.py's pause is over."""
+    """The gateway, too, serves until leave.py's pause is over."""
     pod = kinds["Deployment"]["spec"]["template"]["spec"]
     (limit,) = [word for word in container["args"] if word.startswith("--exit-timeout-secs")]
     *_, pause, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
@@ -224,12 +224,12 @@ def test_pods_come_and_go_one_by_one(kinds, container, front):
         assert probe["periodSeconds"] * probe["failureThreshold"] >= 1800
         assert "initialDelaySeconds" not in one["livenessProbe"]
         assert spec["progressDeadlineSeconds"] > probe["periodSeconds"] * probe["failureThreshold"]
-    alive, engine = container["livenessProbe"], EngineConfig()  # ranks may be started again
+    alive, engine = container["livenessProbe"], EngineConfig()  # ranks may be restarting
     between = alive["periodSeconds"] * (alive["failureThreshold"] - 1)
     assert between > engine.step_seconds + engine.start_seconds
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kustomize_builds_what_the_page_applies(kinds):
     made = subprocess.run(["kubectl", "kustomize", DOCS], capture_output=True, timeout=60)
     built = {document["kind"]: document for document in yaml.safe_load_all(made.stdout)}
@@ -257,7 +257,7 @@ def test_the_service_and_the_autoscaler_mean_this_deployment(kinds, container, f
     assert target["name"] == kinds["Deployment"]["metadata"]["name"]
 
 
-# --- beside a real server -------------------------------------------------------------------------
+# --- with a real server ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +300,7 @@ def test_a_busy_server_is_alive_and_a_hanging_one_is_not(container, server):
         more = [Asked(stream, Client(server), "def ") for _ in range(SLOTS + QUEUE)]
         until(lambda: served_now(server) >= SLOTS + QUEUE)
         settled(server)
-        assert status([*command, "2"], server) == 1  # also with a queue that is full
+        assert status([*command, "2"], server) == 1  # even with a full queue
     for each in asked + more:
         each.outcome()
 

@@ -1,4 +1,4 @@
-"""What a log and a machine say: reasons of a failure, where the server is, the container."""
+"""Where the server is, the container's command, and the reasons of a failure in a log."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ from utils.serving.server import (
 
 @pytest.mark.skipif(server_available() is not None, reason=str(server_available()))
 def test_an_installed_server_is_used_with_its_own_backends(tmp_path):
-    """The layout of NVIDIA's images, PREFIX/bin and PREFIX/backends, made of the wheel's files."""
+    """The layout of NVIDIA's images, PREFIX/bin and PREFIX/backends, from the wheel's files."""
     wheel = install.find_server()
     if wheel.packages is None:
         pytest.skip("this machine has an installed server, which the other tests use")
@@ -49,7 +49,7 @@ def test_the_container_command_has_what_a_model_over_several_gpus_needs(tmp_path
 
 
 def test_the_reason_says_what_is_missing(monkeypatch):
-    """Of a machine that has no server: what the platform says is replaced, as nothing else can."""
+    """The platform and its paths are replaced by those of a machine without a server."""
     monkeypatch.setattr(install.platform, "system", lambda: "Darwin")
     monkeypatch.setattr(install.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(install, "SYSTEM", Path("/nowhere"))

@@ -1,4 +1,4 @@
-"""The load generator: nothing is lost, and the figures are those of the requests."""
+"""The load generator: no request is lost, and its figures match the requests."""
 
 import itertools
 import threading
@@ -14,7 +14,7 @@ from utils.serving.load import Load, arrivals, run, sweep, table, tokens_of
 
 pytestmark = pytest.mark.thorough
 
-LONG = 60.0  # seconds that no wait here comes near
+LONG = 60.0  # seconds, far longer than any wait here
 
 
 def test_closed_loop_sends_every_request_once():
@@ -41,7 +41,7 @@ def test_closed_loop_sends_every_request_once():
 
 
 def test_clients_are_under_way_together():
-    """With a barrier of all clients inside, the load ends only if all are in flight at once."""
+    """Requests wait at a barrier for all clients: the load ends only if all are in flight."""
     together = threading.Barrier(4)
 
     def send(i):
@@ -56,7 +56,7 @@ def test_the_number_in_flight_is_looked_at():
     looks, gate = [], threading.Event()
 
     def send(i):
-        if i == 2:  # the last one: held until the load has looked at three in flight for a while
+        if i == 2:  # the last one: held while the load samples three in flight
             threading.Timer(patience(1.5), gate.set).start()
         gate.wait(LONG)
         looks.append(i)
@@ -103,7 +103,7 @@ def test_a_request_that_never_ends_is_a_row_and_the_load_ends():
     assert not np.isnan(late["first"])
     assert load.requests["error"].isna().sum() == 5
     before = load.requests.copy()
-    forever.set()  # what the late client still does changes nothing
+    forever.set()  # what the late client does now changes nothing
     for thread in threading.enumerate():
         if thread.name.startswith("client "):
             thread.join(LONG)
@@ -143,7 +143,7 @@ def test_open_loop_sends_at_the_drawn_moments():
 
 
 def test_open_loop_counts_the_wait_for_a_free_client():
-    """One client, held at the first request: the others arrive meanwhile, and their clocks run."""
+    """While the first request holds the only client, the others arrive and their clocks run."""
     due = list(itertools.islice(arrivals(100.0, 0), 10))
     held = due[-1] + patience(1.5)
 
@@ -178,7 +178,7 @@ def test_arrivals_without_a_free_client_are_rows():
 def test_arrivals_are_poisson():
     gaps = np.diff([0.0, *itertools.islice(arrivals(5.0, 1), 20_000)])
     assert gaps.mean() == pytest.approx(1 / 5, rel=0.03)
-    assert gaps.std() == pytest.approx(1 / 5, rel=0.03)  # of an exponential: its mean
+    assert gaps.std() == pytest.approx(1 / 5, rel=0.03)  # of an exponential, equal to the mean
     assert (gaps > 1 / 5).mean() == pytest.approx(np.exp(-1), abs=0.02)
 
 
@@ -210,11 +210,11 @@ def test_summary_of_known_requests():
     assert found["latency_p99"] == pytest.approx(np.quantile([2, 4, 8], 0.99))
     assert found["first_mean"] == pytest.approx(0.25)
     assert found["time_per_token"] == pytest.approx((1.5 + 3.75) / (3 + 5))
-    assert found["in_flight"] == pytest.approx((0 * 1 + 2 * 1 + 4 * 8) / 10)  # over time
+    assert found["in_flight"] == pytest.approx((0 * 1 + 2 * 1 + 4 * 8) / 10)  # averaged over time
     # λ = 4 ended in 10 s; W = the mean of 2, 4, 8 and 1 s
     assert found["little"] == pytest.approx(4 / 10 * 15 / 4)
     assert "5 requests by 2 clients in 10.0 s, 2 failed" in str(load)
-    # per token after the first: 0.5, 0.75 and, of a single token, nothing to promise
+    # per token after the first: 0.5, 0.75 and, for a single token, nothing
     assert load.goodput() == pytest.approx(found["requests_per_second"])
     assert load.goodput(first=0.25) == pytest.approx(2 / 10)
     assert load.goodput(per_token=0.5) == pytest.approx(2 / 10)

@@ -1,4 +1,4 @@
-"""Metrics and statistics of a real server, as frames; in which order an engine tells its own."""
+"""Metrics and statistics of a real server as frames; the order in which an engine publishes."""
 
 import importlib.util
 import socket
@@ -32,7 +32,7 @@ def test_metrics_agree_with_what_was_asked(server, client):
     def now():
         return metrics.scrape(server, "nv_inference_", by="model")
 
-    # Triton counts a request a moment after its answer has gone
+    # Triton counts a request a moment after its answer
     until(lambda: now()["request_success echo"] == before["request_success echo"] + 3)
     until(lambda: now()["request_success gpt"] == before["request_success gpt"] + 1)
     assert metrics.scrape(server)["words_total"] == words + 4
@@ -57,7 +57,7 @@ def test_statistics_count_requests_and_failures(server, client):
             difference["failed"][name, 1] for name in ("slow", "gpt")
         ]
 
-    # Triton counts a moment after the answer has gone, and no error of a decoupled model
+    # Triton counts a moment after the answer, and no errors of a decoupled model
     until(lambda: grown() == ([1, 1], [1, 0]))
     row = metrics.statistics(server).loc[("echo", 1)]
     assert row["request"] >= row["compute_infer"] > 0
@@ -88,7 +88,7 @@ def test_a_watch_of_a_server_that_has_gone_has_no_rows():
 
 
 def test_whoever_sees_an_engine_at_rest_finds_all_counted(monkeypatch):
-    """Each metric goes to Triton by itself, and somebody may read them in between."""
+    """Metrics go to Triton one at a time, and a client may read them in between."""
     told, values = [], {}
 
     class Family(SimpleNamespace):
@@ -118,6 +118,6 @@ def test_whoever_sees_an_engine_at_rest_finds_all_counted(monkeypatch):
     shown = served.Metrics({})
     shown.tell(engine)
     assert told == sorted(told) and set(told) == {"counter", "gauge"}
-    shown.leave()  # as the version does: it is ready no more, and what it has done stays
+    shown.leave()  # as the version does: it is no longer ready, and its counts stay
     assert (values["kintsugi_ready"], values["kintsugi_queue_waiting"]) == (0, 0)
     assert values["kintsugi_tokens_total"] == 1

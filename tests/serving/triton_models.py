@@ -1,14 +1,14 @@
-"""Small models in Python for the tests of the server and of the client; no weights, no torch.
+"""Small Python models for the tests of the server and the client, without weights or torch.
 
     repo = write_models(folder, "echo", "gpt")
 
 echo      text -> the same text
-slow      text -> the same text after that many seconds; when it begins, `began` is in its folder
-gpt       speaks as the served model does: its answer's pieces are the words of the input, 50 ms
-          each; "fail" among them is an error; kintsugi_cancelled_total counts who went away
-gpt_engine   token ids -> the same ids, one by one; a negative one is an error
+slow      text -> the same text after that many seconds; it first creates `began` in its folder
+gpt       has the served model's interface: it answers with the words of the input, 50 ms
+          each; the word "fail" is an error; kintsugi_cancelled_total counts clients that left
+gpt_engine   token ids -> the same ids, one at a time; a negative one is an error
 hopeless  never loads;   sleeper  takes a minute to load
-litter    starts a process in a session of its own and forgets it
+litter    starts a process in its own session and never ends it
 """
 
 import textwrap
@@ -181,17 +181,17 @@ def write_models(folder, *names) -> Path:
 
 
 def write_code(folder, name, version=1, like=None):
-    """model.py of a version, with the code of the model `like`."""
+    """Write a version's model.py with the code of the model `like`."""
     path = Path(folder) / name / str(version)
     path.mkdir(exist_ok=True)
     (path / "model.py").write_text(textwrap.dedent(HEAD + CODE[like or name]))
 
 
-# ---- what their metrics say
+# ---- their metrics
 
 
 def gone(server):
-    """How many requests were cancelled by now."""
+    """How many requests have been cancelled so far."""
     return metrics.scrape(server)["cancelled_total"]
 
 
@@ -200,7 +200,7 @@ def settled_gone(server):
 
 
 def settled(server):
-    """Our metrics when no request of another test is under way any more: a word takes 50 ms."""
+    """Our metrics once no other test's request is in flight: a word takes 50 ms."""
 
     def twice():
         first = metrics.scrape(server)

@@ -1,13 +1,13 @@
-"""What tests of the served model share: an exported repository, a server, ways to look into both.
+"""Shared by the tests of the served model: an exported repository, a server, views into both.
 
-    repo = repo_of("small", tp=2, out=tmp_path / "repo")      # exported, as a learner does it
-    with serving(repo) as server:                             # skipped where there is no binary
+    repo = repo_of("small", tp=2, out=tmp_path / "repo")      # exported, as learners do it
+    with serving(repo) as server:                             # skipped without a server binary
         post(server, text_input="def ", max_tokens=8)         # (status, text of the answer)
         kintsugi(server)["kv_use"]                            # our metrics, by name
-        pids(server)["gpt_engine"]                            # the stubs' process ids
+        pids(server)["gpt_engine"]                            # process ids of the stubs
         until(lambda: kintsugi(server)["kv_use"] == 0)        # waits for a condition
 
-What the served tokens must be says `Reference`: the training model.
+`Reference`, the training model, gives the expected tokens.
 """
 
 import json
@@ -47,14 +47,14 @@ ENGINE = {**SAMPLING, "input_ids": "INT32", "cancel": "BYTES", "stream": "BOOL"}
 
 
 def repo_of(model, tp, out, **options):
-    """Exports models/MODEL (or a folder) into the repository `out`, and returns that."""
+    """Export models/MODEL (or a folder) into the repository `out`, and return its path."""
     export(MODELS / model, out, tp, **options)
     return Path(out)
 
 
 @contextmanager
 def company(server, count=6):
-    """Other clients who come and go meanwhile, each with a text and a length of its own."""
+    """Run other clients meanwhile, each with its own texts and lengths."""
     gone = threading.Event()
 
     def one(number):
@@ -75,9 +75,9 @@ def company(server, count=6):
 
 
 def prompt_file(folder, model, name, text):
-    """Writes FOLDER/NAME.safetensors: virtual tokens that are the embeddings of a text's tokens.
+    """Write FOLDER/NAME.safetensors: virtual tokens that are the embeddings of a text's tokens.
 
-    So a request with this prompt must give what the text before the request's own would give.
+    A request with this prompt must be answered as if the text preceded its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ids = torch.tensor(Tokenizer.load(MODELS / model).encode(text))
@@ -96,7 +96,7 @@ def with_template(model, folder):
 
 @contextmanager
 def serving(repo, **options):
-    """A running server of the repository; the test is skipped where there is no binary."""
+    """Serve the repository; skip the test without a server binary."""
     if reason := server_available():
         pytest.skip(reason)
     with TritonServer(repo, quiet=True, **options) as server:
@@ -104,7 +104,7 @@ def serving(repo, **options):
 
 
 def configure(repo, model="gpt_engine", **settings):
-    """Sets parameters of a model's config.pbtxt, as an operator would."""
+    """Set parameters in a model's config.pbtxt, as an operator would."""
     set_parameters(Path(repo, model, "config.pbtxt"), settings)
 
 
@@ -155,14 +155,14 @@ def pids(server):
 
 
 def ranks(server):
-    """Process ids of the ranks, the children of the engine's child, in order of their start."""
+    """Sorted process ids of the ranks, the grandchildren of the engine's stub."""
     leader = pids(server).get("gpt_engine")
     parents = children(leader) if leader else []
     return sorted(rank for parent in parents for rank in children(parent))
 
 
 class Reference:
-    """What the training model itself says: greedy tokens and text of GPT.generate."""
+    """The training model's own answers: greedy tokens and text of GPT.generate."""
 
     def __init__(self, model):
         self._said = {}  # (text, count): tokens
@@ -170,7 +170,7 @@ class Reference:
         self.tokenizer = Tokenizer.load(MODELS / model)
 
     def tokens(self, text, count):
-        """New token ids, up to and with the end token."""
+        """New token ids, up to and including the end token."""
         if (text, count) not in self._said:
             ids = torch.tensor([self.tokenizer.encode(text)])
             new = self.model.generate(ids, count, temperature=0)[0, ids.shape[1] :].tolist()

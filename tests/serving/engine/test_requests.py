@@ -81,7 +81,7 @@ def test_cancelling_frees_the_slot_for_who_waits(engine):
         engine.submit([1], SamplingParams(max_tokens=1))
     assert engine.stats()["requests_rejected"] == before["requests_rejected"] + 1
     assert engine.stats()["occupancy"] == 1.0
-    assert engine.cancel("run-1") and not engine.cancel("run-1") and not engine.cancel("nobody")
+    assert engine.cancel("run-1") and not engine.cancel("run-1") and not engine.cancel("absent")
     assert [stream.result(PATIENCE).finish for stream in waiting] == ["length"] * 2
     assert list(running[1])[-1].finish == "cancelled"
     running[0].cancel()
@@ -125,7 +125,7 @@ def test_ids_are_unlike_each_other_while_they_are_served(engine):
         (([],), "there is nothing to continue"),
         (("text",), "'text' is not a list of token ids"),
         (([1], {"max_tokens": 3}), "sampling is a dict"),
-        (([1], None, "nobody"), "prompt 'nobody' is unknown: this version has kind, names"),
+        (([1], None, "absent"), "prompt 'absent' is unknown: this version has kind, names"),
         (([1], None, 7), "prompt 7 is unknown"),
         (([1], None, None, 7), "id 7 is not a string"),
         (

@@ -64,11 +64,11 @@ def test_answers_by_grpc_are_those_of_the_server(server, gateway):
     assert here == there and len(here) == 9
     with closing(triton.InferenceServerClient(gateway.grpc)) as client:
         assert client.is_server_live() and client.is_server_ready()
-        assert client.is_model_ready("gpt") and not client.is_model_ready("nobody")
+        assert client.is_model_ready("gpt") and not client.is_model_ready("absent")
         assert client.get_model_config("gpt").config.name == "gpt"
         assert len(tokenize(client, b"def run")) > 1
-        status, said = refused(client.get_model_metadata, "nobody")
-        assert (status, "nobody" in said) == ("StatusCode.NOT_FOUND", True)
+        status, said = refused(client.get_model_metadata, "absent")
+        assert (status, "absent" in said) == ("StatusCode.NOT_FOUND", True)
 
 
 def test_a_client_that_leaves_a_grpc_stream_frees_its_slot(server, gateway):

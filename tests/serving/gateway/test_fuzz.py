@@ -46,7 +46,7 @@ def generate_json(gateway, random):
             ("logprobs", [-1, 21, 2**31 - 1, "a", "", {}, [], [1, 2], 2.5]),
             ("seed", [-1, -(2**63), "a", {}, [], [1, 2], 1.5]),
             ("stop", [[""], ["x" * 65], ["a"] * 9, 5, {}, [5], [None], [["a", "b"]], [{}]]),
-            ("prompt_name", ["nobody", "../1", "\0", "x" * 3000, 5, {}, ["a", "b"]]),
+            ("prompt_name", ["absent", "../1", "\0", "x" * 3000, 5, {}, ["a", "b"]]),
             ("stream", ["yes", {}, [], [True, False], 7]),
             ("exclude_input_in_output", ["no", {}, [], [True, False], -3]),
         ]
@@ -99,7 +99,7 @@ def infer_binary(gateway, random):
     elif fault == 2:
         size = random.choice([0, 1, len(data) - 1, len(data) + 1, 10**6, -1, 2**40, -(2**31)])
     elif fault == 3:
-        name = random.choice(["", "nobody", "text_input", "x" * 2000, "\0"])
+        name = random.choice(["", "absent", "text_input", "x" * 2000, "\0"])
     elif fault == 4:
         length = random.choice([1, 7, 10**6, -1, 2**63])
     elif fault == 5 and kind == "BYTES":
@@ -165,10 +165,10 @@ def unknown_path(gateway, random):
     path = random.choice(
         [
             "/", "/v1/models", "/v2/models/gpt/generat", "/v2/models//generate", "/v3/health/live",
-            "/v2/models/nobody/generate", "/v2/models/gpt/versions/9/generate", "/v2/models/gpt/9",
+            "/v2/models/absent/generate", "/v2/models/gpt/versions/9/generate", "/v2/models/gpt/9",
             "/v2/models/gpt/versions/x/infer", "/v2/health/dead", "/v2/models/%00/infer",
             "/v2/models/..%2f..%2fetc/infer", "/../../etc/passwd",
-            "/v2/repository/models/nobody/load",
+            "/v2/repository/models/absent/load",
             "/v2/systemsharedmemory/region/a/register", "/v2/cudasharedmemory/region/a/register",
             "/v2/models/" + "x" * 3000 + "/infer", "/v2/%ff%fe", "/v2/repository/models//load",
             f"/{random.randrange(10**9)}", "/v2/models/gpt/generate/again",
@@ -226,7 +226,7 @@ def by_grpc(gateway, random):
     infer."""
     size, data = random.choice([(1, b"abc"), (2**31 - 1, b"abc"), (5, b"\xff\xfe"), (3, b"a" * 99)])
     request = service_pb2.ModelInferRequest(
-        model_name=random.choice(["gpt_tokenize", "gpt_tokenize", "gpt", "nobody", "", "../gpt"]),
+        model_name=random.choice(["gpt_tokenize", "gpt_tokenize", "gpt", "absent", "", "../gpt"]),
         model_version=random.choice(["", "", "9", "x", "-1"]),
         raw_input_contents=random.choice([[], [struct.pack("<I", size) + data[:-1]], [b""] * 9]),
         inputs=[

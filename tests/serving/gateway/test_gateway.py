@@ -96,7 +96,7 @@ def test_tritons_own_client_is_served(server, gateway):
     """Binary tensors and JSON, metadata, statistics, model control."""
     with closing(triton.InferenceServerClient(gateway.http)) as client:
         assert client.is_server_live() and client.is_server_ready()
-        assert client.is_model_ready("gpt") and not client.is_model_ready("nobody")
+        assert client.is_model_ready("gpt") and not client.is_model_ready("absent")
         assert client.get_server_metadata()["name"].startswith("kintsugi-")
         assert client.get_model_metadata("gpt_tokenize")["inputs"][0]["name"] == "text"
         assert client.get_inference_statistics("gpt")["model_stats"][0]["name"] == "gpt"
@@ -118,7 +118,7 @@ def test_tritons_own_client_is_served(server, gateway):
 
 def test_what_was_loaded_stays_for_a_moment(monkeypatch):
     """Taken away at once it may take the server with it; see SETTLE."""
-    triton, called = Triton("nobody is asked"), []
+    triton, called = Triton("never called"), []
 
     async def whole(*call, seconds):
         called.append(time.monotonic())
@@ -241,7 +241,7 @@ def test_what_is_not_offered(gateway):
     ):
         assert error_of(gateway, path, method=method)[0] == 404, path
     assert error_of(gateway, GENERATE, method="GET")[0] == 405
-    assert error_of(gateway, "/v2/models/nobody/generate", text())[0] == 404
+    assert error_of(gateway, "/v2/models/absent/generate", text())[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def control(gateway, model, body=b"{}", action="load", **headers):
 
 
 def test_who_asks_for_a_model_that_is_not_there_changes_nothing(gateway):
-    status, _, said = control(gateway, "nobody")
+    status, _, said = control(gateway, "absent")
     assert (status, json.loads(said)["error"].split(":")[0]) == (404, "NOT_FOUND")
     assert ask(gateway, "/v2/health/ready")[0] == 200
 

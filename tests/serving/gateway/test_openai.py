@@ -197,7 +197,7 @@ def test_without_a_template_there_is_no_chat(tmp_path):
         ({"prompt": []}, "prompt: "),
         ({"stop": ["a"] * 9}, "is not a list of at most 8 strings"),
         ({"max_tokens": 99_999}, "positions of a request"),
-        ({"extra_body": {"prompt_name": "nobody"}}, "prompt 'nobody' is unknown"),
+        ({"extra_body": {"prompt_name": "absent"}}, "prompt 'absent' is unknown"),
     ],
 )
 def test_bad_requests(api, options, sentence):

@@ -36,7 +36,7 @@ SAMPLING = [
     ({"stop": [""]}, "1 to 64"),
     ({"stop": ["x" * 65]}, "1 to 64"),
     ({"stop": [b"\xff\xfe"]}, "stop is not UTF-8: invalid start byte at byte 0"),
-    ({"prompt_name": "nobody"}, "'nobody' is unknown"),
+    ({"prompt_name": "absent"}, "'absent' is unknown"),
     ({"prompt_name": "../../etc/passwd"}, "is unknown"),
     ({"prompt_name": b"\xc3("}, "prompt_name is not UTF-8"),
 ]
