@@ -1,4 +1,4 @@
-"""Requests that make no sense: each gets a client error that says why, and does no harm."""
+"""Invalid requests: each gets a client error with the reason, and harms nothing."""
 
 import math
 import re
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 
 TEXT, TOKENS = "def ", [40, 41]
 
-# what is wrong -> a part of the message
+# invalid field, part of the message
 SAMPLING = [
     ({"max_tokens": 0}, "max_tokens 0 is not an integer from 1 to 2147483647, or -1 for no"),
     ({"max_tokens": -2}, "max_tokens -2"),
@@ -66,7 +66,7 @@ def server(tiny_server):
 
 @pytest.fixture(autouse=True, scope="module")
 def unharmed(server, client):
-    """After all of them: the same processes, the same answers, nothing in use."""
+    """After all tests: the same processes, the same answers, nothing in use."""
     before, answer = set(processes(server)), good(client)
     yield
     assert good(client) == answer
@@ -85,7 +85,7 @@ def check_refused(outcome, reason):
     assert isinstance(outcome, ServeError), outcome
     assert outcome.status == "INVALID_ARG", outcome
     assert reason in str(outcome)
-    assert len(str(outcome)) < 400  # not the novel that the client sent
+    assert len(str(outcome)) < 400  # not all that the client sent
     assert outcome.http in (None, 400), outcome.http
 
 
@@ -121,7 +121,7 @@ def test_ids(client, ids, reason):
     check_refused(Asked(tokens, client, ids).outcome(), reason)
 
 
-# ---- what Triton itself refuses
+# ---- wrong types, shapes and names
 
 WRONG_JSON = [
     ({"text_input": 5}, 500),
@@ -136,7 +136,7 @@ WRONG_JSON = [
 @pytest.mark.parametrize(("fields", "status"), WRONG_JSON, ids=name)
 @pytest.mark.parametrize("endpoint", ["generate", "generate_stream"])
 def test_wrong_types_in_json(server, fields, status, endpoint):
-    """Refused before any model is asked; this version of Triton calls some of them 500."""
+    """Refused before reaching a model; this version of Triton answers some with status 500."""
     got, answer = post(server, endpoint=endpoint, **fields)
     assert got in ((400, 500) if status is None else (status,)), answer
     assert "error" in answer
@@ -148,13 +148,13 @@ def tensor(name, array, kind, shape=None):
     found = InferInput(name, list(array.shape), kind)
     found.set_data_from_numpy(array)
     if shape is not None:
-        found.set_shape(shape)  # other than what the data are
+        found.set_shape(shape)  # unlike the data's
     return found
 
 
 NUMPY = {"INT32": np.int32, "INT64": np.int64, "BYTES": object}
 TEXT_TENSOR = ("text_input", [b"a"], "BYTES")
-WRONG_TENSORS = [  # model, tensors, a part of the message
+WRONG_TENSORS = [  # model, tensors, part of the message
     ("gpt", [], "number of inputs"),
     ("gpt", [("text_input", [5], "INT32")], "data-type"),
     ("gpt", [("text_input", [b"a", b"b"], "BYTES")], "unexpected shape"),
@@ -172,6 +172,6 @@ WRONG_TENSORS = [  # model, tensors, a part of the message
 
 @pytest.mark.parametrize(("model", "tensors", "reason"), WRONG_TENSORS, ids=name)
 def test_wrong_tensors(client, model, tensors, reason):
-    """Types, shapes and names, by gRPC: refused by Triton, which knows the config.pbtxt."""
+    """Over gRPC: refused by Triton, which knows config.pbtxt, or by the model."""
     with pytest.raises(ServeError, match=reason):
         list(client.infer(model, [tensor(*fields) for fields in tensors]))

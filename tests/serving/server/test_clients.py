@@ -1,4 +1,4 @@
-"""A cancelled request, the metrics of the served model, an engine that is loaded again."""
+"""Cancelling a request, the metrics of the served model, reloading the engine."""
 
 from contextlib import closing, suppress
 
@@ -38,7 +38,7 @@ def test_a_request_cancelled_by_its_id(server, client):
         assert next(answers)
 
         def leave():
-            if cancel() == b"cancelled":  # else it was over already
+            if cancel() == b"cancelled":  # else it had already ended
                 with pytest.raises(ServeError, match=r"^CANCELLED: "):
                     list(answers)
 
@@ -62,7 +62,7 @@ def test_metrics_count_what_was_served(server):
         "time_to_first_token_seconds_count": 3,
         "inter_token_latency_seconds_count": 18,
         "e2e_request_latency_seconds_count": 3,
-    }.items():  # they are told one after the other
+    }.items():  # they are published one at a time
         until(lambda name=name, new=new: kintsugi(server)[name] == before.get(name, 0) + new)
     until(lambda: kintsugi(server)["requests_running"] == 0)
     now = kintsugi(server)
@@ -81,7 +81,7 @@ def test_metrics_of_the_moment(server, client):
         return (now := kintsugi(server))["requests_running"] == 1 and now
 
     now = None
-    for _ in range(4):  # on a busy machine the answer may be over before the ranks stand still
+    for _ in range(4):  # on a busy machine the answer may end before the ranks stop
         with closing(client.tokens([7, 8], max_tokens=LONG)) as pieces:
             assert next(pieces)
             with frozen(*ranks(server)), suppress(AssertionError):
@@ -92,7 +92,7 @@ def test_metrics_of_the_moment(server, client):
     assert now["tokens_per_second"] > 0
 
 
-# ---- the same version again: an instance beside the old one, which takes over
+# ---- the same version again: a new instance takes over from the old one
 
 
 def test_who_loads_the_engine_again_still_gets_in(server, small_reference):
@@ -102,7 +102,7 @@ def test_who_loads_the_engine_again_still_gets_in(server, small_reference):
         with company(server, 4):
             server.load("gpt_engine")
         assert text_of(server, "def ", max_tokens=8) == expected
-    finally:  # as others know it
+    finally:  # as other tests expect it
         configure(server.repo, max_num_seqs=16)
         server.load("gpt_engine")
     until(lambda: len(pids(server)) == 4)

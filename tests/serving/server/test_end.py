@@ -1,4 +1,4 @@
-"""The end of a server, wanted or not: requests in flight end, and no process is left."""
+"""The end of a server, planned or not: requests in flight end, and no process is left."""
 
 import os
 import re
@@ -131,7 +131,7 @@ def test_a_ctrl_c_while_it_starts_leaves_nothing(tmp_path):
 
 
 def stub_and_all(pid):
-    """All that a process has started, once there is a stub among them."""
+    """All descendants of a process, once a stub is among them."""
     found = psutil.Process(pid).children(recursive=True)
     return found if any("stub" in process.name() for process in found) else None
 
@@ -203,7 +203,7 @@ def answers(curl):
 
 
 def ask(curl):
-    """Does what the printed curl line says, with Python's own client."""
+    """Send the request of the printed curl line with Python's own client."""
     from urllib.request import Request, urlopen
 
     assert curl[0] == "curl" and curl[3] == "-d"

@@ -1,4 +1,4 @@
-"""A served model whose processes die or stop: clients are told, and it serves again by itself."""
+"""A served model whose processes die or stop: clients are told, and it recovers by itself."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ from utils.serving.gateway.stubs import stop_at_rest
 pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
 SAMPLES = [("def ", 1), ("import ", 2), ("The first", 3)]  # text, seed
-TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
+TEXT, TOKENS = "def ", [40, 41]  # the model continues them up to any limit
 LONG = 480  # tokens: at least a second of work
 
 
@@ -37,7 +37,7 @@ LONG = 480  # tokens: at least a second of work
 def server(tmp_path_factory):
     repo = repo_of("small", 2, tmp_path_factory.mktemp("faults") / "repo")
     configure(repo, max_num_seqs=4, queue=6, step_seconds=60)
-    # what a killed stub had taken in never ends for Triton, so the server would wait for it
+    # a killed stub's requests never end for Triton, so the server would wait for them
     with serving(repo, models=MODELS, exit_seconds=2) as server:
         yield server
 
@@ -48,12 +48,12 @@ def before(client):
 
 
 def answers(client):
-    """What a few requests get; the seeds make it always the same."""
+    """The answers to a few requests; the seeds make them reproducible."""
     return [client.generate(text, max_tokens=12, temperature=1.0, seed=n) for text, n in SAMPLES]
 
 
 def cut_off(server, client, disturb, doors=(generate, stream, astream, tokens)):
-    """Asks by all doors and disturbs the server when all are in flight; the requests."""
+    """Ask through all doors, disturb the server while all are in flight, return the requests."""
     for _ in range(10):
         asked = [
             Asked(door, client, TOKENS if door is tokens else TEXT, max_tokens=LONG)
@@ -66,7 +66,7 @@ def cut_off(server, client, disturb, doors=(generate, stream, astream, tokens)):
             if all(request.is_alive() for request in asked):
                 disturb()
                 return asked
-        through = [request.outcome() for request in asked]  # one was, already
+        through = [request.outcome() for request in asked]  # one ended too early
         errors = [outcome for outcome in through if isinstance(outcome, ServeError)]
         assert not errors, errors
     raise AssertionError("the requests were never in flight together")
@@ -86,11 +86,11 @@ def check_serves_as_before(server, client, before, old):
     until(lambda: server.ready("gpt"))
     assert answers(client) == before
     until(lambda: gone(old))
-    until(lambda: len(ranks(server)) == 2)  # an engine that ends has none, and may still be there
+    until(lambda: len(ranks(server)) == 2)  # an ending engine has none but may still exist
 
 
 def test_killed_rank(server, client, before):
-    """All in flight get an error that names the rank; readiness is false until it is replaced."""
+    """Requests in flight get an error that names the rank; not ready until it is replaced."""
     rank, old, restarts = 1, ranks(server), kintsugi(server)["rank_restarts_total"]
     asked = cut_off(server, client, lambda: os.kill(old[rank], signal.SIGKILL))
     until(lambda: not server.ready("gpt"))
@@ -116,7 +116,7 @@ def test_stopped_rank(server, client, before):
         load_engine(server, config)
         old = ranks(server)
         asked = cut_off(server, client, lambda: os.kill(old[1], signal.SIGSTOP))
-        os.kill(old[1], signal.SIGSTOP)  # `cut_off` has let it go on
+        os.kill(old[1], signal.SIGSTOP)  # `cut_off` has continued it
         for request in asked:
             error = request.outcome()
             assert isinstance(error, ServeError), error
@@ -130,7 +130,7 @@ def test_stopped_rank(server, client, before):
 
 
 def load_engine(server, config):
-    """With another configuration; returns when the engine before it has gone."""
+    """Load another configuration, and wait until the previous engine has ended."""
     before = pids(server)["gpt_engine"]
     server.load("gpt_engine", config)
     until(lambda: gone([before]))
@@ -144,7 +144,7 @@ def gateway(server):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_killed_stub(server, gateway, before, model):
-    """The process of a model's code dies; Triton leaves it dead, and the gateway loads it again."""
+    """The process of a model's code dies: Triton leaves it dead, and the gateway reloads it."""
 
     def kill():
         stop_at_rest(dead)
@@ -163,21 +163,21 @@ def test_killed_stub(server, gateway, before, model):
     seen = {until(lambda: readiness(gateway) != 200 and readiness(gateway))}
     outcomes = [request.outcome() for request in asked]
     errors = [outcome for outcome in outcomes if isinstance(outcome, ServeError)]
-    # what had no answer yet may have found the new process, or not needed it
+    # unanswered requests may have reached the new process, or not needed it
     assert len(errors) == 3 or model not in ("gpt", "gpt_engine"), outcomes
     assert all(outcome.startswith(TEXT) for outcome in outcomes if outcome not in errors)
     for error in errors:
         assert error.status == "UNAVAILABLE", error
         assert model in str(error) or "not healthy" in str(error), error
     until(lambda: seen.add(readiness(gateway)) or 200 in seen)
-    assert seen == {503, 200}  # from the death on until all is served, and nothing else
+    assert seen == {503, 200}  # no other status until everything is served again
     check_serves_as_before(server, client, before, [dead] + (old if model == "gpt_engine" else []))
     assert set(pids(server)) == set(MODELS)
     until(lambda: len(processes(server)) == 1 + len(MODELS) + 1 + 3)  # the old ones have gone
 
 
 def test_a_stopped_stub_is_no_ready_one(server, gateway):
-    """For a moment stopped it goes on; for longer it is killed, and not ready until it is back."""
+    """Stopped briefly, it is ready once it continues; stopped for longer, it is replaced."""
     until(lambda: readiness(gateway) == 200)
     stub = pids(server)["gpt_detokenize"]
     with frozen(stub):

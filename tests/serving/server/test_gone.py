@@ -1,4 +1,4 @@
-"""Clients that leave in the middle: the engine is told, and what they held is free again."""
+"""Clients that leave mid-answer: the engine is told, and what they held is freed."""
 
 import threading
 
@@ -23,7 +23,7 @@ from utils.serving.client import Client, ServeError
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
-TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
+TEXT, TOKENS = "def ", [40, 41]  # the model continues them up to any limit
 LONG = 480
 
 
@@ -45,20 +45,20 @@ def test_client_gone_mid_stream(server, client, door):
 
 @pytest.mark.parametrize("door", [astream, tokens])
 def test_client_gone_while_it_waits(server, client, door):
-    """One that has no slot yet: its place in the queue is free again, the others go on."""
+    """A client without a slot: its place in the queue is freed, and the others continue."""
     check_gone_while_it_waits(server, client, door, SLOTS)
 
 
 def test_http_client_gone_while_it_waits(server, client):
-    """Triton's HTTP part looks for the client from the first response on: it is cancelled then.
+    """Triton's HTTP side checks for the client from the first response on, and cancels then.
 
-    For the same reason a `generate` of one response goes on to its end, whoever has left.
+    For the same reason a `generate`, which has one response, runs to its end without a client.
     """
     check_gone_while_it_waits(server, client, stream, SLOTS + 1)
 
 
 def check_gone_while_it_waits(server, client, door, left):
-    """left: requests in the engine, before its next step, when one of SLOTS + 1 has gone."""
+    """left: requests in the engine, before its next step, after one of SLOTS + 1 clients left."""
     until(lambda: at_rest(server))
     before = kintsugi(server)["requests_cancelled_total"]
     with frozen(*ranks(server)):
@@ -75,7 +75,7 @@ def check_gone_while_it_waits(server, client, door, left):
 
 
 def test_many_clients_gone(server, client):
-    """More than `gpt` takes at once: a place that each of them kept would close its door."""
+    """More than `gpt` takes at once: if each kept its place, `gpt` would refuse all others."""
     most = int(server.config("gpt")["parameters"]["requests"]["string_value"])
     begun, all_begun = [], threading.Event()
 
@@ -86,7 +86,7 @@ def test_many_clients_gone(server, client):
                 next(answer)
                 answer.close()
                 begun.append(1)
-            except ServeError as error:  # those before have not been seen to leave yet
+            except ServeError as error:  # earlier departures have not been noticed yet
                 assert error.status == "UNAVAILABLE"
             if len(begun) > most:
                 all_begun.set()
@@ -102,7 +102,7 @@ def test_many_clients_gone(server, client):
 
 
 def test_streams_by_the_hundred_and_some_are_left(server, client):
-    """Answers are right and whole, every process lives on, and nothing stays in use."""
+    """Answers are right and complete, every process survives, and nothing stays in use."""
     wanted = [{"max_tokens": 16, "temperature": 1.0, "seed": seed} for seed in range(8)]
     right = [client.generate(TEXT, **sampling) for sampling in wanted]
     before, wrong, served = processes(server), [], []

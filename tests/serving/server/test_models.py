@@ -1,7 +1,7 @@
-"""The models of triton_model_repo/ on a real server: what goes in, what comes out.
+"""The models of triton_model_repo/ on a real server: their inputs and outputs.
 
-The line from the training checkpoint to served tokens is checked here in one piece: GPT.generate,
-transformers.generate, text by HTTP and ids by gRPC are the same tokens, whoever else is served.
+The path from training checkpoint to served tokens is checked end to end: GPT.generate,
+transformers.generate, text over HTTP and ids over gRPC give the same tokens, under load too.
 """
 
 import json
@@ -43,7 +43,6 @@ def engine_ids(client, ids, **parameters):
 
 
 def test_from_checkpoint_to_served_tokens_on_two_ranks(server, client, reference):
-    """One tested line from training checkpoint to served tokens."""
     peer = AutoModelForCausalLM.from_pretrained(MODELS / "small", dtype=torch.float32)
     lines = [
         (text, reference.tokenizer.encode(text), reference.tokens(text, NEW)) for text in TEXTS
@@ -85,7 +84,7 @@ def test_a_stream_is_the_same_text_in_pieces(server, reference, excluded):
 
 def test_how_long_and_where_it_ends(server, reference):
     whole = reference.text("def ", 64)
-    assert text_of(server, "def ") == whole  # 64 tokens are the default
+    assert text_of(server, "def ") == whole  # the default is 64 tokens
     stop = whole[7:10]
     _, answer = post(server, text_input="def ", stop=["§§", stop], exclude_input_in_output=True)
     answer = json.loads(answer)
@@ -103,8 +102,8 @@ def test_sampling(server, reference):
     assert len(drawn) > 1
     with company(server, 3):
         again = {text_of(server, "def ", seed=seed, **hot) for seed in range(3)}
-    assert again == drawn  # a seed's tokens do not depend on who else is served
-    assert len({text_of(server, "def ", **hot) for _ in range(3)}) > 1  # no seed: drawn anew
+    assert again == drawn  # a seed's tokens do not depend on other requests
+    assert len({text_of(server, "def ", **hot) for _ in range(3)}) > 1  # no seed
     few = {"seed": 1, "top_k": 5, "top_p": 0.9, **hot}
     assert text_of(server, "def ", **few) == text_of(server, "def ", **few)
 
@@ -122,7 +121,7 @@ def test_a_prompt_by_name(server, client, reference):
     assert text_of(server, "", max_tokens=NEW, prompt_name="imports") == alone
 
 
-# ---- what an answer says besides
+# ---- the other fields of an answer
 
 
 def counted(answer):

@@ -1,4 +1,4 @@
-"""More requests than a server takes: it refuses clearly, loses nothing, keeps nothing in memory."""
+"""More requests than a server accepts: it refuses clearly, loses none, keeps none in memory."""
 
 import json
 import threading
@@ -25,7 +25,7 @@ from utils.serving.client import ServeError
 pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
 DOORS = (generate, stream, astream)
-TEXT, TOKENS = "def ", [40, 41]  # the model goes on with them for as long as it is let
+TEXT, TOKENS = "def ", [40, 41]  # the model continues them up to any limit
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def samples(count):
 
 
 def overload(server, client, right, extra, note=""):
-    """A full engine and `extra` more requests: those accepted are right, those refused say why."""
+    """Send `extra` requests to a full engine: accepted ones are right, refused ones say why."""
     until(lambda: at_rest(server))
     rejected = kintsugi(server)["requests_rejected_total"]
     with frozen(*ranks(server)):
@@ -75,13 +75,13 @@ def overload(server, client, right, extra, note=""):
 
 @pytest.fixture(scope="module")
 def right(client):
-    """The answers that the accepted ones must get."""
+    """The right answers to the accepted requests."""
     return [client.generate(**wanted) for wanted in samples(SLOTS + QUEUE)]
 
 
 def test_overload_at_full_speed(server, client, right):
-    """Three times as many clients as there are places, by all doors; each asks until it was served
-    twice, and one was refused. All processes live through it."""
+    """Three times as many clients as places, through all doors; each asks until it was served twice
+    and some request was refused. All processes survive."""
     wanted, wrong, refused, before = samples(len(right)), [], [], processes(server)
     limit = time.monotonic() + PATIENCE / 2
 
@@ -112,10 +112,10 @@ def test_overload_at_full_speed(server, client, right):
 
 def test_overload_keeps_no_memory(server, client, right):
     """Refused requests carry 100 KB each: 500 of them would leave 50 MB if any part of the server
-    kept what they sent; a twentieth of that is allowed for."""
+    kept what they sent; 10 MB are allowed."""
     assert len(set(right)) > 1
     note = "x" * 100_000
-    for _ in range(2):  # until every thread, buffer and cache is there
+    for _ in range(2):  # until all threads, buffers and caches exist
         overload(server, client, right, extra=160, note=note)
     before = memory(server)
     for _ in range(3):

@@ -25,7 +25,7 @@ def answer(server, text, **fields):
 
 
 def compared(server):
-    """The table that docs/serving.md makes of both versions under load."""
+    """The table in which docs/serving.md compares both versions under load."""
     page = (ROOT / "docs" / "serving.md").read_text()
     [code] = [code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "load.run" in code]
     changes = {"models/base": MODELS / "tiny", "requests=32": "requests=8", "print(": "frame = ("}
@@ -48,7 +48,7 @@ def test_two_versions_side_by_side_and_the_second_promoted(tmp_path):
     with serving(repo) as server:
         client = Client(server, timeout=PATIENCE)
         assert server.versions("gpt_engine") == [1, 2]
-        said = {  # by its number: nobody's texts go there for it
+        said = {  # by version number; text requests stay on version 1
             version: [
                 [
                     token
@@ -71,7 +71,7 @@ def test_two_versions_side_by_side_and_the_second_promoted(tmp_path):
         decoded = [Tokenizer.load(MODELS / "tiny").decode(tokens) for tokens in said["2"]]
         texts = [answer(server, text, exclude_input_in_output=True) for text in TEXTS]
         assert [text["text_output"] for text in texts] == decoded
-        configure(repo, "gpt", weights_version=1)  # and back: it is loaded still
+        configure(repo, "gpt", weights_version=1)  # and back: it is still loaded
         server.load("gpt")
         until(lambda: answer(server, "def ")["weights_version"] == "1")
         configure(repo, "gpt", weights_version=3)

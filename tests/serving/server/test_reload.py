@@ -1,4 +1,4 @@
-"""New versions while the old one serves: promoted without a loss, or refused by the file's name."""
+"""New versions while the old one serves: promoted without loss, or refused by file name."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ SHARD = "rank-0-of-1.safetensors"
 
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory):
-    """Version 1: small on two ranks; a version 2 lies beside, not in the repository yet."""
+    """Version 1: small on two ranks; version 2, tiny on one, is still outside the repository."""
     folder = tmp_path_factory.mktemp("reload")
     repo = repo_of("small", 2, folder / "repo")
     repo_of("tiny", 1, folder / "other")
@@ -49,10 +49,10 @@ def second(server, repo):
 
 
 def load_first(server):
-    """Version 1 serves again, alone; what ran before has gone."""
+    """Load version 1 alone, and wait until all processes of version 2 have ended."""
     server.load("gpt_engine")
     until(lambda: server.states("gpt_engine", "READY", "UNLOADING") == {1: "READY"})
-    until(lambda: len(processes(server)) == 1 + len(MODELS) + 4)  # a tokenizer more, and ranks
+    until(lambda: len(processes(server)) == 1 + len(MODELS) + 4)  # a second tokenizer, 3 for ranks
 
 
 def ask(client, door):
@@ -60,7 +60,7 @@ def ask(client, door):
 
 
 def check_refused(server, client, first, name, *reasons):
-    """A load of version 2 fails and names the file; version 1 serves on with its own ranks."""
+    """Loading version 2 fails and names the file; version 1 keeps serving with its own ranks."""
     old = ranks(server)
     with pytest.raises(ServerError) as refusal:
         server.load("gpt_engine")
@@ -74,13 +74,13 @@ def check_refused(server, client, first, name, *reasons):
 
 @pytest.fixture(scope="module")
 def first(client):
-    """What version 1 answers, by each door."""
+    """Version 1's answers through each door."""
     return [ask(client, door) for door in DOORS]
 
 
 @pytest.mark.parametrize("name", [SHARD, "tokenizer.json"])
 def test_damaged_version_is_refused_by_the_files_name(server, client, first, second, name):
-    """By a rank or by the leader; every other damage meets the engine in engine/test_faults.py."""
+    """Refused by a rank or by the leader; engine/test_faults.py covers other damage."""
     data = (second / name).read_bytes()
     (second / name).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     check_refused(server, client, first, name)
@@ -90,7 +90,7 @@ def test_damaged_version_is_refused_by_the_files_name(server, client, first, sec
 
 
 class Trap:
-    """Whoever unpickles it leaves a file."""
+    """Unpickling it creates a file."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -100,7 +100,7 @@ class Trap:
 
 
 def put(folder, name, data):
-    """A file of the version, which the manifest lists as it is."""
+    """Write a file of the version, and list it in the manifest."""
     (folder / name).write_bytes(data)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
@@ -133,7 +133,7 @@ def test_pickles_beside_the_shards_are_not_read(server, client, first, second, t
 
 
 def test_promotion_under_load(server, client, first, repo):
-    """No request is lost; each answer is version 1's or 2's, and after the switch 2's only."""
+    """No request is lost; each answer is version 1's or 2's, and after the switch only 2's."""
     folder = repo / "gpt_engine" / "2"
     old, answers, stop = ranks(server), [[] for _ in range(6)], threading.Event()
 
@@ -153,7 +153,7 @@ def test_promotion_under_load(server, client, first, repo):
         folder.with_name(".next").rename(folder)
         server.load("gpt_engine")
         until(lambda: server.versions("gpt_engine") == [2])
-        switched = [len(mine) for mine in answers]  # what is under way now began before
+        switched = [len(mine) for mine in answers]  # requests in flight now began before it
         until(lambda: all(len(mine) >= n + 3 for mine, n in zip(answers, switched)))
         stop.set()
         for thread in threads:
@@ -169,7 +169,7 @@ def test_promotion_under_load(server, client, first, repo):
             assert set(mine[switched[number] + 1 :]) == {two}
             assert mine == sorted(mine, key=[one, two].index)  # never back again
         until(lambda: gone(old))
-        until(lambda: len(ranks(server)) == 1)  # version 1 has no ranks left and may still be there
+        until(lambda: len(ranks(server)) == 1)  # version 1 has no ranks but may still exist
     finally:
         stop.set()
         shutil.rmtree(folder, ignore_errors=True)

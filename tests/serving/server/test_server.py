@@ -66,12 +66,12 @@ def test_a_model_is_loaded_with_another_configuration(server):
     server.load("echo", changed)
     assert server.config("echo")["parameters"] == {"slots": {"string_value": "4"}}
     server.unload("echo")
-    server.load("echo")  # its config.pbtxt counts again
+    server.load("echo")  # its config.pbtxt applies again
     assert server.config("echo")["parameters"] == {}
 
 
 def test_what_was_loaded_stays_for_a_moment(server, monkeypatch):
-    """Taken away at once it may take the server with it."""
+    """Unloaded at once, it may take the server down with it."""
     called, ask = [], server.ask
 
     def noted(*call, **options):
@@ -109,7 +109,7 @@ def test_what_is_not_there_is_said_so(server):
 def test_a_broken_model_is_named_first_then_the_log(tmp_path, capsys):
     repo = write_models(tmp_path / "repo", "echo", "hopeless")
     earlier = 'E1122 07:45:42.3 1 main.cc:257] "failed to start HTTP service: already in use"\n'
-    (tmp_path / "log").write_text(earlier)  # of an earlier start: kept, but not this one's reason
+    (tmp_path / "log").write_text(earlier)  # of an earlier start: kept, but not quoted
     with pytest.raises(ServerError) as caught:
         TritonServer(repo, log=tmp_path / "log")
     assert (tmp_path / "log").read_text().startswith(earlier)
@@ -157,7 +157,7 @@ def test_the_command_names_the_option_of_a_taken_port(name):
 
 
 def test_a_port_that_is_taken_while_it_starts_is_noticed(repo, tmp_path):
-    """Another server answers at the address then; for the metrics tritonserver itself goes on."""
+    """Another server then answers there; without a metrics port tritonserver itself runs on."""
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", 0))
@@ -180,7 +180,7 @@ def test_a_repository_without_the_model_is_refused(repo, tmp_path):
 
 
 def test_the_lines_to_try_say_how_it_is_reached(monkeypatch):
-    """By HTTPS where there is a certificate, with the keys that are wanted."""
+    """Over HTTPS if there is a certificate, and with the keys that are required."""
     server = SimpleNamespace(models=["gpt"], metrics="127.0.0.1:8002", left_out={}, log="log")
     front = SimpleNamespace(http="10.1.1.1:8000", grpc="g", host="10.1.1.1", control_key="drawn")
     for name in ("KINTSUGI_API_KEY", "KINTSUGI_CONTROL_KEY"):

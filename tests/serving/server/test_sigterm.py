@@ -1,4 +1,4 @@
-"""SIGTERM under load: what was taken in is answered, then nothing of the server is left."""
+"""SIGTERM under load: accepted requests are answered, then no process of the server is left."""
 
 import os
 import shutil
@@ -36,14 +36,14 @@ def repo(tmp_path_factory):
 
 
 def ask(client, number):
-    """Request `number`: the doors in turn, each with an answer of its own."""
+    """Request `number`: through the doors in turn, each with its own answer."""
     door = DOORS[number % len(DOORS)]
     subject = [40 + number] if door is tokens else f"def {number}"
     return Asked(door, client, subject, max_tokens=6)
 
 
 def refuses(address):
-    """Whether nobody takes a connection there any more."""
+    """Whether the address no longer accepts connections."""
     host, port = address.split(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
@@ -53,14 +53,14 @@ def refuses(address):
 
 
 def check_ended(server, everyone):
-    """The server has ended well, and so has every process that belonged to it."""
+    """The server has exited with status 0, and all of its processes have ended."""
     until(lambda: not server.alive())
     assert server.returncode == 0, server.tail(30)
     until(lambda: gone(everyone))
 
 
 def test_sigterm_with_requests_in_the_batch_and_in_the_queue(repo):
-    """They stand still when the signal comes: no request can have ended before it."""
+    """The ranks are stopped when the signal comes: no request can have ended before it."""
     with serving(repo, models=MODELS, exit_seconds=60) as server:
         client, everyone = Client(server, timeout=PATIENCE), processes(server)
         right = [ask(client, number).outcome() for number in range(12)]
@@ -75,7 +75,7 @@ def test_sigterm_with_requests_in_the_batch_and_in_the_queue(repo):
 
 
 def test_sigterm_with_requests_that_were_just_accepted(repo, tmp_path):
-    """They have come to `gpt`, which is made to wait, and ask the other models after the signal."""
+    """They have reached `gpt`, which waits, and call the other models only after the signal."""
     here, go = tmp_path / "here", tmp_path / "go"
     here.mkdir()
     slow = shutil.copytree(repo, tmp_path / "repo")
@@ -86,7 +86,7 @@ def test_sigterm_with_requests_that_were_just_accepted(repo, tmp_path):
         right = [ask(client, number).outcome() for number in range(3)]
         go.unlink()
         begun = len(list(here.iterdir()))
-        asked = [ask(client, number) for number in range(3)]  # all three by `gpt`
+        asked = [ask(client, number) for number in range(3)]  # all three through `gpt`
         until(lambda: len(list(here.iterdir())) == begun + 3)
         os.kill(server.pid, signal.SIGTERM)
         until(lambda: "Signal (15) received" in server.tail(200))
@@ -96,7 +96,7 @@ def test_sigterm_with_requests_that_were_just_accepted(repo, tmp_path):
 
 
 def wait_in_answer(file, here, go):
-    """Has a request leave a file in `here` and wait for the file `go`, before it asks a model."""
+    """Make a request create a file in `here` and wait for the file `go` before it calls a model."""
     code = file.read_text()
     place = "            ids = self.tokens_of(text)\n"
     assert code.count(place) == 1
@@ -109,9 +109,9 @@ def wait_in_answer(file, here, go):
 
 
 def test_sigterm_between_answers(repo):
-    """Clients that ask on and on: each request is answered right, or refused with a reason.
+    """Clients ask repeatedly: each request is answered correctly or refused with a reason.
 
-    Triton keeps gRPC open while its models go, so what comes there too late is told so.
+    Triton keeps gRPC open while it unloads its models, so late requests there are told so.
     """
     with serving(repo, models=MODELS, exit_seconds=60) as server:
         client, everyone = Client(server, timeout=PATIENCE), processes(server)
