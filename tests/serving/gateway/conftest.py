@@ -1,4 +1,4 @@
-"""A server and its gateway, as most modules of this room take them."""
+"""A server and its gateway, as most modules of this folder use them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The doors of a server behind its gateway: what gRPC lets in, and that there is no way past."""
+"""The doors of a server behind its gateway: what gRPC admits, and that no way leads past it."""
 
 import asyncio
 import socket
@@ -43,7 +43,7 @@ def locked(server):
 
 
 def refused(call, *arguments, **options):
-    """The status and the sentence of a call of gRPC that is refused."""
+    """The status and the sentence of a refused gRPC call."""
     with pytest.raises(InferenceServerException) as caught:
         call(*arguments, **options)
     return caught.value.status(), caught.value.message()
@@ -93,7 +93,7 @@ def test_grpc_wants_the_key_too(locked):
 
 @pytest.mark.parametrize("call", CLOSED)
 def test_what_no_client_needs_is_closed(server, locked, call):
-    """By the gateway, and by Triton itself, where no header opens it."""
+    """By the gateway and by Triton itself, which no header opens."""
     with closing(triton.InferenceServerClient(locked.grpc)) as client:
         assert refused(call, client, headers=KEY)[0] == "StatusCode.UNIMPLEMENTED"
     with closing(triton.InferenceServerClient(server.grpc)) as client:
@@ -102,7 +102,7 @@ def test_what_no_client_needs_is_closed(server, locked, call):
 
 
 def test_a_text_that_fits_nowhere_is_not_tokenized(server, gateway):
-    """200 MB do not come in; what comes in is refused by its length, whoever is asked."""
+    """200 MB are not admitted; less is refused by its length, by either tokenizer model."""
     stub = psutil.Process(pids(server)["gpt_tokenize"])
     before = stub.memory_info().rss
     with closing(triton.InferenceServerClient(gateway.grpc)) as client:
@@ -118,7 +118,7 @@ def test_a_text_that_fits_nowhere_is_not_tokenized(server, gateway):
 
 
 def test_nobody_gets_past_the_gateway(tmp_path):
-    """Its server listens at files that this user alone can open."""
+    """Its server listens on Unix sockets that only this user can open."""
     repo = write_models(tmp_path, "echo")
     with serving(repo, private=True) as server, Gateway(server) as gateway:
         found = psutil.Process(server.pid).net_connections("tcp")
@@ -148,7 +148,7 @@ def test_half_a_head_does_not_stay(monkeypatch):
         await send({"type": "http.response.body", "body": b"well"})
 
     async def talk(*sent):
-        """What comes until the connection ends."""
+        """All that is received until the connection ends."""
         reader, writer = await asyncio.open_connection(*own.getsockname())
         for part in sent:
             writer.write(part)

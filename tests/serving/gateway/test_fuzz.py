@@ -1,8 +1,8 @@
-"""Ten thousand malformed requests by HTTP and gRPC beside good ones: nothing ends, nothing hangs.
+"""Ten thousand malformed HTTP and gRPC requests among good ones: nothing dies, nothing hangs.
 
-Each is malformed for certain, so no answer to one may be a success; bodies have up to 64 MB. What
-comes back is an HTTP status, or "closed" where the connection ended without an answer. A failure
-names the number of the request: `send(gateway, number)` sends it again.
+Each is certainly malformed, so none may succeed; bodies have up to 64 MB. The result is an HTTP
+status, or "closed" if the connection ended without an answer. A failure names the number of the
+request: `send(gateway, number)` sends it again.
 """
 
 import http.client
@@ -26,15 +26,14 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.thorough]
 
 MANY = 10_000
 LARGEST = 64 << 20  # bytes
-# 408 is a body that does not come, 413 one that is too large
-EXPECTED = {400, 401, 404, 405, 413, "closed"}
+EXPECTED = {400, 401, 404, 405, 413, "closed"}  # 413: the body is too large
 LIMIT = 60.0  # seconds that a single request may take
 SERVICE = "/inference.GRPCInferenceService/"
 GENERATE = ("/v2/models/gpt/generate", "/v2/models/gpt/generate_stream")
 
 
 def generate_json(gateway, random):
-    """A good JSON request of which one field is nonsense, to both endpoints."""
+    """A JSON request with one invalid field, to either endpoint."""
     good = {"text_input": "def ", "max_tokens": 3, "temperature": 0.5, "top_k": 3, "seed": 1}
     name, values = random.choice(
         [
@@ -56,7 +55,7 @@ def generate_json(gateway, random):
 
 
 def generate_text(gateway, random):
-    """What is no JSON object: cut short, bytes that are no text, deep, empty, of another kind."""
+    """Bodies that are not JSON objects: truncated, binary, deeply nested, empty, another type."""
     good = json.dumps({"text_input": "def ", "max_tokens": 3}).encode()
     cut = random.randrange(len(good))
     body = random.choice(
@@ -82,7 +81,7 @@ def generate_text(gateway, random):
 
 
 def infer_binary(gateway, random):
-    """The infer endpoint with tensors as bytes: sizes, types, names, prefixes that do not fit."""
+    """Binary tensors to the infer endpoint: sizes, types, names or prefixes that do not fit."""
     model, name, kind, data = random.choice(
         [
             ("gpt_tokenize", "text", "BYTES", struct.pack("<I", 3) + b"abc"),
@@ -113,7 +112,7 @@ def infer_binary(gateway, random):
             [b"a\xff\xfe", b"\xed\xa0\x80", b"\xc3((", b"\x80ab"]
         )
     else:
-        model = "gpt"  # decoupled: not by this endpoint
+        model = "gpt"  # decoupled: not served by this endpoint
     head = {
         "inputs": [
             {
@@ -130,7 +129,7 @@ def infer_binary(gateway, random):
 
 
 def half_sent(gateway, random):
-    """A request that ends too early, or is none: then the client goes, politely or not."""
+    """A truncated or meaningless request, after which the client closes or resets."""
     body = json.dumps({"text_input": "def ", "max_tokens": 3}).encode()
     head = f"POST {random.choice(GENERATE)} HTTP/1.1\r\nHost: x\r\n"
     length = f"Content-Length: {len(body)}\r\n\r\n"
@@ -153,10 +152,10 @@ def half_sent(gateway, random):
     with socket.create_connection((host, int(port)), timeout=LIMIT) as connection:
         try:
             connection.sendall(data)
-            if random.random() < 0.5:  # a reset in place of a farewell
+            if random.random() < 0.5:  # a reset instead of a close
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         except OSError:
-            pass  # the server was faster
+            pass  # the server closed first
     return "closed"
 
 
@@ -179,7 +178,7 @@ def unknown_path(gateway, random):
 
 
 def post(gateway, path, body, headers=(), method="POST"):
-    """The HTTP status of the answer; of a stream's error, which comes under 200, too: 400."""
+    """The HTTP status of the answer; 400 for an error within a stream, whose status is 200."""
     connection = http.client.HTTPConnection(gateway.http, timeout=LIMIT)
     try:
         connection.request(method, path, body, {"Connection": "close", **dict(headers)})
@@ -195,7 +194,7 @@ def post(gateway, path, body, headers=(), method="POST"):
 
 
 def large(gateway, random):
-    """A body of any size, good JSON at its beginning or none."""
+    """A body of any size, beginning with valid JSON or not."""
     size = int(2 ** random.uniform(0, 26)) if random.random() < 0.05 else random.randrange(200_000)
     begin = random.choice([b'{"text_input": "a", "max_tokens": 0}', b"[", b'{"text_input": "', b""])
     fill = random.choice([b" ", b"a", b"[", b"\0", b"\xff"])
@@ -204,7 +203,7 @@ def large(gateway, random):
 
 
 def absurd(gateway, random):
-    """Shapes that no memory holds, numbers beyond their type, tensors without end."""
+    """Shapes that fit no memory, integers beyond their type, a thousand tensors."""
     many = random.choice([2**31, 2**40, 2**62, 2**63 - 1, 2**64, 10**30, -1, -(2**63)])
     shape = random.choice([[many], [1, many], [many, many], [many, 0], [2**20] * 4, [0.5], "all"])
     tensor = {"name": "text", "shape": shape, "datatype": "BYTES", "data": ["a"]}
@@ -222,8 +221,7 @@ def absurd(gateway, random):
 
 
 def by_grpc(gateway, random):
-    """Messages that are none, tensors that do not fit, calls that are closed; to both kinds of
-    infer."""
+    """Invalid messages, tensors that do not fit, closed calls; to both kinds of infer."""
     size, data = random.choice([(1, b"abc"), (2**31 - 1, b"abc"), (5, b"\xff\xfe"), (3, b"a" * 99)])
     request = service_pb2.ModelInferRequest(
         model_name=random.choice(["gpt_tokenize", "gpt_tokenize", "gpt", "absent", "", "../gpt"]),
@@ -268,7 +266,7 @@ KINDS = (
 
 
 def send(gateway, number):
-    """Sends malformed request `number`; (kind, what came back)."""
+    """Send malformed request `number`; return (kind, result)."""
     kind = KINDS[number % len(KINDS)]
     return kind.__name__, kind(gateway, random.Random(f"gateway/{number}"))
 

@@ -1,4 +1,4 @@
-"""The gateway in front of a real server: what passes, what is refused and how, who may do what."""
+"""The gateway in front of a real server: what passes, what is refused, what needs a key."""
 
 import asyncio
 import http.client
@@ -38,7 +38,7 @@ from utils.serving.server import ServerError
 pytestmark = pytest.mark.timeout(900)
 
 TEXT = "def "
-BODY = 100_000  # bytes that this gateway lets in
+BODY = 100_000  # bytes, this gateway's limit
 GENERATE = "/v2/models/gpt/generate"
 
 
@@ -111,13 +111,13 @@ def test_tritons_own_client_is_served(server, gateway):
             assert ids.tolist() == Tokenizer.load(MODEL_FOLDERS / "tiny").encode("def run")
         client.unload_model("gpt_detokenize", headers=key)
         assert not client.is_model_ready("gpt_detokenize")
-        assert client.is_server_ready()  # nobody wants that model now
+        assert client.is_server_ready()  # an unloaded model is not required
         client.load_model("gpt_detokenize", headers=key)
         assert client.is_model_ready("gpt_detokenize")
 
 
 def test_what_was_loaded_stays_for_a_moment(monkeypatch):
-    """Taken away at once it may take the server with it; see SETTLE."""
+    """Unloaded at once, it may take the server down with it; see SETTLE."""
     triton, called = Triton("never called"), []
 
     async def whole(*call, seconds):
@@ -147,10 +147,10 @@ def test_a_trace_goes_on(gateway):
     version, same, own, flags = headers["traceparent"].split("-")
     assert (status, version, same, flags) == (200, "00", trace, "01") and own != span
     _, headers, _ = ask(gateway, body=text(), traceparent="nonsense")
-    assert len(headers["traceparent"].split("-")[1]) == 32  # one of its own
+    assert len(headers["traceparent"].split("-")[1]) == 32  # a new trace
 
 
-# --- what does not --------------------------------------------------------------------------------
+# --- what is refused ------------------------------------------------------------------------------
 
 REFUSED = [
     (text(max_token=3), "the field 'max_token' is not known: did you mean max_tokens?"),
@@ -170,7 +170,7 @@ REFUSED = [
     (b'{"text_input": "a", "temperature": NaN}', "NaN is not a number in JSON"),
     (b"\xff\xfe", "the body is not JSON"),
     (b"[" * 50_000, "the body is nested too deeply"),
-    (text(temperature=-1), "temperature -1.0 is not a finite number of at least 0"),  # the model's
+    (text(temperature=-1), "temperature -1.0 is not a finite number of at least 0"),  # by the model
 ]
 
 
@@ -223,7 +223,7 @@ def test_a_binary_part_longer_than_the_body(gateway):
 
 
 def test_bodies_up_to_the_limit_and_beyond(server, gateway):
-    """Spaces behind the JSON are enough to end the server itself."""
+    """Spaces after the JSON are enough to bring down the server itself."""
     good = json.dumps(text()).encode()
     assert ask(gateway, body=good.ljust(BODY))[0] == 200
     for size in (BODY + 1, 5 << 20, 64 << 20):
@@ -281,7 +281,7 @@ def test_a_full_queue_is_429(server, gateway):
 
 
 def test_more_requests_than_the_gateway_takes_and_longer_ones(server):
-    """Its own limits; a time limit frees its place."""
+    """The gateway's own limits; a request that times out frees its place."""
     limit = patience(3)
     with Gateway(server, requests=1, seconds=limit) as gateway, ThreadPoolExecutor(1) as pool:
         with frozen(*ranks(server)):
@@ -298,7 +298,7 @@ def test_more_requests_than_the_gateway_takes_and_longer_ones(server):
         assert ask(gateway, body=text())[0] == 200
 
 
-# --- who may do what ------------------------------------------------------------------------------
+# --- keys, control, origins -----------------------------------------------------------------------
 
 
 def test_keys(locked):
@@ -314,7 +314,7 @@ def test_keys(locked):
 
 
 def test_model_control_wants_a_key_always(gateway):
-    """One is drawn where none was given."""
+    """The gateway draws one if none is given."""
     assert error_of(gateway, "/v2/repository/index", b"{}")[0] == 401
     assert ask(gateway, "/v2/repository/index", b"{}", **bearer(gateway.control_key))[0] == 200
 
@@ -332,7 +332,7 @@ def test_who_asks_for_a_model_that_is_not_there_changes_nothing(gateway):
 
 
 def test_a_load_runs_no_code_from_elsewhere(server, gateway, tmp_path):
-    """Only values of the model's own parameters pass, of all that `load` can say."""
+    """Of all that `load` can carry, only values of the model's own parameters pass."""
     evil = tmp_path / "evil.py"
     evil.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     served = server.config("gpt")
@@ -400,7 +400,7 @@ class TritonPythonModel:
 def test_a_load_that_hangs_is_ended_and_tried_again(tmp_path):
     repo = write_models(tmp_path, "echo")
     (repo / "echo" / "1" / "model.py").write_text(HANGS)
-    limit = patience(3)  # a process that is not up by then is killed before it has written
+    limit = patience(3)  # a process that starts more slowly is killed before it writes
     with serving(repo) as server, Gateway(server, load_seconds=limit) as gateway:
         (repo / "echo" / "hang").touch()
         (repo / "echo" / "loads").unlink()
@@ -409,10 +409,10 @@ def test_a_load_that_hangs_is_ended_and_tried_again(tmp_path):
         status, _, said = control(gateway, "echo")
         assert status == 503 and f"UNAVAILABLE: loading echo took longer than {limit} s" in said
         assert (repo / "echo" / "loads").read_text() == "xx"
-        assert server.versions("echo") == [1]  # goes on
+        assert server.versions("echo") == [1]  # keeps serving
         assert echo(gateway, "still") == "still"
         (repo / "echo" / "hang").unlink()
-        until(lambda: control(gateway, "echo")[0] == 200)  # a busy machine may need more
+        until(lambda: control(gateway, "echo")[0] == 200)  # a busy machine may need more tries
         assert server.versions("echo") == [2]
         assert echo(gateway, "new") == "new"
 
@@ -425,7 +425,7 @@ def echo(gateway, word):
 
 
 def test_a_process_that_the_list_of_children_lacks_is_not_dead(server):
-    """While a thread of the server ends, its children have no parent that is looked at."""
+    """While a thread of the server ends, the list of children lacks that thread's."""
 
     async def watch():
         async with Triton(server.http, key=server.control_key) as triton:
@@ -480,7 +480,7 @@ def test_it_ends_when_told_and_requests_end_first(server):
 
 
 def test_it_drains_first(server):
-    """Told to end it is not ready, and serves on until whoever sends requests has seen that."""
+    """Told to end, it says that it is not ready, but serves until its clients have noticed."""
     with Gateway(server, drain_seconds=patience(3)) as gateway, ThreadPoolExecutor(1) as pool:
         ends = pool.submit(gateway.close)
         until(lambda: ask(gateway, "/v2/health/ready")[0] == 503)
@@ -490,7 +490,7 @@ def test_it_drains_first(server):
 
 
 def test_connections_to_the_server_are_kept_for_a_moment(server, gateway):
-    """Some of twenty questions come over the connection of the one before."""
+    """Some of twenty requests reuse the connection of the request before."""
     seen = []
     for _ in range(20):
         assert ask(gateway, body=text(max_tokens=1))[0] == 200
@@ -501,7 +501,7 @@ def test_connections_to_the_server_are_kept_for_a_moment(server, gateway):
 
 @pytest.mark.thorough
 def test_the_server_stops_while_clients_ask_on(tmp_path):
-    """The gateway learns that it takes no new questions, and gives its connections up."""
+    """The gateway learns that the server takes no new requests, and closes its connections."""
     repo, answered, stopped = write_models(tmp_path, "echo"), Semaphore(0), Event()
     with (
         serving(repo, exit_seconds=60) as server, Gateway(server) as gateway,
@@ -519,7 +519,7 @@ def test_the_server_stops_while_clients_ask_on(tmp_path):
 
 
 def asks_on(gateway, answered, stopped):
-    """One question after the other; while the server stops and afterwards they are refused."""
+    """Send one request after another; they are refused once the server stops."""
     while not stopped.is_set():
         with suppress(OSError, http.client.HTTPException):  # the gateway ends with the server
             status, _, said = ask(gateway, "/v2/models/echo/infer", infer(name="text_input"))
@@ -528,7 +528,7 @@ def asks_on(gateway, answered, stopped):
 
 
 def refuses(gateway):
-    """Whether nobody listens any more."""
+    """Whether the port refuses connections."""
     host, port = gateway.http.split(":")
     with socket.socket() as caller:
         return caller.connect_ex((host, int(port))) != 0
@@ -553,14 +553,14 @@ def test_what_is_wrong_is_told_before_a_server_is_waited_for(option, status, wor
     assert done.returncode == status and words in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a key")
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_https(server, tmp_path):
     made = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout k.pem -out c.pem"
     subprocess.run(["openssl", *made.split()], cwd=tmp_path, check=True, capture_output=True)
     cert, key = tmp_path / "c.pem", tmp_path / "k.pem"
     with Gateway(server, tls_cert=cert, tls_key=key) as gateway:
         context = ssl.create_default_context(cafile=cert)
-        context.check_hostname = False  # it is called localhost, and this is its number
+        context.check_hostname = False  # the certificate names localhost, the URL an address
         url = f"https://{gateway.http}/v2/health/ready"
         with urllib.request.urlopen(url, timeout=PATIENCE, context=context) as answer:
             assert answer.status == 200

@@ -85,7 +85,7 @@ def test_stops_seeds_and_our_own_fields(api, direct):
 
 
 def test_several_prompts_and_choices(api):
-    """Prompt by prompt, each with n choices; equal seeds give equal answers."""
+    """n choices per prompt, in the prompts' order; equal seeds give equal answers."""
     options = {"max_tokens": 6, "seed": 3, "n": 2}
     both = complete(api, ["def ", "import "], **options)
     assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
@@ -215,8 +215,8 @@ def test_no_such_model(api):
 
 @pytest.mark.thorough
 def test_a_dead_rank_in_the_middle_of_a_stream(api, server):
-    """The error is the last event, and the next request is served. On a busy machine the text may
-    be over before the rank is killed; then once more."""
+    """The error is the last event, and the next request is served. If on a busy machine the text
+    ends before the rank is killed, try again."""
     for _ in range(9):
         events = iter(complete(api, max_tokens=400, temperature=0, stream=True))
         next(events)
@@ -230,7 +230,7 @@ def test_a_dead_rank_in_the_middle_of_a_stream(api, server):
         finally:
             until(lambda: served_again(api))
     else:
-        pytest.fail("every text was whole")
+        pytest.fail("every text ended before the rank was killed")
 
 
 def served_again(api):
@@ -245,9 +245,9 @@ def test_who_leaves_a_stream_is_cancelled(api, server):
     def ask():
         events = complete(api, max_tokens=400, temperature=0, stream=True, n=2)
         begun = set()
-        while len(begun) < 2:  # Triton sees who leaves from the first response on
+        while len(begun) < 2:  # Triton notices a departure from the first response on
             begun.add(next(events).choices[0].index)
         return events.close
 
     check_leaving(server, ask, requests=2)
-    assert "Traceback" not in server.tail(200)  # nobody there is no error
+    assert "Traceback" not in server.tail(200)  # a departed client is no error
