@@ -1,4 +1,4 @@
-"""The options of an engine: checked, from config.pbtxt, and what they make a rank hold."""
+"""The options of an engine: their checks, config.pbtxt, and what a rank holds with them."""
 
 from dataclasses import asdict, replace
 
@@ -149,7 +149,7 @@ def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys)
     assert export_module.main(words.split()) == 0
     config = engine_config(repo / "gpt_engine" / "config.pbtxt")
     assert config == EngineConfig(5, 40, 8, kv_cache_dtype="float32")
-    assert Version.read(repo / "gpt_engine" / "1").compute == "bfloat16"  # is the version's own
+    assert Version.read(repo / "gpt_engine" / "1").compute == "bfloat16"  # belongs to the version
     said = capsys.readouterr().out
     assert "requests that run together: 5, of at most 40 positions" in said
     before = (repo / "gpt_engine" / "config.pbtxt").read_text()
@@ -172,7 +172,7 @@ def test_the_export_writes_options_and_never_overwrites_others(tmp_path, capsys)
 )
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
 def test_bytes_of_shapes_are_those_of_the_files(tmp_path, model, ranks, dtype, stored):
-    """What is known before the cut is what the ranks' files then hold, on a GPU as stored."""
+    """The bytes predicted from shapes are those of the ranks' files, on a GPU as stored."""
     checkpoint = new_model(tmp_path / "model", model, stored)
     name = str(stored).removeprefix("torch.")
     for tp in ranks:
@@ -184,7 +184,7 @@ def test_bytes_of_shapes_are_those_of_the_files(tmp_path, model, ranks, dtype, s
 
 
 def test_what_a_machine_has_no_room_for_is_not_exported(tmp_path):
-    """Refused before anything is written: nothing comes or goes beside the repository."""
+    """Refused before anything is written: nothing changes next to the repository."""
     config = replace(ENDLESS, max_positions=10**6)
     model, repo = new_model(tmp_path / "model", config), tmp_path / "repo"
     before = tmp_path.stat().st_mtime_ns

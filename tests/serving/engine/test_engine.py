@@ -1,4 +1,4 @@
-"""The engine's answers: those of the training model, whoever else is served."""
+"""The engine's answers are the training model's, whatever else is served."""
 
 import random
 
@@ -16,7 +16,7 @@ from utils.serving.engine.engine import Engine
 from utils.serving.engine.request import SamplingParams
 from utils.serving.export import export
 
-# Threads that wait for a core of a busy machine would take most of these tests' time.
+# On a busy machine, waiting for cores would take most of these tests' time.
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
 
 TEXTS = [
@@ -31,7 +31,7 @@ TEXTS = [
 
 @pytest.mark.parametrize(("tp", "eager"), [(1, False), (2, True)])
 def test_greedy_tokens_are_those_of_training(tp, eager, tmp_path, small_reference):
-    """In a batch that others join and leave at every moment; long prompts are read in pieces."""
+    """In a batch that requests join and leave at any time; long prompts are read in chunks."""
     prompts = [small_reference.tokenizer.encode(text) for text in TEXTS]
     expected = [small_reference.tokens(text, 16) for text in TEXTS]
     chance = random.Random(tp)
@@ -72,7 +72,7 @@ def test_logits_that_are_not_finite_fail_their_request_alone(tp, eager, tmp_path
             with pytest.raises(FloatingPointError, match="logits that are not finite"):
                 engine.submit([9] * 60, sampling).result(PATIENCE)
             assert company.result(PATIENCE).tokens == expected
-            prompts = [good, [1, 2, 3, 4] * 10, [8]]  # in blocks that the one before has left
+            prompts = [good, [1, 2, 3, 4] * 10, [8]]  # in blocks that the failed request freed
             streams = [engine.submit(tokens, SamplingParams(max_tokens=9)) for tokens in prompts]
             for tokens, stream in zip(prompts, streams):
                 assert stream.result(PATIENCE).tokens == reference(model, tokens, 9)

@@ -1,4 +1,4 @@
-"""Ranks that die or stop, killed leaders, damaged files: everyone is told and nobody stays."""
+"""Ranks that die or stop, killed leaders, damaged files: reported, and no process is left."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def test_ranks_that_die_or_stop_are_named_and_replaced(version):
         ):
             before, streams = engine.pids, [engine.submit([n], LONG) for n in range(3)]
             for stream in streams[:2]:
-                assert stream.read(PATIENCE).tokens  # in the middle of it; the third waits
+                assert stream.read(PATIENCE).tokens  # mid-answer; the third waits
             failed = engine.stats()["requests_failed"]
             os.kill(before[rank], sent)
             all_end(streams, message)
@@ -69,11 +69,11 @@ def test_ranks_that_die_or_stop_are_named_and_replaced(version):
         until(lambda: news == [False, True] * 3)
         last = engine.pids
     assert not any(map(alive, last)) and not engine.pids
-    assert news == [False, True] * 3  # closing is no news
+    assert news == [False, True] * 3  # closing is not reported
 
 
 def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
-    """And ranks that do not start again leave an engine that says why, until they do."""
+    """As long as its ranks cannot restart, the engine says why."""
     with Engine(copy) as engine:
         expected = engine.complete([5, 6], SamplingParams(max_tokens=8)).tokens
         shard = copy / "rank-1-of-2.safetensors"
@@ -94,7 +94,7 @@ def test_an_idle_rank_that_dies_is_noticed_at_once(copy):
 
 
 def test_without_restarts_an_engine_stays_down(version):
-    """Here the parent of the ranks is killed, and they with it."""
+    """The parent of the ranks is killed, and the ranks with it."""
     with Engine(version, restarts=False) as engine:
         stream, pids = engine.submit([1], LONG), engine.pids
         assert parent(pids[0]) == parent(pids[1]) != os.getpid()
@@ -179,7 +179,7 @@ def flipped(folder):
 
 
 def other_shape(folder):
-    """A shard that fits its manifest and not its configuration."""
+    """A shard that fits its manifest but not its configuration."""
     import hashlib
 
     (folder / "rank-0-of-2.safetensors").write_bytes(
@@ -246,7 +246,7 @@ def test_damaged_versions_are_refused_by_file_name(copy, damage):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_rank_that_failed_first_is_believed(copy, rank):
-    """The other one has failed at its end, and both have been saying so for a while."""
+    """The other rank then failed as well, and both reports have arrived."""
     shard = copy / f"rank-{rank}-of-2.safetensors"
     data = shard.read_bytes()
     shard.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

@@ -1,4 +1,4 @@
-"""The fused decode step is PyTorch's, and its tokens are those of the engine on a CPU."""
+"""The fused decode step equals PyTorch's, and its tokens are those of the engine on a CPU."""
 
 from dataclasses import asdict
 
@@ -29,8 +29,8 @@ def test_the_numbers_of_rows_that_have_a_graph():
 
 
 def two_ways(device, folder, dtype):
-    """[(logits of the fused step, of PyTorch's, tokens of the fused step)] of decode steps of
-    changing company, with blocks in any order."""
+    """[(logits of the fused step, of PyTorch's, tokens of the fused step)] of decode steps in
+    changing batches, with blocks in any order."""
     from utils.kernels import decode
 
     version = Version.read(folder)
@@ -63,7 +63,7 @@ def two_ways(device, folder, dtype):
             fused.lengths[slot] += 1
             last[slot] = token
         found.append((logits.cpu(), plain.decode(slots, known).cpu(), tokens.tolist()))
-    fused.embedding[9] = torch.nan  # tied, it is in the logits of all
+    fused.embedding[9] = torch.nan  # if tied, it affects every row's logits
     logits, tokens = fused.fused([0, 1], [9, 2], [fused.lengths[slot] for slot in (0, 1)])
     finite = logits.isfinite().all(dim=-1)
     assert not finite[0] and torch.equal(tokens == NOT_FINITE, ~finite)
@@ -93,7 +93,7 @@ def test_a_fused_step_is_that_of_pytorchs_way(
 
 
 def drawn(device, folder, company):
-    """Tokens of slot 0, which draws, with or without others that draw, too."""
+    """Tokens sampled in slot 0, with or without other slots that sample."""
     from utils.kernels import decode
 
     version = Version.read(folder)
@@ -118,7 +118,7 @@ def test_what_a_row_draws_is_independent_of_its_company(on, tmp_path):  # noqa: 
 
 
 def answers(folder, fused):
-    """What a rank answers to requests of all kinds that run together, and to one read again."""
+    """A rank's answers to a batch of requests of all kinds, and to one that is read again."""
     from utils.kernels import decode
 
     setup = {"folder": folder, "threads": 1, "rank": 0}
@@ -154,4 +154,4 @@ def test_a_rank_with_the_fused_step_answers_as_one_without(interpreter, tmp_path
         assert one.keys() == other.keys()
         for place, pairs in one.get("logprobs", {}).items():
             assert [token for token, _ in pairs] == [t for t, _ in other["logprobs"][place]]
-    assert ours[-1]["tokens"][0] == ours[1]["tokens"][2]  # read again, it draws what it drew
+    assert ours[-1]["tokens"][0] == ours[1]["tokens"][2]  # read again, it draws the same token

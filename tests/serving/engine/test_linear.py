@@ -1,4 +1,4 @@
-"""The engine's matrix product: 16 bits where that is enough, and nowhere else."""
+"""The engine's matrix product: in 16 bits only where they suffice."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def threads(request):
 
 
 def matrix(*shape):
-    """Numbers as a trained model has them, which came from bfloat16."""
+    """Weights as in a trained model that was stored in bfloat16."""
     return (0.05 * torch.randn(shape)).bfloat16().float()
 
 
@@ -36,7 +36,7 @@ def test_products_are_those_of_fp32(threads, inputs, outputs, bias):
         right = right if bias is None else right + bias
         assert found.dtype == torch.float32 and found.shape == right.shape
         assert (found - right).abs().max() < 4 * torch.finfo(torch.float32).eps * inputs**0.5
-    apart = torch.randn(4, 2 * inputs)[:, :inputs]  # rows that do not follow one another
+    apart = torch.randn(4, 2 * inputs)[:, :inputs]  # rows that are not adjacent
     assert torch.equal(product(apart), product(apart.clone()))
 
 
@@ -50,7 +50,7 @@ def test_a_row_is_independent_of_its_company(threads):
 
 def test_sixteen_bits_are_enough_for_what_came_from_them():
     assert half_is_enough(matrix(256, 256)) and half_is_enough(torch.zeros(3, 3))
-    assert not half_is_enough(0.05 * torch.randn(256, 256))  # fp32 has 13 bits more
+    assert not half_is_enough(0.05 * torch.randn(256, 256))  # fp32 has 13 more bits
     assert not half_is_enough(2.0**17 * matrix(8, 8).sign())  # above 65504
     assert not half_is_enough(2.0**-20 * matrix(256, 256))  # too small for fp16's exponents
 

@@ -1,4 +1,4 @@
-"""Log-probabilities beside the tokens: those of the training model, for those who ask only."""
+"""Log-probabilities of the tokens: the training model's, and only on request."""
 
 import json
 from dataclasses import asdict
@@ -31,13 +31,13 @@ def reference(small_reference):
 
 @pytest.fixture(scope="module")
 def version(tmp_path_factory):
-    """models/small on one rank; the server has it on two."""
+    """models/small on one rank; the server runs it on two."""
     return repo_of("small", 1, tmp_path_factory.mktemp("logprobs")) / "gpt_engine" / "1"
 
 
 @torch.no_grad()
 def check(reference, ids, made, told, top=TOP, greedy=True):
-    """`told` of the tokens `made` after `ids` is what the training model says."""
+    """Compare `told`, about the tokens `made` after `ids`, with the training model."""
     logits = reference.model(torch.tensor([[*ids, *made]]))[0, len(ids) - 1 : -1]
     right = logits.log_softmax(dim=-1)
     assert [one["id"] for one in told] == made and len(made) > 0
@@ -66,7 +66,7 @@ def test_they_are_the_training_models_alone_and_in_a_full_batch(version, referen
         alone = engine.complete(ids, wanted)
         check(reference, ids, alone.tokens, alone.logprobs)
         assert joined(alone.logprobs) == alone.text
-        some = [  # in one batch: greedy and drawn, with many, with none, and who does not ask
+        some = [  # in one batch: greedy and sampled, with many, with none, without asking
             wanted,
             SamplingParams(NEW, temperature=1.5, seed=1, logprobs=20),
             SamplingParams(NEW, temperature=0.7, top_k=3, seed=2, logprobs=0),
@@ -96,7 +96,7 @@ def test_a_rank_tells_those_who_ask_and_nobody_else(version):
     answer = step([read | {"slot": 1, "logprobs": 2}], [0])
     assert answer["logprobs"].keys() == {0} and len(answer["logprobs"][0]) == 3
     assert step([], [0, 1])["logprobs"].keys() == {1}
-    assert step([read | {"slot": 1}], [0]).keys() == {"tokens"}  # the slot's next guest
+    assert step([read | {"slot": 1}], [0]).keys() == {"tokens"}  # the slot's next request
     assert step([], [0, 1]).keys() == {"tokens"}
 
 

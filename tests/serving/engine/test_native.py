@@ -1,4 +1,4 @@
-"""The compiled decode step: what PyTorch's operators compute, compiled once, and done without."""
+"""The compiled decode step: equal to PyTorch's operators, compiled once, and optional."""
 
 import fcntl
 import shutil
@@ -32,7 +32,7 @@ pytestmark = [
     ),
 ]
 SECONDS = 120
-CPUS = ["native"]  # that step.cpp is compiled for: with wide registers, with short ones, with few
+CPUS = ["native"]  # targets of step.cpp, with wide, short and few registers
 if native.platform.machine() == "x86_64":
     CPUS += ["x86-64-v3", "x86-64"]
 
@@ -76,15 +76,15 @@ def test_products_are_those_of_pytorchs_way(any_library, N, K):
     for rows in ROWS:
         x = drawn(rows, K, seed=rows)
         x[-1] = 0.0
-        x[0] = 3.0 * x[0].sign()  # as large as they get
+        x[0] = 3.0 * x[0].sign()  # all at the maximum
         for weight, product in zip((half, full), floats):
             right = x.double() @ weight.double().T + bias
             away = (product(x[None])[0] - right).abs()
-            sizes = x.abs() @ weight.abs().T + bias.abs()  # of all that is added up
+            sizes = x.abs() @ weight.abs().T + bias.abs()  # of all terms of the sums
             assert (away <= 4 * torch.finfo(torch.float32).eps * sizes).all()
         assert torch.equal(ours(x), theirs(x))  # the sums are exact
         assert torch.allclose(with_bias(x), theirs(x) + bias, rtol=1e-6, atol=1e-6)
-    apart = drawn(4, 2 * K)[:, :K]  # rows that do not follow one another
+    apart = drawn(4, 2 * K)[:, :K]  # rows that are not adjacent
     assert torch.equal(ours(apart), ours(apart.clone()))
 
 
@@ -141,7 +141,7 @@ def decoder(version, library, kv="auto", slots=5):
 
 
 def steps(decoder):
-    """Logits of prompts of different lengths and of decode steps of changing company, with the
+    """Logits of prompts of different lengths and of decode steps in changing batches, with the
     blocks of two slots in another order."""
     first, last = decoder.cache.blocks[1].tolist(), decoder.cache.blocks[4].tolist()
     decoder.cache.assign(1, last[::-1])
@@ -156,14 +156,14 @@ def steps(decoder):
 @pytest.mark.parametrize("kv", ["auto", "int8"])
 @pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])
 def test_a_step_is_that_of_pytorchs_way(tmp_path, any_library, config, dtype, kv):
-    """With grouped queries, biases, sizes that nothing divides."""
+    """With grouped queries, biases and odd sizes."""
     checkpoint = new_model(tmp_path / "model", config)
     version = Version.read(export(checkpoint, tmp_path / "repo", 1, dtype=dtype))
     ours, theirs = decoder(version, any_library, kv), decoder(version, None, kv)
     assert (ours.step is None) == (kv == "int8") and theirs.step is None
     for one, other in zip(steps(ours), steps(theirs)):
         away = (one - other).abs().mean() / other.abs().mean()
-        # a number that falls on the other side of a rounding to 8 bits moves others
+        # a value that is rounded the other way to 8 bits changes others
         assert away < (2e-3 if "int8" in (dtype, kv) else 1e-5)
     assert ours.lengths == theirs.lengths
 
@@ -207,7 +207,7 @@ def test_an_engine_without_a_compiler_serves_and_says_so_once(tmp_path, tp, capf
 
 
 def library_of(rank):
-    """What a rank of two gets where that one has no compiler."""
+    """What this rank gets with a compiler on all ranks, then without one on `rank`."""
     import torch.distributed as dist
 
     from utils.serving.engine import native, worker
@@ -265,7 +265,7 @@ def test_of_processes_that_want_it_at_once_one_compiles(tmp_path, monkeypatch):
     assert [process.returncode for process in started] == [0, 0, 0]
     assert (tmp_path / "calls").read_text() == "once\n"
     assert {file.suffix for file in (cache / "kintsugi").iterdir()} == {".so", ".lock"}
-    monkeypatch.setenv("CXX", "/nowhere/c++")  # nobody needs it any more
+    monkeypatch.setenv("CXX", "/nowhere/c++")  # no longer needed
     assert native.load(SECONDS).lanes > 0
 
 

@@ -1,4 +1,4 @@
-"""Equal beginnings are computed once: what is taken from the cache is right, and counted."""
+"""Equal prefixes are computed once: what comes from the cache is right, and counted."""
 
 import contextlib
 import os
@@ -23,10 +23,10 @@ from utils.serving.engine.version import Version
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(300)]
 
-# ---- who finds what
+# ---- lookups
 
 
-A, B, C = ([token] * BLOCK for token in (1, 2, 3))  # what fills a block each
+A, B, C = ([token] * BLOCK for token in (1, 2, 3))  # each fills a block
 
 
 def scheduler_of(slots=2, num_blocks=12, **options):
@@ -39,7 +39,7 @@ def request(tokens, count=1, virtual=0, prompt="p"):
 
 
 def enter(scheduler, *requests):
-    """The commands for the first chunks of requests that come together."""
+    """The commands for the first chunks of requests that arrive together."""
     for one in requests:
         scheduler.add(one)
     step = scheduler.plan()
@@ -60,12 +60,12 @@ def finish(scheduler):
         (request(A + B), request(A + C), 16),
         (request(A + B[1:]), request(A + B[1:] + [5]), 16),  # the second block was not full
         (request(A + B), request(B + B), 0),
-        (request(A + B), request(B), 0),  # a block is known by all that is before it
-        (request(A), request(A), 0),  # what follows is read from the last position
-        (request(A, 17), request(A + [9] * 17), 32),  # its tokens are in, too
-        (request(A, 16), request(A + [9] * 16 + [1]), 16),  # but for the last one
+        (request(A + B), request(B), 0),  # a block is identified with all before it
+        (request(A), request(A), 0),  # the last position is always computed
+        (request(A, 17), request(A + [9] * 17), 32),  # its new tokens are cached, too
+        (request(A, 16), request(A + [9] * 16 + [1]), 16),  # except the last one
         (request(A[3:], virtual=3), request(A[3:] + [5], virtual=3), 16),
-        (request([4], virtual=16), request([5], virtual=16), 16),  # the virtual ones alone
+        (request([4], virtual=16), request([5], virtual=16), 16),  # only the virtual tokens
         (request(A, virtual=16), request(A + B), 0),
         (request(A, virtual=16), request(A, virtual=16, prompt="q"), 0),
     ],
@@ -91,20 +91,20 @@ def test_an_equal_beginning_is_found(kept, comes, shared, together):
 
 def test_what_nobody_can_find_is_taken_first_then_what_was_left_longest_ago():
     scheduler = scheduler_of(num_blocks=6)
-    for tokens in (A + [5], B + [5], C + C + [5]):  # the last takes what was not full
+    for tokens in (A + [5], B + [5], C + C + [5]):  # the last takes a partial block
         enter(scheduler, request(tokens))
-    (command,) = enter(scheduler, request(B + [6] * 2 * BLOCK + [7]))  # four, of which it finds one
+    (command,) = enter(scheduler, request(B + [6] * 2 * BLOCK + [7]))  # four blocks, one is found
     assert (command["start"], len(command["blocks"])) == (16, 4)
     (command,) = enter(scheduler, request(C + C + [5]))
     assert command["start"] == 32
     (command,) = enter(scheduler, request(A + [5]))
-    assert command["start"] == 0  # it had to go
+    assert command["start"] == 0  # it was evicted
 
 
 def test_who_does_not_find_enough_blocks_waits_and_nothing_is_lost():
     scheduler = scheduler_of(num_blocks=4)
     enter(scheduler, request(A + B + [5], 2))
-    scheduler.add(request(A + C + C + [5]))  # shares one, and wants three
+    scheduler.add(request(A + C + C + [5]))  # shares one block, needs three
     scheduler.add(request([7]))  # would fit, but came later
     step = scheduler.plan()
     assert not step.chunks and scheduler.blocks.used == 3
@@ -138,8 +138,8 @@ def test_nothing_is_found_after_a_clear_or_where_it_is_switched_off():
 
 
 class Rows:
-    """What the ranks do with their cache, told with tuples: a position holds all up to it, and the
-    token that follows depends on all of the row."""
+    """The ranks' cache in tuples: a position holds its whole prefix, and the next token depends on
+    the whole row."""
 
     def __init__(self, slots, blocks):
         self.blocks = [[None] * BLOCK for _ in range(blocks)]
@@ -198,7 +198,7 @@ def follows(sequence):
 
 
 def answer(one):
-    """What a request must get."""
+    """The tokens that a request must get."""
     sequence, new = [(one.prompt, i) for i in range(one.virtual)] + one.tokens, []
     while len(new) < one.sampling.max_tokens and 0 not in new:
         new.append(follows(sequence + new))
@@ -208,17 +208,17 @@ def answer(one):
 steps = st.lists(
     st.one_of(
         st.tuples(
-            st.lists(st.integers(1, 2), min_size=1, max_size=3),  # of two tokens: many begin alike
+            st.lists(st.integers(1, 2), min_size=1, max_size=3),  # 2 tokens: many equal prefixes
             st.sampled_from([None, "p", "q"]),
             st.integers(10, 40),
         ),
-        st.integers(0, 9),  # leaves, by its place among those that are served
+        st.integers(0, 9),  # leaves, by its index among those served
         st.none(),  # a step
     ),
     min_size=3,
     max_size=60,
 )
-LONGEST = 20 + 3 * 11 + 40  # virtual ones, tokens, new ones
+LONGEST = 20 + 3 * 11 + 40  # virtual, given and new tokens
 
 
 @settings(max_examples=400, deadline=None)
@@ -226,8 +226,8 @@ LONGEST = 20 + 3 * 11 + 40  # virtual ones, tokens, new ones
 def test_whatever_comes_and_goes_all_get_their_answers_and_every_block_is_free_again(
     steps, slots, spare, prefill_chunk, ahead
 ):
-    """With so few blocks that requests push each other out; a step after another, or planned before
-    the tokens of the one before are known."""
+    """With few enough blocks for requests to preempt one another; steps run in sequence, or each is
+    planned before the previous one's tokens are known."""
     computed, asked = 0, []
     blocks = blocks_for(LONGEST) + spare
     scheduler = Scheduler(slots, blocks, 6, prefill_chunk, end_tokens=[0])
@@ -285,14 +285,14 @@ def test_the_logits_behind_a_beginning_that_is_shared(tmp_path):
     decoder.cache.assign(2, decoder.cache.blocks[0, :1].tolist())
     torch.testing.assert_close(decoder.prefill(2, 16, [4]), right)
     torch.testing.assert_close(decoder.decode([2], [4]), right_after)
-    decoder.prefill(2, 16, [6, 6, 6])  # goes on in another way; slot 0 stays what it is
+    decoder.prefill(2, 16, [6, 6, 6])  # diverges; slot 0 stays as it is
     torch.testing.assert_close(decoder.prefill(0, 16, [4]), right)
 
 
 @pytest.mark.parametrize(("config", "tp"), first(1, [(ODD, 2), (ODD, 1), (TIED, 2)]))
 def test_answers_with_equal_beginnings_are_those_without(config, tp, tmp_path):
-    """Greedy tokens are those of the training model; drawn ones and log-probabilities those of an
-    engine that shares nothing."""
+    """Greedy tokens are the training model's; sampled tokens and log-probabilities are those of an
+    engine without prefix caching."""
     chance = torch.Generator().manual_seed(1)
     virtual = {"kind": torch.randn(5, config.hidden_size, generator=chance)}
     beginning = torch.randint(config.vocab_size, (50,), generator=chance).tolist()
@@ -307,7 +307,7 @@ def test_answers_with_equal_beginnings_are_those_without(config, tp, tmp_path):
     model = GPT.from_pretrained(tmp_path / "model")
     answers, stats = {}, {}
     for caching in (True, False):
-        # so few blocks that one of three requests is pushed out at times
+        # with few enough blocks to preempt one of three requests at times
         with Engine(
             folder, max_num_seqs=3, max_model_len=80, prefill_chunk=16, num_blocks=8,
             enable_prefix_caching=caching,
@@ -347,7 +347,7 @@ def test_what_is_found_is_counted_and_new_ranks_find_nothing(tmp_path):
         assert hits() == 0
         assert engine.complete([3] * 30, four) == right and hits() == 16
         more = [3] * 30 + right.tokens + [8]
-        engine.complete(more, four)  # all but the last new token was in
+        engine.complete(more, four)  # all but the last new token were cached
         assert hits() == 16 + 32
         os.kill(engine.pids[0], signal.SIGKILL)
         until(lambda: engine.stats()["restarts"] == 1)

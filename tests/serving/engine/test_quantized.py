@@ -1,4 +1,4 @@
-"""The engine with whole numbers: its arithmetic, and tokens that no company and no cut changes."""
+"""The quantized engine: its arithmetic, and tokens independent of batch and number of ranks."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def drawn(*shape, seed=0):
 
 
 def int8_product(x, q, bias=0.0):
-    """What Int8Linear computes, from the room of compression and with products in fp64."""
+    """The result of Int8Linear, by utils/compression and with products in fp64."""
     values, scale = quantize_rows(x)
     return (values.double() @ q.values.double().T).float() * scale * q.scale[:, 0] + bias
 
@@ -53,17 +53,17 @@ def test_products_of_8_bits_are_exact(monkeypatch, right, rows, N, K):
         monkeypatch.setattr(linear, "exact", lambda device: False)
     x, bias = drawn(rows, K), drawn(N, seed=1)
     x[0] = 0.0
-    x[-1] = 3.0 * x[-1].sign()  # as large as they get
+    x[-1] = 3.0 * x[-1].sign()  # all at the maximum
     q = quantize(drawn(N, K, seed=2), INT8)
     product = Int8Linear(q.values, q.scale, bias, False)
     y = product(x[None])
     assert y.shape == (1, rows, N)
     assert torch.allclose(y[0], int8_product(x, q, bias), rtol=1e-6, atol=1e-6)
-    assert torch.equal(y[0], torch.cat([product(row[None]) for row in x]))  # each by itself
+    assert torch.equal(y[0], torch.cat([product(row[None]) for row in x]))  # row by row
 
 
 def test_numbers_that_do_not_fit_16_bits_are_seen(monkeypatch):
-    """What a CPU without VNNI gives is not taken."""
+    """The saturated products of a CPU without VNNI are rejected."""
     linear.exact.cache_clear()
     saturated = torch.full((64, 64), 2**15 - 1, dtype=torch.int32)
     monkeypatch.setattr(torch, "_int_mm", lambda x, w: saturated)
@@ -105,7 +105,7 @@ class Int8(nn.Module):
 
 
 def with_whole_numbers(folder, dtype):
-    """The training model that computes what a version of it must."""
+    """The training model with the arithmetic of a version in `dtype`."""
     model = GPT.from_pretrained(folder, dtype=torch.float32)
     for name in [name for name, _ in model.named_parameters() if is_matrix(name)]:
         place = name.removesuffix(".weight")
@@ -133,7 +133,7 @@ def test_logits_are_those_of_the_training_model_with_whole_numbers(tmp_path, dty
         right = model(torch.tensor([tokens]))[0, 29:]
         plain = GPT.from_pretrained(checkpoint)(torch.tensor([tokens]))[0, 29:]
     away = (torch.cat(found) - right).abs().mean() / right.abs().mean()
-    # a number that falls on the other side of a rounding moves others: in 8 bits it is not 1e-6
+    # a value that is rounded the other way changes others: in 8 bits the error exceeds 1e-6
     assert away < (2e-3 if dtype == "int8" else 1e-5)
     assert (plain - right).abs().mean() / right.abs().mean() > 3 * away
 
@@ -153,7 +153,7 @@ def test_a_rank_holds_whole_numbers_only(tmp_path, dtype, tp):
 
 
 def bytes_of_blocks(decoder):
-    """Of all weights of one rank between its ends: no matrix of a block is in floating point."""
+    """Bytes of a rank's weights except embedding and head; no block has a floating-point matrix."""
     held = [decoder.norm.weight]
     for layer in decoder.layers.layers:
         mlp, attention = layer.feed_forward, layer.self_attn
@@ -172,7 +172,7 @@ def prompts():
 
 @pytest.mark.parametrize("dtype", first(1, ["int8", "int4"]))
 def test_tokens_do_not_depend_on_company_ranks_or_compiler(tmp_path, prompts, dtype):
-    """Alone on one rank in PyTorch's way, and compiled with others that come and go on two."""
+    """Alone on one rank in PyTorch, and compiled on two ranks in a changing batch."""
     said = {}
     for tp, together, eager in ((1, 1, True), (2, 4, False)):
         folder = export(ROOT / "models" / "small", tmp_path / f"repo-{tp}", tp, dtype=dtype)
@@ -190,7 +190,7 @@ def test_tokens_do_not_depend_on_company_ranks_or_compiler(tmp_path, prompts, dt
 
 
 def test_keys_and_values_in_8_bits(tmp_path):
-    """About the same logits, a count that is right, and scales that go where their numbers go."""
+    """Similar logits, the right number of bytes, and scales that move with their values."""
     version = Version.read(version_of(ODD, tmp_path, 1))
     tokens, found = list(range(3, 43)), {}
     for kind in ("auto", "int8"):
@@ -204,7 +204,7 @@ def test_keys_and_values_in_8_bits(tmp_path):
     counted = config.rank_bytes(version.model, 1, version.stored, on_cpu=True)[1]
     assert counted == sum(layer.numbers.nbytes + layer.scales.nbytes for layer in layers)
     assert layers[0].numbers.dtype == torch.int8
-    # a slot that takes its beginning from another one
+    # a slot that shares the prefix of another one
     decoder.cache.assign(0, decoder.cache.blocks[1, :2].tolist())
     again = decoder.prefill(0, 32, tokens[32:])
     alone = decoder_of(version, config)

@@ -1,6 +1,6 @@
-"""A rank's piece of the model: logits close to the whole model's, collectives counted.
+"""A rank's shard of the model: logits close to the whole model's, collectives counted.
 
-The decoders run on real ranks, so that the logits and the traffic of each step can be read.
+The decoders run on real ranks, so that the logits and the traffic of each step are observable.
 """
 
 import os
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def steps_on_rank(folder, tp):
-    """Four requests join and leave: [logits of rank 0 or None] of each step, and its traffic."""
+    """[(rank 0's logits or None, traffic, its table)] of steps; three requests join and leave."""
     import torch
     import torch.distributed as dist
 
@@ -34,16 +34,16 @@ def steps_on_rank(folder, tp):
         version.model, version.weights(rank), rank, tp, max_num_seqs=4, max_model_len=96,
         prompts=version.prompt_tensors(),
     )
-    decoder.cache.assign(3, [23, 1])  # the first two of its blocks stand anywhere
+    decoder.cache.assign(3, [23, 1])  # its first two blocks lie anywhere
     steps = [
         lambda: decoder.prefill(1, 0, [5, 6, 7]),
         lambda: decoder.decode([1], [8]),
         lambda: decoder.prefill(3, 0, [9] * 6, prompt=("kind", 0, 5), logits=False),
-        lambda: decoder.decode([1], [9]),  # while 3 is read in part
+        lambda: decoder.decode([1], [9]),  # while 3 is partly read
         lambda: decoder.prefill(3, 11, [10, 11]),
         lambda: decoder.decode([1, 3], [10, 12]),
         lambda: decoder.decode([3], [13]),  # 1 has left
-        lambda: decoder.prefill(1, 0, [20]),  # its slot serves another
+        lambda: decoder.prefill(1, 0, [20]),  # its slot serves another request
         lambda: decoder.decode([3, 1], [14, 21]),
     ]
     out = []
@@ -57,7 +57,7 @@ def steps_on_rank(folder, tp):
     return out
 
 
-# For each step: (for each row of its logits: the tokens read, with prompt?), positions of the pass
+# Per step: [(tokens read, with prompt?) per row of logits], positions computed
 STEPS = [
     ([([5, 6, 7], False)], 3),
     ([([5, 6, 7, 8], False)], 1),
@@ -89,7 +89,7 @@ def test_logits_and_traffic_of_each_step(config, tp, tmp_path):
                 continue
             calls = 2 * config.layers + 1
             gathered = (1, 4 * len(rows) * words) if rows else (0, 0)
-            embedded = 6 if positions == 11 else positions  # virtual tokens are on all ranks
+            embedded = 6 if positions == 11 else positions  # every rank has all virtual tokens
             numbers = (2 * config.layers * positions + embedded) * config.hidden_size
             assert said["all_reduce"] == (calls, 4 * numbers), table
             assert said["gather"] == gathered, (rank, table)
@@ -102,7 +102,7 @@ def test_logits_and_traffic_of_each_step(config, tp, tmp_path):
 
 
 def test_a_stopped_rank_does_not_hold_its_leader(tmp_path):
-    """Not even with a command that its pipe has no room for."""
+    """Not even with a command too large for its pipe."""
     version = Version.read(version_of(ODD, tmp_path, 1))
     group = RankGroup(version, EngineConfig(step_seconds=1.0))
     try:

@@ -56,7 +56,7 @@ def test_equal_seeds_give_equal_tokens_whatever_the_batch(engine):
         assert all(other.result().tokens != alone for other in others)
     drawn = [SamplingParams(max_tokens=30, temperature=1.0) for _ in range(2)]
     one, other = (engine.complete([4, 5], sampling).tokens for sampling in drawn)
-    assert one != other  # without a seed they are drawn
+    assert one != other  # without a seed they differ
 
 
 def test_a_stop_string_ends_the_text_and_frees_the_slot(engine):
@@ -66,7 +66,7 @@ def test_a_stop_string_ends_the_text_and_frees_the_slot(engine):
     chunks = list(stream)
     assert "".join(chunk.text for chunk in chunks) == text[: text.index(stop)]
     assert chunks[-1].finish == "stop" and sum(len(chunk.tokens) for chunk in chunks) <= 40
-    never = text[-1] + "never"  # what waited for the rest of it is given at the end
+    never = text[-1] + "never"  # text held back for it comes at the end
     assert engine.complete([1, 2, 3], SamplingParams(max_tokens=40, stop=(never,))).text == text
     idle(engine)
 
@@ -109,7 +109,7 @@ def test_ids_are_unlike_each_other_while_they_are_served(engine):
     first = engine.submit([1], LONG, id="same")
     with pytest.raises(BadRequest, match="'same' belongs to a request still being served"):
         engine.submit([1], id="same")
-    for n in range(20):  # the next of this id gets none of the tokens that were on their way
+    for n in range(20):  # the next request of this id gets no tokens of the last one
         first.cancel()
         answer = engine.submit([n], SamplingParams(max_tokens=4), id="same").result()
         assert answer == engine.complete([n], SamplingParams(max_tokens=4))
@@ -143,7 +143,7 @@ def test_bad_input_is_refused_in_one_sentence(engine, arguments, message):
 
 
 def test_many_threads_ask_at_once(engine):
-    """More than the queue holds: each gets its answer, or a clear refusal, and nothing is lost."""
+    """More than the queue holds: each gets its answer or a clear refusal."""
     expected = {n: engine.complete([n], SamplingParams(max_tokens=12)).tokens for n in range(4)}
     outcomes, lock = [], threading.Lock()
 
@@ -197,8 +197,8 @@ def test_histograms_count_requests_and_tokens(engine):
     assert 0 < seconds["request_queue_time"] < seconds["time_to_first_token"]
     assert seconds["time_to_first_token"] < seconds["e2e_request_latency"] < 4 * lasted
     made = seconds["time_to_first_token"] + seconds["inter_token_latency"]
-    assert made <= seconds["e2e_request_latency"] * (1 + 1e-9)  # and the last one's handing out
-    for found in took.values():  # each bound counts what is below it, too
+    assert made <= seconds["e2e_request_latency"] * (1 + 1e-9)  # plus delivery of the last token
+    for found in took.values():  # each bound also counts all below it
         assert found.counts == sorted(found.counts) and found.counts[-1] == found.count
 
 

@@ -1,4 +1,4 @@
-"""The engine's parts without processes: who is served when, logits to tokens."""
+"""The engine's parts without processes: scheduling, and logits to tokens."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_bad_tokens_are_refused(tokens):
 
 
 def request(name, length=3, count=4, virtual=0):
-    """Its tokens are its own: it begins like no request of another name."""
+    """A request that shares no prefix with requests of other names."""
     prompt, tokens = "p" if virtual else None, [sum(map(ord, name))] * length
     return Request(name, tokens, SamplingParams(max_tokens=count), prompt, virtual)
 
@@ -144,11 +144,11 @@ def test_the_youngest_gives_its_blocks_to_the_oldest_and_is_read_again_with_what
     step = scheduler.plan()
     assert names(step) == ([], ["a"]) and step.command()["blocks"] == [(0, 2)]
     assert (b.slot, list(scheduler.waiting), scheduler.preemptions) == (None, [b, c], 1)
-    while a.finish is None:  # b needs two blocks, and is before c
+    while a.finish is None:  # b needs two blocks and precedes c
         scheduler.advance(step, [1])
         step = scheduler.plan()
     (again, first) = step.command()["prefill"]
-    # its full block was not given away yet; of what it has drawn, the last token only is read
+    # its full block is still cached; of the tokens it drew, only the last is read
     assert (again["start"], again["tokens"], again["drawn"]) == (16, [2], 2)
     assert step.chunks[0].again and first["tokens"] == [ord("c")]
     scheduler.advance(step, [2, 3])
@@ -223,7 +223,7 @@ def test_what_a_row_draws_depends_on_its_seed_alone():
 
 
 def test_the_last_bits_of_logits_do_not_change_what_is_drawn():
-    """Another company in the batch changes them; a seed must give the same tokens all the same."""
+    """Other requests in the batch change them; a seed must still give the same tokens."""
     chance = torch.Generator().manual_seed(0)
     logits = torch.randn(300, 4096, generator=chance)
     near = logits * (1 + 1e-7 * torch.randn(300, 4096, generator=chance))

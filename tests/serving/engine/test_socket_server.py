@@ -1,4 +1,4 @@
-"""The socket by which `gpt` reaches the engine: lines in, lines out, nobody is lost."""
+"""The socket through which `gpt` reaches the engine: lines in, lines out, no request lost."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def a_socket(engine, folder, name="gpt_engine-1"):
 
 
 def asked(server, stream=False, ids=TOKENS, **sampling):
-    """A connection with a request on its way."""
+    """A connection on which a request was sent."""
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(PATIENCE)
     connection.connect(str(server.file))
@@ -50,13 +50,13 @@ def asked(server, stream=False, ids=TOKENS, **sampling):
 
 
 def answers(connection):
-    """All that comes, to the end."""
+    """All answers until the connection ends."""
     with closing(connection), connection.makefile("rb") as lines:
         return [json.loads(line) for line in lines]
 
 
 def test_a_newer_instance_of_the_same_version_is_seen(engine, folder):
-    """It tells the gauges then: the older one would write its zeros into them."""
+    """It then publishes the gauges: the older one would overwrite them with zeros."""
     with a_socket(engine, folder) as server:
         for version, seconds, newer in ((1, -9, False), (1, 9, True), (2, 9, False)):
             other = folder / f"gpt_engine-{version}-{os.getppid()}.sock"
@@ -112,7 +112,7 @@ def test_who_leaves_frees_the_slot(engine, folder, stream):
             server.watch()
             return engine.stats()["running"] == 0
 
-        with frozen(*engine.pids):  # nothing can end the request but who leaves
+        with frozen(*engine.pids):  # only leaving can end the request
             connection = asked(server, stream=stream, max_tokens=9)
             until(lambda: engine.stats()["running"] == 1)
             connection.close()

@@ -1,4 +1,4 @@
-"""Streamed text is the text that the tokenizer makes of all tokens, for every kind of tokenizer."""
+"""Streamed text equals the tokenizer's text of all tokens, for every kind of tokenizer."""
 
 from collections.abc import Callable
 from os.path import commonprefix
@@ -66,14 +66,14 @@ def words(request) -> Tokenizer | None:
 
 @pytest.fixture(scope="module")
 def whole(words) -> Callable[[list[int]], str]:
-    """What Hugging Face's own class makes of ids."""
+    """Decoding of ids by Hugging Face's own class."""
     if words is None:
         return lambda ids: bytes(ids).decode(errors="replace")
     return PreTrainedTokenizerFast(tokenizer_object=words).decode
 
 
 def streamed(decoder, prompt, ids, stop=()) -> list[str]:
-    """What a TextStream gives out, token by token, and at the end."""
+    """The texts that a TextStream emits, per token and at the end."""
     stream, out = TextStream(decoder, prompt, stop), []
     for token in ids:
         text, stopped = stream.add(token)
@@ -86,7 +86,7 @@ def streamed(decoder, prompt, ids, stop=()) -> list[str]:
 
 @draw.composite
 def tokens(pick, words):
-    """Ids of a text, or any, many of them bytes."""
+    """Ids of a text, or arbitrary ids, many of them bytes."""
     some = draw.one_of(draw.text(max_size=9), draw.lists(draw.sampled_from(TEXT)).map("".join))
     if words is None:
         return list(pick(draw.one_of(draw.binary(max_size=30), some.map(str.encode))))
@@ -114,7 +114,7 @@ def test_all_texts_together_are_the_text_of_all_tokens(words, whole, data):
 @settings(max_examples=100, deadline=None)
 @given(draw.data())
 def test_the_bytes_of_the_tokens_are_the_text_of_all(words, data):
-    """But for the space that some tokenizers have before a text."""
+    """Except for the space that some tokenizers put before a text."""
     decoder, text = Decoder(words), data.draw(draw.lists(draw.sampled_from(TEXT)).map("".join))
     ids = list(text.encode()) if words is None else words.encode(text).ids
     known = b"".join(map(decoder.bytes_of, ids)).decode()
@@ -129,7 +129,7 @@ def test_the_bytes_of_one_token():
     every = {decoder.bytes_of(id) for id in range(words.get_vocab_size())}
     assert every >= {bytes([byte]) for byte in range(256)}
     assert decoder.bytes_of(words.token_to_id("<|end|>")) == b"<|end|>"
-    assert decoder.bytes_of(words.get_vocab_size()) == b""  # a row without a token
+    assert decoder.bytes_of(words.get_vocab_size()) == b""  # a vocabulary row without a token
     words = sentencepiece_bpe()
     named = {"<0xE6>": b"\xe6", "<0x0A>": b"\n", "▁the": b" the", "nd": b"nd", "<s>": b"<s>"}
     decoder = Decoder(words)
@@ -157,7 +157,7 @@ def test_half_a_character_waits_for_its_other_half():
     assert "".join(given) == text
     assert all("\ufffd" not in piece for piece in given)
     halves = [words.decode([token]) for token in ids]
-    assert any("\ufffd" in half for half in halves)  # else this test would show nothing
+    assert any("\ufffd" in half for half in halves)  # else this test would prove nothing
     given = streamed(Decoder(words), [], ids[:-2])  # cut within a character: marked, at the end
     assert "".join(given) == words.decode(ids[:-2], skip_special_tokens=False)
     assert given[-1] == "\ufffd" and "\ufffd" not in "".join(given[:-1])
@@ -184,11 +184,11 @@ def test_a_stop_string_ends_the_text_wherever_its_pieces_fall():
     text = "one ENE END two"
     ids = list(text.encode())
     assert "".join(streamed(Decoder(), [], ids, ("END",))) == "one ENE "
-    assert "".join(streamed(Decoder(), [], ids, ("two!", "ENE"))) == "one "  # the first that comes
+    assert "".join(streamed(Decoder(), [], ids, ("two!", "ENE"))) == "one "  # the first to occur
     given = streamed(Decoder(), [], ids, ("two!", "twX"))
-    assert "".join(given) == text  # what waited for "!" is given at the end
+    assert "".join(given) == text  # text held back for "!" comes at the end
     assert given[-1] == "two" and given[:4] == ["o", "n", "e", " "]
     stream, given = TextStream(Decoder(), stop=("END",)), ""
-    for token in ids[:11]:  # nothing is given out that a stop string might take back
+    for token in ids[:11]:  # text that may belong to a stop string is held back
         given += stream.add(token)[0]
         assert "one ENE ".startswith(given)

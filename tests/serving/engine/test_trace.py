@@ -1,4 +1,4 @@
-"""Traces: the spans of a request join to one tree, by whatever way it comes."""
+"""Traces: the spans of a request form one tree, through every interface."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def test_a_context_goes_there_and_back():
     assert (child.trace_id, child.parent_id, child.sampled) == (TRACE, SPAN, True)
     assert child.span_id not in (SPAN, context.child().span_id)
     assert trace.parse(child.header()).span_id == child.span_id
-    unsampled = trace.parse(f"00-{TRACE}-{SPAN}-02")  # of the flags one alone is known
+    unsampled = trace.parse(f"00-{TRACE}-{SPAN}-02")  # only one flag is defined
     assert unsampled.child().header().endswith("-00")
     assert trace.parse(f"00-{TRACE}-{SPAN}-ff").header() == GOOD
 
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_written_is_named_once(tmp_path, monkeypatch, capf
     monkeypatch.setenv("KINTSUGI_TRACE", str(tmp_path / "none" / "trace"))
     for _ in range(3):
         trace.write("gpt", trace.parse(GOOD), 1, 2)
-    os.mkfifo(tmp_path / "pipe")  # nobody reads it: no wait
+    os.mkfifo(tmp_path / "pipe")  # without a reader: must not block
     monkeypatch.setenv("KINTSUGI_TRACE", str(tmp_path / "pipe"))
     trace.write("gpt", trace.parse(GOOD), 1, 2)
     first, second = capfd.readouterr().err.splitlines()
@@ -138,7 +138,7 @@ def test_the_phases_of_a_request(engine, file):
     context = trace.parse(GOOD)
     stream = engine.submit([1, 2], SamplingParams(NEW), prompt="kind", context=context)
     stream.result()
-    engine.complete([1, 2], SamplingParams(NEW))  # nobody traces it
+    engine.complete([1, 2], SamplingParams(NEW))  # without a trace
     spans = until(lambda: len(found := spans_of(file)) == 3 and found)
     assert list(spans) == ["queue", "prefill", "decode"]
     assert {span["parentSpanId"] for span in spans.values()} == {SPAN}
@@ -181,7 +181,7 @@ def server(tiny_server):
 
 
 def by_http(server, given, endpoint="generate", **fields):
-    """(status, what came) of a request with a traceparent."""
+    """(status, body) of a request with a traceparent."""
     fields = {"text_input": "def ", "max_tokens": NEW, "traceparent": given, **fields}
     return post(server, endpoint=endpoint, **fields)
 
@@ -217,7 +217,7 @@ def test_the_spans_of_a_request_join(server, client, traces, way):
     gpt = spans.pop("gpt")
     assert gpt["parentSpanId"] == SPAN
     assert {span["parentSpanId"] for span in spans.values()} == {gpt["spanId"]}
-    for span in spans.values():  # the child ends before its parent has told everything
+    for span in spans.values():
         assert gpt["startTimeUnixNano"] <= span["startTimeUnixNano"]
         assert span["startTimeUnixNano"] <= span["endTimeUnixNano"]
     prompt = client.answer("def ", max_tokens=1)["prompt_tokens"]
@@ -226,7 +226,7 @@ def test_the_spans_of_a_request_join(server, client, traces, way):
 
 
 def test_the_spans_of_a_request_through_the_gateway_join(server, traces, monkeypatch):
-    """By Triton's protocol and by OpenAI's; without a traceparent, in a trace of its own."""
+    """Over Triton's protocol and OpenAI's; without a traceparent, in a new trace."""
     monkeypatch.setenv("KINTSUGI_TRACE", str(traces))
     asked = [
         ("/v2/models/gpt/generate", {"text_input": "def ", "max_tokens": NEW}),
@@ -286,7 +286,7 @@ def test_what_is_no_traceparent_is_ignored(server, traces):
         assert status == 200, (given, said)
     for given in [one.strip() for one in some if isinstance(one, str) and one.strip() != GOOD]:
         assert by_grpc(server, given)[0] == 200, given
-    trace_id = os.urandom(16).hex()  # what is written after them is this one's only
+    trace_id = os.urandom(16).hex()  # the only trace that may be written
     by_http(server, f"00-{trace_id}-{SPAN}-01")
     until(lambda: len(spans_of(traces, trace_id)) == 4)
     new = traces.read_text().removeprefix(before).splitlines()
