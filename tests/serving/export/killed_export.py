@@ -1,13 +1,13 @@
-"""Exports a model again and again, and each time is killed at another moment.
+"""Export a model repeatedly, each time killed at a later moment.
 
     python -m tests.serving.export.killed_export MODEL FOLDER REPOSITORY
 
-FOLDER/new/0007/repo is what stands there when the export was killed before the 7th thing that it
-did to the file system: opening a file to write, making or removing a file or folder, renaming,
-fsync. FOLDER/stored is the same where a copy of REPOSITORY was there before. Of both, the last one
-was not killed. Prints the numbers of these two. Each rank has several files of weights.
+FOLDER/new/0008/repo is the state after an export that was killed after 8 changes to the file
+system: opening a file to write, making or removing a file or folder, renaming, fsync. Exports in
+FOLDER/stored begin with a copy of REPOSITORY. The last export of each kind was not killed; the
+program prints the numbers of these two. Each rank has several files of weights.
 
-Everything is imported once and each export is a fork, which is safe as torch has no threads here.
+Modules are imported once and each export is a fork, which is safe as torch has no threads here.
 """
 
 import gc
@@ -29,7 +29,7 @@ STEPS = {"new": 2, "stored": 5}
 
 
 def exports(model, folder, step, repository=None):
-    """Every `step`th moment; returns the number of the export that was not killed."""
+    """Kill exports at every `step`th change; return the number of the one that was not killed."""
     for number in range(0, 10_000, step):
         out = folder / f"{number:04d}" / "repo"
         out.parent.mkdir(parents=True)
@@ -49,7 +49,7 @@ def exports(model, folder, step, repository=None):
 
 
 def _killed_before(number):
-    """SIGKILL before this process does its `number`th change."""
+    """Kill this process when it is about to make a change after `number` others."""
     done = 0
 
     def count():
@@ -78,8 +78,8 @@ def _killed_before(number):
 def main(model, folder, repository):
     torch.set_num_threads(1)
     shard.FILE_BYTES = FILE_BYTES
-    export(model, Path(folder) / "warm-up", TP)  # imports what is imported late
-    gc.freeze()  # no fork looks at it, and so copies it
+    export(model, Path(folder) / "warm-up", TP)  # runs the late imports
+    gc.freeze()  # so that no fork touches it, and so copies it
     new = exports(model, Path(folder) / "new", STEPS["new"])
     stored = exports(model, Path(folder) / "stored", STEPS["stored"], repository)
     print(new, stored)

@@ -1,4 +1,4 @@
-"""The export: what each rank gets, versions, prompts, the code that goes along, the command."""
+"""The export: each rank's weights, versions, prompts, the shipped code, the command."""
 
 import ast
 import hashlib
@@ -54,7 +54,7 @@ def prompts(tmp_path_factory):
     return base, folder / "prompts"
 
 
-# ---- 1. what each rank gets
+# ---- 1. each rank's weights
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -67,7 +67,7 @@ def test_each_rank_gets_what_tensor_parallelism_gives_it(tmp_path, config, tp):
             GPT.from_pretrained(source), Axis("tp", tuple(range(tp)), rank, None)
         )
         expected = {name: parameter.detach() for name, parameter in part.named_parameters()}
-        if rank:  # added once, to the sum
+        if rank:  # added only once, to the sum
             for name in [n for n in expected if n.endswith(("o_proj.bias", "down_proj.bias"))]:
                 del expected[name]
         found = load_file(folder / f"rank-{rank}-of-{tp}.safetensors")
@@ -102,7 +102,7 @@ def test_rebuild_is_the_source_to_the_byte(tmp_path, tp, dtype):
 
 @pytest.mark.parametrize("size", [1, 4000, 20_000])
 def test_a_large_model_has_several_files_for_each_rank(tmp_path, monkeypatch, size):
-    """Of `size` bytes at most, or of one tensor."""
+    """Each has at most `size` bytes or a single tensor."""
     source = new_model(tmp_path / "model", ODD, torch.bfloat16)
     whole = Version.read(export(source, tmp_path / "whole", 2))
     monkeypatch.setattr(shard, "FILE_BYTES", size)
@@ -123,7 +123,7 @@ def test_a_large_model_has_several_files_for_each_rank(tmp_path, monkeypatch, si
     again = rebuild(folder, tmp_path / "again")
     assert len(list(again.glob("model-*-of-*.safetensors"))) > 1
     assert fingerprint(again) == fingerprint(source)
-    assert export(source, tmp_path / "repo", 2) == folder  # it is there already
+    assert export(source, tmp_path / "repo", 2) == folder  # it already exists
 
 
 def test_a_version_that_lacks_one_of_several_files_is_refused(tmp_path, monkeypatch, model):
@@ -261,20 +261,20 @@ def test_prompts_go_along(tmp_path, prompts):
         stored = load_file(folder / f"{name}.safetensors")["prompt_embeddings"]
         assert torch.equal(tensor, stored)
     assert export(model, tmp_path / "repo", 2, folder).name == "1"  # the same
-    assert export(model, tmp_path / "repo", 2).name == "2"  # without prompts it is another
+    assert export(model, tmp_path / "repo", 2).name == "2"  # without prompts it differs
 
 
-# ---- 4. the code that goes along
+# ---- 4. the shipped code
 
 
-NEEDS = ("torch", "numpy", "safetensors", "tokenizers")  # besides Python's own modules
+NEEDS = ("torch", "numpy", "safetensors", "tokenizers")  # and Python's own modules
 
 
 def test_what_a_version_ships_needs_four_packages():
     files = repository.shipped()
     assert "utils/serving/engine/engine.py" in files and "utils/serving/export.py" not in files
     allowed = {*NEEDS, *sys.stdlib_module_names, "utils", "triton_python_backend_utils"}
-    allowed.add("triton")  # of kernels that a GPU's ranks take where it is installed, as with torch
+    allowed.add("triton")  # kernels of ranks on a GPU, if installed, as with torch
     for file in [
         ROOT / "triton_model_repo" / "gpt_engine" / "model.py",
         *map(ROOT.joinpath, files),
@@ -330,8 +330,8 @@ print(sorted({m.__file__ for n, m in sys.modules.items() if n.split(".")[0] == "
 
 
 def test_a_version_runs_without_the_workshop(tmp_path, model):
-    """Its own files do, in a process, which has no torch, and in its ranks; the workshop's files,
-    which PYTHONPATH offers, are not asked."""
+    """Its process, without torch, and its ranks run its own files, not the workshop's, which
+    PYTHONPATH offers."""
     folder = export(model, tmp_path / "repo", 2)
     code = {str(file.relative_to(folder)) for file in folder.rglob("*.py")}
     shipped = set(repository.shipped())
@@ -353,8 +353,8 @@ def test_a_version_runs_without_the_workshop(tmp_path, model):
 
 
 def test_a_version_from_before_the_engine_came_along(tmp_path, model):
-    """What git had of it is gone after an update: the server says what to do, the export goes on,
-    and its weights are read as ever."""
+    """An update has removed its files that git tracked: the server says what to do, the export
+    works, and its weights are still readable."""
     out = tmp_path / "repo"
     old = export(model, out, 1)
     (old / "model.py").unlink()

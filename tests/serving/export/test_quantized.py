@@ -1,4 +1,4 @@
-"""Versions in whole numbers: what their files hold, what a rank takes, what is refused."""
+"""Quantized versions: the contents of their files, the weights of a rank, refusals."""
 
 import hashlib
 import json
@@ -23,14 +23,14 @@ from utils.serving.export import ExportError, export, rebuild
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Columns of 12 and 9, where int4 has groups of 32: a cut divides them."""
+    """On 4 ranks, shards have 12 and 9 columns, which split int4's groups of 32."""
     return new_model(tmp_path_factory.mktemp("odd") / "model", ODD)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_ranks_hold_the_numbers_of_the_whole(tmp_path, model, monkeypatch, dtype, tp):
-    """Cut into several files, and quantized some rows at a time."""
+    """Split into several files, and quantized a few rows at a time."""
     monkeypatch.setattr(shard, "FILE_BYTES", 4000)
     monkeypatch.setattr(shard, "NUMBERS", 100)
     version = Version.read(export(model, tmp_path / "repo", tp, dtype=dtype))
@@ -48,7 +48,7 @@ def test_ranks_hold_the_numbers_of_the_whole(tmp_path, model, monkeypatch, dtype
             cut, (rows, columns) = cuts[name], tensor.shape
             start = sum(cut.sizes[:rank])
             stop = start + cut.sizes[rank]
-            if cut.dim == 0:  # a row's scale is its own
+            if cut.dim == 0:  # each row has its own scale
                 part = quantize(weights[name][start:stop], SCHEMES[dtype])
             else:
                 part = quantize(weights[name], SCHEMES[dtype]).columns(start, stop)
@@ -65,7 +65,7 @@ def test_ranks_hold_the_numbers_of_the_whole(tmp_path, model, monkeypatch, dtype
 
 
 def test_a_format_is_a_version_of_its_own(tmp_path, model):
-    """Nothing is written where the newest one is the same; the repository's options stay."""
+    """Nothing is written if the newest version is the same; the repository's options stay."""
     out, numbers = tmp_path / "repo", []
     for dtype in ("auto", "int8", "int8", "bf16", "bfloat16", "int4", "auto"):
         numbers.append(export(model, out, 1, dtype=dtype).name)
@@ -82,7 +82,7 @@ def test_a_format_is_a_version_of_its_own(tmp_path, model):
 
 
 def other(folder, change):
-    """The rank's tensors after `change`, with a manifest that says so."""
+    """Apply `change` to the rank's tensors, and list the new file in the manifest."""
     file = folder / "rank-0-of-1.safetensors"
     tensors = load_file(file)
     change(tensors)

@@ -1,4 +1,4 @@
-"""What the export refuses: each with the reason and the fix, and nothing is left behind."""
+"""What the export refuses, with the reason and the fix, leaving nothing behind."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ def edit_config(model, **changes):
 
 
 def edit_weights(model, **changes):
-    """Replaces tensors (None: removes them)."""
+    """Replace tensors (None: remove them)."""
     tensors = {**load_file(model / "model.safetensors"), **changes}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     save_file(kept, model / "model.safetensors", metadata={"format": "pt"})
@@ -161,7 +161,7 @@ def test_places_that_are_not_for_us(tmp_path, model):
             export(model, tmp_path / "repo", 1, version=version)
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a /proc to be refused by")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="this machine has no /proc")
 def test_a_place_where_nothing_can_be_made(tmp_path, model):
     with pytest.raises(ExportError, match="/proc/models cannot be "):
         export(model, "/proc/models", 1)

@@ -1,4 +1,4 @@
-"""An export is whole or not at all, and holds no more than a file of the model in memory."""
+"""An export is complete or absent, and never holds a large model in memory."""
 
 import os
 import resource
@@ -49,7 +49,7 @@ def test_a_crash_at_any_moment_leaves_no_half_version(killed):
         if version.exists():
             check_whole(version)
             whole.append(number)
-        if number % 10 == 0:  # the next export does not mind
+        if number % 10 == 0:  # the next export succeeds
             assert export(model, out, 2, version=2) == out / "gpt_engine" / "2"
             assert hidden(out.parent) == []
             check_whole(out / "gpt_engine" / "2")
@@ -57,7 +57,7 @@ def test_a_crash_at_any_moment_leaves_no_half_version(killed):
 
 
 def test_a_crash_while_the_workshops_own_repository_is_filled(killed):
-    """Its models stand there already."""
+    """It already contains the models."""
     model, outs, stored = killed
     models = [file.relative_to(stored) for file in stored.rglob("*.*") if file.is_file()]
     assert len(models) >= 8
@@ -133,8 +133,8 @@ print(exported, peak() - before)
 
 
 def test_memory_never_holds_more_than_one_file_and_a_tensor(tmp_path):
-    """Measured in a process of its own. The model is 6 times as large as a file may be; what an
-    allocator keeps of freed memory is not counted: it gives every large block back."""
+    """Measured in its own process. The model is over 6 times a file's size limit; the allocator
+    returns every large block, so freed memory does not count."""
     config = GPTConfig(
         vocab_size=256, hidden_size=1024, layers=4, heads=16, kv_heads=4, intermediate_size=8192
     )
@@ -153,6 +153,6 @@ def test_memory_never_holds_more_than_one_file_and_a_tensor(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     exported, both = map(int, done.stdout.split())
-    assert 0 < exported <= both < limit + 2 * largest  # joined: its parts, and the whole
+    assert 0 < exported <= both < limit + 2 * largest  # joining: the slices and the whole
     files = [*(tmp_path / "large-repo-auto").rglob("rank-*"), *tmp_path.glob("*-again/*-of-*")]
     assert len(files) > 12
