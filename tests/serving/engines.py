@@ -2,7 +2,7 @@
 
 version = version_of(config, folder, tp=2)      # random weights, exported
 version = version_of("small", folder, tp=2)     # models/small
-reference(model, tokens, 8, prompt)             # the training model's answer, to be matched
+reference(model, tokens, 8, prompt)             # the training model's answer
 """
 
 from dataclasses import replace

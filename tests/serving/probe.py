@@ -114,7 +114,7 @@ def tokens(client, ids, **parameters):
 
 
 def check_leaving(server, ask, requests=1):
-    """A client that leaves mid-answer cancels its `requests` requests and frees what they held.
+    """A client that leaves mid-answer cancels `requests` requests and frees what they held.
 
     Nothing else can end them: the ranks are stopped. If on a busy machine the answer ends before
     the ranks stop, try again.

@@ -37,9 +37,6 @@ def repo(tmp_path_factory):
     return repo_of("tiny", 1, tmp_path_factory.mktemp("bench") / "repo")
 
 
-# ---- the bench
-
-
 def test_bench_runs_all_contenders(repo, capsys):
     status = main(["--repo", str(repo), "--clients", "1,2", "--quick", "--json"])
     printed = capsys.readouterr()
@@ -78,7 +75,6 @@ def test_bench_runs_all_contenders(repo, capsys):
 
 
 def load_of(tokens, seconds, many=1):
-    """A Load of one request."""
     row = {"start": 0.0, "first": seconds / 2, "end": seconds, "tokens": tokens, "error": None}
     glances = pd.DataFrame({"seconds": [], "count": []})
     return Load(pd.DataFrame([row]), glances, seconds, many)
@@ -112,7 +108,7 @@ def test_an_interval_holds_the_median_as_often_as_it_says():
             held = statistics.mean(f["low"] <= 1 <= f["high"] for f in found)
             assert 0.88 < held < 0.98, (rounds, held)
             said = [verdict(f, 1.0) for f in found]
-            assert said.count("met") < 120 and said.count("not met") < 120  # of 100 at most
+            assert said.count("met") < 120 and said.count("not met") < 120  # expected: <= 100
 
 
 def test_an_interval_narrows_with_more_rounds_and_needs_five():

@@ -1,4 +1,4 @@
-"""Metrics and statistics of a real server as frames; the order in which an engine publishes."""
+"""Metrics and statistics of a real server as frames; the order of an engine's own updates."""
 
 import importlib.util
 import socket

@@ -134,7 +134,7 @@ def test_nothing_is_found_after_a_clear_or_where_it_is_switched_off():
             assert command["start"] == 0
 
 
-# ---- anything in any order
+# ---- random sequences of requests
 
 
 class Rows:

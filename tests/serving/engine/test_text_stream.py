@@ -158,7 +158,7 @@ def test_half_a_character_waits_for_its_other_half():
     assert all("\ufffd" not in piece for piece in given)
     halves = [words.decode([token]) for token in ids]
     assert any("\ufffd" in half for half in halves)  # else this test would prove nothing
-    given = streamed(Decoder(words), [], ids[:-2])  # cut within a character: marked, at the end
+    given = streamed(Decoder(words), [], ids[:-2])  # ends within a character: marked at the end
     assert "".join(given) == words.decode(ids[:-2], skip_special_tokens=False)
     assert given[-1] == "\ufffd" and "\ufffd" not in "".join(given[:-1])
 

@@ -79,7 +79,7 @@ def main(model, folder, repository):
     torch.set_num_threads(1)
     shard.FILE_BYTES = FILE_BYTES
     export(model, Path(folder) / "warm-up", TP)  # runs the late imports
-    gc.freeze()  # so that no fork touches it, and so copies it
+    gc.freeze()  # keeps forks from touching and so copying it
     new = exports(model, Path(folder) / "new", STEPS["new"])
     stored = exports(model, Path(folder) / "stored", STEPS["stored"], repository)
     print(new, stored)

@@ -78,7 +78,7 @@ def test_a_format_is_a_version_of_its_own(tmp_path, model):
     assert EngineConfig(dtype="float16").dtypes("float32", True, "bfloat16")[0] == "float16"
 
 
-# ---- what is damaged
+# ---- damaged versions
 
 
 def other(folder, change):
@@ -120,7 +120,7 @@ def test_a_format_that_the_engine_does_not_know(tmp_path, model):
         Version.read(folder)
 
 
-# ---- what is refused, and the command
+# ---- refusals and the command
 
 
 def test_a_matrix_of_what_no_whole_number_stands_for(tmp_path):

@@ -66,7 +66,7 @@ def test_the_vllm_variant_of_other_models(tmp_path, model):
     (gpt2 / "vocab.json").write_text("{}")
     (gpt2 / "code.py").write_text("")
     assert export_vllm(gpt2, out, 2) == out / "gpt_vllm" / "1"
-    assert export_vllm(model, out, 2, mount="/srv") == out / "gpt_vllm" / "2"  # one on bytes
+    assert export_vllm(model, out, 2, mount="/srv") == out / "gpt_vllm" / "2"  # a model on bytes
     facts = json.loads((out / "gpt_vllm" / "1" / "model.json").read_text())
     assert facts["dtype"] == "float16"
     copied = {file.name for file in (out / "gpt_vllm" / "1" / "model").iterdir()}
@@ -74,7 +74,7 @@ def test_the_vllm_variant_of_other_models(tmp_path, model):
     facts = json.loads((out / "gpt_vllm" / "2" / "model.json").read_text())
     assert facts["model"] == "/srv/gpt_vllm/2/model"
     assert (out / "gpt_vllm" / "2" / "model" / "tokenizer.json").exists()
-    export(model, out, 2)  # beside it
+    export(model, out, 2)  # in the same repository
     with pytest.raises(ExportError, match="tp 3 does not divide the model's 2 heads"):
         export_vllm(model, out, 3)
     hf_format.write_json(gpt2 / "config.json", {"model_type": "gpt2"})

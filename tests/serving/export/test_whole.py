@@ -1,4 +1,4 @@
-"""An export is complete or absent, and never holds a large model in memory."""
+"""An export is complete or absent, and holds at most one file and one tensor in memory."""
 
 import os
 import resource

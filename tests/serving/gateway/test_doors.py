@@ -93,7 +93,7 @@ def test_grpc_wants_the_key_too(locked):
 
 @pytest.mark.parametrize("call", CLOSED)
 def test_what_no_client_needs_is_closed(server, locked, call):
-    """By the gateway and by Triton itself, which no header opens."""
+    """Closed by the gateway and by Triton itself, whatever the headers."""
     with closing(triton.InferenceServerClient(locked.grpc)) as client:
         assert refused(call, client, headers=KEY)[0] == "StatusCode.UNIMPLEMENTED"
     with closing(triton.InferenceServerClient(server.grpc)) as client:

@@ -50,7 +50,6 @@ def gateway(server):
 
 @pytest.fixture(scope="module")
 def locked(server):
-    """A gateway with keys."""
     with Gateway(server, control_key="up and down", api_key="text") as gateway:
         yield gateway
 
@@ -490,7 +489,7 @@ def test_it_drains_first(server):
 
 
 def test_connections_to_the_server_are_kept_for_a_moment(server, gateway):
-    """Some of twenty requests reuse the connection of the request before."""
+    """Some of twenty requests reuse the connection of the previous one."""
     seen = []
     for _ in range(20):
         assert ask(gateway, body=text(max_tokens=1))[0] == 200
@@ -528,7 +527,6 @@ def asks_on(gateway, answered, stopped):
 
 
 def refuses(gateway):
-    """Whether the port refuses connections."""
     host, port = gateway.http.split(":")
     with socket.socket() as caller:
         return caller.connect_ex((host, int(port))) != 0

@@ -38,7 +38,6 @@ def reference(small_reference):
 
 
 def engine_ids(client, ids, **parameters):
-    """All new ids that gpt_engine streams."""
     return [token for piece in client.tokens(ids, **parameters) for token in piece]
 
 

@@ -153,7 +153,7 @@ def test_promotion_under_load(server, client, first, repo):
         folder.with_name(".next").rename(folder)
         server.load("gpt_engine")
         until(lambda: server.versions("gpt_engine") == [2])
-        switched = [len(mine) for mine in answers]  # requests in flight now began before it
+        switched = [len(mine) for mine in answers]  # requests in flight began before the switch
         until(lambda: all(len(mine) >= n + 3 for mine, n in zip(answers, switched)))
         stop.set()
         for thread in threads:

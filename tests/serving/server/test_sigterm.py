@@ -43,7 +43,6 @@ def ask(client, number):
 
 
 def refuses(address):
-    """Whether the address no longer accepts connections."""
     host, port = address.split(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
