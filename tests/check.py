@@ -1,7 +1,7 @@
 """Can this machine run the workshop? `make check`: five answers, in at most two minutes.
 
-The environment is looked at first. Then come a few tests out of the whole suite, one after the
-other; what passes is said in one line, what fails with what to do and the end of what pytest said.
+It checks the environment, then runs a few tests of the suite in turn. A success is one line; a
+failure says what to do and shows the end of pytest's output.
 """
 
 import re
@@ -12,7 +12,7 @@ import time
 from utils.measure.environment import check_environment
 from utils.paths import ROOT
 
-# (what is shown, the tests that show it, what to do when one fails)
+# (what is tested, the tests, what to do when one fails)
 STEPS = (
     (
         "two ranks start, talk to each other and end",
@@ -36,11 +36,11 @@ STEPS = (
         "only lesson and lab 17 need it: docs/serving.md says what the server wants",
     ),
 )
-SECONDS = 300  # for one step: a machine that needs them is too slow, or something hangs
+SECONDS = 300  # per step: beyond them the machine is too slow, or something hangs
 
 
 def run(tests: str) -> tuple[str, str]:
-    """Runs tests in a pytest of their own; ("ok", ""), ("note", why skipped) or ("fix", output)."""
+    """Run tests in their own pytest: ("ok", ""), ("note", why skipped) or ("fix", output)."""
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", tests]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
@@ -69,7 +69,7 @@ def main() -> int:
             print(f"{mark} {words}{' – ' if found else ''}{found}", flush=True)
     seconds = f"{time.monotonic() - begin:.0f} s"
     if wrong:
-        print(f"\n{wrong} of {1 + len(STEPS)} failed ({seconds}): mend what is marked [fix].")
+        print(f"\n{wrong} of {1 + len(STEPS)} failed ({seconds}): fix what is marked [fix].")
     else:
         print(f"\nThis machine can run the workshop ({seconds}). Next: `make lab`.")
     return 1 if wrong else 0

@@ -1,8 +1,8 @@
-"""What the forkserver imports last in tests, which make thousands of ranks.
+"""The forkserver's last import in tests, which start thousands of ranks.
 
-Its memory then lies in pages of 2 MiB. A fork copies its parent's page table, and the kernel takes
-it apart again when the fork ends: half of the processor time of a rank that does little. Linux from
-6.1 on joins pages where it is asked to; elsewhere everything stays as it is.
+It joins the forkserver's memory into pages of 2 MiB. A fork copies its parent's page table, which
+the kernel tears down when the fork ends: half of the processor time of a rank that does little.
+Linux 6.1 and later can join pages; elsewhere nothing changes.
 """
 
 import ctypes
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from utils.imports import collector_at_rest
 
-# What many ranks would else import anew.
+# Many ranks would otherwise import these themselves.
 MODULES = ("utils.course.observe", "utils.course.messages", "utils.training.train")
 MADV_COLLAPSE = 25
 SIZE = 1 << 21  # bytes
 
 
 def join_pages() -> None:
-    """Joins what this process has written in memory that no file backs."""
+    """Join the pages of this process's writable anonymous memory."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return

@@ -1,4 +1,4 @@
-"""How long a test waits: a limit is for what hangs, not for a machine that is slow today."""
+"""How long a test waits: a limit should catch hangs, not a slow machine."""
 
 import math
 import os
@@ -10,14 +10,14 @@ except AttributeError:  # macOS
 
 WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-SPARE = "gw2"  # `make test`'s third: it has a core where the others leave one idle, see plugin.py
+SPARE = "gw2"  # `make test`'s third, which uses the idle time of the cores, see plugin.py
 LOAD = max(1.0, os.getloadavg()[0] / CORES, WORKERS / CORES) * (4 if WORKER == SPARE else 1)
 
 
 def patience(seconds: float) -> int:
-    """Seconds of a quiet machine as seconds of this one, which others may be using as well.
+    """Convert seconds on a quiet machine to seconds on this one, which may be busy.
 
-    They grow with the processes that waited for each core when the tests began, with the number of
-    processes that run tests, and for the one that has only what the others leave.
+    They grow with the load per core when the tests began and with the number of test processes, and
+    are longest in the spare process.
     """
     return math.ceil(seconds * LOAD)

@@ -1,7 +1,7 @@
-"""What every pytest run of the workshop needs; pyproject.toml loads it, whatever is selected.
+"""Set-up for every pytest run of the workshop; pyproject.toml loads it, whatever is selected.
 
-A conftest.py would be read only when something of its own folder is selected: `pytest -n 2
-notebooks labs` would then run without it, and cut notebooks in two.
+A conftest.py is read only when something in its own folder is selected: `pytest -n 2 notebooks
+labs` would run without it and split notebooks between workers.
 """
 
 import gc
@@ -15,28 +15,28 @@ import pytest
 import tests
 from tests.patience import SPARE, WORKER, patience
 
-gc.disable()  # until all is imported, which takes a quarter less time so
+gc.disable()  # until everything is imported, which saves a quarter of the time
 
-# jsonschema takes it where it is there, to judge addresses in a schema; its grammar takes 1.5 s.
+# jsonschema would use it to validate addresses, and its grammar takes 1.5 s to load.
 sys.modules.setdefault("rfc3987_syntax", None)
 
-# Torch's threads sleep while they wait for one another. They would spin: beside other work on the
-# same cores, that took six times the processor time. Kernels, ranks and servers inherit this.
+# Torch's threads sleep instead of spinning while they wait for one another: on shared cores
+# spinning took six times the processor time. Kernels, ranks and servers inherit this.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-# A shell's background command ignores Ctrl-C, and so would all that tests start and interrupt.
+# A shell's background command ignores Ctrl-C, and so would every process that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest.register_assert_rewrite("tests.labs.lab_tests")  # its asserts say what they compared, too
+pytest.register_assert_rewrite("tests.labs.lab_tests")  # so that its asserts show their operands
 
-# Functions of tests travel to ranks by value: by name, every rank would import the test's module,
-# and pytest with it.
+# Test functions are sent to ranks by value: by name, every rank would import the test's module and
+# pytest with it.
 cloudpickle.register_pickle_by_value(tests)
 
 LONG = ("notebooks/", "labs/", "tests/browser/", "tests/labs/", "tests/training/")
-WAITING = ("tests/ranks/", "tests/serving/")  # for processes that start and end: a core is idle
-COMPUTING = (  # and no time matters to them: they can have the cores when nobody else wants them
+WAITING = ("tests/ranks/", "tests/serving/")  # for processes to start and end: a core is idle
+COMPUTING = (  # not sensitive to time: they can use the cores that the others leave idle
     "tests/compression/", "tests/course/", "tests/data/", "tests/drawing/", "tests/kernels/",
     "tests/measure/test_divergence.py", "tests/measure/test_environment.py",
     "tests/measure/test_memory.py", "tests/measure/test_traffic.py", "tests/memory/",
@@ -49,24 +49,21 @@ COMPUTING = (  # and no time matters to them: they can have the cores when nobod
 
 
 def pytest_collection_modifyitems(config, items):
-    """What several processes share, the long files first, so that all are done at the same time.
-
-    Every test has more time where others use the machine as well.
-    """
+    """Put long files first, so that all processes finish together; extend limits under load."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG))
-    if not config.pluginmanager.has_plugin("timeout"):  # a bare GPU machine, tests/gpu
+    if not config.pluginmanager.has_plugin("timeout"):  # a bare GPU machine: tests/gpu
         return
     usual = float(config.getini("timeout") or 0)
     for item in items:
         own = item.get_closest_marker("timeout")
         limit = patience(own.args[0] if own else usual)
-        item.add_marker(pytest.mark.timeout(limit), append=False)  # before its own: it counts
+        item.add_marker(pytest.mark.timeout(limit), append=False)  # before its own, to take effect
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: the garbage collector need not look at it again each time.
-    Where ranks are wanted, their forkserver imports `tests/forkserver.py`, behind all others."""
+    """Exempt all that is imported by now from garbage collection; where ranks are needed, let their
+    forkserver import `tests/forkserver.py` last."""
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -78,11 +75,11 @@ def pytest_collection_finish():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Whole files to whichever process is free, in the order of collection.
+    """Give whole files to free processes, in the order of collection.
 
-    What waits comes first in the first process and last in the second: beside it this computes, and
-    each server is started once. That leaves a fifth of two cores idle: a third process, which comes
-    behind these two wherever all want a core, takes what can wait for one.
+    The first process starts with the WAITING files and the second ends with them: the second
+    computes meanwhile, and each server is started once. That leaves a fifth of two cores idle: a
+    third process of lower priority uses it for COMPUTING files.
     """
     from xdist.scheduler import LoadFileScheduling
 
@@ -103,7 +100,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Torch computes with one thread, as a rank does, and as before afterwards."""
+    """Let torch compute with one thread, as on a rank."""
     import torch
 
     before = torch.get_num_threads()

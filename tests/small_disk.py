@@ -1,4 +1,4 @@
-"""A disk that can be full."""
+"""A disk small enough to fill."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ import pytest
 
 @contextmanager
 def small_disk(parent: Path, size: int) -> Iterator[Path]:
-    """A folder in `parent` on a file system of its own, of `size` bytes; else the test skips."""
+    """A folder in `parent` on its own file system of `size` bytes; skips where none can be made."""
     folder = parent / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     try:
         subprocess.run(mount, check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs root, and Linux, to make a small disk")
+        pytest.skip("making a small disk needs root and Linux")
     try:
         yield folder
     finally:

@@ -1,4 +1,4 @@
-"""N things over M ranks: nearly equal, each thing once."""
+"""Dividing N items among M ranks."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which cases `make test` runs, and which only `make test-all`."""
+"""Which cases `make test` runs, and which only `make test-all` does."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 
 
 def first(count: int, cases: Iterable[Any]) -> list[Any]:
-    """Values of parameters, of which those behind the first `count` are `thorough`: tuples, or of
-    one parameter the values themselves."""
+    """Parameter values, `thorough` after the first `count`: tuples, or bare values of a single
+    parameter."""
     found = [case if isinstance(case, tuple) else (case,) for case in cases]
     now = [pytest.param(*case) for case in found[:count]]
     return now + [pytest.param(*case, marks=pytest.mark.thorough) for case in found[count:]]
