@@ -1,8 +1,8 @@
-"""JupyterLab in a headless Chromium: open a notebook, run it, take its picture.
+"""JupyterLab in a headless Chromium: open a notebook, run it, take screenshots.
 
     python -m tests.browser.jupyterlab notebooks/00_start_here.ipynb --out lesson.png [--run]
 
-Works on a copy of the repository, so that nothing of what the browser saves gets stored.
+Works on a copy of the repository, so that the browser cannot save into it.
 """
 
 import argparse
@@ -36,11 +36,11 @@ CHROMIUM_FLAGS = [
     "--disable-dev-shm-usage",
 ]
 VIEW = {"width": 1280, "height": 800}
-TALL = {"width": 1280, "height": 4000}  # a long notebook is photographed in few pieces
+TALL = {"width": 1280, "height": 4000}  # few tiles for a long notebook
 FOLDERS = ["JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"]
 FOLDERS += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR"]
 
-# The kernel of the open notebook is there and idle. The toolbar says so too early.
+# The open notebook's kernel is ready and idle. (The toolbar says so too early.)
 READY = """() => {
     const widget = window.jupyterapp?.shell?.currentWidget;
     const session = widget?.sessionContext;
@@ -50,11 +50,11 @@ READY = """() => {
 OPEN = "path => { window.jupyterapp.commands.execute('docmanager:open', { path }); }"
 OPENED = "path => window.jupyterapp.shell.currentWidget?.context?.path === path"
 SHUTDOWN = "() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()"
-# All cells as they are stored; their outputs are the judge, a command's return value is not.
+# All cells in stored form: tests check their outputs, not a command's return value.
 CELLS = "() => window.jupyterapp.shell.currentWidget.content.model.sharedModel.cells" + (
     ".map(cell => cell.toJSON())"
 )
-# Nothing runs any more: every cell has run, or one failed and the rest was cancelled.
+# Nothing is running: every cell has run, or one failed and the rest were cancelled.
 FINISHED = """() => {
     const widget = window.jupyterapp.shell.currentWidget;
     if (widget.sessionContext.session?.kernel?.status !== 'idle') return false;
@@ -68,7 +68,7 @@ PANEL = ".jp-NotebookPanel-notebook .jp-WindowedPanel-outer"
 
 
 def find_chromium() -> str | None:
-    """The path of an installed Chromium or Chrome (CHROMIUM=… names another), or None."""
+    """The path of an installed Chromium or Chrome (CHROMIUM=… overrides it), or None."""
     names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"]
     places = [os.environ.get("CHROMIUM"), *map(shutil.which, names)]
     places.append("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
@@ -76,7 +76,7 @@ def find_chromium() -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports below those that the system gives to outgoing connections."""
+    """Free ports below the range that the system uses for outgoing connections."""
     found = []
     for port in range(20000 + os.getpid() % 5000, 32000, 7):
         with contextlib.suppress(lab.LabError):
@@ -88,12 +88,11 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """One of them."""
     return free_ports(1)[0]
 
 
 class Browser:
-    """One JupyterLab server and one Chromium for all notebooks; a context manager."""
+    """A context manager: one JupyterLab server and one Chromium for all notebooks."""
 
     def __enter__(self):
         self.resources = contextlib.ExitStack()
@@ -120,7 +119,7 @@ class Browser:
         server = lab.start(command, environment, folder / "lab.log")
         self.resources.callback(lab.stop, server)
         lab.wait_until_ready(server, self.port, self.token, patience(60))
-        # its supervisor and itself; by number, for the supervisor also adopts what is left behind
+        # supervisor and server, by PID: the supervisor also adopts processes that are left behind
         supervisor = psutil.Process(server.pid)
         self.own = {supervisor.pid, *(child.pid for child in supervisor.children())}
         playwright = self.resources.enter_context(sync_playwright())
@@ -131,7 +130,7 @@ class Browser:
         self.pages = self.chromium.new_context(viewport=VIEW)  # one cache for JupyterLab's scripts
 
     def left_running(self, wait: float = 30) -> list[str]:
-        """What notebooks started and what still runs after `wait` seconds of a quiet machine."""
+        """Processes of notebooks that still run after `wait` seconds (on a quiet machine)."""
         deadline = time.monotonic() + patience(wait)
         while True:
             left = [p for p in marked(self.around.mark) if p.pid not in self.own]
@@ -141,9 +140,9 @@ class Browser:
 
     @contextlib.contextmanager
     def page(self, path: str, mode: str = "doc"):
-        """A page on `path` (from the repository's root); mode "lab" is the whole JupyterLab."""
+        """A page on `path` (relative to the repository); mode "lab" shows all of JupyterLab."""
         page = self.pages.new_page()
-        page.set_default_timeout(90_000)  # ms, on a machine that may be busy
+        page.set_default_timeout(90_000)  # ms; the machine may be busy
         page.goto(f"http://{lab.HOST}:{self.port}/{mode}/tree/{path}?token={self.token}&reset")
         page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
         try:
@@ -153,7 +152,7 @@ class Browser:
 
     @contextlib.contextmanager
     def notebook(self, path: str):
-        """A page on a notebook, its kernel ready; the kernel is ended afterwards."""
+        """A page on a notebook with its kernel ready; shuts the kernel down afterwards."""
         with self.page(path) as page:
             page.wait_for_function(READY)
             yield page
@@ -161,7 +160,7 @@ class Browser:
 
     @contextlib.contextmanager
     def opened(self, page, path: str):
-        """The same in a page that is there already, on the whole JupyterLab."""
+        """The same in an existing page that shows all of JupyterLab."""
         page.evaluate(OPEN, path)
         page.wait_for_function(OPENED, arg=path)
         page.wait_for_function(READY)
@@ -171,7 +170,7 @@ class Browser:
 
 
 def keep_only(*names):
-    """For copytree: at the top only these, below them everything but caches."""
+    """An `ignore` for copytree: at the top only these, below them everything except caches."""
 
     def ignore(folder, entries):
         if Path(folder) == ROOT:
@@ -182,10 +181,10 @@ def keep_only(*names):
 
 
 def run_all(page, seconds: float = 600) -> list[dict]:
-    """Clear all outputs, run all cells, wait; returns the cells as they are then.
+    """Clear all outputs, run all cells, wait; returns the cells.
 
     Raises:
-        TimeoutError: names the cell that was not done after `seconds`.
+        TimeoutError: names the cell that was not finished after `seconds`.
     """
     execute = "name => { window.jupyterapp.commands.execute(name); }"
     page.evaluate(execute, "notebook:clear-all-cell-outputs")
@@ -201,16 +200,16 @@ def run_all(page, seconds: float = 600) -> list[dict]:
 
 
 def picture(page, out: Path) -> list[Path]:
-    """Pictures of the whole notebook from top to bottom; returns their paths.
+    """Take screenshots of the whole notebook from top to bottom; returns their paths.
 
-    One PNG is at most 8,000 pixels high: a longer notebook gets out-2.png, out-3.png, …
+    A PNG is at most 8,000 pixels high: a longer notebook gets out-2.png, out-3.png, …
     """
     page.set_viewport_size(TALL)
     panel = page.locator(PANEL).first
     panel.evaluate("panel => { panel.scrollTop = 0; }")
     tiles, top = [], 0
     while True:
-        time.sleep(0.4)  # a cell that comes into view is laid out then
+        time.sleep(0.4)  # a cell is laid out when it comes into view
         tiles.append((top, Image.open(BytesIO(panel.screenshot(animations="disabled")))))
         height, total = panel.evaluate("panel => [panel.clientHeight, panel.scrollHeight]")
         if top + height >= total - 2:
@@ -233,7 +232,7 @@ def picture(page, out: Path) -> list[Path]:
 
 
 def error_outputs(cells: list[dict]) -> list[str]:
-    """What went wrong in cells that are not meant to fail."""
+    """Errors in cells that are not meant to fail."""
     return [
         f"cell {cell['id']}: {output['ename']}: {output['evalue']}"
         for cell in cells

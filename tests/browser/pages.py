@@ -1,4 +1,4 @@
-"""A site of files in a headless Chromium, as a reader without a network opens it."""
+"""A site of local files in a headless Chromium, without a network."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ OWN = ("file:", "data:", "blob:", "about:")
 
 
 def needs_chromium() -> None:
-    """Skip the calling module without a Chromium, but not on CI."""
+    """Skip the calling module where there is no Chromium, except on CI."""
     if not find_chromium() and not os.environ.get("CI"):
         reason = "no Chromium was found: apt-get install chromium, or CHROMIUM=/path"
         pytest.skip(reason, allow_module_level=True)
@@ -27,7 +27,7 @@ def needs_chromium() -> None:
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """One Chromium for a file of tests."""
+    """One Chromium for a test file."""
     assert find_chromium(), "CI needs a Chromium for this test: apt-get install chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -38,7 +38,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def built(kind: str, out: Path) -> Path:
-    """`make book` or `make slides` into folder `out`, with its set-up where that is missing."""
+    """Run `make book` or `make slides` into folder `out`, with its set-up if that is missing."""
     command = [sys.executable, "utils/workshop/book.py", kind, "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=patience(400))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,8 +49,8 @@ def built(kind: str, out: Path) -> Path:
 
 @contextlib.contextmanager
 def watched(browser: Browser, host: str = "file:", **how) -> Iterator[Page]:
-    """A page in a window of its own; at the end nothing was asked of a host but `host`, nothing was
-    missing and no script failed."""
+    """A page in its own window; at the end asserts that it asked no host except `host`, that
+    nothing was missing and that no script failed."""
     context = browser.new_context(**how)
     problems = []
     own = (host, *OWN)
@@ -68,7 +68,7 @@ def watched(browser: Browser, host: str = "file:", **how) -> Iterator[Page]:
 
 
 def missing_pictures(page: Page) -> list[str]:
-    """The addresses of pictures that do not show."""
+    """The addresses of images that failed to load."""
     return page.evaluate(
         """async () => {
             const shown = await Promise.all([...document.images].map(async image => {

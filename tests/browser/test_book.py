@@ -1,4 +1,4 @@
-"""The book: every page of it as a reader opens it, from the folder, without a network."""
+"""Every page of the book, opened from its folder without a network."""
 
 import re
 from functools import partial
@@ -44,7 +44,7 @@ def name(path: Path) -> str:
 
 
 class Links(HTMLParser):
-    """What a page links to or shows, the ids that it has, and its next page."""
+    """A page's links, images, ids and next page."""
 
     def __init__(self, path: Path):
         super().__init__()
@@ -104,7 +104,7 @@ def test_no_link_is_dead(links, book):
 
 
 def test_every_link_of_a_source_is_a_link_of_its_page(book):
-    """A link that Sphinx did not understand would be plain words, and so not dead."""
+    """Sphinx would render a link that it does not understand as plain text, which is not dead."""
     lost = []
     for path in [*LESSONS, *LABS, *DOCS]:
         if path.suffix == ".ipynb":
@@ -135,7 +135,7 @@ def test_next_goes_through_all_pages_each_lab_behind_its_lesson(links, book):
 
 @pytest.mark.parametrize("path", [*LESSONS, *LABS, *DOCS], ids=name)
 def test_a_page_on_a_phone(browser, book, path):
-    """It loads nothing from elsewhere, lacks nothing, sets its formulas, is not wider than it."""
+    """It loads nothing from elsewhere, is complete, renders its formulas and fits the screen."""
     with watched(browser, viewport=PHONE) as page:
         page.goto((book / name(path)).as_uri())
         page.evaluate("() => window.MathJax?.startup?.promise")
@@ -214,7 +214,7 @@ def test_the_search_finds_a_lesson_and_the_section(browser, book):
 
 
 def test_dark_and_light(browser, book):
-    """As the reader's system has it, then as the reader asks, also on the next page."""
+    """First the system's setting, then the reader's choice, which the next page keeps."""
 
     def brightness(page):
         colour = page.evaluate("() => getComputedStyle(document.body).backgroundColor")

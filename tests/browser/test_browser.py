@@ -1,7 +1,7 @@
 """A learner's view: JupyterLab in a real browser opens the lessons and runs one of them.
 
-The pictures in tests/artifacts/ are for people to look at. Without a Chromium these tests are
-skipped, but not on CI.
+The screenshots in tests/artifacts/ are for visual inspection. Without a Chromium these tests are
+skipped, except on CI.
 """
 
 import os
@@ -15,9 +15,9 @@ from utils.paths import ROOT
 from utils.workshop.notebooks import read
 
 ARTIFACTS = ROOT / "tests" / "artifacts"
-LESSON = "notebooks/08_pipeline_parallel.ipynb"  # runs here: it has ranks, and takes little time
+LESSON = "notebooks/08_pipeline_parallel.ipynb"  # runs here: it is short and starts ranks
 OTHERS = [f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
-OTHERS.remove(LESSON)  # the others are opened; nbval runs all of them
+OTHERS.remove(LESSON)  # opened only; nbval runs all of them
 
 if not find_chromium() and not os.environ.get("CI"):
     pytest.skip(
@@ -34,7 +34,7 @@ def browser():
 
 
 def printed(cell):
-    """What a cell printed on stdout, without what differs from run to run."""
+    """A cell's stdout, without what differs from run to run."""
     texts = (o["text"] for o in cell.get("outputs", []) if o.get("name") == "stdout")
     text = "".join("".join(lines) for lines in texts)
     return re.sub(r"0x[0-9a-f]{6,}|\bpid \d+", "…", text)
@@ -62,13 +62,13 @@ def test_a_lesson_runs_in_the_browser(browser):
             compared += bool(printed(before))
     assert compared >= 5
     assert count_figures(cells) == count_figures(stored.cells)
-    assert all(file.stat().st_size > 50_000 for file in pictures[:-1])  # the last may be short
+    assert all(file.stat().st_size > 50_000 for file in pictures[:-1])  # the last one may be short
     assert len(pictures) > 2
 
 
 @pytest.fixture(scope="module")
 def page(browser):
-    """JupyterLab, with nothing but the README open."""
+    """JupyterLab with only the README open."""
     with browser.page("README.md", mode="lab") as page:
         yield page
 
@@ -86,7 +86,7 @@ def test_a_lesson_opens_as_it_is_stored(browser, page, path):
 
 
 def test_nothing_of_a_lesson_is_left_running(browser):
-    """The kernels of the lessons above are ended, and with them all that they started."""
+    """Shutting down the kernels of the lessons above ends every process that they started."""
     assert browser.left_running() == []
 
 

@@ -1,7 +1,7 @@
-"""A class in real browsers: three JupyterLabs of `make lab CLASS=…` run checks and predict, and the
-instructor's page shows it, while the board is killed and comes back.
+"""A class in real browsers: three JupyterLabs of `make lab CLASS=…` run checks and predictions that
+the instructor's page shows, even when the board is killed and restarted.
 
-The pictures in tests/artifacts/ are for people to look at.
+The screenshots in tests/artifacts/ are for visual inspection.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ WAIT = 1000 * patience(60)  # ms
 class Learner:
     """JupyterLab as `make lab CLASS=…` starts it, with its own ledger, settings and notebook.
 
-    The notebook lies in scratch/, which git ignores: the lab's root is the repository.
+    The notebook is in scratch/, which git ignores: the lab's root is the repository.
     """
 
     def __init__(self, place, port, alias, address, folder):
@@ -62,10 +62,10 @@ class Learner:
         self.answer = folder / f"by_hand{place}.py"
         self.port = port
         names = {name: str(folder / f"{name}{place}".lower()) for name in FOLDERS}
-        names["PYTHONPATH"] = str(ROOT)  # these rooms, in a kernel that begins in scratch/, too
+        names["PYTHONPATH"] = str(ROOT)  # the kernel starts in scratch/
         config = Path(names["JUPYTER_CONFIG_DIR"])
         config.mkdir()
-        exposed = {"LabApp": {"expose_app_in_browser": True}}  # for this test's own commands
+        exposed = {"LabApp": {"expose_app_in_browser": True}}  # for this test's commands
         (config / "jupyter_lab_config.json").write_text(json.dumps(exposed))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "utils.workshop.lab", "--no-browser", "--port", str(self.port),
@@ -78,7 +78,7 @@ class Learner:
         self.notebook = ROOT / "scratch" / f"class-{os.getpid()}-{place}.ipynb"
 
     def ready(self):
-        """Waits until JupyterLab is up; its address."""
+        """Wait until JupyterLab is up; returns its address."""
         said = []
         for line in self.process.stdout:
             said.append(line)
@@ -88,7 +88,7 @@ class Learner:
         raise AssertionError("".join(said))
 
     def write(self, guess):
-        """The lab's own check and a lesson's own prediction, as cells."""
+        """Write a notebook with a lab's check and a lesson's prediction."""
         cells = [
             "from labs.support.five_dimensions import contracts\n"
             "from utils.course import ask_for_help, helped\n"
@@ -104,7 +104,7 @@ class Learner:
         nbformat.write(content, self.notebook)
 
     def open(self, browser):
-        """Begins to open the notebook."""
+        """Begin to open the notebook."""
         parts = urlsplit(self.url)
         path = self.notebook.relative_to(ROOT).as_posix()
         self.page = browser.new_page()
@@ -113,21 +113,21 @@ class Learner:
         self.page.goto(address, wait_until="commit")
 
     def opened(self):
-        """Waits until the notebook and its kernel are there."""
+        """Wait until the notebook and its kernel are ready."""
         self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
         self.page.wait_for_function(READY)
 
     def run(self):
-        """Runs all cells; what they print."""
+        """Run all cells; returns what they print."""
         run = "() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }"
-        self.page.evaluate(run)  # it would wait for what the command returns
+        self.page.evaluate(run)  # in braces: it would wait for the command's result
         self.page.wait_for_function(FINISHED)
         cells = self.page.evaluate(CELLS)
         assert error_outputs(cells) == []
         return "".join("".join(o.get("text", "")) for c in cells for o in c.get("outputs", []))
 
     def end(self):
-        """What it says after Ctrl-C."""
+        """JupyterLab's output after Ctrl-C."""
         said = self.process.stdout.read()
         assert self.process.wait(patience(30)) == 0, said
 
@@ -156,7 +156,7 @@ def chromium():
 
 
 def row(page, alias):
-    """The cells of a learner: {exercise: its cell}."""
+    """A learner's row in the grid: {exercise: cell}."""
     names = page.locator("#grid thead th").all_inner_texts()[1:]
     found = page.locator("#grid tbody tr").filter(has=page.get_by_role("rowheader", name=alias))
     return dict(zip(names, found.locator("td").all()))
@@ -165,10 +165,10 @@ def row(page, alias):
 @pytest.mark.timeout(300)
 def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
     learners = []
-    asked = []  # what the instructor's page asks for
+    asked = []  # the requests of the instructor's page
     with contextlib.ExitStack() as stack:
         board = stack.enter_context(RunningBoard(tmp_path / "board.sqlite", "--minutes", "90"))
-        ports = free_ports(len(ALIASES))  # the board has its own by now
+        ports = free_ports(len(ALIASES))  # the board already has its own
         for place, (alias, guess) in enumerate(ALIASES.items()):
             learners.append(Learner(place, ports[place], alias, board.join, tmp_path))
             stack.callback(learners[-1].close)
@@ -185,9 +185,9 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
         page.on("request", lambda request: asked.append(request.url))
         errors = []
         page.on("pageerror", lambda error: errors.append(error))
-        page.set_content(f'<a href="{board.open}">the board</a>')  # as a mail or a wiki has it
+        page.set_content(f'<a href="{board.open}">the board</a>')  # as in an e-mail or a wiki
         page.get_by_text("the board").click()
-        page.wait_for_url(f"http://127.0.0.1:{board.port}/")  # no token in sight
+        page.wait_for_url(f"http://127.0.0.1:{board.port}/")  # the token is gone
         expect(page.locator("#left")).to_have_text("90 min left", timeout=WAIT)
 
         for learner in learners:
@@ -201,7 +201,7 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
         expect(row(page, right.alias)[CHECK]).to_have_class("done", timeout=WAIT)
 
         board.kill()
-        said = wrong.run()  # its lab notices nothing
+        said = wrong.run()  # the lab is not affected
         assert "[x] lab 10a by hand" in said and "ask_for_help()" in said
         expect(page.locator("#trouble")).to_contain_text("does not answer", timeout=WAIT)
         board.start()
@@ -241,7 +241,7 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
         page.screenshot(path=ARTIFACTS / "class-dark-phone.png")
 
         for learner in learners:
-            learner.process.send_signal(signal.SIGINT)  # Ctrl-C at the terminal
+            learner.process.send_signal(signal.SIGINT)  # Ctrl-C
         for learner in learners:
             learner.end()
         assert errors == []
@@ -252,7 +252,7 @@ def test_three_labs_report_to_the_instructors_page(chromium, tmp_path):
 
 
 def reporters(folder):
-    """Processes that serve a ledger under this folder."""
+    """Reporter processes whose ledger is under this folder."""
     import psutil
 
     found = []

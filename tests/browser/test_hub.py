@@ -1,7 +1,7 @@
-"""Learners of one hub in real browsers. One attacks another's seat; three start lesson 01's first
-ranks at the same time, each as if alone on the machine.
+"""Learners of one hub in real browsers: one attacks another's seat; three start the ranks of lesson
+01 at the same time, each as if alone on the machine.
 
-The picture in tests/artifacts/ is for people to look at.
+The screenshots in tests/artifacts/ are for visual inspection.
 """
 
 import json
@@ -24,11 +24,11 @@ if not find_chromium() and not os.environ.get("CI"):
 ARTIFACTS = ROOT / "tests" / "artifacts"
 WAIT = 1000 * patience(120)  # ms; three seats open at once
 LESSON = "notebooks/01_data_parallel.ipynb"
-TALK = "dist.all_reduce(x)"  # in the cell behind which the first ranks have talked
-NAMES = ("ada", "bob-" + 27 * "2", "cleo")  # the longest name that the hub takes
-SETTINGS = 'c.Seat.args = ["--LabApp.expose_app_in_browser=True"]\n'  # for the tests' own commands
+TALK = "dist.all_reduce(x)"  # in the cell after which the ranks have communicated
+NAMES = ("ada", "bob-" + 27 * "2", "cleo")  # the longest name that the hub accepts
+SETTINGS = 'c.Seat.args = ["--LabApp.expose_app_in_browser=True"]\n'  # for the tests' commands
 
-# The text that code prints in the open notebook's kernel.
+# Runs code in the open notebook's kernel and returns what it prints.
 EXECUTE = """async code => {
     const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
     const future = kernel.requestExecute({ code });
@@ -39,7 +39,7 @@ EXECUTE = """async code => {
     await future.done;
     return said;
 }"""
-# In a kernel: a server that says a name, and what asks one.
+# In a kernel: a server that answers with a name, and its client.
 SERVE = """
 import http.server, os, socket, threading, urllib.request
 class Say(http.server.BaseHTTPRequestHandler):
@@ -74,7 +74,7 @@ for child in many: child.kill()
 for child in many: child.wait()
 print(len(many))
 """
-# In a kernel: in place of the seat's JupyterLab a page, which acts in the seat of who clicks on it.
+# In a kernel: replaces the seat's JupyterLab with a page that acts in its visitor's own seat.
 ATTACK = """
 import os, socketserver, threading
 page = b'''<!doctype html><button>free coffee</button><script>
@@ -119,7 +119,7 @@ RUN_ABOVE = """index => {
 
 
 class Learner:
-    """A browser of its own, with a seat."""
+    """A learner's own browser context and seat."""
 
     def __init__(self, hub, chromium, name):
         self.hub, self.name = hub, name
@@ -127,7 +127,7 @@ class Learner:
         self.page.set_default_timeout(WAIT)
 
     def log_in(self, path="", password="a-long-word"):
-        """Begins to open a notebook in a seat, which starts."""
+        """Log in, which starts a seat, and begin to open `path`."""
         seat = f"/hub/spawn?next={quote(f'/user/{self.name}/doc/tree/{path}')}"
         self.page.goto(f"{self.hub.url}/hub/login?next={quote(seat)}")
         self.page.fill("input[name=username]", self.name)
@@ -138,18 +138,18 @@ class Learner:
         try:
             self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget")
             self.page.wait_for_function(READY)
-        finally:  # to see where it stands still
+        finally:  # shows where it hangs
             self.page.screenshot(path=ARTIFACTS / f"hub-{self.name}-opened.png")
 
     def run_above(self, index):
-        """Begins to run all cells above this one."""
+        """Begin to run all cells above this one."""
         self.page.evaluate(RUN_ABOVE, index)
 
     def cells(self):
         return self.page.evaluate(CELLS)
 
     def tell(self, code):
-        """What Python prints in this learner's kernel."""
+        """Run code in this learner's kernel; returns what it prints."""
         return self.page.evaluate(EXECUTE, code).strip()
 
 
@@ -174,7 +174,7 @@ def hub():
 
 @pytest.fixture(scope="module")
 def learners(hub, chromium):
-    """Three, whose first ranks have talked, all at the same time."""
+    """Three learners whose ranks have all communicated at the same time."""
     sources = ["".join(cell["source"]) for cell in json.loads((ROOT / LESSON).read_text())["cells"]]
     behind = next(index for index, source in enumerate(sources) if TALK in source) + 1
     learners = [Learner(hub, chromium, name) for name in NAMES]
@@ -193,14 +193,14 @@ def learners(hub, chromium):
 
 
 def attack(hub, thief, other):
-    """Her server takes the place of the thief's JupyterLab, and the other one clicks on its page:
-    (what became of it, the other one's terminals by now)."""
+    """Replace the thief's JupyterLab by the thief's server, and let `other` click on its page:
+    returns (the page's result, the number of other's terminals)."""
     assert thief.tell(ATTACK.format(other=hub.seat(other.name))) == ""
     page = other.page.context.new_page()
     page.goto(hub.seat(thief.name))
     with page.expect_popup() as popup:
         page.get_by_role("button", name="free coffee").click()
-    popup.value.wait_for_function("() => window.jupyterapp")  # the other one's own lab
+    popup.value.wait_for_function("() => window.jupyterapp")  # the lab of `other`
     until(page.title, 60)
     return page.title(), other.page.evaluate(TERMINALS)
 
@@ -230,7 +230,7 @@ def test_three_learners_start_ranks_at_the_same_time(learners):
     before = int(ada.tell(count))
     for other in others:
         other.tell("ranks.close()")
-    assert int(ada.tell(count)) == before  # of which hers were four
+    assert int(ada.tell(count)) == before  # four fewer: her own
     ada.tell("ranks.close()")
     assert int(ada.tell(count)) <= before - 4
 
@@ -240,12 +240,12 @@ def test_three_learners_start_ranks_at_the_same_time(learners):
 def test_every_seat_has_all_ports_and_sees_no_other_ones(learners, hub):
     for learner in learners:
         learner.tell(SERVE.format(name=learner.name, limit=patience(5)))
-    for learner in learners:  # the same port, three servers
+    for learner in learners:  # three servers on the same port
         assert learner.tell("print(ask(8000))") == learner.name
     ada, bob, _ = learners
     ada.tell("own = http.server.HTTPServer(('', 8001), Say)")
     assert "Connection refused" in bob.tell("ask(8001)")
-    assert "Connection refused" in bob.tell(f"ask({hub.port})")  # nor the machine's own
+    assert "Connection refused" in bob.tell(f"ask({hub.port})")  # nor the machine's ports
     assert bob.tell("print([name for _, name in socket.if_nameindex()])") == "['lo']"
 
 
@@ -271,10 +271,10 @@ def test_limits_hold_and_reach_nobody_else(learners):
     seen = (
         "from utils.measure.machine import machine; m = machine(); print(m.cores, m.memory >> 30)"
     )
-    assert ada.tell(seen) == "1.5 3"  # the lessons speak of the seat, not of the machine
+    assert ada.tell(seen) == "1.5 3"  # the limits of the seat, not of the machine
     assert ada.tell(TAKE.format(gib=1)) == "0"
-    assert ada.tell(TAKE.format(gib=4)) == "-9"  # the kernel ends who takes too much …
-    assert ada.tell("print(6 * 7)") == bob.tell("print(6 * 7)") == "42"  # … and nobody else
+    assert ada.tell(TAKE.format(gib=4)) == "-9"  # killed by Linux …
+    assert ada.tell("print(6 * 7)") == bob.tell("print(6 * 7)") == "42"  # … and nothing else is
     assert int(ada.tell(MANY)) < 400
 
 
@@ -293,7 +293,7 @@ def test_nobody_sits_on_anothers_seat(learners, chromium, hub):
 @pytest.mark.thorough
 @pytest.mark.timeout(240)
 def test_without_a_domain_a_learners_page_acts_in_another_ones_seat(chromium):
-    """The attack is real; the hub warns of it."""
+    """The attack succeeds, and the hub warns of it."""
     need_seats()
     with RunningHub(config=SETTINGS) as hub:
         assert "All seats share one web origin" in hub.said()

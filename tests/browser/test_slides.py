@@ -1,4 +1,4 @@
-"""The slides: every slide of every deck as an instructor shows it, and the speaker's view."""
+"""Every slide of every deck as an instructor shows it, and the speaker's view."""
 
 import json
 import re
@@ -14,8 +14,8 @@ needs_chromium()
 LESSONS = sorted(ROOT.glob("notebooks/[0-9]*.ipynb"))
 FRAME = {"width": 1280, "height": 720}
 ARTIFACTS = ROOT / "tests" / "artifacts"
-# Goes to each slide, notes what it shows before a key, shows all that waits on it, and says what it
-# holds and what lies outside.
+# Visits each slide, notes what it shows before a key press, reveals the rest, and reports its
+# content and what overflows.
 LOOKED_AT = """() => Reveal.getSlides().map(slide => {
     const { h, v } = Reveal.getIndices(slide);
     const shown = piece => piece.checkVisibility({ visibilityProperty: true });
@@ -67,7 +67,7 @@ def opened(page, slides, stem):
 
 
 def shown_cells(path):
-    """The cells of a lesson but those below "Further reading"."""
+    """The cells of a lesson, except those below "Further reading"."""
     cells, left_out = json.loads(path.read_text(encoding="utf-8"))["cells"], False
     for cell in cells:
         cell["source"] = "".join(cell["source"])
@@ -91,22 +91,22 @@ def test_every_slide_of_a_deck(browser, slides, path):
         noted = "".join(notes.evaluate_all("all => all.map(note => note.innerHTML)"))
         assert notes.count() > 10
     wrong = [s for s in seen if s["outside"] or s["tall"] > 721 or s["wide"] > 1281]
-    assert wrong == [], "what a slide holds does not fit its frame"
+    assert wrong == [], "the content of a slide does not fit its frame"
     assert 12 <= len(seen) <= 25
     row = re.search(rf"{path.stem}.*", (slides / "index.html").read_text(encoding="utf-8"))[0]
     assert f"<td>{len(seen)}</td><td>" in row and not row.endswith("<td></td></tr>")
     assert [slide["place"] for slide in seen if slide["lonely"]] == [], "a title, or one sentence"
-    assert [slide["place"] for slide in seen if slide["hidden"]] == [], "a key shows nothing"
+    assert [slide["place"] for slide in seen if slide["hidden"]] == [], "hidden after all keys"
     early = [(slide["place"], piece) for slide in seen for piece in slide["early"]]
-    assert early == [], "what follows a prediction waits for a key"
-    assert [slide["place"] for slide in seen if slide["blank"]] == [], "only a key shows something"
-    assert min(slide["smallest"] for slide in seen) >= 18, "too small to be read from afar"
+    assert early == [], "the answer to a prediction shows before a key press"
+    assert [slide["place"] for slide in seen if slide["blank"]] == [], "empty before a key press"
+    assert min(slide["smallest"] for slide in seen) >= 18, "too small to read from a distance"
     figures = [height for slide in seen for height in slide["figures"]]
     assert min(figures) > 150
     drawn = [c for c in cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
     revealed = [c for c in drawn if re.search(r"\breveal\((?![^)]*show=)", c["source"])]
     kept = len(drawn) - len({cell["id"] for cell in revealed})
-    assert len(figures) + noted.count("data:image/png") == kept, "of the others a line is shown"
+    assert len(figures) + noted.count("data:image/png") == kept, "revealed figures are a line"
     titles = re.findall(r"(?m)^##? (.+)", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", words))
     said = re.sub("<[^>]*>", "", noted)
     everything = " ".join([*(slide["title"] for slide in seen), said])
@@ -123,7 +123,7 @@ def test_the_first_page_leads_to_every_deck(browser, slides):
 
 
 def test_an_answer_waits_for_a_key(browser, slides):
-    """Lesson 06 asks for a number and answers it later, in a cell whose output is folded."""
+    """Lesson 06 asks for a number and answers later, in a cell whose output is folded."""
     with watched(browser, viewport=FRAME) as page:
         opened(page, slides, "06_tensor_parallel")
         place = page.evaluate(
@@ -143,7 +143,6 @@ def test_an_answer_waits_for_a_key(browser, slides):
 
 
 def test_the_speakers_view_has_the_guide_and_the_lessons_words(browser, slides):
-    """The guide's table has a remark on lesson 06, section 10; the lesson has its paragraph."""
     guide = (ROOT / "docs/instructor.md").read_text(encoding="utf-8")
     path = ROOT / "notebooks/06_tensor_parallel.ipynb"
     words = "\n".join(cell["source"] for cell in shown_cells(path))
