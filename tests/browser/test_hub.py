@@ -193,8 +193,8 @@ def learners(hub, chromium):
 
 
 def attack(hub, thief, other):
-    """Replace the thief's JupyterLab by the thief's server, and let `other` click on its page:
-    returns (the page's result, the number of other's terminals)."""
+    """Replace the thief's JupyterLab with ATTACK, and let `other` click on its page; returns
+    (the page's result, the number of other's terminals)."""
     assert thief.tell(ATTACK.format(other=hub.seat(other.name))) == ""
     page = other.page.context.new_page()
     page.goto(hub.seat(thief.name))

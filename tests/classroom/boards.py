@@ -1,4 +1,4 @@
-"""A board as `make class` runs it, a learner by hand, and what the instructor's page is told."""
+"""A board as `make class` runs it, a hand-made learner, and what the instructor's page receives."""
 
 import contextlib
 import http.client
@@ -24,7 +24,7 @@ def command(*words):
 
 
 class RunningBoard:
-    """A board in a process of its own, on a file; a context manager that leaves nothing running."""
+    """A context manager: a board on a file, in its own process."""
 
     def __init__(self, file, *words, port=None):
         self.file, self.words, self.port = file, words, port or free_port()
@@ -37,7 +37,7 @@ class RunningBoard:
         self.kill()
 
     def start(self):
-        """Runs it, or runs it again, until it has printed its addresses."""
+        """Start or restart the board; returns when it has printed its addresses."""
         self.process = subprocess.Popen(
             command("--port", self.port, "--file", self.file, *self.words),
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -60,7 +60,7 @@ class RunningBoard:
         return code
 
     def ask(self, method, route, content=None, *, token=None, cookie=None, **headers):
-        """(status, what the JSON says or the text, headers)"""
+        """Returns (status, the decoded JSON or the text, headers)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience(10))
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -86,7 +86,7 @@ class RunningBoard:
         return headers["Set-Cookie"].partition(";")[0]
 
     def room(self):
-        """What a page that is opened now is told first: (the class, the room)."""
+        """The first two events that a new page receives: (the class, the room)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=patience(10))
         connection.request("GET", "/events", headers={"Cookie": self.enter()})
         answer = connection.getresponse()
@@ -100,7 +100,7 @@ class RunningBoard:
         return found
 
     def learners(self):
-        """{alias: row} as the page has them; checks by name."""
+        """The page's rows, {alias: row}, with checks by name."""
         told, news = self.room()
         names = [name for part in told["course"] for name in part["checks"]]
         rows = {row["alias"]: row for row in news["learners"]}
@@ -113,7 +113,6 @@ class RunningBoard:
 
 
 def check(name=CHECK, **more):
-    """A report of a check."""
     fields = {"done": False, "tries": 1, "symptom": "rank 0 says 41.", "at": time.time()} | more
     return {"kind": "check", "name": name, **fields}
 
@@ -131,16 +130,16 @@ def message(*reports, alias="gentle otter", learner=None):
 
 
 def until(condition, seconds=30.0):
-    """Waits until `condition()` is true, and returns what it gave."""
+    """Wait until `condition()` is true; returns its result."""
     end = time.monotonic() + patience(seconds)
     while not (found := condition()):
-        assert time.monotonic() < end, f"after {patience(seconds)} s it is still not so"
+        assert time.monotonic() < end, f"still not true after {patience(seconds)} s"
         time.sleep(0.05)
     return found
 
 
 def fill_up(file):
-    """Writes a file until its disk is full."""
+    """Write to a file until its disk is full."""
     with contextlib.suppress(OSError), open(file, "wb", buffering=0) as out:
         while True:
             out.write(bytes(4096))

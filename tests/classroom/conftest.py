@@ -1,4 +1,4 @@
-"""What the tests of a class share."""
+"""Fixtures for the tests of a class."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from tests.small_disk import small_disk
 
 @pytest.fixture
 def disk(tmp_path):
-    """A folder on a file system of its own, of 2 MB."""
+    """A folder on its own file system of 2 MB."""
     with small_disk(tmp_path, 2 * 2**20) as folder:
         yield folder

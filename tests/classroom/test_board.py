@@ -1,4 +1,4 @@
-"""The board as a process: who gets in, what it takes, what it still has after it was killed."""
+"""The board as a process: access, accepted reports, and what survives when it is killed."""
 
 import contextlib
 import csv
@@ -39,7 +39,7 @@ def board(tmp_path_factory):
 
 
 def others(file, *words):
-    """A second board that should not start: (exit status, what it says)."""
+    """Start a second board, which should fail: (exit status, output)."""
     done = subprocess.run(
         command("--file", file, *words), cwd=ROOT, capture_output=True, text=True,
         timeout=patience(60),
@@ -47,7 +47,7 @@ def others(file, *words):
     return done.returncode, done.stderr
 
 
-# --- what is reported appears -----------------------------------------------------------------
+# --- reports ----------------------------------------------------------------------------------
 
 
 def test_what_is_reported_is_on_the_page(board):
@@ -100,7 +100,7 @@ def test_the_page_is_told_of_changes(board):
     connection.request("GET", "/events", headers={"Cookie": board.enter()})
     answer = connection.getresponse()
     assert answer.headers["Content-Type"].startswith("text/event-stream")
-    for _ in range(7):  # retry, event, data, and again event, data
+    for _ in range(7):  # retry; event, data; event, data
         answer.readline()
     board.report(message(check(), alias="while it looks"))
     until(lambda: "while it looks" in answer.readline().decode())
@@ -137,14 +137,14 @@ def test_who_is_removed_stays_away(own):
     number = own.learners()["loud"]["id"]
     assert own.ask("POST", "/removed", {"learner": number}, cookie=own.enter())[0] == 200
     for _ in range(2):
-        assert own.report({**said, "alias": "louder"})[0] == 200  # that lab notices nothing
+        assert own.report({**said, "alias": "louder"})[0] == 200  # the lab is not told
         _, news = own.room()
         assert [row["alias"] for row in news["learners"]] == ["kept"] and not news["predictions"]
         own.kill()
         own.start()
 
 
-# --- who gets in ------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -156,11 +156,11 @@ def own(tmp_path):
 def test_nobody_is_let_in_without_the_right_token(board):
     cookie = board.enter()
     name = cookie.partition("=")[0]
-    assert board.ask("GET", "/")[0] == 401  # no token was tried
+    assert board.ask("GET", "/")[0] == 401  # no token
     tries = [
-        ("POST", "/report", {"token": board.open.rpartition("/")[2]}),  # the instructor's
+        ("POST", "/report", {"token": board.open.rpartition("/")[2]}),  # the instructor's token
         ("POST", "/report", {}),
-        ("GET", "/board/" + board.token, {}),  # the learners'
+        ("GET", "/board/" + board.token, {}),  # the learners' token
         ("GET", "/join/x", {}),
         ("GET", "/", {"cookie": f"{name}={board.token}"}),
         ("GET", "/events", {}),
@@ -185,7 +185,7 @@ def test_a_form_of_another_site_changes_nothing(board):
 
 
 def test_wrong_tokens_are_limited_and_right_ones_pass(own):
-    """One learner of a room, or one seat of a hub, would else keep all others out."""
+    """Otherwise one learner in a room, or one seat of a hub, could lock out all the others."""
     cookie = own.enter()
     for _ in range(WRONG):
         assert own.ask("GET", "/join/guess")[0] == 401
@@ -197,14 +197,14 @@ def test_wrong_tokens_are_limited_and_right_ones_pass(own):
 
 
 def test_a_reverse_proxy_says_who_asks(tmp_path):
-    """Only where there is one: else anybody could say it is somebody else who tries tokens."""
+    """Only where there is a proxy: elsewhere clients could fake their address."""
     url = "https://board.example.org/class/"
     with RunningBoard(tmp_path / "board.sqlite", "--url", url) as board:
         assert board.join.startswith(url + "join/") and board.open.startswith(url + "board/")
         route = "/board/" + board.open.rpartition("/")[2]
         status, _, headers = board.ask("GET", route)
         assert status == 303 and "Secure" in headers["Set-Cookie"]
-        assert headers["Location"] == "../"  # also below a path
+        assert headers["Location"] == "../"  # also under a path
         forwarded = {"X-Forwarded-For": "192.0.2.1"}
         for _ in range(WRONG):
             assert board.ask("GET", "/join/guess", **forwarded)[0] == 401
@@ -238,15 +238,15 @@ def test_the_page_asks_no_other_host(board):
         status, text, headers = board.ask("GET", route, cookie=board.enter())
         assert status == 200
         assert "default-src 'none'" in headers["Content-Security-Policy"]
-        outside = re.sub(r"http://www\.w3\.org/2000/svg", "", text)  # a name, not an address
+        outside = re.sub(r"http://www\.w3\.org/2000/svg", "", text)  # a namespace, not an address
         assert not re.search(r"(https?:)?//[a-z]", outside.replace("// ", "")), route
 
 
-# --- what is no report ------------------------------------------------------------------------
+# --- invalid reports --------------------------------------------------------------------------
 
 
 def raw(board, data, seconds=10):
-    """The first line of the answer to these bytes."""
+    """Send these bytes; returns the first line of the answer."""
     with socket.create_connection(("127.0.0.1", board.port), timeout=patience(seconds)) as own:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             own.sendall(data)
@@ -291,17 +291,17 @@ def test_who_sends_slowly_is_answered_and_stops_nobody(board):
 def test_text_of_learners_stays_text(board):
     markup = '<img src=x onerror="alert(1)">'
     assert board.report(message(check(symptom=markup), alias=markup))[0] == 200
-    assert board.learners()[markup]["checks"][CHECK][3] == markup  # the page sets it as text
+    assert board.learners()[markup]["checks"][CHECK][3] == markup  # the page shows it as text
     script = (ROOT / "utils/classroom/page.js").read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b", script)
 
 
-# --- killed, twice, full ----------------------------------------------------------------------
+# --- kills, second boards, full disks ---------------------------------------------------------
 
 
 @pytest.mark.thorough
 def test_killed_in_the_middle_nothing_is_lost(own):
-    """Forty learners report while it is killed three times; who got no answer sends again."""
+    """Forty learners report, and send again without an answer, while it is killed three times."""
     learners, each, kills = 40, 12, 3
     answered, going = [0] * learners, threading.Event()
 
@@ -332,7 +332,7 @@ def test_killed_in_the_middle_nothing_is_lost(own):
     rows = own.learners()
     assert sorted(rows, key=int) == [str(place) for place in range(learners)]
     assert all(row["checks"][CHECK][1] == each for row in rows.values())
-    assert own.room()[1]["ends"] is not None  # 30 minutes, from the beginning
+    assert own.room()[1]["ends"] is not None  # 30 minutes, set at the start
 
 
 def test_two_boards_are_one_sentence(own, tmp_path):
@@ -363,7 +363,7 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
 
 def test_it_listens_on_loopback_alone_unless_told_otherwise(board):
     assert board.join.startswith(f"http://127.0.0.1:{board.port}/join/")
-    with socket.socket() as probe:  # another loopback address is free: it listens on one only
+    with socket.socket() as probe:  # the board leaves other loopback addresses free
         probe.bind(("127.0.0.2", board.port))
 
 
@@ -383,7 +383,7 @@ def test_a_full_disk_is_said_and_reports_come_later(disk):
         assert board.report(message(check(), alias="before"))[0] == 200
         fill_up(fill)
         sent, refused = [], None
-        for place in range(2000):  # what is left of the last page of its file goes first
+        for place in range(2000):  # they fill the last page of its file first
             one = message(check(symptom="x" * 300), alias=f"{place}", learner=f"{place:032x}")
             refused = board.report(one)
             sent.append(one)

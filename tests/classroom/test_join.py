@@ -1,4 +1,4 @@
-"""Joining: nothing is reported without a yes, and a class is asked about once."""
+"""Joining: nothing is reported without a yes, and a learner is asked once per class."""
 
 import json
 import stat
@@ -28,7 +28,7 @@ def home(tmp_path, monkeypatch):
 
 
 def answers(*said):
-    """A learner at the terminal, and the questions; who has said all closes the terminal."""
+    """A terminal that gives these answers, then closes; its questions are in `.asked`."""
     left, asked = list(said), []
 
     def ask(question):

@@ -1,4 +1,4 @@
-"""What a lab reports: all of it, later if it must be, and never at the lab's cost."""
+"""A lab reports everything, later if necessary, and is never disturbed by it."""
 
 import http.server
 import json
@@ -47,7 +47,7 @@ def note(name, passed, symptom=""):
 
 
 def joined(address, home, alias="owl", learner="a" * 32):
-    """A member of the class, who is in class.json."""
+    """A member of the class, written to class.json."""
     member = Membership(address, alias, learner)
     key = read_address(address).key
     (home / "class.json").write_text(json.dumps({key: vars(member)}))
@@ -55,7 +55,7 @@ def joined(address, home, alias="owl", learner="a" * 32):
 
 
 class Beside:
-    """The reporter as a process, as `make lab CLASS=…` starts it."""
+    """The reporter process, as `make lab CLASS=…` starts it."""
 
     def __init__(self, address, home):
         words = [sys.executable, "-m", "utils.classroom.reporter", read_address(address).key]
@@ -72,7 +72,7 @@ class Beside:
         self.process.communicate()
 
     def end(self):
-        """Its lab ends; what it said."""
+        """End its lab; returns its stderr."""
         return self.process.communicate(timeout=patience(20))[1]
 
 
@@ -80,7 +80,7 @@ class Beside:
 
 
 def test_checks_predictions_and_questions_report_themselves(board, home):
-    note(CHECK, False, "rank 0 says 41.")  # before it has joined
+    note(CHECK, False, "rank 0 says 41.")  # before joining
     joined(board.join, home)
     with Beside(board.join, home) as beside:
         until(lambda: board.learners().get("owl", {}).get("checks"))
@@ -153,7 +153,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.got.append(reports.message(body))  # what a lab sends is always a message
+        self.got.append(reports.message(body))  # raises unless it is a message
         status, headers, said = self.answers.pop(0) if self.answers else (200, {}, b"{}")
         self.send_response(status)
         for name, value in headers.items():
@@ -167,7 +167,7 @@ class Odd(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def odd():
-    """A server that answers what `odd.answers` says, then 200; `odd.got` is what has come."""
+    """A server that gives the answers in `odd.answers`, then 200; `odd.got` has the messages."""
     kind = type("Odd", (Odd,), {"answers": [], "got": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -200,13 +200,13 @@ def test_who_is_refused_waits_and_sends_again(odd, home, answer):
     assert begin + answer[3] <= reporter.until <= time.monotonic() + answer[4]
     reporter.until += 1000
     reporter.send()
-    assert len(odd.got) == 1  # not before it is time
+    assert len(odd.got) == 1  # it is too early
     reporter.until = 0.0
     note(OTHER, True)
     reporter.send()
     assert [len(one["reports"]) for one in odd.got] == [1, 2]
     reporter.send()
-    assert len(odd.got) == 2  # the board has it
+    assert len(odd.got) == 2  # the board has it already
 
 
 def test_pauses_grow_and_end_with_the_trouble(odd, home):

@@ -1,4 +1,4 @@
-"""What may be told is told, nothing else; what is no message is refused with its reason."""
+"""Only what may be reported is; an invalid message is refused with its reason."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_a_message_is_read_as_it_was_written():
     hand = {"kind": "help", "name": "", "question": "Why?", "at": None}
     content = message(check(), prediction(2.5, theory=1.0), hand)
     assert reports.message(encoded(content)) == content
-    for alias in ("Nguyễn", "မြို့", "🦉"):  # marks that a script needs are no stacked accents
+    for alias in ("Nguyễn", "မြို့", "🦉"):  # a script's necessary marks are allowed
         assert reports.alias(alias) == alias
 
 
@@ -102,7 +102,7 @@ def test_a_ledger_becomes_reports_and_no_path_leaves():
 
 
 def test_what_is_no_report_is_left_out_of_a_ledger():
-    """Edited by hand: the rest is told all the same, and the board would take each of them."""
+    """After an edit by hand, the valid rest is still reported."""
     found = reports.of_ledger(
         ledger(
             checks={"lab 01a": "yes", "lab 01b": True, "x" * 300: True},

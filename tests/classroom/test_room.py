@@ -1,4 +1,4 @@
-"""The predictions of a room as a histogram: each is in it once, and one joker spoils nothing."""
+"""The predictions of a room as a histogram: each counts once, and outliers do not distort it."""
 
 import math
 import random
@@ -20,7 +20,7 @@ def taken(learner, *reports, alias="owl"):
 
 
 def within(shown):
-    """All that a histogram counts."""
+    """All predictions in a histogram."""
     return sum(shown["bins"]) + shown["below"] + shown["above"]
 
 

@@ -1,4 +1,4 @@
-"""What is done to whole models: each against the same done another way."""
+"""Compression of whole models, each compared with an independent computation."""
 
 import copy
 
@@ -33,7 +33,7 @@ def model():
     )
     made = GPT(config).double()
     with torch.no_grad():
-        for parameter in made.parameters():  # nothing at its first value
+        for parameter in made.parameters():  # nothing keeps its initial value
             parameter += 0.2 * torch.randn_like(parameter)
     return made.eval()
 
@@ -233,7 +233,7 @@ def test_the_loss_is_the_divergence():
     assert distillation_loss(teacher, teacher).abs() < 1e-6
     hot = distillation_loss(student, teacher, temperature=50.0)
     gap = (student - teacher) - (student - teacher).mean(dim=-1, keepdim=True)
-    # for large T it is half the mean square of the logits' difference (Hinton et al., section 2.1)
+    # for large T, half the mean squared difference of the logits (Hinton et al., section 2.1)
     torch.testing.assert_close(hot, 0.5 * gap.square().mean(), rtol=0.1, atol=0)
 
 

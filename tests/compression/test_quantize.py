@@ -1,4 +1,4 @@
-"""Whole numbers for floating-point ones: errors, parts, bytes, and torchao as the judge."""
+"""Integers for floating-point values: errors, shards, bytes, and torchao as the reference."""
 
 import pytest
 import torch
@@ -63,7 +63,7 @@ def test_bytes():
     q = quantize(matrix(8, 64), INT8)
     assert q.nbytes == 8 * 64 + 8 * 4
     assert quantize(matrix(8, 64), INT4).nbytes == 8 * 64 // 2 + 8 * 2 * 4
-    assert quantize(matrix(3, 33), INT4).nbytes == 50 + 3 * 2 * 4  # 99 numbers of half a byte
+    assert quantize(matrix(3, 33), INT4).nbytes == 50 + 3 * 2 * 4  # 99 values of half a byte
     asymmetric = Scheme(8, "tensor", symmetric=False)
     assert quantize(matrix(8, 64), asymmetric).nbytes == 8 * 64 + 8
 

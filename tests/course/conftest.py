@@ -1,4 +1,4 @@
-"""What a learner has done is kept in a folder of the test's own."""
+"""Each test has its own folder for the learner's progress."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Checks never raise, say one of three things, see the file as it is now, and end hangs."""
+"""Checks never raise, print one of three marks, read the current file and end hangs."""
 
 import time
 
@@ -28,7 +28,7 @@ AGAIN = "    The same cases again: check(…, seed=7)\n"
 
 
 def judge(trial) -> str:
-    """The right number is 42, on both ranks, in each of the cases that it draws (and leaves)."""
+    """The right number is 42 on both ranks."""
     trial.new_seed()
     for rank, number in enumerate(trial.on_ranks(2, numbers, hang="Advice for a hang.")):
         if number != 42:
@@ -162,8 +162,8 @@ def test_a_ledger_that_cannot_be_written_does_not_stop_the_check(
 
 
 def blocks(answer) -> float:
-    """When rank 0 has sent one number, and when rank 1 begins to receive it, half a second later:
-    by the clock of the machine, which all its processes share."""
+    """The time when rank 0 has sent a value, and when rank 1, half a second late, begins to
+    receive: by the machine's clock, which all processes share."""
     import torch
 
     dist.barrier()
@@ -177,7 +177,7 @@ def blocks(answer) -> float:
 
 
 def test_sends_really_block(file):
-    """The checks on deadlocks rest on this: gloo's send waits for the receive, even for 4 bytes."""
+    """Deadlock checks rely on this: gloo's send waits for the receive, even for 4 bytes."""
     sent, begins = Trial(file).on_ranks(2, blocks)
     assert sent > begins
 

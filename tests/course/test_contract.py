@@ -1,4 +1,4 @@
-"""What the runner of contracts promises to see: for each, an answer that is wrong in that alone."""
+"""For each fault that a contract must detect, an answer with that fault alone."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def total(x, other):
         work.wait()
     x += received
 """
-WRONG = {  # what must be said: what stands in place of the last lines
+WRONG = {  # words of the message: what replaces the last line
     "values differ": "x += received * 1.001",
     "own 0": "x = x + received",
     "should be nan": "x += received; x.nan_to_num_()",

@@ -1,4 +1,4 @@
-"""Asking for help is a line in the ledger; whoever is in no class hears so."""
+"""A request for help is a line in the ledger; outside a class the learner is told so."""
 
 import time
 

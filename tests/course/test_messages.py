@@ -1,4 +1,4 @@
-"""Messages are noted, and not kept: what was received and waited for is the caller's alone."""
+"""Messages are noted, not kept: after its wait, only the caller holds a received tensor."""
 
 import weakref
 
@@ -17,7 +17,7 @@ def two():
 
 
 def exchange(waits):
-    """(whether what came is gone when nobody holds it any more, how many were never waited for)."""
+    """Returns (whether the received tensor is freed, the number of messages never waited on)."""
     other = 1 - dist.get_rank()
     with noted() as notes:
         coming = torch.empty(3)

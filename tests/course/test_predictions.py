@@ -1,4 +1,4 @@
-"""The ledger: what is noted, what is shown, and that nothing is lost or half written."""
+"""The ledger: what it notes and shows, and that nothing is lost or half written."""
 
 import json
 import multiprocessing
@@ -68,7 +68,7 @@ def test_none_does_not_wipe_out_a_prediction_and_a_reveal_fixes_it(capsys):
 
 
 def test_a_number_after_the_reveal_is_kept_but_does_not_count(capsys):
-    """Someone ran everything once with None: the number that follows is no prediction any more."""
+    """After a run of all cells with None, a number is no longer a prediction."""
     predict("01 a", None, "MB")
     reveal("01 a", measured=7, show="text")
     for number in (5, 14):
@@ -136,7 +136,7 @@ def test_notebooks_that_write_at_once_lose_nothing(home):
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(200)  # each of them imports torch first
+        writer.join(200)  # each imports torch first
     assert [writer.exitcode for writer in writers] == [0] * 4
     noted = ledger.read()["predictions"]
     assert {name: entry["value"] for name, entry in noted.items()} == {
@@ -181,7 +181,7 @@ def test_without_the_variable_the_ledger_lies_in_the_repository(monkeypatch):
     assert ledger.home() == ROOT / ".kintsugi"
 
 
-OLD = {  # a name of today: under the first numbering, the second and, where it differs, the third
+OLD = {  # current name: the name under the first, the second and, if different, the third numbering
     "00 tokens per second": ("00 tokens a second", "00 tokens a second", "00 tokens a second"),
     "01 payload": ("01 payload", "01 payload"),
     "08 bubble": ("07 bubble", "08 bubble"),
@@ -212,7 +212,7 @@ def test_what_was_noted_under_an_old_name_is_carried_over(home, numbering):
             assert {new: entry["of"] for new, entry in content[part].items()} == dict(
                 zip(OLD, names)
             )
-        ledger.change(lambda content: None)  # now the file has the new names
+        ledger.change(lambda content: None)  # writes the new names
 
 
 

@@ -1,4 +1,4 @@
-"""docs/problems.md: its arithmetic runs; each part has eight problems, each one folded answer."""
+"""docs/problems.md: its arithmetic runs; each part has eight problems with folded answers."""
 
 import doctest
 import re
@@ -13,7 +13,7 @@ LESSONS = [range(0, 6), range(6, 11), range(11, 14), range(14, 18)]
 
 
 class Unfenced(doctest.DocTestParser):
-    """A fence is a blank line here, as that ends what an example should print."""
+    """Turn fences into blank lines, which end an example's expected output."""
 
     def parse(self, string, name="<string>"):
         return super().parse(string.replace("```", ""), name)

@@ -1,4 +1,4 @@
-"""The progress report lists what is in the repository, and what the ledger knows of it."""
+"""The progress report lists what is in the repository and what the ledger knows of it."""
 
 import subprocess
 import sys
@@ -14,7 +14,6 @@ from utils.paths import ROOT
 
 @pytest.fixture
 def course(tmp_path):
-    """Two lessons and a lab."""
     lesson = ['predict("00 one", None, "MB")\nx = predict(\'00 two\', 3)', 'reveal("00 one")']
     lab = [
         'predict("lab 01 three", None)',
@@ -102,7 +101,7 @@ def test_the_command():
 
 
 def test_names_are_unique_in_the_course():
-    """Two lessons with one name would share a prediction."""
+    """Two lessons that use the same name would share a prediction."""
     found = progress.parts()
     for names in ([n for p in found for n in p.predictions], [n for p in found for n in p.checks]):
         assert len(names) == len(set(names)), names

@@ -1,4 +1,4 @@
-"""Drawn examples and stories: the smallest that fails is told."""
+"""Random examples and sequences of calls: the smallest failing one is reported."""
 
 import pytest
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The kit of the checks on real ranks: what it draws, sees and makes late."""
+"""The check kit on real ranks: what it draws, observes and delays."""
 
 import random
 from fractions import Fraction
@@ -25,7 +25,7 @@ from utils.course.runner import Trial, attempted, fractions
 
 @pytest.fixture
 def answer(tmp_path):
-    """Writes an answer and returns a trial of it."""
+    """A function that writes an answer and returns its trial."""
 
     def write(source, seed=0):
         path = tmp_path / "answer.py"
@@ -100,7 +100,7 @@ def test_only_the_answer_itself_can_say_that_it_is_not_started(answer):
     trial = answer("def function():\n    raise NotImplementedError('add')\n")
     with pytest.raises(NotImplementedError, match=r"^add$"):
         trial.alone("in one process", call)
-    trial = answer("def function():\n    return torch.nn.Module()(1)\n")  # torch's own one
+    trial = answer("def function():\n    return torch.nn.Module()(1)\n")  # torch raises it
     with pytest.raises(Wrong, match=r"NotImplementedError in answer.py line 4"):
         trial.alone("in one process", call)
 
@@ -121,7 +121,7 @@ def test_what_is_asked_about_a_hang_fits_the_calls_that_hang(answer, line):
     assert str(wrong.value).endswith(f"\n{HANGS[line]}")
 
 
-# ---- what is seen on a rank
+# ---- observations on a rank
 
 
 def seen(answer) -> dict:
@@ -282,7 +282,7 @@ def test_close_takes_rounding_and_nothing_else():
     ):
         with pytest.raises(Wrong, match=message):
             close("here", "y", got, right)
-    whole = torch.tensor([2**60 + 1])  # more digits than a double has
+    whole = torch.tensor([2**60 + 1])  # more digits than a double can hold
     close("here", "y", whole, whole.clone())
     with pytest.raises(Wrong, match=f"is {2**60}, but should be {2**60 + 1}"):
         close("here", "y", whole - 1, whole)

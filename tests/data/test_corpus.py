@@ -1,4 +1,4 @@
-"""Text, tokens and batches: deterministic, and the same on N ranks as on one."""
+"""Text, tokens and batches are deterministic, and the same on N ranks as on one."""
 
 import os
 import subprocess
@@ -67,12 +67,12 @@ def test_batch_is_a_pure_function_of_seed_and_step(tokens):
     assert torch.equal(x, again)
     torch.manual_seed(1)
     corpus.batch(tokens, step=9)
-    assert torch.equal(torch.get_rng_state(), state)  # global random numbers are left alone
+    assert torch.equal(torch.get_rng_state(), state)  # the global generator is left alone
     assert torch.equal(x[:, 1:], y[:, :-1])
     assert x.dtype == y.dtype == torch.int64 and x.is_contiguous() and y.is_contiguous()
     assert not torch.equal(x, corpus.batch(tokens, step=10, batch=4, seq=16, seed=2)[0])
     assert not torch.equal(x, corpus.batch(tokens, step=9, batch=4, seq=16, seed=3)[0])
-    # (seed, step) are mixed well: a seed is not another seed's data some steps later
+    # (seed, step) are mixed well: no seed repeats another one's data some steps later
     later = [corpus.batch(tokens, step, 4, 16, seed=0)[0] for step in range(50)]
     sooner = [corpus.batch(tokens, step, 4, 16, seed=1)[0] for step in range(50)]
     assert not any(torch.equal(a, b) for a in later for b in sooner)
@@ -81,8 +81,8 @@ def test_batch_is_a_pure_function_of_seed_and_step(tokens):
 def test_every_position_can_be_drawn():
     tokens = torch.arange(6, dtype=torch.uint8)
     seen = {row[0].item() for step in range(40) for row in corpus.batch(tokens, step, 4, 3)[0]}
-    assert seen == {0, 1, 2}  # the last start leaves room for the last target
-    x, y = corpus.batch(tokens[:4], 0, batch=2, seq=3)  # the shortest text there can be
+    assert seen == {0, 1, 2}
+    x, y = corpus.batch(tokens[:4], 0, batch=2, seq=3)  # the shortest possible text
     assert x.tolist() == [[0, 1, 2]] * 2 and y.tolist() == [[1, 2, 3]] * 2
 
 
@@ -99,7 +99,7 @@ def test_held_out_batches_are_shared_and_do_not_overlap(world_size):
     assert kept[:, 0].tolist() == [0, 28, 63]  # spread over the text
 
 
-# ---- what a person may bring
+# ---- a learner's own text
 
 
 def test_text_from_a_file_and_a_folder(tmp_path):
@@ -116,7 +116,7 @@ def test_text_from_a_file_and_a_folder(tmp_path):
 
 def test_a_tokenizer_makes_the_tokens(tmp_path):
     file = tmp_path / "text"
-    file.write_text("ä" * 203 + "b")  # 407 bytes: the cut at 95 % goes through a character
+    file.write_text("ä" * 203 + "b")  # 407 bytes: 95 % is inside a character
     bytes_only = corpus.load_split(file)
     assert [len(part) for part in bytes_only] == [387, 20]
     assert torch.equal(torch.cat(bytes_only), corpus.load(file))
@@ -125,7 +125,7 @@ def test_a_tokenizer_makes_the_tokens(tmp_path):
     train, held_out = corpus.load_split(file, tokenizer)
     assert train.dtype == torch.int32 and len(train) < 200
     assert tokenizer.decode(train) + tokenizer.decode(held_out) == file.read_text()
-    assert tokenizer.decode(train) == "ä" * 194  # the cut character is the first part's
+    assert tokenizer.decode(train) == "ä" * 194  # which belongs to the first part
     x, y = corpus.batch(train, 0, batch=2, seq=3)
     assert x.dtype == torch.int64 and torch.equal(x[:, 1:], y[:, :-1])
     file.write_bytes(b"caf\xe9 au lait")
@@ -136,7 +136,7 @@ def test_a_tokenizer_makes_the_tokens(tmp_path):
 def test_bad_text_is_named(tmp_path):
     empty = tmp_path / "empty.txt"
     empty.touch()
-    os.mkfifo(tmp_path / "fifo")  # reading it would wait for ever
+    os.mkfifo(tmp_path / "fifo")  # reading it would block forever
     for path, words in (
         (tmp_path / "fifo", "fifo is not a regular file"),
         (tmp_path / "no", "no does not exist: give a file, a folder or 'library'"),

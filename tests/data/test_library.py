@@ -1,4 +1,4 @@
-"""The standard library as documents: the same every time, held out by whole modules."""
+"""The standard library as documents: reproducible, with whole modules held out."""
 
 import hashlib
 import os
@@ -68,7 +68,7 @@ def test_it_holds_what_it_should(pages):
     assert not parts & {"test", "tests", "idlelib", "tkinter", "lib2to3", "ensurepip", "torch"}
     assert "encodings.cp1252" not in names and "encodings.utf_8" in names
     texts = [text for _, text in pages]
-    assert len(set(texts)) == len(texts)  # no text twice
+    assert len(set(texts)) == len(texts)
     assert 8_000_000 < sum(map(len, texts)) < 14_000_000
     assert not any(library.END in text for text in texts)
     first = [hashlib.sha256(name.encode()).digest() for name, _ in pages]
